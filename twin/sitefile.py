@@ -168,7 +168,8 @@ def _convert_all(cls: type[Any], raw: Any, path: str, problems: list[str]) -> No
 
 
 def _convert_field(kind: Any, raw: Any, path: str, problems: list[str]) -> None:
-    origin, args = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    origin = getattr(kind, "__origin__", None)
+    args: tuple[Any, ...] = getattr(kind, "__args__", ())
     if origin is list and isinstance(raw, list):
         for i, item in enumerate(raw):
             _convert_field(args[0], item, f"{path}[{i}]", problems)
@@ -184,6 +185,19 @@ def _convert_field(kind: Any, raw: Any, path: str, problems: list[str]) -> None:
             problems.append(f"{path}: {str(error).split(' - at ')[0].lower()}, got {_short(raw)}")
 
 
+def _check_keys(raw: Any, path: str, problems: list[str]) -> None:
+    """YAML allows keys that are not text (`on:` is a truth value, `1:` a number); we do not."""
+    if isinstance(raw, dict):
+        for key, item in raw.items():
+            if not isinstance(key, str):
+                problems.append(f"{path}: the key {key!r} is read as {type(key).__name__}; expected text, so quote it")
+            else:
+                _check_keys(item, f"{path}.{key}", problems)
+    elif isinstance(raw, list):
+        for i, item in enumerate(raw):
+            _check_keys(item, f"{path}[{i}]", problems)
+
+
 def _type_name(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
@@ -196,7 +210,9 @@ def _short(raw: Any) -> str:
 def convert(cls: type[T], raw: Any, file: str) -> T:
     """`raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path: ...`."""
     problems: list[str] = []
-    _convert_all(cls, raw, "$", problems)
+    _check_keys(raw, "$", problems)
+    if not problems:
+        _convert_all(cls, raw, "$", problems)
     if problems:
         raise ConfigError([f"{file}: {p}" for p in problems])
     return msgspec.convert(raw, cls)

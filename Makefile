@@ -1,0 +1,60 @@
+# racktwin: every target sets up what it needs in .venv first (see deploy/setup/venv.sh).
+#   make test PYTHON=python3.12      another interpreter (>= 3.11)
+#   make test ARGS='-k units -x'     more arguments for the command
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+unexport PYTHONHOME PYTHONPATH
+export PYTHON
+
+RUN := .venv/bin/python
+LOCK := uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
+	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
+CODE := twin policies connectors models
+
+.PHONY: help demo test check bench storm format lock clean distclean setup-run setup-dev
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: setup-run ## Set up what is missing and show a simulated site under control
+	@$(RUN) -m twin.app.cli demo $(ARGS)
+
+test: setup-dev ## Run all tests
+	@$(RUN) -m pytest $(ARGS)
+
+check: setup-dev ## Lint, format, types and direction of imports
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@.venv/bin/lint-imports --no-logo
+
+bench: setup-run ## Measure ticks, start and memory into build/bench.json
+	@mkdir -p build
+	@$(RUN) -m twin.app.bench --out build/bench.json $(ARGS)
+
+storm: setup-dev ## Run the long storm of faults
+	@$(RUN) -m pytest -m storm $(ARGS)
+
+format: setup-dev ## Format the code and mend what the linter can
+	@$(RUN) -m ruff check --fix-only .
+	@$(RUN) -m ruff format .
+
+lock: ## Resolve the lock files anew (needs uv)
+	@command -v uv >/dev/null || { echo "make lock: expected uv on the PATH; remedy: pip install uv"; exit 1; }
+	@$(LOCK) --group build -o requirements.lock
+	@$(LOCK) --group build --group dev -c requirements.lock -o requirements-dev.lock
+
+clean: ## Remove what was built, but not .venv
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	@find $(CODE) tests deploy -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv too
+	@rm -rf .venv
+
+setup-run:
+	@deploy/setup/venv.sh run
+
+setup-dev:
+	@deploy/setup/venv.sh dev

@@ -1,0 +1,422 @@
+"""A first site file from what a BMS says about itself: retained DSX metadata in, a plain tree and notes out.
+
+Values are not looked at. What metadata declares is taken over; what is guessed (the rack behind a tap without
+metadata, the sides of the power tree) is marked and explained in the notes, for an operator to check. Pure: no
+input or output; may import the core, yaml and `connectors.dsx_points`. Whatever arrives, it does not raise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import yaml
+
+from connectors.capture import BadRow
+from connectors.dsx_points import Edges, Template, apply_template, find_template, split_areas, words_of
+from connectors.dsx_points import site_name as local_name
+from twin.reading import Message
+
+MAX_POINTS = 200_000
+MAX_OBJECTS = 100_000
+MAX_METADATA_BYTES = 65_536
+MAX_NOTES = 500
+PREFIX = "BMS/v1/PUB/Metadata/"
+
+Serves = dict[str, list[str]]
+
+
+@dataclass
+class Discovery:
+    """`site` is a tree for `twin.sitefile.convert`; `notes` say what was found, what was inferred and why."""
+
+    site: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """What metadata names, by ids as on the wire."""
+
+    racks: set[str] = field(default_factory=set)
+    referenced: set[str] = field(default_factory=set)
+    cdus: Serves = field(default_factory=dict)
+    meters: Serves = field(default_factory=dict)
+    others: Serves = field(default_factory=dict)
+    parts: dict[str, set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  # associateId -> object types
+    halls: set[str] = field(default_factory=set)
+    sensors: bool = False
+    inferred: set[str] = field(default_factory=set)
+    sides: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
+        self.counts["notes"] += 1
+
+
+def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> Discovery:
+    """The site that the retained metadata among `messages` describes."""
+    found = _Found()
+    points = _points(messages, found)
+    for key in sorted(points):
+        _take(points[key], found)
+    _reference_racks(found)
+    _reference_taps(found)
+    _break_cycles(found)
+    _infer_racks(found)
+    _infer_sides(found)
+    site = _tree(found, local_name(site_name) or "site")
+    if len(found.notes) < found.counts["notes"]:
+        found.notes.append(f"{found.counts['notes'] - len(found.notes)} further notes are left out")
+    return Discovery(site, found.notes, dict(sorted(found.counts.items())))
+
+
+def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Edges]:
+    """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
+    points: dict[str, Edges] = {}
+    decoder = msgspec.json.Decoder(Edges)
+    for message in messages:
+        if isinstance(message, BadRow):
+            found.counts["bad_rows"] += 1
+            continue
+        if not message.topic.startswith(PREFIX):
+            found.counts["other_messages"] += 1
+            continue
+        found.counts["metadata_messages"] += 1
+        key = message.topic[len(PREFIX) :]
+        if not message.payload:
+            points.pop(key, None)
+            continue
+        if (
+            len(key) > 1024
+            or len(message.payload) > MAX_METADATA_BYTES
+            or (key not in points and len(points) >= MAX_POINTS)
+        ):
+            found.counts["over_limit"] += 1
+            continue
+        try:
+            meta = decoder.decode(message.payload)
+        except (ValueError, RecursionError) as error:
+            found.counts["bad_metadata"] += 1
+            found.note(f"{key[:120]}: not the metadata of a point: {str(error)[:120]}")
+            continue
+        if key in points and points[key] != meta:
+            found.counts["changed_metadata"] += 1
+            found.note(f"{key[:120]}: said different things; the last is taken")
+        points[key] = meta
+    found.counts["points"] = len(points)
+    return points
+
+
+def _take(meta: Edges, found: _Found) -> None:
+    areas = split_areas(meta.process_area)
+    for wire, meant in areas.misspelt:
+        whose = meta.object_id or meta.associate_id
+        found.note(f"{whose}, {meta.point_type}: process area {wire!r} is read as {meant!r}")
+    if meta.object_type == "Rack":
+        if meta.rack_location_id:
+            found.racks.add(meta.rack_location_id)
+        return
+    if meta.associate_id:
+        found.parts[meta.associate_id].add(meta.object_type)
+        return
+    if not meta.object_id:
+        found.counts["points_without_object"] += 1
+        return
+    if meta.object_type == "Sensor":
+        found.sensors = True
+        found.halls.update(areas.places[:1])
+        return
+    group = {"CDU": found.cdus, "PowerMeter": found.meters}.get(meta.object_type, found.others)
+    if meta.object_id not in group and len(found.cdus) + len(found.meters) + len(found.others) >= MAX_OBJECTS:
+        found.counts["over_limit"] += 1
+        return
+    served = group.setdefault(meta.object_id, [])
+    for target in dict.fromkeys(meta.serves_id or ()):
+        if target == meta.object_id:
+            found.note(f"{target} says that it serves itself; that edge is left out")
+        elif target not in served:
+            served.append(target)
+    served.sort()
+
+
+def _reach(start: str, group: Serves, found: _Found) -> list[str]:
+    """What `start` serves, seen through objects that the site file does not hold (heat exchangers, UPSs)."""
+    reached: dict[str, None] = {}
+    waiting, seen = list(reversed(group[start])), {start}
+    while waiting:
+        target = waiting.pop()
+        if target in seen:
+            continue
+        seen.add(target)
+        if target in found.others and target not in found.racks:
+            waiting.extend(reversed(found.others[target]))
+        else:
+            reached[target] = None
+    return list(reached)
+
+
+def _reference_racks(found: _Found) -> None:
+    """CDUs: what they serve is racks, known or not."""
+    served: set[str] = set()
+    for cdu in sorted(found.cdus):
+        targets = found.cdus[cdu] = [
+            t for t in _reach(cdu, found.cdus, found) if t not in found.cdus and t not in found.meters
+        ]
+        served.update(targets)
+    found.referenced = served - found.racks
+    clash = sorted((found.racks | found.referenced) & found.meters.keys())
+    for both in clash:
+        del found.meters[both]
+        found.note(f"{both} is the id of a rack and of a meter; the meter is left out")
+    if found.referenced:
+        found.note(
+            "referenced, no telemetry: racks that only a CDU's servesId names: " + _list(found.referenced)
+        )
+    for rack in sorted(found.racks - served) if found.cdus else ():
+        found.note(f"rack {rack} reports, but no CDU says that it serves it")
+    _one_parent(found.cdus, served, "CDU", found)
+
+
+def _one_parent(group: Serves, children: Iterable[str], kind: str, found: _Found) -> None:
+    """The site file lets a rack have one CDU and a feeder one parent: the first by name keeps the edge."""
+    parent: dict[str, str] = {}
+    wanted = set(children)
+    for giver in sorted(group):
+        for child in [c for c in group[giver] if c in wanted]:
+            if parent.setdefault(child, giver) != giver:
+                group[giver].remove(child)
+                found.note(
+                    f"{child} is served by the {kind}s {parent[child]} and {giver}: only the first is kept"
+                )
+
+
+def _reference_taps(found: _Found) -> None:
+    """Meters: an unknown id behind one is a meter without telemetry, but a rack beside known racks only."""
+    racks = found.racks | found.referenced
+    declared = set(found.meters)
+    bare: set[str] = set()
+    for meter in sorted(declared):
+        found.meters[meter] = targets = _reach(meter, found.meters, found)
+        unknown = [t for t in targets if t not in racks and t not in declared]
+        if unknown and any(t in racks for t in targets) and not any(t in declared for t in targets):
+            found.referenced.update(unknown)
+            found.note(
+                f"referenced, no telemetry: taken for racks, since {meter} serves racks: {_list(unknown)}"
+            )
+        else:
+            bare.update(unknown)
+    for part in sorted(found.parts):
+        kinds = found.parts[part]
+        if part in racks or part in declared or part in bare or part in found.cdus or part in found.others:
+            continue
+        if kinds & {"Shunt", "Breaker"}:
+            bare.add(part)
+            found.note(f"feeder {part} is known only from its {_list(kinds)}")
+        else:
+            found.note(
+                f"{part} is named by the associateId of a {_list(kinds)} and by nothing else; left out"
+            )
+    bare -= found.referenced | found.cdus.keys()
+    for tap in sorted(bare):
+        found.meters[tap] = []
+    found.counts["feeders_without_telemetry"] = len(bare)
+    for meter in sorted(found.meters):
+        left = [t for t in found.meters[meter] if t in found.cdus]
+        if left:
+            found.note(f"{meter} feeds {_list(left)}; the site file holds no power edge to a CDU, left out")
+            found.meters[meter] = [t for t in found.meters[meter] if t not in found.cdus]
+
+
+def _break_cycles(found: _Found) -> None:
+    """Drop the edges by which a meter would feed itself: depth first, in the order of names."""
+    done: set[str] = set()
+    for root in sorted(found.meters):
+        if root in done:
+            continue
+        path, on_path = [(root, iter(list(found.meters[root])))], {root}
+        while path:
+            meter, rest = path[-1]
+            target = next(rest, None)
+            if target is None:
+                path.pop()
+                on_path.discard(meter)
+                done.add(meter)
+            elif target in on_path:
+                found.meters[meter].remove(target)
+                found.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
+            elif target in found.meters and target not in done:
+                path.append((target, iter(list(found.meters[target]))))
+                on_path.add(target)
+    _one_parent(found.meters, found.meters, "feeder", found)
+
+
+def _infer_racks(found: _Found) -> None:
+    """Racks of feeders that serve nothing we know of, by analogy with the names of declared pairs."""
+    racks = found.racks | found.referenced
+    templates: dict[Template, str] = {}
+    for meter in sorted(found.meters):
+        for rack in found.meters[meter]:
+            if rack in racks and (template := find_template(meter, rack)) is not None:
+                templates.setdefault(template, f"{meter} -> {rack}")
+            if len(templates) >= 64:
+                break
+    for tap in sorted(t for t, targets in found.meters.items() if not targets):
+        guesses = {rack: why for t, why in templates.items() if (rack := apply_template(t, tap)) in racks}
+        if len(guesses) != 1:
+            what = (
+                f"several racks fit ({_list(r for r in guesses if r)})"
+                if guesses
+                else "no rack fits its name"
+            )
+            found.note(f"feeder {tap}: what it serves is unknown, {what}")
+            continue
+        ((rack, why),) = guesses.items()
+        assert rack is not None
+        found.meters[tap] = [rack]
+        found.inferred.add(tap)
+        found.note(f"inferred: feeder {tap} serves rack {rack}, by analogy with {why}")
+
+
+def _infer_sides(found: _Found) -> None:
+    """A and B where a rack hangs on exactly two separate trees of meters; anything else stays without."""
+    fed = {t for targets in found.meters.values() for t in targets}
+    roots = [m for m in sorted(found.meters) if m not in fed]
+    members = {root: _descendants(root, found.meters) for root in roots}
+    roots_of: dict[str, list[str]] = defaultdict(list)
+    for root in roots:
+        for member in sorted(members[root]):
+            roots_of[member].append(root)
+    pairs: dict[str, set[str]] = defaultdict(set)
+    blocked: set[str] = set()
+    for member in sorted(roots_of):
+        both = roots_of[member]
+        if member in found.meters and len(both) > 1:
+            blocked.update(both)  # a shared feeder: the trees are not separate
+        elif len(both) > 2:
+            blocked.update(both)
+            found.note(f"rack {member} is fed by {len(both)} separate trees; no sides are given to them")
+        elif len(both) == 2:
+            pairs[both[0]].add(both[1])
+            pairs[both[1]].add(both[0])
+    colour: dict[str, str] = {}
+    for first in roots:
+        if first in colour or not pairs[first]:
+            continue
+        part, waiting, clash = {first: "A"}, [first], False
+        while waiting:
+            root = waiting.pop()
+            for other in sorted(pairs[root]):
+                side = "B" if part[root] == "A" else "A"
+                if other not in part:
+                    part[other] = side
+                    waiting.append(other)
+                clash |= part[other] != side
+        colour.update(dict.fromkeys(part, "none") if clash or blocked & part.keys() else part)
+    for root in sorted(r for r, side in colour.items() if side != "none"):
+        found.sides.update(dict.fromkeys(members[root] & found.meters.keys(), colour[root]))
+        found.note(
+            f"inferred: {root} and what hangs on it are side {colour[root]}, since the same racks are fed by "
+            f"{_list(pairs[root])} too; which of them is called A is arbitrary"
+        )
+
+
+def _descendants(root: str, serves: Serves) -> set[str]:
+    seen, waiting = {root}, [root]
+    while waiting:
+        for target in serves.get(waiting.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return seen
+
+
+def _list(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:12]) + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")
+
+
+def _local_names(found: _Found) -> dict[str, str]:
+    """Wire id -> name of the site file, for every id that can have one."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for wire in sorted({*found.racks, *found.referenced, *found.cdus, *found.meters, *found.halls}):
+        name = local_name(wire)
+        if not 0 < len(name) <= 256 or name in taken:
+            found.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
+            continue
+        if name != wire:
+            found.note(f"{wire!r} is written {name}: the site file allows letters, digits and _.:+- only")
+        taken.add(name)
+        names[wire] = name
+    return names
+
+
+def _tree(found: _Found, site: str) -> dict[str, Any]:
+    names = _local_names(found)
+    halls = sorted(h for h in found.halls if h in names) or ["hall1"]
+    if halls == ["hall1"]:
+        found.note("no sensor names its hall: everything is put into hall1")
+    racks = sorted(r for r in found.racks | found.referenced if r in names)
+    tokens = {hall.casefold(): hall for hall in halls}
+    hall_of: dict[str, str] = {}
+    for rack in racks:
+        named = [tokens[t.casefold()] for t in words_of(rack) if t.casefold() in tokens]
+        hall_of[rack] = named[0] if named else halls[0]
+        if len(halls) > 1 and not named:
+            found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
+    tree: dict[str, dict[str, Any]] = {
+        hall: {"name": names.get(hall, hall), "racks": [], "cdus": [], "feeders": []} for hall in halls
+    }
+    for rack in racks:
+        # The hardware is unknown: no profile, no nodes, until the operator says more.
+        tree[hall_of[rack]]["racks"].append(
+            {"name": names[rack], "profile": None, "nodes": 0, "gpus_per_node": 0}
+        )
+    for cdu in sorted(c for c in found.cdus if c in names):
+        served = [r for r in found.cdus[cdu] if r in hall_of]
+        home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
+        for far in [r for r in served if hall_of[r] != home]:
+            found.note(
+                f"CDU {cdu} serves rack {far} in another hall, which the site file cannot say; left out"
+            )
+        own = [names[r] for r in served if hall_of[r] == home]
+        tree[home]["cdus"].append({"name": names[cdu], "serves": own})
+    across: list[dict[str, Any]] = []
+    row: dict[str, Any]
+    for meter in sorted(m for m in found.meters if m in names):
+        row = {"name": names[meter], "serves": [names[t] for t in found.meters[meter] if t in names]}
+        if meter in found.sides:
+            row["side"] = found.sides[meter]
+        if meter in found.inferred:
+            row["inferred"] = True
+        homes = sorted({hall_of[t] for t in _descendants(meter, found.meters) if t in hall_of})
+        (across if len(homes) > 1 else tree[homes[0] if homes else halls[0]]["feeders"]).append(row)
+    found.counts.update(halls=len(halls), racks=len(racks), cdus=len(found.cdus), feeders=len(found.meters),
+                        racks_without_telemetry=len(found.referenced),
+                        inferred_edges=len(found.inferred))  # fmt: skip
+    out: dict[str, Any] = {"site": site, "schema": 1, "halls": [tree[h] for h in halls]}
+    return {**out, **({"feeders": across} if across else {}), "policies": {}}
+
+
+def to_yaml(discovery: Discovery) -> str:
+    """The site as a YAML file, headed by what it was made from and the notes."""
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in discovery.counts.items())
+    lines = [
+        "A site as a BMS describes itself (DSX BMS v1, retained metadata; no values were read).",
+        f"Made from: {counts}.",
+        "Check what is inferred, give the racks their profiles and the feeders their budgets.",
+        *(f"- {note}" for note in discovery.notes),
+    ]
+    # A note may quote an id with line breaks in it; a comment must not.
+    head = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
+    return head + yaml.safe_dump(discovery.site, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,388 @@
+"""What the points of DSX BMS v1 mean to us: one table of rows (kind of point -> signal), as data.
+
+Also here because the decoder and the discovery must agree on it: the shape of metadata, the vocabulary of
+process areas and how misspelt ones are read, the texts of states, and how an id on the wire becomes a name
+of the site. Pure; may import `twin.signals` and `twin.units` only. A point type that no row names has no
+signal in our catalogue.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from twin.signals import TABLES, Signal
+from twin.units import to_core
+
+Id = Annotated[str, msgspec.Meta(max_length=256)]
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class StateText(msgspec.Struct, frozen=True):
+    value: int
+    text: Word
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """What a retained metadata message says of its point, as far as a decoder keeps it."""
+
+    object_type: Word
+    point_type: Word
+    eng_unit: Word | None = None
+    state_text: Annotated[list[StateText], msgspec.Meta(max_length=32)] | None = None
+    rack_location_id: Id | None = None
+    object_id: Id | None = None
+    associate_id: Id | None = None
+    process_area: Annotated[list[Word], msgspec.Meta(max_length=8)] | Word | None = None
+    phase: Word | int | None = None
+    is_setpoint: bool | None = None
+    integration: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:\-]{1,64}$")] | None = None
+
+
+class Edges(Metadata, frozen=True, rename="camel"):
+    """Metadata with its edges: one way, from what feeds to what is fed."""
+
+    serves_id: Annotated[list[Id], msgspec.Meta(max_length=4096)] | None = None
+
+
+class Row(NamedTuple):
+    """One kind of point and the signals it feeds.
+
+    Several `signals` are for points that metadata cannot tell apart: the first by sorted tagPath feeds the
+    first signal. `alone` is the signal where there is only one such point. `bare` says that a point without
+    unit or texts may be read (a power factor); `numbers` that unknown texts may fall back on the number.
+    """
+
+    object_type: str
+    point_type: str
+    areas: frozenset[str]
+    setpoint: bool
+    phase: str
+    table: str
+    signals: tuple[str, ...]
+    alone: str
+    bare: bool
+    numbers: bool
+
+
+POINT_TYPES = frozenset((
+    "RackLiquidSupplyTemperature", "RackLiquidReturnTemperature", "RackLiquidFlow",
+    "RackLiquidDifferentialPressure", "RackLiquidDifferentialPressureSp", "RackControlValvePosition",
+    "RackPower", "RackLeakDetect", "RackLeakSensorFault", "RackLeakDetectTray", "RackLiquidIsolationStatus",
+    "RackElectricalIsolationStatus", "RackLiquidIsolationRequest", "RackElectricalIsolationRequest",
+    "Voltage", "PowerFactor", "Frequency", "ApparentPower", "ActivePower", "Current", "CurrentLimit",
+    "PhaseCurrent", "LiquidTemperature", "LiquidDifferentialPressure", "LiquidFlow", "LiquidPressure",
+    "Status", "Available", "ValvePosition", "PumpSpeed", "FanSpeed", "DamperPosition", "AirTemperature",
+    "AirDifferentialPressure", "AirFlow", "AirPressure", "Sound", "LeakDetect", "AirRelativeHumidity",
+    "LiquidTemperatureSpRequest", "GenericPoint", "HeartbeatTimestampBms", "HeartbeatEchoBms",
+    "HeartbeatTimestampIntegration", "HeartbeatEchoIntegration",
+))  # fmt: skip
+
+AREAS = (
+    "Primary", "Secondary", "Supply", "Return", "Inlet", "Outlet", "Filter", "Fill", "ColdAisle", "HotAisle"
+)  # fmt: skip
+
+# Texts of a state beside its own name; compared without case, spaces and punctuation.
+STATE_WORDS: dict[str, tuple[str, ...]] = {
+    "no_leak": ("no leak detected", "dry", "normal"),
+    "leak": ("leak detected", "leaking", "wet"),
+    "ok": ("no fault", "normal"),
+    "fault": ("faulted", "failed"),
+    "none": ("no isolate request", "no isolation requested", "not requested"),
+    "isolate": ("isolate request", "isolation requested", "requested"),
+    "not_isolated": ("no isolation",),
+    "off": ("not operating", "stopped", "not running", "not tripped"),
+    "on": ("operating", "running", "tripped"),
+    "not_available": ("unavailable",),
+    "closed": ("shut",),
+    "open": ("opened",),
+}
+# Texts that mean something else for one signal: a breaker that is "on" is closed.
+SIGNAL_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "feeder.breaker_state": {
+        "closed": ("closed", "on", "operating"),
+        "tripped": ("tripped", "trip", "open", "off", "not operating"),
+    },
+}
+
+
+def _rows() -> list[Row]:
+    rows: list[Row] = []
+
+    def add(kinds: str, point_type: str, key: str, *areas: str, setpoint: tuple[bool, ...] = (False,),
+            phase: str = "", alone: str = "", bare: bool = False, numbers: bool = True) -> None:  # fmt: skip
+        """A row for each of `kinds`, of `areas` (words joined by +, "" for none) and of `setpoint`."""
+        table, _, names = key.partition(".")
+        signals = tuple(names.split("|"))
+        for kind in kinds.split():
+            for area in areas or ("",):
+                for flag in setpoint:
+                    rows.append(Row(kind, point_type, frozenset(area.split("+")) - {""}, flag, phase, table,
+                                    signals, alone or signals[0], bare, numbers))  # fmt: skip
+
+    either = (False, True)
+    add("Rack", "RackPower", "rack.power_w")
+    add("Rack", "RackLiquidSupplyTemperature", "rack.supply_temp_c")
+    add("Rack", "RackLiquidReturnTemperature", "rack.return_temp_c")
+    add("Rack", "RackLiquidFlow", "rack.flow_lpm")
+    add("Rack", "RackLiquidDifferentialPressure", "rack.diff_pressure_pa")
+    add("Rack", "RackLiquidDifferentialPressureSp", "rack.diff_pressure_setpoint_pa", setpoint=either)
+    add("Rack", "RackControlValvePosition", "rack.valve_pu")
+    add("Rack", "RackLeakDetect", "rack.leak_state")
+    add("Rack", "RackLeakDetectTray", "rack.tray_leak_state")
+    add("Rack", "RackLeakSensorFault", "rack.leak_sensor_fault_state")
+    add("Rack", "RackLiquidIsolationStatus", "rack.liquid_isolation_state")
+    add("Rack", "RackElectricalIsolationStatus", "rack.electrical_isolation_state")
+    add("Rack", "RackLiquidIsolationRequest", "rack.liquid_isolation_request_state")
+    add("Rack", "RackElectricalIsolationRequest", "rack.electrical_isolation_request_state")
+    add("Valve", "ValvePosition", "rack.supply_valve_state", "Supply")
+    add("Valve", "ValvePosition", "rack.return_valve_state", "Return")
+    add("Sensor", "LeakDetect", "rack.leak_state")
+    add("Sensor", "AirTemperature", "rack.inlet_temp_c", "", "ColdAisle", "Inlet")
+
+    add("PowerMeter", "ActivePower", "feeder.power_w")
+    add("PowerMeter", "ApparentPower", "feeder.apparent_power_va")
+    add("PowerMeter", "PowerFactor", "feeder.power_factor_pu", bare=True)
+    add("PowerMeter", "Voltage", "feeder.voltage_v")
+    add("PowerMeter", "Frequency", "feeder.frequency_hz")
+    # A meter's current and its largest phase current carry the same metadata but for the tagPath.
+    add("PowerMeter", "Current", "feeder.current_a|current_a_max")
+    add("PowerMeter", "CurrentLimit", "feeder.current_limit_a", setpoint=either)
+    for letter in "ABC":
+        add("PowerMeter", "PhaseCurrent", f"feeder.phase_{letter.lower()}_current_a", phase=letter)
+    add("Shunt", "Status", "feeder.shunt_trip_state")
+    # Vendors number a breaker's states either way: without a known text its number means nothing.
+    add("Breaker", "Status", "feeder.breaker_state", numbers=False)
+
+    add("CDU", "Available", "cdu.available_state")
+    add("CDU", "Status", "cdu.running_state")
+    add("CDU Sensor", "LeakDetect", "cdu.leak_state", "", "Primary", "Secondary")
+    add("CDU Pump", "PumpSpeed", "cdu.pump1_speed_pu|pump2_speed_pu", "", "Secondary")
+    add("CDU Pump", "PumpSpeed", "cdu.fill_pump_state", "Fill", "Secondary+Fill")
+    add("CDU Valve", "ValvePosition", "cdu.facility_valve1_pu|facility_valve2_pu", "Primary")
+    add("CDU Sensor", "LiquidFlow", "cdu.flow_lpm", "Secondary")
+    add("CDU Sensor", "LiquidFlow", "cdu.facility_flow_lpm", "Primary")
+    add("CDU Sensor", "LiquidDifferentialPressure", "cdu.diff_pressure_pa", "Secondary")
+    add("CDU Sensor", "LiquidDifferentialPressure", "cdu.filter_diff_pressure_pa", "Secondary+Filter")
+    add("CDU", "LiquidDifferentialPressure", "cdu.diff_pressure_setpoint_pa", "Secondary", setpoint=(True,))
+    sides = (("", "Supply", "Return"), ("facility_", "Supply", "Return"), ("facility_", "Inlet", "Outlet"))
+    for side, to, back in sides:
+        loop = "Primary" if side else "Secondary"
+        for word, area in (("supply", to), ("return", back)):
+            add("CDU Sensor", "LiquidTemperature", f"cdu.{side}{word}_temp_c", f"{loop}+{area}")
+            add("CDU Sensor", "LiquidPressure", f"cdu.{side}{word}_pressure_pa", f"{loop}+{area}")
+    # The setpoint in force and the configured one differ in the tagPath only; one alone is the latter.
+    add("CDU", "LiquidTemperature", "cdu.supply_temp_setpoint_final_c|supply_temp_setpoint_c",
+        "Secondary+Supply", setpoint=(True,), alone="supply_temp_setpoint_c")  # fmt: skip
+    add("CDU", "LiquidTemperatureSpRequest", "cdu.supply_temp_request_c", "", "Secondary", "Secondary+Supply",
+        setpoint=either)  # fmt: skip
+
+    add("Sensor", "AirTemperature", "hall.cold_aisle_temp_c", "ColdAisle")
+    add("Sensor", "AirTemperature", "hall.hot_aisle_temp_c", "HotAisle")
+    add("Sensor", "AirRelativeHumidity", "hall.cold_aisle_rh_pu", "ColdAisle")
+    add("Sensor", "AirRelativeHumidity", "hall.hot_aisle_rh_pu", "HotAisle")
+    add("Sensor", "AirDifferentialPressure", "hall.aisle_diff_pa")
+    add("Sensor", "LeakDetect", "hall.leak_state", "", "ColdAisle", "HotAisle")
+
+    # Facility-water plant counts where the site names a loop like the object.
+    plant = "CoolingTower HX Chiller Tank Sensor GenericObject"
+    add(plant, "LiquidTemperature", "loop.supply_temp_c", "Supply")
+    add(plant, "LiquidTemperature", "loop.return_temp_c", "Return")
+    add(plant, "LiquidFlow", "loop.flow_lpm", "", "Supply")
+    add("CoolingTower HX Chiller Tank GenericObject", "LeakDetect", "loop.leak_state")
+    return rows
+
+
+ROWS = tuple(_rows())
+_BY_KEY = {(r.object_type, r.point_type, r.areas, r.setpoint, r.phase, r.table): r for r in ROWS}
+_TABLES_OF = {
+    kind: tuple(
+        t for t in TABLES if any(r.table == t and (r.object_type, r.point_type) == kind for r in ROWS)
+    )
+    for kind in {(r.object_type, r.point_type) for r in ROWS}
+}
+_PHASES = {"A": "A", "B": "B", "C": "C", "1": "A", "2": "B", "3": "C"}
+
+
+def tables_of(object_type: str, point_type: str) -> tuple[str, ...]:
+    """The tables that points of this kind may feed; empty where the catalogue has no signal for them."""
+    return _TABLES_OF.get((object_type, point_type), ())
+
+
+def find_row(meta: Metadata, areas: frozenset[str], table: str) -> Row | None:
+    """The row of a point that belongs to an entity of `table`.
+
+    The areas must fit exactly (a temperature at Secondary, Supply, Filter is not the supply temperature), but
+    for racks and meters, whose point types say it all.
+    """
+    if meta.object_type in ("Rack", "PowerMeter"):
+        areas = frozenset()
+    phase = _PHASES.get(str(meta.phase), str(meta.phase)) if meta.phase is not None else ""
+    return _BY_KEY.get((meta.object_type, meta.point_type, areas, bool(meta.is_setpoint), phase, table))
+
+
+class Areas(NamedTuple):
+    """A process area taken apart: words of the vocabulary, names of places, and what was misspelt."""
+
+    known: frozenset[str]
+    places: tuple[str, ...]
+    misspelt: tuple[tuple[str, str], ...]
+
+
+def split_areas(wire: list[str] | str | None) -> Areas:
+    words = [wire] if isinstance(wire, str) else wire or []
+    known: set[str] = set()
+    places: list[str] = []
+    misspelt: list[tuple[str, str]] = []
+    for word in words:
+        meant, exact = _closest_area(word)
+        if meant is None:
+            places.append(word)
+            continue
+        known.add(meant)
+        if not exact:
+            misspelt.append((word, meant))
+    return Areas(frozenset(known), tuple(places), tuple(misspelt))
+
+
+def plain(text: str) -> str:
+    """A text for comparison: letters and digits only, without case."""
+    return "".join(c for c in text.casefold() if c.isalnum())
+
+
+@lru_cache(maxsize=1024)
+def _closest_area(word: str) -> tuple[str | None, bool]:
+    """The word of the vocabulary that is meant, and whether it is spelt so. A trailing number is a count
+    ("Filter1"). Short words allow fewer slips, and two equally close words mean neither."""
+    text = plain(word).rstrip("0123456789")
+    best: list[str] = []
+    allowed = 2 if len(text) > 6 else 1 if len(text) > 4 else 0
+    for area in AREAS:
+        known = area.casefold()
+        distance = 0 if text == known else _slips(text, known, allowed)
+        if distance < allowed or (distance == allowed and not best):
+            if distance < allowed:
+                best.clear()
+            allowed = distance
+            best.append(area)
+        elif distance == allowed:
+            best.append(area)
+    return (best[0], allowed == 0) if len(best) == 1 else (None, True)
+
+
+def _slips(a: str, b: str, limit: int) -> int:
+    """Insertions, deletions, substitutions, swaps of neighbours that turn a into b; limit + 1 if more."""
+    if abs(len(a) - len(b)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return min(row[-1], limit + 1)
+
+
+class Rule(NamedTuple):
+    """How the numbers of a point are read: core = wire * factor + offset, or by `states`.
+
+    A state None stands for a text that we cannot place. `guessed`: the states go by number alone.
+    """
+
+    factor: float = 1.0
+    offset: float = 0.0
+    states: dict[int, float | None] | None = None
+    guessed: bool = False
+
+
+def reading_rule(meta: Metadata, row: Row) -> Rule | str:
+    """How the values of a point become those of its row's signals, or the reason why they cannot."""
+    spec = TABLES[row.table].by_name[row.signals[0]]
+    if spec.kind == "state":
+        if meta.eng_unit is not None:
+            return f"unit {meta.eng_unit!r}; expected the states {', '.join(spec.states)}"
+        return _read_states(spec, meta.state_text, row.numbers)
+    if meta.eng_unit is None:
+        if row.bare and meta.state_text is None:
+            return Rule()
+        return f"no unit; expected one that measures {spec.unit}"
+    conversion = to_core(meta.eng_unit, spec.unit)
+    if conversion is None:
+        return f"unit {meta.eng_unit!r}; expected one that measures {spec.unit}"
+    return Rule(*conversion)
+
+
+def _read_states(signal: Signal, texts: list[StateText] | None, numbers: bool) -> Rule | str:
+    """What each number of a point means, or the reason why none does.
+
+    Texts decide. Only where not one text is known does the number stand for itself: where some are, an
+    unknown text beside them must not collide with their numbers and reads as "no reading".
+    """
+    own = {i: float(i) for i in range(len(signal.states))}
+    if not texts:
+        return (
+            Rule(states={**own}, guessed=True)
+            if numbers
+            else f"no texts for the states {', '.join(signal.states)}"
+        )
+    words: dict[str, float] = {}
+    for i, name in enumerate(signal.states):
+        special = SIGNAL_WORDS.get(signal.key)
+        for text in special[name] if special else (name, *STATE_WORDS.get(name, ())):
+            words.setdefault(plain(text), float(i))
+    found = {t.value: words.get(plain(t.text)) for t in texts}
+    if any(state is not None for state in found.values()):
+        return Rule(states={**found})
+    if not numbers:
+        return f"unknown texts for the states {', '.join(signal.states)}"
+    return Rule(states={number: own.get(number) for number in found}, guessed=True)
+
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9_.:+\-]")
+
+
+def site_name(wire_id: str) -> str:
+    """An id as a name of the site file: other characters than it allows become +hex+ ("a b" is a+20+b)."""
+    return _FOREIGN.sub(lambda match: f"+{ord(match[0]):x}+", wire_id)
+
+
+_TOKEN = re.compile(r"([A-Za-z0-9]+)")
+# Tokens of two ids with the separators between them: a text stands for itself, a number for a gap to fill.
+Template = tuple[tuple[str | int, ...], tuple[str | int, ...]]
+
+
+def words_of(wire_id: str) -> list[str]:
+    """The runs of letters and digits in an id."""
+    return _TOKEN.findall(wire_id)
+
+
+def find_template(tap: str, rack: str) -> Template | None:
+    """How a tap's id and its rack's go together: the tokens that they share become gaps. None without one."""
+    shared = {t for t in words_of(tap) if any(c.isdigit() for c in t)} & set(words_of(rack))
+    if not shared:
+        return None
+    gap: dict[str, int] = {token: i for i, token in enumerate(sorted(shared))}
+    left, right = ([gap.get(t, t) for t in _TOKEN.split(text)] for text in (tap, rack))
+    return tuple(left), tuple(right)
+
+
+def apply_template(template: Template, tap: str) -> str | None:
+    """The rack id that `template` makes of `tap`, or None where the tap is not of its form."""
+    pattern, rack = template
+    tokens = _TOKEN.split(tap)
+    if len(tokens) != len(pattern):
+        return None
+    filled: dict[int, str] = {}
+    for part, token in zip(pattern, tokens, strict=True):
+        if isinstance(part, int):
+            if filled.setdefault(part, token) != token:
+                return None
+        elif part != token:
+            return None
+    return "".join(part if isinstance(part, str) else filled[part] for part in rack)

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Makes .venv in the root of the clone and installs what the lock names, then racktwin itself, editable.
+#
+#   venv.sh run    what the daemon needs        (requirements.lock)
+#   venv.sh dev    the tests' and linters' too  (requirements-dev.lock)
+#
+# A stamp, written last, holds what was installed: a second run changes nothing, and an interrupted one starts
+# afresh. PYTHON=python3.12 chooses the interpreter. Only bash, coreutils and Python >= 3.11 are taken for granted.
+set -euo pipefail
+
+level=${1:-run}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+
+readonly VENV=.venv OLDEST=3.11
+readonly UNFINISHED=$VENV/.unfinished
+
+case $level in
+    run) lock=requirements.lock ;;
+    dev) lock=requirements-dev.lock ;;
+    *) echo "venv.sh: expected 'run' or 'dev', got '$level'" >&2; exit 2 ;;
+esac
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "set-up: $*"; exit 1; }
+
+# "3.12" if the interpreter runs and is new enough, else nothing.
+usable() {
+    "$1" -I -S -c 'import sys; v = sys.version_info; v >= (3, 11) and print(f"{v[0]}.{v[1]}")' 2>/dev/null || true
+}
+
+# What was found of an interpreter, for the message that says what was expected.
+found() {
+    local version
+    version=$("$1" -I -S -c 'import sys; print(sys.version.split()[0])' 2>/dev/null) || version="absent or broken"
+    printf '%s (%s)' "$1" "$version"
+}
+
+# Sets `python`: $PYTHON if given, else the first new enough one that can make an environment, else the first.
+choose_python() {
+    local candidate seen=()
+    python=
+    if [[ -n ${PYTHON:-} ]]; then
+        [[ -n $(usable "$PYTHON") ]] || die "expected Python >= $OLDEST, found PYTHON=$(found "$PYTHON")"
+        python=$PYTHON
+        return
+    fi
+    for candidate in python3.13 python3.12 python3.11 python3; do
+        seen+=("$(found "$candidate")")
+        [[ -n $(usable "$candidate") ]] || continue
+        python=${python:-$candidate}
+        if "$candidate" -I -c 'import ensurepip, venv' 2>/dev/null; then
+            python=$candidate
+            return
+        fi
+    done
+    [[ -n $python ]] || die "expected Python >= $OLDEST, found$(printf ' %s,' "${seen[@]}" | sed 's/,$//')." \
+        "Remedy: apt-get install python3 python3-venv, or make PYTHON=/path/to/python3.11"
+}
+
+has_pip() { "$VENV/bin/python" -m pip --version >/dev/null 2>&1; }
+
+# One way to make the environment; leaves nothing behind if it fails.
+attempt() {
+    rm -rf "$VENV"
+    if "$@" >>"$log" 2>&1 && has_pip; then return 0; fi
+    rm -rf "$VENV"
+    return 1
+}
+
+with_venv() { "$python" -m venv "$VENV"; }
+with_virtualenv() { "$python" -m virtualenv -q "$VENV"; }
+with_virtualenv_command() { virtualenv -q -p "$(command -v "$python")" "$VENV"; }
+with_borrowed_pip() { # the system's pip fills an empty environment
+    "$python" -m venv --without-pip "$VENV" && "$python" -m pip --python "$VENV/bin/python" install -q pip
+}
+with_fetched_virtualenv() { # for a Python whose venv module is missing altogether
+    "$python" -m pip install -q --target build/virtualenv virtualenv &&
+        PYTHONPATH=build/virtualenv "$python" -m virtualenv -q "$VENV"
+}
+with_apt() {
+    local version packages
+    [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
+    version=$(usable "$python")
+    say "set-up: $python cannot make environments: installing python$version-venv with apt-get"
+    packages=(python3-venv)
+    [[ $(usable python3) == "$version" ]] || packages=("python$version-venv")
+    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y "${packages[@]}" &&
+        "$python" -m venv "$VENV"
+}
+
+make_environment() {
+    local way
+    choose_python
+    say "set-up: making $VENV with $(found "$python")"
+    mkdir -p build
+    log=build/setup.log
+    : >"$log"
+    for way in with_venv with_virtualenv with_virtualenv_command with_borrowed_pip with_fetched_virtualenv with_apt; do
+        if attempt "$way"; then return; fi
+    done
+    die "$python can make no virtual environment: neither venv nor virtualenv nor pip work (see $log)." \
+        "Remedy: apt-get install python3-venv"
+}
+
+# The version of a sound .venv that suits $PYTHON, else nothing.
+present() {
+    [[ -x $VENV/bin/python && ! -e $UNFINISHED ]] || return 0
+    local have
+    have=$(usable "$VENV/bin/python")
+    [[ -z ${PYTHON:-} || $have == "$(usable "$PYTHON")" ]] || return 0
+    printf '%s' "$have"
+}
+
+# What an environment of a level is made from. The place counts, as an environment cannot be moved.
+fingerprint() {
+    { pwd -P; printf '%s\n' "$1"; cat "$2" pyproject.toml deploy/setup/venv.sh; } | sha256sum | cut -d' ' -f1
+}
+
+stamped() {
+    local version=$1
+    [[ -n $version ]] || return 1
+    local dev run
+    dev="$version $(fingerprint dev requirements-dev.lock)"
+    run="$version $(fingerprint run requirements.lock)"
+    [[ -f $VENV/.stamp ]] || return 1
+    local stamp
+    stamp=$(<"$VENV/.stamp")
+    [[ $stamp == "$dev" || ($level == run && $stamp == "$run") ]]
+}
+
+install() {
+    local started=$SECONDS python=$VENV/bin/python
+    rm -f "$VENV/.stamp"
+    touch "$UNFINISHED"
+    say "set-up: installing $(grep -c '^[a-z]' "$lock") packages of $lock"
+    "$python" -m pip install -qq --require-hashes --only-binary :all: -r "$lock"
+    "$python" -m pip install -qq --no-deps --no-build-isolation -e .
+    "$python" -m compileall -q twin policies connectors models >/dev/null # so that the first start is no slower
+    rm -f "$UNFINISHED"
+    printf '%s %s\n' "$(usable "$python")" "$(fingerprint "$level" "$lock")" >"$VENV/.stamp.new"
+    mv "$VENV/.stamp.new" "$VENV/.stamp"
+    say "set-up: done in $((SECONDS - started)) s"
+}
+
+main() {
+    if [[ -n ${PYTHON:-} && -z $(usable "$PYTHON") ]]; then choose_python; fi
+    if stamped "$(present)"; then return; fi
+    if command -v flock >/dev/null; then # two makes at once: the second waits, then finds the work done
+        mkdir -p build
+        exec 9>build/setup.lock
+        flock 9
+        if stamped "$(present)"; then return; fi
+    fi
+    if [[ -z $(present) ]]; then make_environment; fi
+    has_pip || make_environment
+    install
+}
+
+main

@@ -1,0 +1,95 @@
+"""What every test may rely on: recordings, servers, the order of the folders, settings of hypothesis.
+
+A recording is a folder (see `racktwin traces`); a server is a program that a test starts, such as a broker.
+A test whose recording or server is absent is skipped by name on a user's machine, and fails with CI=true, so
+that nothing goes untested unnoticed. The end of a run lists what was missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import hypothesis
+import pytest
+
+FOLDERS = ("unit", "property", "contract", "physics", "golden", "sim", "scale", "tidy")
+CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+# (what is missing, how to get it) -> the tests that wanted it
+MISSING = pytest.StashKey[dict[tuple[str, str], set[str]]]()
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("user", deadline=None)
+hypothesis.settings.load_profile("ci" if CI else "user")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    """Quick tests before slow ones, then folder by folder; the order within a file stays."""
+    here = Path(__file__).parent
+    inside = item.path.relative_to(here).parts if item.path.is_relative_to(here) else ()
+    folder = inside[0] if inside else ""
+    rank = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+    return item.get_closest_marker("slow") is not None, rank
+
+
+def traces_folder() -> Path:
+    """Where recordings lie: RACKTWIN_TRACES, else the user's cache."""
+    if chosen := os.environ.get("RACKTWIN_TRACES"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "racktwin" / "traces"
+
+
+@pytest.fixture
+def recording(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """`recording("grid-hourly")` is that recording's folder; absent: skips the test, or fails it in CI."""
+
+    def find(name: str) -> Path:
+        path = traces_folder() / name
+        if not path.exists():
+            remedy = f"`racktwin traces fetch {name.split('/', maxsplit=1)[0]}`"
+            _absent(request, f"recording {name}", remedy, f"expected it at {path}")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Callable[..., Path]:
+    """`server("mosquitto")` is the path of that program; skips the test, or fails it in CI, if absent."""
+
+    def find(name: str, package: str | None = None) -> Path:
+        sbin = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
+        path = shutil.which(name, path=sbin)
+        if path is None:
+            _absent(
+                request, f"server {name}", f"`apt-get install {package or name}`", "expected it on the PATH"
+            )
+        return Path(path)
+
+    return find
+
+
+def _absent(request: pytest.FixtureRequest, what: str, remedy: str, expected: str) -> NoReturn:
+    request.config.stash.setdefault(MISSING, {}).setdefault((what, remedy), set()).add(request.node.nodeid)
+    message = f"{what} is not here: run {remedy} ({expected})"
+    if CI:
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    missing = config.stash.get(MISSING, {})
+    if not missing:
+        return
+    terminalreporter.section("not here, so not tested")
+    for (what, remedy), tests in sorted(missing.items()):
+        verb = "failed" if CI else "skipped"
+        terminalreporter.line(f"{what}: {len(tests)} test{'s' * (len(tests) > 1)} {verb}; remedy: {remedy}")

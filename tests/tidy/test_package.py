@@ -1,0 +1,62 @@
+"""The wheel holds the four packages with their data, and nothing else; the locks cover what is declared."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+PACKAGES = {"twin", "policies", "connectors", "models"}
+
+
+def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not here: run `make test`, which installs it")
+    clone = tmp_path / "clone"
+    for path in tree.files():
+        (clone / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tree.ROOT / path, clone / path)
+    (clone / "twin" / "profiles").mkdir(parents=True, exist_ok=True)
+    (clone / "twin" / "profiles" / "made-up.yaml").write_text("schema: 1\n")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    answer = subprocess.run(build, cwd=clone, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (wheel,) = (tmp_path / "dist").glob("racktwin-*-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {n.split("/", maxsplit=1)[0] for n in names}
+    present = {p.split("/", maxsplit=1)[0] for p in tree.code()} & PACKAGES
+    assert {t for t in tops if not t.endswith(".dist-info")} == present
+    assert "twin/profiles/made-up.yaml" in names
+    assert {n for n in names if n.endswith(".py")} >= {p for p in tree.code() if not p.startswith("deploy/")}
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package -> version of a lock file; every one with its hashes."""
+    text = (tree.ROOT / name).read_text()
+    pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+    blocks = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]
+    assert len(blocks) == len(pins)
+    assert all("--hash=sha256:" in block for block in blocks)
+    return pins
+
+
+def wanted(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9-]", r, maxsplit=1)[0].lower() for r in requirements}
+
+
+def test_the_locks_cover_what_is_declared() -> None:
+    project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    run, dev = locked("requirements.lock"), locked("requirements-dev.lock")
+    assert wanted(project["project"]["dependencies"] + groups["build"]) <= run.keys()
+    assert wanted(groups["dev"]) <= dev.keys()
+    assert run.items() <= dev.items(), "the two locks differ: run `make lock`"
+    optional = [r for extra in project["project"]["optional-dependencies"].values() for r in extra]
+    assert not wanted(optional) & dev.keys(), "an extra is installed by default"

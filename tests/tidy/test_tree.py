@@ -1,0 +1,52 @@
+"""The tree keeps the house rules."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import rules, tree
+
+
+@pytest.mark.parametrize("path", tree.code())
+def test_code_keeps_the_house_rules(path: str) -> None:
+    text = tree.text(path)
+    assert text is not None, f"{path}: expected UTF-8"
+    found = rules.problems(path, text)
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def test_no_file_names_a_registry_or_leaves_work_undone() -> None:
+    found = []
+    for path in tree.files():
+        text = tree.text(path)
+        if text is not None:
+            found += rules.registry_hosts(path, text)
+            if path.endswith((".py", ".sh", ".yaml", ".yml", ".toml", "Makefile", ".ci/run")):
+                found += rules.unfinished_text(path, text)
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def test_the_listing_sees_code_and_this_file() -> None:
+    assert {"twin/units.py", "twin/signals.py"} <= set(tree.code())
+    assert "tests/tidy/test_tree.py" in tree.files()
+
+
+def test_the_listing_takes_new_files_but_no_ignored_ones(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "twin").mkdir()
+    (tmp_path / "twin" / "new.py").write_text('"""New."""\n')
+    (tmp_path / "twin" / "made.py").write_text('"""Made."""\n')
+    (tmp_path / ".gitignore").write_text("made.py\n")
+    assert tree.code(tmp_path) == ["twin/new.py"]
+
+
+def test_the_listing_works_without_git(tmp_path: Path) -> None:
+    for folder in ("twin", ".venv", "twin/__pycache__"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("")
+    assert tree.files(tmp_path) == ["twin/a.py"]

@@ -1,0 +1,237 @@
+"""The arbiter: settles proposals into commands.
+
+Policies speak in order of rank; each narrows what the ones before left open, none widens. Then come, in this
+order: envelope, hold, slew, deadband, blast radius, lease. Protective moves pass slew and hold at once.
+Holds the leases; takes no decision of its own. May import contracts, leases and the site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from twin.contracts import CommandBatch, Proposal
+from twin.errors import ContractError
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.leases import Leases
+from twin.signals import TABLES, Control, find_control
+from twin.site import Envelope, Site
+
+Mode = Literal["normal", "held", "released"]
+MAX_PROPOSALS = 1000  # per policy and tick
+
+
+@dataclass(frozen=True, slots=True)
+class Voiced:
+    """A proposal with who made it: `policy` is its index in the engine's order; `allowed` [k] where it may act."""
+
+    policy: int
+    name: str
+    proposal: Proposal
+    allowed: Bool | None  # None: everywhere
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What one control's proposals came to. `by` [n] is the index of the voice that set the value, -1 for none."""
+
+    control: Control
+    value: F64
+    by: I32
+    voices: list[Voiced]
+    narrowed: dict[int, int] = field(default_factory=dict)  # voice -> entities where it could not have its way
+
+
+def check_proposal(proposal: Proposal, controls: tuple[str, ...], n: int) -> None:
+    """Raises ContractError if a proposal is not what `Proposal` promises."""
+    p = proposal
+    if p.control not in controls:
+        raise ContractError(f"proposes {p.control}, declared {', '.join(controls)}")
+    k = len(p.index)
+    if not (len(p.lo) == len(p.hi) == len(p.want) == k):
+        raise ContractError(f"{p.control}: index, lo, hi and want differ in length")
+    if k and (p.index[0] < 0 or p.index[-1] >= n or (np.diff(p.index) <= 0).any()):
+        raise ContractError(f"{p.control}: index must be unique, ascending and below {n}")
+    if np.isnan(p.lo).any() or np.isnan(p.hi).any() or (p.lo > p.hi).any():
+        raise ContractError(f"{p.control}: lo must be <= hi, and neither NaN")
+
+
+class Arbiter:
+    """The leases of a site and the rules by which they change."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.leases = {c.key: Leases(c, site.sizes[t]) for t, spec in TABLES.items() for c in spec.controls}
+        self.next_command = 1
+        self.epoch = 1
+        self.mode: Mode = "normal"
+
+    # -- settling ---------------------------------------------------------------------------------------------
+
+    def settle(self, key: str, voices: list[Voiced], readback: F64) -> Settlement:
+        """Narrow the envelope by each voice in turn; the value is the wish inside what remains.
+
+        `readback` [n] is where the device stands, used where nobody wishes for a value.
+        """
+        control = cast(Control, find_control(key))
+        envelope, lease = self.site.envelopes[key], self.leases[key]
+        lo, hi = envelope.low.copy(), envelope.high.copy()
+        want = np.full(lease.n, np.nan)
+        stands = np.where(lease.running(), lease.value, readback)
+        out = Settlement(control, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), voices)
+        for number, voice in enumerate(voices):
+            p = voice.proposal
+            index, plo, phi, pwant = p.index, p.lo, p.hi, p.want
+            keep = np.isfinite(lo[index])
+            if voice.allowed is not None:
+                keep &= voice.allowed
+            if not keep.all():
+                index, plo, phi, pwant = index[keep], plo[keep], phi[keep], pwant[keep]
+            nlo, nhi = np.clip(plo, lo[index], hi[index]), np.clip(phi, lo[index], hi[index])
+            lost = int(((nlo > plo) & (nlo == nhi) | (nhi < phi) & (nlo == nhi)).sum())
+            if lost:
+                out.narrowed[number] = lost
+            lo[index], hi[index] = nlo, nhi
+            undecided = np.isnan(want[index])
+            want[index] = np.where(undecided, pwant, want[index])
+            wish = np.where(np.isnan(want[index]), stands[index], want[index])
+            # Where neither a wish nor a reading exists, the interval's protective end is the answer.
+            blind = np.isnan(wish)
+            wish[blind] = (nlo if control.protective != "high" else nhi)[blind]
+            value = np.clip(wish, nlo, nhi)
+            before = out.value[index]
+            changed = np.isnan(before) | (value != before)
+            out.by[index[changed]] = number
+            out.value[index] = value
+        return out
+
+    def limit(self, done: Settlement, readback: F64, now_ns: int, dt_s: float) -> int:
+        """Apply hold, slew, deadband and blast radius to a settlement; returns how many were deferred."""
+        control, lease = done.control, self.leases[done.control.key]
+        envelope = self.site.envelopes[control.key]
+        touched = ~np.isnan(done.value)
+        stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), envelope.safe, readback))
+        protective = self._protective(control, done.value, stands)
+        if self.mode == "held":
+            keep = touched & ~protective
+            done.value[keep] = lease.value[keep]
+            touched = ~np.isnan(done.value)
+        since_s = np.where(lease.running(), (now_ns - lease.changed_ns) / NS, dt_s)
+        reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * np.maximum(since_s, dt_s), np.inf)
+        slewed = touched & ~protective & np.isfinite(stands)
+        done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
+        same = touched & lease.running() & (np.abs(done.value - lease.value) < envelope.deadband) & ~protective
+        done.value[same] = lease.value[same]
+        return self._contain(done, envelope, lease, protective, readback)
+
+    @staticmethod
+    def _protective(control: Control, value: F64, stands: F64) -> Bool:
+        if control.protective == "low":
+            return value < stands
+        if control.protective == "high" and not control.disruptive:
+            return value > stands
+        return np.zeros(len(value), np.bool_)
+
+    @staticmethod
+    def _contain(done: Settlement, envelope: Envelope, lease: Leases, protective: Bool, readback: F64) -> int:
+        """Hold back changes beyond the blast radius; recovery towards the normal level is never held back."""
+        control = done.control
+        stands = np.where(lease.running(), lease.value, readback)
+        change = ~np.isnan(done.value) & (done.value != stands)
+        if control.disruptive:
+            out_now = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), readback)) > 0
+            change &= (done.value > 0) & ~out_now
+            room = envelope.blast_radius - int(out_now.sum())
+        else:
+            change &= ~protective
+            room = envelope.blast_radius
+        wanted = np.flatnonzero(change)
+        if len(wanted) <= room:
+            return 0
+        # The strongest voice goes first; among equals, the lower index.
+        order = wanted[np.argsort(done.by[wanted], kind="stable")]
+        held_back = order[max(room, 0) :]
+        done.value[held_back] = lease.value[held_back]
+        return len(held_back)
+
+    # -- commanding -------------------------------------------------------------------------------------------
+
+    def command(self, done: Settlement, readback: F64, generation: I32, now_ns: int) -> list[CommandBatch]:
+        """Grant or renew leases for a limited settlement."""
+        lease = self.leases[done.control.key]
+        if self.mode == "released":
+            return []
+        touched = ~np.isnan(done.value)
+        new = touched & (~lease.running() | (done.value != lease.value))
+        batches: list[CommandBatch] = []
+        for number, voice in enumerate(done.voices):
+            index = np.flatnonzero(new & (done.by == number)).astype(np.int32)
+            if len(index):
+                owner = np.full(len(index), voice.policy, np.int32)
+                numbers = lease.grant(index, done.value[index], owner, self.next_command, now_ns, readback,
+                                      generation[index])  # fmt: skip
+                self.next_command += len(index)
+                batches.append(self._batch(lease, index, numbers, voice.name, voice.proposal.reason, now_ns, False))
+        wanted = touched | (lease.running() & (self.mode == "held"))
+        index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
+        if len(index):
+            lease.renew(index, now_ns)
+            batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
+        return batches
+
+    def resend(self, key: str, now_ns: int) -> tuple[CommandBatch | None, I32]:
+        """(overdue commands to send again under their old number, those given up)."""
+        lease = self.leases[key]
+        late = lease.overdue(now_ns)
+        if len(late) == 0:
+            return None, late
+        again = lease.retry(late, now_ns)
+        lost = np.setdiff1d(late, again).astype(np.int32)
+        if len(again) == 0:
+            return None, lost
+        return self._batch(lease, again, lease.command[again], "", "no answer before the deadline", now_ns, True), lost
+
+    def advise(self, done: Settlement) -> list[tuple[Voiced, I32]]:
+        """Advice that is new: where the settled value differs from what was last advised, by voice."""
+        lease = self.leases[done.control.key]
+        silent = np.isnan(done.value)
+        fresh = ~silent & (done.value != lease.advised) & (done.value != lease.value)
+        lease.advised = np.where(silent, np.nan, done.value)
+        out = []
+        for number, voice in enumerate(done.voices):
+            index = np.flatnonzero(fresh & (done.by == number)).astype(np.int32)
+            if len(index):
+                out.append((voice, index))
+        return out
+
+    def _batch(
+        self, lease: Leases, index: I32, numbers: I64, policy: str, reason: str, now_ns: int, renewal: bool
+    ) -> CommandBatch:
+        deadline = int(lease.deadline_ns[index].max())
+        return CommandBatch(lease.control.key, policy, self.epoch, index, lease.generation[index].copy(),
+                            numbers.copy(), lease.value[index].copy(), reason, now_ns,
+                            int(lease.expires_ns[index].min()), deadline, renewal)  # fmt: skip
+
+    # -- storage ----------------------------------------------------------------------------------------------
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Arbiter:
+        """This arbiter for a changed site."""
+        out = Arbiter(site)
+        out.next_command, out.epoch, out.mode = self.next_command, self.epoch, self.mode
+        for key, lease in self.leases.items():
+            table = key.partition(".")[0]
+            out.leases[key] = lease.remapped(site.sizes[table], old_of_new[table])
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode,
+                "leases": {k: v.dump() for k, v in self.leases.items()}}  # fmt: skip
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
+        for key, lease in self.leases.items():
+            lease.restore(data["leases"][key])

@@ -1,0 +1,252 @@
+"""The contracts of racktwin: what authors of policies, models and connectors read, and all they need.
+
+A policy looks at a View and proposes intervals on controls. A model looks at the same View and forecasts. Both
+are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness. Connectors
+put readings in and carry commands out. May import the core's data types; implements none of these contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from twin.events import OperatorRequest
+from twin.frame import F32, F64, I32, I64, U8, Bool
+from twin.jobs import Jobs
+from twin.site import Envelope, Limit, Site
+
+Memory = dict[str, np.ndarray]  # column -> [n] of the table that the policy named
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a policy remembers: one value per entity of `table` and column. Kept in snapshots, remapped with it."""
+
+    table: str
+    columns: Mapping[str, str]  # name -> NumPy type, such as "f8" or "i4"; begins as zero
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """These entities belong in [lo, hi], ideally at want (NaN: wherever inside they are).
+
+    `index` is unique and ascending; lo, hi, want [k] in the control's unit; `reason` is one sentence for people.
+    """
+
+    control: str
+    index: I32
+    lo: F64
+    hi: F64
+    want: F64
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The distribution of a signal `horizon_s` ahead: mean and a 90 % band, per entity [n]."""
+
+    signal: str
+    horizon_s: float
+    mean: F32
+    lo: F32
+    hi: F32
+    model: str  # name@hash of its parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An alarm or a diagnosis, with what speaks for it. `id` is stable while the condition lasts."""
+
+    id: str
+    severity: str  # info, warning, critical
+    title: str
+    entities: tuple[str, ...]
+    evidence: tuple[str, ...]
+    confidence_pu: float
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FitRequest:
+    """Slow work that the shell may do in a worker: fit `model` on the trace of these ticks."""
+
+    id: str
+    model: str
+    first_tick: int
+    last_tick: int
+    seed: int
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandBatch:
+    """Commands on one control: vectorised here, one per entity on the wire. Each is a lease until `expires_ns`."""
+
+    control: str
+    policy: str
+    epoch: int
+    index: I32
+    generation: I32
+    command: I64  # number of each command; a renewal keeps it
+    value: F64
+    reason: str
+    issued_ns: int
+    expires_ns: int
+    deadline_ns: int
+    renewal: bool = False
+
+
+class View(Protocol):
+    """What a policy or a model may see. Arrays are read only."""
+
+    site: Site
+    jobs: Jobs
+    now_ns: int
+    dt_s: float
+    requests: tuple[OperatorRequest, ...]
+    forecasts: Mapping[tuple[str, float], Forecast]
+
+    def value(self, key: str) -> F32:
+        """Last good value per entity; NaN where there never was one."""
+        ...
+
+    def worst(self, key: str) -> F32:
+        """The value as bad as it may be by now, given its age; NaN where nothing was ever heard."""
+        ...
+
+    def quality(self, key: str) -> U8:
+        """Quality per entity (`twin.state.GOOD` and worse)."""
+        ...
+
+    def age_s(self, key: str) -> F64:
+        """Seconds since the last good reading; inf where there was none."""
+        ...
+
+    def total(self, key: str) -> I64:
+        """Growth of a counter since it was first heard."""
+        ...
+
+    def envelope(self, control: str) -> Envelope:
+        """What a control may be."""
+        ...
+
+    def limit(self, key: str) -> Limit | None:
+        """Where a signal becomes dangerous; None if no profile of this site says."""
+        ...
+
+    def commanded(self, control: str) -> F64:
+        """The value of the running lease per entity; NaN where there is none."""
+        ...
+
+    def budget_w(self) -> F64:
+        """Budget per feeder: an outside grant while it runs, else the guaranteed share, else the file's."""
+        ...
+
+    def residual(self, name: str) -> Residual | None:
+        """A comparison of the estimator, such as `rack.heat`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Expected beside measured [n]: `sigma` is the learned noise of their difference.
+
+    `confidence_pu` is the probability that the two truly differ; on a healthy site it is uniform in 0..1.
+    """
+
+    name: str
+    expected: F64
+    measured: F64
+    sigma: F64
+    confidence_pu: F64
+
+    @property
+    def difference(self) -> F64:
+        """measured - expected"""
+        return self.measured - self.expected
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Proposes; never acts. `rank` orders policies: the lowest speaks first and cannot be widened."""
+
+    name: ClassVar[str]
+    controls: ClassVar[tuple[str, ...]]
+    rank: ClassVar[int]
+    period_s: ClassVar[float]
+    urgent: ClassVar[bool]
+    memory: ClassVar[Columns | None]
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """Intervals for some entities of the declared controls, and the memory for next time."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Forecasts. Parameters are data: NumPy arrays by name, never pickles."""
+
+    name: ClassVar[str]
+    period_s: ClassVar[float]
+    fit_every_s: ClassVar[float]  # 0: never
+
+    def update(self, view: View) -> None:
+        """Take in the current tick."""
+        ...
+
+    def predict(self, view: View) -> list[Forecast]:
+        """Forecasts from what was taken in and the present parameters."""
+        ...
+
+    def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+        """New parameters from recorded series [n_time, n]; runs in a worker, may be slow."""
+        ...
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Use these parameters from now on. Raises ContractError if they do not fit."""
+        ...
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters in use."""
+        ...
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """What `update` has gathered, for snapshots."""
+        ...
+
+    def restore(self, memory: Mapping[str, np.ndarray]) -> None:
+        """Take over what `memory` gave."""
+        ...
+
+    def remap(self, old_of_new: Mapping[str, I32]) -> None:
+        """The site changed: entity i of a table was `old_of_new[table][i]` before, -1 if it is new."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Everything that leaves a tick."""
+
+    tick: int
+    now_ns: int
+    commands: tuple[CommandBatch, ...] = ()
+    advice: tuple[CommandBatch, ...] = ()  # what would be commanded if `advise` and `approve` were `act`
+    findings: tuple[Finding, ...] = ()
+    fits: tuple[FitRequest, ...] = ()
+    records: tuple[dict[str, Any], ...] = ()  # journal bodies, in order
+    deferred: Mapping[str, int] = field(default_factory=dict)  # control -> held back by the blast radius
+
+
+def read_only(array: Any) -> Any:
+    """`array` as a view that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def mask_index(mask: Bool) -> I32:
+    """Ascending indices of a mask, as proposals want them."""
+    return np.flatnonzero(mask).astype(np.int32)

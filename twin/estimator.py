@@ -1,0 +1,245 @@
+"""The estimator: what a reading ought to be, beside what it is, with the noise of their difference learned.
+
+First version: the heat balance of each liquid-cooled rack (flow x rise against electric power; learns the
+share of the power that the liquid carries) and the balances of the power tree (a meter against the sum of
+what it serves). An expectation uses only parameters learned from earlier ticks. May import the state, the
+site, contracts and `twin.physics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twin.contracts import Residual
+from twin.errors import ConfigError
+from twin.frame import F64, I32
+from twin.physics.liquid import COOLANTS, heat_rate_w_per_k, heat_w
+from twin.site import Site
+from twin.state import GOOD, State
+
+# Prior of the liquid's share of a rack's heat: NVL72 about 115 of 132 kW by vendors' figures, wide because
+# sites differ; source: estimate.
+CAPTURE_PRIOR, CAPTURE_SIGMA = 0.90, 0.10
+# The share may drift this much per root second (valves, air flow); source: estimate.
+CAPTURE_DRIFT_PER_SQRT_S = 2e-4
+MIN_RISE_K = 1.0  # below, the rise drowns in the sensors' error: no learning
+MIN_POWER_W = 1000.0  # a rack that idles below this says nothing about its liquid
+NOISE_MEMORY_S = 600.0  # time constant of the learned noise
+NOISE_WARMUP = 30  # residuals before a noise is called learned
+# Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
+METER_NOISE_PU = 0.002
+
+
+def confidence_of(difference: F64, sigma: F64) -> F64:
+    """Probability that a difference is real: erf(|z| / sqrt 2) of a normal with the learned noise. NaN = unknown."""
+    return _erf(np.abs(difference) / sigma / np.sqrt(2.0))
+
+
+def _erf(x: F64) -> F64:
+    # Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7
+    t = 1.0 / (1.0 + 0.3275911 * x)
+    poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return 1.0 - poly * np.exp(-x * x)
+
+
+class Noise:
+    """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal."""
+
+    def __init__(self, n: int, floor: F64) -> None:
+        self.n, self.floor = n, floor
+        self.variance = np.zeros(n)
+        self.count = np.zeros(n, np.int64)
+
+    def sigma(self) -> F64:
+        """What was learned so far; NaN before `NOISE_WARMUP` residuals."""
+        learned = np.maximum(np.sqrt(self.variance), self.floor)
+        return np.where(self.count >= NOISE_WARMUP, learned, np.nan)
+
+    def learn(self, difference: F64, dt_s: float) -> None:
+        """Take in a residual (NaN: none). One that is far off counts as four sigmas, lest a fault hide itself."""
+        known = np.isfinite(difference)
+        warm = self.count >= NOISE_WARMUP
+        bound = np.where(warm, 4.0 * np.maximum(np.sqrt(self.variance), self.floor), np.inf)
+        clipped = np.where(known, np.clip(difference, -bound, bound), 0.0)
+        self.count += known
+        share = np.maximum(1.0 / np.maximum(self.count, 1), min(1.0, dt_s / NOISE_MEMORY_S))
+        self.variance = np.where(known, self.variance + share * (clipped**2 - self.variance), self.variance)
+
+    def dump(self) -> dict[str, Any]:
+        return {"variance": self.variance, "count": self.count}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        self.variance, self.count = np.array(data["variance"]), np.array(data["count"])
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A closed sum in the power tree: meters on one side, what they serve on the other."""
+
+    name: str
+    meters: I32  # feeders
+    feeders: I32  # children that count as load
+    racks: I32  # racks that count as load
+    inferred: bool  # rests on an edge that was guessed
+
+
+def balances_of(site: Site) -> list[Balance]:
+    """The sums that the topology offers: per shared root group, per parent with children, per rack with its taps.
+
+    Racks fed from A and B are shared between roots, so those roots are summed together.
+    """
+    n = len(site.parent_of_feeder)
+    out: list[Balance] = []
+    roots = np.flatnonzero(site.parent_of_feeder < 0)
+    reach = {int(r): set(site.racks_below(int(r)).tolist()) for r in roots}
+    groups: list[tuple[list[int], set[int]]] = []
+    for root in (int(r) for r in roots):
+        joined = [g for g in groups if g[1] & reach[root]]
+        groups = [g for g in groups if not g[1] & reach[root]]
+        groups.append(([x for g in joined for x in g[0]] + [root], set().union(reach[root], *(g[1] for g in joined))))
+    for members, racks in sorted((sorted(m), r) for m, r in groups):
+        if racks:
+            below = {f for m in members for f in site.subtree(m)}
+            name = "+".join(site.name("feeder", m).rpartition("/")[2] for m in members[:4])
+            out.append(Balance(name + ("+..." if len(members) > 4 else ""), np.array(members, np.int32),
+                               np.zeros(0, np.int32), np.array(sorted(racks), np.int32),
+                               bool(site.inferred_feeder[sorted(below)].any())))  # fmt: skip
+    for feeder in range(n):
+        children = np.flatnonzero(site.parent_of_feeder == feeder).astype(np.int32)
+        if len(children):
+            out.append(Balance(site.name("feeder", feeder).rpartition("/")[2] + ">children",
+                               np.array([feeder], np.int32), children, np.zeros(0, np.int32), False))  # fmt: skip
+    for rack in range(site.sizes["rack"]):
+        direct = site.feeders_of_rack.of_row(rack)
+        if len(direct) and (site.parent_of_feeder[direct] >= 0).all():
+            out.append(Balance(site.name("rack", rack).rpartition("/")[2] + "<taps", direct.astype(np.int32),
+                               np.zeros(0, np.int32), np.array([rack], np.int32),
+                               bool(site.inferred_feeder[direct].any())))  # fmt: skip
+    return out
+
+
+class Estimator:
+    """Residuals and learned parameters of a site."""
+
+    def __init__(self, site: Site) -> None:
+        if site.file.coolant not in COOLANTS:
+            raise ConfigError(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {site.file.coolant!r}")
+        self.site, self.coolant = site, COOLANTS[site.file.coolant]
+        n = site.sizes["rack"]
+        self.capture = np.full(n, CAPTURE_PRIOR)
+        self.capture_var = np.full(n, CAPTURE_SIGMA**2)
+        self.capture_count = np.zeros(n, np.int64)
+        self.heat_noise = Noise(n, np.full(n, 0.02))  # K; half the last digit of the capture's sensors and more
+        self.balances = balances_of(site)
+        self.balance_noise = Noise(len(self.balances), np.full(len(self.balances), METER_NOISE_PU))
+        self.residuals: dict[str, Residual] = {}
+        self._meter = _incidence([b.meters for b in self.balances])
+        self._load_feeder = _incidence([b.feeders for b in self.balances])
+        self._load_rack = _incidence([b.racks for b in self.balances])
+
+    def update(self, state: State, dt_s: float) -> None:
+        """Compare, then learn. Uses only good readings; anything else gives NaN."""
+        self._rack_heat(state, dt_s)
+        self._power_tree(state, dt_s)
+
+    def _good(self, state: State, table: str, name: str) -> F64:
+        column = state.tables[table]
+        signal = next(s for s in column.signals if s.name == name)
+        value = column.value[signal.row].astype(np.float64)
+        return np.where(column.quality_of(signal, state.now_ns) == GOOD, value, np.nan)
+
+    def _rack_heat(self, state: State, dt_s: float) -> None:
+        power_w = self._good(state, "rack", "power_w")
+        flow_lpm = self._good(state, "rack", "flow_lpm")
+        supply_c = self._good(state, "rack", "supply_temp_c")
+        return_c = self._good(state, "rack", "return_temp_c")
+        rate = heat_rate_w_per_k(self.coolant, flow_lpm, (supply_c + return_c) / 2)
+        carried_w = heat_w(self.coolant, flow_lpm, supply_c, return_c)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected_c = supply_c + self.capture * power_w / rate
+        usable = np.isfinite(carried_w) & (power_w >= MIN_POWER_W) & (return_c - supply_c >= MIN_RISE_K)
+        expected_c = np.where(usable, expected_c, np.nan)
+        measured_c = np.where(usable, return_c, np.nan)
+        sigma = self.heat_noise.sigma()
+        difference = measured_c - expected_c
+        self.residuals["rack.heat"] = Residual(
+            "rack.heat", expected_c, measured_c, sigma, confidence_of(difference, sigma)
+        )
+        # Scalar Kalman step on carried = capture * power; flow and temperature errors of about 2 % of the heat.
+        with np.errstate(invalid="ignore"):
+            ratio = np.where(usable, carried_w / np.where(usable, power_w, 1.0), self.capture)
+        self.capture_var = np.minimum(self.capture_var + CAPTURE_DRIFT_PER_SQRT_S**2 * dt_s, CAPTURE_SIGMA**2)
+        gain = np.where(usable, self.capture_var / (self.capture_var + 0.02**2), 0.0)
+        self.capture = np.clip(self.capture + gain * (ratio - self.capture), 0.0, 1.2)
+        self.capture_var = (1.0 - gain) * self.capture_var
+        self.capture_count += usable
+        # While the share is still being found, the difference is not noise.
+        self.heat_noise.learn(np.where(self.capture_count > NOISE_WARMUP, difference, np.nan), dt_s)
+
+    def liquid_capture(self) -> F64:
+        """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
+        return np.where(self.capture_count > 0, self.capture, np.nan)
+
+    def _power_tree(self, state: State, dt_s: float) -> None:
+        feeder_w = self._good(state, "feeder", "power_w")
+        rack_w = self._good(state, "rack", "power_w")
+        measured = _sums(self._meter, feeder_w, len(self.balances))
+        expected = _sums(self._load_feeder, feeder_w, len(self.balances))
+        expected += _sums(self._load_rack, rack_w, len(self.balances))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off_pu = np.where(expected > 0, (measured - expected) / expected, np.nan)
+        sigma_pu = self.balance_noise.sigma()
+        self.residuals["feeder.balance"] = Residual(
+            "feeder.balance", expected, measured, sigma_pu * expected, confidence_of(off_pu, sigma_pu)
+        )
+        self.balance_noise.learn(off_pu, dt_s)
+
+    def tree_residual_pu(self) -> tuple[float | None, bool]:
+        """(difference of the outermost complete balances over their load, whether it rests on guessed edges)."""
+        residual = self.residuals.get("feeder.balance")
+        if residual is None:
+            return None, False
+        outer = [i for i, b in enumerate(self.balances) if len(b.racks) and (self.site.parent_of_feeder[b.meters] < 0).all()
+                 and np.isfinite(residual.measured[i] - residual.expected[i])]  # fmt: skip
+        load = float(sum(residual.expected[i] for i in outer))
+        if not outer or load <= 0:
+            return None, False
+        off = float(sum(residual.measured[i] - residual.expected[i] for i in outer))
+        return off / load, any(self.balances[i].inferred for i in outer)
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Estimator:
+        """What was learned, for a changed site; balances are learned afresh, since their members changed."""
+        out = Estimator(site)
+        kept = np.flatnonzero(old_of_new["rack"] >= 0)
+        source = old_of_new["rack"][kept]
+        for name in ("capture", "capture_var", "capture_count"):
+            getattr(out, name)[kept] = getattr(self, name)[source]
+        out.heat_noise.variance[kept] = self.heat_noise.variance[source]
+        out.heat_noise.count[kept] = self.heat_noise.count[source]
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything learned, for a snapshot or a checksum."""
+        return {"capture": self.capture, "capture_var": self.capture_var, "capture_count": self.capture_count,
+                "heat_noise": self.heat_noise.dump(), "balance_noise": self.balance_noise.dump()}  # fmt: skip
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name in ("capture", "capture_var", "capture_count"):
+            setattr(self, name, np.array(data[name]))
+        self.heat_noise.restore(data["heat_noise"])
+        self.balance_noise.restore(data["balance_noise"])
+
+
+def _incidence(members: list[I32]) -> tuple[I32, I32]:
+    """(row, member) pairs."""
+    rows = np.repeat(np.arange(len(members), dtype=np.int32), [len(m) for m in members])
+    return rows, np.concatenate([np.zeros(0, np.int32), *members]).astype(np.int32)
+
+
+def _sums(pairs: tuple[I32, I32], values: F64, n: int) -> F64:
+    rows, members = pairs
+    return np.bincount(rows, weights=values[members], minlength=n) if n else np.zeros(0)

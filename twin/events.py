@@ -1,0 +1,191 @@
+"""Events: what happened, beside the measured values; each is recorded in the trace and replayed as it was.
+
+A frame carries them in order of arrival. An event with an `id` counts once, however often it is delivered.
+Entities are named by full path, never by index. Imports msgspec only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Authority = Literal["off", "advise", "approve", "act"]
+JobKind = Literal["training", "inference", "batch", "unknown"]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    id: str = ""
+
+
+class FaultReported(_Event, frozen=True):
+    """A device, agent or log reported a fault; `code` is its catalogue number (an XID), `name` the entity."""
+
+    table: str
+    name: str
+    code: int
+    detail: str = ""
+
+
+class CommandAcked(_Event, frozen=True):
+    """A sink's answer to a command. `state` is how far it got."""
+
+    control: str
+    name: str
+    generation: int
+    command: str
+    state: Literal["accepted", "in_progress", "done", "failed"]
+    detail: str = ""
+
+
+class OperatorRequest(_Event, frozen=True):
+    """A person asks that a control of some entities lies in [lo, hi], until `expires_ns`. Withdrawn by lo > hi."""
+
+    author: str
+    control: str
+    names: tuple[str, ...]
+    lo: float
+    hi: float
+    want: float | None = None
+    reason: str = ""
+    expires_ns: int = 0
+
+
+class RequestWithdrawn(_Event, frozen=True):
+    """The operator takes back the request with this id."""
+
+    author: str
+    request: str
+
+
+class Approved(_Event, frozen=True):
+    """An operator lets a policy in `approve` act on a control, on some entities (none named: all), for a while."""
+
+    author: str
+    policy: str
+    control: str
+    names: tuple[str, ...] = ()
+    expires_ns: int = 0
+
+
+class Held(_Event, frozen=True):
+    """Freeze the site: no new values, running leases renewed unchanged, protective moves still pass."""
+
+    author: str
+    reason: str = ""
+
+
+class Released(_Event, frozen=True):
+    """Let all leases lapse; nothing is commanded until `Resumed`."""
+
+    author: str
+    reason: str = ""
+
+
+class Resumed(_Event, frozen=True):
+    """End of a hold or a release."""
+
+    author: str
+
+
+class AuthorityChanged(_Event, frozen=True):
+    """A policy's authority is set."""
+
+    author: str
+    policy: str
+    authority: Authority
+
+
+class EpochChanged(_Event, frozen=True):
+    """A new leader's term: commands carry it, so that devices refuse a deposed daemon."""
+
+    epoch: int
+
+
+class JobStarted(_Event, frozen=True):
+    """A job took its nodes. `coupling` says whether its slowest member sets the pace."""
+
+    job: str
+    nodes: tuple[str, ...]
+    kind: JobKind = "unknown"
+    coupling: Literal["synchronous", "independent"] = "synchronous"
+    priority: int = 0
+    tenant: str = ""
+    floor_w: float = 0.0
+
+
+class JobEnded(_Event, frozen=True):
+    """A job left its nodes."""
+
+    job: str
+    reason: str = ""
+
+
+class EntityReplaced(_Event, frozen=True):
+    """Another device sits in this slot: what belongs to the old serial's history is closed."""
+
+    table: str
+    name: str
+    serial: str
+
+
+class SiteChanged(_Event, frozen=True):
+    """The site is another one: `spec` is the JSON of `twin.site.SiteSpec`, so that a trace is self-contained."""
+
+    site_hash: str
+    spec: bytes
+
+
+class BudgetGranted(_Event, frozen=True):
+    """An outside daemon lends a feeder a budget until `expires_ns`; then the guaranteed share applies."""
+
+    author: str
+    feeder: str
+    budget_w: float
+    expires_ns: int
+
+
+class ModelFitted(_Event, frozen=True):
+    """A worker delivered parameters; `params` is the packed content, `params_hash` its address."""
+
+    fit: str
+    model: str
+    params_hash: str
+    params: bytes
+
+
+class FitFailed(_Event, frozen=True):
+    """A worker gave up, or its answer was lost or late."""
+
+    fit: str
+    model: str
+    why: str
+
+
+class TicksSkipped(_Event, frozen=True):
+    """Nominal ticks that did not happen; `why` names the cause (overload, suspend, restart)."""
+
+    count: int
+    why: str = ""
+
+
+Event = (
+    FaultReported
+    | CommandAcked
+    | OperatorRequest
+    | RequestWithdrawn
+    | Approved
+    | Held
+    | Released
+    | Resumed
+    | AuthorityChanged
+    | EpochChanged
+    | JobStarted
+    | JobEnded
+    | EntityReplaced
+    | SiteChanged
+    | BudgetGranted
+    | ModelFitted
+    | FitFailed
+    | TicksSkipped
+)

@@ -1,0 +1,143 @@
+"""Leases: what has been commanded of each entity, until when, how far it got, and what a lapse means.
+
+One running command per control and entity; a newer one supersedes it. All in columns, so that a drain of an
+hour survives a restart with the snapshot. May import the catalogue, events and frames.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.signals import Control
+
+NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
+STATE_NAMES = ("none", "sent", "accepted", "in_progress", "done", "failed", "expired")
+_ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
+_FIELDS = ("value", "expires_ns", "owner", "command", "state", "issued_ns", "deadline_ns", "changed_ns", "found",
+           "differs_ns", "advised", "generation", "attempts")  # fmt: skip
+
+# A failed or overdue command is sent again while its lease lives, at most this often.
+MAX_ATTEMPTS = 3
+# A read-back may lag by this much before it counts as a mismatch.
+MISMATCH_S = 10.0
+
+
+class Leases:
+    """The leases of one control. All columns [n]; `value` NaN means nothing is commanded."""
+
+    def __init__(self, control: Control, n: int) -> None:
+        self.control, self.n = control, n
+        self.value = np.full(n, np.nan)
+        self.expires_ns = np.zeros(n, np.int64)
+        self.owner = np.full(n, -1, np.int16)  # index of the policy in the engine's order
+        self.command = np.zeros(n, np.int64)
+        self.state = np.zeros(n, np.uint8)
+        self.issued_ns = np.zeros(n, np.int64)
+        self.deadline_ns = np.zeros(n, np.int64)
+        self.changed_ns = np.zeros(n, np.int64)  # when the value last moved, for the slew limit
+        self.found = np.full(n, np.nan)  # the read-back before the first command, for `restore`
+        self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
+        self.advised = np.full(n, np.nan)  # last advice journaled
+        self.generation = np.zeros(n, np.int32)
+        self.attempts = np.zeros(n, np.int16)
+
+    def running(self) -> Bool:
+        """Where a lease lives."""
+        return ~np.isnan(self.value)
+
+    def grant(
+        self, index: I32, value: F64, owner: I32, first_command: int, now_ns: int, readback: F64, generation: I32
+    ) -> I64:
+        """New values under new leases; returns the command numbers."""
+        fresh = np.isnan(self.value[index])
+        self.found[index[fresh]] = readback[index[fresh]]
+        numbers = first_command + np.arange(len(index), dtype=np.int64)
+        self.value[index], self.owner[index], self.command[index] = value, owner, numbers
+        self.state[index], self.attempts[index] = SENT, 1
+        self.issued_ns[index] = self.changed_ns[index] = now_ns
+        self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
+        self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
+        self.differs_ns[index] = 0
+        self.generation[index] = generation
+        return numbers
+
+    def renew(self, index: I32, now_ns: int) -> None:
+        """The same value for another lease."""
+        self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
+
+    def due(self, now_ns: int) -> Bool:
+        """Running leases with less than half of their time left."""
+        return self.running() & (self.expires_ns - now_ns < round(self.control.lease_s * NS / 2))
+
+    def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
+        """Note a sink's answer; False if it speaks of another device or a superseded command."""
+        if not 0 <= entity < self.n or self.generation[entity] != generation or self.command[entity] != command:
+            return False
+        if np.isnan(self.value[entity]):
+            return False
+        # Answers may come out of order or twice: progress only ever moves forward.
+        if _ACK[state] > self.state[entity] or (self.state[entity] == FAILED and state == "done"):
+            self.state[entity] = _ACK[state]
+        return True
+
+    def lapse(self, now_ns: int) -> I32:
+        """End the leases that ran out; returns where. What the device does then is `control.on_expiry`."""
+        over = np.flatnonzero(self.running() & (self.expires_ns <= now_ns)).astype(np.int32)
+        self.value[over] = np.nan
+        self.state[over] = EXPIRED
+        self.differs_ns[over] = 0
+        self.owner[over] = -1
+        return over
+
+    def overdue(self, now_ns: int) -> I32:
+        """Commands past their deadline and neither done nor failed."""
+        waiting = (self.state >= SENT) & (self.state <= IN_PROGRESS)
+        return np.flatnonzero(self.running() & waiting & (self.deadline_ns <= now_ns)).astype(np.int32)
+
+    def retry(self, index: I32, now_ns: int) -> I32:
+        """Of these, the ones to send again (same number: idempotent); the others have failed for good."""
+        again = index[self.attempts[index] < MAX_ATTEMPTS]
+        self.attempts[again] += 1
+        self.state[again] = SENT
+        self.deadline_ns[again] = now_ns + round(self.control.deadline_s * NS)
+        lost = index[self.attempts[index] >= MAX_ATTEMPTS]
+        lost = np.setdiff1d(lost, again).astype(np.int32)
+        self.state[lost] = FAILED
+        return again
+
+    def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
+        """Where the read-back has differed from the setpoint for `MISMATCH_S`; a read-back older than the
+        command proves nothing."""
+        current = self.running() & (heard_ns > self.issued_ns)
+        differs = current & ~(np.abs(readback - self.value) <= tolerance)
+        self.differs_ns = np.where(differs, np.where(self.differs_ns == 0, now_ns, self.differs_ns), 0)
+        agrees = current & ~differs & (self.state >= SENT) & (self.state <= IN_PROGRESS)
+        self.state[agrees] = DONE
+        late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
+        return np.flatnonzero(late).astype(np.int32)
+
+    def drop(self, entity: int) -> None:
+        """Another device sits here: the old one's lease is not its own."""
+        fresh = Leases(self.control, 1)
+        for name in _FIELDS:
+            getattr(self, name)[entity] = getattr(fresh, name)[0]
+
+    def remapped(self, n: int, old_of_new: I32) -> Leases:
+        """These leases for another set of slots."""
+        out = Leases(self.control, n)
+        kept = np.flatnonzero(old_of_new >= 0)
+        for name in _FIELDS:
+            getattr(out, name)[kept] = getattr(self, name)[old_of_new[kept]]
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name in _FIELDS:
+            setattr(self, name, np.array(data[name]))

@@ -1,0 +1,233 @@
+"""The state: the latest image of every signal of every entity, in columns, with time and quality per cell.
+
+`apply` latches a frame; everything else is derived when asked for: age, quality (staleness included), and the
+worst case of a value that has not been refreshed. Holds no history and takes no decisions. May import the
+catalogue and frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from twin.frame import (
+    ABSURD_Q, F32, F64, FIRST_VALID_Q, I32, I64, MISSING_Q, NS, U8, UNTRUSTED_Q, Counts, Frame, Partition, Update,
+)  # fmt: skip
+from twin.signals import TABLES, Signal
+
+# Qualities; everything but GOOD is a reason not to call something healthy.
+GOOD, STALE, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 1, 2, 3, 4
+QUALITY_NAMES = ("good", "stale", "untrusted", "out_of_range", "missing")
+
+# A reading is stale after this many of its periods (domain rule: safe caps after three).
+STALE_PERIODS = 3.0
+# Its worst case begins to drift after this many (a late message is not yet a silent sensor).
+DRIFT_PERIODS = 1.5
+
+
+class TableState:
+    """One table. Shapes: value, quality [n_gauge, n]; t_ns [n_groups, n]; raw, total, resets [n_counter, n].
+
+    A bad reading leaves the last good value in place: `quality` says that it is not current, `good_ns` (only
+    where quality is bad) since when it was good.
+    """
+
+    def __init__(self, table: str, n: int) -> None:
+        spec = TABLES[table]
+        self.table, self.n = table, n
+        self.signals, self.counters = spec.gauges, spec.counters
+        self.value = np.full((len(spec.gauges), n), np.nan, np.float32)
+        self.quality = np.full((len(spec.gauges), n), MISSING, np.uint8)
+        self.good_ns = np.zeros((len(spec.gauges), n), np.int64)
+        self.bad_count = np.full(len(spec.gauges), n, np.int64)  # cells of a row that are not GOOD
+        self.partition = Partition(len(spec.gauges) + len(spec.counters))
+        self.t_ns = np.zeros((1, n), np.int64)
+        self.raw = np.full((len(spec.counters), n), -1, np.int64)
+        self.total = np.zeros((len(spec.counters), n), np.int64)
+        self.resets = np.zeros((len(spec.counters), n), np.int32)
+        self.generation = np.zeros(n, np.int32)
+        self.period_s = np.array([s.period_s for s in (*spec.gauges, *spec.counters)], np.float64)
+        self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
+
+    def _groups_of(self, rows: I32) -> tuple[int, ...]:
+        groups, splits = self.partition.resolve(rows)
+        for parent, _ in splits:
+            self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
+        return groups
+
+    def apply_update(self, update: Update) -> None:
+        """Latch gauges and states."""
+        groups = self._groups_of(update.rows)
+        whole = update.entity is None
+        for k, row in enumerate(update.rows.tolist()):
+            q = update.q[k]
+            quantum = np.float32(self.signals[row].quantum)
+            if q.min(initial=0) >= FIRST_VALID_Q:
+                if whole:
+                    np.copyto(self.value[row], q, casting="unsafe")
+                    np.multiply(self.value[row], quantum, out=self.value[row])
+                    if self.bad_count[row]:
+                        self.quality[row].fill(GOOD)
+                        self.bad_count[row] = 0
+                else:
+                    self.value[row, update.entity] = q.astype(np.float32) * quantum
+                    if self.bad_count[row]:
+                        self.quality[row, update.entity] = GOOD
+                        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
+            else:
+                self._apply_with_gaps(row, update.entity, q, quantum)
+        for group in groups:
+            if whole:
+                self.t_ns[group] = update.t_ns
+            else:
+                self.t_ns[group, update.entity] = update.t_ns
+
+    def _apply_with_gaps(self, row: int, entity: I32 | None, q: I32, quantum: np.float32) -> None:
+        cells = np.arange(self.n, dtype=np.int32) if entity is None else entity
+        good = q >= FIRST_VALID_Q
+        fresh, bad = cells[good], cells[~good]
+        newly = bad[self.quality[row, bad] == GOOD]
+        self.good_ns[row, newly] = self.t_ns[self.partition.group_of_row[row], newly]
+        self.value[row, fresh] = q[good].astype(np.float32) * quantum
+        self.quality[row, fresh] = GOOD
+        why = q[~good]
+        self.quality[row, bad] = np.select(
+            [why == UNTRUSTED_Q, why == ABSURD_Q, why == MISSING_Q], [UNTRUSTED, OUT_OF_RANGE, MISSING], MISSING
+        )
+        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
+
+    def apply_counts(self, update: Counts) -> None:
+        """Latch counters: the total grows by the gain; a raw that does not follow from it was a reset or wrap."""
+        groups = self._groups_of(update.rows + np.int32(len(self.signals)))
+        cells = (update.rows[:, None], slice(None) if update.entity is None else update.entity)
+        old = self.raw[cells]
+        moved = (old >= 0) & (update.raw != old + update.gain)
+        if moved.any():
+            self.resets[cells] += moved
+        self.raw[cells] = update.raw
+        self.total[cells] += update.gain
+        for group in groups:
+            self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
+
+    # -- derived ----------------------------------------------------------------------------------------------
+
+    def age_s(self, signal: Signal, now_ns: int) -> F64:
+        """Seconds since the last good reading [n]; inf where there was none. Never negative."""
+        row = signal.row if signal.kind != "counter" else signal.row + len(self.signals)
+        t_ns = self.t_ns[self.partition.group_of_row[row]]
+        if signal.kind != "counter" and self.bad_count[signal.row]:
+            t_ns = np.where(self.quality[signal.row] == GOOD, t_ns, self.good_ns[signal.row])
+        age = np.maximum(now_ns - t_ns, 0) / NS
+        age[t_ns == 0] = np.inf
+        return age
+
+    def quality_of(self, signal: Signal, now_ns: int) -> U8:
+        """Quality per entity [n], with staleness."""
+        if signal.kind == "counter":
+            quality = np.where(self.raw[signal.row] < 0, MISSING, GOOD).astype(np.uint8)
+            period_s = self.period_s[signal.row + len(self.signals)]
+        else:
+            quality = self.quality[signal.row].copy()
+            period_s = self.period_s[signal.row]
+        quality[(quality == GOOD) & (self.age_s(signal, now_ns) > STALE_PERIODS * period_s)] = STALE
+        return quality
+
+    def worst(self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None) -> F32:
+        """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
+
+        `value +/- max(0, age - 1.5 period) * slew`, bounded by the physical range. `slew_per_s` [n] overrides
+        the catalogue's (a profile knows its cold plates better).
+        """
+        value = self.value[signal.row]
+        slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
+        if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
+            return value.copy()
+        late_s = np.maximum(self.age_s(signal, now_ns) - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
+        drift = np.where(np.isfinite(late_s), late_s, 0.0) * slew
+        if signal.danger == "low":
+            return np.maximum(value - drift, signal.low).astype(np.float32)
+        return np.minimum(value + drift, signal.high).astype(np.float32)
+
+    # -- identity and storage ---------------------------------------------------------------------------------
+
+    def replace(self, entity: int) -> None:
+        """Another device sits in this slot: nothing that the old one said is known of the new one."""
+        self.generation[entity] += 1
+        self.value[:, entity] = np.nan
+        self.quality[:, entity] = MISSING
+        self.good_ns[:, entity] = 0
+        self.t_ns[:, entity] = 0
+        self.raw[:, entity] = -1
+        self.total[:, entity] = 0
+        self.resets[:, entity] = 0
+        self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+
+    def remapped(self, n: int, old_of_new: I32) -> TableState:
+        """This state for another set of slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
+        out = TableState(self.table, n)
+        out.partition, out.period_s, out.slew_per_s = self.partition, self.period_s, self.slew_per_s
+        kept = np.flatnonzero(old_of_new >= 0)
+        source = old_of_new[kept]
+        out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
+        for mine, theirs in ((out.value, self.value), (out.quality, self.quality), (out.good_ns, self.good_ns),
+                             (out.t_ns, self.t_ns), (out.raw, self.raw), (out.total, self.total),
+                             (out.resets, self.resets)):  # fmt: skip
+            mine[:, kept] = theirs[:, source]
+        out.generation[kept] = self.generation[source]
+        out.bad_count[:] = np.count_nonzero(out.quality, axis=1)
+        return out
+
+    def arrays(self) -> dict[str, Any]:
+        """Everything that a snapshot must hold, by name."""
+        return {
+            "value": self.value, "quality": self.quality, "good_ns": self.good_ns, "t_ns": self.t_ns,
+            "raw": self.raw, "total": self.total, "resets": self.resets, "generation": self.generation,
+            "group_of_row": self.partition.group_of_row,
+        }  # fmt: skip
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        """Take over what `arrays` gave."""
+        for name in ("value", "quality", "good_ns", "t_ns", "raw", "total", "resets", "generation"):
+            setattr(self, name, np.array(arrays[name]))
+        self.partition.group_of_row = np.array(arrays["group_of_row"])
+        self.partition.n_groups = self.t_ns.shape[0]
+        self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+
+
+class State:
+    """All tables, and the nominal instant of the last frame."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.tables = {t: TableState(t, n) for t, n in sizes.items()}
+        self.now_ns = 0
+        self.tick = -1
+
+    def apply(self, frame: Frame) -> None:
+        """Latch the image of a frame."""
+        for update in frame.updates:
+            self.tables[update.table].apply_update(update)
+        for counts in frame.counts:
+            self.tables[counts.table].apply_counts(counts)
+        self.now_ns, self.tick = frame.now_ns, frame.tick
+
+    def checksum(self) -> str:
+        """blake2b over every array of every table: two equal states, and only those, have the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(self.now_ns.to_bytes(8, "little", signed=True))
+        for name in sorted(self.tables):
+            arrays = self.tables[name].arrays()
+            for key in sorted(arrays):
+                digest.update(f"{name}.{key}".encode())
+                digest.update(np.ascontiguousarray(arrays[key]).data)
+        return digest.hexdigest()
+
+    def mark(self, tick: int) -> int:
+        """A cheap check of one slice of the state, another one each tick, to find a replay that drifts early."""
+        rows = [(t, r) for t in sorted(self.tables) if self.tables[t].n for r in range(len(self.tables[t].signals))]
+        if not rows:
+            return 0
+        table, row = rows[tick % len(rows)]
+        piece = hashlib.blake2b(self.tables[table].value[row].data, digest_size=6).digest()
+        return int.from_bytes(piece, "little")

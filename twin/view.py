@@ -1,0 +1,125 @@
+"""The view: the engine's state as policies and models may see it, read only, derived values computed once.
+
+Lives for one tick. May import the core's data types; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from twin.arbiter import Arbiter
+from twin.contracts import Forecast, Residual, read_only
+from twin.errors import ContractError
+from twin.estimator import Estimator
+from twin.events import OperatorRequest
+from twin.frame import F32, F64, I64, U8
+from twin.history import History
+from twin.jobs import Jobs
+from twin.signals import Signal, find_control, find_signal
+from twin.site import Envelope, Limit, Site
+from twin.state import State
+
+
+class EngineView:
+    """Implements `twin.contracts.View`."""
+
+    def __init__(
+        self,
+        site: Site,
+        state: State,
+        jobs: Jobs,
+        arbiter: Arbiter,
+        estimator: Estimator,
+        history: History,
+        requests: tuple[OperatorRequest, ...],
+        forecasts: Mapping[tuple[str, float], Forecast],
+        budget_w: F64,
+        dt_s: float,
+    ) -> None:
+        self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
+        self.now_ns, self.dt_s = state.now_ns, dt_s
+        self._state, self._arbiter, self._estimator, self._history = state, arbiter, estimator, history
+        self._budget_w = budget_w
+        self._cache: dict[tuple[str, str], Any] = {}
+
+    def _signal(self, key: str) -> Signal:
+        signal = find_signal(key)
+        if signal is None:
+            raise ContractError(f"{key} is not a signal of the catalogue")
+        return signal
+
+    def value(self, key: str) -> F32:
+        """Last good value per entity."""
+        signal = self._signal(key)
+        return cast(F32, read_only(self._state.tables[signal.table].value[signal.row]))
+
+    def worst(self, key: str) -> F32:
+        """The value as bad as it may be by now."""
+        found = self._cache.get(("worst", key))
+        if found is None:
+            signal, limit = self._signal(key), self.site.limits.get(key)
+            slew = None
+            if limit is not None and np.isfinite(limit.slew_per_s).any():
+                slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
+            found = read_only(self._state.tables[signal.table].worst(signal, self.now_ns, slew))
+            self._cache["worst", key] = found
+        return cast(F32, found)
+
+    def quality(self, key: str) -> U8:
+        """Quality per entity."""
+        found = self._cache.get(("quality", key))
+        if found is None:
+            signal = self._signal(key)
+            found = read_only(self._state.tables[signal.table].quality_of(signal, self.now_ns))
+            self._cache["quality", key] = found
+        return cast(U8, found)
+
+    def age_s(self, key: str) -> F64:
+        """Seconds since the last good reading."""
+        signal = self._signal(key)
+        return self._state.tables[signal.table].age_s(signal, self.now_ns)
+
+    def total(self, key: str) -> I64:
+        """Growth of a counter since it was first heard."""
+        signal = self._signal(key)
+        if signal.kind != "counter":
+            raise ContractError(f"{key} is not a counter")
+        return cast(I64, read_only(self._state.tables[signal.table].total[signal.row]))
+
+    def past(self, key: str) -> tuple[I64, F32] | None:
+        """(instants, values [n_kept, n]) of a signal with declared history, oldest first; None without."""
+        ring = self._history.rings.get(key)
+        return None if ring is None else ring.ordered()
+
+    def envelope(self, control: str) -> Envelope:
+        """What a control may be."""
+        return self.site.envelopes[control]
+
+    def limit(self, key: str) -> Limit | None:
+        """Where a signal becomes dangerous."""
+        return self.site.limits.get(key)
+
+    def commanded(self, control: str) -> F64:
+        """The value of the running lease per entity; NaN where there is none."""
+        return cast(F64, read_only(self._arbiter.leases[control].value))
+
+    def readback(self, control: str) -> F64:
+        """What the device itself reports of a control [n] float64; NaN where it does not."""
+        spec = find_control(control)
+        if spec is None:
+            raise ContractError(f"{control} is not a control of the catalogue")
+        n = self.site.sizes[spec.table]
+        if spec.readback is None:
+            return np.full(n, np.nan)
+        return self.value(f"{spec.table}.{spec.readback}").astype(np.float64)
+
+    def budget_w(self) -> F64:
+        """Budget per feeder, in force now."""
+        return cast(F64, read_only(self._budget_w))
+
+    def residual(self, name: str) -> Residual | None:
+        """A comparison of the estimator."""
+        return self._estimator.residuals.get(name)
