@@ -19,7 +19,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: setup-run ## Set up what is missing and show a simulated site under control
-	@$(RUN) -m twin.app.cli demo $(ARGS)
+	@.venv/bin/racktwin demo $(ARGS)
 
 test: setup-dev ## Run all tests
 	@$(RUN) -m pytest $(ARGS)

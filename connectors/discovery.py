@@ -1,8 +1,8 @@
 """A first site file from what a BMS says about itself: retained DSX metadata in, a plain tree and notes out.
 
 Values are not looked at. What metadata declares is taken over; what is guessed (the rack behind a tap without
-metadata, the sides of the power tree) is marked and explained in the notes, for an operator to check. Pure: no
-input or output; may import the core, yaml and `connectors.dsx_points`. Whatever arrives, it does not raise.
+metadata, the sides of the power tree) is marked and explained in the notes, for an operator to check. Pure:
+no input or output; may import the core, yaml and the codecs of DSX. Whatever arrives, it does not raise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from connectors.dsx_points import site_name as local_name
 from twin.reading import Message
 
 MAX_POINTS = 200_000
-MAX_OBJECTS = 100_000
+MAX_HALLS = 64
 MAX_METADATA_BYTES = 65_536
+MAX_TOTAL_BYTES = 256 << 20
 MAX_NOTES = 500
 PREFIX = "BMS/v1/PUB/Metadata/"
 
@@ -47,11 +48,8 @@ class _Found:
     cdus: Serves = field(default_factory=dict)
     meters: Serves = field(default_factory=dict)
     others: Serves = field(default_factory=dict)
-    parts: dict[str, set[str]] = field(
-        default_factory=lambda: defaultdict(set)
-    )  # associateId -> object types
+    parts: dict[str, set[str]] = field(default_factory=dict)  # id -> types of what is part of it
     halls: set[str] = field(default_factory=set)
-    sensors: bool = False
     inferred: set[str] = field(default_factory=set)
     sides: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -83,26 +81,22 @@ def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> D
 def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Edges]:
     """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
     points: dict[str, Edges] = {}
+    held = 0
     decoder = msgspec.json.Decoder(Edges)
     for message in messages:
-        if isinstance(message, BadRow):
-            found.counts["bad_rows"] += 1
-            continue
-        if not message.topic.startswith(PREFIX):
-            found.counts["other_messages"] += 1
+        if isinstance(message, BadRow) or not message.topic.startswith(PREFIX):
+            found.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
             continue
         found.counts["metadata_messages"] += 1
         key = message.topic[len(PREFIX) :]
         if not message.payload:
             points.pop(key, None)
             continue
-        if (
-            len(key) > 1024
-            or len(message.payload) > MAX_METADATA_BYTES
-            or (key not in points and len(points) >= MAX_POINTS)
-        ):
+        full = len(points) >= MAX_POINTS or held > MAX_TOTAL_BYTES
+        if len(key) > 1024 or len(message.payload) > MAX_METADATA_BYTES or (full and key not in points):
             found.counts["over_limit"] += 1
             continue
+        held += 0 if key in points else len(message.payload)
         try:
             meta = decoder.decode(message.payload)
         except (ValueError, RecursionError) as error:
@@ -127,26 +121,19 @@ def _take(meta: Edges, found: _Found) -> None:
             found.racks.add(meta.rack_location_id)
         return
     if meta.associate_id:
-        found.parts[meta.associate_id].add(meta.object_type)
+        found.parts.setdefault(meta.associate_id, set()).add(meta.object_type)
         return
     if not meta.object_id:
         found.counts["points_without_object"] += 1
         return
     if meta.object_type == "Sensor":
-        found.sensors = True
-        found.halls.update(areas.places[:1])
+        found.halls.update(areas.places[: 1 if len(found.halls) < MAX_HALLS else 0])
         return
     group = {"CDU": found.cdus, "PowerMeter": found.meters}.get(meta.object_type, found.others)
-    if meta.object_id not in group and len(found.cdus) + len(found.meters) + len(found.others) >= MAX_OBJECTS:
-        found.counts["over_limit"] += 1
-        return
-    served = group.setdefault(meta.object_id, [])
-    for target in dict.fromkeys(meta.serves_id or ()):
-        if target == meta.object_id:
-            found.note(f"{target} says that it serves itself; that edge is left out")
-        elif target not in served:
-            served.append(target)
-    served.sort()
+    served = {*group.get(meta.object_id, ()), *(meta.serves_id or ())}
+    if meta.object_id in served:
+        found.note(f"{meta.object_id} says that it serves itself; that edge is left out")
+    group[meta.object_id] = sorted(served - {meta.object_id})
 
 
 def _reach(start: str, group: Serves, found: _Found) -> list[str]:
@@ -169,19 +156,15 @@ def _reference_racks(found: _Found) -> None:
     """CDUs: what they serve is racks, known or not."""
     served: set[str] = set()
     for cdu in sorted(found.cdus):
-        targets = found.cdus[cdu] = [
-            t for t in _reach(cdu, found.cdus, found) if t not in found.cdus and t not in found.meters
-        ]
-        served.update(targets)
+        targets = _reach(cdu, found.cdus, found)
+        found.cdus[cdu] = [t for t in targets if t not in found.cdus and t not in found.meters]
+        served.update(found.cdus[cdu])
     found.referenced = served - found.racks
-    clash = sorted((found.racks | found.referenced) & found.meters.keys())
-    for both in clash:
+    for both in sorted(found.racks & found.meters.keys()):
         del found.meters[both]
         found.note(f"{both} is the id of a rack and of a meter; the meter is left out")
     if found.referenced:
-        found.note(
-            "referenced, no telemetry: racks that only a CDU's servesId names: " + _list(found.referenced)
-        )
+        found.note(f"referenced, no telemetry: racks that only a CDU names: {_list(found.referenced)}")
     for rack in sorted(found.racks - served) if found.cdus else ():
         found.note(f"rack {rack} reports, but no CDU says that it serves it")
     _one_parent(found.cdus, served, "CDU", found)
@@ -195,9 +178,7 @@ def _one_parent(group: Serves, children: Iterable[str], kind: str, found: _Found
         for child in [c for c in group[giver] if c in wanted]:
             if parent.setdefault(child, giver) != giver:
                 group[giver].remove(child)
-                found.note(
-                    f"{child} is served by the {kind}s {parent[child]} and {giver}: only the first is kept"
-                )
+                found.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
 
 
 def _reference_taps(found: _Found) -> None:
@@ -206,13 +187,14 @@ def _reference_taps(found: _Found) -> None:
     declared = set(found.meters)
     bare: set[str] = set()
     for meter in sorted(declared):
-        found.meters[meter] = targets = _reach(meter, found.meters, found)
+        reached = _reach(meter, found.meters, found)
+        if any(t in found.cdus for t in reached):
+            found.note(f"{meter} feeds a CDU, which the site file cannot say; that edge is left out")
+        found.meters[meter] = targets = [t for t in reached if t not in found.cdus]
         unknown = [t for t in targets if t not in racks and t not in declared]
         if unknown and any(t in racks for t in targets) and not any(t in declared for t in targets):
             found.referenced.update(unknown)
-            found.note(
-                f"referenced, no telemetry: taken for racks, since {meter} serves racks: {_list(unknown)}"
-            )
+            found.note(f"referenced, no telemetry: taken for racks beside those of {meter}: {_list(unknown)}")
         else:
             bare.update(unknown)
     for part in sorted(found.parts):
@@ -223,18 +205,10 @@ def _reference_taps(found: _Found) -> None:
             bare.add(part)
             found.note(f"feeder {part} is known only from its {_list(kinds)}")
         else:
-            found.note(
-                f"{part} is named by the associateId of a {_list(kinds)} and by nothing else; left out"
-            )
-    bare -= found.referenced | found.cdus.keys()
-    for tap in sorted(bare):
-        found.meters[tap] = []
+            found.note(f"{part} is named by the associateId of a {_list(kinds)} only; left out")
+    bare -= found.referenced
+    found.meters.update({tap: [] for tap in sorted(bare)})
     found.counts["feeders_without_telemetry"] = len(bare)
-    for meter in sorted(found.meters):
-        left = [t for t in found.meters[meter] if t in found.cdus]
-        if left:
-            found.note(f"{meter} feeds {_list(left)}; the site file holds no power edge to a CDU, left out")
-            found.meters[meter] = [t for t in found.meters[meter] if t not in found.cdus]
 
 
 def _break_cycles(found: _Found) -> None:
@@ -271,17 +245,12 @@ def _infer_racks(found: _Found) -> None:
             if len(templates) >= 64:
                 break
     for tap in sorted(t for t, targets in found.meters.items() if not targets):
-        guesses = {rack: why for t, why in templates.items() if (rack := apply_template(t, tap)) in racks}
+        guesses = {made: why for t, why in templates.items() if (made := apply_template(t, tap)) in racks}
         if len(guesses) != 1:
-            what = (
-                f"several racks fit ({_list(r for r in guesses if r)})"
-                if guesses
-                else "no rack fits its name"
-            )
+            what = f"several racks fit ({_list(guesses)})" if guesses else "no rack fits its name"
             found.note(f"feeder {tap}: what it serves is unknown, {what}")
             continue
         ((rack, why),) = guesses.items()
-        assert rack is not None
         found.meters[tap] = [rack]
         found.inferred.add(tap)
         found.note(f"inferred: feeder {tap} serves rack {rack}, by analogy with {why}")
@@ -297,36 +266,33 @@ def _infer_sides(found: _Found) -> None:
         for member in sorted(members[root]):
             roots_of[member].append(root)
     pairs: dict[str, set[str]] = defaultdict(set)
-    blocked: set[str] = set()
     for member in sorted(roots_of):
-        both = roots_of[member]
-        if member in found.meters and len(both) > 1:
-            blocked.update(both)  # a shared feeder: the trees are not separate
-        elif len(both) > 2:
-            blocked.update(both)
-            found.note(f"rack {member} is fed by {len(both)} separate trees; no sides are given to them")
-        elif len(both) == 2:
-            pairs[both[0]].add(both[1])
-            pairs[both[1]].add(both[0])
+        first, *rest = roots_of[member]
+        # A third tree makes a triangle, which no two sides can colour.
+        for one, other in [(first, r) for r in rest] + [(rest[0], r) for r in rest[1:]]:
+            pairs[one].add(other)
+            pairs[other].add(one)
     colour: dict[str, str] = {}
-    for first in roots:
-        if first in colour or not pairs[first]:
+    for root in sorted(pairs):
+        if root in colour:
             continue
-        part, waiting, clash = {first: "A"}, [first], False
+        part, waiting, clash = {root: "A"}, [root], False
         while waiting:
-            root = waiting.pop()
-            for other in sorted(pairs[root]):
-                side = "B" if part[root] == "A" else "A"
+            at = waiting.pop()
+            for other in sorted(pairs[at]):
+                side = "B" if part[at] == "A" else "A"
                 if other not in part:
                     part[other] = side
                     waiting.append(other)
                 clash |= part[other] != side
-        colour.update(dict.fromkeys(part, "none") if clash or blocked & part.keys() else part)
+        if clash:
+            found.note(f"{_list(part)} feed the same racks, but not as two separate sides; none is given")
+        colour.update(dict.fromkeys(part, "none") if clash else part)
     for root in sorted(r for r, side in colour.items() if side != "none"):
         found.sides.update(dict.fromkeys(members[root] & found.meters.keys(), colour[root]))
+        also = _list(pairs[root])
         found.note(
-            f"inferred: {root} and what hangs on it are side {colour[root]}, since the same racks are fed by "
-            f"{_list(pairs[root])} too; which of them is called A is arbitrary"
+            f"inferred: {root} and all behind it are side {colour[root]}, as {also} feeds the same racks"
         )
 
 
@@ -338,6 +304,19 @@ def _descendants(root: str, serves: Serves) -> set[str]:
                 seen.add(target)
                 waiting.append(target)
     return seen
+
+
+def _homes(found: _Found, hall_of: dict[str, str]) -> dict[str, set[str]]:
+    """The halls of the racks that each meter feeds, summed up from the leaves of the tree."""
+    order, waiting = [], sorted(found.meters.keys() - {t for ts in found.meters.values() for t in ts})
+    while waiting:
+        order.append(waiting.pop())
+        waiting += [t for t in found.meters[order[-1]] if t in found.meters]
+    homes: dict[str, set[str]] = {}
+    for meter in reversed(order):
+        homes[meter] = {hall_of[t] for t in found.meters[meter] if t in hall_of}
+        homes[meter].update(*(homes[t] for t in found.meters[meter] if t in homes))
+    return homes
 
 
 def _list(names: Iterable[str]) -> str:
@@ -374,46 +353,42 @@ def _tree(found: _Found, site: str) -> dict[str, Any]:
         hall_of[rack] = named[0] if named else halls[0]
         if len(halls) > 1 and not named:
             found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
-    tree: dict[str, dict[str, Any]] = {
-        hall: {"name": names.get(hall, hall), "racks": [], "cdus": [], "feeders": []} for hall in halls
-    }
+    tree: dict[str, dict[str, Any]] = {}
+    for hall in halls:
+        tree[hall] = {"name": names.get(hall, hall), "racks": [], "cdus": [], "feeders": []}
+    blank = {"profile": None, "nodes": 0, "gpus_per_node": 0}  # the hardware is for the operator to say
     for rack in racks:
-        # The hardware is unknown: no profile, no nodes, until the operator says more.
-        tree[hall_of[rack]]["racks"].append(
-            {"name": names[rack], "profile": None, "nodes": 0, "gpus_per_node": 0}
-        )
+        tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
     for cdu in sorted(c for c in found.cdus if c in names):
         served = [r for r in found.cdus[cdu] if r in hall_of]
         home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
-        for far in [r for r in served if hall_of[r] != home]:
+        far = [r for r in served if hall_of[r] != home]
+        if far:
             found.note(
-                f"CDU {cdu} serves rack {far} in another hall, which the site file cannot say; left out"
+                f"CDU {cdu} serves racks of another hall, which the site file cannot say: {_list(far)}"
             )
         own = [names[r] for r in served if hall_of[r] == home]
         tree[home]["cdus"].append({"name": names[cdu], "serves": own})
     across: list[dict[str, Any]] = []
-    row: dict[str, Any]
+    homes = _homes(found, hall_of)
     for meter in sorted(m for m in found.meters if m in names):
-        row = {"name": names[meter], "serves": [names[t] for t in found.meters[meter] if t in names]}
-        if meter in found.sides:
-            row["side"] = found.sides[meter]
-        if meter in found.inferred:
-            row["inferred"] = True
-        homes = sorted({hall_of[t] for t in _descendants(meter, found.meters) if t in hall_of})
-        (across if len(homes) > 1 else tree[homes[0] if homes else halls[0]]["feeders"]).append(row)
-    found.counts.update(halls=len(halls), racks=len(racks), cdus=len(found.cdus), feeders=len(found.meters),
-                        racks_without_telemetry=len(found.referenced),
-                        inferred_edges=len(found.inferred))  # fmt: skip
-    out: dict[str, Any] = {"site": site, "schema": 1, "halls": [tree[h] for h in halls]}
-    return {**out, **({"feeders": across} if across else {}), "policies": {}}
+        row: dict[str, Any] = {"name": names[meter]}
+        row["serves"] = [names[t] for t in found.meters[meter] if t in names]
+        row |= {"side": found.sides[meter]} if meter in found.sides else {}
+        row |= {"inferred": True} if meter in found.inferred else {}
+        at = sorted(homes[meter]) or halls[:1]
+        (across if len(at) > 1 else tree[at[0]]["feeders"]).append(row)
+    found.counts.update(halls=len(halls), racks=len(racks), cdus=len(found.cdus), feeders=len(found.meters))
+    found.counts.update(racks_without_telemetry=len(found.referenced), inferred_edges=len(found.inferred))
+    top: dict[str, Any] = {"feeders": across} if across else {}
+    return {"site": site, "schema": 1, "halls": [tree[h] for h in halls], **top, "policies": {}}
 
 
 def to_yaml(discovery: Discovery) -> str:
     """The site as a YAML file, headed by what it was made from and the notes."""
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in discovery.counts.items())
     lines = [
-        "A site as a BMS describes itself (DSX BMS v1, retained metadata; no values were read).",
-        f"Made from: {counts}.",
+        f"A site as a BMS describes itself (DSX BMS v1, retained metadata, no values): {counts}.",
         "Check what is inferred, give the racks their profiles and the feeders their budgets.",
         *(f"- {note}" for note in discovery.notes),
     ]

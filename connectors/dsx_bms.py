@@ -39,7 +39,7 @@ MAX_TOPIC = 1024
 MAX_VALUE_BYTES = 4096
 MAX_METADATA_BYTES = 65_536
 MAX_NOTES = 256
-MAX_NUMBER = 1e12  # in core units; nothing in the catalogue comes near
+MAX_NUMBER = 1e12  # after conversion; nothing in the catalogue comes near
 HOLD_NS = 250 * 10**9  # 2.5 republish periods of 100 s
 MIN_MS, MAX_MS = 946_684_800_000, 4_102_444_800_000  # the years 2000 to 2100
 PUB_VALUE, PUB_METADATA = "BMS/v1/PUB/Value/", "BMS/v1/PUB/Metadata/"
@@ -86,7 +86,7 @@ class _Point:
         self.cell: _Cell | None = None
         self.group: tuple[Row, int] | None = None
         self.factor, self.offset = 1.0, 0.0
-        self.states: dict[int, float | None] | None = None
+        self.states: dict[float, float | None] | None = None
         self.value: float | None = None
         self.rx_ns = self.device_ns = 0
 
@@ -134,12 +134,10 @@ class BmsDecoder:
             if point.states is None:
                 value = value * point.factor + point.offset
                 if not -MAX_NUMBER <= value <= MAX_NUMBER:
-                    raise self._bad(
-                        message, f"value {wire.value}: expected a number within +-1e12 core units"
-                    )
+                    raise self._bad(message, f"value {wire.value}: expected at most 1e12")
             else:
                 number = value
-                value = point.states.get(number, math.nan)  # type: ignore[call-overload]  # 1.0 finds the key 1
+                value = point.states.get(number, math.nan)
                 if value is None:
                     trusted = False
                     self._note(f"{point.meta.point_type}: a state whose text is unknown, read as no reading")

@@ -109,94 +109,104 @@ SIGNAL_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def _rows() -> list[Row]:
-    rows: list[Row] = []
+class _Line(NamedTuple):
+    """Rows that differ in kind of object, process area or setpoint only.
 
-    def add(kinds: str, point_type: str, key: str, *areas: str, setpoint: tuple[bool, ...] = (False,),
-            phase: str = "", alone: str = "", bare: bool = False, numbers: bool = True) -> None:  # fmt: skip
-        """A row for each of `kinds`, of `areas` (words joined by +, "" for none) and of `setpoint`."""
-        table, _, names = key.partition(".")
+    `areas` are alternatives, each of words joined by +, "-" for none. `setpoint` is no, yes or either.
+    """
+
+    kinds: str
+    point_type: str
+    key: str
+    areas: str = "-"
+    setpoint: str = "no"
+    phase: str = ""
+    alone: str = ""
+    bare: bool = False
+    numbers: bool = True
+
+    def rows(self) -> list[Row]:
+        table, _, names = self.key.partition(".")
         signals = tuple(names.split("|"))
-        for kind in kinds.split():
-            for area in areas or ("",):
-                for flag in setpoint:
-                    rows.append(Row(kind, point_type, frozenset(area.split("+")) - {""}, flag, phase, table,
-                                    signals, alone or signals[0], bare, numbers))  # fmt: skip
+        flags = {"no": (False,), "yes": (True,), "either": (False, True)}[self.setpoint]
+        return [
+            Row(kind, self.point_type, frozenset(area.split("+")) - {"-"}, flag, self.phase, table, signals,
+                self.alone or signals[0], self.bare, self.numbers)
+            for kind in self.kinds.split() for area in self.areas.split() for flag in flags
+        ]  # fmt: skip
 
-    either = (False, True)
-    add("Rack", "RackPower", "rack.power_w")
-    add("Rack", "RackLiquidSupplyTemperature", "rack.supply_temp_c")
-    add("Rack", "RackLiquidReturnTemperature", "rack.return_temp_c")
-    add("Rack", "RackLiquidFlow", "rack.flow_lpm")
-    add("Rack", "RackLiquidDifferentialPressure", "rack.diff_pressure_pa")
-    add("Rack", "RackLiquidDifferentialPressureSp", "rack.diff_pressure_setpoint_pa", setpoint=either)
-    add("Rack", "RackControlValvePosition", "rack.valve_pu")
-    add("Rack", "RackLeakDetect", "rack.leak_state")
-    add("Rack", "RackLeakDetectTray", "rack.tray_leak_state")
-    add("Rack", "RackLeakSensorFault", "rack.leak_sensor_fault_state")
-    add("Rack", "RackLiquidIsolationStatus", "rack.liquid_isolation_state")
-    add("Rack", "RackElectricalIsolationStatus", "rack.electrical_isolation_state")
-    add("Rack", "RackLiquidIsolationRequest", "rack.liquid_isolation_request_state")
-    add("Rack", "RackElectricalIsolationRequest", "rack.electrical_isolation_request_state")
-    add("Valve", "ValvePosition", "rack.supply_valve_state", "Supply")
-    add("Valve", "ValvePosition", "rack.return_valve_state", "Return")
-    add("Sensor", "LeakDetect", "rack.leak_state")
-    add("Sensor", "AirTemperature", "rack.inlet_temp_c", "", "ColdAisle", "Inlet")
 
-    add("PowerMeter", "ActivePower", "feeder.power_w")
-    add("PowerMeter", "ApparentPower", "feeder.apparent_power_va")
-    add("PowerMeter", "PowerFactor", "feeder.power_factor_pu", bare=True)
-    add("PowerMeter", "Voltage", "feeder.voltage_v")
-    add("PowerMeter", "Frequency", "feeder.frequency_hz")
+_PLANT = "CoolingTower HX Chiller Tank GenericObject"
+_SETPOINTS = "cdu.supply_temp_setpoint_final_c|supply_temp_setpoint_c"
+_SUPPLY = "- Secondary Secondary+Supply"
+_LINES = (
+    _Line("Rack", "RackPower", "rack.power_w"),
+    _Line("Rack", "RackLiquidSupplyTemperature", "rack.supply_temp_c"),
+    _Line("Rack", "RackLiquidReturnTemperature", "rack.return_temp_c"),
+    _Line("Rack", "RackLiquidFlow", "rack.flow_lpm"),
+    _Line("Rack", "RackLiquidDifferentialPressure", "rack.diff_pressure_pa"),
+    _Line("Rack", "RackLiquidDifferentialPressureSp", "rack.diff_pressure_setpoint_pa", setpoint="either"),
+    _Line("Rack", "RackControlValvePosition", "rack.valve_pu"),
+    _Line("Rack", "RackLeakDetect", "rack.leak_state"),
+    _Line("Rack", "RackLeakDetectTray", "rack.tray_leak_state"),
+    _Line("Rack", "RackLeakSensorFault", "rack.leak_sensor_fault_state"),
+    _Line("Rack", "RackLiquidIsolationStatus", "rack.liquid_isolation_state"),
+    _Line("Rack", "RackElectricalIsolationStatus", "rack.electrical_isolation_state"),
+    _Line("Rack", "RackLiquidIsolationRequest", "rack.liquid_isolation_request_state"),
+    _Line("Rack", "RackElectricalIsolationRequest", "rack.electrical_isolation_request_state"),
+    _Line("Valve", "ValvePosition", "rack.supply_valve_state", "Supply"),
+    _Line("Valve", "ValvePosition", "rack.return_valve_state", "Return"),
+    _Line("Sensor", "LeakDetect", "rack.leak_state"),
+    _Line("Sensor", "AirTemperature", "rack.inlet_temp_c", "- ColdAisle Inlet"),
+    _Line("PowerMeter", "ActivePower", "feeder.power_w"),
+    _Line("PowerMeter", "ApparentPower", "feeder.apparent_power_va"),
+    _Line("PowerMeter", "PowerFactor", "feeder.power_factor_pu", bare=True),
+    _Line("PowerMeter", "Voltage", "feeder.voltage_v"),
+    _Line("PowerMeter", "Frequency", "feeder.frequency_hz"),
     # A meter's current and its largest phase current carry the same metadata but for the tagPath.
-    add("PowerMeter", "Current", "feeder.current_a|current_a_max")
-    add("PowerMeter", "CurrentLimit", "feeder.current_limit_a", setpoint=either)
-    for letter in "ABC":
-        add("PowerMeter", "PhaseCurrent", f"feeder.phase_{letter.lower()}_current_a", phase=letter)
-    add("Shunt", "Status", "feeder.shunt_trip_state")
+    _Line("PowerMeter", "Current", "feeder.current_a|current_a_max"),
+    _Line("PowerMeter", "CurrentLimit", "feeder.current_limit_a", setpoint="either"),
+    *(_Line("PowerMeter", "PhaseCurrent", f"feeder.phase_{p.lower()}_current_a", phase=p) for p in "ABC"),
+    _Line("Shunt", "Status", "feeder.shunt_trip_state"),
     # Vendors number a breaker's states either way: without a known text its number means nothing.
-    add("Breaker", "Status", "feeder.breaker_state", numbers=False)
-
-    add("CDU", "Available", "cdu.available_state")
-    add("CDU", "Status", "cdu.running_state")
-    add("CDU Sensor", "LeakDetect", "cdu.leak_state", "", "Primary", "Secondary")
-    add("CDU Pump", "PumpSpeed", "cdu.pump1_speed_pu|pump2_speed_pu", "", "Secondary")
-    add("CDU Pump", "PumpSpeed", "cdu.fill_pump_state", "Fill", "Secondary+Fill")
-    add("CDU Valve", "ValvePosition", "cdu.facility_valve1_pu|facility_valve2_pu", "Primary")
-    add("CDU Sensor", "LiquidFlow", "cdu.flow_lpm", "Secondary")
-    add("CDU Sensor", "LiquidFlow", "cdu.facility_flow_lpm", "Primary")
-    add("CDU Sensor", "LiquidDifferentialPressure", "cdu.diff_pressure_pa", "Secondary")
-    add("CDU Sensor", "LiquidDifferentialPressure", "cdu.filter_diff_pressure_pa", "Secondary+Filter")
-    add("CDU", "LiquidDifferentialPressure", "cdu.diff_pressure_setpoint_pa", "Secondary", setpoint=(True,))
-    sides = (("", "Supply", "Return"), ("facility_", "Supply", "Return"), ("facility_", "Inlet", "Outlet"))
-    for side, to, back in sides:
-        loop = "Primary" if side else "Secondary"
-        for word, area in (("supply", to), ("return", back)):
-            add("CDU Sensor", "LiquidTemperature", f"cdu.{side}{word}_temp_c", f"{loop}+{area}")
-            add("CDU Sensor", "LiquidPressure", f"cdu.{side}{word}_pressure_pa", f"{loop}+{area}")
+    _Line("Breaker", "Status", "feeder.breaker_state", numbers=False),
+    _Line("CDU", "Available", "cdu.available_state"),
+    _Line("CDU", "Status", "cdu.running_state"),
+    _Line("CDU Sensor", "LeakDetect", "cdu.leak_state", "- Primary Secondary"),
+    _Line("CDU Pump", "PumpSpeed", "cdu.pump1_speed_pu|pump2_speed_pu", "- Secondary"),
+    _Line("CDU Pump", "PumpSpeed", "cdu.fill_pump_state", "Fill Secondary+Fill"),
+    _Line("CDU Valve", "ValvePosition", "cdu.facility_valve1_pu|facility_valve2_pu", "Primary"),
+    _Line("CDU Sensor", "LiquidFlow", "cdu.flow_lpm", "Secondary"),
+    _Line("CDU Sensor", "LiquidFlow", "cdu.facility_flow_lpm", "Primary"),
+    _Line("CDU Sensor", "LiquidDifferentialPressure", "cdu.diff_pressure_pa", "Secondary"),
+    _Line("CDU Sensor", "LiquidDifferentialPressure", "cdu.filter_diff_pressure_pa", "Secondary+Filter"),
+    _Line("CDU", "LiquidDifferentialPressure", "cdu.diff_pressure_setpoint_pa", "Secondary", setpoint="yes"),
+    *(
+        _Line("CDU Sensor", point, f"cdu.{signal}_{suffix}", area)
+        for signal, area in (
+            ("supply", "Secondary+Supply"),
+            ("return", "Secondary+Return"),
+            ("facility_supply", "Primary+Supply Primary+Inlet"),
+            ("facility_return", "Primary+Return Primary+Outlet"),
+        )
+        for point, suffix in (("LiquidTemperature", "temp_c"), ("LiquidPressure", "pressure_pa"))
+    ),
     # The setpoint in force and the configured one differ in the tagPath only; one alone is the latter.
-    add("CDU", "LiquidTemperature", "cdu.supply_temp_setpoint_final_c|supply_temp_setpoint_c",
-        "Secondary+Supply", setpoint=(True,), alone="supply_temp_setpoint_c")  # fmt: skip
-    add("CDU", "LiquidTemperatureSpRequest", "cdu.supply_temp_request_c", "", "Secondary", "Secondary+Supply",
-        setpoint=either)  # fmt: skip
-
-    add("Sensor", "AirTemperature", "hall.cold_aisle_temp_c", "ColdAisle")
-    add("Sensor", "AirTemperature", "hall.hot_aisle_temp_c", "HotAisle")
-    add("Sensor", "AirRelativeHumidity", "hall.cold_aisle_rh_pu", "ColdAisle")
-    add("Sensor", "AirRelativeHumidity", "hall.hot_aisle_rh_pu", "HotAisle")
-    add("Sensor", "AirDifferentialPressure", "hall.aisle_diff_pa")
-    add("Sensor", "LeakDetect", "hall.leak_state", "", "ColdAisle", "HotAisle")
-
+    _Line("CDU", "LiquidTemperature", _SETPOINTS, "Secondary+Supply", "yes", alone="supply_temp_setpoint_c"),
+    _Line("CDU", "LiquidTemperatureSpRequest", "cdu.supply_temp_request_c", _SUPPLY, "either"),
+    _Line("Sensor", "AirTemperature", "hall.cold_aisle_temp_c", "ColdAisle"),
+    _Line("Sensor", "AirTemperature", "hall.hot_aisle_temp_c", "HotAisle"),
+    _Line("Sensor", "AirRelativeHumidity", "hall.cold_aisle_rh_pu", "ColdAisle"),
+    _Line("Sensor", "AirRelativeHumidity", "hall.hot_aisle_rh_pu", "HotAisle"),
+    _Line("Sensor", "AirDifferentialPressure", "hall.aisle_diff_pa"),
+    _Line("Sensor", "LeakDetect", "hall.leak_state", "- ColdAisle HotAisle"),
     # Facility-water plant counts where the site names a loop like the object.
-    plant = "CoolingTower HX Chiller Tank Sensor GenericObject"
-    add(plant, "LiquidTemperature", "loop.supply_temp_c", "Supply")
-    add(plant, "LiquidTemperature", "loop.return_temp_c", "Return")
-    add(plant, "LiquidFlow", "loop.flow_lpm", "", "Supply")
-    add("CoolingTower HX Chiller Tank GenericObject", "LeakDetect", "loop.leak_state")
-    return rows
-
-
-ROWS = tuple(_rows())
+    _Line(f"{_PLANT} Sensor", "LiquidTemperature", "loop.supply_temp_c", "Supply"),
+    _Line(f"{_PLANT} Sensor", "LiquidTemperature", "loop.return_temp_c", "Return"),
+    _Line(f"{_PLANT} Sensor", "LiquidFlow", "loop.flow_lpm", "- Supply"),
+    _Line(_PLANT, "LeakDetect", "loop.leak_state"),
+)
+ROWS = tuple(row for line in _LINES for row in line.rows())
 _BY_KEY = {(r.object_type, r.point_type, r.areas, r.setpoint, r.phase, r.table): r for r in ROWS}
 _TABLES_OF = {
     kind: tuple(
@@ -297,7 +307,7 @@ class Rule(NamedTuple):
 
     factor: float = 1.0
     offset: float = 0.0
-    states: dict[int, float | None] | None = None
+    states: dict[float, float | None] | None = None
     guessed: bool = False
 
 
@@ -324,10 +334,10 @@ def _read_states(signal: Signal, texts: list[StateText] | None, numbers: bool) -
     Texts decide. Only where not one text is known does the number stand for itself: where some are, an
     unknown text beside them must not collide with their numbers and reads as "no reading".
     """
-    own = {i: float(i) for i in range(len(signal.states))}
+    own: dict[float, float | None] = {i: float(i) for i in range(len(signal.states))}
     if not texts:
         return (
-            Rule(states={**own}, guessed=True)
+            Rule(states=own, guessed=True)
             if numbers
             else f"no texts for the states {', '.join(signal.states)}"
         )
@@ -336,9 +346,9 @@ def _read_states(signal: Signal, texts: list[StateText] | None, numbers: bool) -
         special = SIGNAL_WORDS.get(signal.key)
         for text in special[name] if special else (name, *STATE_WORDS.get(name, ())):
             words.setdefault(plain(text), float(i))
-    found = {t.value: words.get(plain(t.text)) for t in texts}
+    found: dict[float, float | None] = {t.value: words.get(plain(t.text)) for t in texts}
     if any(state is not None for state in found.values()):
-        return Rule(states={**found})
+        return Rule(states=found)
     if not numbers:
         return f"unknown texts for the states {', '.join(signal.states)}"
     return Rule(states={number: own.get(number) for number in found}, guessed=True)

@@ -4,13 +4,14 @@ Reads the archive as a stream and writes nothing to disk. Every sensor line is c
 ignored + bad, with the reason. Also derives a site file from the hosts found. May import `twin`; the counting
 and line reading at the top serve `connectors.tabular` as well.
 
-`ipmitool sdr` prints, for a discrete sensor, the raw reading byte and not its asserted states (lib/ipmi_sdr.c).
+For a discrete sensor `ipmitool sdr` prints the raw reading byte, not the asserted states (lib/ipmi_sdr.c).
 So `0x00 | ok` is no proof of "no leak": see deploy/mappings/ipmi-sdr.yaml.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import lzma
 import re
@@ -46,7 +47,10 @@ _STATUS = frozenset({"ok", "ns", "nc", "cr", "nr", "lnc", "lcr", "lnr", "unc", "
 _BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, ArithmeticError,
            LookupError, struct.error)  # fmt: skip
 
-Sample = tuple[int, str, list[tuple[str, float | None]]]
+_REDUCE: dict[str, Callable[[list[float]], float]] = {
+    "max": max, "min": min, "latch": max, "mean": statistics.fmean, "sum": sum, "last": lambda v: v[-1]
+}  # fmt: skip
+Values = list[tuple[str, float | None]]  # (signal of a node, value in core units or "no reading")
 
 
 @dataclass
@@ -104,15 +108,12 @@ def conversion(wire: str, core: str) -> tuple[float, float] | None:
     return (1.0, 0.0) if wire == core else to_core(wire, core)
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a mapping file; a key that it does not know is refused."""
 
 
-class SensorRule(_Strict, frozen=True):
-    """Sensors whose whole name matches: an analogue one has a `unit`, a discrete one its bytes and their values.
-
-    A byte with the value null is decoded as "no reading".
-    """
+class SensorRule(Strict, frozen=True):
+    """Sensors whose whole name matches: a `unit` if analogue, else bytes and values (null: no reading)."""
 
     pattern: str
     signal: str
@@ -120,11 +121,8 @@ class SensorRule(_Strict, frozen=True):
     states: dict[str, float | None] = {}
 
 
-class SensorMap(_Strict, frozen=True):
-    """`ignore` gives the reason per pattern and goes first; else the first of `sensors` that matches decides.
-
-    `units` are ipmitool's words for units.
-    """
+class SensorMap(Strict, frozen=True):
+    """`ignore` (pattern: why) goes first, then the first match decides; `units` are ipmitool's words."""
 
     units: dict[str, str]
     sensors: list[SensorRule]
@@ -163,8 +161,7 @@ class SensorTable:
     def find(self, name: str) -> str | SensorRule | None:
         """The rule for a sensor name, or why it is ignored."""
         if name not in self._found:
-            if len(self._found) > 100_000:
-                self._found.clear()
+            self._found = self._found if len(self._found) < 100_000 else {}
             self._found[name] = next((rule for p, rule in self._rules if p.fullmatch(name)), None)
         return self._found[name]
 
@@ -177,17 +174,13 @@ class SensorTable:
                 raise ValueError(f"expected one of {', '.join(rule.states)}")
             return rule.states[reading]
         match = _ANALOG.match(reading)
-        if match is None or self._unit(match[2], reading) != rule.unit:
+        word = match[2] if match else ""
+        if word not in self._units and len(reading) >= 15:  # ipmitool cuts off what is longer
+            word = next((full for full in self._units if word and full.startswith(word)), "")
+        if match is None or self._units.get(word) != rule.unit:
             raise ValueError(f"expected a number in {rule.unit}")
         factor, offset = conversion(rule.unit, self.signals[rule.signal].unit) or (1.0, 0.0)
         return None if status == "ns" else float(match[1]) * factor + offset
-
-    def _unit(self, word: str, reading: str) -> str | None:
-        if (
-            word in self._units or len(reading) < 15
-        ):  # ipmitool cuts value and unit off behind 15 or 16 characters
-            return self._units.get(word)
-        return next((unit for full, unit in self._units.items() if full.startswith(word)), None)
 
 
 def read_sensor_table(path: Path) -> SensorTable:
@@ -197,7 +190,7 @@ def read_sensor_table(path: Path) -> SensorTable:
 
 @dataclass
 class DumpTally(Tally):
-    """The tally of sensor lines, and of files and times. `no_reading` lines are decoded lines without a value."""
+    """The tally of sensor lines, and of files and times. `no_reading` lines are decoded, to no value."""
 
     files: int = 0
     empty_files: int = 0
@@ -208,8 +201,7 @@ class DumpTally(Tally):
 
 
 def _kind(reading: str) -> str:
-    match = _ANALOG.match(reading)
-    if match:
+    if match := _ANALOG.match(reading):
         return match[2][:20] if match[2][:8] != "unspecif" else "unspecified"  # cut off at various places
     return "discrete" if reading.startswith("0x") else reading[:20] or "nothing"
 
@@ -234,17 +226,12 @@ def _decode_line(line: str, table: SensorTable, tally: DumpTally) -> tuple[str, 
     return rule.signal, value
 
 
-def _reduced(
-    found: dict[str, list[float | None]], signals: dict[str, Signal]
-) -> list[tuple[str, float | None]]:
+def _reduced(found: dict[str, list[float | None]], signals: dict[str, Signal]) -> Values:
     """One value per signal, as the catalogue reduces it; None only if no sensor of the signal gave one."""
-    how: dict[str, Callable[[list[float]], float]] = {
-        "max": max, "min": min, "latch": max, "mean": statistics.fmean, "sum": sum, "last": lambda v: v[-1]
-    }  # fmt: skip
-    out: list[tuple[str, float | None]] = []
+    out: Values = []
     for name, values in found.items():
         given = [v for v in values if v is not None]
-        out.append((name, how[signals[name].reduce](given) if given else None))
+        out.append((name, _REDUCE[signals[name].reduce](given) if given else None))
     return out
 
 
@@ -253,16 +240,15 @@ def _time_of(line: str) -> int | None:
         moment = datetime.strptime(line.removeprefix("Timestamp:").strip(), "%Y-%m-%d %H:%M:%S UTC")
     except ValueError:
         return None
-    seconds = int(moment.replace(tzinfo=UTC).timestamp())
-    return seconds * 10**9 if 0 <= seconds < 9_223_372_036 else None
+    t_ns = int(moment.replace(tzinfo=UTC).timestamp()) * 10**9
+    return t_ns if 0 <= t_ns < 2**63 else None
 
 
 def decode_text(
     lines: Iterable[str | None], table: SensorTable, tally: DumpTally
-) -> Iterator[tuple[int, list[tuple[str, float | None]]]]:
+) -> Iterator[tuple[int, Values]]:
     """The samples in one node's text: each `Timestamp:` line begins one. Never raises, whatever the text."""
-    t_ns: int | None = None
-    found: dict[str, list[float | None]] = {}
+    t_ns, found = None, dict[str, list[float | None]]()
     for line in lines:
         if line is not None and line.startswith("Timestamp:"):
             if t_ns is not None and found:
@@ -311,28 +297,28 @@ def _members(path: Path, tally: DumpTally) -> Iterator[tuple[str, IO[bytes]]]:
                         raise StorageError(f"{path}: more than {MAX_MEMBERS} files")
                     if member.isdir():
                         continue
-                    content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
-                    match = _MEMBER.match(PurePosixPath(member.name).name)
-                    why = "" if match else "not named HOST-DATE.txt"
-                    if member.size > MAX_MEMBER_BYTES:
-                        why = f"larger than {MAX_MEMBER_BYTES} bytes"
-                    # harmless here, as nothing is extracted, but no dump has it
-                    if member.name.startswith("/") or ".." in PurePosixPath(member.name).parts:
-                        why = "its path leaves the archive"
-                    if why or content is None or match is None:
+                    parts, match = PurePosixPath(member.name).parts, _MEMBER.match(member.name.split("/")[-1])
+                    faults = {
+                        "its path leaves the archive": member.name.startswith("/") or ".." in parts,
+                        "not a plain file": not member.isreg() or member.issparse(),
+                        f"larger than {MAX_MEMBER_BYTES} bytes": member.size > MAX_MEMBER_BYTES,
+                        "not named HOST-DATE.txt": match is None,
+                    }
+                    content = None if any(faults.values()) else tar.extractfile(member)
+                    if content is None or match is None:
                         tally.refused_files += 1
-                        tally.count("other", "file", why or "not a plain file", member.name)
+                        tally.count("other", "file", next(w for w, f in faults.items() if f), member.name)
                         continue
                     tally.files += 1
-                    yield match["host"], content
+                    yield match["host"], io.BytesIO(content.read())  # here, so that it fails in this `try`
     except _BROKEN as error:
         raise StorageError(f"{path}: broken at or behind {place}: {error!r}") from error
 
 
 def samples(
-    path: Path, table: SensorTable, tally: DumpTally, known: Callable[[str], bool] = lambda host: True
-) -> Iterator[Sample]:
-    """`(t_ns, host, [(signal, value)])` in the order of the archive; the lines of unknown hosts are ignored."""
+    path: Path, table: SensorTable, tally: DumpTally, known: Callable[[str], bool] = bool
+) -> Iterator[tuple[int, str, Values]]:
+    """`(t_ns, host, [(signal, value)])` in the archive's order; lines of unknown hosts are ignored."""
     for host, content in _members(path, tally):
         lines, before = lines_of(content, f"{path.name}: {host}"), tally.total
         if known(host):
@@ -346,10 +332,10 @@ def samples(
 
 
 class Dump:
-    """A dump that was read: iterate for `(t_ns, readings)` in order of time; `tally` says what became of it."""
+    """A dump that was read: `(t_ns, readings)` in order of time; `tally` says what became of it."""
 
     def __init__(self, path: Path, table: SensorTable, names: Names) -> None:
-        self.tally, self._samples = DumpTally(), list[tuple[int, int, list[tuple[str, float | None]]]]()
+        self.tally, self._samples = DumpTally(), list[tuple[int, int, Values]]()
         entity: dict[str, int | None] = {}
 
         def known(host: str) -> bool:
@@ -378,23 +364,19 @@ def ranges(names: Iterable[str]) -> list[str]:
     plain: list[str] = []
     numbered: dict[tuple[str, int], list[int]] = {}
     for name in sorted(set(names)):
-        match = re.fullmatch(r"(.*?)([0-9]{1,9})", name)
-        if match is None:
-            plain.append(name)
-        else:
+        if match := re.fullmatch(r"(.*?)([0-9]{1,9})", name):
             numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
-    for (head, width), numbers in numbered.items():
-        first = numbers[0]
-        for number, following in zip(numbers, [*numbers[1:], -1], strict=True):
-            if following != number + 1:
-                one = f"{head}{first:0{width}d}"
-                plain.append(one if first == number else f"{head}[{first:0{width}d}-{number:0{width}d}]")
-                first = following
+        else:
+            plain.append(name)
+    for (head, width), numbers in sorted(numbered.items()):
+        for _, run in itertools.groupby(enumerate(numbers), key=lambda n: n[1] - n[0]):
+            digits = [f"{number:0{width}d}" for _, number in run]
+            plain.append(head + (digits[0] if len(digits) == 1 else f"[{digits[0]}-{digits[-1]}]"))
     return plain
 
 
 def ipmi_site(hosts: Iterable[str], site_name: str) -> dict[str, Any]:
-    """A site file's tree: each host a rack of one node, grouped into halls by the name before its last digits.
+    """A site file's tree: each host a rack of one node, in halls by the name before its last digits.
 
     A dump says nothing of rooms or racks: the groups make the site legible, they claim no place.
     """

@@ -3,7 +3,7 @@
 Reads the files it is given and nothing else. Whatever stands in a row is counted with a reason, never raised:
 rows total = decoded + ignored + bad. May import `twin`; knows a site only through `Names`.
 
-Time: a local time that occurs twice (the hour repeated when summer time ends) is taken as the earlier instant;
+Time: a local time that occurs twice (the hour repeated when summer time ends) is taken as the earlier one;
 if an entity has two rows with it, the later row is the later instant. A local time that does not exist (the
 hour skipped in spring) makes the row bad. A quoted cell cannot span lines.
 """
@@ -18,8 +18,8 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, tzinfo
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from connectors.ipmi import MAX_LINE_BYTES, Tally, conversion, lines_of, read_tree
+from connectors.ipmi import MAX_LINE_BYTES, Strict, Tally, conversion, lines_of, read_tree
 from twin.errors import ConfigError, StorageError
 from twin.reading import Names, Reading
 from twin.signals import TABLES
@@ -36,14 +36,9 @@ from twin.sitefile import convert
 
 MAX_ROWS = 5_000_000  # per call: all rows are held until they are in order of time
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class TimeColumn(_Strict, frozen=True):
+class TimeColumn(Strict, frozen=True):
     """`format`: iso, epoch_s, epoch_ms or a strptime pattern; `zone` (UTC or IANA) for times without one."""
 
     column: str
@@ -51,7 +46,7 @@ class TimeColumn(_Strict, frozen=True):
     zone: str = "UTC"
 
 
-class EntityOf(_Strict, frozen=True):
+class EntityOf(Strict, frozen=True):
     """Whose readings these are: the literal `name`, or `column`'s text put into `template`."""
 
     table: str
@@ -60,7 +55,7 @@ class EntityOf(_Strict, frozen=True):
     template: str = "{name}"
 
 
-class SignalOf(_Strict, frozen=True):
+class SignalOf(Strict, frozen=True):
     """A column's signal; `unit` as in the file; `scale` multiplies first (units that only prices have)."""
 
     signal: str
@@ -68,19 +63,16 @@ class SignalOf(_Strict, frozen=True):
     scale: float = 1.0
 
 
-class Gap(_Strict, frozen=True):
-    """Rows in which all these columns are zero, `min_run` in a row, have no readings.
+class Gap(Strict, frozen=True):
+    """At least `min_run` rows on end in which all these columns (with `combine: sum`: their sums) are zero
+    hold no readings. Judged for `min_files` files or more: one idle part is no outage."""
 
-    With `combine: sum` it is the sum that must be zero, and only a sum of at least `min_files` is judged: one
-    idle part is no outage.
-    """
-
-    all_zero: list[str] = []
+    all_zero: list[str] = msgspec.field(default_factory=list)
     min_run: int = 1
     min_files: int = 1
 
 
-class Mapping(_Strict, frozen=True):
+class Mapping(Strict, frozen=True):
     """What the columns of a table mean. `interval_s` is the step of the series: missing steps are counted."""
 
     time: TimeColumn
@@ -121,7 +113,7 @@ def _faults(m: Mapping) -> Iterator[str]:
         yield f"$.entity.table: expected one of {', '.join(TABLES)}, got {m.entity.table!r}"
     if (m.entity.name is None) == (m.entity.column is None):
         yield "$.entity: expected either `name` or `column`"
-    if _PLACEHOLDER.findall(m.entity.template) != ["{name}"]:
+    if m.entity.template.count("{name}") != 1:
         yield f"$.entity.template: expected {{name}} exactly once, got {m.entity.template!r}"
     if len(m.delimiter) != 1 or m.delimiter in '"\r\n':
         yield f"$.delimiter: expected one character, got {m.delimiter!r}"
@@ -137,10 +129,10 @@ def _faults(m: Mapping) -> Iterator[str]:
         yield "$.gap: expected min_run and min_files >= 1"
     if not m.columns:
         yield "$.columns: expected at least one"
-    fed: set[str] = set()
+    fed = [to.signal for to in m.columns.values()]
     for column, to in m.columns.items():
         signal = table.by_name.get(to.signal) if table else None
-        if to.signal in fed:
+        if fed.count(to.signal) > 1:
             yield f"$.columns.{column}.signal: {to.signal} is fed by another column already"
         elif table and signal is None:
             yield f"$.columns.{column}.signal: {m.entity.table} has no signal {to.signal!r}"
@@ -148,7 +140,6 @@ def _faults(m: Mapping) -> Iterator[str]:
             yield f"$.columns.{column}.unit: cannot turn {to.unit!r} into {signal.unit!r} of {to.signal}"
         if not math.isfinite(to.scale):
             yield f"$.columns.{column}.scale: expected a finite number, got {to.scale}"
-        fed.add(to.signal)
 
 
 def mapping_of(tree: Any, file: str) -> Mapping:
@@ -165,31 +156,32 @@ def read_mapping(path: Path) -> Mapping:
 
 
 def _to_ns(moment: datetime) -> int:
-    since = moment - _EPOCH
-    t_ns = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+    t_ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1000
     if not 0 <= t_ns < 2**63:
         raise ValueError("a time before 1970 or after 2262")
     return t_ns
 
 
+@lru_cache(maxsize=1 << 16)  # the files of a series mostly share their times
 def parse_time(text: str, time: TimeColumn, zone: tzinfo) -> tuple[int, datetime | None]:
     """(instant in ns, the local time if it is ambiguous). Raises ValueError with what is wrong."""
-    text = text.strip()
-    if not text or len(text) > 64:
+    if len(text) > 64 or not (text := text.strip()):
         raise ValueError("no time")
     if time.format in ("epoch_s", "epoch_ms"):
         try:
             number = Decimal(text)
         except InvalidOperation:
             raise ValueError("not a number of seconds") from None
-        limit = 9_223_372_036 if time.format == "epoch_s" else 9_223_372_036_000
-        if not number.is_finite() or not 0 <= number <= limit:
+        scale = 10**9 if time.format == "epoch_s" else 10**6
+        if not number.is_finite() or not 0 <= number < 2**63 // scale:
             raise ValueError("a time before 1970 or after 2262")
-        return int(number * (10**9 if time.format == "epoch_s" else 10**6)), None
+        return int(number * scale), None
     try:
-        moment = (
-            datetime.fromisoformat(text) if time.format == "iso" else datetime.strptime(text, time.format)
-        )
+        iso = time.format == "iso"
+        moment = datetime.fromisoformat(text) if iso else datetime.strptime(text, time.format)
+    except (ValueError, OverflowError, re.error):
+        raise ValueError(f"not a time as {time.format}") from None
+    try:
         if moment.tzinfo is not None:
             return _to_ns(moment), None
         early, late = moment.replace(tzinfo=zone, fold=0), moment.replace(tzinfo=zone, fold=1)
@@ -199,29 +191,26 @@ def parse_time(text: str, time: TimeColumn, zone: tzinfo) -> tuple[int, datetime
         if early.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != moment:
             raise ValueError("a local time that does not exist: summer time skips it")
         return _to_ns(early.astimezone(UTC)), early
-    except (OverflowError, re.error) as error:
-        raise ValueError(str(error)) from error
+    except OverflowError:
+        raise ValueError("a time before 1970 or after 2262") from None
 
 
-@lru_cache(maxsize=1 << 14)  # columns of counts and percentages repeat themselves
+@lru_cache(maxsize=1 << 14)
 def _cell(text: str) -> float | None:
     """The number in a cell, None if it is empty. Raises ValueError for anything else, NaN included."""
-    text = text.strip()
-    if not text:
-        return None
-    if "_" in text or len(text) > 64:
+    if "_" in text or len(text) > 64:  # before the cache could keep it
         raise ValueError("not a number")
+    if not (text := text.strip()):
+        return None
     value = float(text)
-    if not math.isfinite(value):
+    if not abs(value) <= 1e18:  # NaN fails, too; nothing that we measure comes near
         raise ValueError("not finite")
     return value
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    if '"' not in line:
-        return line.split(delimiter)
     try:
-        return next(csv.reader([line], delimiter=delimiter), [])
+        return next(csv.reader([line], delimiter=delimiter), []) if '"' in line else line.split(delimiter)
     except csv.Error:
         return line.split(delimiter)
 
@@ -265,7 +254,7 @@ class _Columns:
         return _Row(t_ns, entity or "", tuple(values), local)
 
 
-def _read_rows(stream: file: str, m: Mapping, counts: Counts) -> list[_Row]:
+def _read_rows(stream: IO[bytes], file: str, m: Mapping, counts: Counts) -> list[_Row]:
     """The rows of a file in its own order. What is no row is bad, but ignored behind the last row."""
     lines, zone = lines_of(stream, file), ZoneInfo(m.time.zone)
     columns, rows, since = _Columns(next(lines, None), m, file), list[_Row](), Tally()
@@ -279,19 +268,19 @@ def _read_rows(stream: file: str, m: Mapping, counts: Counts) -> list[_Row]:
         try:
             rows.append(columns.row(line, m, zone, counts))
         except ValueError as error:
-            why = "time cannot be read" if "isoformat" in str(error) or "format" in str(error) else str(error)
-            since.count("bad", "row", why, line or "")
+            since.count("bad", "row", str(error), line or "")
             continue
-        _merge(since, "bad", counts)
-        since = Tally()
+        if since.bad:
+            _merge(since, "bad", counts)
+            since = Tally()
     _merge(since, "ignored" if rows else "bad", counts)
     return rows
 
 
 def _merge(since: Tally, outcome: Literal["ignored", "bad"], counts: Counts) -> None:
     for (_, what, why), (number, sample) in since.reasons.items():
-        why = why if outcome == "bad" else "behind the last row of data"
-        counts.count(outcome, what, why, sample, number)
+        said = why if outcome == "bad" else "behind the last row of data"
+        counts.count(outcome, what, said, sample, number)
 
 
 def _in_order(rows: list[_Row], counts: Counts) -> list[_Row]:
@@ -359,15 +348,12 @@ class Series:
         """One row, or the sum of the rows of all files: where a part is unknown, so is the sum."""
         if self.mapping.combine == "none":
             return rows[0]
-        whole = len(rows) == parts
-        sums = tuple(
-            sum(c for c in column if c is not None)
-            if whole and not any(c is None or c != c for c in column)
-            else None
-            for column in zip(*rows, strict=True)
-        )
+        sums: list[float | None] = []
+        for column in zip(*rows, strict=True):
+            known = [v for v in column if v is not None and not math.isnan(v)]
+            sums.append(sum(known) if len(known) == parts else None)
         self.counts.incomplete_sums += None in sums
-        return sums
+        return tuple(sums)
 
     def _gap(self, samples: list[_Values]) -> list[int]:
         """The samples at which the mapping says that zero is no reading."""
@@ -383,24 +369,19 @@ class Series:
             run = []
         return out
 
-    def __len__(self) -> int:
-        return len(self._merged)
-
     def __iter__(self) -> Iterator[tuple[int, list[Reading]]]:
         table, to = self.mapping.entity.table, list[tuple[str, float, float]]()
         for of in self.mapping.columns.values():
             factor, offset = conversion(of.unit, TABLES[table].by_name[of.signal].unit) or (1.0, 0.0)
             to.append((of.signal, of.scale * factor, offset))
         for t_ns, entities in self._merged:
-            yield (
-                t_ns,
-                [
-                    Reading(table, entity, signal, None if v is None else v * factor + offset, t_ns)
-                    for entity, values in entities
-                    for (signal, factor, offset), v in zip(to, values, strict=False)
-                    if v is None or v == v  # NaN: the cell was unreadable, which is not the same as empty
-                ],
-            )
+            readings = [
+                Reading(table, entity, signal, None if v is None else v * factor + offset, t_ns)
+                for entity, values in entities
+                for (signal, factor, offset), v in zip(to, values, strict=False)
+                if v is None or not math.isnan(v)  # NaN: unreadable, which is not the same as empty
+            ]
+            yield t_ns, readings
 
 
 def read_series(paths: Sequence[Path], mapping: Mapping, names: Names) -> Series:

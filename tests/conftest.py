@@ -54,8 +54,9 @@ def recording(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     def find(name: str) -> Path:
         path = traces_folder() / name
         if not path.exists():
-            remedy = f"`racktwin traces fetch {name.split('/', maxsplit=1)[0]}`"
-            _absent(request, f"recording {name}", remedy, f"expected it at {path}")
+            whole = name.split("/", maxsplit=1)[0]
+            remedy = f"`racktwin traces fetch {whole}`"
+            _absent(request, f"recording {whole}", remedy, f"expected {path}")
         return path
 
     return find

@@ -8,7 +8,7 @@ limit on events. Pure: time comes in as an argument. May import the catalogue, f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -284,13 +284,9 @@ class Inbox:
                 self._quantise(stage.signals[row], value, scratch, q[k])
             updates.append(Update(stage.table, gauges, entity, q, t_ns))
         if len(counters):
-            cells = (counters[:, None], slice(None) if entity is None else entity)
-            if entity is None:
-                raw, gain = stage.raw[counters], stage.gain[counters]
-                stage.gain[counters] = 0
-            else:
-                raw, gain = stage.raw[cells], stage.gain[cells]
-                stage.gain[cells] = 0
+            cells: Any = counters if entity is None else np.ix_(counters, entity)
+            raw, gain = stage.raw[cells], stage.gain[cells]
+            stage.gain[cells] = 0
             counts.append(Counts(stage.table, counters, entity, raw, gain, t_ns))
         hits.fill(0)
 

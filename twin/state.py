@@ -101,7 +101,7 @@ class TableState:
     def apply_counts(self, update: Counts) -> None:
         """Latch counters: the total grows by the gain; a raw that does not follow from it was a reset or wrap."""
         groups = self._groups_of(update.rows + np.int32(len(self.signals)))
-        cells = (update.rows[:, None], slice(None) if update.entity is None else update.entity)
+        cells: Any = update.rows if update.entity is None else np.ix_(update.rows, update.entity)
         old = self.raw[cells]
         moved = (old >= 0) & (update.raw != old + update.gain)
         if moved.any():
@@ -167,7 +167,7 @@ class TableState:
     def remapped(self, n: int, old_of_new: I32) -> TableState:
         """This state for another set of slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
         out = TableState(self.table, n)
-        out.partition, out.period_s, out.slew_per_s = self.partition, self.period_s, self.slew_per_s
+        out.partition = self.partition
         kept = np.flatnonzero(old_of_new >= 0)
         source = old_of_new[kept]
         out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
@@ -223,11 +223,14 @@ class State:
                 digest.update(np.ascontiguousarray(arrays[key]).data)
         return digest.hexdigest()
 
-    def mark(self, tick: int) -> int:
-        """A cheap check of one slice of the state, another one each tick, to find a replay that drifts early."""
-        rows = [(t, r) for t in sorted(self.tables) if self.tables[t].n for r in range(len(self.tables[t].signals))]
-        if not rows:
-            return 0
-        table, row = rows[tick % len(rows)]
-        piece = hashlib.blake2b(self.tables[table].value[row].data, digest_size=6).digest()
-        return int.from_bytes(piece, "little")
+    def marks(self) -> dict[str, int]:
+        """A short check of every row that holds anything, so that a replay that drifts can name the signal."""
+        out: dict[str, int] = {}
+        for name in sorted(self.tables):
+            table = self.tables[name]
+            for signal in table.signals:
+                values = table.value[signal.row]
+                if table.n and (table.bad_count[signal.row] < table.n or np.isfinite(values).any()):
+                    piece = hashlib.blake2b(values.data, digest_size=6).digest()
+                    out[signal.key] = int.from_bytes(piece, "little")
+        return out

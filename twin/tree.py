@@ -71,6 +71,9 @@ def _feed(hasher: Any, tree: Any) -> None:
         hasher.update(b"[%d" % len(tree))
         for item in tree:
             _feed(hasher, item)
+    elif isinstance(tree, bytes | bytearray | memoryview):
+        hasher.update(b"b%d" % len(tree))
+        hasher.update(tree)
     elif isinstance(tree, np.ndarray):
         hasher.update(f"a{tree.dtype.str}{tree.shape}".encode())
         hasher.update(np.ascontiguousarray(tree).data)

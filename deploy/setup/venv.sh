@@ -14,7 +14,7 @@ unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALEN
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 
 readonly VENV=.venv OLDEST=3.11
-readonly UNFINISHED=$VENV/.unfinished
+readonly UNFINISHED=$VENV/.unfinished PLACE=$VENV/.place
 
 case $level in
     run) lock=requirements.lock ;;
@@ -22,7 +22,8 @@ case $level in
     *) echo "venv.sh: expected 'run' or 'dev', got '$level'" >&2; exit 2 ;;
 esac
 
-say() { printf '%s\n' "$*" >&2; }
+exec 3>&2 # a message reaches the user even where output goes to the log
+say() { printf '%s\n' "$*" >&3; }
 die() { say "set-up: $*"; exit 1; }
 
 # "3.12" if the interpreter runs and is new enough, else nothing.
@@ -83,9 +84,9 @@ with_apt() {
     local version packages
     [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
     version=$(usable "$python")
-    say "set-up: $python cannot make environments: installing python$version-venv with apt-get"
     packages=(python3-venv)
     [[ $(usable python3) == "$version" ]] || packages=("python$version-venv")
+    say "set-up: $python cannot make environments: installing ${packages[*]} with apt-get"
     apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y "${packages[@]}" &&
         "$python" -m venv "$VENV"
 }
@@ -104,18 +105,19 @@ make_environment() {
         "Remedy: apt-get install python3-venv"
 }
 
-# The version of a sound .venv that suits $PYTHON, else nothing.
+# The version of a sound .venv that suits $PYTHON, else nothing. An environment that was moved is not sound.
 present() {
     [[ -x $VENV/bin/python && ! -e $UNFINISHED ]] || return 0
+    [[ ! -e $PLACE || $(<"$PLACE") == "$(pwd -P)" ]] || return 0
     local have
     have=$(usable "$VENV/bin/python")
     [[ -z ${PYTHON:-} || $have == "$(usable "$PYTHON")" ]] || return 0
     printf '%s' "$have"
 }
 
-# What an environment of a level is made from. The place counts, as an environment cannot be moved.
+# What an environment of a level is made from.
 fingerprint() {
-    { pwd -P; printf '%s\n' "$1"; cat "$2" pyproject.toml deploy/setup/venv.sh; } | sha256sum | cut -d' ' -f1
+    { printf '%s\n' "$1"; cat "$2" pyproject.toml deploy/setup/venv.sh; } | sha256sum | cut -d' ' -f1
 }
 
 stamped() {
@@ -134,6 +136,7 @@ install() {
     local started=$SECONDS python=$VENV/bin/python
     rm -f "$VENV/.stamp"
     touch "$UNFINISHED"
+    pwd -P >"$PLACE"
     say "set-up: installing $(grep -c '^[a-z]' "$lock") packages of $lock"
     "$python" -m pip install -qq --require-hashes --only-binary :all: -r "$lock"
     "$python" -m pip install -qq --no-deps --no-build-isolation -e .

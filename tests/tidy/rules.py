@@ -21,7 +21,8 @@ MAX_FILE, MAX_FUNCTION, MAX_LINE = 400, 70, 110
 IMPURE = frozenset((
     "asyncio", "concurrent", "ctypes", "fileinput", "glob", "http", "importlib", "logging", "multiprocessing",
     "os", "pathlib", "queue", "random", "sched", "secrets", "select", "selectors", "shutil", "signal",
-    "socket", "socketserver", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
+    "socket", "socketserver", "sqlite3", "ssl",
+    "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
 ))  # fmt: skip
 # `hash` and `id` differ from one process to the next.
 IMPURE_CALLS = frozenset(("open", "print", "input", "hash", "id", "breakpoint", "exec", "eval", "__import__"))

@@ -20,7 +20,7 @@ def test_code_keeps_the_house_rules(path: str) -> None:
 
 
 def test_no_file_names_a_registry_or_leaves_work_undone() -> None:
-    found = []
+    found: list[str] = []
     for path in tree.files():
         text = tree.text(path)
         if text is not None:

@@ -1,8 +1,8 @@
-"""`racktwin traces list | fetch | verify`: the public recordings, where they lie, and whether they are what they claim.
+"""`racktwin traces list | fetch | verify`: the public recordings, where they lie, whether they are whole.
 
-`recordings.yaml` beside this file is the list; a recording is data of others and never part of the wheel. Reads
-and writes below one folder (`trace_root`), and opens outgoing HTTPS for `fetch` only. A file is renamed into place
-after its SHA-256 is right, so a folder never holds half a recording. May import `twin` and msgspec, yaml, rich.
+`recordings.yaml` beside this file is the list; a recording is data of others and never part of the wheel.
+Reads and writes below one folder (`trace_root`), and opens outgoing HTTPS for `fetch` only. A file is renamed
+into place once its SHA-256 is right, so there are no half files. May import `twin` and msgspec, yaml, rich.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class FileCheck(NamedTuple):
 
 def trace_root(env: Mapping[str, str]) -> Path:
     """Where recordings lie: RACKTWIN_TRACES, else the user's cache folder."""
-    if env.get("RACKTWIN_TRACES"):
-        return Path(env["RACKTWIN_TRACES"])
+    if chosen := env.get("RACKTWIN_TRACES"):
+        return Path(chosen).expanduser()
     cache = env.get("XDG_CACHE_HOME", "")
     # the XDG rules say that a relative path there is to be ignored
     root = Path(cache) if os.path.isabs(cache) else Path(env.get("HOME") or Path.home()) / ".cache"
@@ -147,7 +147,7 @@ def find_recording(name: str) -> Recording:
 
 
 def _digest(path: Path, limit: int) -> tuple[int, str]:
-    """(size, SHA-256) of the content, decompressed if the name ends in .xz; reads at most `limit` + 1 bytes."""
+    """(size, SHA-256) of the content (of an .xz, decompressed); reads at most `limit` + 1 bytes."""
     digest, size = hashlib.sha256(), 0
     with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as stream:
         while size <= limit and (chunk := stream.read(min(_CHUNK_BYTES, limit + 1 - size))):
@@ -170,7 +170,9 @@ def _check(recording: Recording, file: TraceFile, root: Path) -> FileCheck:
         found = f"more than {file.size}" if size > file.size else str(size)
         return FileCheck(recording.name, file.local, "size", f"expected {file.size} bytes, found {found}")
     if digest != file.sha256:
-        return FileCheck(recording.name, file.local, "hash", f"expected SHA-256 {file.sha256}, found {digest}")
+        return FileCheck(
+            recording.name, file.local, "hash", f"expected SHA-256 {file.sha256}, found {digest}"
+        )
     return FileCheck(recording.name, file.local, "ok")
 
 
@@ -198,11 +200,14 @@ def _download(url: str, limit: int) -> bytes:
             while chunk := answer.read(_CHUNK_BYTES):
                 body += chunk
                 if len(body) > limit:
-                    raise ConnectorError(f"{url} sends more than {limit} bytes: not the file that was recorded")
+                    raise ConnectorError(
+                        f"{url} sends more than {limit} bytes: not the file that was recorded"
+                    )
                 if time.monotonic() > deadline:
                     raise ConnectorError(f"{url} took longer than {FILE_TIMEOUT_S:.0f} s")
             declared = answer.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
+        error.close()
         raise ConnectorError(f"cannot download {url}: HTTP {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise ConnectorError(f"cannot download {url}: {getattr(error, 'reason', error)}") from error
@@ -254,7 +259,7 @@ def _fetch_file(recording: Recording, file: TraceFile, root: Path, base: str) ->
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise ConnectorError(
-            f"{url} is not the file that was recorded: expected {file.size} bytes with SHA-256 {file.sha256}, "
+            f"{url} is not the file that was recorded: expected {file.size} bytes, SHA-256 {file.sha256}, "
             f"got {len(content)} bytes with {digest}; nothing was kept of it"
         )
     _place(content, root / recording.name / file.local)
@@ -264,8 +269,7 @@ def _fetch_file(recording: Recording, file: TraceFile, root: Path, base: str) ->
 def fetch(name: str, root: Path | None = None, base: str = RAW_BASE) -> list[FileCheck]:
     """Download what is missing or wrong of a recording; files that are right are left alone.
 
-    Raises ConnectorError at the first file that cannot be had: those before it stay, and a second call goes on
-    from there.
+    Raises ConnectorError at the first file that cannot be had; those before it stay for the next call.
     """
     recording, root = find_recording(name), root or trace_root(os.environ)
     done: list[FileCheck] = []
@@ -275,9 +279,9 @@ def fetch(name: str, root: Path | None = None, base: str = RAW_BASE) -> list[Fil
         except ConnectorError as error:
             raise ConnectorError(
                 f"{recording.name}/{file.local}: {error}\n"
-                f"{len(done)} of {len(recording.files)} files are in place. Check the network or the proxy settings "
-                f"and try again, or copy the recording to {root / recording.name} (another place: set "
-                f"RACKTWIN_TRACES) and run `racktwin traces verify {recording.name}`."
+                f"{len(done)} of {len(recording.files)} files are in place. Check the network or the proxy "
+                f"settings and try again, or copy the recording to {root / recording.name} (another place: "
+                f"set RACKTWIN_TRACES) and run `racktwin traces verify {recording.name}`."
             ) from error
     return done
 
@@ -303,7 +307,9 @@ def _print_list(recordings: Sequence[Recording], root: Path, as_json: bool, out:
         rows = [{**msgspec.to_builtins(r), "present_files": present[r.name]} for r in recordings]
         out.print_json(json.dumps({"root": str(root), "recordings": rows}))
         return
-    table = Table(Column("name", no_wrap=True), "what", "licence", "files", "KiB", title=f"Recordings in {root}")
+    table = Table(
+        Column("name", no_wrap=True), "what", "licence", "files", "KiB", title=f"Recordings in {root}"
+    )
     for r in recordings:
         size = sum(f.size for f in r.files) / 1024
         table.add_row(r.name, r.title, r.licence, f"{present[r.name]}/{len(r.files)}", f"{size:,.0f}")

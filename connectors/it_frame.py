@@ -1,0 +1,173 @@
+"""The IT side's own messages: batched frames of a node or a rack, and events. Pure functions of bytes.
+
+`IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
+msgpack with raw little-endian arrays; `IT/v1/PUB/Event/...` carries an XID or a job event with an id. Columns
+are keyed by signal name or by DCGM field number. May import the core's readings, events and catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.errors import BadMessage
+from twin.events import FaultReported, JobEnded, JobStarted
+from twin.reading import Block, Ignored, Message, Names
+from twin.signals import TABLES
+
+FRAME, EVENT = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/"
+MAX_PAYLOAD = 16 * 2**20
+MAX_COLUMNS = 200
+# DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
+DCGM: dict[str, tuple[str, float]] = {
+    "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
+    "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0), "155": ("power_w", 1.0),
+    "156": ("energy_mj", 1.0), "164": ("power_limit_w", 1.0), "202": ("pcie_replay_count", 1.0),
+    "203": ("util_pu", 0.01), "230": ("xid_code", 1.0), "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0),
+    "1002": ("sm_active_pu", 1.0), "1004": ("tensor_active_pu", 1.0), "1005": ("dram_active_pu", 1.0),
+    "1009": ("pcie_tx_bytes_per_s", 1.0), "1010": ("pcie_rx_bytes_per_s", 1.0),
+    "1011": ("nvlink_tx_bytes_per_s", 1.0), "1012": ("nvlink_rx_bytes_per_s", 1.0),
+}  # fmt: skip
+
+
+class _Frame(msgspec.Struct):
+    """`t_ns` is the instant of all columns; a column is a list, or raw bytes (float32; counters int64)."""
+
+    t_ns: int
+    gpu: dict[str, Any] = {}
+    node: dict[str, Any] = {}
+
+
+_JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
+_EVENT = msgspec.json.Decoder(FaultReported | JobStarted | JobEnded)
+
+
+class ItDecoder:
+    """Decodes frames and events for one site. Keeps only a cache of the names it has met."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._place: dict[str, tuple[str, int] | None] = {}
+
+    def decode(self, message: Message) -> list[Block | FaultReported | JobStarted | JobEnded] | Ignored:
+        """Blocks and events of one message. Raises BadMessage for what is neither."""
+        if len(message.payload) > MAX_PAYLOAD:
+            raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
+        if message.topic.startswith(EVENT):
+            return [self._event(message.payload)]
+        if not message.topic.startswith(FRAME):
+            return Ignored(message.topic[:40], "not a topic of the IT side")
+        place = self._find(message.topic[len(FRAME) :])
+        if place is None:
+            return Ignored("Frame", "its rack or node is not in the site file")
+        try:
+            decoder = _MSGPACK if message.payload[:1] and message.payload[0] >= 0x80 else _JSON
+            frame = decoder.decode(message.payload)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+            raise BadMessage(f"not an IT frame: {str(error)[:200]}") from error
+        if not 0 < frame.t_ns < 2**62:
+            raise BadMessage(f"t_ns {frame.t_ns}; expected UTC nanoseconds")
+        table, entity = place
+        blocks: list[Any] = []
+        for kind, columns in (("gpu", frame.gpu), ("node", frame.node)):
+            if columns:
+                blocks.append(self._block(kind, columns, table, entity, frame.t_ns))
+        return blocks
+
+    def _event(self, payload: bytes) -> FaultReported | JobStarted | JobEnded:
+        try:
+            event = _EVENT.decode(payload)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+            raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
+        if not event.id:
+            raise BadMessage("an event needs an id, so that a repeated delivery counts once")
+        return event
+
+    def _find(self, path: str) -> tuple[str, int] | None:
+        if path not in self._place:
+            if len(self._place) > 1_000_000 or len(path) > 512:
+                return None
+            node = self.names.entity("node", path)
+            rack = self.names.entity("rack", path) if node is None else None
+            self._place[path] = ("node", node) if node is not None else ("rack", rack) if rack is not None else None
+        return self._place[path]
+
+    def _block(self, kind: str, columns: dict[str, Any], table: str, entity: int, t_ns: int) -> Block:
+        start, n = self._run(kind, table, entity)
+        if len(columns) > MAX_COLUMNS:
+            raise BadMessage(f"{len(columns)} columns; expected at most {MAX_COLUMNS}")
+        spec = TABLES[kind].by_name
+        values: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        signals: list[str] = []
+        counters: list[str] = []
+        for key, column in columns.items():
+            name, factor = DCGM.get(key, (key, 1.0)) if kind == "gpu" else (key, 1.0)
+            signal = spec.get(name)
+            if signal is None:
+                continue  # a newer agent may know more than we do
+            array = _array(column, name, n, signal.kind == "counter")
+            if signal.kind == "counter":
+                counters.append(name)
+                counts.append(array)
+            elif name not in signals:
+                signals.append(name)
+                values.append(array if factor == 1.0 else array * np.float32(factor))
+        if not signals and not counters:
+            raise BadMessage(f"no column of {kind} that the catalogue knows among {', '.join(list(columns)[:5])}")
+        matrix = np.array(values, np.float32) if values else np.empty((0, n), np.float32)
+        raw = np.array(counts, np.int64) if counts else np.empty((0, n), np.int64)
+        return Block(kind, start, tuple(signals), matrix, tuple(counters), raw, t_ns)
+
+    def _run(self, kind: str, table: str, entity: int) -> tuple[int, int]:
+        """(first entity, how many) of this kind under the node or rack."""
+        site: Any = self.names
+        if table == "node":
+            if kind == "node":
+                return entity, 1
+            return int(site.gpu_start_of_node[entity]), int(np.diff(site.gpu_start_of_node[entity : entity + 2])[0])
+        first, last = int(site.node_start_of_rack[entity]), int(site.node_start_of_rack[entity + 1])
+        if kind == "node":
+            return first, last - first
+        start = int(site.gpu_start_of_node[first])
+        return start, int(site.gpu_start_of_node[last]) - start
+
+
+def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
+    try:
+        if isinstance(column, bytes):
+            array = np.frombuffer(column, "<i8" if is_counter else "<f4")
+        elif is_counter:
+            array = np.array([-1 if v is None else v for v in column])
+            if array.dtype.kind not in "iu" or (n and array.max(initial=0) >= 2**63):
+                raise BadMessage(f"{name}: expected whole numbers below 2^63 or null")
+            array = array.astype(np.int64)
+        else:
+            if any(isinstance(v, str | bool | list | dict) for v in column):
+                raise BadMessage(f"{name}: expected numbers or null")
+            with np.errstate(over="ignore"):
+                array = np.array([np.nan if v is None else v for v in column], np.float64)
+                array = np.clip(array, -1e38, 1e38).astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadMessage(f"{name}: {str(error)[:100]}") from error
+    if array.shape != (n,):
+        raise BadMessage(f"{name}: {array.shape} values; expected {n}")
+    return array
+
+
+def encode_frame(t_ns: int, gpu: dict[str, np.ndarray], node: dict[str, np.ndarray] | None = None) -> bytes:
+    """A msgpack frame with raw columns, as agents send it."""
+    def raw(columns: dict[str, np.ndarray]) -> dict[str, bytes]:
+        return {k: v.astype("<i8" if v.dtype.kind == "i" else "<f4").tobytes() for k, v in columns.items()}
+
+    return msgspec.msgpack.encode({"t_ns": t_ns, "gpu": raw(gpu), "node": raw(node or {})})
+
+
+def encode_json(t_ns: int, gpu: dict[str, Iterable[float | int | None]], node: dict[str, Any] | None = None) -> bytes:
+    """The same as columnar JSON, the open format."""
+    return msgspec.json.encode({"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}})
+
+

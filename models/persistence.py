@@ -1,0 +1,153 @@
+"""persistence: tomorrow is like now; the model that every other must beat.
+
+The mean forecast is the last good value. The band comes from fitted quantiles of past changes over the same
+horizon; before a fit, from the changes seen so far over one step, widened by the square root of time as a
+random walk would. May import contracts; NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from twin.contracts import Forecast, View, read_only
+from twin.errors import ContractError
+from twin.frame import F32, I32
+from twin.signals import find_signal
+from twin.tree import digest
+
+HORIZONS_S = (60.0, 300.0, 900.0, 3600.0)
+SIGNALS = ("rack.power_w",)
+LOW, HIGH = 0.05, 0.95
+Z90 = 1.6448536269514722  # the normal's 95 % quantile
+MEMORY_STEPS = 600.0  # effective number of steps in the running variance
+
+
+class Persistence:
+    """Last value, with a 90 % band."""
+
+    name: ClassVar[str] = "persistence"
+    period_s: ClassVar[float] = 10.0
+    fit_every_s: ClassVar[float] = 3600.0
+
+    def __init__(self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S) -> None:
+        self.signals, self.horizons_s = signals or SIGNALS, horizons_s or HORIZONS_S
+        self._last: dict[str, F32] = {}
+        self._variance: dict[str, F32] = {}
+        self._steps: dict[str, F32] = {}
+        self._t_ns = 0
+        self._step_s = self.period_s
+        self._fitted: dict[str, np.ndarray] = {}
+        self._version = "unfitted"
+
+    def update(self, view: View) -> None:
+        """Learn the size of one step's change, per entity."""
+        for key in self.signals:
+            value = view.value(key)
+            last = self._last.get(key)
+            if last is None or len(last) != len(value):
+                self._variance[key], self._steps[key] = np.zeros(len(value), np.float32), np.zeros(len(value), np.float32)
+            else:
+                change = value - last
+                known = np.isfinite(change)
+                steps = self._steps[key] + known
+                share = 1.0 / np.clip(steps, 1.0, MEMORY_STEPS)
+                square = np.where(known, change, 0.0) ** 2
+                grown = self._variance[key] + share * (square - self._variance[key])
+                self._variance[key] = np.where(known, grown, self._variance[key]).astype(np.float32)
+                self._steps[key] = steps.astype(np.float32)
+            self._last[key] = np.array(value, np.float32)
+        if self._t_ns:
+            self._step_s = max((view.now_ns - self._t_ns) / 1e9, 1e-3)
+        self._t_ns = view.now_ns
+
+    def predict(self, view: View) -> list[Forecast]:
+        """The last value at every horizon."""
+        out = []
+        for key in self.signals:
+            mean = self._last[key]
+            signal = find_signal(key)
+            assert signal is not None
+            for horizon_s in self.horizons_s:
+                low, high = self._fitted.get(f"{key}@{horizon_s:g}:low"), self._fitted.get(f"{key}@{horizon_s:g}:high")
+                if low is None or high is None or len(low) != len(mean):
+                    spread = Z90 * np.sqrt(self._variance[key] * max(horizon_s / self._step_s, 1.0))
+                    spread = np.where(self._steps[key] >= 2, spread, np.float32(np.nan))
+                    low, high = -spread, spread
+                out.append(Forecast(key, horizon_s, read_only(mean), np.maximum(mean + low, signal.low).astype(np.float32),
+                                    np.minimum(mean + high, signal.high).astype(np.float32),
+                                    f"{self.name}@{self._version}"))  # fmt: skip
+        return out
+
+    def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+        """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns by key.
+
+        A column without 20 overlapping pairs keeps no quantiles. Deterministic: `seed` is not needed.
+        """
+        out: dict[str, np.ndarray] = {}
+        t_ns = series["t_ns"]
+        for key in self.signals:
+            values = series.get(key)
+            if values is None or len(t_ns) < 2:
+                continue
+            step_ns = float(np.median(np.diff(t_ns)))
+            for horizon_s in self.horizons_s:
+                lag = max(1, round(horizon_s * 1e9 / step_ns))
+                if len(values) - lag < 20:
+                    continue
+                change = values[lag:] - values[:-lag]
+                enough = np.isfinite(change).sum(axis=0) >= 20
+                low, high = np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
+                if enough.any():
+                    low[enough], high[enough] = np.nanquantile(change[:, enough], [LOW, HIGH], axis=0)
+                out[f"{key}@{horizon_s:g}:low"] = low.astype(np.float32)
+                out[f"{key}@{horizon_s:g}:high"] = high.astype(np.float32)
+        return out
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Use fitted quantiles. Raises ContractError for anything else."""
+        for name, column in parameters.items():
+            key, _, rest = name.partition("@")
+            if key not in self.signals or not rest.endswith((":low", ":high")) or column.ndim != 1:
+                raise ContractError(f"{name} is not a parameter of {self.name}")
+        self._fitted = {name: np.array(column) for name, column in sorted(parameters.items())}
+        self._version = digest(self._fitted)[:12] if self._fitted else "unfitted"
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The fitted quantiles, if any."""
+        return dict(self._fitted)
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """The last values and the running variances."""
+        out: dict[str, np.ndarray] = {"t_ns": np.array([self._t_ns]), "step_s": np.array([self._step_s])}
+        for key in self._last:
+            out |= {f"{key}:last": self._last[key], f"{key}:variance": self._variance[key], f"{key}:steps": self._steps[key]}
+        return out
+
+    def restore(self, memory: Mapping[str, np.ndarray]) -> None:
+        """Take over what `memory` gave."""
+        self._t_ns, self._step_s = int(memory["t_ns"][0]), float(memory["step_s"][0])
+        for key in self.signals:
+            if f"{key}:last" in memory:
+                self._last[key] = np.array(memory[f"{key}:last"])
+                self._variance[key] = np.array(memory[f"{key}:variance"])
+                self._steps[key] = np.array(memory[f"{key}:steps"])
+
+    def remap(self, old_of_new: Mapping[str, I32]) -> None:
+        """Move what was learned to the new slots."""
+        for key in list(self._last):
+            source = old_of_new[key.partition(".")[0]]
+            kept = np.flatnonzero(source >= 0)
+            for held, empty in ((self._last, np.nan), (self._variance, 0.0), (self._steps, 0.0)):
+                moved = np.full(len(source), empty, np.float32)
+                moved[kept] = held[key][source[kept]]
+                held[key] = moved
+        for name in list(self._fitted):
+            source = old_of_new[name.partition(".")[0]]
+            if len(source) and source.max(initial=-1) < len(self._fitted[name]):
+                moved = np.full(len(source), np.nan, np.float32)
+                kept = np.flatnonzero(source >= 0)
+                moved[kept] = self._fitted[name][source[kept]]
+                self._fitted[name] = moved

@@ -1,0 +1,15 @@
+"""Policies: what racktwin does about what it sees. One file each and one line here.
+
+A policy is pure and knows the core's contracts only; third parties name theirs `module:Class` in the site file.
+"""
+
+from __future__ import annotations
+
+from policies.operator import Operator
+from policies.thermal_guard import ThermalGuard
+from twin.contracts import Policy
+
+REGISTRY: dict[str, type[Policy]] = {
+    "thermal_guard": ThermalGuard,
+    "operator": Operator,
+}

@@ -1,0 +1,81 @@
+"""The machinery of conftest.py does what it says: tried on a small suite, each time in its own process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+SUITE = {
+    "tidy/test_z.py": "def test_last(): pass\n",
+    "sim/test_s.py": "import pytest\n@pytest.mark.storm\ndef test_storm(): pass\n",
+    "golden/test_g.py": (
+        "def test_replay(recording):\n    assert recording('grid-hourly').is_dir()\n"
+        "def test_again(recording):\n    assert recording('grid-hourly/eu').exists()\n"
+    ),
+    "contract/test_c.py": "def test_broker(server):\n    server('no-such-broker', 'its-package')\n",
+    "unit/test_u.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_first(): pass\n",
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A copy of conftest.py and of the settings of pytest, with a few tests."""
+    shutil.copy(tree.ROOT / "pyproject.toml", tmp_path)
+    for path, text in SUITE.items():
+        (tmp_path / "tests" / path).parent.mkdir(parents=True)
+        (tmp_path / "tests" / path).write_text(text)
+    shutil.copy(tree.ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    return tmp_path
+
+
+def run(suite: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("CI", "RACKTWIN_TRACES", "PYTEST_ADDOPTS")
+    }
+    environment |= {"XDG_CACHE_HOME": str(suite / "cache"), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_what_is_missing_is_skipped_and_listed_by_name(suite: Path) -> None:
+    answer = run(suite)
+    assert answer.returncode == 0, answer.stdout
+    assert (
+        "recording grid-hourly: 2 tests skipped; remedy: `racktwin traces fetch grid-hourly`" in answer.stdout
+    )
+    assert "server no-such-broker: 1 test skipped; remedy: `apt-get install its-package`" in answer.stdout
+    assert "3 passed, 3 skipped, 1 deselected" in answer.stdout
+
+
+def test_what_is_missing_fails_in_ci(suite: Path) -> None:
+    answer = run(suite, CI="true")
+    assert answer.returncode == 1
+    assert "3 failed, 3 passed" in answer.stdout
+    assert "recording grid-hourly: 2 tests failed" in answer.stdout
+
+
+@pytest.mark.parametrize("variable", ["RACKTWIN_TRACES", "XDG_CACHE_HOME"])
+def test_recordings_are_found(suite: Path, variable: str) -> None:
+    below = "" if variable == "RACKTWIN_TRACES" else "racktwin/traces"
+    (suite / "there" / below / "grid-hourly" / "eu").mkdir(parents=True)
+    answer = run(suite, "-k", "golden", CI="true", **{variable: str(suite / "there")})
+    assert answer.returncode == 0, answer.stdout
+    assert "2 passed" in answer.stdout
+
+
+def test_quick_tests_come_first_and_folders_in_order(suite: Path) -> None:
+    lines = run(suite, "--collect-only", "-q").stdout.splitlines()
+    assert [line.split("::")[-1] for line in lines if "::" in line] == [
+        "test_first", "test_broker", "test_replay", "test_again", "test_last", "test_slow",
+    ]  # fmt: skip
+
+
+def test_the_storm_runs_when_asked_for(suite: Path) -> None:
+    assert "1 passed, 6 deselected" in run(suite, "-m", "storm").stdout

@@ -1,0 +1,137 @@
+"""The command line: `racktwin check | discover | record-info | replay | journal | traces | demo`.
+
+Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a broken
+chain, a replay that differs), 2 a wrong call. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twin.errors import ConfigError, Divergence, TwinError
+
+
+def _parser() -> argparse.ArgumentParser:
+    from twin.app import traces
+
+    top = argparse.ArgumentParser(prog="racktwin", description="The digital-twin operations daemon for AI supernodes.")
+    top.add_argument("--version", action="store_true", help="print the version and end")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+
+    check = commands.add_parser("check", help="check site files: all faults at once")
+    check.add_argument("site", type=Path, nargs="+", help="site file (YAML)")
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+    discover = commands.add_parser("discover", help="make a site file from a recording's own metadata")
+    discover.add_argument("recording", type=Path, help="MQTT capture, or archive of IPMI dumps")
+    discover.add_argument("-o", "--output", type=Path, help="site file to write (default: stdout)")
+    discover.add_argument("--name", default="site", help="name of the site")
+
+    info = commands.add_parser("record-info", help="what a recorded run or a capture holds")
+    info.add_argument("path", type=Path)
+    info.add_argument("--json", action="store_true")
+
+    replay = commands.add_parser("replay", help="run recorded telemetry through the twin")
+    replay.add_argument("--site", type=Path, help="site file; a native trace brings its own")
+    replay.add_argument("--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run")
+    replay.add_argument("--map", type=Path, help="mapping of a table's columns to signals (YAML)")
+    replay.add_argument("--speed", default="max", help="times real time, or max (default)")
+    replay.add_argument("--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)")
+    replay.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
+    replay.add_argument("--report", type=Path, help="write report.html into this folder")
+    replay.add_argument("--authority", action="append", default=[], metavar="POLICY=LEVEL",
+                        help="off, advise, approve or act; overrides the site file")  # fmt: skip
+    replay.add_argument("--no-compare", action="store_true", help="do not compare a recorded run with its journal")
+    replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+    journal = commands.add_parser("journal", help="verify or show a journal")
+    actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
+    verify = actions.add_parser("verify", help="walk the chain")
+    verify.add_argument("path", type=Path)
+    verify.add_argument("--cut", action="store_true", help="cut a faulty tail off (the rest is kept as .torn)")
+    verify.add_argument("--json", action="store_true")
+    show = actions.add_parser("show", help="print entries")
+    show.add_argument("path", type=Path)
+    show.add_argument("--kind", help="only this kind: event, command, advice, finding, ...")
+    show.add_argument("--limit", type=int, default=50)
+    show.add_argument("--json", action="store_true")
+
+    traces.add_parser(commands)
+
+    demo = commands.add_parser("demo", help="replay a real recording, and a simulated pod that gets hot")
+    demo.add_argument("--out", type=Path, default=Path("build/demo"))
+    return top
+
+
+def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.command == "traces":
+        from twin.app.traces import run_traces
+
+        return run_traces(args)
+    if args.command == "journal":
+        from twin.app.cli_journal import run_journal
+
+        return run_journal(args, out, err)
+    if args.command == "replay":
+        from twin.app.cli_replay import run_replay
+
+        return run_replay(args, out, err)
+    if args.command == "demo":
+        from twin.app.demo import run_demo
+
+        return run_demo(args.out, out, err)
+    from twin.app import cli_site
+
+    actions: dict[str, Any] = {
+        "check": cli_site.run_check, "discover": cli_site.run_discover, "record-info": cli_site.run_info,
+    }  # fmt: skip
+    return int(actions[args.command](args, out, err))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    if args.version:
+        from importlib.metadata import version
+
+        out.print(f"racktwin {version('racktwin')}")
+        return 0
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return _run(args, out, err)
+    except ConfigError as error:
+        for problem in error.problems:
+            err.print(f"[red]error[/red] {escape(problem)}", soft_wrap=True)
+        return 1
+    except Divergence as error:
+        err.print(f"[red]differs[/red] {escape(str(error))}", soft_wrap=True)
+        return 1
+    except TwinError as error:
+        err.print(f"[red]error[/red] {escape(str(error))}", soft_wrap=True)
+        return 1
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        return 130
+
+
+def escape(text: str) -> str:
+    """Text from outside, safe to print: no markup, no control characters."""
+    from rich.markup import escape as no_markup
+
+    return no_markup("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The commands about journals: verify (and cut a faulty tail), show. Part of the shell."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twin.app.storage import journal_lines, verify_journal
+from twin.errors import StorageError
+from twin.frame import NS
+from twin.journal import Entry
+
+
+def _journal(path: Path) -> Path:
+    found = path / "journal.jsonl" if path.is_dir() else path
+    if not found.is_file():
+        raise StorageError(f"{found}: no such journal; expected a journal.jsonl or the folder of a run")
+    return found
+
+
+def run_journal(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """`journal verify` and `journal show`."""
+    return _verify(args, out, err) if args.action == "verify" else _show(args, out)
+
+
+def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
+    path = _journal(args.path)
+    verdict = verify_journal(path)
+    cut = False
+    if verdict.fault and args.cut:
+        data = path.read_bytes()
+        path.with_suffix(".torn").write_bytes(data[verdict.position :])
+        path.write_bytes(data[: verdict.position])
+        cut = True
+    if args.json:
+        out.print_json(msgspec.json.encode({
+            "path": str(path), "ok": verdict.fault is None, "lines": verdict.lines, "head": verdict.head,
+            "fault": verdict.fault, "line": verdict.line_no, "byte": verdict.position, "cut": cut}).decode())  # fmt: skip
+    elif verdict.fault is None:
+        out.print(f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head}", markup=False, soft_wrap=True)
+    else:
+        err.print(f"error {path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
+                  f"the {verdict.lines} lines before are good", style="red", markup=False, soft_wrap=True)  # fmt: skip
+        if cut:
+            err.print(f"cut there; what was behind is in {path.with_suffix('.torn')}", markup=False, soft_wrap=True)
+    return 0 if verdict.fault is None or cut else 1
+
+
+def _show(args: argparse.Namespace, out: Console) -> int:
+    path = _journal(args.path)
+    table = Table(box=None, pad_edge=False)
+    for head in ("time (UTC)", "tick", "kind", "what"):
+        table.add_column(head, overflow="fold")
+    shown = 0
+    for number, line in enumerate(journal_lines(path), start=1):
+        try:
+            entry = msgspec.json.decode(line, type=Entry)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise StorageError(f"{path} line {number}: {error}; run `racktwin journal verify`") from error
+        if args.kind and entry.kind != args.kind:
+            continue
+        if shown >= args.limit:
+            break
+        shown += 1
+        if args.json:
+            out.print(line.decode(errors="replace"), markup=False, soft_wrap=True)
+        else:
+            when = datetime.fromtimestamp(entry.now_ns / NS, UTC).strftime("%Y-%m-%d %H:%M:%S") if entry.now_ns else "-"
+            table.add_row(when, str(entry.tick), entry.kind, _sentence(entry.kind, entry.body))
+    if not args.json:
+        out.print(table)
+    return 0
+
+
+def _sentence(kind: str, body: dict[str, Any]) -> str:
+    """A record in words."""
+    count = body.get("count")
+    index = body.get("index")
+    if isinstance(index, list):
+        count = len(index)
+    elif isinstance(index, dict):
+        count = index.get("n")
+    match kind:
+        case "command" | "advice":
+            values = body["value"]
+            span = f"{min(values):g} to {max(values):g}" if isinstance(values, list) and values else "many values"
+            text = f"{body['policy']}: {body['control']} of {count} -> {span}; {body['reason']}"
+        case "renewal" | "lapsed" | "failed" | "deferred" | "narrowed":
+            text = f"{body['control']} of {count}" + (f"; {body['why']}" if "why" in body else "")
+        case "finding":
+            text = f"{body['severity']}: {body['title']}: {', '.join(body['evidence'])}"
+        case "event":
+            text = f"{body['event'].get('type')}" + (f" refused: {body['refused']}" if "refused" in body else "")
+        case "proposals":
+            text = f"{body['policy']}: " + ("; ".join(p["reason"] for p in body["proposals"]) or "nothing to propose")
+        case "mark":
+            text = f"check of {len(body['state'])} signals"
+        case _:
+            text = ", ".join(f"{k}={str(v)[:60]}" for k, v in body.items())
+    # Reasons and names come from outside: no markup, no control characters.
+    return "".join(c if c.isprintable() else "\ufffd" for c in text).replace("[", r"\[")

@@ -1,0 +1,126 @@
+"""The commands about sites and recordings: check, discover, record-info. Part of the shell."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from connectors.capture import BadRow, read_capture
+from connectors.discovery import discover, to_yaml
+from connectors.ipmi import discover_ipmi
+from twin.app.sources import form_of
+from twin.app.storage import TraceReader, verify_journal
+from twin.app.wiring import arming_faults, load_site, make_engine
+from twin.errors import ConfigError, StorageError
+from twin.frame import NS
+
+
+def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Every fault of every file; 0 only if there is none."""
+    results: dict[str, Any] = {}
+    for path in args.site:
+        try:
+            spec, site = load_site(path)
+            make_engine(site)
+            faults = [f"{path}: {fault}" for fault in arming_faults(spec, site)]
+            sizes = {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
+        except ConfigError as error:
+            faults, sizes = error.problems, {}
+        results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
+        if not args.json:
+            for fault in faults:
+                err.print(f"error {fault}", style="red", markup=False, soft_wrap=True)
+            if not faults:
+                what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
+                out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
+    if args.json:
+        out.print_json(msgspec.json.encode(results).decode())
+    return 0 if all(r["ok"] for r in results.values()) else 1
+
+
+def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """A site file from metadata alone."""
+    if not args.recording.exists():
+        raise StorageError(f"{args.recording}: no such file")
+    if form_of(args.recording, None) == "ipmi":
+        text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)
+        notes: list[str] = []
+    else:
+        found = discover(read_capture(args.recording), args.name)
+        text, notes = to_yaml(found), found.notes
+    if args.output is None:
+        out.print(text, markup=False, soft_wrap=True, end="")
+        return 0
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(text, encoding="utf-8")
+    for note in notes:
+        out.print(f"- {note}", markup=False, soft_wrap=True)
+    _, site = load_site(args.output)
+    what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
+    out.print(f"{args.output}: {what}", markup=False, soft_wrap=True)
+    return 0
+
+
+def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """What a recording holds, and where it is damaged."""
+    form = form_of(args.path, None)
+    info = _run_info(args.path) if form == "native" else _capture_info(args.path, form)
+    if args.json:
+        out.print_json(msgspec.json.encode(info).decode())
+    else:
+        table = Table(show_header=False, box=None)
+        for key, value in info.items():
+            table.add_row(key, str(value))
+        out.print(table)
+    return 1 if info.get("damage") else 0
+
+
+def _run_info(path: Path) -> dict[str, Any]:
+    reader = TraceReader(path)
+    ticks, cells, events, first_ns, last_ns, urgent = 0, 0, 0, 0, 0, 0
+    for frame in reader:
+        ticks += 1
+        urgent += frame.urgent
+        events += len(frame.events)
+        cells += sum(u.q.size for u in frame.updates) + sum(c.raw.size for c in frame.counts)
+        first_ns, last_ns = first_ns or frame.now_ns, frame.now_ns
+    damage = list(reader.damage)
+    info: dict[str, Any] = {
+        "form": "native", "segments": len(reader.headers), "sites": sorted({h.site_hash for h in reader.headers}),
+        "ticks": ticks, "urgent_ticks": urgent, "values": cells, "events": events,
+        "span_s": (last_ns - first_ns) / NS, "bytes": sum(p.stat().st_size for p in reader.segments()),
+    }  # fmt: skip
+    journal = path / "journal.jsonl"
+    if path.is_dir() and journal.exists():
+        verdict = verify_journal(journal)
+        info |= {"journal_lines": verdict.lines, "journal_head": verdict.head}
+        if verdict.fault:
+            damage.append(f"journal.jsonl line {verdict.line_no}, byte {verdict.position}: {verdict.fault}")
+    return info | {"damage": damage}
+
+
+def _capture_info(path: Path, form: str) -> dict[str, Any]:
+    if form != "capture":
+        return {"form": form, "bytes": path.stat().st_size}
+    total, damage, first_ns, last_ns = 0, [], 0, 0
+    kinds: dict[str, int] = {}
+    for row in read_capture(path):
+        total += 1
+        if isinstance(row, BadRow):
+            if len(damage) < 20:
+                damage.append(f"line {row.line}: {row.reason}")
+            continue
+        first_ns, last_ns = first_ns or row.t_ns, row.t_ns
+        kind = "/".join(row.topic.split("/")[:5])
+        if kind in kinds or len(kinds) < 100:
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return {"form": "capture", "messages": total, "span_s": (last_ns - first_ns) / NS,
+            "topics": dict(sorted(kinds.items())), "damage": damage}  # fmt: skip
+
+

@@ -1,0 +1,88 @@
+"""Fits: slow work in a process of its own, its result an event in a later frame.
+
+A worker is spawned, so that libraries of statistics are never imported where the tick runs. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from twin.contracts import FitRequest
+from twin.engine import Engine
+from twin.events import Event, FitFailed, ModelFitted
+from twin.frame import NS
+from twin.tree import digest, pack, unpack
+
+# A replay delivers a result this long after its request, whatever the fit really took.
+LATENCY_S = 30.0
+FIT_TIMEOUT_S = 600.0
+
+
+def _nice() -> None:
+    os.nice(10)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> bytes:
+    """In the worker: fit a model of this class on packed series; packed parameters come back."""
+    module, _, name = kind.partition(":")
+    cls = getattr(__import__(module, fromlist=[name]), name)
+    parameters: dict[str, np.ndarray] = cls(**settings).fit(unpack(series), seed)
+    return pack(parameters)
+
+
+class Fitter:
+    """Runs fits one at a time, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._waiting: list[tuple[int, FitRequest, Future[bytes] | None, str]] = []
+
+    def submit(self, engine: Engine, request: FitRequest, now_ns: int) -> None:
+        """Start a fit on the history that the engine holds; its result is due `LATENCY_S` later."""
+        model = engine.models[request.model]
+        series: dict[str, np.ndarray] = {}
+        for key in getattr(model, "signals", ()):
+            ring = engine.history.rings.get(key)
+            if ring is not None:
+                t_ns, values = ring.ordered()
+                series["t_ns"], series[key] = t_ns, values
+        due_ns = now_ns + round(LATENCY_S * NS)
+        if not series:
+            self._waiting.append((due_ns, request, None, "no history is declared for its signals"))
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
+        settings = {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
+        kind = f"{type(model).__module__}:{type(model).__qualname__}"
+        future = self._pool.submit(run_fit, kind, settings, pack(series), request.seed)
+        self._waiting.append((due_ns, request, future, ""))
+
+    def due(self, now_ns: int) -> list[Event]:
+        """Results whose time has come, waited for if need be, so that a replay does not depend on speed."""
+        out: list[Event] = []
+        while self._waiting and self._waiting[0][0] <= now_ns:
+            _, request, future, why = self._waiting.pop(0)
+            if future is not None:
+                try:
+                    params = future.result(timeout=FIT_TIMEOUT_S)
+                    out.append(ModelFitted(id=f"fit:{request.id}", fit=request.id, model=request.model,
+                                           params_hash=digest(unpack(params)), params=params))  # fmt: skip
+                    continue
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"[:300]
+            out.append(FitFailed(id=f"fit:{request.id}", fit=request.id, model=request.model, why=why))
+        return out
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None

@@ -1,0 +1,221 @@
+"""Storage: the files of a run, trace segments, journal, snapshots, and how damage in them is met.
+
+A run is a folder: `trace-NNNNNN.rt`, `journal.jsonl` (bodies too large for a line in `sides/`) and
+`snapshot-TICK.rts`. What lies before a fault is used, what lies behind is reported with its position. Part of
+the shell: this is where bytes meet the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from twin import snapshot
+from twin.contracts import Decision
+from twin.errors import StorageError
+from twin.frame import Frame
+from twin.journal import Chain, Verdict, verify
+from twin.trace import MAGIC, Decoder, Encoder, Header, payloads, record
+
+SEGMENT_BYTES = 64 * 2**20
+KEEP_SNAPSHOTS = 2
+
+
+class TraceWriter:
+    """Frames into rotating segments. Written before the tick; `sync` once a second is the daemon's duty."""
+
+    def __init__(self, folder: Path, site_hash: str, spec: bytes, segment_bytes: int = SEGMENT_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.segment_bytes = folder, segment_bytes
+        self.site_hash, self.spec = site_hash, spec
+        self.number = len(list(folder.glob("trace-*.rt")))
+        self.bytes_written = 0
+        self._encoder = Encoder()
+        self._file: IO[bytes] | None = None
+        self._size = 0
+
+    def change_site(self, site_hash: str, spec: bytes) -> None:
+        """Later segments name the new site."""
+        self.site_hash, self.spec = site_hash, spec
+        self.close()
+
+    def write(self, frame: Frame) -> None:
+        """Append a frame. Raises StorageError if the disk refuses."""
+        try:
+            if self._file is None or self._size >= self.segment_bytes:
+                self._rotate(frame.tick)
+            self._put(self._encoder.encode(frame))
+        except OSError as error:
+            raise StorageError(f"{self.folder}: the trace cannot be written: {error}") from error
+
+    def _rotate(self, tick: int) -> None:
+        self.close()
+        path = self.folder / f"trace-{self.number:06d}.rt"
+        self._file = path.open("xb")
+        self.number += 1
+        self._size = self._file.write(MAGIC)
+        self._put(self._encoder.header(Header(1, self.site_hash, self.spec, tick)))
+
+    def _put(self, payload: bytes) -> None:
+        assert self._file is not None
+        size = self._file.write(record(payload))
+        self._size += size
+        self.bytes_written += size
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Finish the segment."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass
+class TraceReader:
+    """Frames of a segment, or of all segments of a folder, in order. `damage` tells where reading had to stop."""
+
+    path: Path
+    damage: list[str] = field(default_factory=list)
+    headers: list[Header] = field(default_factory=list)
+
+    def segments(self) -> list[Path]:
+        """The files to read. Raises StorageError if there are none."""
+        found = sorted(self.path.glob("trace-*.rt")) if self.path.is_dir() else [self.path]
+        if not found:
+            raise StorageError(f"{self.path}: no trace segments (trace-*.rt) here")
+        return found
+
+    def first_header(self) -> Header:
+        """The header of the first segment."""
+        path = self.segments()[0]
+        for position, payload in payloads(path.read_bytes()):
+            if isinstance(payload, str):
+                raise StorageError(f"{path} at byte {position}: {payload}")
+            try:
+                return Decoder().header(payload)
+            except StorageError as error:
+                raise StorageError(f"{path} at byte {position}: {error}") from error
+        raise StorageError(f"{path}: holds no record")
+
+    def __iter__(self) -> Iterator[Frame]:
+        self.damage, self.headers = [], []
+        last_tick = -1
+        for path in self.segments():
+            decoder, header_seen = Decoder(), False
+            for position, payload in payloads(path.read_bytes()):
+                if isinstance(payload, str):
+                    self.damage.append(f"{path.name} at byte {position}: {payload}")
+                    break
+                try:
+                    if not header_seen:
+                        self.headers.append(decoder.header(payload))
+                        header_seen = True
+                        continue
+                    frame = decoder.decode(payload)
+                except StorageError as error:
+                    self.damage.append(f"{path.name} at byte {position}: {error}")
+                    break
+                if frame.tick <= last_tick:
+                    self.damage.append(f"{path.name} at byte {position}: tick {frame.tick} after {last_tick}; skipped")
+                    continue
+                last_tick = frame.tick
+                yield frame
+
+
+class JournalWriter:
+    """Decisions into `journal.jsonl`. With `durable`, a tick's lines are on the disk before it returns."""
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.durable = folder / "journal.jsonl", durable
+        verdict = verify_journal(self.path) if self.path.exists() else None
+        if verdict is not None and verdict.fault:
+            raise StorageError(f"{self.path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
+                               "expected an intact journal: move it away, or cut it there with `journal verify --cut`")  # fmt: skip
+        self.chain = Chain(verdict.lines, verdict.head) if verdict else Chain()
+        self._file = self.path.open("ab")
+
+    def append(self, lines: list[bytes]) -> None:
+        """Write lines made by this journal's chain. Raises StorageError: then nothing may be commanded."""
+        try:
+            for name, body in self.chain.sides.items():
+                side = self.path.parent / "sides" / f"{name}.json"
+                side.parent.mkdir(exist_ok=True)
+                side.write_bytes(body)
+            self.chain.sides.clear()
+            if lines:
+                self._file.write(b"".join(line + b"\n" for line in lines))
+                if self.durable:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StorageError(f"{self.path}: the journal cannot be written: {error}") from error
+
+    def write(self, decision: Decision) -> None:
+        """The lines of a tick."""
+        self.append(self.chain.lines(decision))
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.flush()
+        self._file.close()
+
+
+def journal_lines(path: Path) -> Iterator[bytes]:
+    """Whole lines of a journal, without their newlines; a torn last line is not yielded."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
+    except OSError as error:
+        raise StorageError(f"{path}: the journal cannot be read: {error}") from error
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the file ends within a line."""
+    size = path.stat().st_size
+    if size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
+
+
+def verify_journal(path: Path) -> Verdict:
+    """Walk a journal's chain. Raises StorageError if it cannot be read."""
+    return verify(journal_lines(path), path.exists() and is_torn(path))
+
+
+def write_snapshot(folder: Path, tick: int, data: dict[str, object]) -> Path:
+    """A snapshot, complete or not at all; older ones beyond `KEEP_SNAPSHOTS` go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"snapshot-{tick:012d}.rts"
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        file.write(snapshot.encode(data))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    for old in sorted(folder.glob("snapshot-*.rts"))[:-KEEP_SNAPSHOTS]:
+        old.unlink()
+    return path
+
+
+def read_snapshot(folder: Path) -> tuple[dict[str, object] | None, list[str]]:
+    """(the newest snapshot that is whole, or None; what was wrong with newer ones)."""
+    faults = []
+    for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
+        try:
+            return snapshot.decode(path.read_bytes()), faults
+        except StorageError as error:
+            faults.append(f"{path.name}: {error}")
+    return None, faults

@@ -1,0 +1,179 @@
+"""Wiring: from files to a site, and from a site to an engine with its policies and models.
+
+Reads YAML, finds profiles (the packaged ones and `profiles/` beside the site file) and loads plug-ins. Part of
+the shell; the only place that knows the registries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import models
+import policies
+from twin.contracts import Model, Policy
+from twin.engine import Engine
+from twin.errors import ConfigError
+from twin.profile import Profile, parse_profile
+from twin.safety import lapse_faults
+from twin.site import Site, SiteSpec
+from twin.sitebuild import build
+from twin.sitefile import ModelEntry, SiteFile
+
+MAX_YAML_BYTES = 64 * 2**20
+
+
+def read_yaml(path: Path) -> Any:
+    """A parsed YAML file. Raises ConfigError naming file, line and column."""
+    try:
+        if path.stat().st_size > MAX_YAML_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_YAML_BYTES}")
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; expected a YAML text file") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
+        raise ConfigError(f"{path}: {where}: {error.problem or error.context}; expected YAML") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {str(error)[:200]}") from error
+
+
+def profile_path(name: str, beside: Path | None) -> Path | None:
+    """Where a profile lies: beside the site file first, then among the packaged ones."""
+    if not name or "/" in name or name.startswith("."):
+        return None
+    own = beside / "profiles" / f"{name}.yaml" if beside else None
+    if own is not None and own.is_file():
+        return own
+    packaged = Path(str(resources.files("twin") / "profiles" / f"{name}.yaml"))
+    return packaged if packaged.is_file() else None
+
+
+def packaged_profiles() -> list[str]:
+    """Names of the profiles that come with racktwin."""
+    return sorted(p.name[:-5] for p in resources.files("twin").joinpath("profiles").iterdir() if p.name.endswith(".yaml"))
+
+
+def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
+    """The site's tree with the profiles that it names."""
+    wanted = []
+    halls = tree.get("halls") if isinstance(tree, dict) else None
+    for hall in halls if isinstance(halls, list) else []:
+        racks = hall.get("racks") if isinstance(hall, dict) else None
+        for group in racks if isinstance(racks, list) else []:
+            name = group.get("profile") if isinstance(group, dict) else None
+            if isinstance(name, str) and name not in wanted:
+                wanted.append(name)
+    found: dict[str, dict[str, Any]] = {}
+    problems = []
+    for name in wanted:
+        path = profile_path(name, beside)
+        if path is None:
+            problems.append(f"{file_name}: no profile {name!r}; expected one of {', '.join(packaged_profiles())} "
+                            "or a file profiles/NAME.yaml beside the site file")  # fmt: skip
+            continue
+        profile_tree = read_yaml(path)
+        try:
+            parse_profile(profile_tree, str(path))
+            found[name] = profile_tree
+        except ConfigError as error:
+            problems += error.problems
+    if not isinstance(tree, dict):
+        problems.append(f"{file_name}: expected a mapping with `site` and `halls`, got {type(tree).__name__}")
+    if problems:
+        try:
+            if isinstance(tree, dict):
+                build(SiteSpec(tree, found), file_name)
+        except ConfigError as error:
+            # The build repeats that the profile is missing; only what is new is of use.
+            problems += [p for p in error.problems if "no profile named" not in p]
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return SiteSpec(tree, found)
+
+
+def load_site(path: Path) -> tuple[SiteSpec, Site]:
+    """The site of a file. Raises ConfigError with every fault."""
+    spec = spec_of(read_yaml(path), path.parent, str(path))
+    return spec, build(spec, str(path))
+
+
+def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:
+    """The class of a registered name or of `module:Class`."""
+    wanted = kind or name
+    if ":" in wanted:
+        module, _, cls = wanted.partition(":")
+        try:
+            return getattr(importlib.import_module(module), cls)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot load {wanted}: {error}; expected module:Class") from error
+    if wanted not in registry:
+        raise ConfigError(f"{path}: {wanted!r} is not registered; expected one of {', '.join(sorted(registry))} or module:Class")
+    return registry[wanted]
+
+
+def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
+    """(policies, their authority): all registered ones at `advise`, as the site file changes that."""
+    problems: list[str] = []
+    chosen: list[Policy] = []
+    authority: dict[str, str] = {}
+    for name in dict.fromkeys([*policies.REGISTRY, *file.policies]):
+        entry = file.policies.get(name)
+        try:
+            cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
+            policy = cls(**entry.settings) if entry and entry.settings else cls()
+        except (ConfigError, TypeError, ValueError) as error:
+            problems.append(str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}")
+            continue
+        chosen.append(policy)
+        authority[policy.name] = entry.authority if entry else "advise"
+    if problems:
+        raise ConfigError(problems)
+    return chosen, authority
+
+
+def make_model(name: str, entry: ModelEntry | None) -> Model:
+    """A model with the signals, horizons and settings of its entry. Raises ConfigError."""
+    path = f"$.models.{name}"
+    cls = _plug_in(models.REGISTRY, name, entry.kind if entry else None, path)
+    settings: dict[str, Any] = dict(entry.settings) if entry else {}
+    fit_every_s = settings.pop("fit_every_s", None)
+    if entry is not None and entry.signals:
+        settings["signals"] = tuple(entry.signals)
+    if entry is not None and entry.horizons_s:
+        settings["horizons_s"] = tuple(entry.horizons_s)
+    try:
+        model: Model = cls(**settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}.settings: {error}") from error
+    if fit_every_s is not None:
+        if not isinstance(fit_every_s, int | float) or fit_every_s < 0:
+            raise ConfigError(f"{path}.settings.fit_every_s: expected seconds >= 0, got {fit_every_s!r}")
+        model.fit_every_s = float(fit_every_s)  # type: ignore[misc]
+    return model
+
+
+def make_models(file: SiteFile) -> list[Model]:
+    """All registered models and those that the site adds."""
+    return [make_model(name, file.models.get(name)) for name in dict.fromkeys([*models.REGISTRY, *file.models])]
+
+
+def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
+    """An engine for a site, with its own plug-ins. `authority` overrides the file's (a replay may try `act`)."""
+    chosen, from_file = make_policies(site.file)
+    return Engine(site, chosen, make_models(site.file), {**from_file, **(authority or {})})
+
+
+def arming_faults(spec: SiteSpec, site: Site) -> list[str]:
+    """Why this site may not be armed, if a policy is set to `act` on power."""
+    armed = [name for name, entry in site.file.policies.items() if entry.authority in ("act", "approve")]
+    if not armed or site.sizes["gpu"] == 0:
+        return []
+    profiles: dict[str, Profile] = {n: parse_profile(t, n) for n, t in spec.profiles.items()}
+    return [f"armed ({', '.join(armed)}), but {fault}" for fault in lapse_faults(site, profiles)]

@@ -1,0 +1,147 @@
+"""The journal: what was decided and why, one JSON line each, chained by hash so that tampering shows.
+
+A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Here lines are made,
+checked and compared; the shell keeps the file. May import contracts and errors.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.contracts import Decision
+from twin.errors import Divergence
+
+FORMAT = 1
+GENESIS = "0" * 32
+INLINE = 64  # longer columns are base64
+SIDE_BYTES = 2_000_000  # a larger body goes to a file of its own, named by its hash
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists or as base64 little-endian."""
+    if isinstance(value, np.ndarray):
+        if value.size <= INLINE:
+            return value.tolist()
+        data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
+        return {"dtype": data.dtype.str[1:], "n": int(data.size), "base64": base64.b64encode(data.tobytes()).decode()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be journaled")
+
+
+def column(value: Any) -> np.ndarray:
+    """The array that a journaled column stands for."""
+    if isinstance(value, dict):
+        return np.frombuffer(base64.b64decode(value["base64"]), "<" + value["dtype"])
+    return np.array([np.nan if v is None else v for v in value])
+
+
+def line_hash(line: bytes) -> str:
+    """What the next line calls `prev`."""
+    return hashlib.blake2b(line, digest_size=16).hexdigest()
+
+
+class Chain:
+    """Makes lines. `head` is the hash of the last one; two runs with equal heads decided equally."""
+
+    def __init__(self, seq: int = 0, head: str = GENESIS) -> None:
+        self.seq, self.head = seq, head
+        self.sides: dict[str, bytes] = {}  # bodies too large for a line; the shell writes and clears them
+
+    def line(self, kind: str, tick: int, now_ns: int, body: dict[str, Any]) -> bytes:
+        """The next line, without its newline."""
+        packed = msgspec.json.encode(body, enc_hook=_plain)
+        if len(packed) > SIDE_BYTES:
+            name = line_hash(packed)
+            self.sides[name] = packed
+            packed = msgspec.json.encode({"side": name, "bytes": len(packed)})
+        record = {"seq": self.seq, "prev": self.head, "kind": kind, "tick": tick, "now_ns": now_ns,
+                  "body": msgspec.Raw(packed)}  # fmt: skip
+        line = msgspec.json.encode(record)
+        self.seq += 1
+        self.head = line_hash(line)
+        return line
+
+    def lines(self, decision: Decision) -> list[bytes]:
+        """The lines of a tick."""
+        return [self.line(r["kind"], decision.tick, decision.now_ns, {k: v for k, v in r.items() if k != "kind"})
+                for r in decision.records]  # fmt: skip
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A parsed line."""
+
+    seq: int
+    prev: str
+    kind: str
+    tick: int
+    now_ns: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a walk along a journal found. `position` is the byte where the first fault begins, -1 for none."""
+
+    lines: int
+    head: str
+    fault: str | None
+    line_no: int
+    position: int
+
+
+def verify(lines: Iterable[bytes], torn_tail: bool = False) -> Verdict:
+    """Walk the chain. Up to the fault the journal is good; `torn_tail` says that the last line lacks its end."""
+    count, head, position = 0, GENESIS, 0
+    for line in lines:
+        try:
+            entry = msgspec.json.decode(line, type=Entry)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return Verdict(count, head, f"not a journal line: {error}", count + 1, position)
+        if entry.prev != head:
+            return Verdict(count, head, f"the chain breaks: prev is {entry.prev}, the line before hashes to {head}",
+                           count + 1, position)  # fmt: skip
+        if entry.seq != count and count:
+            return Verdict(count, head, f"seq is {entry.seq}, expected {count}", count + 1, position)
+        head = line_hash(line)
+        count += 1
+        position += len(line) + 1
+    if torn_tail:
+        return Verdict(count, head, "the last line is torn", count + 1, position)
+    return Verdict(count, head, None, 0, -1)
+
+
+def first_difference(recorded: bytes, replayed: bytes | None) -> Divergence:
+    """The Divergence between two lines that differ, down to the field."""
+    a = msgspec.json.decode(recorded)
+    if replayed is None:
+        return Divergence(a["tick"], a["kind"], a["body"], None)
+    b = msgspec.json.decode(replayed)
+    if a["tick"] != b["tick"] or a["kind"] != b["kind"]:
+        tick = min(a["tick"], b["tick"])
+        return Divergence(tick, "kind", f"{a['kind']} at tick {a['tick']}", f"{b['kind']} at tick {b['tick']}")
+    path, x, y = _differ(a["body"], b["body"], a["kind"])
+    return Divergence(a["tick"], path, x, y)
+
+
+def _differ(a: Any, b: Any, path: str) -> tuple[str, Any, Any]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        if "base64" in a and "base64" in b and a.get("dtype") == b.get("dtype"):
+            return _differ(column(a).tolist(), column(b).tolist(), path)
+        for key in [*a, *(k for k in b if k not in a)]:
+            if a.get(key) != b.get(key):
+                return _differ(a.get(key), b.get(key), f"{path}.{key}")
+    if isinstance(a, list) and isinstance(b, list):
+        for i, (x, y) in enumerate(zip(a, b, strict=False)):
+            if x != y:
+                return _differ(x, y, f"{path}[{i}]")
+        if len(a) != len(b):
+            return f"{path}.length", len(a), len(b)
+    return path, a, b

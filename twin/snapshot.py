@@ -1,0 +1,95 @@
+"""Snapshots: the engine as plain data and arrays, and back; with the trace after it, the only start-up path.
+
+Holds state, memories, leases and parameters, not the history rings (a restart reads that much trace before
+the snapshot) and not the site, which is named by hash and must be the one the engine was made with. May
+import the core; writes no file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zstandard
+
+from twin.contracts import Forecast, Proposal
+from twin.errors import StorageError
+from twin.tree import digest, pack, unpack
+
+if TYPE_CHECKING:
+    from twin.engine import Engine
+
+FORMAT = 1
+_MAGIC = b"rtsnap01"
+
+
+def dump_engine(engine: Engine) -> dict[str, Any]:
+    """Everything that decides what the engine does next."""
+    return {
+        "site_hash": engine.site.spec_hash,
+        "tick": engine.state.tick,
+        "now_ns": engine.state.now_ns,
+        "tables": {name: table.arrays() for name, table in engine.state.tables.items()},
+        "jobs": engine.jobs.dump(),
+        "arbiter": engine.arbiter.dump(),
+        "estimator": engine.estimator.dump(),
+        "findings": engine.findings.dump(),
+        "intake": engine.intake.dump(),
+        "memory": engine.memory,
+        "in_force": {name: [_proposal(p) for p in some] for name, some in engine.in_force.items()},
+        "ran_ns": engine.ran_ns,
+        "fitted_ns": engine.fitted_ns,
+        "suspended": engine.suspended,
+        "models": {n: {"parameters": m.parameters(), "memory": m.memory()} for n, m in engine.models.items()},
+        "forecasts": [[f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model] for f in engine.forecasts.values()],
+    }
+
+
+def _proposal(p: Proposal) -> list[Any]:
+    return [p.control, p.index, p.lo, p.hi, p.want, p.reason]
+
+
+def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
+    """Put an engine, made for the same site with the same plug-ins, into the state that `dump_engine` took."""
+    if data["site_hash"] != engine.site.spec_hash:
+        raise StorageError(f"snapshot is of site {data['site_hash']}, this is {engine.site.spec_hash}")
+    missing = sorted(set(data["memory"]) ^ set(engine.memory)) + sorted(set(data["models"]) ^ set(engine.models))
+    if missing:
+        raise StorageError(f"snapshot and configuration differ in policies or models: {', '.join(missing)}")
+    engine.state.tick, engine.state.now_ns = data["tick"], data["now_ns"]
+    for name, arrays in data["tables"].items():
+        engine.state.tables[name].restore(arrays)
+    engine.jobs.restore(data["jobs"])
+    engine.arbiter.restore(data["arbiter"])
+    engine.estimator.restore(data["estimator"])
+    engine.findings.restore(data["findings"])
+    engine.intake.restore(data["intake"])
+    engine.memory = {p: {k: np.array(v) for k, v in columns.items()} for p, columns in data["memory"].items()}
+    engine.in_force = {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
+    engine.ran_ns, engine.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])
+    engine.suspended = dict(data["suspended"])
+    for name, held in data["models"].items():
+        if held["parameters"]:
+            engine.models[name].load(held["parameters"])
+        engine.models[name].restore(held["memory"])
+    engine.forecasts = {(f[0], f[1]): Forecast(*f) for f in data["forecasts"]}
+
+
+def encode(data: dict[str, Any]) -> bytes:
+    """The snapshot as bytes, with a check over all of it."""
+    body = zstandard.ZstdCompressor(level=1).compress(pack({"format": FORMAT, "data": data}))
+    return _MAGIC + digest(body).encode() + body
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """What `encode` made. Raises StorageError for anything else."""
+    if raw[:8] != _MAGIC:
+        raise StorageError("not a racktwin snapshot")
+    body = raw[40:]
+    if digest(body).encode() != raw[8:40]:
+        raise StorageError("snapshot is damaged: its check does not match")
+    tree = unpack(zstandard.ZstdDecompressor().decompress(body))
+    if tree["format"] != FORMAT:
+        raise StorageError(f"snapshot format {tree['format']}; expected {FORMAT}")
+    data: dict[str, Any] = tree["data"]
+    return data

@@ -1,0 +1,295 @@
+"""The trace: frames as bytes, exactly as the engine saw them.
+
+A segment is a magic number, then records of length, CRC-32 and zstd-compressed msgpack; the first record is
+the header with the whole site, so that a segment explains itself. Values are integer deltas against the last
+value of the same cell; every `KEYFRAME_EVERY` frames they begin anew, so that reading can start there. A torn
+tail is cut, not fatal. Pure: bytes in, frames out. May import frames and events.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+
+from twin.errors import StorageError
+from twin.events import Event
+from twin.frame import I32, I64, Counts, Frame, Update
+
+FORMAT = 1
+MAGIC = b"rttrace1"
+KEYFRAME_EVERY = 60
+MAX_RECORD = 256 * 2**20
+_EXCEPTIONS = 0.02  # share of outliers that are listed rather than widening a whole row
+
+_events_out = msgspec.json.Encoder()
+_events_in = msgspec.json.Decoder(tuple[Event, ...])
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a segment is about. `spec` is the packed SiteSpec, `start` says how the run began."""
+
+    format: int
+    site_hash: str
+    spec: bytes
+    first_tick: int
+    note: str = ""
+
+
+class _Packed(msgspec.Struct, array_like=True, frozen=True):
+    tick: int
+    now_ns: int
+    dt_s: float
+    urgent: bool
+    key: bool
+    updates: list[Any]
+    counts: list[Any]
+    events: bytes
+
+
+class _Memory:
+    """The last integers of every cell, on both sides of the wire. Grows with what is seen."""
+
+    def __init__(self) -> None:
+        self.q: dict[tuple[str, int], I32] = {}
+        self.raw: dict[tuple[str, int], I64] = {}
+
+    def clear(self) -> None:
+        for row in (*self.q.values(), *self.raw.values()):
+            row.fill(0)
+
+    def row_q(self, table: str, row: int, n: int) -> I32:
+        have = self.q.get((table, row))
+        if have is None or len(have) < n:
+            grown = np.zeros(n, np.int32)
+            if have is not None:
+                grown[: len(have)] = have
+            have = self.q[table, row] = grown
+        return have
+
+    def row_raw(self, table: str, row: int, n: int) -> I64:
+        have = self.raw.get((table, row))
+        if have is None or len(have) < n:
+            grown = np.zeros(n, np.int64)
+            if have is not None:
+                grown[: len(have)] = have
+            have = self.raw[table, row] = grown
+        return have
+
+
+class Encoder:
+    """Frames to record payloads, in order."""
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+        self._zstd = zstandard.ZstdCompressor(level=1)
+        self._since_key = KEYFRAME_EVERY
+
+    def header(self, header: Header) -> bytes:
+        """The payload of the first record; the next frame is a keyframe."""
+        self._since_key = KEYFRAME_EVERY
+        return self._zstd.compress(msgspec.msgpack.encode(header))
+
+    def encode(self, frame: Frame) -> bytes:
+        """The payload of one frame."""
+        changed = any(type(e).__name__ == "SiteChanged" for e in frame.events)
+        key = changed or self._since_key >= KEYFRAME_EVERY
+        if key:
+            self._since_key = 0
+            self._memory.clear()
+        self._since_key += 1
+        packed = _Packed(frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key,
+                         [self._update(u, frame.now_ns) for u in frame.updates],
+                         [self._count(c, frame.now_ns) for c in frame.counts],
+                         _events_out.encode(frame.events) if frame.events else b"")  # fmt: skip
+        return self._zstd.compress(msgspec.msgpack.encode(packed))
+
+    def _update(self, u: Update, now_ns: int) -> list[Any]:
+        n = len(u.t_ns) if u.entity is None else int(u.entity[-1]) + 1
+        rows = []
+        step = np.empty(u.q.shape[1], np.int32)
+        for k, row in enumerate(u.rows.tolist()):
+            last = self._memory.row_q(u.table, row, n)
+            if u.entity is None:
+                np.subtract(u.q[k], last[:n], out=step)  # wraps around, and back on decoding
+                last[:n] = u.q[k]
+            else:
+                np.subtract(u.q[k], last[u.entity], out=step)
+                last[u.entity] = u.q[k]
+            rows.append(_narrow(step))
+        return [u.table, u.rows.tobytes(), _ascending(u.entity), rows, *_runs(u.t_ns, now_ns)]
+
+    def _count(self, c: Counts, now_ns: int) -> list[Any]:
+        n = len(c.t_ns) if c.entity is None else int(c.entity[-1]) + 1
+        rows = []
+        for k, row in enumerate(c.rows.tolist()):
+            last = self._memory.row_raw(c.table, row, n)
+            cells = slice(0, n) if c.entity is None else c.entity
+            off = c.raw[k] - (last[cells] + c.gain[k])
+            last[cells] = c.raw[k]
+            rows.append([_narrow(c.gain[k]), _narrow(off) if off.any() else None])
+        return [c.table, c.rows.tobytes(), _ascending(c.entity), rows, *_runs(c.t_ns, now_ns)]
+
+
+class Decoder:
+    """Record payloads back to frames. Must see them in order, from a keyframe on."""
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+        self._zstd = zstandard.ZstdDecompressor()
+        self._frame = msgspec.msgpack.Decoder(_Packed)
+        self._started = False
+
+    def header(self, payload: bytes) -> Header:
+        """The header of a segment; the decoder waits for its keyframe."""
+        self._started = False
+        header = msgspec.msgpack.decode(self._inflate(payload), type=Header)
+        if header.format != FORMAT:
+            raise StorageError(f"trace format {header.format}; expected {FORMAT}")
+        return header
+
+    def decode(self, payload: bytes) -> Frame:
+        """One frame. Raises StorageError if these bytes are not one, or no keyframe came before."""
+        try:
+            p = self._frame.decode(self._inflate(payload))
+            if p.key:
+                self._memory.clear()
+                self._started = True
+            if not self._started:
+                raise StorageError("no keyframe yet")
+            updates = tuple(self._update(u, p.now_ns) for u in p.updates)
+            counts = tuple(self._count(c, p.now_ns) for c in p.counts)
+            events = _events_in.decode(p.events) if p.events else ()
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, IndexError) as error:
+            raise StorageError(f"not a frame: {error}") from error
+        return Frame(p.tick, p.now_ns, p.dt_s, updates, counts, events, p.urgent)
+
+    def _inflate(self, payload: bytes) -> bytes:
+        try:
+            return self._zstd.decompress(payload, max_output_size=MAX_RECORD)
+        except zstandard.ZstdError as error:
+            raise StorageError(f"cannot be decompressed: {error}") from error
+
+    def _update(self, packed: list[Any], now_ns: int) -> Update:
+        table, rows_b, entity_b, coded, starts, times = packed
+        rows = np.frombuffer(rows_b, np.int32)
+        entity, m = _entities(entity_b), _length(starts, entity_b)
+        t_ns = _unrun(starts, times, m, now_ns)
+        n = m if entity is None else int(entity[-1]) + 1
+        q = np.empty((len(rows), m), np.int32)
+        for k, row in enumerate(rows.tolist()):
+            step = _widen(coded[k], m, np.int32)
+            last = self._memory.row_q(table, row, n)
+            cells = slice(0, n) if entity is None else entity
+            q[k] = last[cells] + step
+            last[cells] = q[k]
+        return Update(table, rows, entity, q, t_ns)
+
+    def _count(self, packed: list[Any], now_ns: int) -> Counts:
+        table, rows_b, entity_b, coded, starts, times = packed
+        rows = np.frombuffer(rows_b, np.int32)
+        entity, m = _entities(entity_b), _length(starts, entity_b)
+        t_ns = _unrun(starts, times, m, now_ns)
+        n = m if entity is None else int(entity[-1]) + 1
+        raw, gain = np.empty((len(rows), m), np.int64), np.empty((len(rows), m), np.int64)
+        for k, row in enumerate(rows.tolist()):
+            gain[k] = _widen(coded[k][0], m, np.int64)
+            last = self._memory.row_raw(table, row, n)
+            cells = slice(0, n) if entity is None else entity
+            raw[k] = last[cells] + gain[k]
+            if coded[k][1] is not None:
+                raw[k] += _widen(coded[k][1], m, np.int64)
+            last[cells] = raw[k]
+        return Counts(table, rows, entity, raw, gain, t_ns)
+
+
+# -- columns of integers ------------------------------------------------------------------------------------------
+
+
+def _narrow(values: I32 | I64) -> list[Any]:
+    """[type, bytes] of the narrowest type, or [type, bytes, outlier positions, outlier values]."""
+    if len(values) == 0:
+        return ["i1", b""]
+    low, high = int(values.min()), int(values.max())
+    for kind, bound in (("i1", 127), ("i2", 32767)):
+        if -bound <= low and high <= bound:
+            return [kind, values.astype(kind).tobytes()]
+        outlier = (values > bound) | (values < -bound)
+        count = int(np.count_nonzero(outlier))
+        if count <= _EXCEPTIONS * len(values):
+            at = np.flatnonzero(outlier).astype(np.int32)
+            calm = np.where(outlier, 0, values).astype(kind)
+            return [kind, calm.tobytes(), at.tobytes(), values[at].tobytes()]
+    wide = "i4" if values.dtype == np.int32 or (-(2**31) <= low and high < 2**31) else "i8"
+    return [wide, values.astype(wide).tobytes()]
+
+
+def _widen(coded: list[Any], m: int, kind: Any) -> Any:
+    values = np.frombuffer(coded[1], "<" + coded[0]).astype(kind)
+    if len(values) != m:
+        raise StorageError(f"a row has {len(values)} values; expected {m}")
+    if len(coded) == 4:
+        values[np.frombuffer(coded[2], np.int32)] = np.frombuffer(coded[3], kind)
+    return values
+
+
+def _ascending(entity: I32 | None) -> bytes | None:
+    return None if entity is None else np.diff(entity, prepend=np.int32(0)).astype(np.int32).tobytes()
+
+
+def _entities(coded: bytes | None) -> I32 | None:
+    return None if coded is None else np.cumsum(np.frombuffer(coded, np.int32), dtype=np.int32)
+
+
+def _runs(t_ns: I64, now_ns: int) -> tuple[bytes, bytes]:
+    """Runs of equal instants: (first of each run and the length, instants relative to the tick)."""
+    first = np.concatenate([[0], np.flatnonzero(np.diff(t_ns)) + 1]).astype(np.int32)
+    return np.append(first, np.int32(len(t_ns))).tobytes(), (t_ns[first] - now_ns).tobytes()
+
+
+def _length(starts: bytes, entity: bytes | None) -> int:
+    m = int(np.frombuffer(starts[-4:], np.int32)[0])
+    if entity is not None and len(entity) != 4 * m:
+        raise StorageError(f"{len(entity) // 4} entities for {m} instants")
+    return m
+
+
+def _unrun(starts: bytes, times: bytes, m: int, now_ns: int) -> I64:
+    first = np.frombuffer(starts, np.int32)
+    out = np.repeat(np.frombuffer(times, np.int64) + now_ns, np.diff(first))
+    if len(out) != m:
+        raise StorageError(f"instants for {len(out)} entities; expected {m}")
+    return out
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+def record(payload: bytes) -> bytes:
+    """A payload framed by its length and CRC-32."""
+    return len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+
+
+def payloads(data: bytes | memoryview, position: int = 0) -> Iterator[tuple[int, bytes | str]]:
+    """(position, payload) of each whole record from `position`; a final (position, reason) where one is broken."""
+    if position == 0:
+        if bytes(data[: len(MAGIC)]) != MAGIC:
+            yield 0, f"begins with {bytes(data[: len(MAGIC)])!r}; expected a trace segment ({MAGIC!r})"
+            return
+        position = len(MAGIC)
+    while position < len(data):
+        head = bytes(data[position : position + 8])
+        size = int.from_bytes(head[:4], "little")
+        if len(head) < 8 or position + 8 + size > len(data):
+            yield position, "torn: the record goes on past the end of the file"
+            return
+        payload = bytes(data[position + 8 : position + 8 + size])
+        if zlib.crc32(payload) != int.from_bytes(head[4:], "little"):
+            yield position, "damaged: CRC-32 does not match"
+            return
+        yield position, payload
+        position += 8 + size
