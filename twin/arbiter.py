@@ -7,7 +7,7 @@ Holds the leases; takes no decision of its own. May import contracts, leases and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -179,6 +179,40 @@ class Arbiter:
         if len(index):
             lease.renew(index, now_ns)
             batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
+        return batches
+
+    def withdraw(self, key: str, wanted: Bool, now_ns: int) -> list[CommandBatch]:
+        """Give back what nobody asks for any more: towards what was found, at the slew limit, then let go.
+
+        Only while the daemon lives and is not held; a lease that dies with it lapses instead. Where nothing was
+        found, and for controls that keep their value, the lease is left to lapse.
+        """
+        lease = self.leases[key]
+        if self.mode != "normal" or lease.control.on_expiry == "keep":
+            return []
+        index = np.flatnonzero(lease.running() & ~wanted & ~np.isnan(lease.found)).astype(np.int32)
+        if len(index) == 0:
+            return []
+        envelope = self.site.envelopes[key]
+        stands = lease.value[index]
+        goal = np.clip(lease.found[index], envelope.low[index], envelope.high[index])
+        reach = envelope.slew_per_s[index] * (now_ns - lease.changed_ns[index]) / NS
+        reach = np.where(envelope.slew_per_s[index] > 0, reach, np.inf)
+        value = np.clip(goal, stands - reach, stands + reach)
+        there = value == goal
+        batches = []
+        for mask, why in ((~there, "no longer needed: on the way back"), (there, "no longer needed: as it was found")):
+            some = index[mask]
+            if len(some):
+                found, owner = lease.found[some].copy(), lease.owner[some].astype(np.int32)
+                numbers = lease.grant(some, value[mask], owner, self.next_command, now_ns, lease.found,
+                                      lease.generation[some])  # fmt: skip
+                lease.found[some] = found
+                self.next_command += len(some)
+                batches.append(self._batch(lease, some, numbers, "arbiter", why, now_ns, False))
+        if there.any():
+            batches[-1] = replace(batches[-1], final=True)
+            lease.end(index[there])
         return batches
 
     def resend(self, key: str, now_ns: int) -> tuple[CommandBatch | None, I32]:

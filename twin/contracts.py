@@ -83,7 +83,11 @@ class FitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommandBatch:
-    """Commands on one control: vectorised here, one per entity on the wire. Each is a lease until `expires_ns`."""
+    """Commands on one control: vectorised here, one per entity on the wire. Each is a lease until `expires_ns`.
+
+    `final` marks the last command of a lease that nobody needs any more: the device keeps the value (what was
+    found before the lease) and the lease is over, so that nothing lapses.
+    """
 
     control: str
     policy: str
@@ -97,6 +101,7 @@ class CommandBatch:
     expires_ns: int
     deadline_ns: int
     renewal: bool = False
+    final: bool = False
 
 
 class View(Protocol):

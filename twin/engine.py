@@ -241,6 +241,7 @@ class Engine:
             lapsed = lease.lapse(frame.now_ns)
             if len(lapsed):
                 records.append({"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry})
+            wanted = np.zeros(lease.n, np.bool_)
             if acting or (busy and self.arbiter.mode == "held"):
                 done = self.arbiter.settle(key, acting, readback)
                 held_back = self.arbiter.limit(done, readback, frame.now_ns, frame.dt_s)
@@ -250,6 +251,8 @@ class Engine:
                     records += self._verdict(key, acting[number], lost)
                 generation = self.state.tables[lease.control.table].generation
                 commands += self.arbiter.command(done, readback, generation, frame.now_ns)
+                wanted = ~np.isnan(done.value)
+            commands += self.arbiter.withdraw(key, wanted, frame.now_ns)
             if len(all_voices) > len(acting):
                 shadow = self.arbiter.settle(key, all_voices, readback)
                 for voice, index in self.arbiter.advise(shadow):
@@ -372,4 +375,6 @@ def _command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
     if kind == "command":
         body |= {"epoch": c.epoch, "first_command": int(c.command[0]), "expires_ns": c.expires_ns,
                  "deadline_ns": c.deadline_ns}  # fmt: skip
+        if c.final:
+            body["final"] = True
     return body

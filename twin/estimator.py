@@ -242,4 +242,4 @@ def _incidence(members: list[I32]) -> tuple[I32, I32]:
 
 def _sums(pairs: tuple[I32, I32], values: F64, n: int) -> F64:
     rows, members = pairs
-    return np.bincount(rows, weights=values[members], minlength=n) if n else np.zeros(0)
+    return np.bincount(rows, weights=values[members], minlength=n).astype(np.float64)

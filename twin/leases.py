@@ -68,6 +68,12 @@ class Leases:
         """The same value for another lease."""
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
 
+    def end(self, index: I32) -> None:
+        """The device has back what was found, and nothing is commanded any more."""
+        self.value[index], self.found[index] = np.nan, np.nan
+        self.state[index], self.owner[index] = NONE, -1
+        self.expires_ns[index] = self.differs_ns[index] = 0
+
     def due(self, now_ns: int) -> Bool:
         """Running leases with less than half of their time left."""
         return self.running() & (self.expires_ns - now_ns < round(self.control.lease_s * NS / 2))

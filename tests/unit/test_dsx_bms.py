@@ -95,7 +95,7 @@ def test_quality_and_null(number: Any, quality: int, expected: tuple[float | Non
         (b'{"value":1,"timestamp":-1,"quality":1}', "between 2000 and 2100"),
         (b'{"value":1,"timestamp":1767225600000000,"quality":1}', "between 2000 and 2100"),
         (b'{"value":1,"timestamp":' + b"9" * 3000 + b',"quality":1}', "huge"),
-        (b'{"value":1,"timestamp":1767225600000,"quality":1,"x":' + b"[" * 3000, "recursion"),
+        (b'{"value":1,"timestamp":1767225600000,"quality":1,"x":' + b"[" * 3000, "recursion|truncated"),
         (b'{"value":1,"timestamp":1767225600000,"quality":1}' + b" " * 5000, "at most 4096"),
     ],
 )
@@ -310,6 +310,13 @@ def test_a_combined_cell_drops_what_is_null_bad_or_old() -> None:
     assert say("s1", 50, 7) == (50.0, True)
     assert say("s2", 20, 7 + HOLD_NS / 1e9) == (50.0, True)
     assert say("s2", 20, 8 + HOLD_NS / 1e9) == (20.0, True)
+
+
+def test_a_cleared_point_no_longer_counts() -> None:
+    d = _aisle("AirTemperature", "C")
+    d.decode(value("Sensor/AirTemperature/s1", 60))
+    d.decode(Message(T_NS, "BMS/v1/PUB/Metadata/Sensor/AirTemperature/s1", b""))
+    assert d.decode(value("Sensor/AirTemperature/s2", 20))[0].value == 20.0  # type: ignore[union-attr]
 
 
 def test_a_combined_reading_is_as_new_as_its_newest_part() -> None:

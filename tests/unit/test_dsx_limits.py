@@ -52,6 +52,9 @@ def test_the_bytes_of_the_table_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     full = [isinstance(d.decode(m), Ignored) for m in made]
     assert not full[0]
     assert full[-1]
+    for message in made:
+        d.decode(message._replace(payload=b""))  # cleared: the room is free again
+    assert [isinstance(d.decode(m), Ignored) for m in made] == full
 
 
 def test_notes_are_bounded() -> None:

@@ -66,6 +66,7 @@ def test_the_point_types_are_those_of_the_published_schema(recording: Callable[[
         ("Retrun", "Return"),
         ("Outlte", "Outlet"),
         ("Suply", "Supply"),
+        ("CoAisle", None),  # as close to the cold aisle as to the hot one
         ("Pod1C", None),
         ("Full", None),
         ("Tertiary", None),

@@ -18,6 +18,8 @@ from connectors.dsx_bms import BmsDecoder
 from connectors.dsx_points import ROWS
 from twin.errors import BadMessage
 from twin.reading import Ignored, Message, Reading
+from twin.site import SiteSpec
+from twin.sitebuild import build
 
 METADATA, VALUE = "BMS/v1/PUB/Metadata/", "BMS/v1/PUB/Value/"
 
@@ -263,6 +265,13 @@ def test_metadata_and_requests_are_valid_against_the_published_schema(
             assert topic == message.topic.replace("PUB", owner, 1).replace("Metadata", "Value", 1)
             sent += 1
     assert sent == 16
+
+
+def test_the_discovered_site_can_be_built_and_decoded_against(messages: list[Message]) -> None:
+    found = discover(messages)
+    site = build(SiteSpec(file=found.site, profiles={}))
+    decoder = BmsDecoder(site)
+    assert sum(not isinstance(decoder.decode(m), Ignored) for m in messages) == 4668
 
 
 def test_the_rows_cover_every_kind_of_point_recorded_but_sound(messages: list[Message]) -> None:

@@ -50,6 +50,7 @@ def _decode(*lines: str | None, time: str = TIME) -> tuple[Values, DumpTally]:
         ("Ambient Temp             | 34 degrees C      | cr", ("inlet_temp_c", 34.0)),
         ("CPU 1 Temp               | -5 degrees C      | nc", ("cpu_temp_c", -5.0)),
         ("CPU1 Temp                | 50 degrees F      | ok", None),  # not the unit that is declared: bad
+        ("CPU Power                | 120 Watts         | ns", ("cpu_power_w", None)),
         ("CPU Power                | no reading        | ns", ("cpu_power_w", None)),
         ("Exhaust Temp             | disabled          | ns", ("outlet_temp_c", None)),
         ("Fan1A_Tach               | 6000 RPM          | ok", ("fan_hz", 100.0)),

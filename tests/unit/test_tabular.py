@@ -285,11 +285,11 @@ def test_grid(recording: Callable[[str], Path]) -> None:
     ):
         for path in sorted(root.glob(f"{folder}/*/2023/*.csv")):
             series = read_series([path], read_mapping(DEPLOY / f"mappings/{name}.yaml"), Known("grid"))
-            assert (series.counts.total, series.counts.decoded, series.counts.missing_steps) == (
-                8760,
-                8760,
-                0,
-            )
+            c = series.counts
+            assert (c.total, c.decoded, c.missing_steps) == (8760, 8760, 0)
+            values = [r.value for _, rs in series for r in rs if r.value is not None]
+            usual = (0.01, 0.3) if name == "grid-price" else (100, 800)  # USD/kWh, g/kWh
+            assert usual[0] < sum(values) / len(values) < usual[1]
 
 
 def test_twenty_thousand_mutated_rows_never_raise(tmp_path: Path) -> None:

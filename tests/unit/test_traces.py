@@ -187,6 +187,12 @@ def test_a_wrong_body_is_not_kept(listed: traces.Recording, web: Web, tmp_path: 
     assert not [p for p in (tmp_path / "small").rglob("*") if p.is_file()]
 
 
+def test_an_endless_body_is_cut_short(listed: traces.Recording, web: Web, tmp_path: Path) -> None:
+    web.answers[next(iter(web.answers))] = bytes(1 << 20)
+    with pytest.raises(ConnectorError, match=f"sends more than {len(CSV)} bytes"):
+        traces.fetch("small", tmp_path, web.base)
+
+
 def test_a_broken_off_or_absent_body(listed: traces.Recording, web: Web, tmp_path: Path) -> None:
     web.short = True
     with pytest.raises(ConnectorError, match="cannot download"):

@@ -85,6 +85,7 @@ class TraceReader:
     path: Path
     damage: list[str] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
+    bytes_read: int = 0
 
     def segments(self) -> list[Path]:
         """The files to read. Raises StorageError if there are none."""
@@ -106,14 +107,16 @@ class TraceReader:
         raise StorageError(f"{path}: holds no record")
 
     def __iter__(self) -> Iterator[Frame]:
-        self.damage, self.headers = [], []
-        last_tick = -1
+        self.damage, self.headers, self.bytes_read = [], [], 0
+        last_tick, before = -1, 0
         for path in self.segments():
             decoder, header_seen = Decoder(), False
+            size = path.stat().st_size
             for position, payload in payloads(path.read_bytes()):
                 if isinstance(payload, str):
                     self.damage.append(f"{path.name} at byte {position}: {payload}")
                     break
+                self.bytes_read = before + position
                 try:
                     if not header_seen:
                         self.headers.append(decoder.header(payload))
@@ -128,6 +131,8 @@ class TraceReader:
                     continue
                 last_tick = frame.tick
                 yield frame
+            before += size
+            self.bytes_read = before
 
 
 class JournalWriter:

@@ -1,0 +1,184 @@
+"""The command `replay`: its arguments turned into a run, a progress bar, a summary and a report. Part of the shell."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from connectors.capture import open_bytes
+from connectors.tabular import read_mapping
+from twin.app.collect import Collector
+from twin.app.replay import Outcome, replay_arrivals, replay_frames, summary
+from twin.app.report import render_terminal, write_report
+from twin.app.sources import MessageSource, form_of, open_source
+from twin.app.storage import TraceReader
+from twin.app.wiring import load_site, make_engine
+from twin.contracts import Decision
+from twin.engine import Engine
+from twin.errors import ConfigError
+from twin.frame import Frame
+from twin.site import Site, SiteSpec
+from twin.sitebuild import build
+
+MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
+LEVELS = ("off", "advise", "approve", "act")
+
+
+class Bar:
+    """A progress bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, total: float, position: Callable[[], float], what: str) -> None:
+        self._position, self._last = position, 0.0
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%  tick {task.fields[tick]}"),
+                TimeElapsedColumn(), console=console, transient=True)  # fmt: skip
+            self._task = self._progress.add_task(what, total=total, tick=0)
+            self._progress.start()
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
+        """Move on, at most ten times a second."""
+        if self._progress is not None and time.monotonic() - self._last > 0.1:
+            self._last = time.monotonic()
+            self._progress.update(self._task, completed=self._position(), tick=frame.tick)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _speed(text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = math.nan
+    if not 0 < speed < math.inf:
+        raise ConfigError(f"--speed {text}: expected a number > 0, or max")
+    return speed
+
+
+def _authority(pairs: list[str]) -> dict[str, str]:
+    out = {}
+    for pair in pairs:
+        name, _, level = pair.partition("=")
+        if level not in LEVELS:
+            raise ConfigError(f"--authority {pair}: expected POLICY=LEVEL with a level of {', '.join(LEVELS)}")
+        out[name] = level
+    return out
+
+
+def _tick_s(args: argparse.Namespace) -> float:
+    seconds = args.tick
+    if seconds is None:
+        interval_s = read_mapping(args.map).interval_s if args.map else None
+        seconds = min(max(interval_s or 1.0, MIN_TICK_S), MAX_TICK_S)
+    if not MIN_TICK_S <= seconds <= MAX_TICK_S:
+        raise ConfigError(f"--tick {seconds}: expected {MIN_TICK_S} to {MAX_TICK_S} seconds")
+    return float(seconds)
+
+
+def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
+    if args.site is None:
+        raise ConfigError("--site: missing; `racktwin discover` makes a site file from a capture's metadata")
+    return load_site(args.site)
+
+
+def _engine(site: Site, args: argparse.Namespace) -> Engine:
+    wanted = _authority(args.authority)
+    engine = make_engine(site, wanted)
+    unknown = sorted(set(wanted) - {p.name for p in engine.policies})
+    if unknown:
+        raise ConfigError(f"--authority {unknown[0]}: expected one of {', '.join(p.name for p in engine.policies)}")
+    return engine
+
+
+def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Replay, print the summary (or one JSON object), write the report."""
+    speed = _speed(args.speed)
+    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
+        raise ConfigError(f"--out {args.out}: is not empty; expected a new folder, so that no run is mixed with another")
+    native = {form_of(p, args.map) == "native" for p in args.trace} == {True}
+    begun = time.monotonic()
+    engine, outcome, messages, collector = (_native if native else _arrivals)(args, speed, err)
+    result = summary(engine, outcome, messages, time.monotonic() - begun)
+    result |= {"source": [str(p) for p in args.trace], "simulated": any("simulated" in p.name for p in args.trace)}
+    conclude(collector, result, args.report, args.json, out)
+    for damage in outcome.damage:
+        err.print(f"damaged: {damage}; what lies before was used", style="yellow", markup=False, soft_wrap=True)
+    if outcome.compared_lines and not args.json:
+        out.print(f"equal to its journal: {outcome.compared_lines} lines compared", markup=False)
+    return 0
+
+
+def conclude(collector: Collector, result: dict[str, Any], report: Path | None, as_json: bool, out: Console) -> None:
+    """Print the summary of a run and write its report."""
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)
+        write_report(collector, result, report / "report.html")
+    if as_json:
+        out.file.write(msgspec.json.encode(result).decode() + "\n")
+        return
+    render_terminal(collector, result, out)
+    if report is not None:
+        out.print(f"report: {report / 'report.html'}", markup=False, soft_wrap=True)
+
+
+def _arrivals(
+    args: argparse.Namespace, speed: float | None, err: Console
+) -> tuple[Engine, Outcome, dict[str, Any] | None, Collector]:
+    spec, site = _site(args)
+    engine = _engine(site, args)
+    source = open_source(args.trace, site, args.map)
+    collector = Collector()
+    total = sum(_lines(p) for p in args.trace) if isinstance(source, MessageSource) else source.messages.total
+    bar = Bar(err, total, lambda: float(source.messages.total), "replaying")
+    try:
+        outcome = replay_arrivals(engine, spec, source, _tick_s(args), args.out, (collector, bar), speed)
+    finally:
+        bar.close()
+    return engine, outcome, source.messages.summary(), collector
+
+
+def _native(
+    args: argparse.Namespace, speed: float | None, err: Console
+) -> tuple[Engine, Outcome, dict[str, Any] | None, Collector]:
+    if len(args.trace) != 1:
+        raise ConfigError("expected one recorded run at a time")
+    path: Path = args.trace[0]
+    reader = TraceReader(path)
+    header = reader.first_header()
+    spec = msgspec.json.decode(header.spec, type=SiteSpec)
+    site = build(spec, f"{path} (its own site)")
+    if args.site is not None:
+        given, _ = load_site(args.site)
+        if given.digest() != header.site_hash:
+            raise ConfigError(f"{args.site}: is site {given.digest()}, the trace was recorded on {header.site_hash}; "
+                              "leave --site out to use the trace's own")  # fmt: skip
+    engine = _engine(site, args)
+    journal = path / "journal.jsonl" if path.is_dir() else path.parent / "journal.jsonl"
+    compare = journal if journal.is_file() and not args.no_compare and args.out is None else None
+    collector = Collector()
+    bar = Bar(err, sum(p.stat().st_size for p in reader.segments()), lambda: float(reader.bytes_read), "replaying")
+    try:
+        outcome = replay_frames(engine, reader, compare, (collector, bar), speed,
+                                (spec, args.out) if args.out else None)  # fmt: skip
+    finally:
+        bar.close()
+    return engine, outcome, None, collector
+
+
+def _lines(path: Path) -> int:
+    with open_bytes(path) as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))

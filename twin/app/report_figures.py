@@ -1,0 +1,141 @@
+"""The key figures of a run: the same few numbers for the page and for the terminal, each with what it means.
+
+Reads a collector and a summary, tolerates whatever is missing from either. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.app.collect import Collector
+from twin.app.report_text import duration, number, percent, quantity
+
+Summary = Mapping[str, Any]
+POWER_SOURCES = (("rack.power_w", "racks"), ("node.power_w", "nodes"), ("gpu.power_w", "GPUs"))
+
+
+class KeyFigure(NamedTuple):
+    """A number, its name, and one sentence for someone who sees it for the first time."""
+
+    label: str
+    value: str
+    meaning: str
+
+
+def site_power(collector: Collector) -> tuple[str, str] | None:
+    """(track, whose power it adds up): racks where they report, else nodes, else GPUs."""
+    for key, whose in POWER_SOURCES:
+        if f"sum {key}" in collector.time.tracks:
+            return key, whose
+    return None
+
+
+def whole(value: object) -> int:
+    """An integer of a summary, 0 for anything else."""
+    return int(value) if isinstance(value, int | float) and value == value and abs(value) < 1e18 else 0
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """A mapping of a summary, empty for anything else."""
+    return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+def key_figures(collector: Collector, summary: Summary) -> list[KeyFigure]:
+    """What a reader should know first; a figure that has no number is left out."""
+    out = [*_power(collector), *_cooling(collector), *_tree(collector, summary), *_deeds(collector, summary)]
+    return out + _run(collector, summary)
+
+
+def _power(collector: Collector) -> list[KeyFigure]:
+    source = site_power(collector)
+    if source is None:
+        return []
+    key, whose = source
+    _, mean, greatest = (float(x[0]) for x in collector.time.tracks[f"sum {key}"].overall())
+    n = collector.reporting.get(key, 0)
+    size = collector.sizes().get(key.partition(".")[0], n)
+    every = f"all {size}" if n >= size else f"{n} of {size}"
+    out = [KeyFigure("Peak IT power", quantity(greatest, "W"), f"The most that {every} {whose} drew together; "
+                     f"on average they drew {quantity(mean, 'W')}.")]  # fmt: skip
+    if collector.span_s > 0:
+        energy_wh = mean * collector.span_s / 3600
+        shown = f"{number(energy_wh / 1e6)} MWh" if energy_wh >= 1e6 else f"{number(energy_wh / 1e3)} kWh"
+        out.append(KeyFigure("Energy used", shown, f"The same power, added up over {duration(collector.span_s)}."))
+    return out
+
+
+def _cooling(collector: Collector) -> list[KeyFigure]:
+    out = []
+    rows = collector.heat_rows()
+    if rows:
+        shares = np.array([r.capture_pu for r in rows])
+        out.append(KeyFigure("Heat taken by liquid", percent(float(np.median(shares))),
+                             f"Share of a rack's power that its coolant carries away (middle of {len(rows)} racks, "
+                             f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest."))  # fmt: skip
+    margin = collector.time.tracks.get("margin")
+    if margin is not None and np.isfinite(least := float(margin.overall()[0][0])):
+        out.append(KeyFigure("Thermal margin", f"{number(least)} K",
+                             "The nearest that any GPU may have come to its temperature limit, if sensors that "
+                             "fell silent were heating up."))  # fmt: skip
+    return out
+
+
+def _tree(collector: Collector, summary: Summary) -> list[KeyFigure]:
+    tree = collector.time.tracks.get("tree")
+    mean = float(tree.overall()[1][0]) if tree is not None else float("nan")
+    if not np.isfinite(mean):
+        return []
+    power_tree = mapping(summary.get("power_tree"))
+    guessed = " Part of the wiring was guessed from the data." if power_tree.get("inferred") else ""
+    return [KeyFigure("Power unaccounted for", percent(mean),
+                      "Mean difference between the feeding meters and the sum of the racks behind them; "
+                      "near zero is good." + guessed)]  # fmt: skip
+
+
+def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
+    commands = whole(summary.get("commands", collector.episodes.batches["command"]))
+    advice = whole(summary.get("advice", collector.episodes.batches["advice"]))
+    found = collector.episodes.conditions.values()
+    lasting = sum(c.cleared_ns is None for c in found)
+    raised = len(found) + collector.episodes.dropped["finding"]
+    return [
+        KeyFigure("Commands · advice", f"{number(commands, 9)} · {number(advice, 9)}",
+                  "Orders that would have gone to devices, and suggestions that were only written down."),
+        KeyFigure("Findings", number(raised, 9), "Conditions that people should know of; "
+                  f"{lasting if lasting else 'none'} of them still lasted at the end." if raised
+                  else "Nothing was found that people should know of."),
+    ]  # fmt: skip
+
+
+def _run(collector: Collector, summary: Summary) -> list[KeyFigure]:
+    out = []
+    messages = mapping(summary.get("messages"))
+    total, bad = whole(messages.get("total")), whole(messages.get("bad"))
+    if total:
+        decoded = whole(messages.get("decoded"))
+        out.append(KeyFigure("Messages understood", percent(decoded / total),
+                             f"{number(decoded, 9)} of {number(total, 9)}; {number(bad, 9)} were malformed, the others "
+                             "are about things that the twin does not use."))  # fmt: skip
+    good, heard = good_share(collector)
+    if heard:
+        out.append(KeyFigure("Readings good", percent(good),
+                             f"Share of the {number(heard, 9)} values ever heard that were fresh and plausible, "
+                             "over the run."))  # fmt: skip
+    wall_s = summary.get("wall_s")
+    if isinstance(wall_s, int | float) and wall_s > 0 and collector.span_s > 0:
+        out.append(KeyFigure("Replayed in", duration(float(wall_s)),
+                             f"{duration(collector.span_s)} of the site's time, {number(collector.span_s / wall_s, 2)} "
+                             "times as fast as it happened."))  # fmt: skip
+    return out
+
+
+def good_share(collector: Collector) -> tuple[float, int]:
+    """(share of readings that were good over the run, cells ever heard)."""
+    total = np.zeros(5)
+    for cells in collector.quality.values():
+        total += cells.total / max(1, int(cells.total.sum())) * int(cells.latest.sum())
+    heard = sum(int(c.latest.sum()) for c in collector.quality.values())
+    return (float(total[0] / total.sum()) if total.sum() else float("nan")), heard
