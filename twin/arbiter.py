@@ -107,7 +107,7 @@ class Arbiter:
             out.value[index] = value
         return out
 
-    def limit(self, done: Settlement, readback: F64, now_ns: int, dt_s: float) -> int:
+    def limit(self, done: Settlement, readback: F64, dt_s: float) -> int:
         """Apply hold, slew, deadband and blast radius to a settlement; returns how many were deferred."""
         control, lease = done.control, self.leases[done.control.key]
         envelope = self.site.envelopes[control.key]
@@ -118,8 +118,8 @@ class Arbiter:
             keep = touched & ~protective
             done.value[keep] = lease.value[keep]
             touched = ~np.isnan(done.value)
-        since_s = np.where(lease.running(), (now_ns - lease.changed_ns) / NS, dt_s)
-        reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * np.maximum(since_s, dt_s), np.inf)
+        # A value that stood still has not saved up any slew: the rate is per tick.
+        reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * dt_s, np.inf)
         slewed = touched & ~protective & np.isfinite(stands)
         done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
         same = touched & lease.running() & (np.abs(done.value - lease.value) < envelope.deadband) & ~protective
@@ -181,7 +181,7 @@ class Arbiter:
             batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
         return batches
 
-    def withdraw(self, key: str, wanted: Bool, now_ns: int) -> list[CommandBatch]:
+    def withdraw(self, key: str, wanted: Bool, now_ns: int, dt_s: float) -> list[CommandBatch]:
         """Give back what nobody asks for any more: towards what was found, at the slew limit, then let go.
 
         Only while the daemon lives and is not held; a lease that dies with it lapses instead. Where nothing was
@@ -196,8 +196,8 @@ class Arbiter:
         envelope = self.site.envelopes[key]
         stands = lease.value[index]
         goal = np.clip(lease.found[index], envelope.low[index], envelope.high[index])
-        reach = envelope.slew_per_s[index] * (now_ns - lease.changed_ns[index]) / NS
-        reach = np.where(envelope.slew_per_s[index] > 0, reach, np.inf)
+        slew = envelope.slew_per_s[index]
+        reach = np.where(slew > 0, slew * dt_s, np.inf)
         value = np.clip(goal, stands - reach, stands + reach)
         there = value == goal
         batches = []

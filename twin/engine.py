@@ -244,7 +244,7 @@ class Engine:
             wanted = np.zeros(lease.n, np.bool_)
             if acting or (busy and self.arbiter.mode == "held"):
                 done = self.arbiter.settle(key, acting, readback)
-                held_back = self.arbiter.limit(done, readback, frame.now_ns, frame.dt_s)
+                held_back = self.arbiter.limit(done, readback, frame.dt_s)
                 if held_back:
                     deferred[key] = held_back
                 for number, lost in sorted(done.narrowed.items()):
@@ -252,7 +252,7 @@ class Engine:
                 generation = self.state.tables[lease.control.table].generation
                 commands += self.arbiter.command(done, readback, generation, frame.now_ns)
                 wanted = ~np.isnan(done.value)
-            commands += self.arbiter.withdraw(key, wanted, frame.now_ns)
+            commands += self.arbiter.withdraw(key, wanted, frame.now_ns, frame.dt_s)
             if len(all_voices) > len(acting):
                 shadow = self.arbiter.settle(key, all_voices, readback)
                 for voice, index in self.arbiter.advise(shadow):
