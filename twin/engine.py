@@ -80,8 +80,11 @@ class Engine:
         """Everything that follows from this frame. Raises only for a broken invariant, never for bad data."""
         records: list[dict[str, Any]] = []
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
+        acks: dict[tuple[str, str, str], int] = {}
         for event in frame.events:
-            records += self._take_in(event)
+            records += self._take_in(event, acks)
+        records += [{"kind": "acks", "control": control, "state": state, "count": count} | ({"refused": why} if why else {})
+                    for (control, state, why), count in sorted(acks.items())]  # fmt: skip
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         self.history.push(self.state)
@@ -97,12 +100,17 @@ class Engine:
         return Decision(frame.tick, frame.now_ns, tuple(commands), tuple(advice), tuple(self.findings.active.values()),
                         tuple(fits), tuple(records), deferred)  # fmt: skip
 
-    def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
+    def _take_in(self, event: ev.Event, acks: dict[tuple[str, str, str], int]) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
             return []
         if isinstance(event, ev.SiteChanged):
             return [self._change_site(event)]
         refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
+        if isinstance(event, ev.CommandAcked):
+            # A thousand devices may answer in one tick: the journal counts them, the leases know each.
+            key = (event.control, event.state, refused or "")
+            acks[key] = acks.get(key, 0) + 1
+            return []
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
             for policy in self.policies:
@@ -217,6 +225,7 @@ class Engine:
 
     def _suspend(self, name: str, error: Exception, now_ns: int) -> list[dict[str, Any]]:
         self.suspended[name] = now_ns
+        self.forecasts = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
         why = f"{type(error).__name__}: {error}"[:500]
         return self.findings.raise_(Finding(
             f"suspended/{name}", "critical", f"{name} broke its contract and is suspended", (), (why,), 1.0,
@@ -371,7 +380,7 @@ def _command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
     if c.renewal:
         return {"kind": "renewal", "control": c.control, "count": len(c.index), "expires_ns": c.expires_ns,
                 "reason": c.reason}  # fmt: skip
-    body = {"kind": kind, "control": c.control, "policy": c.policy, "index": c.index, "value": c.value, "reason": c.reason}
+    body: dict[str, Any] = {"kind": kind, "control": c.control, "policy": c.policy, "index": c.index, "value": c.value, "reason": c.reason}
     if kind == "command":
         body |= {"epoch": c.epoch, "first_command": int(c.command[0]), "expires_ns": c.expires_ns,
                  "deadline_ns": c.deadline_ns}  # fmt: skip

@@ -63,7 +63,9 @@ def _power(collector: Collector) -> list[KeyFigure]:
     if collector.span_s > 0:
         energy_wh = mean * collector.span_s / 3600
         shown = f"{number(energy_wh / 1e6)} MWh" if energy_wh >= 1e6 else f"{number(energy_wh / 1e3)} kWh"
-        out.append(KeyFigure("Energy used", shown, f"The same power, added up over {duration(collector.span_s)}."))
+        out.append(
+            KeyFigure("Energy used", shown, f"The same power, added up over {duration(collector.span_s)}.")
+        )
     return out
 
 

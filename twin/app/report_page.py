@@ -91,7 +91,7 @@ function show(svg,e){var d=svg._d||(svg._d=JSON.parse(svg.dataset.p)),r=svg.getB
 w=svg.viewBox.baseVal.width,x=(e.clientX-r.left)*w/r.width,f=(x-d.l)/(d.r-d.l),n=T.at.length,i=0,j;
 if(!n||f<-.03||f>1.06){hide();return}
 for(j=1;j<n;j++)if(Math.abs(T.at[j]-f)<Math.abs(T.at[i]-f))i=j;
-hide();last=document.createElementNS('http:'+'//www.w3.org/2000/svg','line');
+hide();last=svg.querySelector('line').cloneNode(false);
 var px=d.l+T.at[i]*(d.r-d.l);[['x1',px],['x2',px],['y1',d.t],['y2',d.b],['class','cursor']].forEach(
 function(a){last.setAttribute(a[0],a[1])});svg.appendChild(last);box.textContent='';
 function row(text,kind){var p=document.createElement('div');p.textContent=text;if(kind)p.className=kind;

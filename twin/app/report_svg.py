@@ -256,7 +256,9 @@ def _svg(
     parts: Sequence[str], frame: Frame2D, lines: Sequence[Line], axis: TimeAxis, unit: str, title: str,
     width: int, height: int,
 ) -> str:  # fmt: skip
-    series = [[clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]] for line in lines]
+    series = [
+        [clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]] for line in lines
+    ]
     data = {"l": round(frame.left, 1), "r": round(frame.right, 1), "t": frame.top, "b": frame.bottom,
             "u": unit, "s": series}  # fmt: skip
     encoded = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("&", "&amp;")

@@ -94,7 +94,9 @@ def duration(seconds: float) -> str:
 def clean(text: object, limit: int = MAX_NAME) -> str:
     """Text of unknown origin on one line: no control, bidirectional or lone surrogate characters, not too long."""
     raw = str(text)[: limit * 4]
-    out = "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else "\ufffd" for c in raw)
+    out = "".join(
+        c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else "\ufffd" for c in raw
+    )
     return out if len(out) <= limit else out[: limit - 1] + "…"
 
 

@@ -217,7 +217,7 @@ def write_snapshot(folder: Path, tick: int, data: dict[str, object]) -> Path:
 
 def read_snapshot(folder: Path) -> tuple[dict[str, object] | None, list[str]]:
     """(the newest snapshot that is whole, or None; what was wrong with newer ones)."""
-    faults = []
+    faults: list[str] = []
     for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
         try:
             return snapshot.decode(path.read_bytes()), faults

@@ -1,0 +1,177 @@
+"""Figures of a report made from a collector's tracks: few entities on one plot, many on small panels of one
+scale, very many as a spread from least to greatest.
+
+A track that does not exist gives no figure, so that a page shows what the site reports and nothing else. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twin.app.collect import MAX_SHOWN, Collector
+from twin.app.report_series import Track
+from twin.app.report_svg import Line, panel, plot, span_of
+from twin.app.report_text import TimeAxis, Unit, percent, quantity, safe, short, unit_for
+from twin.frame import I32
+from twin.signals import find_signal
+
+FEW = 5  # so many lines share a plot
+# The least height of a plot in shown units: below it, a picture would show the sensor's last digit.
+LEAST_SPAN = {"°C": 2.0, "K": 1.0, "l/min": 2.0, "%": 1.0, "kW": 0.5, "MW": 0.01, "W": 10.0}
+
+
+class Gallery:
+    """Draws figures for one collector."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        first = collector.first_ns or 0
+        self.axis = TimeAxis(collector.time.times_ns(), first, max(collector.last_ns, first))
+        self.tracks = collector.time.tracks
+        self.points = collector.time.points
+
+    def unit(self, track: Track, core: str) -> Unit:
+        """The unit in which a track is shown."""
+        greatest = np.nanmax(np.abs(track.mean()), initial=0.0, where=track.count > 0)
+        return unit_for(core, float(greatest))
+
+    def line(
+        self, track: Track, row: int, unit: Unit, label: str, colour: int = 1, band: bool = True
+    ) -> Line:
+        """One series of a track in shown units."""
+        cut = slice(0, self.points)
+        low, high = track.low[row, cut].astype(np.float64), track.high[row, cut].astype(np.float64)
+        return Line(label, track.mean()[row, cut] * unit.factor, colour, low * unit.factor if band else None,
+                    high * unit.factor if band else None)  # fmt: skip
+
+    def overlay(
+        self, title: str, sentence: str, parts: Sequence[tuple[str, int, str]], core: str, *, lead: bool = False,
+        levels: Sequence[tuple[float, str]] = (), least_span: float | None = None,
+    ) -> str:  # fmt: skip
+        """One plot of (track, row, label); `lead` fills the width of the page. `levels` are in core units."""
+        parts = [(name, row, label) for name, row, label in parts
+                 if name in self.tracks and self.tracks[name].count[row].any()]  # fmt: skip
+        if not parts:
+            return ""
+        units = [self.unit(self.tracks[name], core) for name, _, _ in parts]
+        unit = min(units, key=lambda u: u.factor)
+        lines = [self.line(self.tracks[name], row, unit, label, 1 + i % 5, len(parts) <= 3)
+                 for i, (name, row, label) in enumerate(parts)]  # fmt: skip
+        shown = [(level * unit.factor, name) for level, name in levels if np.isfinite(level)]
+        least = LEAST_SPAN.get(unit.name, 0.0) if least_span is None else least_span
+
+        def drawn(width: int, height: int) -> str:
+            return plot(
+                lines, self.axis, unit.name, title, width=width, height=height, least_span=least, levels=shown
+            )
+
+        if not lead:
+            return figure(title, sentence, drawn(520, 230))
+        both = f'<div class="wide">{drawn(1080, 270)}</div><div class="narrow">{drawn(520, 260)}</div>'
+        return figure(title, sentence, both, "lead")
+
+    def order(self, key: str) -> I32:
+        """Rows of a track that were heard: at most `MAX_SHOWN`, the largest by power if that is known."""
+        track = self.tracks[key]
+        heard = np.flatnonzero(track.count.any(axis=1))
+        power = self.tracks.get(key.partition(".")[0] + ".power_w")
+        if power is not None and power.labels == track.labels and len(heard) > MAX_SHOWN:
+            mean = np.nan_to_num(power.overall()[1][heard], nan=-1.0)
+            heard = np.sort(heard[np.argsort(-mean, kind="stable")[:MAX_SHOWN]])
+        return heard[:MAX_SHOWN].astype(np.int32)
+
+    def panels(
+        self,
+        title: str,
+        sentence: str,
+        tracks: Sequence[tuple[str, int]],
+        core: str,
+        bands: Sequence[float] = (),
+    ) -> str:
+        """Small plots on one scale, one per entity; `tracks` are (name, colour) drawn together in each."""
+        first = self.tracks[tracks[0][0]]
+        rows = self.order(tracks[0][0])
+        unit = self.unit(first, core)
+        drawn: list[tuple[str, list[Line], int]] = []
+        for row in rows.tolist():
+            lines = [self.line(self.tracks[name], row, unit, "", colour) for name, colour in tracks]
+            drawn.append((short(first.labels[row], 22), lines, row))
+        span = span_of([line for _, lines, _ in drawn for line in lines], LEAST_SPAN.get(unit.name, 0.0))
+        inner = "".join(
+            panel(name, lines, self.axis, unit.name, span, band=bands[row] if len(bands) else None)
+            for name, lines, row in drawn
+        )
+        total = int(first.count.any(axis=1).sum())
+        more = f" Shown are {len(rows)} of {total}, the largest." if total > len(rows) else ""
+        return figure(title, sentence + more + " One scale for all; the number is the last value.",
+                      f'<div class="many">{inner}</div>', "lead")  # fmt: skip
+
+    def fan(self, key: str, title: str, sentence: str, core: str) -> str:
+        """The spread over all entities of a table: median, the middle 80 %, the extremes."""
+        track = self.tracks.get("spread " + key)
+        if track is None:
+            return ""
+        unit, mean, cut = self.unit(track, core), track.mean(), slice(0, self.points)
+        least, greatest = track.low[0, cut] * unit.factor, track.high[4, cut] * unit.factor
+        inner = [mean[i, cut] * unit.factor for i in (1, 2, 3)]
+        lines = [Line("greatest", greatest, 2), Line("median", inner[1], 1, inner[0], inner[2]),
+                 Line("least", least, 3)]  # fmt: skip
+        n = self.collector.reporting.get(key, 0)
+        told = f"{sentence} Over {n:,} of them; the shaded part holds the middle 80 %."
+        return figure(
+            title, told, plot(lines, self.axis, unit.name, title, least_span=LEAST_SPAN.get(unit.name, 0.0))
+        )
+
+    def entities(
+        self, keys: Sequence[tuple[str, str]], title: str, sentence: str, *, detail: bool = True
+    ) -> str:
+        """Figures for (signal, label) of one table, in the form that their number asks for."""
+        present = [(k, label) for k, label in keys if k in self.tracks or "spread " + k in self.tracks]
+        if not present:
+            return ""
+        signal = find_signal(present[0][0])
+        core = signal.unit if signal is not None else ""
+        own = [(k, label) for k, label in present if k in self.tracks]
+        count = max((int(self.tracks[k].count.any(axis=1).sum()) for k, _ in own), default=0)
+        fans = [self.fan(k, f"{title}: {label}" if label else title, sentence, core) for k, label in present]
+        fans = [f for f in fans if f]
+        if fans and not (detail and own):
+            return pair(fans)
+        if own and count * len(own) <= FEW:
+            parts = [(k, row, " ".join(x for x in (short(self.tracks[k].labels[row], 14), label) if x))
+                     for k, label in own for row in np.flatnonzero(self.tracks[k].count.any(axis=1)).tolist()]  # fmt: skip
+            return self.overlay(title, sentence, parts, core)
+        told = sentence
+        if len(own) > 1:
+            told += " " + " ".join(f'<span class="key"><i style="background:var(--c{i})"></i>{safe(label)}.</span>'
+                                   for i, (_, label) in enumerate(own, 1))  # fmt: skip
+        same = [o for o in own if self.tracks[o[0]].labels == self.tracks[own[0][0]].labels]
+        drawn = self.panels(title, told, [(k, i) for i, (k, _) in enumerate(same, 1)], core) if own else ""
+        return pair(fans) + drawn
+
+    def extremes(self, key: str, core: str) -> str:
+        """One phrase on the range of a track over the run."""
+        track = self.tracks.get(key)
+        if track is None:
+            return ""
+        least, _, greatest = track.overall()
+        low, high = float(np.nanmin(least)), float(np.nanmax(greatest))
+        if core == "1":
+            return f"{percent(low)} to {percent(high)}"
+        return f"{quantity(low, core)} to {quantity(high, core)}"
+
+
+def figure(title: str, sentence: str, drawing: str, kind: str = "") -> str:
+    """A drawing with its title and what it shows; `sentence` is HTML of our own making."""
+    cls = f' class="{kind}"' if kind else ""
+    return (
+        f"<figure{cls}><figcaption><b>{safe(title)}</b><span>{sentence}</span></figcaption>{drawing}</figure>"
+    )
+
+
+def pair(figures: Sequence[str]) -> str:
+    """Figures side by side where there is room."""
+    kept = [f for f in figures if f]
+    return f'<div class="two">{"".join(kept)}</div>' if kept else ""
