@@ -1,7 +1,7 @@
 """The contracts of racktwin: what authors of policies, models and connectors read, and all they need.
 
-A policy looks at a View and proposes intervals on controls. A model looks at the same View and forecasts. Both
-are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness. Connectors
+A policy looks at a View and proposes intervals on controls. A model looks at the same View and forecasts.
+Both are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness. Connectors
 put readings in and carry commands out. May import the core's data types; implements none of these contracts.
 """
 
@@ -23,7 +23,7 @@ Memory = dict[str, np.ndarray]  # column -> [n] of the table that the policy nam
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a policy remembers: one value per entity of `table` and column. Kept in snapshots, remapped with it."""
+    """What a policy remembers: a value per entity of `table` and column; kept in snapshots, remapped."""
 
     table: str
     columns: Mapping[str, str]  # name -> NumPy type, such as "f8" or "i4"; begins as zero
@@ -33,7 +33,7 @@ class Columns:
 class Proposal:
     """These entities belong in [lo, hi], ideally at want (NaN: wherever inside they are).
 
-    `index` is unique and ascending; lo, hi, want [k] in the control's unit; `reason` is one sentence for people.
+    `index` is unique and ascending; lo, hi, want [k] in the control's unit; `reason` is one sentence.
     """
 
     control: str
@@ -83,7 +83,7 @@ class FitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommandBatch:
-    """Commands on one control: vectorised here, one per entity on the wire. Each is a lease until `expires_ns`.
+    """Commands on one control: vectorised here, one per entity on the wire; each a lease until `expires_ns`.
 
     `final` marks the last command of a lease that nobody needs any more: the device keeps the value (what was
     found before the lease) and the lease is over, so that nothing lapses.

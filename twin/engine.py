@@ -14,17 +14,27 @@ import msgspec
 import numpy as np
 
 from twin import events as ev
-from twin.arbiter import MAX_PROPOSALS, Arbiter, Voiced, check_proposal
+from twin.arbiter import MAX_PROPOSALS, Arbiter, check_proposal
+from twin.arbitration import arbitrate
 from twin.contracts import (
-    CommandBatch, Decision, Finding, FitRequest, Forecast, Memory, Model, Policy, Proposal, read_only,
-)  # fmt: skip
+    Decision,
+    Finding,
+    FitRequest,
+    Forecast,
+    Memory,
+    Model,
+    Policy,
+    Proposal,
+    read_only,
+)
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.findings import Findings
-from twin.frame import F64, NS, Bool, Frame
+from twin.frame import NS, Frame
 from twin.history import History
 from twin.intake import Intake
 from twin.jobs import Jobs
+from twin.records import brief_event, proposals_record, same_proposals
 from twin.remap import remap_memory, slots_kept
 from twin.signals import find_control
 from twin.site import Site, SiteSpec
@@ -43,7 +53,11 @@ class Engine:
     """A site's twin with its policies and models."""
 
     def __init__(
-        self, site: Site, policies: Sequence[Policy], models: Sequence[Model], authority: dict[str, str] | None = None
+        self,
+        site: Site,
+        policies: Sequence[Policy],
+        models: Sequence[Model],
+        authority: dict[str, str] | None = None,
     ) -> None:
         self.policies = sorted(policies, key=lambda p: (p.rank, p.name))
         self.models = {m.name: m for m in sorted(models, key=lambda m: m.name)}
@@ -83,8 +97,11 @@ class Engine:
         acks: dict[tuple[str, str, str], int] = {}
         for event in frame.events:
             records += self._take_in(event, acks)
-        records += [{"kind": "acks", "control": control, "state": state, "count": count} | ({"refused": why} if why else {})
-                    for (control, state, why), count in sorted(acks.items())]  # fmt: skip
+        records += [
+            {"kind": "acks", "control": control, "state": state, "count": count}
+            | ({"refused": why} if why else {})
+            for (control, state, why), count in sorted(acks.items())
+        ]
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         self.history.push(self.state)
@@ -92,13 +109,23 @@ class Engine:
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         self._ask_policies(view, frame, records)
-        commands, advice, deferred = self._arbitrate(view, frame, records)
+        commands, advice, deferred = arbitrate(self, view, frame, records)
         records += self.findings.deviations(self.site, self.estimator, frame.now_ns)
         records += self.findings.silences(self.site, self.state)
         if frame.tick % MARK_EVERY == 0:
-            records.append({"kind": "mark", "next_command": self.arbiter.next_command, "state": self.state.marks()})
-        return Decision(frame.tick, frame.now_ns, tuple(commands), tuple(advice), tuple(self.findings.active.values()),
-                        tuple(fits), tuple(records), deferred)  # fmt: skip
+            records.append(
+                {"kind": "mark", "next_command": self.arbiter.next_command, "state": self.state.marks()}
+            )
+        return Decision(
+            frame.tick,
+            frame.now_ns,
+            tuple(commands),
+            tuple(advice),
+            tuple(self.findings.active.values()),
+            tuple(fits),
+            tuple(records),
+            deferred,
+        )
 
     def _take_in(self, event: ev.Event, acks: dict[tuple[str, str, str], int]) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
@@ -117,7 +144,7 @@ class Engine:
                 if policy.memory is not None and policy.memory.table == event.table:
                     for column in self.memory[policy.name].values():
                         column[entity] = 0
-        body: dict[str, Any] = {"kind": "event", "event": _brief(event)}
+        body: dict[str, Any] = {"kind": "event", "event": brief_event(event)}
         if refused is not None:
             body["refused"] = refused
         return [body]
@@ -144,15 +171,26 @@ class Engine:
         self.forecasts = {}
         self._settle_into(new)
         self.findings.remap(new, self.estimator)
-        return {"kind": "site", "site_hash": new.spec_hash, "was": old.spec_hash,
-                "sizes": {t: n for t, n in new.sizes.items() if n}}  # fmt: skip
+        return {
+            "kind": "site",
+            "site_hash": new.spec_hash,
+            "was": old.spec_hash,
+            "sizes": {t: n for t, n in new.sizes.items() if n},
+        }
 
     def _view(self, dt_s: float) -> EngineView:
         return EngineView(
-            self.site, self.state, self.jobs, self.arbiter, self.estimator, self.history,
-            tuple(self.intake.requests.values()), self.forecasts,
-            self.intake.budget_w(self.site, self.state.now_ns), dt_s,
-        )  # fmt: skip
+            self.site,
+            self.state,
+            self.jobs,
+            self.arbiter,
+            self.estimator,
+            self.history,
+            tuple(self.intake.requests.values()),
+            self.forecasts,
+            self.intake.budget_w(self.site, self.state.now_ns),
+            dt_s,
+        )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:
         last = self.ran_ns.get(name)
@@ -161,7 +199,11 @@ class Engine:
     def _forecast(self, view: EngineView, frame: Frame, records: list[dict[str, Any]]) -> list[FitRequest]:
         fits: list[FitRequest] = []
         for name, model in self.models.items():
-            if name in self.suspended or frame.urgent or not self._due("model:" + name, model.period_s, frame.now_ns):
+            if (
+                name in self.suspended
+                or frame.urgent
+                or not self._due("model:" + name, model.period_s, frame.now_ns)
+            ):
                 continue
             self.ran_ns["model:" + name] = frame.now_ns
             try:
@@ -175,12 +217,25 @@ class Engine:
             if model.fit_every_s > 0 and frame.now_ns - begun >= round(model.fit_every_s * NS):
                 self.fitted_ns[name] = frame.now_ns
                 span = round(model.fit_every_s / max(frame.dt_s, 1e-3))
-                fit = FitRequest(f"{name}@{frame.tick}", name, max(0, frame.tick - span), frame.tick, frame.tick,
-                                 frame.now_ns + round(FIT_DEADLINE_S * NS))  # fmt: skip
+                fit = FitRequest(
+                    f"{name}@{frame.tick}",
+                    name,
+                    max(0, frame.tick - span),
+                    frame.tick,
+                    frame.tick,
+                    frame.now_ns + round(FIT_DEADLINE_S * NS),
+                )
                 self.intake.pending_fits[fit.id] = fit.deadline_ns
                 fits.append(fit)
-                records.append({"kind": "fit_requested", "id": fit.id, "model": name, "first_tick": fit.first_tick,
-                                "last_tick": fit.last_tick})  # fmt: skip
+                records.append(
+                    {
+                        "kind": "fit_requested",
+                        "id": fit.id,
+                        "model": name,
+                        "first_tick": fit.first_tick,
+                        "last_tick": fit.last_tick,
+                    }
+                )
         return fits
 
     def _ask_policies(self, view: EngineView, frame: Frame, records: list[dict[str, Any]]) -> None:
@@ -199,7 +254,9 @@ class Engine:
             if not frame.urgent:
                 self.ran_ns[name] = frame.now_ns
             try:
-                proposals, memory = policy.propose(view, {k: read_only(v) for k, v in self.memory[name].items()})
+                proposals, memory = policy.propose(
+                    view, {k: read_only(v) for k, v in self.memory[name].items()}
+                )
                 if len(proposals) > MAX_PROPOSALS:
                     raise ContractError(f"{len(proposals)} proposals; expected at most {MAX_PROPOSALS}")
                 for p in proposals:
@@ -209,126 +266,34 @@ class Engine:
             except Exception as error:
                 records += self._suspend(name, error, frame.now_ns)
                 continue
-            if not _same(proposals, self.in_force[name]):
-                records.append({"kind": "proposals", "policy": name, "proposals": [
-                    {"control": p.control, "index": p.index, "lo": p.lo, "hi": p.hi, "want": p.want,
-                     "reason": p.reason} for p in proposals]})  # fmt: skip
+            if not same_proposals(proposals, self.in_force[name]):
+                records.append(proposals_record(name, proposals))
             self.in_force[name] = proposals
 
     def _retire(self, policy: Policy, now_ns: int) -> None:
         """A suspended policy's intervals hold until their leases end."""
         since = self.suspended[policy.name]
         self.in_force[policy.name] = [
-            p for p in self.in_force[policy.name]
+            p
+            for p in self.in_force[policy.name]
             if now_ns - since < round(cast(Any, find_control(p.control)).lease_s * NS)
-        ]  # fmt: skip
+        ]
 
     def _suspend(self, name: str, error: Exception, now_ns: int) -> list[dict[str, Any]]:
         self.suspended[name] = now_ns
         self.forecasts = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
         why = f"{type(error).__name__}: {error}"[:500]
-        return self.findings.raise_(Finding(
-            f"suspended/{name}", "critical", f"{name} broke its contract and is suspended", (), (why,), 1.0,
-            "Mend the plug-in and restart; its running leases lapse by themselves."))  # fmt: skip
-
-    # -- arbitration ------------------------------------------------------------------------------------------
-
-    def _arbitrate(
-        self, view: EngineView, frame: Frame, records: list[dict[str, Any]]
-    ) -> tuple[list[CommandBatch], list[CommandBatch], dict[str, int]]:
-        commands: list[CommandBatch] = []
-        advice: list[CommandBatch] = []
-        deferred: dict[str, int] = {}
-        for key, lease in self.arbiter.leases.items():
-            if lease.n == 0:
-                continue
-            acting, all_voices = self._voices(key)
-            busy = lease.running().any()
-            if not (all_voices or busy or np.isfinite(lease.advised).any()):
-                continue
-            readback = view.readback(key)
-            lapsed = lease.lapse(frame.now_ns)
-            if len(lapsed):
-                records.append({"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry})
-            wanted = np.zeros(lease.n, np.bool_)
-            if acting or (busy and self.arbiter.mode == "held"):
-                done = self.arbiter.settle(key, acting, readback)
-                held_back = self.arbiter.limit(done, readback, frame.dt_s)
-                if held_back:
-                    deferred[key] = held_back
-                for number, lost in sorted(done.narrowed.items()):
-                    records += self._verdict(key, acting[number], lost)
-                generation = self.state.tables[lease.control.table].generation
-                commands += self.arbiter.command(done, readback, generation, frame.now_ns)
-                wanted = ~np.isnan(done.value)
-            commands += self.arbiter.withdraw(key, wanted, frame.now_ns, frame.dt_s)
-            if len(all_voices) > len(acting):
-                shadow = self.arbiter.settle(key, all_voices, readback)
-                for voice, index in self.arbiter.advise(shadow):
-                    advice.append(CommandBatch(key, voice.name, self.arbiter.epoch, index, lease.generation[index],
-                                               np.zeros(len(index), np.int64), shadow.value[index],
-                                               voice.proposal.reason, frame.now_ns, 0, 0))  # fmt: skip
-            elif np.isfinite(lease.advised).any():
-                lease.advised[:] = np.nan
-            records += self._follow_up(key, view, readback, frame.now_ns, commands)
-        records += [_command_record("command", c) for c in commands]
-        records += [_command_record("advice", c) for c in advice]
-        for key, count in deferred.items():
-            records.append({"kind": "deferred", "control": key, "count": count, "why": "blast radius"})
-        return commands, advice, deferred
-
-    def _verdict(self, key: str, voice: Voiced, lost: int) -> list[dict[str, Any]]:
-        return [{"kind": "narrowed", "control": key, "policy": voice.name, "count": lost,
-                 "why": "a stronger proposal or the envelope left no room"}]  # fmt: skip
-
-    def _voices(self, key: str) -> tuple[list[Voiced], list[Voiced]]:
-        """(voices that may act, all voices) on a control, strongest first."""
-        acting: list[Voiced] = []
-        every: list[Voiced] = []
-        for number, policy in enumerate(self.policies):
-            for p in self.in_force[policy.name]:
-                if p.control != key or len(p.index) == 0:
-                    continue
-                every.append(Voiced(number, policy.name, p, None))
-                authority = self.intake.authority[policy.name]
-                if authority == "act":
-                    acting.append(Voiced(number, policy.name, p, None))
-                elif authority == "approve":
-                    allowed = self._approved(policy.name, p)
-                    if allowed is not None:
-                        acting.append(Voiced(number, policy.name, p, allowed))
-        return acting, every
-
-    def _approved(self, policy: str, p: Proposal) -> Bool | None:
-        allowed = np.zeros(len(p.index), np.bool_)
-        table = p.control.partition(".")[0]
-        for approval in self.intake.approvals.values():
-            if approval.policy == policy and approval.control == p.control:
-                if not approval.names:
-                    return np.ones(len(p.index), np.bool_)
-                named = [i for n in approval.names if (i := self.site.entity(table, n)) is not None]
-                allowed |= np.isin(p.index, named)
-        return allowed if allowed.any() else None
-
-    def _follow_up(
-        self, key: str, view: EngineView, readback: F64, now_ns: int, commands: list[CommandBatch]
-    ) -> list[dict[str, Any]]:
-        """Overdue commands, and read-backs that differ."""
-        records: list[dict[str, Any]] = []
-        lease = self.arbiter.leases[key]
-        control = lease.control
-        if not lease.running().any():
-            return records
-        again, lost = self.arbiter.resend(key, now_ns)
-        if again is not None:
-            commands.append(again)
-        if len(lost):
-            records.append({"kind": "failed", "control": key, "index": lost, "why": "no answer after repeated sending"})
-        if control.readback is not None:
-            heard_ns = now_ns - np.minimum(view.age_s(f"{control.table}.{control.readback}") * NS, 2**62).astype(np.int64)
-            tolerance = max(self.site.envelopes[key].deadband, 1e-6)
-            records += self.findings.mismatches(self.site, key, lease.compare(readback, heard_ns, tolerance, now_ns))
-        return records
+        return self.findings.raise_(
+            Finding(
+                f"suspended/{name}",
+                "critical",
+                f"{name} broke its contract and is suspended",
+                (),
+                (why,),
+                1.0,
+                "Mend the plug-in and restart; its running leases lapse by themselves.",
+            )
+        )
 
     # -- storage ----------------------------------------------------------------------------------------------
 
@@ -355,35 +320,3 @@ def _checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
         if given is None or given.shape != column.shape or given.dtype != column.dtype:
             raise ContractError(f"memory column {name}: expected {column.dtype} {column.shape}")
     return {name: memory[name] for name in expected}
-
-
-def _same(a: list[Proposal], b: list[Proposal]) -> bool:
-    return len(a) == len(b) and all(
-        x.control == y.control and x.reason == y.reason and np.array_equal(x.index, y.index)
-        and np.array_equal(x.lo, y.lo) and np.array_equal(x.hi, y.hi) and np.array_equal(x.want, y.want, equal_nan=True)
-        for x, y in zip(a, b, strict=True)
-    )  # fmt: skip
-
-
-def _brief(event: ev.Event) -> dict[str, Any]:
-    """An event for the journal; long content is named by its hash, the trace has it whole."""
-    body = cast(dict[str, Any], msgspec.to_builtins(event))
-    for name in ("spec", "params"):
-        if name in body:
-            body[name] = f"{len(body[name])} characters, in the trace"
-    if len(body.get("names", ())) > 64:
-        body["names"] = [*body["names"][:64], f"and {len(body['names']) - 64} more"]
-    return body
-
-
-def _command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
-    if c.renewal:
-        return {"kind": "renewal", "control": c.control, "count": len(c.index), "expires_ns": c.expires_ns,
-                "reason": c.reason}  # fmt: skip
-    body: dict[str, Any] = {"kind": kind, "control": c.control, "policy": c.policy, "index": c.index, "value": c.value, "reason": c.reason}
-    if kind == "command":
-        body |= {"epoch": c.epoch, "first_command": int(c.command[0]), "expires_ns": c.expires_ns,
-                 "deadline_ns": c.deadline_ns}  # fmt: skip
-        if c.final:
-            body["final"] = True
-    return body

@@ -39,7 +39,7 @@ class CommandAcked(_Event, frozen=True):
 
 
 class OperatorRequest(_Event, frozen=True):
-    """A person asks that a control of some entities lies in [lo, hi], until `expires_ns`. Withdrawn by lo > hi."""
+    """A person asks that a control of some entities lies in [lo, hi], until `expires_ns` (0: until withdrawn)."""
 
     author: str
     control: str
@@ -59,7 +59,7 @@ class RequestWithdrawn(_Event, frozen=True):
 
 
 class Approved(_Event, frozen=True):
-    """An operator lets a policy in `approve` act on a control, on some entities (none named: all), for a while."""
+    """An operator lets a policy in `approve` act on a control of some entities (none named: all) for a while."""
 
     author: str
     policy: str
@@ -130,7 +130,7 @@ class EntityReplaced(_Event, frozen=True):
 
 
 class SiteChanged(_Event, frozen=True):
-    """The site is another one: `spec` is the JSON of `twin.site.SiteSpec`, so that a trace is self-contained."""
+    """The site is another one: `spec` is the JSON of `twin.site.SiteSpec`: a trace explains itself."""
 
     site_hash: str
     spec: bytes

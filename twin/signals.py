@@ -2,174 +2,14 @@
 
 A *signal* is read (gauge, counter or state), a *control* is commanded. Adding one is adding a line here.
 Numbers beside a signal are physical bounds (outside: OUT_OF_RANGE), not alarm limits; limits and envelopes
-come from the profile and the site. May import only `twin.units`.
+come from the profile and the site. May import only `twin.catalogue`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from twin.catalogue import Control, Signal, Table, control, counter, signal, state
 
-from twin.units import unit_of
-
-Reduce = Literal["last", "mean", "max", "min", "sum", "latch"]
-Danger = Literal["high", "low", "both", "none"]
-OnExpiry = Literal["safe", "keep", "restore"]
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """One measured quantity of a table.
-
-    `reduce` combines several readings within a tick (`latch` is a bitwise or). `danger` is the side towards
-    which an unheard value is assumed to drift, by `slew_per_s`. `period_s` is how often a healthy source
-    speaks. `quantum` is the resolution to which the Inbox rounds, at or below the sensor's own. A line named like
-    another plus `_max` or `_min` is its *companion*: whoever reports `power_w` feeds `power_w_max` as well.
-    """
-
-    table: str
-    name: str
-    row: int
-    kind: Literal["gauge", "counter", "state"]
-    unit: str
-    low: float
-    high: float
-    reduce: Reduce
-    quantum: float
-    period_s: float
-    slew_per_s: float
-    danger: Danger
-    states: tuple[str, ...]
-    urgent_at: float | None
-    wrap: int
-
-    @property
-    def base(self) -> str | None:
-        """The signal that this one accompanies, or None."""
-        return self.name[:-4] if self.name.endswith(("_max", "_min")) else None
-
-    @property
-    def key(self) -> str:
-        return f"{self.table}.{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """One commandable level of a table. `low` is the restrictive end if `protective` is "low".
-
-    `on_expiry` says what becomes of the value when its lease lapses; `readback` is the signal that echoes it.
-    `slew_per_s` limits un-protective moves, `deadband` is the smallest change worth a command.
-    """
-
-    table: str
-    name: str
-    row: int
-    unit: str
-    low: float
-    high: float
-    on_expiry: OnExpiry
-    protective: Literal["low", "high", "none"]
-    readback: str | None
-    slew_per_s: float
-    deadband: float
-    lease_s: float
-    deadline_s: float
-    disruptive: bool
-    states: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        return f"{self.table}.{self.name}"
-
-
-def signal(
-    unit: str,
-    low: float,
-    high: float,
-    *,
-    quantum: float,
-    reduce: Reduce = "last",
-    period_s: float = 1.0,
-    slew_per_s: float = 0.0,
-    danger: Danger = "none",
-    urgent_at: float | None = None,
-) -> dict[str, object]:
-    """A gauge: float32, rounded to `quantum`, missing as NaN."""
-    return dict(spec="gauge", unit=unit, low=low, high=high, quantum=quantum, reduce=reduce, period_s=period_s,
-                slew_per_s=slew_per_s, danger=danger, urgent_at=urgent_at)  # fmt: skip
-
-
-def counter(unit: str, *, wrap: int = 0, max_per_s: float, period_s: float = 1.0) -> dict[str, object]:
-    """An ever-growing int64; `wrap` is its modulus (0: none), `max_per_s` the fastest plausible growth."""
-    return dict(spec="counter", unit=unit, high=max_per_s, wrap=wrap, period_s=period_s)
-
-
-def state(
-    *states: str, reduce: Reduce = "last", period_s: float = 1.0, high: int = 0, urgent_at: float | None = None
-) -> dict[str, object]:
-    """A small integer with names for its values, or a plain code or bit field up to `high`."""
-    return dict(spec="state", states=states, high=high or len(states) - 1, reduce=reduce, period_s=period_s,
-                urgent_at=urgent_at)  # fmt: skip
-
-
-def control(
-    unit: str,
-    low: float,
-    high: float,
-    *,
-    on_expiry: OnExpiry,
-    protective: Literal["low", "high", "none"],
-    readback: str | None = None,
-    slew_per_s: float = 0.0,
-    deadband: float = 0.0,
-    lease_s: float = 30.0,
-    deadline_s: float = 10.0,
-    disruptive: bool = False,
-    states: tuple[str, ...] = (),
-) -> dict[str, object]:
-    """A level that policies may move; min, max and safe are narrowed by profile and site."""
-    return dict(spec="control", unit=unit, low=low, high=high, on_expiry=on_expiry, protective=protective,
-                readback=readback, slew_per_s=slew_per_s, deadband=deadband, lease_s=lease_s,
-                deadline_s=deadline_s, disruptive=disruptive, states=states)  # fmt: skip
-
-
-class Table:
-    """Base of the catalogue's classes: collects the lines of a subclass into tuples, in order."""
-
-    table: ClassVar[str]
-    gauges: ClassVar[tuple[Signal, ...]]  # gauges and states share the float32 matrix; row = index here
-    counters: ClassVar[tuple[Signal, ...]]  # int64 matrix of their own; row = index here
-    controls: ClassVar[tuple[Control, ...]]
-    by_name: ClassVar[dict[str, Signal]]
-    control_by_name: ClassVar[dict[str, Control]]
-
-    def __init_subclass__(cls) -> None:
-        cls.table = cls.__name__.lower()
-        gauges: list[Signal] = []
-        counters: list[Signal] = []
-        controls: list[Control] = []
-        for name, line in list(vars(cls).items()):
-            if not isinstance(line, dict) or "spec" not in line:
-                continue
-            kind = line.pop("spec")
-            if kind == "control":
-                controls.append(Control(cls.table, name, len(controls), **line))
-            elif kind == "counter":
-                counters.append(
-                    Signal(cls.table, name, len(counters), "counter", line["unit"], 0.0, line["high"], "last", 1.0,
-                           line["period_s"], 0.0, "none", (), None, line["wrap"])  # fmt: skip
-                )
-            elif kind == "state":
-                gauges.append(
-                    Signal(cls.table, name, len(gauges), "state", unit_of(name) or "state", 0.0, float(line["high"]),
-                           line["reduce"], 1.0, line["period_s"], 0.0, "none", line["states"],
-                           line["urgent_at"], 0)  # fmt: skip
-                )
-            else:
-                gauges.append(Signal(cls.table, name, len(gauges), "gauge", **line, states=(), wrap=0))
-        cls.gauges, cls.counters, cls.controls = tuple(gauges), tuple(counters), tuple(controls)
-        cls.by_name = {s.name: s for s in (*gauges, *counters)}
-        cls.control_by_name = {c.name: c for c in controls}
+__all__ = ["TABLES", "Control", "Signal", "Table", "find_control", "find_signal"]
 
 
 class Site(Table):
@@ -203,9 +43,15 @@ class Supernode(Table):
 class Rack(Table):
     power_w = signal("W", 0, 1e6, quantum=0.1, reduce="mean", period_s=100, slew_per_s=5e3, danger="high")
     power_w_max = signal("W", 0, 1e6, quantum=0.1, reduce="max", period_s=100, slew_per_s=5e3, danger="high")
-    supply_temp_c = signal("degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high")
-    return_temp_c = signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high")
-    flow_lpm = signal("l/min", 0, 1000, quantum=0.001, reduce="min", period_s=100, slew_per_s=1.0, danger="low")
+    supply_temp_c = signal(
+        "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
+    )
+    return_temp_c = signal(
+        "degC", -10, 110, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
+    )
+    flow_lpm = signal(
+        "l/min", 0, 1000, quantum=0.001, reduce="min", period_s=100, slew_per_s=1.0, danger="low"
+    )
     diff_pressure_pa = signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
     diff_pressure_setpoint_pa = signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
     valve_pu = signal("1", 0, 1, quantum=1e-4, period_s=100)
@@ -218,24 +64,49 @@ class Rack(Table):
     electrical_isolation_state = state("not_isolated", "isolated", period_s=100)
     liquid_isolation_request_state = state("none", "isolate", period_s=100)
     electrical_isolation_request_state = state("none", "isolate", period_s=100)
-    inlet_temp_c = signal("degC", -20, 80, quantum=0.1, reduce="max", period_s=100, slew_per_s=0.05, danger="high")
-    liquid_isolation = control("state", 0, 1, on_expiry="keep", protective="high",
-                               readback="liquid_isolation_state", lease_s=300, deadline_s=60, disruptive=True,
-                               states=("not_isolated", "isolated"))  # fmt: skip
-    electrical_isolation = control("state", 0, 1, on_expiry="keep", protective="high",
-                                   readback="electrical_isolation_state", lease_s=300, deadline_s=60,
-                                   disruptive=True, states=("not_isolated", "isolated"))  # fmt: skip
+    inlet_temp_c = signal(
+        "degC", -20, 80, quantum=0.1, reduce="max", period_s=100, slew_per_s=0.05, danger="high"
+    )
+    liquid_isolation = control(
+        "state",
+        0,
+        1,
+        on_expiry="keep",
+        protective="high",
+        readback="liquid_isolation_state",
+        lease_s=300,
+        deadline_s=60,
+        disruptive=True,
+        states=("not_isolated", "isolated"),
+    )
+    electrical_isolation = control(
+        "state",
+        0,
+        1,
+        on_expiry="keep",
+        protective="high",
+        readback="electrical_isolation_state",
+        lease_s=300,
+        deadline_s=60,
+        disruptive=True,
+        states=("not_isolated", "isolated"),
+    )
 
 
 class Node(Table):
     power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60, slew_per_s=500, danger="high")
     power_w_max = signal("W", 0, 2e4, quantum=0.1, reduce="max", period_s=60, slew_per_s=500, danger="high")
     cpu_power_w = signal("W", 0, 5e3, quantum=0.1, reduce="mean", period_s=60)
-    inlet_temp_c = signal("degC", -20, 80, quantum=0.1, reduce="max", period_s=60, slew_per_s=0.05, danger="high")
+    inlet_temp_c = signal(
+        "degC", -20, 80, quantum=0.1, reduce="max", period_s=60, slew_per_s=0.05, danger="high"
+    )
     outlet_temp_c = signal("degC", -20, 110, quantum=0.1, reduce="max", period_s=60)
-    water_inlet_temp_c = signal("degC", -20, 100, quantum=0.1, reduce="max", period_s=60,
-                                slew_per_s=0.2, danger="high")  # fmt: skip
-    cpu_temp_c = signal("degC", -10, 130, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high")
+    water_inlet_temp_c = signal(
+        "degC", -20, 100, quantum=0.1, reduce="max", period_s=60, slew_per_s=0.2, danger="high"
+    )
+    cpu_temp_c = signal(
+        "degC", -10, 130, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high"
+    )
     fan_hz = signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
     psu1_power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
     psu2_power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
@@ -244,11 +115,28 @@ class Node(Table):
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
     power_cap_readback_w = signal("W", 0, 2e4, quantum=0.1, period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
-    service_level = control("state", 0, 4, on_expiry="keep", protective="high", readback="service_level_state",
-                            lease_s=300, deadline_s=7200, disruptive=True,
-                            states=("in_service", "cordoned", "draining", "drained", "replace"))  # fmt: skip
-    power_cap_w = control("W", 0, 2e4, on_expiry="safe", protective="low", readback="power_cap_readback_w",
-                          slew_per_s=200, deadband=10)  # fmt: skip
+    service_level = control(
+        "state",
+        0,
+        4,
+        on_expiry="keep",
+        protective="high",
+        readback="service_level_state",
+        lease_s=300,
+        deadline_s=7200,
+        disruptive=True,
+        states=("in_service", "cordoned", "draining", "drained", "replace"),
+    )
+    power_cap_w = control(
+        "W",
+        0,
+        2e4,
+        on_expiry="safe",
+        protective="low",
+        readback="power_cap_readback_w",
+        slew_per_s=200,
+        deadband=10,
+    )
 
 
 class Gpu(Table):
@@ -273,7 +161,9 @@ class Gpu(Table):
     clock_event_bits = state(reduce="latch", high=0xFFFF)
     xid_code = state(high=9999)
     row_remap_pending_state = state("no", "yes", reduce="max")
-    recovery_action_state = state("none", "reset_gpu", "reboot_node", "drain_p2p", "drain_and_reset", reduce="max")
+    recovery_action_state = state(
+        "none", "reset_gpu", "reboot_node", "drain_p2p", "drain_and_reset", reduce="max"
+    )
     energy_mj = counter("mJ", max_per_s=3e6)
     throttle_power_ns = counter("ns", max_per_s=1.5e9)
     throttle_thermal_ns = counter("ns", max_per_s=1.5e9)
@@ -282,14 +172,19 @@ class Gpu(Table):
     ecc_dbe_count = counter("count", max_per_s=1e3)
     row_remap_count = counter("count", max_per_s=1e2)
     nvlink_error_count = counter("count", max_per_s=1e7)
-    power_cap_w = control("W", 0, 3000, on_expiry="safe", protective="low", readback="power_limit_w",
-                          slew_per_s=50, deadband=5)  # fmt: skip
+    power_cap_w = control(
+        "W", 0, 3000, on_expiry="safe", protective="low", readback="power_limit_w", slew_per_s=50, deadband=5
+    )
 
 
 class Cdu(Table):
-    supply_temp_c = signal("degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high")
+    supply_temp_c = signal(
+        "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
+    )
     return_temp_c = signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
-    flow_lpm = signal("l/min", 0, 1e4, quantum=0.001, reduce="min", period_s=100, slew_per_s=5.0, danger="low")
+    flow_lpm = signal(
+        "l/min", 0, 1e4, quantum=0.001, reduce="min", period_s=100, slew_per_s=5.0, danger="low"
+    )
     supply_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, reduce="min", period_s=100)
     return_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
     diff_pressure_pa = signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
@@ -311,13 +206,24 @@ class Cdu(Table):
     supply_temp_setpoint_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
     supply_temp_setpoint_final_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
     supply_temp_request_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
-    supply_temp_target_c = control("degC", 10, 60, on_expiry="safe", protective="low",
-                                   readback="supply_temp_request_c", slew_per_s=0.02, deadband=0.1,
-                                   lease_s=300, deadline_s=60)  # fmt: skip
+    supply_temp_target_c = control(
+        "degC",
+        10,
+        60,
+        on_expiry="safe",
+        protective="low",
+        readback="supply_temp_request_c",
+        slew_per_s=0.02,
+        deadband=0.1,
+        lease_s=300,
+        deadline_s=60,
+    )
 
 
 class Loop(Table):
-    supply_temp_c = signal("degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.1, danger="high")
+    supply_temp_c = signal(
+        "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.1, danger="high"
+    )
     return_temp_c = signal("degC", -10, 110, quantum=0.01, period_s=100)
     flow_lpm = signal("l/min", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
@@ -358,13 +264,22 @@ class Job(Table):
     checkpoint_flush_s = signal("s", 0, 1e6, quantum=0.001, period_s=60)
     power_cap_readback_w = signal("W", 0, 1e9, quantum=1, period_s=60)
     checkpoint_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=60)
-    power_cap_w = control("W", 0, 1e9, on_expiry="safe", protective="low", readback="power_cap_readback_w",
-                          deadband=10)  # fmt: skip
-    checkpoint_interval_s = control("s", 1, 1e7, on_expiry="keep", protective="none",
-                                    readback="checkpoint_interval_readback_s", lease_s=300,
-                                    deadline_s=300)  # fmt: skip
-    checkpoint_since_s = control("s", 0, 1e10, on_expiry="keep", protective="high", readback=None,
-                                 lease_s=600, deadline_s=1800)  # fmt: skip
+    power_cap_w = control(
+        "W", 0, 1e9, on_expiry="safe", protective="low", readback="power_cap_readback_w", deadband=10
+    )
+    checkpoint_interval_s = control(
+        "s",
+        1,
+        1e7,
+        on_expiry="keep",
+        protective="none",
+        readback="checkpoint_interval_readback_s",
+        lease_s=300,
+        deadline_s=300,
+    )
+    checkpoint_since_s = control(
+        "s", 0, 1e10, on_expiry="keep", protective="high", readback=None, lease_s=600, deadline_s=1800
+    )
 
 
 TABLES: dict[str, type[Table]] = {

@@ -8,7 +8,7 @@ has no clock or file of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from twin.app.report_series import CAPACITY, Timeline, extremes, spread
 from twin.contracts import Decision, Residual
 from twin.engine import Engine
 from twin.estimator import Balance
-from twin.frame import F32, F64, I32, I64, NS, Frame
+from twin.frame import F32, F64, I32, I64, NS, Bool, Frame
 from twin.signals import TABLES, Signal, find_signal
 from twin.site import Site
-from twin.state import QUALITY_NAMES, TableState
+from twin.state import GOOD, QUALITY_NAMES, STALE_PERIODS, TableState
 
 MAX_KEPT = 96  # entities of a table with a series of their own
 MAX_SHOWN = 24  # of these, the largest are drawn
@@ -174,16 +174,26 @@ class Collector:
         if watch.kept is None and signal.table in ("rack", "feeder", "cdu", "hall"):
             self._choose(watch, values, column, site)
         if watch.kept is not None:
+            shown = np.where(self._fresh(watch, column), values[watch.kept], np.float32(np.nan))
             high = None if watch.peak is None else column.value[watch.peak.row][watch.kept]
-            self._add(key, watch.names, values[watch.kept], high)
+            self._add(key, watch.names, shown, high)
         if signal.name == "power_w":
             total = float(values.sum(dtype=np.float64))
+            heard = watch.n
             if total != total:
                 total = float(np.nansum(values, dtype=np.float64))
-            self.time.add("sum " + key, (key,), np.array([total]))
+                heard = int(np.count_nonzero(np.isfinite(values)))
+            self.time.add("sum " + key, (key, "heard"), np.array([total, heard]))
         if watch.n > MAX_SHOWN:
             seen = spread(values) if self.ticks % watch.sort_every == 0 else extremes(values)
             self.time.add("spread " + key, SPREAD, seen)
+
+    def _fresh(self, watch: _Watch, column: TableState) -> Bool:
+        """Which kept entities have a good value that is not stale [k]: a line ends where its sensor fell silent."""
+        row, kept = watch.signal.row, watch.kept
+        t_ns = column.t_ns[column.partition.group_of_row[row], kept]
+        stale_ns = round(STALE_PERIODS * column.period_s[row] * NS)
+        return cast(Bool, (column.quality[row, kept] == GOOD) & (self.last_ns - t_ns <= stale_ns))
 
     def _choose(self, watch: _Watch, values: F32, column: TableState, site: Site) -> None:
         """Which of very many entities get a series: the largest by power, once half of them have spoken."""
@@ -293,6 +303,7 @@ class Collector:
         power = self._engine.state.tables["rack"].value[TABLES["rack"].by_name["power_w"].row]
         known = np.flatnonzero(np.isfinite(capture))
         order = known[np.argsort(-np.nan_to_num(power[known]), kind="stable")][:MAX_SHOWN]
+        order = np.sort(order)
         half = 1.645 * np.sqrt(estimator.capture_var)
         return [HeatRow(self._site.name("rack", int(i)), float(capture[i]), float(half[i]),
                         int(estimator.capture_count[i]), float(sigma[i])) for i in order]  # fmt: skip

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twin.app.collect import Collector
-from twin.app.report_figures import KeyFigure, Summary, key_figures, site_power, whole
+from twin.app.report_figures import KeyFigure, Summary, key_figures, power_series, whole
 from twin.app.report_page import page
 from twin.app.report_plots import Gallery
 from twin.app.report_record import decisions, findings, footnotes, messages, quality, spark
@@ -143,10 +143,9 @@ def render_terminal(collector: Collector, summary: Summary, console: Console) ->
     told.add_column(style="dim")
     for figure in key_figures(collector, summary):
         told.add_row(Text(figure.label), Text(figure.value), Text(figure.meaning))
-    source = site_power(collector)
-    if source is not None:
-        track = collector.time.tracks[f"sum {source[0]}"]
-        told.add_row(Text("IT power"), Text(""), Text(spark(track.mean()[0, : collector.time.points])))
+    series = power_series(collector)
+    if series is not None:
+        told.add_row(Text("IT power"), Text(""), Text(spark(series.mean)))
     console.print(told)
     for condition in [c for c in collector.episodes.conditions.values() if c.cleared_ns is None][:5]:
         console.print(Text(f"{clean(condition.severity, 10)}: {clean(condition.title)} "

@@ -12,6 +12,7 @@ import numpy as np
 
 from twin.app.collect import Collector
 from twin.app.report_text import duration, number, percent, quantity
+from twin.frame import F64
 
 Summary = Mapping[str, Any]
 POWER_SOURCES = (("rack.power_w", "racks"), ("node.power_w", "nodes"), ("gpu.power_w", "GPUs"))
@@ -33,6 +34,31 @@ def site_power(collector: Collector) -> tuple[str, str] | None:
     return None
 
 
+class SitePower(NamedTuple):
+    """The site's power in W, per point; NaN before all that ever spoke had spoken: half a sum is no power."""
+
+    key: str
+    whose: str
+    low: F64
+    mean: F64
+    high: F64
+    heard: int
+
+
+def power_series(collector: Collector) -> SitePower | None:
+    """The sum that `site_power` names, from where it is whole."""
+    source = site_power(collector)
+    if source is None:
+        return None
+    track, cut = collector.time.tracks[f"sum {source[0]}"], slice(0, collector.time.points)
+    heard = np.nan_to_num(track.low[1, cut])
+    begun = np.arange(len(heard)) >= int(np.argmax(heard >= 0.98 * heard.max()))
+    low, mean, high = (
+        np.where(begun, a[0, cut], np.nan).astype(np.float64) for a in (track.low, track.mean(), track.high)
+    )
+    return SitePower(*source, low, mean, high, int(heard.max()))
+
+
 def whole(value: object) -> int:
     """An integer of a summary, 0 for anything else."""
     return int(value) if isinstance(value, int | float) and value == value and abs(value) < 1e18 else 0
@@ -50,22 +76,23 @@ def key_figures(collector: Collector, summary: Summary) -> list[KeyFigure]:
 
 
 def _power(collector: Collector) -> list[KeyFigure]:
-    source = site_power(collector)
-    if source is None:
+    power = power_series(collector)
+    if power is None or not np.isfinite(power.mean).any():
         return []
-    key, whose = source
-    _, mean, greatest = (float(x[0]) for x in collector.time.tracks[f"sum {key}"].overall())
-    n = collector.reporting.get(key, 0)
-    size = collector.sizes().get(key.partition(".")[0], n)
-    every = f"all {size}" if n >= size else f"{n} of {size}"
-    out = [KeyFigure("Peak IT power", quantity(greatest, "W"), f"The most that {every} {whose} drew together; "
-                     f"on average they drew {quantity(mean, 'W')}.")]  # fmt: skip
+    greatest, mean = float(np.nanmax(power.high)), float(np.nanmean(power.mean))
+    size = collector.sizes().get(power.key.partition(".")[0], power.heard)
+    every = f"all {size:,}" if power.heard >= size else f"the {power.heard:,} (of {size:,}) reporting"
+    out = [
+        KeyFigure(
+            "Peak IT power",
+            quantity(greatest, "W"),
+            f"The most that {every} {power.whose} drew together; on average they drew {quantity(mean, 'W')}.",
+        )
+    ]
     if collector.span_s > 0:
         energy_wh = mean * collector.span_s / 3600
         shown = f"{number(energy_wh / 1e6)} MWh" if energy_wh >= 1e6 else f"{number(energy_wh / 1e3)} kWh"
-        out.append(
-            KeyFigure("Energy used", shown, f"The same power, added up over {duration(collector.span_s)}.")
-        )
+        out.append(KeyFigure("Energy used", shown, f"That average over {duration(collector.span_s)}."))
     return out
 
 
@@ -105,7 +132,7 @@ def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
     raised = len(found) + collector.episodes.dropped["finding"]
     return [
         KeyFigure("Commands · advice", f"{number(commands, 9)} · {number(advice, 9)}",
-                  "Orders that would have gone to devices, and suggestions that were only written down."),
+                  "Orders to devices (a replay sends none), and suggestions that were only written down."),
         KeyFigure("Findings", number(raised, 9), "Conditions that people should know of; "
                   f"{lasting if lasting else 'none'} of them still lasted at the end." if raised
                   else "Nothing was found that people should know of."),

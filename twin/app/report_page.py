@@ -39,7 +39,7 @@ nav{margin:14px 0 0;font-size:14px}nav a{color:var(--c1);margin-right:16px;text-
 .card b{display:block;font-size:23px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}
 .card i{font-style:normal;font-size:13px;color:var(--soft)}
 .card p{font-size:12.8px;line-height:1.4;margin:5px 0 0;color:var(--soft)}
-.two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,500px),1fr));gap:16px;margin:14px 0}
+.two{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:16px;margin:14px 0}
 .many{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,235px),1fr));gap:6px 12px}
 figure{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:6px;padding:12px 14px 8px;min-width:0}
 figure.lead{margin:14px 0}
@@ -54,7 +54,7 @@ svg .sigma{fill:var(--c0);opacity:var(--wash)}svg .cursor{stroke:var(--soft);str
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:13.5px;width:100%;margin:8px 0 14px}
 th{text-align:left;font-weight:600;color:var(--soft);font-size:12.5px;border-bottom:1px solid var(--zero)}
-th,td{padding:5px 14px 5px 0;vertical-align:top}td{border-bottom:1px solid var(--rule);overflow-wrap:anywhere}
+th,td{padding:5px 14px 5px 0;vertical-align:top}td{border-bottom:1px solid var(--rule);overflow-wrap:break-word}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.w{white-space:nowrap}
 .critical{color:var(--bad);font-weight:600}.warning{color:var(--warn);font-weight:600}.info{color:var(--soft)}
 .bar{display:flex;height:12px;border-radius:3px;overflow:hidden;background:var(--grid);min-width:120px}

@@ -13,7 +13,7 @@ import numpy as np
 from twin.app.collect import MAX_SHOWN, Collector
 from twin.app.report_series import Track
 from twin.app.report_svg import Line, panel, plot, span_of
-from twin.app.report_text import TimeAxis, Unit, percent, quantity, safe, short, unit_for
+from twin.app.report_text import TimeAxis, Unit, safe, short, unit_for
 from twin.frame import I32
 from twin.signals import find_signal
 
@@ -46,31 +46,44 @@ class Gallery:
         return Line(label, track.mean()[row, cut] * unit.factor, colour, low * unit.factor if band else None,
                     high * unit.factor if band else None)  # fmt: skip
 
+    def lead(
+        self,
+        title: str,
+        sentence: str,
+        lines: Sequence[Line],
+        unit: str,
+        height: int,
+        levels: Sequence[tuple[float, str]] = (),
+        least_span: float | None = None,
+    ) -> str:
+        """A plot as wide as the page; on a phone another one of it, so that its text stays legible."""
+        least = LEAST_SPAN.get(unit, 0.0) if least_span is None else least_span
+        drawn = [
+            plot(lines, self.axis, unit, title, width=w, height=height, least_span=least, levels=levels)
+            for w in (1080, 520)
+        ]
+        both = f'<div class="wide">{drawn[0]}</div><div class="narrow">{drawn[1]}</div>'
+        return figure(title, sentence, both, "lead")
+
     def overlay(
-        self, title: str, sentence: str, parts: Sequence[tuple[str, int, str]], core: str, *, lead: bool = False,
-        levels: Sequence[tuple[float, str]] = (), least_span: float | None = None,
-    ) -> str:  # fmt: skip
-        """One plot of (track, row, label); `lead` fills the width of the page. `levels` are in core units."""
-        parts = [(name, row, label) for name, row, label in parts
-                 if name in self.tracks and self.tracks[name].count[row].any()]  # fmt: skip
+        self,
+        title: str,
+        sentence: str,
+        parts: Sequence[tuple[str, int, str]],
+        core: str,
+        least_span: float | None = None,
+    ) -> str:
+        """One plot of (track, row, label)."""
+        parts = [p for p in parts if p[0] in self.tracks and self.tracks[p[0]].count[p[1]].any()]
         if not parts:
             return ""
-        units = [self.unit(self.tracks[name], core) for name, _, _ in parts]
-        unit = min(units, key=lambda u: u.factor)
-        lines = [self.line(self.tracks[name], row, unit, label, 1 + i % 5, len(parts) <= 3)
-                 for i, (name, row, label) in enumerate(parts)]  # fmt: skip
-        shown = [(level * unit.factor, name) for level, name in levels if np.isfinite(level)]
+        unit = min((self.unit(self.tracks[name], core) for name, _, _ in parts), key=lambda u: u.factor)
+        lines = [
+            self.line(self.tracks[name], row, unit, label, 1 + i % 5, len(parts) <= 3)
+            for i, (name, row, label) in enumerate(parts)
+        ]
         least = LEAST_SPAN.get(unit.name, 0.0) if least_span is None else least_span
-
-        def drawn(width: int, height: int) -> str:
-            return plot(
-                lines, self.axis, unit.name, title, width=width, height=height, least_span=least, levels=shown
-            )
-
-        if not lead:
-            return figure(title, sentence, drawn(520, 230))
-        both = f'<div class="wide">{drawn(1080, 270)}</div><div class="narrow">{drawn(520, 260)}</div>'
-        return figure(title, sentence, both, "lead")
+        return figure(title, sentence, plot(lines, self.axis, unit.name, title, least_span=least))
 
     def order(self, key: str) -> I32:
         """Rows of a track that were heard: at most `MAX_SHOWN`, the largest by power if that is known."""
@@ -114,7 +127,8 @@ class Gallery:
         if track is None:
             return ""
         unit, mean, cut = self.unit(track, core), track.mean(), slice(0, self.points)
-        least, greatest = track.low[0, cut] * unit.factor, track.high[4, cut] * unit.factor
+        least = track.low[0, cut].astype(np.float64) * unit.factor
+        greatest = track.high[4, cut].astype(np.float64) * unit.factor
         inner = [mean[i, cut] * unit.factor for i in (1, 2, 3)]
         lines = [Line("greatest", greatest, 2), Line("median", inner[1], 1, inner[0], inner[2]),
                  Line("least", least, 3)]  # fmt: skip
@@ -150,17 +164,6 @@ class Gallery:
         same = [o for o in own if self.tracks[o[0]].labels == self.tracks[own[0][0]].labels]
         drawn = self.panels(title, told, [(k, i) for i, (k, _) in enumerate(same, 1)], core) if own else ""
         return pair(fans) + drawn
-
-    def extremes(self, key: str, core: str) -> str:
-        """One phrase on the range of a track over the run."""
-        track = self.tracks.get(key)
-        if track is None:
-            return ""
-        least, _, greatest = track.overall()
-        low, high = float(np.nanmin(least)), float(np.nanmax(greatest))
-        if core == "1":
-            return f"{percent(low)} to {percent(high)}"
-        return f"{quantity(low, core)} to {quantity(high, core)}"
 
 
 def figure(title: str, sentence: str, drawing: str, kind: str = "") -> str:

@@ -13,14 +13,15 @@ import numpy as np
 from twin.app.collect import Collector
 from twin.app.report_episodes import OUTCOMES, Action
 from twin.app.report_figures import Summary, mapping, whole
-from twin.app.report_plots import Gallery, figure
+from twin.app.report_plots import Gallery
 from twin.app.report_sections import section, table
-from twin.app.report_svg import Line, plot
+from twin.app.report_svg import Line
 from twin.app.report_text import GLOSSARY, duration, number, percent, quantity, safe
 from twin.frame import NS
 from twin.signals import find_control
 
 MAX_ROWS = 60
+SHOWN_BELOW = 0.995  # a line at 100 % all along says no more than its number
 AUTHORITY = {
     "off": "switched off",
     "advise": "may advise: what it wants is written down and shown, never sent",
@@ -93,8 +94,8 @@ def _activity(gallery: Gallery) -> str:
     drawings = [
         plot(lines, gallery.axis, "devices per point", title, width=w, height=170) for w in (1080, 520)
     ]
-    return figure(title, "How many devices each moment's new commands or advice were about.",
-                  f'<div class="wide">{drawings[0]}</div><div class="narrow">{drawings[1]}</div>', "lead")  # fmt: skip
+    told = "How many devices each moment's new commands or advice were about."
+    return gallery.lead(title, told, lines, "devices per point", 170)
 
 
 def _outcomes(collector: Collector) -> str:
@@ -160,16 +161,14 @@ def quality(collector: Collector, gallery: Gallery) -> str:
 
 def _quality_plot(gallery: Gallery) -> str:
     track = gallery.tracks.get("quality")
-    if track is None or not (track.total[1:] > 0).any():
+    if track is None or not (track.overall()[0][0] < SHOWN_BELOW):
         return ""
     names = ("good", "stale", "untrusted", "out of range", "missing")
     cut = slice(0, gallery.points)
     lines = [Line(names[i], track.mean()[i, cut] * 100, c) for i, c in zip(range(5), (3, 5, 4, 2, 0), strict=True)
              if i == 0 or track.total[i].any()]  # fmt: skip
     title = "Quality of the readings"
-    drawings = [plot(lines, gallery.axis, "%", title, width=w, height=190) for w in (1080, 520)]
-    return figure(title, "Share of the values heard so far.",
-                  f'<div class="wide">{drawings[0]}</div><div class="narrow">{drawings[1]}</div>', "lead")  # fmt: skip
+    return gallery.lead(title, "Share of the values heard so far.", lines, "%", 190)
 
 
 def messages(summary: Summary) -> str:

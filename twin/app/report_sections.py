@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from twin.app.collect import Collector
-from twin.app.report_figures import site_power
+from twin.app.report_figures import power_series
 from twin.app.report_plots import Gallery, figure, pair
 from twin.app.report_svg import Line, plot, whiskers
-from twin.app.report_text import number, percent, quantity, safe, short
+from twin.app.report_text import number, percent, quantity, safe, short, unit_for
 from twin.signals import TABLES
 
 
@@ -34,20 +34,18 @@ def section(name: str, title: str, intro: str, *parts: str) -> str:
 
 def power(collector: Collector, gallery: Gallery) -> str:
     """What the site drew, in all and part by part."""
-    source = site_power(collector)
+    series = power_series(collector)
     lead = ""
-    if source is not None:
-        key, whose = source
-        n = collector.reporting.get(key, 0)
-        levels = []
+    if series is not None and np.isfinite(series.mean).any():
+        peak = float(np.nanmax(series.high))
+        unit = unit_for("W", peak)
+        line = Line("", series.mean * unit.factor, 1, series.low * unit.factor, series.high * unit.factor)
         budget = collector.budget_w()
-        peak = float(collector.time.tracks[f"sum {key}"].overall()[2][0])
         known = budget[np.isfinite(budget)]
-        if len(known) and float(known.min()) < 1.5 * peak:
-            levels = [(float(known.min()), "smallest budget of a feeding meter")]
-        lead = gallery.overlay(
-            "IT power of the site", f"Sum over {n:,} {whose}. The shade is the range between two points.",
-            [(f"sum {key}", 0, "")], "W", lead=True, levels=levels)  # fmt: skip
+        near = len(known) > 0 and float(known.min()) < 1.5 * peak
+        levels = [(float(known.min()) * unit.factor, "smallest budget of a feeding meter")] if near else []
+        sentence = f"Sum over {series.heard:,} {series.whose}. The shade, where there is one, is the range between points."
+        lead = gallery.lead("IT power of the site", sentence, [line], unit.name, 270, levels)
     tables = [
         gallery.entities([("rack.power_w", "")], "Power per rack", "What each rack draws."),
         gallery.entities([("feeder.power_w", "")], "Feeding meters", "What UPSs, busways and taps measure."),

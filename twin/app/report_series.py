@@ -29,7 +29,7 @@ class Track:
     def add(self, at: int, values: F32 | F64, high: F32 | F64 | None = None) -> None:
         """Take one observation [k] into point `at`; NaN is none. `high` is the peak within the tick, if known."""
         known = np.isfinite(values)
-        top = values if high is None else np.fmax(values, high)
+        top = values if high is None else np.where(known, np.fmax(values, high), np.nan)
         self.low[:, at] = np.fmin(self.low[:, at], values)
         self.high[:, at] = np.fmax(self.high[:, at], top)
         self.total[:, at] += np.where(known, values, 0.0)

@@ -16,7 +16,7 @@ import numpy as np
 from twin.app.report_text import TimeAxis, clean, number, safe
 from twin.frame import F64
 
-CHAR = 6.4  # width of a character of the labels, about
+CHAR = 7.0  # width of a character of the labels, about
 LABEL_GAP = 14.0
 
 
@@ -109,12 +109,12 @@ def plot(
 
 def panel(
     name: str, lines: Sequence[Line], axis: TimeAxis, unit: str, span: tuple[float, float], *,
-    band: float | None = None, width: int = 250, height: int = 118,
+    band: float | None = None, width: int = 250, height: int = 122,
 ) -> str:  # fmt: skip
     """A small plot named inside, on a scale that it shares with its neighbours; `band` is a tolerance around 0."""
     ticks = nice_ticks(*span, 3)
     left = 8 + CHAR * max(len(number(t, 6)) for t in ticks)
-    frame = Frame2D(left, width - 8, 24, height - 20, ticks[0], ticks[-1])
+    frame = Frame2D(left, width - 8, 26, height - 24, ticks[0], ticks[-1])
     parts = [_grid(frame, ticks), _time_ticks(frame, axis, 2, height, False)]
     if band is not None and math.isfinite(band):
         top, bottom = frame.y(min(band, frame.y_high)), frame.y(max(-band, frame.y_low))
@@ -126,7 +126,7 @@ def panel(
         known = line.values[np.isfinite(line.values)]
         if len(known):
             parts.append(f'<text class="end c{line.colour}" x="{width - 8 - 52 * k}" y="14" text-anchor="end">'
-                         f"{number(float(known[-1]))}{' ' + safe(unit) if k == 0 else ''}</text>")  # fmt: skip
+                         f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{' ' + safe(unit) if k == 0 else ''}</text>")  # fmt: skip
     return _svg(parts, frame, lines, axis, unit, name, width, height)
 
 
@@ -136,7 +136,7 @@ def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, wi
     left = 12 + CHAR * max(len(clean(name, 22)) for name, _, _ in rows)
     lowest = min(m - h for _, m, h in rows)
     ticks = nice_ticks(max(0.0, lowest), max(m + h for _, m, h in rows))
-    frame = Frame2D(left, width - 74, 6, height - 26, 0, 1)
+    frame = Frame2D(left, width - 112, 6, height - 26, 0, 1)
 
     def x(value: float) -> float:
         return frame.x((min(max(value, ticks[0]), ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0]))
@@ -152,7 +152,7 @@ def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, wi
             f'<text class="label" x="{left - 8:.1f}" y="{y + 4}" text-anchor="end">{safe(name, 22)}</text>'
             f'<line class="s1" x1="{x(middle - half):.1f}" x2="{x(middle + half):.1f}" y1="{y}" y2="{y}"/>'
             f'<circle class="f1" cx="{x(middle):.1f}" cy="{y}" r="3.5"/>'
-            f'<text class="tick" x="{width - 68}" y="{y + 4}">{number(middle, 3)} ± {number(half, 2)} {safe(unit)}</text>'
+            f'<text class="tick" x="{width - 102}" y="{y + 4}">{number(middle, 3)} ± {number(half, 2)} {safe(unit)}</text>'
         )
     return (f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
             + "".join(parts) + "</svg>")  # fmt: skip
@@ -180,7 +180,7 @@ def _time_ticks(frame: Frame2D, axis: TimeAxis, most: int, height: int, caption:
         end = at + half
         y = frame.bottom
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 4:.1f}"/>'
-                   f'<text class="tick" x="{at:.1f}" y="{y + 15:.1f}" text-anchor="middle">{label}</text>')  # fmt: skip
+                   f'<text class="tick" x="{at:.1f}" y="{y + 16:.1f}" text-anchor="middle">{label}</text>')  # fmt: skip
     if caption:
         out.append(f'<text class="tick" x="{frame.right:.1f}" y="{height - 4}" text-anchor="end">'
                    f"{safe(axis.caption())}</text>")  # fmt: skip
@@ -265,6 +265,13 @@ def _svg(
     encoded = encoded.replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
     return (f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}" '
             f'data-p="{encoded}">' + "".join(parts) + "</svg>")  # fmt: skip
+
+
+def _to_scale(value: float, span: float) -> str:
+    """A value as finely as a panel of this span lets one see it."""
+    after = max(0, math.ceil(-math.log10(span / 150))) if span > 0 else 0
+    text = number(round(value, min(after, 6)), 6)
+    return text
 
 
 def _rounded(value: float) -> float | int | None:

@@ -171,11 +171,12 @@ class TimeAxis:
             return [(i * step / self.span_s, number(i * step / per)) for i in range(min(count, 60) + 1)]
         begin = -(-self.first_ns // (step * NS)) * step
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%d %b" if step < 31536000 else "%Y"
+        several = utc(self.first_ns, "%j") != utc(self.last_ns, "%j")
         out = []
         for i in range(60):
             at = (begin + i * step) * NS
             if at > self.last_ns:
                 break
-            midnight = form == "%H:%M" and (begin + i * step) % 86400 == 0
+            midnight = form == "%H:%M" and several and (begin + i * step) % 86400 == 0
             out.append((self.place(at), utc(at, "%d %b" if midnight else form)))
         return out

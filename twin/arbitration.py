@@ -1,0 +1,149 @@
+"""Arbitration: one pass over all controls, from proposals to commands and advice, and after old commands.
+
+The rules are the arbiter's and the leases'; here is the order in which they are applied in a tick. May
+import the core; called by the engine only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twin.arbiter import Voiced
+from twin.contracts import CommandBatch, Proposal
+from twin.frame import F64, NS, Bool, Frame
+from twin.records import command_record
+from twin.view import EngineView
+
+if TYPE_CHECKING:
+    from twin.engine import Engine
+
+
+def arbitrate(
+    engine: Engine, view: EngineView, frame: Frame, records: list[dict[str, Any]]
+) -> tuple[list[CommandBatch], list[CommandBatch], dict[str, int]]:
+    commands: list[CommandBatch] = []
+    advice: list[CommandBatch] = []
+    deferred: dict[str, int] = {}
+    for key, lease in engine.arbiter.leases.items():
+        if lease.n == 0:
+            continue
+        acting, all_voices = _voices(engine, key)
+        busy = lease.running().any()
+        if not (all_voices or busy or np.isfinite(lease.advised).any()):
+            continue
+        readback = view.readback(key)
+        lapsed = lease.lapse(frame.now_ns)
+        if len(lapsed):
+            records.append(
+                {"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry}
+            )
+        wanted = np.zeros(lease.n, np.bool_)
+        if acting or (busy and engine.arbiter.mode == "held"):
+            done = engine.arbiter.settle(key, acting, readback)
+            held_back = engine.arbiter.limit(done, readback, frame.dt_s)
+            if held_back:
+                deferred[key] = held_back
+            for number, lost in sorted(done.narrowed.items()):
+                records += _verdict(key, acting[number], lost)
+            generation = engine.state.tables[lease.control.table].generation
+            commands += engine.arbiter.command(done, readback, generation, frame.now_ns)
+            wanted = ~np.isnan(done.value)
+        commands += engine.arbiter.withdraw(key, wanted, frame.now_ns, frame.dt_s)
+        if len(all_voices) > len(acting):
+            shadow = engine.arbiter.settle(key, all_voices, readback)
+            for voice, index in engine.arbiter.advise(shadow):
+                advice.append(
+                    CommandBatch(
+                        key,
+                        voice.name,
+                        engine.arbiter.epoch,
+                        index,
+                        lease.generation[index],
+                        np.zeros(len(index), np.int64),
+                        shadow.value[index],
+                        voice.proposal.reason,
+                        frame.now_ns,
+                        0,
+                        0,
+                    )
+                )
+        elif np.isfinite(lease.advised).any():
+            lease.advised[:] = np.nan
+        records += _follow_up(engine, key, view, readback, frame.now_ns, commands)
+    records += [command_record("command", c) for c in commands]
+    records += [command_record("advice", c) for c in advice]
+    for key, count in deferred.items():
+        records.append({"kind": "deferred", "control": key, "count": count, "why": "blast radius"})
+    return commands, advice, deferred
+
+
+def _verdict(key: str, voice: Voiced, lost: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "narrowed",
+            "control": key,
+            "policy": voice.name,
+            "count": lost,
+            "why": "a stronger proposal or the envelope left no room",
+        }
+    ]
+
+
+def _voices(engine: Engine, key: str) -> tuple[list[Voiced], list[Voiced]]:
+    """(voices that may act, all voices) on a control, strongest first."""
+    acting: list[Voiced] = []
+    every: list[Voiced] = []
+    for number, policy in enumerate(engine.policies):
+        for p in engine.in_force[policy.name]:
+            if p.control != key or len(p.index) == 0:
+                continue
+            every.append(Voiced(number, policy.name, p, None))
+            authority = engine.intake.authority[policy.name]
+            if authority == "act":
+                acting.append(Voiced(number, policy.name, p, None))
+            elif authority == "approve":
+                allowed = _approved(engine, policy.name, p)
+                if allowed is not None:
+                    acting.append(Voiced(number, policy.name, p, allowed))
+    return acting, every
+
+
+def _approved(engine: Engine, policy: str, p: Proposal) -> Bool | None:
+    allowed = np.zeros(len(p.index), np.bool_)
+    table = p.control.partition(".")[0]
+    for approval in engine.intake.approvals.values():
+        if approval.policy == policy and approval.control == p.control:
+            if not approval.names:
+                return np.ones(len(p.index), np.bool_)
+            named = [i for n in approval.names if (i := engine.site.entity(table, n)) is not None]
+            allowed |= np.isin(p.index, named)
+    return allowed if allowed.any() else None
+
+
+def _follow_up(
+    engine: Engine, key: str, view: EngineView, readback: F64, now_ns: int, commands: list[CommandBatch]
+) -> list[dict[str, Any]]:
+    """Overdue commands, and read-backs that differ."""
+    records: list[dict[str, Any]] = []
+    lease = engine.arbiter.leases[key]
+    control = lease.control
+    if not lease.running().any():
+        return records
+    again, lost = engine.arbiter.resend(key, now_ns)
+    if again is not None:
+        commands.append(again)
+    if len(lost):
+        records.append(
+            {"kind": "failed", "control": key, "index": lost, "why": "no answer after repeated sending"}
+        )
+    if control.readback is not None:
+        heard_ns = now_ns - np.minimum(view.age_s(f"{control.table}.{control.readback}") * NS, 2**62).astype(
+            np.int64
+        )
+        tolerance = max(engine.site.envelopes[key].deadband, 1e-6)
+        records += engine.findings.mismatches(
+            engine.site, key, lease.compare(readback, heard_ns, tolerance, now_ns)
+        )
+    return records
