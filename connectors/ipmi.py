@@ -5,7 +5,7 @@ ignored + bad, with the reason. Also derives a site file from the hosts found. M
 and line reading at the top serve `connectors.tabular` as well.
 
 For a discrete sensor `ipmitool sdr` prints the raw reading byte, not the asserted states (lib/ipmi_sdr.c).
-So `0x00 | ok` is no proof of "no leak": see deploy/mappings/ipmi-sdr.yaml.
+So `0x00 | ok` is no proof of "no leak": see ipmi-sdr.yaml beside this file.
 """
 
 from __future__ import annotations

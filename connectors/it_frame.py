@@ -21,13 +21,16 @@ from twin.signals import TABLES
 FRAME, EVENT = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/"
 MAX_PAYLOAD = 16 * 2**20
 MAX_COLUMNS = 200
+MAX_PLACES = 1_000_000
+MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
 DCGM: dict[str, tuple[str, float]] = {
     "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
-    "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0), "155": ("power_w", 1.0),
-    "156": ("energy_mj", 1.0), "164": ("power_limit_w", 1.0), "202": ("pcie_replay_count", 1.0),
-    "203": ("util_pu", 0.01), "230": ("xid_code", 1.0), "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0),
-    "1002": ("sm_active_pu", 1.0), "1004": ("tensor_active_pu", 1.0), "1005": ("dram_active_pu", 1.0),
+    "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0),
+    "155": ("power_w", 1.0), "156": ("energy_mj", 1.0), "164": ("power_limit_w", 1.0),
+    "202": ("pcie_replay_count", 1.0), "203": ("util_pu", 0.01), "230": ("xid_code", 1.0),
+    "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0), "1002": ("sm_active_pu", 1.0),
+    "1004": ("tensor_active_pu", 1.0), "1005": ("dram_active_pu", 1.0),
     "1009": ("pcie_tx_bytes_per_s", 1.0), "1010": ("pcie_rx_bytes_per_s", 1.0),
     "1011": ("nvlink_tx_bytes_per_s", 1.0), "1012": ("nvlink_rx_bytes_per_s", 1.0),
 }  # fmt: skip
@@ -42,7 +45,8 @@ class _Frame(msgspec.Struct):
 
 
 _JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
-_EVENT = msgspec.json.Decoder(FaultReported | JobStarted | JobEnded)
+_ItEvent = FaultReported | JobStarted | JobEnded
+_EVENT = msgspec.json.Decoder(_ItEvent)
 
 
 class ItDecoder:
@@ -50,9 +54,9 @@ class ItDecoder:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self._place: dict[str, tuple[str, int] | None] = {}
+        self._place: dict[str, tuple[str, int]] = {}
 
-    def decode(self, message: Message) -> list[Block | FaultReported | JobStarted | JobEnded] | Ignored:
+    def decode(self, message: Message) -> list[Block | _ItEvent] | Ignored:
         """Blocks and events of one message. Raises BadMessage for what is neither."""
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
@@ -77,23 +81,37 @@ class ItDecoder:
                 blocks.append(self._block(kind, columns, table, entity, frame.t_ns))
         return blocks
 
-    def _event(self, payload: bytes) -> FaultReported | JobStarted | JobEnded:
+    def _event(self, payload: bytes) -> _ItEvent:
+        if len(payload) > MAX_EVENT:
+            raise BadMessage(f"{len(payload)} bytes of event; expected at most {MAX_EVENT}")
         try:
-            event = _EVENT.decode(payload)
+            event: _ItEvent = _EVENT.decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
             raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
         if not event.id:
             raise BadMessage("an event needs an id, so that a repeated delivery counts once")
+        for name in event.__struct_fields__:
+            held = getattr(event, name)
+            if isinstance(held, str) and len(held) > (MAX_ID if name == "id" else MAX_TEXT):
+                raise BadMessage(
+                    f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
+                )
+            if isinstance(held, int) and abs(held) >= 2**31:
+                raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
         return event
 
     def _find(self, path: str) -> tuple[str, int] | None:
-        if path not in self._place:
-            if len(self._place) > 1_000_000 or len(path) > 512:
-                return None
-            node = self.names.entity("node", path)
-            rack = self.names.entity("rack", path) if node is None else None
-            self._place[path] = ("node", node) if node is not None else ("rack", rack) if rack is not None else None
-        return self._place[path]
+        found = self._place.get(path)
+        if found is None and len(path) <= 512:
+            for table in ("node", "rack"):
+                entity = self.names.entity(table, path)
+                if entity is not None:
+                    found = table, entity
+                    break
+            # only what the site has is remembered: strangers' names have no end
+            if found is not None and len(self._place) < MAX_PLACES:
+                self._place[path] = found
+        return found
 
     def _block(self, kind: str, columns: dict[str, Any], table: str, entity: int, t_ns: int) -> Block:
         start, n = self._run(kind, table, entity)
@@ -111,13 +129,18 @@ class ItDecoder:
                 continue  # a newer agent may know more than we do
             array = _array(column, name, n, signal.kind == "counter")
             if signal.kind == "counter":
-                counters.append(name)
-                counts.append(array)
+                if name not in counters:  # by its number and by its name: the first counts
+                    counters.append(name)
+                    counts.append(array)
             elif name not in signals:
                 signals.append(name)
-                values.append(array if factor == 1.0 else array * np.float32(factor))
+                with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite: out of range
+                    values.append(array if factor == 1.0 else array * np.float32(factor))
         if not signals and not counters:
-            raise BadMessage(f"no column of {kind} that the catalogue knows among {', '.join(list(columns)[:5])}")
+            raise BadMessage(
+                f"no column of {kind} that the catalogue knows among "
+                f"{', '.join(k[:40] for k in list(columns)[:5])}"
+            )
         matrix = np.array(values, np.float32) if values else np.empty((0, n), np.float32)
         raw = np.array(counts, np.int64) if counts else np.empty((0, n), np.int64)
         return Block(kind, start, tuple(signals), matrix, tuple(counters), raw, t_ns)
@@ -128,7 +151,9 @@ class ItDecoder:
         if table == "node":
             if kind == "node":
                 return entity, 1
-            return int(site.gpu_start_of_node[entity]), int(np.diff(site.gpu_start_of_node[entity : entity + 2])[0])
+            return int(site.gpu_start_of_node[entity]), int(
+                np.diff(site.gpu_start_of_node[entity : entity + 2])[0]
+            )
         first, last = int(site.node_start_of_rack[entity]), int(site.node_start_of_rack[entity + 1])
         if kind == "node":
             return first, last - first
@@ -141,6 +166,8 @@ def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
         if isinstance(column, bytes):
             array = np.frombuffer(column, "<i8" if is_counter else "<f4")
         elif is_counter:
+            if any(isinstance(v, bool) for v in column):
+                raise BadMessage(f"{name}: expected whole numbers or null")
             array = np.array([-1 if v is None else v for v in column])
             if array.dtype.kind not in "iu" or (n and array.max(initial=0) >= 2**63):
                 raise BadMessage(f"{name}: expected whole numbers below 2^63 or null")
@@ -160,14 +187,17 @@ def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
 
 def encode_frame(t_ns: int, gpu: dict[str, np.ndarray], node: dict[str, np.ndarray] | None = None) -> bytes:
     """A msgpack frame with raw columns, as agents send it."""
+
     def raw(columns: dict[str, np.ndarray]) -> dict[str, bytes]:
         return {k: v.astype("<i8" if v.dtype.kind == "i" else "<f4").tobytes() for k, v in columns.items()}
 
     return msgspec.msgpack.encode({"t_ns": t_ns, "gpu": raw(gpu), "node": raw(node or {})})
 
 
-def encode_json(t_ns: int, gpu: dict[str, Iterable[float | int | None]], node: dict[str, Any] | None = None) -> bytes:
+def encode_json(
+    t_ns: int, gpu: dict[str, Iterable[float | int | None]], node: dict[str, Any] | None = None
+) -> bytes:
     """The same as columnar JSON, the open format."""
-    return msgspec.json.encode({"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}})
-
-
+    return msgspec.json.encode(
+        {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
+    )

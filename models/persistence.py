@@ -7,6 +7,7 @@ random walk would. May import contracts; NumPy only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ HORIZONS_S = (60.0, 300.0, 900.0, 3600.0)
 SIGNALS = ("rack.power_w",)
 LOW, HIGH = 0.05, 0.95
 Z90 = 1.6448536269514722  # the normal's 95 % quantile
+_BAND = re.compile(r"[0-9.e+]+:(low|high)")
 MEMORY_STEPS = 600.0  # effective number of steps in the running variance
 
 
@@ -32,7 +34,9 @@ class Persistence:
     period_s: ClassVar[float] = 10.0
     fit_every_s: ClassVar[float] = 3600.0
 
-    def __init__(self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S) -> None:
+    def __init__(
+        self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S
+    ) -> None:
         self.signals, self.horizons_s = signals or SIGNALS, horizons_s or HORIZONS_S
         self._last: dict[str, F32] = {}
         self._variance: dict[str, F32] = {}
@@ -48,7 +52,10 @@ class Persistence:
             value = view.value(key)
             last = self._last.get(key)
             if last is None or len(last) != len(value):
-                self._variance[key], self._steps[key] = np.zeros(len(value), np.float32), np.zeros(len(value), np.float32)
+                self._variance[key], self._steps[key] = (
+                    np.zeros(len(value), np.float32),
+                    np.zeros(len(value), np.float32),
+                )
             else:
                 change = value - last
                 known = np.isfinite(change)
@@ -71,18 +78,28 @@ class Persistence:
             signal = find_signal(key)
             assert signal is not None
             for horizon_s in self.horizons_s:
-                low, high = self._fitted.get(f"{key}@{horizon_s:g}:low"), self._fitted.get(f"{key}@{horizon_s:g}:high")
+                low, high = (
+                    self._fitted.get(f"{key}@{horizon_s:g}:low"),
+                    self._fitted.get(f"{key}@{horizon_s:g}:high"),
+                )
                 if low is None or high is None or len(low) != len(mean):
                     spread = Z90 * np.sqrt(self._variance[key] * max(horizon_s / self._step_s, 1.0))
                     spread = np.where(self._steps[key] >= 2, spread, np.float32(np.nan))
                     low, high = -spread, spread
-                out.append(Forecast(key, horizon_s, read_only(mean), np.maximum(mean + low, signal.low).astype(np.float32),
-                                    np.minimum(mean + high, signal.high).astype(np.float32),
-                                    f"{self.name}@{self._version}"))  # fmt: skip
+                out.append(
+                    Forecast(
+                        key,
+                        horizon_s,
+                        read_only(mean),
+                        np.maximum(mean + low, signal.low).astype(np.float32),
+                        np.minimum(mean + high, signal.high).astype(np.float32),
+                        f"{self.name}@{self._version}",
+                    )
+                )
         return out
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns by key.
+        """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns.
 
         A column without 20 overlapping pairs keeps no quantiles. Deterministic: `seed` is not needed.
         """
@@ -110,7 +127,13 @@ class Persistence:
         """Use fitted quantiles. Raises ContractError for anything else."""
         for name, column in parameters.items():
             key, _, rest = name.partition("@")
-            if key not in self.signals or not rest.endswith((":low", ":high")) or column.ndim != 1:
+            known = key in self.signals and _BAND.fullmatch(rest) is not None
+            if (
+                not known
+                or not isinstance(column, np.ndarray)
+                or column.ndim != 1
+                or column.dtype.kind != "f"
+            ):
                 raise ContractError(f"{name} is not a parameter of {self.name}")
         self._fitted = {name: np.array(column) for name, column in sorted(parameters.items())}
         self._version = digest(self._fitted)[:12] if self._fitted else "unfitted"
@@ -123,7 +146,11 @@ class Persistence:
         """The last values and the running variances."""
         out: dict[str, np.ndarray] = {"t_ns": np.array([self._t_ns]), "step_s": np.array([self._step_s])}
         for key in self._last:
-            out |= {f"{key}:last": self._last[key], f"{key}:variance": self._variance[key], f"{key}:steps": self._steps[key]}
+            out |= {
+                f"{key}:last": self._last[key],
+                f"{key}:variance": self._variance[key],
+                f"{key}:steps": self._steps[key],
+            }
         return out
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:

@@ -1,6 +1,6 @@
 """Policies: what racktwin does about what it sees. One file each and one line here.
 
-A policy is pure and knows the core's contracts only; third parties name theirs `module:Class` in the site file.
+A policy is pure and knows only the core's contracts; others name theirs `module:Class` in the site's file.
 """
 
 from __future__ import annotations

@@ -41,4 +41,6 @@ class Operator:
         k = len(index)
         want = np.nan if request.want is None else request.want
         why = f"asked by {request.author}" + (f": {request.reason}" if request.reason else "")
-        return Proposal(request.control, index, np.full(k, request.lo), np.full(k, request.hi), np.full(k, want), why)
+        return Proposal(
+            request.control, index, np.full(k, request.lo), np.full(k, request.hi), np.full(k, want), why
+        )

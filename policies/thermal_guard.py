@@ -1,8 +1,8 @@
 """thermal_guard: keeps GPUs inside their thermal limits by lowering their power caps, on worst-case margins.
 
 Judges every GPU by how hot it may be by now, not by its last reading: silence drifts hot. Between the guard
-and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is lost or
-too hot pulls all of its GPUs down. It only ever narrows from above; raising again is left to the slew limit.
+and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is lost
+or too hot pulls all of its GPUs down. It only narrows from above; raising again is left to the slew limit.
 May import contracts; reads the view, touches nothing.
 """
 
@@ -24,12 +24,13 @@ RELEASE_S = 60.0
 
 
 def strain(worst: F64, guard: F64, limit: F64) -> F64:
-    """0 at or inside the guard, 1 at or beyond the limit, linear between; 0 where a limit or value is unknown.
+    """0 at or inside the guard, 1 at or beyond the limit, linear between; 0 where something is unknown.
 
     Works for either direction: a limit below its guard (flow, margin) strains downwards.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (worst - guard) / (limit - guard)
+    share = np.where(worst == limit, 1.0, share)  # also where guard and limit are one
     return np.clip(np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
 
 
@@ -52,11 +53,12 @@ class ThermalGuard:
         envelope = view.envelope(CONTROL)
         cap_w = envelope.high - pull * (envelope.high - envelope.low)
         hot = (pull > 0) & np.isfinite(cap_w)
-        holding = memory["until_ns"] > view.now_ns
+        holding = (memory["until_ns"] > view.now_ns) & np.isfinite(envelope.low)
         if not hot.any() and not holding.any():
             return [], memory
         # While it holds, the lowest cap of the episode rests: no pumping around the guard.
-        held_w = np.where(holding, memory["cap_w"], np.inf)
+        # The envelope may have moved since, with a changed site.
+        held_w = np.where(holding, np.clip(memory["cap_w"], envelope.low, envelope.high), np.inf)
         cap_w = np.where(hot, np.minimum(cap_w, held_w), held_w)
         until_ns = np.where(hot, view.now_ns + round(RELEASE_S * 1e9), memory["until_ns"])
         active = hot | holding
@@ -65,7 +67,11 @@ class ThermalGuard:
             mask = active & (np.where(hot, cause, len(GPU_KEYS) + len(RACK_KEYS)) == code)
             index = mask_index(mask)
             if len(index):
-                why = f"worst-case {key} beyond its guard" if key else f"was beyond a guard less than {RELEASE_S:.0f} s ago"
+                why = (
+                    f"worst-case {key} beyond its guard"
+                    if key
+                    else f"was beyond a guard less than {RELEASE_S:.0f} s ago"
+                )
                 hi = cap_w[index]
                 proposals.append(Proposal(CONTROL, index, envelope.low[index], hi, hi.copy(), why))
         cap_kept = np.where(active, np.where(np.isfinite(cap_w), cap_w, 0.0), 0.0)

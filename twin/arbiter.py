@@ -1,7 +1,7 @@
 """The arbiter: settles proposals into commands.
 
 Policies speak in order of rank; each narrows what the ones before left open, none widens. Then come, in this
-order: envelope, hold, slew, deadband, blast radius, lease. Protective moves pass slew and hold at once.
+order: envelope, hold, deadband, slew, blast radius, lease. Protective moves pass slew and hold at once.
 Holds the leases; takes no decision of its own. May import contracts, leases and the site.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.contracts import CommandBatch, Proposal
 from twin.errors import ContractError
-from twin.frame import F64, I32, I64, NS, Bool
+from twin.frame import F64, I32, I64, Bool
 from twin.leases import Leases
 from twin.signals import TABLES, Control, find_control
 from twin.site import Envelope, Site
@@ -25,7 +25,7 @@ MAX_PROPOSALS = 1000  # per policy and tick
 
 @dataclass(frozen=True, slots=True)
 class Voiced:
-    """A proposal with who made it: `policy` is its index in the engine's order; `allowed` [k] where it may act."""
+    """A proposal, who made it (index in the engine's order), and where on it that policy may act [k]."""
 
     policy: int
     name: str
@@ -35,20 +35,36 @@ class Voiced:
 
 @dataclass(slots=True)
 class Settlement:
-    """What one control's proposals came to. `by` [n] is the index of the voice that set the value, -1 for none."""
+    """What one control's proposals came to, [n]: the value inside the interval lo..hi that they left open.
+
+    `by` is the index of the voice that set the value, -1 for none.
+    """
 
     control: Control
+    lo: F64
+    hi: F64
     value: F64
     by: I32
     voices: list[Voiced]
-    narrowed: dict[int, int] = field(default_factory=dict)  # voice -> entities where it could not have its way
+    narrowed: dict[int, int] = field(
+        default_factory=dict
+    )  # voice -> entities where it could not have its way
 
 
 def check_proposal(proposal: Proposal, controls: tuple[str, ...], n: int) -> None:
     """Raises ContractError if a proposal is not what `Proposal` promises."""
     p = proposal
-    if p.control not in controls:
+    if p.control not in controls or find_control(p.control) is None:
         raise ContractError(f"proposes {p.control}, declared {', '.join(controls)}")
+    if not isinstance(p.reason, str):
+        raise ContractError(f"{p.control}: reason must be text")
+    columns = (p.index, p.lo, p.hi, p.want)
+    if not all(isinstance(c, np.ndarray) and c.ndim == 1 for c in columns) or p.index.dtype.kind != "i":
+        raise ContractError(
+            f"{p.control}: index, lo, hi and want must be arrays of one dimension, index of integers"
+        )
+    if not all(c.dtype.kind in "fi" for c in columns):
+        raise ContractError(f"{p.control}: lo, hi and want must be numbers")
     k = len(p.index)
     if not (len(p.lo) == len(p.hi) == len(p.want) == k):
         raise ContractError(f"{p.control}: index, lo, hi and want differ in length")
@@ -68,7 +84,7 @@ class Arbiter:
         self.epoch = 1
         self.mode: Mode = "normal"
 
-    # -- settling ---------------------------------------------------------------------------------------------
+    # -- settling -----------------------------------------------------------------------------------
 
     def settle(self, key: str, voices: list[Voiced], readback: F64) -> Settlement:
         """Narrow the envelope by each voice in turn; the value is the wish inside what remains.
@@ -80,7 +96,7 @@ class Arbiter:
         lo, hi = envelope.low.copy(), envelope.high.copy()
         want = np.full(lease.n, np.nan)
         stands = np.where(lease.running(), lease.value, readback)
-        out = Settlement(control, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), voices)
+        out = Settlement(control, lo, hi, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), voices)
         for number, voice in enumerate(voices):
             p = voice.proposal
             index, plo, phi, pwant = p.index, p.lo, p.hi, p.want
@@ -90,7 +106,8 @@ class Arbiter:
             if not keep.all():
                 index, plo, phi, pwant = index[keep], plo[keep], phi[keep], pwant[keep]
             nlo, nhi = np.clip(plo, lo[index], hi[index]), np.clip(phi, lo[index], hi[index])
-            lost = int(((nlo > plo) & (nlo == nhi) | (nhi < phi) & (nlo == nhi)).sum())
+            wished = np.clip(pwant, plo, phi)  # NaN, no wish, is never cut
+            lost = int(((phi < lo[index]) | (plo > hi[index]) | (wished < nlo) | (wished > nhi)).sum())
             if lost:
                 out.narrowed[number] = lost
             lo[index], hi[index] = nlo, nhi
@@ -101,6 +118,8 @@ class Arbiter:
             blind = np.isnan(wish)
             wish[blind] = (nlo if control.protective != "high" else nhi)[blind]
             value = np.clip(wish, nlo, nhi)
+            if control.states:  # a named level: between two of them there is nothing
+                value = np.rint(value)
             before = out.value[index]
             changed = np.isnan(before) | (value != before)
             out.by[index[changed]] = number
@@ -118,12 +137,18 @@ class Arbiter:
             keep = touched & ~protective
             done.value[keep] = lease.value[keep]
             touched = ~np.isnan(done.value)
+        # Jitter is not worth a command, while what stands lies inside what is asked. Judged before the slew
+        # limit, lest steps smaller than the deadband never add up.
+        inside = (lease.value >= done.lo) & (lease.value <= done.hi)
+        same = touched & inside & (np.abs(done.value - lease.value) < envelope.deadband)
+        done.value[same] = lease.value[same]
+        protective &= ~same
         # A value that stood still has not saved up any slew: the rate is per tick.
         reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * dt_s, np.inf)
+        # A device found outside its envelope is taken to the edge at once.
+        stands = np.clip(stands, envelope.low, envelope.high)
         slewed = touched & ~protective & np.isfinite(stands)
         done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
-        same = touched & lease.running() & (np.abs(done.value - lease.value) < envelope.deadband) & ~protective
-        done.value[same] = lease.value[same]
         return self._contain(done, envelope, lease, protective, readback)
 
     @staticmethod
@@ -156,7 +181,7 @@ class Arbiter:
         done.value[held_back] = lease.value[held_back]
         return len(held_back)
 
-    # -- commanding -------------------------------------------------------------------------------------------
+    # -- commanding ---------------------------------------------------------------------------------
 
     def command(self, done: Settlement, readback: F64, generation: I32, now_ns: int) -> list[CommandBatch]:
         """Grant or renew leases for a limited settlement."""
@@ -173,7 +198,9 @@ class Arbiter:
                 numbers = lease.grant(index, done.value[index], owner, self.next_command, now_ns, readback,
                                       generation[index])  # fmt: skip
                 self.next_command += len(index)
-                batches.append(self._batch(lease, index, numbers, voice.name, voice.proposal.reason, now_ns, False))
+                batches.append(
+                    self._batch(lease, index, numbers, voice.name, voice.proposal.reason, now_ns, False)
+                )
         wanted = touched | (lease.running() & (self.mode == "held"))
         index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
         if len(index):
@@ -184,8 +211,8 @@ class Arbiter:
     def withdraw(self, key: str, wanted: Bool, now_ns: int, dt_s: float) -> list[CommandBatch]:
         """Give back what nobody asks for any more: towards what was found, at the slew limit, then let go.
 
-        Only while the daemon lives and is not held; a lease that dies with it lapses instead. Where nothing was
-        found, and for controls that keep their value, the lease is left to lapse.
+        Only while the daemon lives and is not held; a lease that dies with it lapses instead. Where nothing
+        was found, and for controls that keep their value, the lease is left to lapse.
         """
         lease = self.leases[key]
         if self.mode != "normal" or lease.control.on_expiry == "keep":
@@ -201,7 +228,10 @@ class Arbiter:
         value = np.clip(goal, stands - reach, stands + reach)
         there = value == goal
         batches = []
-        for mask, why in ((~there, "no longer needed: on the way back"), (there, "no longer needed: as it was found")):
+        for mask, why in (
+            (~there, "no longer needed: on the way back"),
+            (there, "no longer needed: as it was found"),
+        ):
             some = index[mask]
             if len(some):
                 found, owner = lease.found[some].copy(), lease.owner[some].astype(np.int32)
@@ -219,13 +249,15 @@ class Arbiter:
         """(overdue commands to send again under their old number, those given up)."""
         lease = self.leases[key]
         late = lease.overdue(now_ns)
-        if len(late) == 0:
-            return None, late
+        if len(late) == 0 or self.mode == "released":
+            return None, late[:0]
         again = lease.retry(late, now_ns)
         lost = np.setdiff1d(late, again).astype(np.int32)
         if len(again) == 0:
             return None, lost
-        return self._batch(lease, again, lease.command[again], "", "no answer before the deadline", now_ns, True), lost
+        return self._batch(
+            lease, again, lease.command[again], "", "no answer before the deadline", now_ns, True
+        ), lost
 
     def advise(self, done: Settlement) -> list[tuple[Voiced, I32]]:
         """Advice that is new: where the settled value differs from what was last advised, by voice."""
@@ -248,7 +280,7 @@ class Arbiter:
                             numbers.copy(), lease.value[index].copy(), reason, now_ns,
                             int(lease.expires_ns[index].min()), deadline, renewal)  # fmt: skip
 
-    # -- storage ----------------------------------------------------------------------------------------------
+    # -- storage ------------------------------------------------------------------------------------
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Arbiter:
         """This arbiter for a changed site."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from twin.contracts import Residual
 from twin.errors import ConfigError
-from twin.frame import F64, I32
+from twin.frame import F64, I32, I64, NS
 from twin.physics.liquid import COOLANTS, heat_rate_w_per_k, heat_w
 from twin.site import Site
 from twin.state import GOOD, State
@@ -26,15 +26,18 @@ CAPTURE_PRIOR, CAPTURE_SIGMA = 0.90, 0.10
 # The share may drift this much per root second (valves, air flow); source: estimate.
 CAPTURE_DRIFT_PER_SQRT_S = 2e-4
 MIN_RISE_K = 1.0  # below, the rise drowns in the sensors' error: no learning
+MIN_FLOW_LPM = 1.0  # a stream that stands still carries nothing, whatever the rise
 MIN_POWER_W = 1000.0  # a rack that idles below this says nothing about its liquid
 NOISE_MEMORY_S = 600.0  # time constant of the learned noise
 NOISE_WARMUP = 30  # residuals before a noise is called learned
+# Beyond so many sigmas for so long it is no noise: nothing is learned from it, lest a fault become normal.
+FAULT_SIGMAS, FAULT_S = 4.0, 10.0
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
 METER_NOISE_PU = 0.002
 
 
 def confidence_of(difference: F64, sigma: F64) -> F64:
-    """Probability that a difference is real: erf(|z| / sqrt 2) of a normal with the learned noise. NaN = unknown."""
+    """Probability that a difference is real: erf(|z| / sqrt 2) of a normal; NaN = unknown."""
     return _erf(np.abs(difference) / sigma / np.sqrt(2.0))
 
 
@@ -52,27 +55,33 @@ class Noise:
         self.n, self.floor = n, floor
         self.variance = np.zeros(n)
         self.count = np.zeros(n, np.int64)
+        self.off_ns = np.zeros(n, np.int64)  # since when it has been far off; 0 = it is not
 
     def sigma(self) -> F64:
         """What was learned so far; NaN before `NOISE_WARMUP` residuals."""
         learned = np.maximum(np.sqrt(self.variance), self.floor)
         return np.where(self.count >= NOISE_WARMUP, learned, np.nan)
 
-    def learn(self, difference: F64, dt_s: float) -> None:
-        """Take in a residual (NaN: none). One that is far off counts as four sigmas, lest a fault hide itself."""
+    def learn(self, difference: F64, heard_ns: I64, dt_s: float) -> None:
+        """Take in residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas."""
         known = np.isfinite(difference)
         warm = self.count >= NOISE_WARMUP
-        bound = np.where(warm, 4.0 * np.maximum(np.sqrt(self.variance), self.floor), np.inf)
+        bound = np.where(warm, FAULT_SIGMAS * np.maximum(np.sqrt(self.variance), self.floor), np.inf)
+        far = known & (np.abs(difference) > bound)
+        near = known & ~(np.abs(difference) > bound / 2)
+        self.off_ns = np.where(near, 0, np.where(far & (self.off_ns == 0), heard_ns, self.off_ns))
+        known &= ~((self.off_ns > 0) & (heard_ns - self.off_ns >= FAULT_S * NS))
         clipped = np.where(known, np.clip(difference, -bound, bound), 0.0)
         self.count += known
         share = np.maximum(1.0 / np.maximum(self.count, 1), min(1.0, dt_s / NOISE_MEMORY_S))
         self.variance = np.where(known, self.variance + share * (clipped**2 - self.variance), self.variance)
 
     def dump(self) -> dict[str, Any]:
-        return {"variance": self.variance, "count": self.count}
+        return {"variance": self.variance, "count": self.count, "off_ns": self.off_ns}
 
     def restore(self, data: dict[str, Any]) -> None:
         self.variance, self.count = np.array(data["variance"]), np.array(data["count"])
+        self.off_ns = np.array(data["off_ns"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +96,51 @@ class Balance:
 
 
 def balances_of(site: Site) -> list[Balance]:
-    """The sums that the topology offers: per shared root group, per parent with children, per rack with its taps.
+    """The sums that the topology offers: per group of roots, per parent with children, per rack with taps.
 
     Racks fed from A and B are shared between roots, so those roots are summed together.
     """
     n = len(site.parent_of_feeder)
     out: list[Balance] = []
+    several = site.sizes["hall"] > 1
+
+    def short(table: str, entity: int) -> str:
+        """A name that no other balance has: halls may use the same names for their racks and feeders."""
+        full = site.name(table, entity)
+        return full.partition("/")[2] if several else full.rpartition("/")[2]
+
     roots = np.flatnonzero(site.parent_of_feeder < 0)
     reach = {int(r): set(site.racks_below(int(r)).tolist()) for r in roots}
     groups: list[tuple[list[int], set[int]]] = []
     for root in (int(r) for r in roots):
         joined = [g for g in groups if g[1] & reach[root]]
         groups = [g for g in groups if not g[1] & reach[root]]
-        groups.append(([x for g in joined for x in g[0]] + [root], set().union(reach[root], *(g[1] for g in joined))))
+        groups.append(
+            ([x for g in joined for x in g[0]] + [root], set().union(reach[root], *(g[1] for g in joined)))
+        )
     for members, racks in sorted((sorted(m), r) for m, r in groups):
         if racks:
             below = {f for m in members for f in site.subtree(m)}
-            name = "+".join(site.name("feeder", m).rpartition("/")[2] for m in members[:4])
+            name = "+".join(short("feeder", m) for m in members[:4])
             out.append(Balance(name + ("+..." if len(members) > 4 else ""), np.array(members, np.int32),
                                np.zeros(0, np.int32), np.array(sorted(racks), np.int32),
                                bool(site.inferred_feeder[sorted(below)].any())))  # fmt: skip
     for feeder in range(n):
         children = np.flatnonzero(site.parent_of_feeder == feeder).astype(np.int32)
         if len(children):
-            out.append(Balance(site.name("feeder", feeder).rpartition("/")[2] + ">children",
-                               np.array([feeder], np.int32), children, np.zeros(0, np.int32), False))  # fmt: skip
+            out.append(
+                Balance(
+                    short("feeder", feeder) + ">children",
+                    np.array([feeder], np.int32),
+                    children,
+                    np.zeros(0, np.int32),
+                    False,
+                )
+            )
     for rack in range(site.sizes["rack"]):
         direct = site.feeders_of_rack.of_row(rack)
         if len(direct) and (site.parent_of_feeder[direct] >= 0).all():
-            out.append(Balance(site.name("rack", rack).rpartition("/")[2] + "<taps", direct.astype(np.int32),
+            out.append(Balance(short("rack", rack) + "<taps", direct.astype(np.int32),
                                np.zeros(0, np.int32), np.array([rack], np.int32),
                                bool(site.inferred_feeder[direct].any())))  # fmt: skip
     return out
@@ -132,10 +157,15 @@ class Estimator:
         self.capture = np.full(n, CAPTURE_PRIOR)
         self.capture_var = np.full(n, CAPTURE_SIGMA**2)
         self.capture_count = np.zeros(n, np.int64)
-        self.heat_noise = Noise(n, np.full(n, 0.02))  # K; half the last digit of the capture's sensors and more
+        self.heat_noise = Noise(
+            n, np.full(n, 0.02)
+        )  # K; half the last digit of the capture's sensors and more
         self.balances = balances_of(site)
         self.balance_noise = Noise(len(self.balances), np.full(len(self.balances), METER_NOISE_PU))
         self.residuals: dict[str, Residual] = {}
+        # Per comparison, the instant of the oldest reading that it rests on: a reading is learned from once.
+        self.heat_heard_ns = np.zeros(n, np.int64)
+        self.balance_heard_ns = np.zeros(len(self.balances), np.int64)
         self._meter = _incidence([b.meters for b in self.balances])
         self._load_feeder = _incidence([b.feeders for b in self.balances])
         self._load_rack = _incidence([b.racks for b in self.balances])
@@ -145,22 +175,27 @@ class Estimator:
         self._rack_heat(state, dt_s)
         self._power_tree(state, dt_s)
 
-    def _good(self, state: State, table: str, name: str) -> F64:
+    def _good(self, state: State, table: str, name: str) -> tuple[F64, I64]:
+        """(good values, NaN elsewhere; instants of the readings)"""
         column = state.tables[table]
         signal = next(s for s in column.signals if s.name == name)
         value = column.value[signal.row].astype(np.float64)
-        return np.where(column.quality_of(signal, state.now_ns) == GOOD, value, np.nan)
+        heard_ns = column.t_ns[column.partition.group_of_row[signal.row]]
+        return np.where(column.quality_of(signal, state.now_ns) == GOOD, value, np.nan), heard_ns
 
     def _rack_heat(self, state: State, dt_s: float) -> None:
-        power_w = self._good(state, "rack", "power_w")
-        flow_lpm = self._good(state, "rack", "flow_lpm")
-        supply_c = self._good(state, "rack", "supply_temp_c")
-        return_c = self._good(state, "rack", "return_temp_c")
+        names = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c")
+        (power_w, flow_lpm, supply_c, return_c), heard = zip(
+            *(self._good(state, "rack", k) for k in names), strict=True
+        )
+        heard_ns = np.minimum.reduce(heard)
+        fresh, self.heat_heard_ns = heard_ns > self.heat_heard_ns, heard_ns
         rate = heat_rate_w_per_k(self.coolant, flow_lpm, (supply_c + return_c) / 2)
         carried_w = heat_w(self.coolant, flow_lpm, supply_c, return_c)
         with np.errstate(divide="ignore", invalid="ignore"):
             expected_c = supply_c + self.capture * power_w / rate
         usable = np.isfinite(carried_w) & (power_w >= MIN_POWER_W) & (return_c - supply_c >= MIN_RISE_K)
+        usable &= flow_lpm >= MIN_FLOW_LPM
         expected_c = np.where(usable, expected_c, np.nan)
         measured_c = np.where(usable, return_c, np.nan)
         sigma = self.heat_noise.sigma()
@@ -168,24 +203,34 @@ class Estimator:
         self.residuals["rack.heat"] = Residual(
             "rack.heat", expected_c, measured_c, sigma, confidence_of(difference, sigma)
         )
-        # Scalar Kalman step on carried = capture * power; flow and temperature errors of about 2 % of the heat.
+        # Scalar Kalman step on carried = capture * power; flow and temperature err by about 2 % of the heat.
         with np.errstate(invalid="ignore"):
             ratio = np.where(usable, carried_w / np.where(usable, power_w, 1.0), self.capture)
         self.capture_var = np.minimum(self.capture_var + CAPTURE_DRIFT_PER_SQRT_S**2 * dt_s, CAPTURE_SIGMA**2)
-        gain = np.where(usable, self.capture_var / (self.capture_var + 0.02**2), 0.0)
+        learned = usable & fresh
+        gain = np.where(learned, self.capture_var / (self.capture_var + 0.02**2), 0.0)
         self.capture = np.clip(self.capture + gain * (ratio - self.capture), 0.0, 1.2)
         self.capture_var = (1.0 - gain) * self.capture_var
-        self.capture_count += usable
+        self.capture_count += learned
         # While the share is still being found, the difference is not noise.
-        self.heat_noise.learn(np.where(self.capture_count > NOISE_WARMUP, difference, np.nan), dt_s)
+        settled = learned & (self.capture_count > NOISE_WARMUP)
+        self.heat_noise.learn(np.where(settled, difference, np.nan), heard_ns, dt_s)
 
     def liquid_capture(self) -> F64:
         """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
         return np.where(self.capture_count > 0, self.capture, np.nan)
 
     def _power_tree(self, state: State, dt_s: float) -> None:
-        feeder_w = self._good(state, "feeder", "power_w")
-        rack_w = self._good(state, "rack", "power_w")
+        feeder_w, feeder_ns = self._good(state, "feeder", "power_w")
+        rack_w, rack_ns = self._good(state, "rack", "power_w")
+        heard_ns = np.full(len(self.balances), np.iinfo(np.int64).max)
+        for (rows, members), t_ns in (
+            (self._meter, feeder_ns),
+            (self._load_feeder, feeder_ns),
+            (self._load_rack, rack_ns),
+        ):
+            np.minimum.at(heard_ns, rows, t_ns[members])
+        fresh, self.balance_heard_ns = heard_ns > self.balance_heard_ns, heard_ns
         measured = _sums(self._meter, feeder_w, len(self.balances))
         expected = _sums(self._load_feeder, feeder_w, len(self.balances))
         expected += _sums(self._load_rack, rack_w, len(self.balances))
@@ -195,15 +240,19 @@ class Estimator:
         self.residuals["feeder.balance"] = Residual(
             "feeder.balance", expected, measured, sigma_pu * expected, confidence_of(off_pu, sigma_pu)
         )
-        self.balance_noise.learn(off_pu, dt_s)
+        self.balance_noise.learn(np.where(fresh, off_pu, np.nan), heard_ns, dt_s)
 
     def tree_residual_pu(self) -> tuple[float | None, bool]:
-        """(difference of the outermost complete balances over their load, whether it rests on guessed edges)."""
+        """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
         residual = self.residuals.get("feeder.balance")
         if residual is None:
             return None, False
-        outer = [i for i, b in enumerate(self.balances) if len(b.racks) and (self.site.parent_of_feeder[b.meters] < 0).all()
-                 and np.isfinite(residual.measured[i] - residual.expected[i])]  # fmt: skip
+        whole = np.isfinite(residual.measured - residual.expected)
+        outer = [
+            i
+            for i, b in enumerate(self.balances)
+            if whole[i] and len(b.racks) and (self.site.parent_of_feeder[b.meters] < 0).all()
+        ]
         load = float(sum(residual.expected[i] for i in outer))
         if not outer or load <= 0:
             return None, False
@@ -219,16 +268,18 @@ class Estimator:
             getattr(out, name)[kept] = getattr(self, name)[source]
         out.heat_noise.variance[kept] = self.heat_noise.variance[source]
         out.heat_noise.count[kept] = self.heat_noise.count[source]
+        out.heat_heard_ns[kept] = self.heat_heard_ns[source]
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything learned, for a snapshot or a checksum."""
         return {"capture": self.capture, "capture_var": self.capture_var, "capture_count": self.capture_count,
+                "heat_heard_ns": self.heat_heard_ns, "balance_heard_ns": self.balance_heard_ns,
                 "heat_noise": self.heat_noise.dump(), "balance_noise": self.balance_noise.dump()}  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        for name in ("capture", "capture_var", "capture_count"):
+        for name in ("capture", "capture_var", "capture_count", "heat_heard_ns", "balance_heard_ns"):
             setattr(self, name, np.array(data[name]))
         self.heat_noise.restore(data["heat_noise"])
         self.balance_noise.restore(data["balance_noise"])

@@ -18,7 +18,7 @@ from twin.site import Site
 from twin.state import MISSING, STALE, State
 
 MAX_ACTIVE = 10_000
-# A deviation must be this sure, for this long, to be called one. At 0.9999 a healthy balance errs once in 10,000.
+# A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
 SURE_PU, LASTING_S = 0.9999, 60.0
 SILENCE_EVERY_S = 10.0
 SHOWN_ENTITIES = 8
@@ -65,23 +65,39 @@ class Findings:
     def deviations(self, site: Site, estimator: Estimator, now_ns: int) -> list[dict[str, Any]]:
         """Balances that have been off, surely, for a while."""
         heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
-        self.heat_since_ns = _since(self.heat_since_ns, heat.confidence_pu > SURE_PU, now_ns)
-        self.balance_since_ns = _since(self.balance_since_ns, balance.confidence_pu > SURE_PU, now_ns)
+        # Time is counted between readings: one odd reading that stands for long is still one reading.
+        heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
+        self.heat_since_ns = _since(self.heat_since_ns, heat.confidence_pu > SURE_PU, heat_ns)
+        self.balance_since_ns = _since(self.balance_since_ns, balance.confidence_pu > SURE_PU, balance_ns)
         found = []
-        for rack in _lasting(self.heat_since_ns, now_ns).tolist():
-            found.append(Finding(
-                f"heat/{site.name('rack', rack)}", "warning", "The rack's heat balance is off",
-                (site.name("rack", rack),),
-                (f"return expected {heat.expected[rack]:.2f} degC, measured {heat.measured[rack]:.2f} degC",
-                 f"learned noise {heat.sigma[rack]:.3f} K"),
-                float(heat.confidence_pu[rack]), "Compare flow, temperatures and power of this rack."))  # fmt: skip
-        for i in _lasting(self.balance_since_ns, now_ns).tolist():
+        for rack in _lasting(self.heat_since_ns, heat_ns).tolist():
+            found.append(
+                Finding(
+                    f"heat/{site.name('rack', rack)}",
+                    "warning",
+                    "The rack's heat balance is off",
+                    (site.name("rack", rack),),
+                    (
+                        f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
+                        f"learned noise {heat.sigma[rack]:.3f} K",
+                    ),
+                    float(heat.confidence_pu[rack]),
+                    "Compare flow, temperatures and power of this rack.",
+                )
+            )
+        for i in _lasting(self.balance_since_ns, balance_ns).tolist():
             name = estimator.balances[i].name
-            found.append(Finding(
-                f"balance/{name}", "warning", "A meter and what it serves disagree",
-                tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
-                (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
-                float(balance.confidence_pu[i]), "Check the meters, then for a load that is not in the site file."))  # fmt: skip
+            found.append(
+                Finding(
+                    f"balance/{name}",
+                    "warning",
+                    "A meter and what it serves disagree",
+                    tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
+                    (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
+                    float(balance.confidence_pu[i]),
+                    "Check the meters, then look for a load that the site file lacks.",
+                )
+            )
         records = self._keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
         return records + self._keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
 
@@ -101,12 +117,20 @@ class Findings:
             heard = np.isfinite(column.value[signal.row])
             silent = np.flatnonzero(heard & ((quality == STALE) | (quality == MISSING)))
             if len(silent):
+                oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
                 names = tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES])
                 more = f" and {len(silent) - SHOWN_ENTITIES} more" if len(silent) > SHOWN_ENTITIES else ""
-                found.append(Finding(
-                    f"silent/{table}", "warning", f"{len(silent)} {table} entities no longer report {signal.name}",
-                    names, (f"oldest good reading {_oldest(column.age_s(signal, state.now_ns)[silent]):.0f} s ago{more}",),
-                    1.0, "Check the source; limits are judged by the worst case meanwhile."))  # fmt: skip
+                found.append(
+                    Finding(
+                        f"silent/{table}",
+                        "warning",
+                        f"{len(silent)} {table} entities no longer report {signal.name}",
+                        names,
+                        (f"oldest good reading {oldest_s:.0f} s ago{more}",),
+                        1.0,
+                        "Check the source; limits are judged by the worst case meanwhile.",
+                    )
+                )
         return self._keep_only("silent/", found)
 
     def mismatches(self, site: Site, control: str, index: I32) -> list[dict[str, Any]]:
@@ -114,10 +138,17 @@ class Findings:
         table = control.partition(".")[0]
         if len(index) == 0:
             return self.clear(f"readback/{control}")
-        return self.raise_(Finding(
-            f"readback/{control}", "critical", f"{len(index)} {table} entities do not do what {control} commands",
-            tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]), (), 1.0,
-            "Look for another writer of this control, or a device that refuses it."))  # fmt: skip
+        return self.raise_(
+            Finding(
+                f"readback/{control}",
+                "critical",
+                f"{len(index)} {table} entities do not do what {control} commands",
+                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                (),
+                1.0,
+                "Look for another writer of this control, or a device that refuses it.",
+            )
+        )
 
     def remap(self, site: Site, estimator: Estimator) -> None:
         """The site changed: durations are counted afresh."""
@@ -126,24 +157,36 @@ class Findings:
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        return {"active": {k: [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action]
-                           for k, f in self.active.items()},
-                "heat_since_ns": self.heat_since_ns, "balance_since_ns": self.balance_since_ns,
-                "silence_ns": self.silence_ns, "counts": self.counts}  # fmt: skip
+        return {
+            "active": {
+                k: [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action]
+                for k, f in self.active.items()
+            },
+            "heat_since_ns": self.heat_since_ns,
+            "balance_since_ns": self.balance_since_ns,
+            "silence_ns": self.silence_ns,
+            "counts": self.counts,
+        }
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.active = {k: Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6]) for k, f in data["active"].items()}
-        self.heat_since_ns, self.balance_since_ns = np.array(data["heat_since_ns"]), np.array(data["balance_since_ns"])
+        self.active = {
+            k: Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6])
+            for k, f in data["active"].items()
+        }
+        self.heat_since_ns, self.balance_since_ns = (
+            np.array(data["heat_since_ns"]),
+            np.array(data["balance_since_ns"]),
+        )
         self.silence_ns, self.counts = data["silence_ns"], dict(data["counts"])
 
 
-def _since(since_ns: np.ndarray, off: np.ndarray, now_ns: int) -> np.ndarray:
-    return np.where(off, np.where(since_ns == 0, now_ns, since_ns), 0)
+def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
+    return np.where(off, np.where(since_ns == 0, heard_ns, since_ns), 0)
 
 
-def _lasting(since_ns: np.ndarray, now_ns: int) -> np.ndarray:
-    return np.flatnonzero((since_ns > 0) & (now_ns - since_ns >= LASTING_S * NS))
+def _lasting(since_ns: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((since_ns > 0) & (heard_ns - since_ns >= LASTING_S * NS))
 
 
 def _oldest(age_s: np.ndarray) -> float:

@@ -28,6 +28,7 @@ ABSURD_Q = -(2**31) + 2  # outside the physical range of the catalogue
 FIRST_VALID_Q = -(2**31) + 16
 
 NS = 1_000_000_000
+MAX_ROW_SETS = 1000  # remembered sets of rows; a source that keeps inventing new ones only costs time
 
 
 class Update(NamedTuple):
@@ -72,7 +73,7 @@ class Frame:
 
 
 class Partition:
-    """Rows of a table grouped by who reports them together, so that one instant per group and entity is exact.
+    """Rows of a table grouped by who reports them together: one instant per group and entity is exact.
 
     All rows begin in one group. A report of some rows splits the groups that it covers in part; groups are
     never merged. Thus times are per cell in meaning, and per source in cost.
@@ -101,8 +102,21 @@ class Partition:
         if splits:
             self._known.clear()
         groups = tuple(np.unique(self.group_of_row[rows]).tolist())
+        if len(self._known) >= MAX_ROW_SETS:
+            self._known.clear()
         self._known[key] = groups
         return groups, splits
+
+    def copy(self) -> Partition:
+        """The same groups, free to split on its own."""
+        out = Partition(len(self.group_of_row))
+        out.restore(self.group_of_row, self.n_groups)
+        return out
+
+    def restore(self, group_of_row: I32, n_groups: int) -> None:
+        """Take over these groups."""
+        self.group_of_row, self.n_groups = np.array(group_of_row), n_groups
+        self._known.clear()
 
     def rows_of(self, group: int) -> I32:
         """The rows of a group, ascending."""

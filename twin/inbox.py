@@ -7,112 +7,42 @@ limit on events. Pure: time comes in as an argument. May import the catalogue, f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from twin.events import Event
-from twin.frame import (
-    ABSURD_Q, F32, I32, I64, MISSING_Q, NS, UNTRUSTED_Q, Counts, Frame, Partition, Update,
-)  # fmt: skip
+from twin.frame import ABSURD_Q, F32, I32, I64, MISSING_Q, NS, UNTRUSTED_Q, Counts, Frame, Update
 from twin.reading import Block, Reading
-from twin.signals import TABLES, Signal
+from twin.signals import Signal
+from twin.stage import MAX_HITS, Layout, Stage
 
 MAX_EVENTS = 100_000
 FUTURE_TOLERANCE_NS = 2 * NS
 # Stands for "the source itself does not trust this value"; far outside every physical range.
 _UNTRUSTED = np.float32(3.0e38)
 _NAN = np.float32(np.nan)
-_REDUCE_CODE = {"last": 0, "mean": 1, "max": 2, "min": 3, "sum": 4, "latch": 5}
-
-
-class Layout:
-    """How the columns of one kind of report map to rows: companions added, counters after the gauges."""
-
-    def __init__(self, table: str, signals: Sequence[str], counters: Sequence[str]) -> None:
-        spec = TABLES[table]
-        pairs: dict[int, int] = {}
-        for column, name in enumerate(signals):
-            pairs[spec.by_name[name].row] = column
-        for companion in spec.gauges:
-            if companion.base in signals and companion.row not in pairs:
-                pairs[companion.row] = list(signals).index(cast(str, companion.base))
-        self.rows = np.array(sorted(pairs), np.int32)
-        self.source = np.array([pairs[r] for r in sorted(pairs)], np.int32)
-        order = sorted(range(len(counters)), key=lambda i: spec.by_name[counters[i]].row)
-        self.counter_rows = np.array([spec.by_name[counters[i]].row for i in order], np.int32)
-        self.counter_source = np.array(order, np.int32)
-        self.all_rows = np.concatenate([self.rows, self.counter_rows + len(spec.gauges)]).astype(np.int32)
-        self.in_order = bool((self.counter_source == np.arange(len(order))).all())
-        self.urgent = [(k, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
-                       if (at := spec.gauges[row].urgent_at) is not None]  # fmt: skip
-
-
-class Stage:
-    """The pending readings of one table. Shapes: value [n_gauge, n], raw and gain [n_counter, n]."""
-
-    def __init__(self, table: str, n: int) -> None:
-        spec = TABLES[table]
-        self.table, self.n = table, n
-        self.signals, self.counters = spec.gauges, spec.counters
-        self.value = np.full((len(spec.gauges), n), _NAN, np.float32)
-        self.mean_count = np.zeros((len(spec.gauges), n), np.uint16)  # valid where hits > 1, rows of "mean"
-        self.raw = np.full((len(spec.counters), n), -1, np.int64)
-        self.gain = np.zeros((len(spec.counters), n), np.int64)
-        self.partition = Partition(len(spec.gauges) + len(spec.counters))
-        self.t_ns = np.zeros((1, n), np.int64)  # [n_groups, n] last accepted device time
-        self.hits = np.zeros((1, n), np.uint16)  # [n_groups, n] arrivals since the last tick
-        self.dirty: set[int] = set()
-        self.layouts: dict[tuple[tuple[str, ...], tuple[str, ...]], Layout] = {}
-        self.group_rows: dict[int, tuple[I32, I32]] = {}
-        self.low = np.array([[s.low] for s in spec.gauges], np.float32)
-        self.high = np.array([[s.high] for s in spec.gauges], np.float32)
-        self.max_per_s = np.array([[s.high] for s in spec.counters], np.float64)
-        self.wrap = np.array([[s.wrap] for s in spec.counters], np.float64)
-        self.reduce = np.array([_REDUCE_CODE[s.reduce] for s in spec.gauges], np.int32)
-
-    def layout(self, signals: tuple[str, ...], counters: tuple[str, ...]) -> Layout:
-        """The cached layout of these columns. Raises KeyError for a name that the catalogue lacks."""
-        key = (signals, counters)
-        found = self.layouts.get(key)
-        if found is None:
-            found = self.layouts[key] = Layout(self.table, signals, counters)
-        return found
-
-    def groups_of(self, rows: I32) -> tuple[int, ...]:
-        """Groups that make up these rows, splitting times and hits where a group was covered in part."""
-        groups, splits = self.partition.resolve(rows)
-        for parent, child in splits:
-            self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
-            self.hits = np.vstack([self.hits, self.hits[parent : parent + 1]])
-            if parent in self.dirty:
-                self.dirty.add(child)
-            self.group_rows.clear()
-        return groups
-
-    def rows_of(self, group: int) -> tuple[I32, I32]:
-        """(gauge rows, counter rows) of a group."""
-        rows = self.group_rows.get(group)
-        if rows is None:
-            every = self.partition.rows_of(group)
-            n_gauge = len(self.signals)
-            rows = self.group_rows[group] = (every[every < n_gauge], every[every >= n_gauge] - n_gauge)
-        return rows
+_MAX_GAIN = 9e18  # below 2**63, and a float
 
 
 class Inbox:
-    """Takes readings for a site of given table sizes and cuts frames."""
+    """Takes readings for a site of given table sizes and cuts frames.
+
+    `counts`: accepted, coalesced and older are cells (companions included; accepted + older is what was
+    offered to a known entity); clamped and unknown_entity are entities; untrusted, missing and out_of_range
+    are cells of frames, and readings of counters.
+    """
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.stages = {t: Stage(t, n) for t, n in sizes.items() if n > 0}
         self.events: list[Event] = []
         self.urgent = False
         self.counts: dict[str, int] = dict.fromkeys(
-            ("accepted", "coalesced", "older", "clamped", "untrusted", "missing", "out_of_range", "unknown_entity",
-             "counter_resets", "counter_wraps", "counter_jumps", "events", "events_dropped"), 0)  # fmt: skip
+            ("accepted", "coalesced", "older", "clamped", "untrusted", "missing", "out_of_range",
+             "unknown_entity", "counter_resets", "counter_wraps", "counter_jumps", "events",
+             "events_dropped"), 0)  # fmt: skip
 
-    # -- arriving ---------------------------------------------------------------------------------------------
+    # -- arriving ----------------------------------------------------------------------------------------
 
     def put_event(self, event: Event) -> bool:
         """Queue an event for the next frame; False (and counted) when the queue is full."""
@@ -124,7 +54,7 @@ class Inbox:
         return True
 
     def put_block(self, block: Block, now_ns: int) -> None:
-        """Stage a batch. Raises KeyError for an unknown table or signal: a decoder's bug, not bad data."""
+        """Stage a batch. Raises KeyError for an unknown signal: a decoder's bug, not bad data."""
         stage = self.stages.get(block.table)
         n = block.values.shape[1] if len(block.signals) else block.counts.shape[1]
         if stage is None or block.start < 0 or block.start + n > stage.n:
@@ -139,37 +69,60 @@ class Inbox:
         fresh = True
         for group in groups:
             fresh = fresh and not stage.hits[group, at].any() and bool((stage.t_ns[group, at] <= t_ns).all())
-        self.counts["accepted"] += values.size + counts.size
-        if len(counts):
-            self._count(stage, layout.counter_rows, at, counts, t_ns, groups[0])
         if fresh:
+            self.counts["accepted"] += values.size + counts.size
+            if len(counts):
+                rows = layout.counter_rows
+                of_row = stage.partition.group_of_row[rows + np.int32(len(stage.signals))]
+                before = stage.t_ns[groups[0], at] if len(groups) == 1 else stage.t_ns[of_row, at]
+                self._count(stage, rows, at, counts, t_ns, before)
             stage.value[layout.rows, at] = values
             for group in groups:
                 stage.hits[group, at] = 1
                 stage.t_ns[group, at] = t_ns
         else:
-            self._merge(stage, layout.rows, at, values, t_ns, groups)
+            for group in groups:
+                self._merge(stage, group, layout, at, values, counts, t_ns)
         stage.dirty.update(groups)
         self._watch(layout, values)
 
     def put(self, reading: Reading, now_ns: int) -> None:
-        """Stage one value. Raises KeyError for an unknown table or signal: a decoder's bug, not bad data."""
-        stage = self.stages.get(reading.table)
-        if stage is None or not 0 <= reading.entity < stage.n:
+        """Stage one value, as a block of one would. Raises KeyError for an unknown signal."""
+        table, entity, name, value, t_ns, trusted = reading
+        stage = self.stages.get(table)
+        if stage is None or not 0 <= entity < stage.n:
             self.counts["unknown_entity"] += 1
             return
-        spec = TABLES[reading.table].by_name[reading.signal]
-        value = reading.value
-        if spec.kind == "counter":
-            ok = reading.trusted and value is not None and 0 <= value < 2**63
-            column = np.array([[int(cast(float, value)) if ok else -1]], np.int64)
-            block = Block(reading.table, reading.entity, (), np.empty((0, 1), np.float32), (reading.signal,), column,
-                          reading.t_ns)  # fmt: skip
-        else:
-            number = _NAN if value is None else (_clip32(value) if reading.trusted else _UNTRUSTED)
-            block = Block(reading.table, reading.entity, (reading.signal,), np.array([[number]], np.float32), (),
-                          np.empty((0, 1), np.int64), reading.t_ns)  # fmt: skip
-        self.put_block(block, now_ns)
+        if t_ns > now_ns:
+            t_ns = self._clamp(t_ns, now_ns, 1)
+        single = stage.single(name)
+        number = _NAN
+        if value is not None and single.counter < 0:
+            # beyond float32: the largest, to be judged out of range, not infinite
+            number = np.float32(min(max(value, -1.0e38), 1.0e38)) if trusted else _UNTRUSTED
+        for group, cells in single.parts:
+            before = stage.t_ns.item(group, entity)
+            size = len(cells) or 1
+            if before > t_ns:
+                self.counts["older"] += size
+                continue
+            hits = stage.hits.item(group, entity)
+            self.counts["accepted"] += size
+            self.counts["coalesced"] += size if hits else 0
+            if single.counter >= 0:
+                ok = trusted and value is not None and 0 <= value < 2**63
+                raw = int(cast(float, value)) if ok else -1
+                self._count_one(stage, single.counter, entity, raw, t_ns, before)
+            for cell in cells:
+                if hits:
+                    stage.merge_one(cell, entity, number, hits == 1)
+                else:
+                    stage.value[cell.row, entity] = number
+                if cell.urgent_at is not None and cell.urgent_at <= number <= cell.high:
+                    self.urgent = True
+            stage.hits[group, entity] = min(hits + 1, MAX_HITS)
+            stage.t_ns[group, entity] = t_ns
+            stage.dirty.add(group)
 
     def _clamp(self, t_ns: int, now_ns: int, n: int) -> int:
         if t_ns > now_ns + FUTURE_TOLERANCE_NS:
@@ -178,62 +131,53 @@ class Inbox:
         return min(t_ns, now_ns)
 
     def _merge(
-        self, stage: Stage, rows: I32, at: slice, values: F32, t_ns: int, groups: tuple[int, ...]
+        self, stage: Stage, group: int, layout: Layout, at: slice, values: F32, counts: I64, t_ns: int
     ) -> None:
-        """A second arrival within the tick, or one that is older for some entities."""
-        width = values.shape[1]
-        newer = np.ones(width, np.bool_)
-        for group in groups:
-            newer &= stage.t_ns[group, at] <= t_ns
-        self.counts["older"] += int(width - newer.sum()) * len(rows)
-        if not newer.any():
-            return
-        entity = np.arange(at.start, at.stop)[newer]
-        values = values[:, newer]
-        seen = stage.hits[groups[0]][entity] > 0
-        self.counts["coalesced"] += int(seen.sum()) * len(rows)
-        old = stage.value[rows[:, None], entity]
-        for sheet in (old, values):
-            low, high = stage.low[rows], stage.high[rows]
-            absurd = ~((sheet >= low) & (sheet <= high)) & ~np.isnan(sheet)
-            # An absurd reading must not hide a sane one of the same tick; alone, it stays, to be named later.
-            other = values if sheet is old else old
-            sheet[absurd & seen & ~np.isnan(other)] = _NAN
-        stage.value[rows[:, None], entity] = np.where(seen, self._reduced(stage, rows, entity, old, values), values)
-        for group in groups:
-            stage.hits[group, entity] = np.minimum(stage.hits[group, entity], 65534) + 1
-            stage.t_ns[group, entity] = t_ns
+        """A second arrival within the tick, or one that is older for some entities; of one group's rows.
 
-    @staticmethod
-    def _reduced(stage: Stage, rows: I32, entity: I64, old: F32, new: F32) -> F32:
-        code = stage.reduce[rows][:, None]
-        first_merge = stage.hits[stage.partition.group_of_row[rows[0]], entity] == 1
-        count = stage.mean_count[rows[:, None], entity]
-        count = np.where(first_merge, ~np.isnan(old), count) + ~np.isnan(new)
-        stage.mean_count[rows[:, None], entity] = np.minimum(count, 65535)
-        step = (new - old) / np.maximum(count, 1)
-        mean = np.where(np.isnan(old), new, np.where(np.isnan(new), old, old + step))
-        total = np.where(np.isnan(old), new, np.where(np.isnan(new), old, old + new))
-        bits = np.nan_to_num(old).astype(np.int64) | np.nan_to_num(new).astype(np.int64)
-        latch = np.where(np.isnan(old), new, np.where(np.isnan(new), old, bits))
-        return cast(F32, np.select(
-            [code == 1, code == 2, code == 3, code == 4, code == 5],
-            [mean, np.fmax(old, new), np.fmin(old, new), total, latch], new).astype(np.float32))  # fmt: skip
-
-    def _count(self, stage: Stage, rows: I32, at: slice, new: I64, t_ns: int, group: int) -> None:
-        """Growth of counters since their last reading; resets and wraps are told apart by plausibility."""
-        old = stage.raw[rows, at]
+        Rejected cells of `values` become NaN, so that what was not accepted raises no alarm.
+        """
+        gauges, counters = stage.rows_of(group)
+        mine = np.searchsorted(layout.rows, gauges)
         before = stage.t_ns[group, at]
-        age_s = np.maximum((t_ns - before) / NS, 0.0) + 1.0  # one second of slack for jittered clocks
-        usable = (new >= 0) & (before <= t_ns)
-        known = usable & (old >= 0)
-        limit = np.minimum(stage.max_per_s[rows] * age_s, 9e18)
-        step = (new - old).astype(np.float64)
-        if bool((known & (step >= 0) & (step <= limit)).all()):
-            stage.gain[rows, at] += new - old
-            stage.raw[rows, at] = new
+        newer = before <= t_ns
+        entity = np.arange(at.start, at.stop)[newer]
+        size = len(gauges) + len(counters)
+        self.counts["older"] += (len(newer) - len(entity)) * size
+        values[np.ix_(mine, ~newer)] = _NAN
+        if len(entity) == 0:
             return
+        hits = stage.hits[group, entity]
+        seen = hits > 0
+        self.counts["accepted"] += len(entity) * size
+        self.counts["coalesced"] += int(np.count_nonzero(seen)) * size
+        if len(counters):
+            new = counts[np.searchsorted(layout.counter_rows, counters)][:, newer]
+            self._count(stage, counters, entity, new, t_ns, before[newer])
+        if len(gauges):
+            fresh = values[np.ix_(mine, newer)]
+            stage.value[gauges[:, None], entity[~seen]] = fresh[:, ~seen]
+            if seen.any():
+                stage.merge(gauges, entity[seen], fresh[:, seen], hits[seen] == 1)
+        stage.hits[group, entity] = np.minimum(hits, MAX_HITS - 1) + 1
+        stage.t_ns[group, entity] = t_ns
+
+    def _count(self, stage: Stage, rows: I32, at: slice | I64, new: I64, t_ns: int, before: I64) -> None:
+        """Growth of counters since their last reading; resets and wraps are told apart by plausibility."""
+        cells: Any = (rows, at) if isinstance(at, slice) else np.ix_(rows, at)
+        old = stage.raw[cells]
+        held = stage.held_ns[cells] if stage.n_held else None
+        since = before if held is None else np.where(held > 0, held, before)
+        age_s = np.maximum((t_ns - since) / NS, 0.0) + 1.0  # one second of slack for jittered clocks
+        usable = new >= 0
+        known = usable & (old >= 0)
+        limit = np.minimum(stage.max_per_s[rows] * age_s, _MAX_GAIN)
+        step = (new - old).astype(np.float64)
         grown = known & (step >= 0) & (step <= limit)
+        if bool(grown.all()) and (held is None or not held.any()):
+            stage.gain[cells] += new - old
+            stage.raw[cells] = new
+            return
         wrap = stage.wrap[rows]
         wrapped = known & (step < 0) & (wrap > 0) & (step + wrap <= limit)
         reset = known & (step < 0) & ~wrapped
@@ -241,11 +185,46 @@ class Inbox:
         gain = np.where(grown, new - old, 0)
         gain = np.where(wrapped, new - old + wrap.astype(np.int64), gain)
         gain = np.where(reset & (new <= limit), new, gain)
-        stage.gain[rows, at] += gain
-        stage.raw[rows, at] = np.where(usable, new, old)
-        for name, mask in (("counter_wraps", wrapped), ("counter_resets", reset), ("counter_jumps", jumped)):
-            self.counts[name] += int(mask.sum())
-        self.counts["missing"] += int((new < 0).sum())
+        stage.gain[cells] += gain
+        stage.raw[cells] = np.where(usable, new, old)
+        for name, mask in (("counter_wraps", wrapped), ("counter_resets", reset), ("counter_jumps", jumped),
+                           ("missing", ~usable)):  # fmt: skip
+            self.counts[name] += int(np.count_nonzero(mask))
+        was = stage.held_ns[cells]
+        holds = np.where(usable | (old < 0), 0, np.where(was > 0, was, np.maximum(before, 1)))
+        stage.n_held += int(np.count_nonzero(holds)) - int(np.count_nonzero(was))
+        stage.held_ns[cells] = holds
+
+    def _count_one(self, stage: Stage, row: int, entity: int, new: int, t_ns: int, before: int) -> None:
+        """`_count` for one counter; `new` is -1 for "no reading"."""
+        old = stage.raw.item(row, entity)
+        held = stage.held_ns.item(row, entity) if stage.n_held else 0
+        if new < 0:
+            self.counts["missing"] += 1
+            if old >= 0 and not held:
+                stage.held_ns[row, entity] = max(before, 1)
+                stage.n_held += 1
+            return
+        if old >= 0:
+            spec = stage.counters[row]
+            limit = min(spec.high * (max((t_ns - (held or before)) / NS, 0.0) + 1.0), _MAX_GAIN)
+            step = new - old
+            gain = 0
+            if step > limit:
+                self.counts["counter_jumps"] += 1
+            elif step >= 0:
+                gain = step
+            elif spec.wrap and step + spec.wrap <= limit:
+                self.counts["counter_wraps"] += 1
+                gain = step + spec.wrap
+            else:
+                self.counts["counter_resets"] += 1
+                gain = new if new <= limit else 0
+            stage.gain[row, entity] += gain
+        stage.raw[row, entity] = new
+        if held:
+            stage.held_ns[row, entity] = 0
+            stage.n_held -= 1
 
     def _watch(self, layout: Layout, values: F32) -> None:
         """Raise the urgent flag when an urgent signal reads at or above its threshold."""
@@ -253,7 +232,7 @@ class Inbox:
             if bool(((values[k] >= at) & (values[k] <= high)).any()):
                 self.urgent = True
 
-    # -- the tick ---------------------------------------------------------------------------------------------
+    # -- the tick ----------------------------------------------------------------------------------------
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
         """Cut a frame: what arrived since the last one, quantised; then begin anew."""
@@ -286,36 +265,30 @@ class Inbox:
         if len(counters):
             cells: Any = counters if entity is None else np.ix_(counters, entity)
             raw, gain = stage.raw[cells], stage.gain[cells]
+            if stage.n_held:
+                raw[stage.held_ns[cells] > 0] = -1
             stage.gain[cells] = 0
             counts.append(Counts(stage.table, counters, entity, raw, gain, t_ns))
         hits.fill(0)
 
     def _quantise(self, spec: Signal, value: F32, scratch: F32, out: I32) -> None:
+        low, high = value.min(), value.max()  # NaN propagates through both
+        if not (low >= spec.low and high <= spec.high):
+            missing = np.isnan(value)
+            untrusted = value == _UNTRUSTED
+            absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
+            value = np.where(missing | untrusted | absurd, np.float32(0), value)
         np.multiply(value, np.float32(1.0 / spec.quantum), out=scratch)
         np.rint(scratch, out=scratch)
-        low, high = value.min(), value.max()  # NaN propagates through both
-        if low >= spec.low and high <= spec.high:
-            np.copyto(out, scratch, casting="unsafe")
-            return
-        missing = np.isnan(value)
-        untrusted = value == _UNTRUSTED
-        absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
-        scratch[missing | untrusted | absurd] = 0
         np.copyto(out, scratch, casting="unsafe")
+        if low >= spec.low and high <= spec.high:
+            return
         out[missing], out[untrusted], out[absurd] = MISSING_Q, UNTRUSTED_Q, ABSURD_Q
-        self.counts["missing"] += int(missing.sum())
-        self.counts["untrusted"] += int(untrusted.sum())
-        self.counts["out_of_range"] += int(absurd.sum())
+        for name, mask in (("missing", missing), ("untrusted", untrusted), ("out_of_range", absurd)):
+            self.counts[name] += int(np.count_nonzero(mask))
 
     def forget(self, table: str, entity: int) -> None:
-        """A slot has a new device: its counters start afresh, and its old times no longer reject."""
+        """A slot has a new device: what the old one said, pending or before, counts no more."""
         stage = self.stages.get(table)
         if stage is not None and 0 <= entity < stage.n:
-            stage.raw[:, entity] = -1
-            stage.gain[:, entity] = 0
-            stage.t_ns[:, entity] = 0
-
-
-def _clip32(value: float) -> np.float32:
-    """`value` as float32, beyond its range as the largest: to be judged OUT_OF_RANGE, not infinite."""
-    return np.float32(min(max(value, -1.0e38), 1.0e38))
+            stage.forget(entity)

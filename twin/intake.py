@@ -15,7 +15,6 @@ import numpy as np
 from twin import events as ev
 from twin.arbiter import Arbiter
 from twin.contracts import Model
-from twin.errors import ContractError, StorageError
 from twin.frame import F64
 from twin.jobs import Jobs
 from twin.signals import TABLES, find_control
@@ -60,15 +59,21 @@ class Intake:
         return True
 
     def apply(
-        self, event: ev.Event, site: Site, state: State, jobs: Jobs, arbiter: Arbiter, models: dict[str, Model]
+        self,
+        event: ev.Event,
+        site: Site,
+        state: State,
+        jobs: Jobs,
+        arbiter: Arbiter,
+        models: dict[str, Model],
     ) -> str | None:
         """Apply one event; the reason why not, if it could not be."""
         now_ns = state.now_ns
         match event:
             case ev.JobStarted():
-                return self._job_started(event, site, jobs, now_ns)
+                return self._job_started(event, site, state, jobs)
             case ev.JobEnded():
-                return None if jobs.end(event, now_ns) is not None else f"no job {event.job} runs"
+                return self._job_ended(event, jobs, arbiter, now_ns)
             case ev.OperatorRequest():
                 return self._request(event, site)
             case ev.RequestWithdrawn():
@@ -90,8 +95,8 @@ class Intake:
                     return f"no policy {event.policy}"
                 self.authority[event.policy] = event.authority
             case ev.EpochChanged():
-                if event.epoch < arbiter.epoch:
-                    return f"epoch {event.epoch} is older than {arbiter.epoch}"
+                if not arbiter.epoch <= event.epoch < 2**63:
+                    return f"epoch {event.epoch} is older than {arbiter.epoch}, or no epoch"
                 arbiter.epoch = event.epoch
             case ev.CommandAcked():
                 return self._acked(event, site, arbiter)
@@ -107,12 +112,33 @@ class Intake:
                 return None
         return None
 
-    def _job_started(self, event: ev.JobStarted, site: Site, jobs: Jobs, now_ns: int) -> str | None:
+    def _job_started(self, event: ev.JobStarted, site: Site, state: State, jobs: Jobs) -> str | None:
+        if not (0 <= event.floor_w < np.inf and abs(event.priority) < 2**31):
+            return (
+                f"expected a floor >= 0 and a priority of 32 bits, got {event.floor_w} and {event.priority}"
+            )
+        again = event.job in jobs.slot_of
         found = [site.entity("node", name) for name in event.nodes[:MAX_NAMES]]
         nodes = [i for i in found if i is not None]
-        if jobs.start(event, nodes, len(found) - len(nodes), now_ns) is None:
+        slot = jobs.start(event, nodes, len(found) - len(nodes), state.now_ns)
+        if slot is None:
             return f"all {jobs.n} job slots are taken or resting"
-        return None if len(nodes) == len(event.nodes) else f"{len(event.nodes) - len(nodes)} of its nodes are unknown"
+        if not again:  # what the slot's last job reported and was told is not this one's
+            state.tables["job"].replace(slot)
+        return (
+            None
+            if len(nodes) == len(event.nodes)
+            else f"{len(event.nodes) - len(nodes)} of its nodes are unknown"
+        )
+
+    def _job_ended(self, event: ev.JobEnded, jobs: Jobs, arbiter: Arbiter, now_ns: int) -> str | None:
+        slot = jobs.end(event, now_ns)
+        if slot is None:
+            return f"no job {event.job} runs"
+        for key, lease in arbiter.leases.items():
+            if key.startswith("job."):
+                lease.drop(slot)
+        return None
 
     def _request(self, event: ev.OperatorRequest, site: Site) -> str | None:
         control = find_control(event.control)
@@ -122,6 +148,8 @@ class Intake:
             return f"{event.control} is not a control of the catalogue"
         if not event.lo <= event.hi:
             return f"expected lo <= hi, got {event.lo} and {event.hi}"
+        if not event.names:
+            return f"names no {control.table}"
         if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
             return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
         if len(self.requests) >= MAX_REQUESTS and event.id not in self.requests:
@@ -133,10 +161,14 @@ class Intake:
         control = find_control(event.control)
         entity = None if control is None else site.entity(control.table, event.name)
         epoch, _, number = event.command.partition("-")
-        if control is None or entity is None or not (epoch.isdigit() and number.isdigit() and len(number) < 18):
+        digits = epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()
+        if control is None or entity is None or not digits or len(number) > 18 or len(epoch) > 18:
             self.count("strange_acks")
             return "names no command of this site"
-        if not arbiter.leases[control.key].ack(entity, event.generation, int(number), event.state):
+        # Another daemon's commands may bear the same numbers; after a takeover ours are sent anew.
+        if int(epoch) != arbiter.epoch or not arbiter.leases[control.key].ack(
+            entity, event.generation, int(number), event.state
+        ):
             self.count("stale_acks")
             return "is about a superseded command or a replaced device"
         return None
@@ -161,8 +193,8 @@ class Intake:
             return f"no feeder {event.feeder}"
         if not site.external_budget[feeder]:
             return f"the budget of {event.feeder} is not external"
-        if not event.budget_w >= 0:
-            return f"expected a budget >= 0, got {event.budget_w}"
+        if not (0 <= event.budget_w < np.inf and 0 <= event.expires_ns < 2**63):
+            return f"expected a budget >= 0 and an instant, got {event.budget_w} and {event.expires_ns}"
         self.grant_w[feeder], self.grant_ns[feeder] = event.budget_w, event.expires_ns
         return None
 
@@ -176,27 +208,32 @@ class Intake:
             parameters = unpack(event.params)
             if digest(parameters) != event.params_hash:
                 return f"its parameters do not hash to {event.params_hash}"
+            if not isinstance(parameters, dict):
+                return f"expected parameters by name, got {type(parameters).__name__}"
             models[event.model].load(parameters)
-        except (ContractError, StorageError) as error:
-            return str(error)
+        except Exception as error:  # a plug-in's own code, and content that a worker made
+            return f"{type(error).__name__}: {error}"[:500]
         self.params_hash[event.model] = event.params_hash
         return None
 
-    # -- with time --------------------------------------------------------------------------------------------
+    # -- with time ----------------------------------------------------------------------------------
 
     def budget_w(self, site: Site, now_ns: int) -> F64:
-        """Budget per feeder: the grant while it runs, never above the feeder's own; else the guaranteed share."""
+        """Budget per feeder: the grant while it runs, within the feeder's own; else the guaranteed share."""
         lent = site.external_budget & (self.grant_ns > now_ns)
         outside = np.where(lent, self.grant_w, site.guaranteed_w)
-        return np.where(site.external_budget, np.fmin(outside, np.where(np.isnan(site.budget_w), np.inf, site.budget_w)),
-                        site.budget_w)  # fmt: skip
+        return np.where(site.external_budget, np.fmin(outside, site.budget_w), site.budget_w)
 
     def expire(self, now_ns: int) -> list[dict[str, Any]]:
         """Drop what ran out; returns journal bodies."""
         records: list[dict[str, Any]] = []
-        for name, gone in (("request", self.requests), ("approval", self.approvals)):
-            for key in [k for k, e in gone.items() if 0 < e.expires_ns <= now_ns]:  # type: ignore[attr-defined]
-                del gone[key]  # type: ignore[attr-defined]
+        held: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("request", self.requests),
+            ("approval", self.approvals),
+        )
+        for name, gone in held:
+            for key in [k for k, e in gone.items() if 0 < e.expires_ns <= now_ns]:
+                del gone[key]
                 records.append({"kind": f"{name}_expired", "id": key})
         for fit in [f for f, deadline in self.pending_fits.items() if deadline <= now_ns]:
             del self.pending_fits[fit]

@@ -15,6 +15,16 @@ from twin.frame import I32, NS
 
 KINDS = ("training", "inference", "batch", "unknown")
 REST_S = 600.0  # the longest lease of the catalogue
+_SLOT_COLUMNS = (
+    "alive",
+    "generation",
+    "priority",
+    "kind",
+    "synchronous",
+    "floor_w",
+    "started_ns",
+    "freed_ns",
+)
 
 
 class Jobs:
@@ -38,7 +48,7 @@ class Jobs:
         self.counts = {"refused_full": 0, "unknown_nodes": 0, "unknown_ended": 0, "restarted": 0}
 
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
-        """Give the job a slot; None when all are taken or still resting. A second start replaces the first."""
+        """Give the job a slot; None when all are taken or resting. A second start replaces the first."""
         self.counts["unknown_nodes"] += unknown
         slot = self.slot_of.get(event.job)
         if slot is not None:
@@ -80,19 +90,34 @@ class Jobs:
         self.job_of_node[held[self.job_of_node[held] == slot]] = -1
         self.nodes[slot] = np.zeros(0, np.int32)
 
-    def remapped(self, n_node: int, old_of_new: I32) -> Jobs:
-        """The same jobs on another site: nodes that left are dropped from them."""
+    def remapped(self, n_node: int, old_of_new: I32, n: int | None = None) -> Jobs:
+        """The same jobs on another site: nodes that left are dropped, and jobs beyond `n` slots end."""
         out = Jobs(self.n, n_node)
         out.restore(self.dump())
+        if n is not None and n != self.n:
+            out._resize(n)
         new_of_old = np.full(len(self.job_of_node), -1, np.int32)
         kept = np.flatnonzero(old_of_new >= 0)
         new_of_old[old_of_new[kept]] = kept
         out.job_of_node = np.full(n_node, -1, np.int32)
-        for slot in np.flatnonzero(self.alive).tolist():
+        out.job_of_node[kept] = self.job_of_node[old_of_new[kept]]
+        out.job_of_node[out.job_of_node >= out.n] = -1
+        for slot in np.flatnonzero(out.alive).tolist():
             moved = new_of_old[self.nodes[slot]]
             out.nodes[slot] = np.sort(moved[moved >= 0])
-            out.job_of_node[out.nodes[slot]] = slot
         return out
+
+    def _resize(self, n: int) -> None:
+        fresh = Jobs(n, len(self.job_of_node))
+        kept = min(n, self.n)
+        for name in _SLOT_COLUMNS:
+            column = getattr(fresh, name)
+            column[:kept] = getattr(self, name)[:kept]
+            setattr(self, name, column)
+        self.names, self.tenants = (self.names + [""] * n)[:n], (self.tenants + [""] * n)[:n]
+        self.nodes = (self.nodes + fresh.nodes)[:n]
+        self.n = n
+        self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
@@ -107,8 +132,7 @@ class Jobs:
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        for name in ("alive", "generation", "priority", "kind", "synchronous", "floor_w", "started_ns", "freed_ns",
-                     "job_of_node"):  # fmt: skip
+        for name in (*_SLOT_COLUMNS, "job_of_node"):
             setattr(self, name, np.array(data[name]))
         self.names, self.tenants = list(data["names"]), list(data["tenants"])
         cuts = np.cumsum(data["nodes_len"])[:-1]

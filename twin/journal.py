@@ -1,7 +1,7 @@
 """The journal: what was decided and why, one JSON line each, chained by hash so that tampering shows.
 
-A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Here lines are made,
-checked and compared; the shell keeps the file. May import contracts and errors.
+A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Here lines are
+made, checked and compared; the shell keeps the file. May import contracts and errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def _plain(value: Any) -> Any:
         if value.size <= INLINE:
             return value.tolist()
         data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
-        return {"dtype": data.dtype.str[1:], "n": int(data.size), "base64": base64.b64encode(data.tobytes()).decode()}
+        return {
+            "dtype": data.dtype.str[1:],
+            "n": int(data.size),
+            "base64": base64.b64encode(data.tobytes()).decode(),
+        }
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be journaled")
@@ -71,8 +75,11 @@ class Chain:
 
     def lines(self, decision: Decision) -> list[bytes]:
         """The lines of a tick."""
-        return [self.line(r["kind"], decision.tick, decision.now_ns, {k: v for k, v in r.items() if k != "kind"})
-                for r in decision.records]  # fmt: skip
+        tick, now_ns = decision.tick, decision.now_ns
+        return [
+            self.line(r["kind"], tick, now_ns, {k: v for k, v in r.items() if k != "kind"})
+            for r in decision.records
+        ]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -98,17 +105,17 @@ class Verdict:
 
 
 def verify(lines: Iterable[bytes], torn_tail: bool = False) -> Verdict:
-    """Walk the chain. Up to the fault the journal is good; `torn_tail` says that the last line lacks its end."""
+    """Walk the chain. Up to the fault the journal is good; `torn_tail`: the last line lacks its end."""
     count, head, position = 0, GENESIS, 0
     for line in lines:
         try:
             entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             return Verdict(count, head, f"not a journal line: {error}", count + 1, position)
         if entry.prev != head:
-            return Verdict(count, head, f"the chain breaks: prev is {entry.prev}, the line before hashes to {head}",
-                           count + 1, position)  # fmt: skip
-        if entry.seq != count and count:
+            fault = f"the chain breaks: prev is {entry.prev}, the line before hashes to {head}"
+            return Verdict(count, head, fault, count + 1, position)
+        if entry.seq != count:
             return Verdict(count, head, f"seq is {entry.seq}, expected {count}", count + 1, position)
         head = line_hash(line)
         count += 1
@@ -126,22 +133,34 @@ def first_difference(recorded: bytes, replayed: bytes | None) -> Divergence:
     b = msgspec.json.decode(replayed)
     if a["tick"] != b["tick"] or a["kind"] != b["kind"]:
         tick = min(a["tick"], b["tick"])
-        return Divergence(tick, "kind", f"{a['kind']} at tick {a['tick']}", f"{b['kind']} at tick {b['tick']}")
-    path, x, y = _differ(a["body"], b["body"], a["kind"])
-    return Divergence(a["tick"], path, x, y)
+        return Divergence(
+            tick, "kind", f"{a['kind']} at tick {a['tick']}", f"{b['kind']} at tick {b['tick']}"
+        )
+    found = _differ(a["body"], b["body"], a["kind"])
+    if found is None:  # the bodies say the same: then the envelope differs
+        name = next((k for k in ("now_ns", "seq", "prev") if a[k] != b[k]), "line")
+        found = name, a.get(name), b.get(name)
+    return Divergence(a["tick"], *found)
 
 
-def _differ(a: Any, b: Any, path: str) -> tuple[str, Any, Any]:
+_ABSENT = "absent"
+
+
+def _differ(a: Any, b: Any, path: str) -> tuple[str, Any, Any] | None:
+    """(path, one, other) of the first difference, or None. NaN equals NaN: both runs lacked the value."""
     if isinstance(a, dict) and isinstance(b, dict):
         if "base64" in a and "base64" in b and a.get("dtype") == b.get("dtype"):
             return _differ(column(a).tolist(), column(b).tolist(), path)
         for key in [*a, *(k for k in b if k not in a)]:
-            if a.get(key) != b.get(key):
-                return _differ(a.get(key), b.get(key), f"{path}.{key}")
+            found = _differ(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}")
+            if found is not None:
+                return found
+        return None
     if isinstance(a, list) and isinstance(b, list):
         for i, (x, y) in enumerate(zip(a, b, strict=False)):
-            if x != y:
-                return _differ(x, y, f"{path}[{i}]")
-        if len(a) != len(b):
-            return f"{path}.length", len(a), len(b)
-    return path, a, b
+            found = _differ(x, y, f"{path}[{i}]")
+            if found is not None:
+                return found
+        return None if len(a) == len(b) else (f"{path}.length", len(a), len(b))
+    same = type(a) is type(b) and (a == b or (a != a and b != b))
+    return None if same else (path, a, b)

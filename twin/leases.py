@@ -6,7 +6,7 @@ hour survives a restart with the snapshot. May import the catalogue, events and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,26 @@ from twin.signals import Control
 NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
 STATE_NAMES = ("none", "sent", "accepted", "in_progress", "done", "failed", "expired")
 _ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
-_FIELDS = ("value", "expires_ns", "owner", "command", "state", "issued_ns", "deadline_ns", "changed_ns", "found",
-           "differs_ns", "advised", "generation", "attempts")  # fmt: skip
+_FIELDS = (
+    "value",
+    "expires_ns",
+    "owner",
+    "command",
+    "state",
+    "issued_ns",
+    "deadline_ns",
+    "changed_ns",
+    "found",
+    "differs_ns",
+    "advised",
+    "generation",
+    "attempts",
+)
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
 MAX_ATTEMPTS = 3
+# A sink that says no is asked again after this long; one that says nothing, after the control's deadline.
+RETRY_S = 10.0
 # A read-back may lag by this much before it counts as a mismatch.
 MISMATCH_S = 10.0
 
@@ -46,10 +61,17 @@ class Leases:
 
     def running(self) -> Bool:
         """Where a lease lives."""
-        return ~np.isnan(self.value)
+        return cast(Bool, ~np.isnan(self.value))
 
     def grant(
-        self, index: I32, value: F64, owner: I32, first_command: int, now_ns: int, readback: F64, generation: I32
+        self,
+        index: I32,
+        value: F64,
+        owner: I32,
+        first_command: int,
+        now_ns: int,
+        readback: F64,
+        generation: I32,
     ) -> I64:
         """New values under new leases; returns the command numbers."""
         fresh = np.isnan(self.value[index])
@@ -80,12 +102,16 @@ class Leases:
 
     def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
         """Note a sink's answer; False if it speaks of another device or a superseded command."""
-        if not 0 <= entity < self.n or self.generation[entity] != generation or self.command[entity] != command:
+        if (
+            not 0 <= entity < self.n
+            or self.generation[entity] != generation
+            or self.command[entity] != command
+        ):
             return False
         if np.isnan(self.value[entity]):
-            return False
-        # Answers may come out of order or twice: progress only ever moves forward.
-        if _ACK[state] > self.state[entity] or (self.state[entity] == FAILED and state == "done"):
+            return command > 0 and bool(self.state[entity] == NONE)  # the last command of a lease that was given back
+        # Answers may come out of order or twice: progress only ever moves forward, and done is the end of it.
+        if state == "done" or (self.state[entity] != DONE and _ACK[state] > self.state[entity]):
             self.state[entity] = _ACK[state]
         return True
 
@@ -99,9 +125,16 @@ class Leases:
         return over
 
     def overdue(self, now_ns: int) -> I32:
-        """Commands past their deadline and neither done nor failed."""
-        waiting = (self.state >= SENT) & (self.state <= IN_PROGRESS)
-        return np.flatnonzero(self.running() & waiting & (self.deadline_ns <= now_ns)).astype(np.int32)
+        """Commands past their deadline and not done, and refused ones that may be tried again."""
+        late = self._waiting() & (self.deadline_ns <= now_ns)
+        wait_ns = round(max(0.0, self.control.deadline_s - RETRY_S) * NS)
+        refused = (
+            (self.state == FAILED) & (self.attempts < MAX_ATTEMPTS) & (self.deadline_ns - wait_ns <= now_ns)
+        )
+        return np.flatnonzero(self.running() & (late | refused)).astype(np.int32)
+
+    def _waiting(self) -> Bool:
+        return (self.state >= SENT) & (self.state <= IN_PROGRESS)
 
     def retry(self, index: I32, now_ns: int) -> I32:
         """Of these, the ones to send again (same number: idempotent); the others have failed for good."""
@@ -116,12 +149,13 @@ class Leases:
 
     def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Where the read-back has differed from the setpoint for `MISMATCH_S`; a read-back older than the
-        command proves nothing."""
+        command proves nothing, and what takes its time (a drain) may differ until its deadline."""
         current = self.running() & (heard_ns > self.issued_ns)
         differs = current & ~(np.abs(readback - self.value) <= tolerance)
+        self.state[current & ~differs & self._waiting()] = DONE
+        time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
+        differs &= ~(self._waiting() & (now_ns - self.issued_ns < time_ns))
         self.differs_ns = np.where(differs, np.where(self.differs_ns == 0, now_ns, self.differs_ns), 0)
-        agrees = current & ~differs & (self.state >= SENT) & (self.state <= IN_PROGRESS)
-        self.state[agrees] = DONE
         late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
         return np.flatnonzero(late).astype(np.int32)
 

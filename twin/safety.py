@@ -16,9 +16,10 @@ CONTROL = "gpu.power_cap_w"
 
 
 def lapse_power_w(site: Site, profiles: dict[str, Profile]) -> F64:
-    """Power of each rack when its caps have lapsed [n_rack]: safe caps plus what cannot be capped; NaN = unknown.
+    """Power of each rack when its caps have lapsed [n_rack]: safe caps plus what cannot be capped.
 
-    Unmanaged: CPUs at their maximum and the rack's overhead, as the profile states them.
+    Unmanaged: what is left of a node at its maximum without its GPUs, and the rack's overhead. NaN = unknown:
+    what a profile does not state is not zero. A rack of switches only draws what the profile says of one.
     """
     safe_w = np.nan_to_num(site.envelopes[CONTROL].safe, nan=np.inf)
     managed = site.sum_by_rack("gpu", safe_w)
@@ -29,13 +30,24 @@ def lapse_power_w(site: Site, profiles: dict[str, Profile]) -> F64:
         if profile is None:
             continue
         nodes = int(site.node_start_of_rack[rack + 1] - site.node_start_of_rack[rack])
-        cpu_w = nodes * float(profile.layout.cpus_per_node.value) * (profile.get("cpu_max_w") or 0.0)
-        out[rack] = managed[rack] + cpu_w + (profile.get("rack_overhead_w") or 0.0)
+        if nodes == 0 and profile.layout.racks.value > profile.layout.compute_racks.value:
+            out[rack] = _stated(profile, "switch_rack_max_w")
+            continue
+        gpus_w = float(profile.layout.gpus_per_node.value) * _stated(profile, "gpu_max_w")
+        cpus_w = float(profile.layout.cpus_per_node.value) * _stated(profile, "cpu_max_w")
+        rest_w = _stated(profile, "node_max_w") - gpus_w
+        rest_w = cpus_w if cpus_w > rest_w else rest_w
+        out[rack] = managed[rack] + nodes * rest_w + _stated(profile, "rack_overhead_w")
     return out
 
 
+def _stated(profile: Profile, name: str) -> float:
+    value = profile.get(name)
+    return np.nan if value is None else value
+
+
 def lapse_faults(site: Site, profiles: dict[str, Profile]) -> list[str]:
-    """Budgets that the lapsed site would break with one feed lost, each with the sums; empty = the case holds.
+    """Budgets that the lapsed site would break with one feed lost, with the sums; empty = the case holds.
 
     A rack that both sides feed counts in full on the surviving side, and so on each of them.
     """
@@ -48,8 +60,12 @@ def lapse_faults(site: Site, profiles: dict[str, Profile]) -> list[str]:
         name = site.name("feeder", feeder)
         if np.isnan(known).any():
             unknown = site.name("rack", int(racks[np.isnan(known)][0]))
-            faults.append(f"{name}: the load of {unknown} after a lapse is unknown; expected a profile with safe caps")
+            faults.append(
+                f"{name}: the load of {unknown} after a lapse is unknown; expected a profile with safe caps"
+            )
         elif known.sum() > budget_w[feeder]:
-            faults.append(f"{name}: {known.sum() / 1e3:.1f} kW after all leases lapse with the other feed lost, "
-                          f"budget {budget_w[feeder] / 1e3:.1f} kW; lower gpu.power_cap_w safe by site `controls`")  # fmt: skip
+            faults.append(
+                f"{name}: {known.sum() / 1e3:.1f} kW after all leases lapse with the other feed lost, "
+                f"budget {budget_w[feeder] / 1e3:.1f} kW; lower gpu.power_cap_w safe by site `controls`"
+            )
     return faults

@@ -7,7 +7,7 @@ contiguous: nodes of a rack, GPUs of a node. May import the catalogue and frames
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 import msgspec
@@ -152,22 +152,48 @@ class Site:
 
     def entity(self, table: str, name: str) -> int | None:
         """Index of the entity with this full path or unique local name; None if there is none."""
+        head, _, tail = name.rpartition("/")
+        if table == "job":
+            slot = _number(tail, "job") if head == self.file.site else None
+            return slot if slot is not None and slot < self.sizes["job"] else None
         if table in ("node", "gpu"):
-            head, _, tail = name.rpartition("/")
             parent = self.entity("rack" if table == "node" else "node", head) if head else None
-            if parent is None or not tail.startswith(table) or not tail[len(table) :].isdigit():
+            ordinal = _number(tail, table)
+            if parent is None or ordinal is None:
                 return None
             starts = self.node_start_of_rack if table == "node" else self.gpu_start_of_node
-            index = int(starts[parent]) + int(tail[len(table) :][:9])
+            index = int(starts[parent]) + ordinal
             return index if index < starts[parent + 1] else None
+        if table == "link":
+            return self._link(self.entity("node", head) if head else None, tail)
         if table not in self._local:
             self._local[table] = _local_names(self.names.get(table, []))
         found = self._local[table].get(name)
         return None if found is None or found < 0 else found
 
+    def _link(self, node: int | None, tail: str) -> int | None:
+        for plane, name in enumerate(self.planes):
+            ordinal = _number(tail, name)
+            if node is None or ordinal is None:
+                continue
+            first, last = np.searchsorted(self.node_of_link, [node, node + 1])
+            same = np.flatnonzero(self.plane_of_link[first:last] == plane)
+            return int(first + same[ordinal]) if ordinal < len(same) else None
+        return None
+
+    def freeze(self) -> None:
+        """From here on read only: no plug-in can widen its own envelope by writing into it."""
+        held = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
+        for part in held:
+            for array in (getattr(part, f.name) for f in fields(cast(Any, part))):
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+
     def sum_by_rack(self, table: str, values: F32 | F64) -> F64:
         """Sum of a node or GPU quantity per rack [n_rack] float64; NaN where a member is NaN."""
-        start = self.node_start_of_rack if table == "node" else self.gpu_start_of_node[self.node_start_of_rack]
+        start = (
+            self.node_start_of_rack if table == "node" else self.gpu_start_of_node[self.node_start_of_rack]
+        )
         return _segment_sum(values, start)
 
     def subtree(self, feeder: int) -> list[int]:
@@ -191,6 +217,14 @@ class Site:
         """Racks that this feeder reaches, ascending."""
         inside = np.isin(self.feeders_of_rack.member, self.subtree(feeder))
         return cast(I32, np.unique(self.feeders_of_rack.row_of_member[inside]))
+
+
+def _number(tail: str, head: str) -> int | None:
+    """The number after `head`, as `name` writes it; None for anything else."""
+    digits = tail[len(head) :]
+    if not tail.startswith(head) or not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
+        return None
+    return int(digits)
 
 
 def _segment_sum(values: F32 | F64, start: I32) -> F64:

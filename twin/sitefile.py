@@ -9,6 +9,8 @@ Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -26,7 +28,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class RackGroup(_Strict, frozen=True):
-    """Racks with one profile. `nodes` and `gpus_per_node` override the profile's layout (0: from the profile)."""
+    """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout."""
 
     name: str
     profile: str | None = None
@@ -145,57 +147,89 @@ def expand(pattern: str) -> list[str]:
     return [f"{match['head']}{i:0{width}d}{match['tail']}" for i in range(first, last + 1)]
 
 
-def _convert_all(cls: type[Any], raw: Any, path: str, problems: list[str]) -> None:
-    """Find the faults of `raw` against `cls`, descending where msgspec stops at the first."""
-    try:
-        msgspec.convert(raw, cls)
-        return
-    except msgspec.ValidationError as error:
-        first = str(error)
-    if not (isinstance(cls, type) and issubclass(cls, msgspec.Struct) and isinstance(raw, dict)):
-        at = re.search(r" - at `\$(.*)`$", first)
-        problems.append(f"{path}{at.group(1) if at else ''}: {first.split(' - at ')[0].lower()}, got {_short(raw)}")
-        return
-    fields = {f.encode_name: f for f in msgspec.structs.fields(cls)}
-    for key in raw:
-        if key not in fields:
-            problems.append(f"{path}.{key}: unknown key; expected one of {', '.join(sorted(fields))}")
-    for name, field in fields.items():
-        if field.required and name not in raw:
-            problems.append(f"{path}.{name}: missing; expected {_type_name(field.type)}")
-        elif name in raw:
-            _convert_field(field.type, raw[name], f"{path}.{name}", problems)
+class _Lost:
+    """Stands for what could not be read."""
 
 
-def _convert_field(kind: Any, raw: Any, path: str, problems: list[str]) -> None:
-    origin = getattr(kind, "__origin__", None)
+@dataclass
+class Faults:
+    """What is wrong with the form of a tree. `names_lost`: something that has a name could not be read."""
+
+    problems: list[str] = field(default_factory=list)
+    names_lost: bool = False
+
+
+def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
+    """`raw` without what does not fit `kind`, each fault noted; lists of structs keep their places."""
     args: tuple[Any, ...] = getattr(kind, "__args__", ())
+    origin = getattr(kind, "__origin__", None)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
+        return _mend_struct(kind, raw, path, faults)
     if origin is list and isinstance(raw, list):
-        for i, item in enumerate(raw):
-            _convert_field(args[0], item, f"{path}[{i}]", problems)
-    elif origin is dict and isinstance(raw, dict):
-        for key, item in raw.items():
-            _convert_field(args[1], item, f"{path}.{key}", problems)
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        _convert_all(kind, raw, path, problems)
-    else:
-        try:
-            msgspec.convert(raw, kind)
-        except msgspec.ValidationError as error:
-            problems.append(f"{path}: {str(error).split(' - at ')[0].lower()}, got {_short(raw)}")
+        items = [_mend(args[0], item, f"{path}[{i}]", faults) for i, item in enumerate(raw)]
+        if isinstance(args[0], type) and issubclass(args[0], msgspec.Struct):
+            faults.names_lost |= _Lost in items
+            items = [
+                _mend_struct(args[0], {}, f"{path}[{i}]", Faults()) if x is _Lost else x
+                for i, x in enumerate(items)
+            ]
+        return [x for x in items if x is not _Lost]
+    if origin is dict and isinstance(raw, dict):
+        mended = {k: _mend(args[1], x, f"{path}.{k}", faults) for k, x in _text_keys(raw, path, faults)}
+        return {k: x for k, x in mended.items() if x is not _Lost}
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        at = re.search(r" - at `\$(.*)`$", str(error))
+        why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
+        why = why[:1].lower() + why[1:]
+        faults.problems.append(
+            f"{path}{at.group(1) if at else ''}: {why}, got {_short(raw)}{_hint(kind, raw)}"
+        )
+        faults.names_lost |= origin is list
+        return _Lost
+    return raw
 
 
-def _check_keys(raw: Any, path: str, problems: list[str]) -> None:
+def _mend_struct(
+    kind: type[msgspec.Struct], raw: dict[Any, Any], path: str, faults: Faults
+) -> dict[str, Any]:
+    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+    out: dict[str, Any] = {}
+    for key, item in _text_keys(raw, path, faults):
+        if key not in fields:
+            faults.problems.append(f"{path}.{key}: unknown key; expected one of {', '.join(sorted(fields))}")
+        elif (mended := _mend(fields[key].type, item, f"{path}.{key}", faults)) is not _Lost:
+            out[key] = mended
+    for key, wanted in fields.items():
+        if wanted.required and key not in raw:
+            faults.problems.append(f"{path}.{key}: missing; expected {_type_name(wanted.type)}")
+        if wanted.required and key not in out:
+            faults.names_lost = True
+            out[key] = "unreadable" + re.sub(r"\W+", "-", path) if wanted.type is str else 1
+    return out
+
+
+def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str, Any]]:
     """YAML allows keys that are not text (`on:` is a truth value, `1:` a number); we do not."""
-    if isinstance(raw, dict):
-        for key, item in raw.items():
-            if not isinstance(key, str):
-                problems.append(f"{path}: the key {key!r} is read as {type(key).__name__}; expected text, so quote it")
-            else:
-                _check_keys(item, f"{path}.{key}", problems)
-    elif isinstance(raw, list):
-        for i, item in enumerate(raw):
-            _check_keys(item, f"{path}[{i}]", problems)
+    for key in raw:
+        if not isinstance(key, str):
+            kind = type(key).__name__
+            faults.problems.append(f"{path}: the key {key!r} is read as {kind}; expected text, so quote it")
+    return [(k, x) for k, x in raw.items() if isinstance(k, str)]
+
+
+def _hint(kind: Any, raw: Any) -> str:
+    """What YAML made of something that a person would read otherwise."""
+    kinds = getattr(kind, "__args__", (kind,))
+    if isinstance(raw, str) and (float in kinds or int in kinds):
+        try:
+            return f"; YAML reads this as text, write {float(raw):.1f} or {float(raw):.6e}"
+        except ValueError:
+            return ""
+    if str in kinds and isinstance(raw, bool | int | float | date):
+        return f"; YAML reads this as {type(raw).__name__}, so quote it"
+    return ""
 
 
 def _type_name(kind: Any) -> str:
@@ -207,12 +241,18 @@ def _short(raw: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
+    """(`raw` as `cls` without its faulty parts, the faults): so both are judged in one report."""
+    faults = Faults()
+    mended = _mend(cls, raw, "$", faults)
+    if mended is _Lost:
+        return None, faults
+    return msgspec.convert(mended, cls), faults
+
+
 def convert(cls: type[T], raw: Any, file: str) -> T:
     """`raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path: ...`."""
-    problems: list[str] = []
-    _check_keys(raw, "$", problems)
-    if not problems:
-        _convert_all(cls, raw, "$", problems)
-    if problems:
-        raise ConfigError([f"{file}: {p}" for p in problems])
-    return msgspec.convert(raw, cls)
+    found, faults = salvage(cls, raw)
+    if found is None or faults.problems:
+        raise ConfigError([f"{file}: {p}" for p in faults.problems])
+    return found

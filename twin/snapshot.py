@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from twin.engine import Engine
 
 FORMAT = 1
+MAX_BYTES = 8 * 2**30
 _MAGIC = b"rtsnap01"
 
 
@@ -41,7 +42,9 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "fitted_ns": engine.fitted_ns,
         "suspended": engine.suspended,
         "models": {n: {"parameters": m.parameters(), "memory": m.memory()} for n, m in engine.models.items()},
-        "forecasts": [[f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model] for f in engine.forecasts.values()],
+        "forecasts": [
+            [f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model] for f in engine.forecasts.values()
+        ],
     }
 
 
@@ -50,10 +53,12 @@ def _proposal(p: Proposal) -> list[Any]:
 
 
 def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
-    """Put an engine, made for the same site with the same plug-ins, into the state that `dump_engine` took."""
+    """Put an engine, made for the same site and plug-ins, into the state that `dump_engine` took."""
     if data["site_hash"] != engine.site.spec_hash:
         raise StorageError(f"snapshot is of site {data['site_hash']}, this is {engine.site.spec_hash}")
-    missing = sorted(set(data["memory"]) ^ set(engine.memory)) + sorted(set(data["models"]) ^ set(engine.models))
+    missing = sorted(set(data["memory"]) ^ set(engine.memory)) + sorted(
+        set(data["models"]) ^ set(engine.models)
+    )
     if missing:
         raise StorageError(f"snapshot and configuration differ in policies or models: {', '.join(missing)}")
     engine.state.tick, engine.state.now_ns = data["tick"], data["now_ns"]
@@ -88,8 +93,15 @@ def decode(raw: bytes) -> dict[str, Any]:
     body = raw[40:]
     if digest(body).encode() != raw[8:40]:
         raise StorageError("snapshot is damaged: its check does not match")
-    tree = unpack(zstandard.ZstdDecompressor().decompress(body))
-    if tree["format"] != FORMAT:
-        raise StorageError(f"snapshot format {tree['format']}; expected {FORMAT}")
+    try:
+        size = zstandard.frame_content_size(body)
+        if not 0 <= size <= MAX_BYTES:
+            raise StorageError(f"snapshot claims to hold {size} bytes; expected at most {MAX_BYTES}")
+        tree = unpack(zstandard.ZstdDecompressor().decompress(body))
+    except zstandard.ZstdError as error:
+        raise StorageError(f"snapshot cannot be decompressed: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT or not isinstance(tree.get("data"), dict):
+        found = tree.get("format") if isinstance(tree, dict) else None
+        raise StorageError(f"snapshot format {found}; expected {FORMAT}")
     data: dict[str, Any] = tree["data"]
     return data

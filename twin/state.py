@@ -8,12 +8,24 @@ catalogue and frames.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from twin.frame import (
-    ABSURD_Q, F32, F64, FIRST_VALID_Q, I32, I64, MISSING_Q, NS, U8, UNTRUSTED_Q, Counts, Frame, Partition, Update,
+    ABSURD_Q,
+    F32,
+    F64,
+    FIRST_VALID_Q,
+    I32,
+    MISSING_Q,
+    NS,
+    U8,
+    UNTRUSTED_Q,
+    Counts,
+    Frame,
+    Partition,
+    Update,
 )  # fmt: skip
 from twin.signals import TABLES, Signal
 
@@ -25,6 +37,9 @@ QUALITY_NAMES = ("good", "stale", "untrusted", "out_of_range", "missing")
 STALE_PERIODS = 3.0
 # Its worst case begins to drift after this many (a late message is not yet a silent sensor).
 DRIFT_PERIODS = 1.5
+# Stands for an age without end, since infinity times a slew of zero is not a number.
+_FOREVER_S = 1e12
+_PER_ENTITY = ("value", "quality", "good_ns", "t_ns", "raw", "total", "resets", "generation")
 
 
 class TableState:
@@ -94,16 +109,21 @@ class TableState:
         self.quality[row, fresh] = GOOD
         why = q[~good]
         self.quality[row, bad] = np.select(
-            [why == UNTRUSTED_Q, why == ABSURD_Q, why == MISSING_Q], [UNTRUSTED, OUT_OF_RANGE, MISSING], MISSING
+            [why == UNTRUSTED_Q, why == ABSURD_Q, why == MISSING_Q],
+            [UNTRUSTED, OUT_OF_RANGE, MISSING],
+            MISSING,
         )
         self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
 
     def apply_counts(self, update: Counts) -> None:
-        """Latch counters: the total grows by the gain; a raw that does not follow from it was a reset or wrap."""
+        """Latch counters: the total grows by the gain; a raw that does not follow was a reset or wrap.
+
+        "No reading" is latched as such (quality MISSING); it ends no sum.
+        """
         groups = self._groups_of(update.rows + np.int32(len(self.signals)))
         cells: Any = update.rows if update.entity is None else np.ix_(update.rows, update.entity)
         old = self.raw[cells]
-        moved = (old >= 0) & (update.raw != old + update.gain)
+        moved = (old >= 0) & (update.raw >= 0) & (update.raw != old + update.gain)
         if moved.any():
             self.resets[cells] += moved
         self.raw[cells] = update.raw
@@ -111,7 +131,7 @@ class TableState:
         for group in groups:
             self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
 
-    # -- derived ----------------------------------------------------------------------------------------------
+    # -- derived -----------------------------------------------------------------------------------------
 
     def age_s(self, signal: Signal, now_ns: int) -> F64:
         """Seconds since the last good reading [n]; inf where there was none. Never negative."""
@@ -119,8 +139,10 @@ class TableState:
         t_ns = self.t_ns[self.partition.group_of_row[row]]
         if signal.kind != "counter" and self.bad_count[signal.row]:
             t_ns = np.where(self.quality[signal.row] == GOOD, t_ns, self.good_ns[signal.row])
-        age = np.maximum(now_ns - t_ns, 0) / NS
+        age: F64 = np.maximum(now_ns - t_ns, 0) / NS
         age[t_ns == 0] = np.inf
+        if signal.kind == "counter":
+            age[self.raw[signal.row] < 0] = np.inf  # when it last read is not kept
         return age
 
     def quality_of(self, signal: Signal, now_ns: int) -> U8:
@@ -140,17 +162,17 @@ class TableState:
         `value +/- max(0, age - 1.5 period) * slew`, bounded by the physical range. `slew_per_s` [n] overrides
         the catalogue's (a profile knows its cold plates better).
         """
-        value = self.value[signal.row]
+        value: F32 = self.value[signal.row]
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
         if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
             return value.copy()
         late_s = np.maximum(self.age_s(signal, now_ns) - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
-        drift = np.where(np.isfinite(late_s), late_s, 0.0) * slew
-        if signal.danger == "low":
-            return np.maximum(value - drift, signal.low).astype(np.float32)
-        return np.minimum(value + drift, signal.high).astype(np.float32)
+        drift = np.minimum(late_s, _FOREVER_S) * slew
+        low = signal.danger == "low"
+        worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
+        return cast(F32, worst.astype(np.float32))
 
-    # -- identity and storage ---------------------------------------------------------------------------------
+    # -- identity and storage ----------------------------------------------------------------------------
 
     def replace(self, entity: int) -> None:
         """Another device sits in this slot: nothing that the old one said is known of the new one."""
@@ -165,17 +187,14 @@ class TableState:
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
 
     def remapped(self, n: int, old_of_new: I32) -> TableState:
-        """This state for another set of slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
+        """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
         out = TableState(self.table, n)
-        out.partition = self.partition
+        out.partition = self.partition.copy()
         kept = np.flatnonzero(old_of_new >= 0)
         source = old_of_new[kept]
         out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
-        for mine, theirs in ((out.value, self.value), (out.quality, self.quality), (out.good_ns, self.good_ns),
-                             (out.t_ns, self.t_ns), (out.raw, self.raw), (out.total, self.total),
-                             (out.resets, self.resets)):  # fmt: skip
-            mine[:, kept] = theirs[:, source]
-        out.generation[kept] = self.generation[source]
+        for name in _PER_ENTITY:
+            getattr(out, name)[..., kept] = getattr(self, name)[..., source]
         out.bad_count[:] = np.count_nonzero(out.quality, axis=1)
         return out
 
@@ -189,10 +208,9 @@ class TableState:
 
     def restore(self, arrays: dict[str, Any]) -> None:
         """Take over what `arrays` gave."""
-        for name in ("value", "quality", "good_ns", "t_ns", "raw", "total", "resets", "generation"):
+        for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
-        self.partition.group_of_row = np.array(arrays["group_of_row"])
-        self.partition.n_groups = self.t_ns.shape[0]
+        self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
 
 
@@ -215,7 +233,7 @@ class State:
     def checksum(self) -> str:
         """blake2b over every array of every table: two equal states, and only those, have the same."""
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(self.now_ns.to_bytes(8, "little", signed=True))
+        digest.update(f"{self.tick} {self.now_ns}".encode())
         for name in sorted(self.tables):
             arrays = self.tables[name].arrays()
             for key in sorted(arrays):
@@ -224,7 +242,7 @@ class State:
         return digest.hexdigest()
 
     def marks(self) -> dict[str, int]:
-        """A short check of every row that holds anything, so that a replay that drifts can name the signal."""
+        """A short check of every row that holds anything, so that a drifting replay can name the signal."""
         out: dict[str, int] = {}
         for name in sorted(self.tables):
             table = self.tables[name]

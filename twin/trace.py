@@ -20,14 +20,19 @@ from twin.errors import StorageError
 from twin.events import Event
 from twin.frame import I32, I64, Counts, Frame, Update
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"rttrace1"
 KEYFRAME_EVERY = 60
 MAX_RECORD = 256 * 2**20
+MAX_ROWS, MAX_ENTITIES = 1000, 2**25  # of one update; what a damaged record claims beyond is not believed
 _EXCEPTIONS = 0.02  # share of outliers that are listed rather than widening a whole row
+_KINDS = ("i1", "i2", "i4", "i8")
 
-_events_out = msgspec.json.Encoder()
-_events_in = msgspec.json.Decoder(tuple[Event, ...])
+# msgpack, since JSON has no infinity: an operator's "no upper bound" must come back
+_events_out = msgspec.msgpack.Encoder()
+_events_in = msgspec.msgpack.Decoder(tuple[Event, ...])
+_NOT_ONE = (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, LookupError, ArithmeticError,
+            RecursionError, MemoryError)  # fmt: skip
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -59,8 +64,10 @@ class _Memory:
         self.raw: dict[tuple[str, int], I64] = {}
 
     def clear(self) -> None:
-        for row in (*self.q.values(), *self.raw.values()):
+        for row in self.q.values():
             row.fill(0)
+        for counter in self.raw.values():
+            counter.fill(0)
 
     def row_q(self, table: str, row: int, n: int) -> I32:
         have = self.q.get((table, row))
@@ -95,18 +102,23 @@ class Encoder:
         return self._zstd.compress(msgspec.msgpack.encode(header))
 
     def encode(self, frame: Frame) -> bytes:
-        """The payload of one frame."""
+        """The payload of one frame. Raises StorageError for an unwritable event; the next is a keyframe."""
         changed = any(type(e).__name__ == "SiteChanged" for e in frame.events)
         key = changed or self._since_key >= KEYFRAME_EVERY
+        since = 1 if key else self._since_key + 1
+        self._since_key = KEYFRAME_EVERY
+        try:
+            events = _events_out.encode(frame.events) if frame.events else b""
+        except (OverflowError, TypeError, ValueError) as error:
+            raise StorageError(f"tick {frame.tick}: an event cannot be written: {error}") from error
         if key:
-            self._since_key = 0
             self._memory.clear()
-        self._since_key += 1
         packed = _Packed(frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key,
                          [self._update(u, frame.now_ns) for u in frame.updates],
-                         [self._count(c, frame.now_ns) for c in frame.counts],
-                         _events_out.encode(frame.events) if frame.events else b"")  # fmt: skip
-        return self._zstd.compress(msgspec.msgpack.encode(packed))
+                         [self._count(c, frame.now_ns) for c in frame.counts], events)  # fmt: skip
+        payload = self._zstd.compress(msgspec.msgpack.encode(packed))
+        self._since_key = since
+        return payload
 
     def _update(self, u: Update, now_ns: int) -> list[Any]:
         n = len(u.t_ns) if u.entity is None else int(u.entity[-1]) + 1
@@ -147,38 +159,46 @@ class Decoder:
     def header(self, payload: bytes) -> Header:
         """The header of a segment; the decoder waits for its keyframe."""
         self._started = False
-        header = msgspec.msgpack.decode(self._inflate(payload), type=Header)
+        try:
+            header = msgspec.msgpack.decode(self._inflate(payload), type=Header)
+        except _NOT_ONE as error:
+            raise StorageError(f"not a header: {error}") from error
         if header.format != FORMAT:
             raise StorageError(f"trace format {header.format}; expected {FORMAT}")
         return header
 
     def decode(self, payload: bytes) -> Frame:
-        """One frame. Raises StorageError if these bytes are not one, or no keyframe came before."""
+        """One frame. Raises StorageError if these bytes are not one, or no keyframe came before.
+
+        What follows a frame that was refused builds on it: it is refused too, up to the next keyframe.
+        """
+        started, self._started = self._started, False
         try:
             p = self._frame.decode(self._inflate(payload))
             if p.key:
                 self._memory.clear()
-                self._started = True
-            if not self._started:
+            elif not started:
                 raise StorageError("no keyframe yet")
             updates = tuple(self._update(u, p.now_ns) for u in p.updates)
             counts = tuple(self._count(c, p.now_ns) for c in p.counts)
             events = _events_in.decode(p.events) if p.events else ()
-        except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, IndexError) as error:
+        except _NOT_ONE as error:
             raise StorageError(f"not a frame: {error}") from error
+        self._started = True
         return Frame(p.tick, p.now_ns, p.dt_s, updates, counts, events, p.urgent)
 
     def _inflate(self, payload: bytes) -> bytes:
         try:
+            # A frame that states its size is given that much, whatever `max_output_size` says: look first.
+            size = zstandard.frame_content_size(payload)
+            if not 0 <= size <= MAX_RECORD:
+                raise StorageError(f"claims to hold {size} bytes; expected at most {MAX_RECORD}")
             return self._zstd.decompress(payload, max_output_size=MAX_RECORD)
         except zstandard.ZstdError as error:
             raise StorageError(f"cannot be decompressed: {error}") from error
 
     def _update(self, packed: list[Any], now_ns: int) -> Update:
-        table, rows_b, entity_b, coded, starts, times = packed
-        rows = np.frombuffer(rows_b, np.int32)
-        entity, m = _entities(entity_b), _length(starts, entity_b)
-        t_ns = _unrun(starts, times, m, now_ns)
+        table, rows, entity, m, coded, starts, times = _opened(packed)
         n = m if entity is None else int(entity[-1]) + 1
         q = np.empty((len(rows), m), np.int32)
         for k, row in enumerate(rows.tolist()):
@@ -187,13 +207,10 @@ class Decoder:
             cells = slice(0, n) if entity is None else entity
             q[k] = last[cells] + step
             last[cells] = q[k]
-        return Update(table, rows, entity, q, t_ns)
+        return Update(table, rows, entity, q, _unrun(starts, times, m, now_ns))
 
     def _count(self, packed: list[Any], now_ns: int) -> Counts:
-        table, rows_b, entity_b, coded, starts, times = packed
-        rows = np.frombuffer(rows_b, np.int32)
-        entity, m = _entities(entity_b), _length(starts, entity_b)
-        t_ns = _unrun(starts, times, m, now_ns)
+        table, rows, entity, m, coded, starts, times = _opened(packed)
         n = m if entity is None else int(entity[-1]) + 1
         raw, gain = np.empty((len(rows), m), np.int64), np.empty((len(rows), m), np.int64)
         for k, row in enumerate(rows.tolist()):
@@ -204,10 +221,38 @@ class Decoder:
             if coded[k][1] is not None:
                 raw[k] += _widen(coded[k][1], m, np.int64)
             last[cells] = raw[k]
-        return Counts(table, rows, entity, raw, gain, t_ns)
+        return Counts(table, rows, entity, raw, gain, _unrun(starts, times, m, now_ns))
 
 
-# -- columns of integers ------------------------------------------------------------------------------------------
+def _opened(packed: list[Any]) -> tuple[str, I32, I32 | None, int, list[Any], bytes, bytes]:
+    """(table, rows, entities, how many, coded rows, runs, instants), with sizes that can be."""
+    table, rows_b, entity_b, coded, starts, times = packed
+    rows = np.frombuffer(rows_b, np.int32)
+    m = int(np.frombuffer(starts[-4:], np.int32)[0])
+    entity = None
+    if entity_b is not None:
+        steps = np.frombuffer(entity_b, np.int32)
+        entity = np.cumsum(steps, dtype=np.int32)
+        if len(steps) != m:
+            raise StorageError(f"{len(steps)} entities for {m} instants")
+        if steps[0] < 0 or steps[1:].min(initial=1) < 1 or int(steps.sum(dtype=np.int64)) >= MAX_ENTITIES:
+            raise StorageError("entities do not ascend, or are too many")
+    if (
+        not isinstance(table, str)
+        or not 0 < m <= MAX_ENTITIES
+        or len(coded) != len(rows)
+        or not 0 < len(rows) <= MAX_ROWS
+    ):
+        raise StorageError(f"{len(rows)} rows of {m} entities are no update")
+    first = coded[0] if isinstance(coded[0][0], str) else coded[0][0]
+    if len(first[1]) < m:  # before memory is taken for what is not there
+        raise StorageError(f"a row of {len(first[1])} bytes; expected {m} values")
+    if rows.min() < 0 or rows.max() >= MAX_ROWS:
+        raise StorageError(f"row {rows.max()} is no row of a table")
+    return table, rows, entity, m, coded, starts, times
+
+
+# -- columns of integers ---------------------------------------------------------------------------------
 
 
 def _narrow(values: I32 | I64) -> list[Any]:
@@ -224,11 +269,13 @@ def _narrow(values: I32 | I64) -> list[Any]:
             at = np.flatnonzero(outlier).astype(np.int32)
             calm = np.where(outlier, 0, values).astype(kind)
             return [kind, calm.tobytes(), at.tobytes(), values[at].tobytes()]
-    wide = "i4" if values.dtype == np.int32 or (-(2**31) <= low and high < 2**31) else "i8"
+    wide = "i4" if values.dtype == np.int32 or (low >= -(2**31) and high < 2**31) else "i8"
     return [wide, values.astype(wide).tobytes()]
 
 
 def _widen(coded: list[Any], m: int, kind: Any) -> Any:
+    if coded[0] not in _KINDS:
+        raise StorageError(f"a row of type {coded[0]!r}; expected one of {', '.join(_KINDS)}")
     values = np.frombuffer(coded[1], "<" + coded[0]).astype(kind)
     if len(values) != m:
         raise StorageError(f"a row has {len(values)} values; expected {m}")
@@ -241,21 +288,10 @@ def _ascending(entity: I32 | None) -> bytes | None:
     return None if entity is None else np.diff(entity, prepend=np.int32(0)).astype(np.int32).tobytes()
 
 
-def _entities(coded: bytes | None) -> I32 | None:
-    return None if coded is None else np.cumsum(np.frombuffer(coded, np.int32), dtype=np.int32)
-
-
 def _runs(t_ns: I64, now_ns: int) -> tuple[bytes, bytes]:
     """Runs of equal instants: (first of each run and the length, instants relative to the tick)."""
     first = np.concatenate([[0], np.flatnonzero(np.diff(t_ns)) + 1]).astype(np.int32)
     return np.append(first, np.int32(len(t_ns))).tobytes(), (t_ns[first] - now_ns).tobytes()
-
-
-def _length(starts: bytes, entity: bytes | None) -> int:
-    m = int(np.frombuffer(starts[-4:], np.int32)[0])
-    if entity is not None and len(entity) != 4 * m:
-        raise StorageError(f"{len(entity) // 4} entities for {m} instants")
-    return m
 
 
 def _unrun(starts: bytes, times: bytes, m: int, now_ns: int) -> I64:
@@ -266,7 +302,7 @@ def _unrun(starts: bytes, times: bytes, m: int, now_ns: int) -> I64:
     return out
 
 
-# -- records ------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------------
 
 
 def record(payload: bytes) -> bytes:
@@ -275,7 +311,7 @@ def record(payload: bytes) -> bytes:
 
 
 def payloads(data: bytes | memoryview, position: int = 0) -> Iterator[tuple[int, bytes | str]]:
-    """(position, payload) of each whole record from `position`; a final (position, reason) where one is broken."""
+    """(position, payload) of each whole record from `position`; last, (position, reason) of a broken one."""
     if position == 0:
         if bytes(data[: len(MAGIC)]) != MAGIC:
             yield 0, f"begins with {bytes(data[: len(MAGIC)])!r}; expected a trace segment ({MAGIC!r})"

@@ -15,6 +15,7 @@ import numpy as np
 from twin.errors import StorageError
 
 _ARRAY = 7  # msgpack extension code
+_SCALARS = (type(None), bool, int, float, str, bytes, bytearray, memoryview)
 _TYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
 
 
@@ -43,6 +44,7 @@ def _read(code: int, data: memoryview) -> Any:
 
 def pack(tree: Any) -> bytes:
     """The tree as msgpack; equal trees give equal bytes. Raises TypeError for anything but plain data."""
+    _check(tree)
     return msgspec.msgpack.encode(tree, enc_hook=_write, order="deterministic")
 
 
@@ -50,32 +52,60 @@ def unpack(data: bytes) -> Any:
     """The tree that `pack` wrote. Raises StorageError if these bytes are not one."""
     try:
         return msgspec.msgpack.Decoder(ext_hook=_read).decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (
+        msgspec.DecodeError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise StorageError(f"not a packed tree: {error}") from error
 
 
+def _check(tree: Any) -> None:
+    """msgspec writes dates, sets and objects too, and gives back something else: refused here."""
+    kind = type(tree)
+    if kind is dict:
+        for key, value in tree.items():
+            if type(key) not in (str, int):
+                raise TypeError(f"a key of type {type(key).__name__} is not plain data")
+            _check(value)
+    elif kind is list or kind is tuple:
+        for item in tree:
+            _check(item)
+    elif kind not in _SCALARS and not isinstance(tree, np.ndarray | np.generic):
+        raise TypeError(f"{kind.__name__} is not plain data")
+
+
 def digest(tree: Any) -> str:
-    """The content's name: blake2b over names, types, shapes and bytes."""
+    """The content's name: blake2b over names, types, shapes and bytes. Raises TypeError as `pack` does."""
     hasher = hashlib.blake2b(digest_size=16)
     _feed(hasher, tree)
     return hasher.hexdigest()
 
 
 def _feed(hasher: Any, tree: Any) -> None:
+    # Every piece says how long it is or where it ends, so that no two trees give one stream.
     if isinstance(tree, dict):
-        hasher.update(b"{%d" % len(tree))
+        hasher.update(b"{%d;" % len(tree))
         for key in sorted(tree, key=str):
-            hasher.update(str(key).encode() + b"\0")
+            hasher.update(repr(key).encode() + b"\0")
             _feed(hasher, tree[key])
     elif isinstance(tree, list | tuple):
-        hasher.update(b"[%d" % len(tree))
+        hasher.update(b"[%d;" % len(tree))
         for item in tree:
             _feed(hasher, item)
     elif isinstance(tree, bytes | bytearray | memoryview):
-        hasher.update(b"b%d" % len(tree))
+        hasher.update(b"b%d;" % len(tree))
         hasher.update(tree)
     elif isinstance(tree, np.ndarray):
+        if tree.dtype.str[1:] not in _TYPES:
+            raise TypeError(f"an array of {tree.dtype} is not plain data")
         hasher.update(f"a{tree.dtype.str}{tree.shape}".encode())
         hasher.update(np.ascontiguousarray(tree).data)
     else:
-        hasher.update(repr(tree.item() if isinstance(tree, np.generic) else tree).encode() + b"\0")
+        plain = tree.item() if isinstance(tree, np.generic) else tree
+        if type(plain) not in _SCALARS:
+            raise TypeError(f"{type(plain).__name__} is not plain data")
+        hasher.update(repr(plain).encode(errors="surrogatepass") + b"\0")

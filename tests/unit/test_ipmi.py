@@ -27,7 +27,7 @@ from twin.site import SiteSpec
 from twin.sitebuild import build
 from twin.sitefile import SiteFile, convert, expand
 
-SHIPPED = Path(__file__).parents[2] / "deploy/mappings/ipmi-sdr.yaml"
+SHIPPED = Path(__file__).parents[2] / "connectors/ipmi-sdr.yaml"
 TIME = "Timestamp: 2025-05-30 13:34:05 UTC"
 TIME_NS = 1_748_612_045 * 10**9
 Values = list[tuple[str, float | None]]

@@ -1,12 +1,13 @@
 """The command line: `racktwin check | discover | record-info | replay | journal | traces | demo`.
 
-Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a broken
-chain, a replay that differs), 2 a wrong call. Part of the shell.
+Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a
+broken chain, a replay that differs), 2 a wrong call. Part of the shell.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ from twin.errors import ConfigError, Divergence, TwinError
 def _parser() -> argparse.ArgumentParser:
     from twin.app import traces
 
-    top = argparse.ArgumentParser(prog="racktwin", description="The digital-twin operations daemon for AI supernodes.")
+    top = argparse.ArgumentParser(
+        prog="racktwin", description="The digital-twin operations daemon for AI supernodes."
+    )
     top.add_argument("--version", action="store_true", help="print the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -39,22 +42,35 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser("replay", help="run recorded telemetry through the twin")
     replay.add_argument("--site", type=Path, help="site file; a native trace brings its own")
-    replay.add_argument("--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run")
+    replay.add_argument(
+        "--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run"
+    )
     replay.add_argument("--map", type=Path, help="mapping of a table's columns to signals (YAML)")
     replay.add_argument("--speed", default="max", help="times real time, or max (default)")
-    replay.add_argument("--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)")
+    replay.add_argument(
+        "--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)"
+    )
     replay.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
     replay.add_argument("--report", type=Path, help="write report.html into this folder")
-    replay.add_argument("--authority", action="append", default=[], metavar="POLICY=LEVEL",
-                        help="off, advise, approve or act; overrides the site file")  # fmt: skip
-    replay.add_argument("--no-compare", action="store_true", help="do not compare a recorded run with its journal")
+    replay.add_argument(
+        "--authority",
+        action="append",
+        default=[],
+        metavar="POLICY=LEVEL",
+        help="off, advise, approve or act; overrides the site file",
+    )
+    replay.add_argument(
+        "--no-compare", action="store_true", help="do not compare a recorded run with its journal"
+    )
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
     journal = commands.add_parser("journal", help="verify or show a journal")
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
     verify = actions.add_parser("verify", help="walk the chain")
     verify.add_argument("path", type=Path)
-    verify.add_argument("--cut", action="store_true", help="cut a faulty tail off (the rest is kept as .torn)")
+    verify.add_argument(
+        "--cut", action="store_true", help="cut a faulty tail off (the rest is kept as .torn)"
+    )
     verify.add_argument("--json", action="store_true")
     show = actions.add_parser("show", help="print entries")
     show.add_argument("path", type=Path)
@@ -89,8 +105,10 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
     from twin.app import cli_site
 
     actions: dict[str, Any] = {
-        "check": cli_site.run_check, "discover": cli_site.run_discover, "record-info": cli_site.run_info,
-    }  # fmt: skip
+        "check": cli_site.run_check,
+        "discover": cli_site.run_discover,
+        "record-info": cli_site.run_info,
+    }
     return int(actions[args.command](args, out, err))
 
 
@@ -98,11 +116,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
     parser = _parser()
     args = parser.parse_args(argv)
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    # No emoji codes: text from outside may hold `:fire:` and is to be shown as it is.
+    out = Console(highlight=False, emoji=False)
+    err = Console(stderr=True, highlight=False, emoji=False)
     if args.version:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        out.print(f"racktwin {version('racktwin')}")
+        try:
+            out.print(f"racktwin {version('racktwin')}")
+        except PackageNotFoundError:
+            out.print("racktwin, run from its source tree")
         return 0
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -120,17 +143,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         err.print(f"[red]error[/red] {escape(str(error))}", soft_wrap=True)
         return 1
     except BrokenPipeError:
+        # Whoever read our output has left; the interpreter must not complain when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"[red]error[/red] {escape(where + (error.strerror or str(error)))}", soft_wrap=True)
+        return 1
+    except RecursionError:
+        err.print("[red]error[/red] a file is nested too deeply; expected a hundred levels at most")
+        return 1
     except KeyboardInterrupt:
         err.print("interrupted")
         return 130
 
 
 def escape(text: str) -> str:
-    """Text from outside, safe to print: no markup, no control characters."""
+    """Text from outside as one line that is safe to print: no markup, no control characters."""
     from rich.markup import escape as no_markup
 
-    return no_markup("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+    from twin.app.report_text import clean
+
+    return no_markup(clean(text.replace("\n", " "), 4000))
 
 
 if __name__ == "__main__":

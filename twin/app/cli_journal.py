@@ -11,7 +11,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twin.app.storage import journal_lines, verify_journal
+from twin.app.cli import escape
+from twin.app.storage import is_torn, journal_lines, verify_journal
 from twin.errors import StorageError
 from twin.frame import NS
 from twin.journal import Entry
@@ -21,6 +22,8 @@ def _journal(path: Path) -> Path:
     found = path / "journal.jsonl" if path.is_dir() else path
     if not found.is_file():
         raise StorageError(f"{found}: no such journal; expected a journal.jsonl or the folder of a run")
+    if found.stat().st_size == 0:
+        raise StorageError(f"{found}: is empty; expected at least the manifest of a run")
     return found
 
 
@@ -39,16 +42,38 @@ def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
         path.write_bytes(data[: verdict.position])
         cut = True
     if args.json:
-        out.print_json(msgspec.json.encode({
-            "path": str(path), "ok": verdict.fault is None, "lines": verdict.lines, "head": verdict.head,
-            "fault": verdict.fault, "line": verdict.line_no, "byte": verdict.position, "cut": cut}).decode())  # fmt: skip
+        out.print_json(
+            msgspec.json.encode(
+                {
+                    "path": str(path),
+                    "ok": verdict.fault is None,
+                    "lines": verdict.lines,
+                    "head": verdict.head,
+                    "fault": verdict.fault,
+                    "line": verdict.line_no,
+                    "byte": verdict.position,
+                    "cut": cut,
+                }
+            ).decode()
+        )
     elif verdict.fault is None:
-        out.print(f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head}", markup=False, soft_wrap=True)
+        out.print(
+            f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head}",
+            markup=False,
+            soft_wrap=True,
+        )
     else:
-        err.print(f"error {path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
-                  f"the {verdict.lines} lines before are good", style="red", markup=False, soft_wrap=True)  # fmt: skip
+        err.print(
+            f"error {path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
+            f"the {verdict.lines} lines before are good",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
         if cut:
-            err.print(f"cut there; what was behind is in {path.with_suffix('.torn')}", markup=False, soft_wrap=True)
+            err.print(
+                f"cut there; what was behind is in {path.with_suffix('.torn')}", markup=False, soft_wrap=True
+            )
     return 0 if verdict.fault is None or cut else 1
 
 
@@ -57,29 +82,49 @@ def _show(args: argparse.Namespace, out: Console) -> int:
     table = Table(box=None, pad_edge=False)
     for head in ("time (UTC)", "tick", "kind", "what"):
         table.add_column(head, overflow="fold")
-    shown = 0
+    shown, fault = 0, None
     for number, line in enumerate(journal_lines(path), start=1):
         try:
             entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise StorageError(f"{path} line {number}: {error}; run `racktwin journal verify`") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            fault = f"{path} line {number}: {error}; run `racktwin journal verify`"
+            break
         if args.kind and entry.kind != args.kind:
             continue
         if shown >= args.limit:
             break
         shown += 1
         if args.json:
-            out.print(line.decode(errors="replace"), markup=False, soft_wrap=True)
+            out.file.write(line.decode() + "\n")
         else:
-            when = datetime.fromtimestamp(entry.now_ns / NS, UTC).strftime("%Y-%m-%d %H:%M:%S") if entry.now_ns else "-"
-            table.add_row(when, str(entry.tick), entry.kind, _sentence(entry.kind, entry.body))
+            table.add_row(_when(entry.now_ns), str(entry.tick), entry.kind, _sentence(entry.kind, entry.body))
     if not args.json:
         out.print(table)
+    if fault is None and shown < args.limit and is_torn(path):
+        fault = f"{path}: the last line is torn; run `racktwin journal verify`"
+    if fault is not None:
+        raise StorageError(fault)  # after what lies before was shown
     return 0
 
 
+def _when(now_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(now_ns / NS, UTC).strftime("%Y-%m-%d %H:%M:%S") if now_ns else "-"
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
 def _sentence(kind: str, body: dict[str, Any]) -> str:
-    """A record in words."""
+    """A record in words; one that is not as we write it, as it is."""
+    try:
+        text = _words(kind, body)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        text = str(body)
+    # Reasons and names come from outside: no markup, no control characters.
+    return escape(text)
+
+
+def _words(kind: str, body: dict[str, Any]) -> str:
     count = body.get("count")
     index = body.get("index")
     if isinstance(index, list):
@@ -89,19 +134,26 @@ def _sentence(kind: str, body: dict[str, Any]) -> str:
     match kind:
         case "command" | "advice":
             values = body["value"]
-            span = f"{min(values):g} to {max(values):g}" if isinstance(values, list) and values else "many values"
+            span = (
+                f"{min(values):g} to {max(values):g}"
+                if isinstance(values, list) and values
+                else "many values"
+            )
             text = f"{body['policy']}: {body['control']} of {count} -> {span}; {body['reason']}"
         case "renewal" | "lapsed" | "failed" | "deferred" | "narrowed":
             text = f"{body['control']} of {count}" + (f"; {body['why']}" if "why" in body else "")
         case "finding":
             text = f"{body['severity']}: {body['title']}: {', '.join(body['evidence'])}"
         case "event":
-            text = f"{body['event'].get('type')}" + (f" refused: {body['refused']}" if "refused" in body else "")
+            text = f"{body['event'].get('type')}" + (
+                f" refused: {body['refused']}" if "refused" in body else ""
+            )
         case "proposals":
-            text = f"{body['policy']}: " + ("; ".join(p["reason"] for p in body["proposals"]) or "nothing to propose")
+            text = f"{body['policy']}: " + (
+                "; ".join(p["reason"] for p in body["proposals"]) or "nothing to propose"
+            )
         case "mark":
             text = f"check of {len(body['state'])} signals"
         case _:
             text = ", ".join(f"{k}={str(v)[:60]}" for k, v in body.items())
-    # Reasons and names come from outside: no markup, no control characters.
-    return "".join(c if c.isprintable() else "\ufffd" for c in text).replace("[", r"\[")
+    return text

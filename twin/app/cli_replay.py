@@ -1,10 +1,12 @@
-"""The command `replay`: its arguments turned into a run, a progress bar, a summary and a report. Part of the shell."""
+"""The command `replay`: its arguments become a run, a bar, a summary and a report. Part of the shell."""
 
 from __future__ import annotations
 
 import argparse
+import lzma
 import math
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,16 @@ from connectors.tabular import read_mapping
 from twin.app.collect import Collector
 from twin.app.replay import Outcome, replay_arrivals, replay_frames, summary
 from twin.app.report import render_terminal, write_report
+from twin.app.report_text import clean
 from twin.app.sources import MessageSource, form_of, open_source
-from twin.app.storage import TraceReader
+from twin.app.storage import TraceReader, journal_lines
 from twin.app.wiring import load_site, make_engine
 from twin.contracts import Decision
 from twin.engine import Engine
-from twin.errors import ConfigError
+from twin.errors import ConfigError, StorageError
+from twin.events import Authority
 from twin.frame import Frame
+from twin.journal import Entry
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
 
@@ -40,8 +45,13 @@ class Bar:
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%  tick {task.fields[tick]}"),
-                TimeElapsedColumn(), console=console, transient=True)  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%  tick {task.fields[tick]}"),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
             self._task = self._progress.add_task(what, total=total, tick=0)
             self._progress.start()
 
@@ -74,7 +84,9 @@ def _authority(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, _, level = pair.partition("=")
         if level not in LEVELS:
-            raise ConfigError(f"--authority {pair}: expected POLICY=LEVEL with a level of {', '.join(LEVELS)}")
+            raise ConfigError(
+                f"--authority {pair}: expected POLICY=LEVEL with a level of {', '.join(LEVELS)}"
+            )
         out[name] = level
     return out
 
@@ -95,34 +107,63 @@ def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
     return load_site(args.site)
 
 
-def _engine(site: Site, args: argparse.Namespace) -> Engine:
-    wanted = _authority(args.authority)
+def _recorded_authority(journal: Path | None) -> dict[str, str]:
+    """Under what authority a run was made: it is made again under the same, whatever the site file said."""
+    first = next(journal_lines(journal), None) if journal is not None else None
+    try:
+        body = msgspec.json.decode(first, type=Entry).body if first is not None else {}
+        return {**msgspec.convert(body.get("authority", {}), dict[str, Authority])}
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}  # the comparison will say what is wrong with that line
+
+
+def _engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
+    wanted = {**(recorded or {}), **_authority(args.authority)}
     engine = make_engine(site, wanted)
     unknown = sorted(set(wanted) - {p.name for p in engine.policies})
     if unknown:
-        raise ConfigError(f"--authority {unknown[0]}: expected one of {', '.join(p.name for p in engine.policies)}")
+        raise ConfigError(
+            f"--authority {unknown[0]}: expected one of {', '.join(p.name for p in engine.policies)}"
+        )
     return engine
 
 
 def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Replay, print the summary (or one JSON object), write the report."""
     speed = _speed(args.speed)
-    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
-        raise ConfigError(f"--out {args.out}: is not empty; expected a new folder, so that no run is mixed with another")
+    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ConfigError(
+            f"--out {args.out}: is no empty folder; expected a new one, so that no run is mixed with another"
+        )
+    if args.report is not None and args.report.exists() and not args.report.is_dir():
+        raise ConfigError(f"--report {args.report}: is a file; expected a folder")
     native = {form_of(p, args.map) == "native" for p in args.trace} == {True}
     begun = time.monotonic()
     engine, outcome, messages, collector = (_native if native else _arrivals)(args, speed, err)
     result = summary(engine, outcome, messages, time.monotonic() - begun)
-    result |= {"source": [str(p) for p in args.trace], "simulated": any("simulated" in p.name for p in args.trace)}
+    result |= {
+        "source": [str(p) for p in args.trace],
+        "simulated": any("simulated" in p.name for p in args.trace),
+    }
     conclude(collector, result, args.report, args.json, out)
     for damage in outcome.damage:
-        err.print(f"damaged: {damage}; what lies before was used", style="yellow", markup=False, soft_wrap=True)
+        err.print(
+            f"damaged: {clean(damage, 1000)}; what lies before was used",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+    if outcome.ticks == 0:
+        what = ", ".join(str(p) for p in args.trace)
+        raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
     if outcome.compared_lines and not args.json:
         out.print(f"equal to its journal: {outcome.compared_lines} lines compared", markup=False)
     return 0
 
 
-def conclude(collector: Collector, result: dict[str, Any], report: Path | None, as_json: bool, out: Console) -> None:
+def conclude(
+    collector: Collector, result: dict[str, Any], report: Path | None, as_json: bool, out: Console
+) -> None:
     """Print the summary of a run and write its report."""
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
@@ -142,7 +183,10 @@ def _arrivals(
     engine = _engine(site, args)
     source = open_source(args.trace, site, args.map)
     collector = Collector()
-    total = sum(_lines(p) for p in args.trace) if isinstance(source, MessageSource) else source.messages.total
+    total = 0
+    if err.is_terminal:
+        capture = isinstance(source, MessageSource)
+        total = sum(_lines(p) for p in args.trace) if capture else source.messages.total
     bar = Bar(err, total, lambda: float(source.messages.total), "replaying")
     try:
         outcome = replay_arrivals(engine, spec, source, _tick_s(args), args.out, (collector, bar), speed)
@@ -164,21 +208,36 @@ def _native(
     if args.site is not None:
         given, _ = load_site(args.site)
         if given.digest() != header.site_hash:
-            raise ConfigError(f"{args.site}: is site {given.digest()}, the trace was recorded on {header.site_hash}; "
-                              "leave --site out to use the trace's own")  # fmt: skip
-    engine = _engine(site, args)
-    journal = path / "journal.jsonl" if path.is_dir() else path.parent / "journal.jsonl"
-    compare = journal if journal.is_file() and not args.no_compare and args.out is None else None
+            raise ConfigError(
+                f"{args.site}: is site {given.digest()}, the trace was recorded on {header.site_hash}; "
+                "leave --site out to use the trace's own"
+            )
+    journal: Path | None = (path if path.is_dir() else path.parent) / "journal.jsonl"
+    if not path.is_dir() and header.first_tick > 0:
+        # What a later segment shows was decided with a memory that it does not hold.
+        err.print(f"{path}: begins at tick {header.first_tick}; not compared with the journal", markup=False)
+        journal = None
+    if journal is not None and not journal.is_file():
+        journal = None
+    engine = _engine(site, args, _recorded_authority(journal))
+    compare = journal if not args.no_compare and args.out is None else None
     collector = Collector()
-    bar = Bar(err, sum(p.stat().st_size for p in reader.segments()), lambda: float(reader.bytes_read), "replaying")
+    bar = Bar(
+        err, sum(p.stat().st_size for p in reader.segments()), lambda: float(reader.bytes_read), "replaying"
+    )
     try:
-        outcome = replay_frames(engine, reader, compare, (collector, bar), speed,
-                                (spec, args.out) if args.out else None)  # fmt: skip
+        outcome = replay_frames(
+            engine, reader, compare, (collector, bar), speed, (spec, args.out) if args.out else None
+        )
     finally:
         bar.close()
     return engine, outcome, None, collector
 
 
 def _lines(path: Path) -> int:
-    with open_bytes(path) as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+    """For the bar only: what cannot be read is told when it is reached."""
+    try:
+        with open_bytes(path) as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from rich.table import Table
 from connectors.capture import BadRow, read_capture
 from connectors.discovery import discover, to_yaml
 from connectors.ipmi import discover_ipmi
+from twin.app.cli import escape
+from twin.app.report_text import clean
 from twin.app.sources import form_of
 from twin.app.storage import TraceReader, verify_journal
 from twin.app.wiring import arming_faults, load_site, make_engine
 from twin.errors import ConfigError, StorageError
 from twin.frame import NS
+from twin.reading import Message
 
 
 def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -35,7 +39,7 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
         results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
         if not args.json:
             for fault in faults:
-                err.print(f"error {fault}", style="red", markup=False, soft_wrap=True)
+                err.print(f"error {clean(fault, 2000)}", style="red", markup=False, soft_wrap=True)
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
                 out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
@@ -52,10 +56,22 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)
         notes: list[str] = []
     else:
-        found = discover(read_capture(args.recording), args.name)
-        text, notes = to_yaml(found), found.notes
+        bad: list[BadRow] = []
+        found = discover(_good(read_capture(args.recording), bad), args.name)
+        if not found.counts.get("points"):
+            raise StorageError(
+                f"{args.recording}: no retained metadata of a BMS in it; "
+                "expected messages on BMS/v1/PUB/Metadata/..."
+            )
+        text, notes = to_yaml(found), list(found.notes)
+        if bad:
+            notes.append(
+                f"{len(bad)} lines are no messages, the first is line {bad[0].line}: {bad[0].reason}"
+            )
     if args.output is None:
-        out.print(text, markup=False, soft_wrap=True, end="")
+        out.file.write(text)
+        for note in notes:
+            err.print(f"- {note}", markup=False, soft_wrap=True)
         return 0
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(text, encoding="utf-8")
@@ -67,6 +83,14 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
+def _good(rows: Iterable[Message | BadRow], bad: list[BadRow]) -> Iterator[Message]:
+    for row in rows:
+        if isinstance(row, BadRow):
+            bad.append(row)
+        else:
+            yield row
+
+
 def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
     """What a recording holds, and where it is damaged."""
     form = form_of(args.path, None)
@@ -76,8 +100,12 @@ def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
     else:
         table = Table(show_header=False, box=None)
         for key, value in info.items():
-            table.add_row(key, str(value))
+            table.add_row(key, escape(str(value)))
         out.print(table)
+        for damage in info.get("damage", ()):
+            err.print(
+                f"damaged: {args.path}: {clean(damage, 1000)}", style="yellow", markup=False, soft_wrap=True
+            )
     return 1 if info.get("damage") else 0
 
 
@@ -91,11 +119,19 @@ def _run_info(path: Path) -> dict[str, Any]:
         cells += sum(u.q.size for u in frame.updates) + sum(c.raw.size for c in frame.counts)
         first_ns, last_ns = first_ns or frame.now_ns, frame.now_ns
     damage = list(reader.damage)
+    if not damage and len(reader.headers) < len(reader.segments()):
+        damage.append("a segment ends before its header")
     info: dict[str, Any] = {
-        "form": "native", "segments": len(reader.headers), "sites": sorted({h.site_hash for h in reader.headers}),
-        "ticks": ticks, "urgent_ticks": urgent, "values": cells, "events": events,
-        "span_s": (last_ns - first_ns) / NS, "bytes": sum(p.stat().st_size for p in reader.segments()),
-    }  # fmt: skip
+        "form": "native",
+        "segments": len(reader.headers),
+        "sites": sorted({h.site_hash for h in reader.headers}),
+        "ticks": ticks,
+        "urgent_ticks": urgent,
+        "values": cells,
+        "events": events,
+        "span_s": (last_ns - first_ns) / NS,
+        "bytes": sum(p.stat().st_size for p in reader.segments()),
+    }
     journal = path / "journal.jsonl"
     if path.is_dir() and journal.exists():
         verdict = verify_journal(journal)
@@ -106,9 +142,16 @@ def _run_info(path: Path) -> dict[str, Any]:
 
 
 def _capture_info(path: Path, form: str) -> dict[str, Any]:
-    if form != "capture":
-        return {"form": form, "bytes": path.stat().st_size}
-    total, damage, first_ns, last_ns = 0, [], 0, 0
+    if form == "ipmi":
+        halls = discover_ipmi(path, "site")["halls"]
+        return {
+            "form": form,
+            "groups": len(halls),
+            "hosts": sum(len(h["racks"]) for h in halls),
+            "bytes": path.stat().st_size,
+        }
+    total, first_ns, last_ns = 0, 0, 0
+    damage: list[str] = []
     kinds: dict[str, int] = {}
     for row in read_capture(path):
         total += 1
@@ -120,7 +163,10 @@ def _capture_info(path: Path, form: str) -> dict[str, Any]:
         kind = "/".join(row.topic.split("/")[:5])
         if kind in kinds or len(kinds) < 100:
             kinds[kind] = kinds.get(kind, 0) + 1
-    return {"form": "capture", "messages": total, "span_s": (last_ns - first_ns) / NS,
-            "topics": dict(sorted(kinds.items())), "damage": damage}  # fmt: skip
-
-
+    return {
+        "form": "capture",
+        "messages": total,
+        "span_s": (last_ns - first_ns) / NS,
+        "topics": dict(sorted(kinds.items())),
+        "damage": damage,
+    }

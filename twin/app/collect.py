@@ -25,25 +25,41 @@ from twin.state import GOOD, QUALITY_NAMES, STALE_PERIODS, TableState
 MAX_KEPT = 96  # entities of a table with a series of their own
 MAX_SHOWN = 24  # of these, the largest are drawn
 SMALL = 20_000  # values looked at in every tick; larger tables in every second, third, ...
-SORT_EVERY = 5_000  # a sort of n values is due every n / SORT_EVERY ticks
+SORT_EVERY = 2_500  # a sort of n values is due every n / SORT_EVERY ticks
 QUALITY_BUDGET = 200.0  # microseconds per tick, by the estimate in `_quality`
 SPREAD = ("least", "p10", "median", "p90", "greatest")
 
 # What is worth a series, wherever a site reports it. Site-wide gauges are all taken.
 WATCHED = (
-    "rack.power_w", "node.power_w", "gpu.power_w", "feeder.power_w",
-    "rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm", "rack.inlet_temp_c",
-    "cdu.supply_temp_c", "cdu.return_temp_c", "cdu.flow_lpm",
-    "loop.supply_temp_c", "loop.return_temp_c",
-    "hall.cold_aisle_temp_c", "hall.hot_aisle_temp_c",
-    "node.inlet_temp_c", "node.outlet_temp_c", "node.water_inlet_temp_c", "node.cpu_temp_c",
-    "gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k", "gpu.util_pu",
+    "rack.power_w",
+    "node.power_w",
+    "gpu.power_w",
+    "feeder.power_w",
+    "rack.supply_temp_c",
+    "rack.return_temp_c",
+    "rack.flow_lpm",
+    "rack.inlet_temp_c",
+    "cdu.supply_temp_c",
+    "cdu.return_temp_c",
+    "cdu.flow_lpm",
+    "loop.supply_temp_c",
+    "loop.return_temp_c",
+    "hall.cold_aisle_temp_c",
+    "hall.hot_aisle_temp_c",
+    "node.inlet_temp_c",
+    "node.outlet_temp_c",
+    "node.water_inlet_temp_c",
+    "node.cpu_temp_c",
+    "gpu.temp_c",
+    "gpu.hbm_temp_c",
+    "gpu.thermal_margin_k",
+    "gpu.util_pu",
     *(s.key for s in TABLES["site"].gauges),
-)  # fmt: skip
+)
 
 
 class SignalQuality(NamedTuple):
-    """Of one signal: share of heard cells per quality over the run [5], cells heard at the end, and their shares."""
+    """Of one signal: cells heard, and their share per quality [5], over the run and at its end."""
 
     key: str
     heard: int
@@ -102,7 +118,7 @@ class Collector:
         self._balances_kept: I32 = np.zeros(0, np.int32)
         self._labels: dict[str, dict[str, int]] = {}  # track -> label -> its row, as first given
 
-    # -- every tick -------------------------------------------------------------------------------------------
+    # -- every tick ----------------------------------------------------------------------------------------
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Take in the state after a tick."""
@@ -120,8 +136,10 @@ class Collector:
                 self._look(watch, column, engine.site)
         self._margin(engine)
         self._residuals(engine)
-        concerned = [self.episodes.act("command", decision.commands, engine.site),
-                     self.episodes.act("advice", decision.advice, engine.site)]  # fmt: skip
+        concerned = [
+            self.episodes.act("command", decision.commands, engine.site),
+            self.episodes.act("advice", decision.advice, engine.site),
+        ]
         if any(concerned) or "decisions" in self.time.tracks:
             self.time.add("decisions", ("command", "advice"), np.array(concerned, np.float64))
         for body in decision.records:
@@ -140,8 +158,13 @@ class Collector:
                 self._watches.append(
                     _Watch(signal, site, np.arange(n, dtype=np.int32) if n <= MAX_KEPT else None)
                 )
-        self._rows = [(table, s) for table, n in site.sizes.items() if n
-                      for s in (*TABLES[table].gauges, *TABLES[table].counters) if s.base is None]  # fmt: skip
+        self._rows = [
+            (table, s)
+            for table, n in site.sizes.items()
+            if n
+            for s in (*TABLES[table].gauges, *TABLES[table].counters)
+            if s.base is None
+        ]
         self._next_row = 0
         self.quality = {k: c for k, c in self.quality.items() if k in {s.key for _, s in self._rows}}
         for cells in self.quality.values():
@@ -189,7 +212,7 @@ class Collector:
             self.time.add("spread " + key, SPREAD, seen)
 
     def _fresh(self, watch: _Watch, column: TableState) -> Bool:
-        """Which kept entities have a good value that is not stale [k]: a line ends where its sensor fell silent."""
+        """Which kept entities are good and not stale [k]: a line ends where its sensor fell silent."""
         row, kept = watch.signal.row, watch.kept
         t_ns = column.t_ns[column.partition.group_of_row[row], kept]
         stale_ns = round(STALE_PERIODS * column.period_s[row] * NS)
@@ -197,8 +220,11 @@ class Collector:
 
     def _choose(self, watch: _Watch, values: F32, column: TableState, site: Site) -> None:
         """Which of very many entities get a series: the largest by power, once half of them have spoken."""
-        power = column.value[TABLES[watch.signal.table].by_name["power_w"].row] if watch.signal.table in (
-            "rack", "feeder") else values  # fmt: skip
+        power = (
+            column.value[TABLES[watch.signal.table].by_name["power_w"].row]
+            if watch.signal.table in ("rack", "feeder")
+            else values
+        )
         known = np.isfinite(power)
         if np.count_nonzero(known) * 2 < watch.n:
             return
@@ -235,14 +261,17 @@ class Collector:
         with np.errstate(divide="ignore", invalid="ignore"):
             off_pu = np.where(tree.expected > 0, tree.difference / tree.expected, np.nan)
         if "balance" in self.time.tracks or np.isfinite(off_pu).any():
-            self._add("balance", [engine.estimator.balances[i].name for i in self._balances_kept],
-                      off_pu[self._balances_kept])  # fmt: skip
+            self._add(
+                "balance",
+                [engine.estimator.balances[i].name for i in self._balances_kept],
+                off_pu[self._balances_kept],
+            )
             whole = self._outer[np.isfinite(off_pu[self._outer])]
             load = float(tree.expected[whole].sum())
             off = float(tree.difference[whole].sum())
             self.time.add("tree", ("all meters",), np.array([off / load if load > 0 else np.nan]))
 
-    # -- quality ----------------------------------------------------------------------------------------------
+    # -- quality -------------------------------------------------------------------------------------------
 
     def _quality(self, engine: Engine) -> None:
         """Judge as many signals as the budget allows, each tick the next ones."""
@@ -280,7 +309,7 @@ class Collector:
         self.reporting[signal.key] = int(heard.sum())
         return 25.0 + n / 80
 
-    # -- for the report ---------------------------------------------------------------------------------------
+    # -- for the report ------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Judge every signal once more, so that the shares at the end are those of the last tick."""
@@ -290,23 +319,35 @@ class Collector:
 
     def signal_qualities(self) -> list[SignalQuality]:
         """Per signal that was ever heard, the worst first."""
-        found = [SignalQuality(k, int(c.latest.sum()), c.total / max(1, c.total.sum()), c.latest / max(1, c.latest.sum()))
-                 for k, c in self.quality.items()]  # fmt: skip
+        found = [
+            SignalQuality(
+                k, int(c.latest.sum()), c.total / max(1, c.total.sum()), c.latest / max(1, c.latest.sum())
+            )
+            for k, c in self.quality.items()
+        ]
         return sorted(found, key=lambda q: (q.share[0], q.key))
 
-    def heat_rows(self) -> list[HeatRow]:
-        """Racks whose liquid share is known, the largest powers first, at most `MAX_SHOWN`."""
+    def heat_rows(self, most: int = MAX_SHOWN) -> list[HeatRow]:
+        """Racks whose liquid share is known, the largest powers first, at most `most`."""
         if self._engine is None or self._site is None:
             return []
         estimator = self._engine.estimator
         capture, sigma = estimator.liquid_capture(), estimator.heat_noise.sigma()
         power = self._engine.state.tables["rack"].value[TABLES["rack"].by_name["power_w"].row]
         known = np.flatnonzero(np.isfinite(capture))
-        order = known[np.argsort(-np.nan_to_num(power[known]), kind="stable")][:MAX_SHOWN]
+        order = known[np.argsort(-np.nan_to_num(power[known]), kind="stable")][:most]
         order = np.sort(order)
         half = 1.645 * np.sqrt(estimator.capture_var)
-        return [HeatRow(self._site.name("rack", int(i)), float(capture[i]), float(half[i]),
-                        int(estimator.capture_count[i]), float(sigma[i])) for i in order]  # fmt: skip
+        return [
+            HeatRow(
+                self._site.name("rack", int(i)),
+                float(capture[i]),
+                float(half[i]),
+                int(estimator.capture_count[i]),
+                float(sigma[i]),
+            )
+            for i in order
+        ]
 
     def balances(self) -> tuple[list[Balance], Residual | None, I32]:
         """(all balances, their last comparison, which of them have a series)."""

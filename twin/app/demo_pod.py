@@ -40,8 +40,12 @@ halls:
 policies:
   thermal_guard: {authority: act}
 """
-_POINTS = {"RackPower": "kW", "RackLiquidFlow": "LPM", "RackLiquidSupplyTemperature": "C",
-           "RackLiquidReturnTemperature": "C"}  # fmt: skip
+_POINTS = {
+    "RackPower": "kW",
+    "RackLiquidFlow": "LPM",
+    "RackLiquidSupplyTemperature": "C",
+    "RackLiquidReturnTemperature": "C",
+}
 
 
 class Pod:
@@ -61,8 +65,13 @@ class Pod:
         out = []
         for rack in range(RACKS):
             for point, unit in _POINTS.items():
-                body = {"objectType": "Rack", "pointType": point, "engUnit": unit,
-                        "rackLocationId": f"r{rack + 1}", "rackLocationName": f"r{rack + 1}"}  # fmt: skip
+                body = {
+                    "objectType": "Rack",
+                    "pointType": point,
+                    "engUnit": unit,
+                    "rackLocationId": f"r{rack + 1}",
+                    "rackLocationName": f"r{rack + 1}",
+                }
                 topic = f"BMS/v1/PUB/Metadata/Rack/{point}/demo/r{rack + 1}/{point}"
                 out.append(Message(START_NS, topic, msgspec.json.encode(body)))
         return out
@@ -93,11 +102,18 @@ class Pod:
         for point, value in zip(_POINTS, values, strict=True):
             noisy = round(float(value * (1 + self.rng.normal(0, 0.0008))), 3)
             body = {"value": noisy, "timestamp": t_ns // 1_000_000, "quality": 1}
-            out.append(Message(t_ns, f"BMS/v1/PUB/Value/Rack/{point}/demo/r{rack + 1}/{point}", msgspec.json.encode(body)))
+            out.append(
+                Message(
+                    t_ns, f"BMS/v1/PUB/Value/Rack/{point}/demo/r{rack + 1}/{point}", msgspec.json.encode(body)
+                )
+            )
         gpu: dict[str, Any] = {
-            "155": np.round(self.power_w[rack], 1).tolist(), "150": np.round(self.temp_c[rack]).tolist(),
-            "164": self.cap_w[rack].tolist(), "156": self.energy_mj[rack].tolist(), "util_pu": [level] * GPUS,
-        }  # fmt: skip
+            "155": np.round(self.power_w[rack], 1).tolist(),
+            "150": np.round(self.temp_c[rack]).tolist(),
+            "164": self.cap_w[rack].tolist(),
+            "156": self.energy_mj[rack].tolist(),
+            "util_pu": [level] * GPUS,
+        }
         out.append(Message(t_ns, f"IT/v1/PUB/Frame/demo-pod/hall1/r{rack + 1}", encode_json(t_ns, gpu)))
         return out
 
@@ -120,8 +136,15 @@ class PodSource(MessageSource):
                 self.messages.total += 1
                 if self.keep is not None:
                     offset_s = round((message.t_ns - START_NS) / NS, 3)
-                    kept.append(msgspec.json.encode({"offset_s": offset_s, "topic": message.topic,
-                                                     "payload": message.payload.decode()}))  # fmt: skip
+                    kept.append(
+                        msgspec.json.encode(
+                            {
+                                "offset_s": offset_s,
+                                "topic": message.topic,
+                                "payload": message.payload.decode(),
+                            }
+                        )
+                    )
                 items = self._decode(message)
                 if items is not None:
                     yield Arrival(message.t_ns, items)
@@ -140,6 +163,12 @@ class PodSource(MessageSource):
             if batch.renewal or batch.final:
                 continue
             for k, entity in enumerate(batch.index.tolist()):
-                self._acks.append(CommandAcked(
-                    control=CAP, name=engine.site.name("gpu", entity), generation=int(batch.generation[k]),
-                    command=f"{batch.epoch}-{batch.command[k]}", state="done"))  # fmt: skip
+                self._acks.append(
+                    CommandAcked(
+                        control=CAP,
+                        name=engine.site.name("gpu", entity),
+                        generation=int(batch.generation[k]),
+                        command=f"{batch.epoch}-{batch.command[k]}",
+                        state="done",
+                    )
+                )

@@ -1,6 +1,7 @@
 """Fits: slow work in a process of its own, its result an event in a later frame.
 
-A worker is spawned, so that libraries of statistics are never imported where the tick runs. Part of the shell.
+A worker is spawned, so that libraries of statistics are never imported where the tick runs. Part of the
+shell.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,12 +39,20 @@ def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> by
     return pack(parameters)
 
 
+class _Waiting(NamedTuple):
+    due_ns: int
+    site_hash: str
+    request: FitRequest
+    future: Future[bytes] | None
+    why: str  # where there is no future
+
+
 class Fitter:
     """Runs fits one at a time, in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting: list[tuple[int, FitRequest, Future[bytes] | None, str]] = []
+        self._waiting: list[_Waiting] = []
 
     def submit(self, engine: Engine, request: FitRequest, now_ns: int) -> None:
         """Start a fit on the history that the engine holds; its result is due `LATENCY_S` later."""
@@ -53,32 +63,49 @@ class Fitter:
             if ring is not None:
                 t_ns, values = ring.ordered()
                 series["t_ns"], series[key] = t_ns, values
+        future, why = None, "no history is declared for its signals"
+        if series:
+            settings = {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
+            kind = f"{type(model).__module__}:{type(model).__qualname__}"
+            try:
+                future = self._start(kind, settings, pack(series), request.seed)
+            except (BrokenProcessPool, OSError, RuntimeError) as error:
+                why = f"no worker: {error}"
         due_ns = now_ns + round(LATENCY_S * NS)
-        if not series:
-            self._waiting.append((due_ns, request, None, "no history is declared for its signals"))
-            return
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
-        settings = {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
-        kind = f"{type(model).__module__}:{type(model).__qualname__}"
-        future = self._pool.submit(run_fit, kind, settings, pack(series), request.seed)
-        self._waiting.append((due_ns, request, future, ""))
+        self._waiting.append(_Waiting(due_ns, engine.site.spec_hash, request, future, why))
 
-    def due(self, now_ns: int) -> list[Event]:
-        """Results whose time has come, waited for if need be, so that a replay does not depend on speed."""
+    def _start(self, kind: str, settings: dict[str, Any], series: bytes, seed: int) -> Future[bytes]:
+        if self._pool is not None:
+            try:
+                return self._pool.submit(run_fit, kind, settings, series, seed)
+            except BrokenProcessPool:
+                self.close()  # a worker that was killed takes its pool along
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
+        return self._pool.submit(run_fit, kind, settings, series, seed)
+
+    def due(self, now_ns: int, site_hash: str) -> list[Event]:
+        """Results whose time has come, waited for if need be, so that a replay does not depend on speed.
+
+        What was fitted for another site is dropped: its columns are not the present racks.
+        """
         out: list[Event] = []
-        while self._waiting and self._waiting[0][0] <= now_ns:
-            _, request, future, why = self._waiting.pop(0)
-            if future is not None:
+        while self._waiting and self._waiting[0].due_ns <= now_ns:
+            waiting = self._waiting.pop(0)
+            fit, model, why = waiting.request.id, waiting.request.model, waiting.why
+            if waiting.site_hash != site_hash:
+                why = "the site changed meanwhile"
+            elif waiting.future is not None:
                 try:
-                    params = future.result(timeout=FIT_TIMEOUT_S)
-                    out.append(ModelFitted(id=f"fit:{request.id}", fit=request.id, model=request.model,
-                                           params_hash=digest(unpack(params)), params=params))  # fmt: skip
+                    params = waiting.future.result(timeout=FIT_TIMEOUT_S)
+                    hashed = digest(unpack(params))
+                    out.append(
+                        ModelFitted(id=f"fit:{fit}", fit=fit, model=model, params_hash=hashed, params=params)
+                    )
                     continue
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"[:300]
-            out.append(FitFailed(id=f"fit:{request.id}", fit=request.id, model=request.model, why=why))
+            out.append(FitFailed(id=f"fit:{fit}", fit=fit, model=model, why=why))
         return out
 
     def close(self) -> None:

@@ -6,28 +6,37 @@ what it decides is compared with the run's own journal, line by line. Part of th
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from twin.app.fitting import Fitter
-from twin.app.sources import MessageSource, SampleSource, stage
-from twin.app.storage import JournalWriter, TraceReader, TraceWriter, journal_lines, write_snapshot
+from twin.app.sources import Cutter, MessageSource, SampleSource, check_fits
+from twin.app.storage import (
+    JournalWriter,
+    TraceReader,
+    TraceWriter,
+    journal_lines,
+    verify_journal,
+    write_snapshot,
+)
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.errors import Divergence
+from twin.events import SiteChanged, TicksSkipped
 from twin.frame import NS, Frame
-from twin.inbox import Inbox
-from twin.journal import FORMAT, Chain, first_difference
-from twin.site import SiteSpec
+from twin.journal import FORMAT, Chain, first_difference, line_hash
+from twin.site import Site, SiteSpec
 
-URGENT_GAP_NS = NS // 10  # an urgent frame comes at least 100 ms after the one before
 SNAPSHOT_EVERY_S = 600.0
+SHELL_KINDS = ("manifest", "end")  # lines that no tick made
 
 
 class Observer(Protocol):
@@ -56,16 +65,21 @@ class Outcome:
 def manifest(engine: Engine) -> dict[str, Any]:
     """The journal's first record: under what a run was made, and must be made again to be equal."""
     return {
-        "format": FORMAT, "site_hash": engine.site.spec_hash, "authority": engine.intake.authority,
+        "format": FORMAT,
+        "site_hash": engine.site.spec_hash,
+        "authority": engine.intake.authority,
         "policies": [p.name for p in engine.policies],
         "models": {n: engine.intake.params_hash.get(n, "unfitted") for n in engine.models},
-        "numpy": np.__version__, "machine": platform.machine(),
-    }  # fmt: skip
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+    }
 
 
 class Recorder:
-    """Writes a run: trace before the tick, journal after it, now and then a snapshot. With no folder, only the
-    journal's chain is kept, so that its head can be told."""
+    """Writes a run: trace before the tick, journal after it, now and then a snapshot.
+
+    With no folder, only the journal's chain is kept, so that its head can be told.
+    """
 
     def __init__(self, engine: Engine, spec: SiteSpec, folder: Path | None, durable: bool = False) -> None:
         self.folder = folder
@@ -76,28 +90,46 @@ class Recorder:
         self._put([self.chain.line("manifest", -1, 0, manifest(engine))])
 
     def before(self, frame: Frame) -> None:
-        """Input before effect."""
-        if self.trace is not None:
-            self.trace.write(frame)
+        """Input before effect. A frame that changes the site begins a segment that names the new one."""
+        if self.trace is None:
+            return
+        for event in frame.events:
+            if isinstance(event, SiteChanged):
+                self.trace.change_site(msgspec.json.decode(event.spec, type=SiteSpec).digest(), event.spec)
+        self.trace.write(frame)
 
     def after(self, engine: Engine, decision: Decision) -> None:
         """Intent before act."""
         self._put(self.chain.lines(decision))
-        if self.folder is not None:
+        if self.folder is not None and self.trace is not None:
             if self._snapshot_ns is None:
                 self._snapshot_ns = decision.now_ns
             elif decision.now_ns - self._snapshot_ns >= SNAPSHOT_EVERY_S * NS:
                 self._snapshot_ns = decision.now_ns
-                write_snapshot(self.folder, decision.tick, engine.dump())
+                self.trace.sync()  # or a power loss could leave a snapshot of ticks that no trace explains
+                self._snapshot(engine)
 
     def finish(self, engine: Engine) -> None:
         """Close the run with the checksum of its last state."""
         body = {"state_checksum": engine.checksum()}
         self._put([self.chain.line("end", engine.state.tick, engine.state.now_ns, body)])
-        if self.trace is not None and self.journal is not None and self.folder is not None:
-            write_snapshot(self.folder, engine.state.tick, engine.dump())
+        if self.trace is not None and self.folder is not None:
+            self.trace.sync()
+            self._snapshot(engine)
+        self.close()
+
+    def _snapshot(self, engine: Engine) -> None:
+        """With the place in the journal, so that a restart knows whether lines are missing before it."""
+        assert self.folder is not None
+        place = {"seq": self.chain.seq, "head": self.chain.head}
+        write_snapshot(self.folder, engine.state.tick, {**engine.dump(), "journal": place})
+
+    def close(self) -> None:
+        """Close the files, whatever they hold."""
+        if self.trace is not None and self.journal is not None:
             self.trace.close()
             self.journal.close()
+        self.trace, self.journal = None, None
 
     def _put(self, lines: list[bytes]) -> None:
         if self.journal is not None:
@@ -106,40 +138,100 @@ class Recorder:
             self.chain.sides.clear()
 
 
-class Comparer(Recorder):
-    """Checks that a run is made again as recorded; raises Divergence at the first line that differs."""
+class Head(msgspec.Struct):
+    """What a line is about."""
 
-    def __init__(self, engine: Engine, journal: Path) -> None:
-        self.recorded = journal_lines(journal)
+    kind: str
+    tick: int
+    now_ns: int
+
+
+def line_head(line: bytes) -> Head:
+    """Kind, tick and instant of a journal line that `verify` found good."""
+    return msgspec.json.decode(line, type=Head)
+
+
+class Comparer(Recorder):
+    """Checks that a run is made again as recorded; raises Divergence at the first line that differs.
+
+    `recorded` are the journal's lines that follow `chain`. A run that was interrupted and resumed has lines
+    of its shell in between (`end`, `manifest`) and, where frames were lost, lines that nothing makes again.
+    """
+
+    def __init__(self, engine: Engine, recorded: Iterator[bytes], chain: Chain) -> None:
+        self.folder, self.trace, self.journal = None, None, None
+        self.engine, self.recorded, self.chain = engine, recorded, chain
         self.compared = 0
         self.ended = False
-        self.folder, self.trace, self.journal = None, None, None
-        self.chain = Chain()
-        self._put([self.chain.line("manifest", -1, 0, manifest(engine))])
+        self.beyond: list[bytes] | None = None  # lines made after the journal's end, if somebody wants them
+        self._next: tuple[bytes, Head] | None = None
+
+    def before(self, frame: Frame) -> None:
+        """Pass over what a restart before this frame left in the journal."""
+        lost = any(isinstance(e, TicksSkipped) for e in frame.events)
+        self._pass(frame.tick, lost)
 
     def finish(self, engine: Engine) -> None:
         """The end must agree too, and nothing may be left over (a recording that was killed has no end)."""
-        body = {"state_checksum": engine.checksum()}
-        line = self.chain.line("end", engine.state.tick, engine.state.now_ns, body)
-        if not self.ended:
-            rest = next(self.recorded, None)
-            if rest is not None:
-                if rest != line:
-                    raise first_difference(rest, line)
-                self.compared += 1
+        self._pass(engine.state.tick + 1, False)
+        if not self.ended and (rest := self._peek()) is not None:
+            raise first_difference(rest[0], None)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _pass(self, tick: int, lost: bool) -> None:
+        """Lines before `tick` that are the shell's or, where frames were lost, anybody's."""
+        while not self.ended and (found := self._peek()) is not None and found[1].tick < tick:
+            line, head = found
+            if head.kind == "end" and head.tick == self.engine.state.tick:
+                body = {"state_checksum": self.engine.checksum()}
+                self._compare(self.chain.line("end", head.tick, self.engine.state.now_ns, body))
+            elif head.kind in SHELL_KINDS or lost:
+                self._next = None
+                self.chain.seq, self.chain.head = self.chain.seq + 1, line_hash(line)
+            else:
+                return
+
+    def _peek(self) -> tuple[bytes, Head] | None:
+        if self._next is None and (line := next(self.recorded, None)) is not None:
+            self._next = line, line_head(line)
+        return self._next
 
     def _put(self, lines: list[bytes]) -> None:
-        self.chain.sides.clear()
+        if self.beyond is None:
+            self.chain.sides.clear()
         for line in lines:
-            if self.ended:
-                return
-            recorded = next(self.recorded, None)
-            if recorded is None:
-                self.ended = True  # the journal was cut; what lies before was compared
-                return
-            if recorded != line:
-                raise first_difference(recorded, line)
+            self._compare(line)
+
+    def _compare(self, line: bytes) -> None:
+        if not self.ended and (found := self._peek()) is not None:
+            if found[0] != line:
+                raise _difference(found[0], line)
+            self._next = None
             self.compared += 1
+            return
+        self.ended = True  # the journal was cut; what lies before was compared
+        if self.beyond is not None:
+            self.beyond.append(line)
+
+
+def whole_run(engine: Engine, journal: Path, lines: int | None = None) -> Comparer:
+    """A comparer for a run from its beginning, with the first `lines` of its journal."""
+    comparer = Comparer(engine, itertools.islice(journal_lines(journal), lines), Chain())
+    comparer._put([comparer.chain.line("manifest", -1, 0, manifest(engine))])
+    return comparer
+
+
+def _difference(recorded: bytes, replayed: bytes) -> Divergence:
+    """Down to the field, also where the bodies agree."""
+    found = first_difference(recorded, replayed)
+    if found.recorded == found.replayed:
+        a, b = msgspec.json.decode(recorded), msgspec.json.decode(replayed)
+        for name in ("now_ns", "seq", "prev"):
+            if a[name] != b[name]:
+                return Divergence(a["tick"], f"{a['kind']}:{name}", a[name], b[name])
+    return found
 
 
 class Pace:
@@ -160,82 +252,70 @@ class Pace:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def frames_of(
-    source: MessageSource | SampleSource, inbox: Inbox, dt_s: float, due_events: Callable[[int], list[Any]]
-) -> Iterator[Frame]:
-    """Arrivals cut into frames: nominal ticks `dt_s` apart, and urgent ones between them."""
-    step_ns = round(dt_s * NS)
-    tick, last_ns, next_ns = 0, 0, 0
-    urgent_ns: int | None = None
-
-    def cut(now_ns: int, urgent: bool) -> Frame:
-        nonlocal tick, last_ns
-        for event in due_events(now_ns):
-            inbox.put_event(event)
-        frame = inbox.take(tick, now_ns, (now_ns - last_ns) / NS)
-        tick, last_ns = tick + 1, now_ns
-        return Frame(frame.tick, now_ns, frame.dt_s, frame.updates, frame.counts, frame.events, urgent)
-
-    for arrival in source:
-        if next_ns == 0:
-            last_ns = arrival.t_ns // step_ns * step_ns
-            next_ns = last_ns + step_ns
-        while arrival.t_ns > (next_ns if urgent_ns is None else min(urgent_ns, next_ns)):
-            if urgent_ns is not None and urgent_ns < next_ns:
-                yield cut(urgent_ns, True)
-            else:
-                yield cut(next_ns, False)
-                next_ns += step_ns
-            urgent_ns = None
-        for item in arrival.items:
-            stage(item, inbox, arrival.t_ns)
-        if inbox.urgent and urgent_ns is None:
-            urgent_ns = max(arrival.t_ns, last_ns + URGENT_GAP_NS)
-    if next_ns:
-        if urgent_ns is not None and urgent_ns < next_ns:
-            yield cut(urgent_ns, True)
-        yield cut(next_ns, False)
-
-
 def replay_arrivals(
-    engine: Engine, spec: SiteSpec, source: MessageSource | SampleSource, dt_s: float, out: Path | None = None,
-    observers: tuple[Observer, ...] = (), speed: float | None = None,
-) -> Outcome:  # fmt: skip
+    engine: Engine,
+    spec: SiteSpec,
+    source: MessageSource | SampleSource,
+    dt_s: float,
+    out: Path | None = None,
+    observers: tuple[Observer, ...] = (),
+    speed: float | None = None,
+) -> Outcome:
     """Run arrivals through Inbox and engine; record the run in `out` if given."""
     outcome, pace, fitter = Outcome(), Pace(speed), Fitter()
-    inbox = Inbox(engine.site.sizes)
+    cutter = Cutter(engine, dt_s, fitter.due)
     recorder = Recorder(engine, spec, out)
     try:
-        for frame in frames_of(source, inbox, dt_s, fitter.due):
+        for frame in cutter.frames(source):
             pace.wait(frame.now_ns)
             _step(engine, frame, recorder, observers, outcome, fitter)
         recorder.finish(engine)
     finally:
+        recorder.close()
         fitter.close()
-    outcome.inbox = dict(inbox.counts)
+    outcome.inbox = dict(cutter.inbox.counts)
     outcome.journal_head = recorder.chain.head
     return outcome
 
 
 def replay_frames(
-    engine: Engine, reader: TraceReader, compare: Path | None, observers: tuple[Observer, ...] = (),
-    speed: float | None = None, out: tuple[SiteSpec, Path] | None = None,
-) -> Outcome:  # fmt: skip
-    """Run recorded frames through the engine and compare with the journal. Raises Divergence where they differ."""
+    engine: Engine,
+    reader: TraceReader,
+    compare: Path | None,
+    observers: tuple[Observer, ...] = (),
+    speed: float | None = None,
+    out: tuple[SiteSpec, Path] | None = None,
+) -> Outcome:
+    """Run recorded frames through the engine and compare with the journal; stops at the first damage.
+
+    Raises Divergence where the two differ. What lies before damage is used, of trace and journal; what lies
+    behind a gap cannot be judged, since the engine did not see what was lost.
+    """
     outcome, pace = Outcome(), Pace(speed)
     recorder: Recorder
     if compare is not None:
-        recorder = Comparer(engine, compare)
+        verdict = verify_journal(compare)
+        if verdict.fault:
+            where = f"{compare.name} line {verdict.line_no}, byte {verdict.position}"
+            outcome.damage.append(f"{where}: {verdict.fault}")
+        recorder = whole_run(engine, compare, verdict.lines)
     else:
         recorder = Recorder(engine, out[0] if out else SiteSpec({}, {}), out[1] if out else None)
-    for frame in reader:
-        pace.wait(frame.now_ns)
-        _step(engine, frame, recorder, observers, outcome, None)
-    outcome.damage = list(reader.damage)
-    if outcome.damage and isinstance(recorder, Comparer):
-        # The journal goes on past the damage: what lies before was equal, the rest cannot be judged.
-        recorder.ended = True
-    recorder.finish(engine)
+    try:
+        for frame in reader:
+            if reader.damage:
+                break
+            pace.wait(frame.now_ns)
+            check_fits(frame, engine.site)
+            _step(engine, frame, recorder, observers, outcome, None)
+        outcome.damage += reader.damage
+        if isinstance(recorder, Comparer):
+            # A single segment, or one that is damaged, ends before its journal does.
+            recorder.ended |= bool(outcome.damage) or not reader.path.is_dir()
+            outcome.compared_lines = recorder.compared
+        recorder.finish(engine)
+    finally:
+        recorder.close()
     outcome.journal_head = recorder.chain.head
     if isinstance(recorder, Comparer):
         outcome.compared_lines = recorder.compared
@@ -243,9 +323,13 @@ def replay_frames(
 
 
 def _step(
-    engine: Engine, frame: Frame, recorder: Recorder, observers: tuple[Observer, ...], outcome: Outcome,
+    engine: Engine,
+    frame: Frame,
+    recorder: Recorder,
+    observers: tuple[Observer, ...],
+    outcome: Outcome,
     fitter: Fitter | None,
-) -> None:  # fmt: skip
+) -> None:
     recorder.before(frame)
     decision = engine.tick(frame)
     recorder.after(engine, decision)
@@ -261,30 +345,49 @@ def _step(
         observer.observe(engine, frame, decision)
 
 
-def summary(engine: Engine, outcome: Outcome, messages: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
+def summary(
+    engine: Engine, outcome: Outcome, messages: dict[str, Any] | None, wall_s: float
+) -> dict[str, Any]:
     """The replay as one JSON object; its keys are kept stable."""
     site = engine.site
-    power = engine.state.tables["rack"].value[next(s.row for s in engine.state.tables["rack"].signals if s.name == "power_w")]
+    power = engine.state.tables["rack"].value[
+        next(s.row for s in engine.state.tables["rack"].signals if s.name == "power_w")
+    ]
     capture = engine.estimator.liquid_capture()
     racks = {
-        site.names["rack"][i].rpartition("/")[2]: {
-            "power_w": _number(power[i]), "liquid_capture": _number(capture[i], 4)
+        _shortest(site, "rack", i): {
+            "power_w": _number(power[i]),
+            "liquid_capture": _number(capture[i], 4),
         }
         for i in range(site.sizes["rack"])
-    }  # fmt: skip
+    }
     residual, inferred = engine.estimator.tree_residual_pu()
     return {
-        "site": site.file.site, "messages": messages, "racks": racks,
+        "site": site.file.site,
+        "messages": messages,
+        "racks": racks,
         "power_tree": {"residual_pu": _number(residual, 6), "inferred_edges": inferred},
-        "ticks": outcome.ticks, "commands": outcome.commands, "advice": outcome.advice,
+        "ticks": outcome.ticks,
+        "commands": outcome.commands,
+        "advice": outcome.advice,
         "findings": [f.title for f in engine.findings.active.values()],
-        "span_s": (outcome.last_ns - outcome.first_ns) / NS, "inbox": outcome.inbox, "events": engine.intake.counts,
-        "compared_lines": outcome.compared_lines, "damage": outcome.damage,
-        "state_checksum": engine.checksum(), "journal_head": outcome.journal_head, "wall_s": round(wall_s, 3),
-    }  # fmt: skip
+        "span_s": (outcome.last_ns - outcome.first_ns) / NS,
+        "inbox": outcome.inbox,
+        "events": engine.intake.counts,
+        "compared_lines": outcome.compared_lines,
+        "damage": outcome.damage,
+        "state_checksum": engine.checksum(),
+        "journal_head": outcome.journal_head,
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def _shortest(site: Site, table: str, entity: int) -> str:
+    """The local name where it is the only one, else the full path."""
+    path = site.name(table, entity)
+    local = path.rpartition("/")[2]
+    return local if site.entity(table, local) == entity else path
 
 
 def _number(value: Any, digits: int = 1) -> float | None:
     return None if value is None or not np.isfinite(value) else round(float(value), digits)
-
-

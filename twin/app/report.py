@@ -47,7 +47,7 @@ def render(collector: Collector, summary: Summary) -> str:
         parts = [
             ("power", "Power", lambda: power(collector, gallery)),
             ("cooling", "Cooling", lambda: cooling(collector, gallery)),
-            ("demand", "Demand", lambda: demand(collector, gallery)),
+            ("demand", "Demand", lambda: demand(gallery)),
             ("balances", "Balances", lambda: balances(collector, gallery)),
             ("decisions", "Decisions", lambda: decisions(collector, gallery)),
             ("findings", "Findings", lambda: findings(collector, gallery)),
@@ -85,13 +85,17 @@ def _head(collector: Collector, summary: Summary) -> str:
     told = f"The site: {site}. " if site else ""
     if collector.first_ns is not None:
         ticks = f"{collector.ticks:,} tick{'s' * (collector.ticks != 1)}"
-        when = ("Times count from the start, for the source has no real date" if is_synthetic(collector.first_ns) else
-                f"{utc(collector.first_ns)} to {utc(collector.last_ns)} UTC")  # fmt: skip
+        when = (
+            "Times count from the start, for the source has no real date"
+            if is_synthetic(collector.first_ns)
+            else f"{utc(collector.first_ns)} to {utc(collector.last_ns)} UTC"
+        )
         told += f"{when}: {duration(collector.span_s)} in {ticks}."
     return (
         f"<header><h1>{safe(summary.get('site', 'A site'))}, watched by its digital twin</h1>"
         f'<p><span class="tag {kind}">{words}</span>{_sources(summary)}</p>'
-        f"<p>{told} racktwin follows every reading of a site, works out what it ought to be, and says what to do "
+        f"<p>{told} racktwin follows every reading of a site, works out what it ought to be, and "
+        "says what to do "
         "about the difference.</p></header>"
     )
 
@@ -116,12 +120,18 @@ def _cards(figures: list[KeyFigure]) -> str:
 def _nothing(collector: Collector) -> str:
     """Why a page has no plots."""
     if collector.ticks == 0:
-        return ('<p class="note">The twin ran no tick: the source held no message with a time, so there is nothing to '
-                "plot. The counts of messages below, if any, say what was in it.</p>")  # fmt: skip
+        return (
+            '<p class="note">The twin ran no tick: the source held no message with a time, so there is '
+            "nothing to "
+            "plot. The counts of messages below, if any, say what was in it.</p>"
+        )
     heard = [t for t in collector.time.tracks if t not in ("decisions", "quality")]
     if not heard:
-        return ('<p class="note">The twin ran, but no reading that it plots ever arrived: see the messages below for '
-                "what was left aside, and why.</p>")  # fmt: skip
+        return (
+            '<p class="note">The twin ran, but no reading that it plots ever arrived: see the messages '
+            "below for "
+            "what was left aside, and why.</p>"
+        )
     return ""
 
 
@@ -129,7 +139,8 @@ def render_terminal(collector: Collector, summary: Summary, console: Console) ->
     """The key figures as a compact table, with one line of the site's power."""
     collector.finish()
     label = "simulated" if summary.get("simulated") else "recording"
-    title = f"{clean(summary.get('site', 'a site'), 40)} · {label} · {duration(collector.span_s)} in {collector.ticks:,} ticks"
+    length = f"{duration(collector.span_s)} in {collector.ticks:,} ticks"
+    title = f"{clean(summary.get('site', 'a site'), 40)} · {label} · {length}"
     told = Table(
         title=Text(title),
         title_justify="left",
@@ -148,7 +159,11 @@ def render_terminal(collector: Collector, summary: Summary, console: Console) ->
         told.add_row(Text("IT power"), Text(""), Text(spark(series.mean)))
     console.print(told)
     for condition in [c for c in collector.episodes.conditions.values() if c.cleared_ns is None][:5]:
-        console.print(Text(f"{clean(condition.severity, 10)}: {clean(condition.title)} "
-                           f"({', '.join(clean(e, 40) for e in condition.entities[:3])})"))  # fmt: skip
+        console.print(
+            Text(
+                f"{clean(condition.severity, 10)}: {clean(condition.title)} "
+                f"({', '.join(clean(e, 40) for e in condition.entities[:3])})"
+            )
+        )
     if whole(summary.get("ticks", collector.ticks)) == 0:
         console.print(Text("No tick was run: the source held no message with a time."))

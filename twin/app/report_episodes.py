@@ -127,7 +127,14 @@ class Episodes:
             found.raised_ns, found.cleared_ns = now_ns, None
         elif len(self.conditions) < MAX_EPISODES:
             self.conditions[body["id"]] = Condition(
-                body["id"], body["severity"], body["title"], tuple(body["entities"]), tuple(body["evidence"]),
-                body["action"], now_ns, now_ns)  # fmt: skip
+                body["id"],
+                body["severity"],
+                body["title"],
+                tuple(body["entities"]),
+                tuple(body["evidence"]),
+                body["action"],
+                now_ns,
+                now_ns,
+            )
         else:
             self.dropped["finding"] += 1

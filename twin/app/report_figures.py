@@ -98,17 +98,27 @@ def _power(collector: Collector) -> list[KeyFigure]:
 
 def _cooling(collector: Collector) -> list[KeyFigure]:
     out = []
-    rows = collector.heat_rows()
+    rows = collector.heat_rows(1_000_000)
     if rows:
         shares = np.array([r.capture_pu for r in rows])
-        out.append(KeyFigure("Heat taken by liquid", percent(float(np.median(shares))),
-                             f"Share of a rack's power that its coolant carries away (middle of {len(rows)} racks, "
-                             f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest."))  # fmt: skip
+        out.append(
+            KeyFigure(
+                "Heat taken by liquid",
+                percent(float(np.median(shares))),
+                f"Share of a rack's power that its coolant carries away (middle of {len(rows)} racks, "
+                f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest.",
+            )
+        )
     margin = collector.time.tracks.get("margin")
     if margin is not None and np.isfinite(least := float(margin.overall()[0][0])):
-        out.append(KeyFigure("Thermal margin", f"{number(least)} K",
-                             "The nearest that any GPU may have come to its temperature limit, if sensors that "
-                             "fell silent were heating up."))  # fmt: skip
+        out.append(
+            KeyFigure(
+                "Thermal margin",
+                f"{number(least)} K",
+                "The nearest that any GPU may have come to its temperature limit, if sensors that "
+                "fell silent were heating up.",
+            )
+        )
     return out
 
 
@@ -118,10 +128,19 @@ def _tree(collector: Collector, summary: Summary) -> list[KeyFigure]:
     if not np.isfinite(mean):
         return []
     power_tree = mapping(summary.get("power_tree"))
-    guessed = " Part of the wiring was guessed from the data." if power_tree.get("inferred") else ""
-    return [KeyFigure("Power unaccounted for", percent(mean),
-                      "Mean difference between the feeding meters and the sum of the racks behind them; "
-                      "near zero is good." + guessed)]  # fmt: skip
+    guessed = (
+        " Part of the wiring was guessed from the data."
+        if power_tree.get("inferred", power_tree.get("inferred_edges"))
+        else ""
+    )
+    return [
+        KeyFigure(
+            "Power unaccounted for",
+            percent(mean),
+            "Mean difference between the feeding meters and the sum of the racks behind them; "
+            "near zero is good." + guessed,
+        )
+    ]
 
 
 def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
@@ -131,12 +150,20 @@ def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
     lasting = sum(c.cleared_ns is None for c in found)
     raised = len(found) + collector.episodes.dropped["finding"]
     return [
-        KeyFigure("Commands · advice", f"{number(commands, 9)} · {number(advice, 9)}",
-                  "Orders to devices (a replay sends none), and suggestions that were only written down."),
-        KeyFigure("Findings", number(raised, 9), "Conditions that people should know of; "
-                  f"{lasting if lasting else 'none'} of them still lasted at the end." if raised
-                  else "Nothing was found that people should know of."),
-    ]  # fmt: skip
+        KeyFigure(
+            "Commands · advice",
+            f"{number(commands, 9)} · {number(advice, 9)}",
+            "Orders to devices (a replay sends none), and suggestions that were only written down.",
+        ),
+        KeyFigure(
+            "Findings",
+            number(raised, 9),
+            "Conditions that people should know of; "
+            f"{lasting if lasting else 'none'} of them still lasted at the end."
+            if raised
+            else "Nothing was found that people should know of.",
+        ),
+    ]
 
 
 def _run(collector: Collector, summary: Summary) -> list[KeyFigure]:
@@ -145,19 +172,30 @@ def _run(collector: Collector, summary: Summary) -> list[KeyFigure]:
     total, bad = whole(messages.get("total")), whole(messages.get("bad"))
     if total:
         decoded = whole(messages.get("decoded"))
-        out.append(KeyFigure("Messages understood", percent(decoded / total),
-                             f"{number(decoded, 9)} of {number(total, 9)}; {number(bad, 9)} were malformed, the others "
-                             "are about things that the twin does not use."))  # fmt: skip
+        others = "" if decoded >= total else "; the others are about things that the twin does not use"
+        broken = number(bad, 9) if bad else "none"
+        told = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
+        out.append(KeyFigure("Messages understood", percent(decoded / total), told))
     good, heard = good_share(collector)
     if heard:
-        out.append(KeyFigure("Readings good", percent(good),
-                             f"Share of the {number(heard, 9)} values ever heard that were fresh and plausible, "
-                             "over the run."))  # fmt: skip
+        out.append(
+            KeyFigure(
+                "Readings good",
+                percent(good),
+                f"Share of the {number(heard, 9)} values ever heard that were fresh and plausible, "
+                "over the run.",
+            )
+        )
     wall_s = summary.get("wall_s")
     if isinstance(wall_s, int | float) and wall_s > 0 and collector.span_s > 0:
-        out.append(KeyFigure("Replayed in", duration(float(wall_s)),
-                             f"{duration(collector.span_s)} of the site's time, {number(collector.span_s / wall_s, 2)} "
-                             "times as fast as it happened."))  # fmt: skip
+        out.append(
+            KeyFigure(
+                "Replayed in",
+                duration(float(wall_s)),
+                f"{duration(collector.span_s)} of the site's time, {number(collector.span_s / wall_s, 2)} "
+                "times as fast as it happened.",
+            )
+        )
     return out
 
 

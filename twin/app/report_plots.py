@@ -1,7 +1,7 @@
 """Figures of a report made from a collector's tracks: few entities on one plot, many on small panels of one
 scale, very many as a spread from least to greatest.
 
-A track that does not exist gives no figure, so that a page shows what the site reports and nothing else. Pure.
+A track that does not exist gives no figure: a page shows what the site reports and nothing else. Pure.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ class Gallery:
         """One series of a track in shown units."""
         cut = slice(0, self.points)
         low, high = track.low[row, cut].astype(np.float64), track.high[row, cut].astype(np.float64)
-        return Line(label, track.mean()[row, cut] * unit.factor, colour, low * unit.factor if band else None,
-                    high * unit.factor if band else None)  # fmt: skip
+        return Line(
+            label,
+            track.mean()[row, cut] * unit.factor,
+            colour,
+            low * unit.factor if band else None,
+            high * unit.factor if band else None,
+        )
 
     def lead(
         self,
@@ -116,10 +121,14 @@ class Gallery:
             panel(name, lines, self.axis, unit.name, span, band=bands[row] if len(bands) else None)
             for name, lines, row in drawn
         )
-        total = int(first.count.any(axis=1).sum())
+        total = max(int(first.count.any(axis=1).sum()), self.collector.reporting.get(tracks[0][0], 0))
         more = f" Shown are {len(rows)} of {total}, the largest." if total > len(rows) else ""
-        return figure(title, sentence + more + " One scale for all; the number is the last value.",
-                      f'<div class="many">{inner}</div>', "lead")  # fmt: skip
+        return figure(
+            title,
+            sentence + more + " One scale for all; the number is the last value.",
+            f'<div class="many">{inner}</div>',
+            "lead",
+        )
 
     def fan(self, key: str, title: str, sentence: str, core: str) -> str:
         """The spread over all entities of a table: median, the middle 80 %, the extremes."""
@@ -130,8 +139,11 @@ class Gallery:
         least = track.low[0, cut].astype(np.float64) * unit.factor
         greatest = track.high[4, cut].astype(np.float64) * unit.factor
         inner = [mean[i, cut] * unit.factor for i in (1, 2, 3)]
-        lines = [Line("greatest", greatest, 2), Line("median", inner[1], 1, inner[0], inner[2]),
-                 Line("least", least, 3)]  # fmt: skip
+        lines = [
+            Line("greatest", greatest, 2),
+            Line("median", inner[1], 1, inner[0], inner[2]),
+            Line("least", least, 3),
+        ]
         n = self.collector.reporting.get(key, 0)
         told = f"{sentence} Over {n:,} of them; the shaded part holds the middle 80 %."
         return figure(
@@ -154,13 +166,18 @@ class Gallery:
         if fans and not (detail and own):
             return pair(fans)
         if own and count * len(own) <= FEW:
-            parts = [(k, row, " ".join(x for x in (short(self.tracks[k].labels[row], 14), label) if x))
-                     for k, label in own for row in np.flatnonzero(self.tracks[k].count.any(axis=1)).tolist()]  # fmt: skip
+            parts = [
+                (k, row, " ".join(x for x in (short(self.tracks[k].labels[row], 14), label) if x))
+                for k, label in own
+                for row in np.flatnonzero(self.tracks[k].count.any(axis=1)).tolist()
+            ]
             return self.overlay(title, sentence, parts, core)
         told = sentence
         if len(own) > 1:
-            told += " " + " ".join(f'<span class="key"><i style="background:var(--c{i})"></i>{safe(label)}.</span>'
-                                   for i, (_, label) in enumerate(own, 1))  # fmt: skip
+            told += " " + " ".join(
+                f'<span class="key"><i style="background:var(--c{i})"></i>{safe(label)}.</span>'
+                for i, (_, label) in enumerate(own, 1)
+            )
         same = [o for o in own if self.tracks[o[0]].labels == self.tracks[own[0][0]].labels]
         drawn = self.panels(title, told, [(k, i) for i, (k, _) in enumerate(same, 1)], core) if own else ""
         return pair(fans) + drawn

@@ -11,7 +11,7 @@ from twin.app.collect import Collector
 from twin.app.report_figures import power_series
 from twin.app.report_plots import Gallery, figure, pair
 from twin.app.report_svg import Line, plot, whiskers
-from twin.app.report_text import number, percent, quantity, safe, short, unit_for
+from twin.app.report_text import Unit, number, percent, quantity, safe, short, unit_for
 from twin.signals import TABLES
 
 
@@ -42,22 +42,38 @@ def power(collector: Collector, gallery: Gallery) -> str:
         line = Line("", series.mean * unit.factor, 1, series.low * unit.factor, series.high * unit.factor)
         budget = collector.budget_w()
         known = budget[np.isfinite(budget)]
-        near = len(known) > 0 and float(known.min()) < 1.5 * peak
-        levels = [(float(known.min()) * unit.factor, "smallest budget of a feeding meter")] if near else []
-        sentence = f"Sum over {series.heard:,} {series.whose}. The shade, where there is one, is the range between points."
+        near = 0 < len(known) <= 2 and float(known.min()) < 1.5 * peak
+        levels = [(float(known.min()) * unit.factor, "budget of one feed")] if near else []
+        sentence = f"Sum over {series.heard:,} {series.whose}. A shade is the range between points."
         lead = gallery.lead("IT power of the site", sentence, [line], unit.name, 270, levels)
     tables = [
         gallery.entities([("rack.power_w", "")], "Power per rack", "What each rack draws."),
         gallery.entities([("feeder.power_w", "")], "Feeding meters", "What UPSs, busways and taps measure."),
     ]
     small = [
-        gallery.entities([("node.power_w", "")], "Power per node", "What each server draws.", detail=_few(collector, "node")),
-        gallery.entities([("gpu.power_w", "")], "Power per GPU", "What each GPU draws.", detail=_few(collector, "gpu")),
-        gallery.entities([("gpu.util_pu", "")], "GPU utilisation", "Share of time in which a GPU was busy.",
-                         detail=_few(collector, "gpu")),
-    ]  # fmt: skip
-    return section("power", "Power", "Electric power at the racks and at the meters that feed them.", lead,
-                   *_flow_together([*tables, *small]))  # fmt: skip
+        gallery.entities(
+            [("node.power_w", "")],
+            "Power per node",
+            "What each server draws.",
+            detail=_few(collector, "node"),
+        ),
+        gallery.entities(
+            [("gpu.power_w", "")], "Power per GPU", "What each GPU draws.", detail=_few(collector, "gpu")
+        ),
+        gallery.entities(
+            [("gpu.util_pu", "")],
+            "GPU utilisation",
+            "Share of time in which a GPU was busy.",
+            detail=_few(collector, "gpu"),
+        ),
+    ]
+    return section(
+        "power",
+        "Power",
+        "Electric power at the racks and at the meters that feed them.",
+        lead,
+        *_flow_together([*tables, *small]),
+    )
 
 
 def _few(collector: Collector, kind: str) -> bool:
@@ -79,70 +95,97 @@ def _flow_together(parts: list[str]) -> list[str]:
     return [p for p in [*out, pair(waiting)] if p]
 
 
+# Signals (with what tells them apart), title, sentence; single nodes and GPUs are drawn where they are few.
+COOLING: tuple[tuple[tuple[tuple[str, str], ...], str, str], ...] = (
+    ((("gpu.temp_c", ""),), "GPU temperature", "Hotter than the limit means that the chip slows down."),
+    ((("gpu.hbm_temp_c", ""),), "GPU memory temperature", "The memory stacks beside the chip."),
+    ((("gpu.thermal_margin_k", ""),), "Margin told by the GPUs", "Kelvins to the slowdown."),
+    ((("rack.supply_temp_c", "supply"), ("rack.return_temp_c", "return")), "Coolant of the racks",
+     "Coolant goes in cold (supply) and comes back warm (return)."),
+    ((("rack.flow_lpm", ""),), "Coolant flow per rack", "Less flow at the same power: a hotter return."),
+    ((("cdu.supply_temp_c", "supply"), ("cdu.return_temp_c", "return")), "Cooling units",
+     "The units that pass the racks' heat on to the building's water."),
+    ((("cdu.flow_lpm", ""),), "Flow of the cooling units", "Coolant that each unit pumps."),
+    ((("loop.supply_temp_c", "supply"), ("loop.return_temp_c", "return")), "Facility water",
+     "The building's loop."),
+    ((("hall.cold_aisle_temp_c", "cold aisle"), ("hall.hot_aisle_temp_c", "hot aisle")), "Air of the halls",
+     "Air enters the racks from the cold aisle and leaves into the hot one."),
+    ((("rack.inlet_temp_c", ""),), "Air at the rack inlets", "What the fans take in."),
+    ((("node.inlet_temp_c", ""),), "Air at the server inlets", "What the fans take in."),
+    ((("node.outlet_temp_c", ""),), "Air at the server outlets", "What the fans blow out."),
+    ((("node.water_inlet_temp_c", ""),), "Water at the server inlets", "Coolant as it arrives."),
+    ((("node.cpu_temp_c", ""),), "CPU temperature", "The hottest of each server."),
+)  # fmt: skip
+
+
 def cooling(collector: Collector, gallery: Gallery) -> str:
-    """Temperatures and flows, from the coolant to the chips."""
-    gpu = _few(collector, "gpu")
-    node = _few(collector, "node")
+    """Temperatures and flows, from the chips to the halls."""
     parts = [
         gallery.overlay(
             "Thermal margin of the hottest GPU",
             "Kelvins left to the limit, supposing that a GPU which fell silent heats up as fast as it can. "
             "Below zero means that the twin cannot rule out a GPU over its limit.",
-            [("margin", 0, "")], "K"),
-        gallery.entities([("gpu.temp_c", "")], "GPU temperature", "Hotter than the limit means that the chip slows down.",
-                         detail=gpu),
-        gallery.entities([("gpu.hbm_temp_c", "")], "GPU memory temperature", "The memory stacks beside the chip.",
-                         detail=gpu),
-        gallery.entities([("gpu.thermal_margin_k", "")], "Margin told by the GPUs", "Kelvins to the slowdown.", detail=gpu),
-        gallery.entities([("rack.supply_temp_c", "supply"), ("rack.return_temp_c", "return")], "Coolant of the racks",
-                         "Coolant goes in cold (supply) and comes back warm (return)."),
-        gallery.entities([("rack.flow_lpm", "")], "Coolant flow per rack", "Less flow at the same power: a hotter return."),
-        gallery.entities([("cdu.supply_temp_c", "supply"), ("cdu.return_temp_c", "return")], "Cooling units",
-                         "The units that pass the racks' heat on to the building's water."),
-        gallery.entities([("cdu.flow_lpm", "")], "Flow of the cooling units", "Coolant that each unit pumps."),
-        gallery.entities([("loop.supply_temp_c", "supply"), ("loop.return_temp_c", "return")], "Facility water",
-                         "The building's loop."),
-        gallery.entities([("hall.cold_aisle_temp_c", "cold aisle"), ("hall.hot_aisle_temp_c", "hot aisle")],
-                         "Air of the halls", "Air enters the racks from the cold aisle and leaves into the hot one."),
-        gallery.entities([("rack.inlet_temp_c", "")], "Air at the rack inlets", "What the fans take in."),
-        gallery.entities([("node.inlet_temp_c", "")], "Air at the server inlets", "What the fans take in.", detail=node),
-        gallery.entities([("node.outlet_temp_c", "")], "Air at the server outlets", "What the fans blow out.", detail=node),
-        gallery.entities([("node.water_inlet_temp_c", "")], "Water at the server inlets", "Coolant as it arrives.",
-                         detail=node),
-        gallery.entities([("node.cpu_temp_c", "")], "CPU temperature", "The hottest of each server.", detail=node),
-    ]  # fmt: skip
-    return section("cooling", "Cooling", "Nearly all electric power becomes heat, and coolant and air must carry it "
-                   "away at the same rate.", *_flow_together(parts))  # fmt: skip
+            [("margin", 0, "")],
+            "K",
+        )
+    ]
+    for keys, title, sentence in COOLING:
+        kind = keys[0][0].partition(".")[0]
+        detail = kind not in ("node", "gpu") or _few(collector, kind)
+        parts.append(gallery.entities(keys, title, sentence, detail=detail))
+    return section(
+        "cooling",
+        "Cooling",
+        "Nearly all electric power becomes heat, and coolant and air must carry it away at the same rate.",
+        *_flow_together(parts),
+    )
 
 
-def demand(collector: Collector, gallery: Gallery) -> str:
+def demand(gallery: Gallery) -> str:
     """Site-wide gauges: load, prices, weather."""
     names = {
-        "gpu_running_count": ("GPUs running jobs", ""), "gpu_pending_count": ("GPUs asked for by waiting jobs", ""),
-        "gpu_idle_count": ("Idle GPUs", ""), "job_running_count": ("Running jobs", ""),
-        "job_pending_count": ("Waiting jobs", ""), "requests_per_s": ("Requests", "Inference requests per second."),
-        "outdoor_temp_c": ("Outdoor temperature", ""), "outdoor_wet_bulb_c": ("Outdoor wet-bulb temperature",
-        "What evaporation can cool to."), "grid_price_usd_per_kwh": ("Price of electricity", ""),
+        "gpu_running_count": ("GPUs running jobs", ""),
+        "gpu_pending_count": ("GPUs asked for by waiting jobs", ""),
+        "gpu_idle_count": ("Idle GPUs", ""),
+        "job_running_count": ("Running jobs", ""),
+        "job_pending_count": ("Waiting jobs", ""),
+        "requests_per_s": ("Requests", "Inference requests per second."),
+        "outdoor_temp_c": ("Outdoor temperature", ""),
+        "outdoor_wet_bulb_c": ("Outdoor wet-bulb temperature", "What evaporation can cool to."),
+        "grid_price_usd_per_kwh": ("Price of electricity", ""),
         "grid_carbon_g_per_kwh": ("Carbon intensity of the grid", "CO₂ per unit of electricity."),
-    }  # fmt: skip
+    }
     figures = []
     for signal in TABLES["site"].gauges:
         title, sentence = names.get(signal.name, (signal.name, ""))
         figures.append(gallery.overlay(title, sentence, [(signal.key, 0, "")], signal.unit))
-    return section("demand", "Demand and surroundings", "What the site was asked to do, and under which conditions.",
-                   pair(figures))  # fmt: skip
+    return section(
+        "demand",
+        "Demand and surroundings",
+        "What the site was asked to do, and under which conditions.",
+        pair(figures),
+    )
 
 
 def balances(collector: Collector, gallery: Gallery) -> str:
     """Expected beside measured: the power tree and the heat of the racks."""
     intro = (
-        "<b>Measured</b> is what a sensor says. <b>Expected</b> is what the twin works out for the same quantity from "
-        "other sensors and from physics: the return temperature of a rack from its power, flow and supply; a meter from "
-        "what it feeds. The twin learns how noisy their difference (the residual) normally is; one that leaves this "
+        "<b>Measured</b> is what a sensor says. <b>Expected</b> is what the twin works out for "
+        "the same quantity from "
+        "other sensors and from physics: the return temperature of a rack from its power, flow "
+        "and supply; a meter from "
+        "what it feeds. The twin learns how noisy their difference (the residual) normally is; "
+        "one that leaves this "
         "noise and stays out means a faulty sensor, a wrong connection or a real fault."
     )
-    return section("balances", "Balances and residuals", intro, pair([_example(gallery), _capture(collector)]),
-                   _heat(collector, gallery), _tree(collector, gallery))  # fmt: skip
+    return section(
+        "balances",
+        "Balances and residuals",
+        intro,
+        pair([_example(gallery), _capture(collector)]),
+        _heat(collector, gallery),
+        _tree(collector, gallery),
+    )
 
 
 def _example(gallery: Gallery) -> str:
@@ -159,9 +202,11 @@ def _example(gallery: Gallery) -> str:
         Line("measured", measured.mean()[row, cut], 1),
         Line("expected", expected.mean()[row, cut], 2, dashed=True),
     ]
-    return figure(f"Return temperature of {name}, measured and expected",
-                  "The rack whose two curves parted the most.",
-                  plot(lines, gallery.axis, "°C", "measured and expected return temperature", least_span=2.0))  # fmt: skip
+    return figure(
+        f"Return temperature of {name}, measured and expected",
+        "The rack whose two curves parted the most.",
+        plot(lines, gallery.axis, "°C", "measured and expected return temperature", least_span=2.0),
+    )
 
 
 def _capture(collector: Collector) -> str:
@@ -171,9 +216,12 @@ def _capture(collector: Collector) -> str:
     drawn = whiskers(
         [(short(r.rack), r.capture_pu * 100, r.half_width_pu * 100) for r in rows], "%", "liquid capture"
     )
-    return figure("Heat taken by the liquid, per rack",
-                  "Share of the electric power that the coolant carries, as learned by the end of the run, with the "
-                  "interval that holds the truth with 90 % probability if the sensors are right.", drawn)  # fmt: skip
+    return figure(
+        "Heat taken by the liquid, per rack",
+        "Share of the electric power that the coolant carries, as learned by the end of the run, with the "
+        "interval that holds the truth with 90 % probability if the sensors are right.",
+        drawn,
+    )
 
 
 def _heat(collector: Collector, gallery: Gallery) -> str:
@@ -182,37 +230,71 @@ def _heat(collector: Collector, gallery: Gallery) -> str:
         return ""
     sigma = {r.rack: 2 * r.sigma_k for r in collector.heat_rows()}
     bands = [sigma.get(label, float("nan")) for label in track.labels]
-    told = ("Measured minus expected return temperature. The grey stripe is twice the learned noise (2 σ): a healthy rack "
-            "stays mostly inside.")  # fmt: skip
+    told = (
+        "Measured minus expected return temperature. The grey stripe is twice the learned noise "
+        "(2 σ): a healthy rack "
+        "stays mostly inside."
+    )
     return gallery.panels("Heat residual per rack", told, [("heat.difference", 1)], "K", bands)
 
 
 def _tree(collector: Collector, gallery: Gallery) -> str:
     balances, residual, kept = collector.balances()
-    lead = gallery.overlay(
-        "Power unaccounted for", "What the outermost meters measure more (or less) than the racks behind them, "
-        "as a share of the racks' power.", [("tree", 0, "")], "1", least_span=2.0)  # fmt: skip
+    lead = ""
+    whole = gallery.tracks.get("tree")
+    if whole is not None and whole.count.any():
+        lead = gallery.lead(
+            "Power unaccounted for",
+            "What the outermost meters measure more (or less) than the racks behind them, as a "
+            "share of the racks' power.",
+            [gallery.line(whole, 0, Unit("%", 100.0), "")],
+            "%",
+            190,
+            least_span=2.0,
+        )
     track = gallery.tracks.get("balance")
     if residual is None or track is None:
-        return pair([lead])
+        return lead
     least, mean, greatest = track.overall()
     rows = []
     for place, i in enumerate(kept.tolist()):
         if i >= len(balances) or place >= len(mean) or not np.isfinite(mean[place]):
             continue
         noise = residual.sigma[i] / residual.expected[i] if residual.expected[i] > 0 else float("nan")
-        rows.append([safe(balances[i].name) + (" <span class='soft'>(guessed wiring)</span>" if balances[i].inferred else ""),
-                     quantity(float(residual.measured[i]), "W"), quantity(float(residual.expected[i]), "W"),
-                     percent(float(mean[place])), f"{percent(float(least[place]))} to {percent(float(greatest[place]))}",
-                     percent(float(noise), 2)])  # fmt: skip
+        rows.append(
+            [
+                safe(balances[i].name)
+                + (" <span class='soft'>(guessed wiring)</span>" if balances[i].inferred else ""),
+                quantity(float(residual.measured[i]), "W"),
+                quantity(float(residual.expected[i]), "W"),
+                percent(float(mean[place])),
+                f"{percent(float(least[place]))} to {percent(float(greatest[place]))}",
+                percent(float(noise), 2),
+            ]
+        )
     if not rows:
-        return pair([lead])
+        return lead
     more = len(balances) - len(rows)
     note = (
-        f"<p class='soft'>{number(more, 9)} further sums have no complete set of readings, or no room here.</p>"
+        f"<p class='soft'>{number(more, 9)} further sums have no complete set of readings, or no "
+        "room here.</p>"
         if more
         else ""
     )
-    return pair([lead]) + "<h3>Sums of the power tree</h3>" + table(
-        ["meters", "measured, at the end", "behind them, at the end", "difference, mean", "from … to", "noise (1 σ)"],
-        rows, (1, 2, 3, 4, 5)) + note  # fmt: skip
+    return (
+        lead
+        + "<h3>Sums of the power tree</h3>"
+        + table(
+            [
+                "meters",
+                "measured, at the end",
+                "behind them, at the end",
+                "difference, mean",
+                "from … to",
+                "noise (1 σ)",
+            ],
+            rows,
+            (1, 2, 3, 4, 5),
+        )
+        + note
+    )

@@ -27,7 +27,7 @@ class Track:
         self.count = np.zeros(shape, np.int32)
 
     def add(self, at: int, values: F32 | F64, high: F32 | F64 | None = None) -> None:
-        """Take one observation [k] into point `at`; NaN is none. `high` is the peak within the tick, if known."""
+        """Take one observation [k] into point `at`; NaN is none. `high` is the peak within the tick."""
         known = np.isfinite(values)
         top = values if high is None else np.where(known, np.fmax(values, high), np.nan)
         self.low[:, at] = np.fmin(self.low[:, at], values)

@@ -1,6 +1,6 @@
 """Plots as SVG text: lines with their least-to-greatest band, small panels on one scale, dots with intervals.
 
-Colours are CSS variables of the page, so that the same drawing serves light, dark and paper. What the read-out
+Colours are CSS variables of the page, so that one drawing serves light, dark and paper. What the read-out
 under the pointer needs travels in `data-p`. Pure: arrays in, text out; every label is escaped here.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from twin.app.report_text import TimeAxis, clean, number, safe
 from twin.frame import F64
 
+WIDE_CHAR = 8.4  # of the names beside lines, and so large that a phone has room
 CHAR = 7.0  # width of a character of the labels, about
 LABEL_GAP = 14.0
 
@@ -65,7 +66,7 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def span_of(lines: Sequence[Line], least_span: float = 0.0) -> tuple[float, float]:
-    """Least and greatest of all lines and bands; zero is included where it is not far, flat lines get room."""
+    """Least and greatest of lines and bands; zero is included where it is not far, flat lines get room."""
     arrays = [a for line in lines for a in (line.values, line.low, line.high) if a is not None]
     known = np.concatenate([a[np.isfinite(a)] for a in arrays]) if arrays else np.zeros(0)
     if not len(known):
@@ -83,51 +84,75 @@ def span_of(lines: Sequence[Line], least_span: float = 0.0) -> tuple[float, floa
 
 
 def plot(
-    lines: Sequence[Line], axis: TimeAxis, unit: str, title: str, *, width: int = 520, height: int = 230,
-    least_span: float = 0.0, levels: Sequence[tuple[float, str]] = (),
-) -> str:  # fmt: skip
-    """Lines over the run's time with direct labels at their ends; `levels` are horizontal marks with a name."""
+    lines: Sequence[Line],
+    axis: TimeAxis,
+    unit: str,
+    title: str,
+    *,
+    width: int = 520,
+    height: int = 230,
+    least_span: float = 0.0,
+    levels: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Lines over the run's time with names at their ends; `levels` are named horizontal marks."""
     low, high = span_of(lines, least_span)
     for level, _ in levels:
         low, high = min(low, level), max(high, level)
     ticks = nice_ticks(low, high)
     labelled = len(lines) > 1 or bool(lines and lines[0].label)
-    margin = 10 + CHAR * max((len(clean(line.label, 22)) for line in lines), default=0) if labelled else 14
+    margin = (
+        10 + WIDE_CHAR * max((len(clean(line.label, 22)) for line in lines), default=0) if labelled else 14
+    )
     left = 12 + CHAR * max(len(number(t, 6)) for t in ticks)
     frame = Frame2D(left, width - margin, 22, height - 34, ticks[0], ticks[-1])
     parts = [f'<text class="unit" x="{left:.1f}" y="12">{safe(unit or "count")}</text>', _grid(frame, ticks)]
     parts += [_time_ticks(frame, axis, max(3, int((frame.right - frame.left) / 80)), height, True)]
     for level, name in levels:
         y = frame.y(level)
-        parts.append(f'<line class="level" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                     f'<text class="tick" x="{frame.left + 4:.1f}" y="{y - 4:.1f}">{safe(name)}</text>')  # fmt: skip
+        parts.append(
+            f'<line class="level" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="tick" x="{frame.right:.1f}" y="{y - 4:.1f}" text-anchor="end">{safe(name)}</text>'
+        )
     parts += [_band(frame, axis, line) for line in lines] + [_path(frame, axis, line) for line in lines]
     if labelled:
         parts.append(_end_labels(frame, lines))
-    return _svg(parts, frame, lines, axis, unit, title, width, height)
+    return _svg(parts, frame, lines, unit, title, width, height)
 
 
 def panel(
-    name: str, lines: Sequence[Line], axis: TimeAxis, unit: str, span: tuple[float, float], *,
-    band: float | None = None, width: int = 250, height: int = 122,
-) -> str:  # fmt: skip
-    """A small plot named inside, on a scale that it shares with its neighbours; `band` is a tolerance around 0."""
+    name: str,
+    lines: Sequence[Line],
+    axis: TimeAxis,
+    unit: str,
+    span: tuple[float, float],
+    *,
+    band: float | None = None,
+    width: int = 250,
+    height: int = 122,
+) -> str:
+    """A small plot named inside, on a scale shared with its neighbours; `band` is a tolerance around 0."""
     ticks = nice_ticks(*span, 3)
     left = 8 + CHAR * max(len(number(t, 6)) for t in ticks)
     frame = Frame2D(left, width - 8, 26, height - 24, ticks[0], ticks[-1])
     parts = [_grid(frame, ticks), _time_ticks(frame, axis, 2, height, False)]
     if band is not None and math.isfinite(band):
         top, bottom = frame.y(min(band, frame.y_high)), frame.y(max(-band, frame.y_low))
-        parts.insert(0, f'<rect class="sigma" x="{frame.left:.1f}" y="{top:.1f}" '
-                        f'width="{frame.right - frame.left:.1f}" height="{bottom - top:.1f}"/>')  # fmt: skip
+        parts.insert(
+            0,
+            f'<rect class="sigma" x="{frame.left:.1f}" y="{top:.1f}" '
+            f'width="{frame.right - frame.left:.1f}" height="{bottom - top:.1f}"/>',
+        )
     parts += [_band(frame, axis, line) for line in lines] + [_path(frame, axis, line) for line in lines]
     parts.append(f'<text class="name" x="4" y="14">{safe(name, 22)}</text>')
     for k, line in enumerate(reversed(lines)):
         known = line.values[np.isfinite(line.values)]
+        said = f" {safe(unit)}" if k == 0 else ""
         if len(known):
-            parts.append(f'<text class="end c{line.colour}" x="{width - 8 - 52 * k}" y="14" text-anchor="end">'
-                         f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{' ' + safe(unit) if k == 0 else ''}</text>")  # fmt: skip
-    return _svg(parts, frame, lines, axis, unit, name, width, height)
+            parts.append(
+                f'<text class="end c{line.colour}" x="{width - 8 - 52 * k}" y="14" text-anchor="end">'
+                f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{said}</text>"
+            )
+    return _svg(parts, frame, lines, unit, name, width, height)
 
 
 def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, width: int = 520) -> str:
@@ -143,19 +168,25 @@ def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, wi
 
     parts = []
     for tick in ticks:
-        parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{frame.top}" y2="{frame.bottom}"/>'
-                     f'<text class="tick" x="{x(tick):.1f}" y="{height - 10}" text-anchor="middle">'
-                     f"{number(tick, 6)}</text>")  # fmt: skip
+        parts.append(
+            f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{frame.top}" y2="{frame.bottom}"/>'
+            f'<text class="tick" x="{x(tick):.1f}" y="{height - 10}" text-anchor="middle">'
+            f"{number(tick, 6)}</text>"
+        )
     for i, (name, middle, half) in enumerate(rows):
         y = frame.top + 10 + 19 * i
         parts.append(
             f'<text class="label" x="{left - 8:.1f}" y="{y + 4}" text-anchor="end">{safe(name, 22)}</text>'
             f'<line class="s1" x1="{x(middle - half):.1f}" x2="{x(middle + half):.1f}" y1="{y}" y2="{y}"/>'
             f'<circle class="f1" cx="{x(middle):.1f}" cy="{y}" r="3.5"/>'
-            f'<text class="tick" x="{width - 102}" y="{y + 4}">{number(middle, 3)} ± {number(half, 2)} {safe(unit)}</text>'
+            f'<text class="tick" x="{width - 102}" y="{y + 4}">'
+            f"{number(middle, 3)} ± {number(half, 2)} {safe(unit)}</text>"
         )
-    return (f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
-            + "".join(parts) + "</svg>")  # fmt: skip
+    return (
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
+        + "".join(parts)
+        + "</svg>"
+    )
 
 
 def _grid(frame: Frame2D, ticks: Sequence[float]) -> str:
@@ -163,9 +194,11 @@ def _grid(frame: Frame2D, ticks: Sequence[float]) -> str:
     for tick in ticks:
         y = frame.y(tick)
         kind = "zero" if tick == 0 else "grid"
-        out.append(f'<line class="{kind}" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                   f'<text class="tick" x="{frame.left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">'
-                   f"{number(tick, 6)}</text>")  # fmt: skip
+        out.append(
+            f'<line class="{kind}" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="tick" x="{frame.left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{number(tick, 6)}</text>"
+        )
     return "".join(out)
 
 
@@ -179,11 +212,15 @@ def _time_ticks(frame: Frame2D, axis: TimeAxis, most: int, height: int, caption:
             continue
         end = at + half
         y = frame.bottom
-        out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 4:.1f}"/>'
-                   f'<text class="tick" x="{at:.1f}" y="{y + 16:.1f}" text-anchor="middle">{label}</text>')  # fmt: skip
+        out.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 4:.1f}"/>'
+            f'<text class="tick" x="{at:.1f}" y="{y + 16:.1f}" text-anchor="middle">{label}</text>'
+        )
     if caption:
-        out.append(f'<text class="tick" x="{frame.right:.1f}" y="{height - 4}" text-anchor="end">'
-                   f"{safe(axis.caption())}</text>")  # fmt: skip
+        out.append(
+            f'<text class="tick" x="{frame.right:.1f}" y="{height - 4}" text-anchor="end">'
+            f"{safe(axis.caption())}</text>"
+        )
     return "".join(out)
 
 
@@ -234,37 +271,50 @@ def _band(frame: Frame2D, axis: TimeAxis, line: Line) -> str:
 
 def _end_labels(frame: Frame2D, lines: Sequence[Line]) -> str:
     """Names beside the ends of the lines, pushed apart where they would overlap."""
-    ends = []
+    ends: list[tuple[float, Line]] = []
     for line in lines:
         known = line.values[np.isfinite(line.values)]
         if len(known) and line.label:
-            ends.append([frame.y(float(known[-1])), line])
-    ends.sort(key=lambda e: e[0])  # type: ignore[arg-type,return-value]
-    floor, ceiling = frame.bottom + 4, frame.top
+            ends.append((frame.y(float(known[-1])), line))
+    ends.sort(key=lambda end: end[0])
     places: list[float] = []
     for y, _ in ends:
-        places.append(max(float(y), places[-1] + LABEL_GAP if places else ceiling))  # type: ignore[arg-type]
+        places.append(max(y, places[-1] + LABEL_GAP if places else frame.top))
     for i in reversed(range(len(places))):
-        places[i] = min(places[i], floor - LABEL_GAP * (len(places) - 1 - i))
+        places[i] = min(places[i], frame.bottom + 4 - LABEL_GAP * (len(places) - 1 - i))
     return "".join(
-        f'<text class="label c{line.colour}" x="{frame.right + 6:.1f}" y="{y + 4:.1f}">{safe(line.label, 22)}</text>'  # type: ignore[attr-defined]
+        f'<text class="label c{line.colour}" x="{frame.right + 6:.1f}" y="{y + 4:.1f}">'
+        f"{safe(line.label, 22)}</text>"
         for y, (_, line) in zip(places, ends, strict=True)
     )
 
 
 def _svg(
-    parts: Sequence[str], frame: Frame2D, lines: Sequence[Line], axis: TimeAxis, unit: str, title: str,
-    width: int, height: int,
-) -> str:  # fmt: skip
+    parts: Sequence[str],
+    frame: Frame2D,
+    lines: Sequence[Line],
+    unit: str,
+    title: str,
+    width: int,
+    height: int,
+) -> str:
     series = [
         [clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]] for line in lines
     ]
-    data = {"l": round(frame.left, 1), "r": round(frame.right, 1), "t": frame.top, "b": frame.bottom,
-            "u": unit, "s": series}  # fmt: skip
+    data = {
+        "l": round(frame.left, 1),
+        "r": round(frame.right, 1),
+        "t": frame.top,
+        "b": frame.bottom,
+        "u": unit,
+        "s": series,
+    }
     encoded = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("&", "&amp;")
     encoded = encoded.replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
-    return (f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}" '
-            f'data-p="{encoded}">' + "".join(parts) + "</svg>")  # fmt: skip
+    return (
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}" '
+        f'data-p="{encoded}">' + "".join(parts) + "</svg>"
+    )
 
 
 def _to_scale(value: float, span: float) -> str:

@@ -11,6 +11,7 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from connectors.capture import START_NS
 from twin.frame import I64, NS
 
 MAX_NAME = 100
@@ -92,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def clean(text: object, limit: int = MAX_NAME) -> str:
-    """Text of unknown origin on one line: no control, bidirectional or lone surrogate characters, not too long."""
+    """Text of unknown origin: one line, not too long, no control, bidirectional or surrogate characters."""
     raw = str(text)[: limit * 4]
     out = "".join(
         c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else "\ufffd" for c in raw
@@ -112,8 +113,8 @@ def short(path: str, limit: int = 20) -> str:
 
 
 def is_synthetic(first_ns: int) -> bool:
-    """Whether a start is no real date."""
-    return first_ns < REAL_SINCE_NS
+    """Whether a start is no real date: none at all, or the one given to recordings that know only offsets."""
+    return first_ns < REAL_SINCE_NS or abs(first_ns - START_NS) <= 60 * NS
 
 
 def utc(t_ns: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -127,8 +128,32 @@ def utc(t_ns: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 class TimeAxis:
     """Instants of a run as places between 0 and 1 and as labels."""
 
-    _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
-              86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000)  # fmt: skip
+    _STEPS = (
+        1,
+        2,
+        5,
+        10,
+        15,
+        30,
+        60,
+        120,
+        300,
+        600,
+        900,
+        1800,
+        3600,
+        7200,
+        10800,
+        21600,
+        43200,
+        86400,
+        172800,
+        604800,
+        1209600,
+        2592000,
+        7776000,
+        31536000,
+    )
 
     def __init__(self, times_ns: I64, first_ns: int, last_ns: int) -> None:
         self.times_ns, self.first_ns = times_ns, first_ns

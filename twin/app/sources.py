@@ -1,4 +1,4 @@
-"""Sources of a replay: files of any known form, as one stream of arrivals in order of time.
+"""Sources of a replay: files of any known form as one stream of arrivals in order of time, cut into frames.
 
 Knows which form a file has, decodes, and counts every message or row as decoded, ignored (with its kind and
 why) or bad. Part of the shell; the codecs are in `connectors`.
@@ -6,24 +6,36 @@ why) or bad. Part of the shell; the codecs are in `connectors`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
 
 from connectors.capture import START_NS, BadRow, open_bytes, read_capture
 from connectors.dsx_bms import BmsDecoder
 from connectors.ipmi import Dump, Tally, read_sensor_table
 from connectors.it_frame import ItDecoder
 from connectors.tabular import read_mapping, read_series
+from twin.engine import Engine
 from twin.errors import BadMessage, ConfigError, StorageError
-from twin.events import Event
+from twin.events import EntityReplaced, Event, SiteChanged, TicksSkipped
+from twin.frame import NS, Counts, Frame, Update
+from twin.inbox import Inbox
 from twin.reading import Block, Ignored, Message, Reading
-from twin.site import Site
+from twin.signals import TABLES
+from twin.site import Site, SiteSpec
+from twin.sitebuild import build
 
 Form = Literal["native", "capture", "ipmi", "table"]
 MAX_KINDS = 200
 SAMPLES = 10
+URGENT_GAP_NS = NS // 10  # an urgent frame comes at least 100 ms after the one before
+MAX_QUIET_TICKS = 100_000  # a longer gap in a recording is skipped, and said so by an event
 
 
 class Arrival(NamedTuple):
@@ -69,8 +81,14 @@ class Messages:
     def summary(self) -> dict[str, Any]:
         """For JSON: the three sums add up to the total."""
         ignored = sum(e["count"] for e in self.ignored.values())
-        return {"total": self.total, "decoded": self.decoded, "ignored": ignored, "bad": self.bad,
-                "ignored_kinds": dict(sorted(self.ignored.items())), "bad_samples": self.bad_samples}  # fmt: skip
+        return {
+            "total": self.total,
+            "decoded": self.decoded,
+            "ignored": ignored,
+            "bad": self.bad,
+            "ignored_kinds": dict(sorted(self.ignored.items())),
+            "bad_samples": self.bad_samples,
+        }
 
 
 def form_of(path: Path, mapping: Path | None) -> Form:
@@ -96,8 +114,10 @@ def form_of(path: Path, mapping: Path | None) -> Form:
         raise StorageError(f"{path}: cannot be read: {error}") from error
     if head.lstrip(b"\xef\xbb\xbf").strip() == b"offset,topic,payload":
         return "capture"
-    raise ConfigError(f"{path}: a table needs --map FILE (columns to signals), a capture begins with "
-                      "`offset,topic,payload` or ends in .jsonl")  # fmt: skip
+    raise ConfigError(
+        f"{path}: a table needs --map FILE (columns to signals), a capture begins with "
+        "`offset,topic,payload` or ends in .jsonl"
+    )
 
 
 class MessageSource:
@@ -156,10 +176,12 @@ class SampleSource:
 def open_source(
     paths: list[Path], site: Site, mapping: Path | None, sensors: Path | None = None
 ) -> MessageSource | SampleSource:
-    """The arrivals of these files, which must all have one form (native traces are read by `replay` itself)."""
+    """The arrivals of these files, which must all have one form (native ones are read by `replay`)."""
     forms = {form_of(p, mapping) for p in paths}
     if len(forms) != 1:
-        raise ConfigError(f"{', '.join(map(str, paths))}: forms differ ({', '.join(sorted(forms))}); expected one per replay")
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: forms differ ({', '.join(sorted(forms))}); expected one"
+        )
     form = forms.pop()
     if form == "capture":
         return MessageSource(paths, site)
@@ -174,15 +196,102 @@ def open_source(
 
 
 def default_sensors() -> Path:
-    """The mapping of sensor names that comes with racktwin."""
-    return Path(__file__).parents[2] / "deploy" / "mappings" / "ipmi-sdr.yaml"
+    """The mapping of sensor names that comes with racktwin, inside the package."""
+    return Path(str(resources.files("connectors") / "ipmi-sdr.yaml"))
 
 
-def stage(item: Reading | Block | Event, inbox: Any, now_ns: int) -> None:
-    """Put one decoded item into the Inbox."""
-    if isinstance(item, Reading):
-        inbox.put(item, now_ns)
-    elif isinstance(item, Block):
-        inbox.put_block(item, now_ns)
-    else:
-        inbox.put_event(item)
+class Cutter:
+    """Cuts arrivals into frames: nominal ticks `dt_s` apart, and urgent ones between them.
+
+    Follows the site: behind a SiteChanged, arrivals are in the new numbering, and so the Inbox begins anew.
+    What the old one still held is dropped: less than a tick's readings, which come again.
+    """
+
+    def __init__(self, engine: Engine, dt_s: float, due_events: Callable[[int, str], list[Event]]) -> None:
+        self.site, self.step_ns = engine.site, round(dt_s * NS)
+        self.inbox = Inbox(self.site.sizes)
+        self._serials = engine.intake.serials
+        self._due_events = due_events
+        self._tick, self._last_ns = 0, 0
+
+    def frames(self, source: Iterable[Arrival]) -> Iterator[Frame]:
+        """The frames of these arrivals, in order of time."""
+        next_ns: int | None = None
+        urgent_ns: int | None = None
+        for arrival in source:
+            if next_ns is None:
+                self._last_ns = arrival.t_ns // self.step_ns * self.step_ns
+                next_ns = self._last_ns + self.step_ns
+            while arrival.t_ns > (next_ns if urgent_ns is None else min(urgent_ns, next_ns)):
+                if urgent_ns is not None and urgent_ns < next_ns:
+                    yield self._cut(urgent_ns, True)
+                else:
+                    yield self._cut(next_ns, False)
+                    next_ns += self.step_ns
+                    quiet = (arrival.t_ns - next_ns) // self.step_ns
+                    if quiet > MAX_QUIET_TICKS:
+                        self.inbox.put_event(TicksSkipped(count=quiet, why="the recording has a gap"))
+                        next_ns += quiet * self.step_ns
+                urgent_ns = None
+            for item in arrival.items:
+                self._stage(item, arrival.t_ns)
+            if self.inbox.urgent and urgent_ns is None:
+                urgent_ns = max(arrival.t_ns, self._last_ns + URGENT_GAP_NS)
+        if next_ns is not None:
+            if urgent_ns is not None and urgent_ns < next_ns:
+                yield self._cut(urgent_ns, True)
+            yield self._cut(next_ns, False)
+
+    def _cut(self, now_ns: int, urgent: bool) -> Frame:
+        for event in self._due_events(now_ns, self.site.spec_hash):
+            self.inbox.put_event(event)
+        frame = self.inbox.take(self._tick, now_ns, (now_ns - self._last_ns) / NS)
+        self._tick, self._last_ns = self._tick + 1, now_ns
+        return dataclasses.replace(frame, urgent=urgent)
+
+    def _stage(self, item: Reading | Block | Event, now_ns: int) -> None:
+        if isinstance(item, Reading):
+            self.inbox.put(item, now_ns)
+        elif isinstance(item, Block):
+            self.inbox.put_block(item, now_ns)
+        else:
+            if isinstance(item, SiteChanged):
+                self._follow(item)
+            elif isinstance(item, EntityReplaced):
+                self._forget(item)
+            self.inbox.put_event(item)
+
+    def _follow(self, event: SiteChanged) -> None:
+        self.site = build(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
+        before, self.inbox = self.inbox, Inbox(self.site.sizes)
+        self.inbox.events, self.inbox.urgent = before.events, before.urgent
+        self.inbox.counts = before.counts
+
+    def _forget(self, event: EntityReplaced) -> None:
+        """The counters of a new device do not go on where the old one's ended."""
+        entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
+        if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
+            self.inbox.forget(event.table, entity)
+
+
+def check_fits(frame: Frame, site: Site) -> None:
+    """Raises StorageError for a frame that speaks of other tables than the site has."""
+    for event in frame.events:
+        if isinstance(event, SiteChanged):
+            try:
+                site = build(msgspec.json.decode(event.spec, type=SiteSpec))
+            except (msgspec.MsgspecError, ConfigError) as error:
+                raise StorageError(f"tick {frame.tick}: changes the site to none: {error}") from error
+    parts: list[Update | Counts] = [*frame.updates, *frame.counts]
+    for part in parts:
+        n, known = site.sizes.get(part.table, 0), TABLES.get(part.table)
+        rows = 0 if known is None else len(known.gauges if isinstance(part, Update) else known.counters)
+        entity = np.arange(len(part.t_ns)) if part.entity is None else part.entity
+        fits = len(entity) == n if part.entity is None else bool((np.diff(entity) > 0).all())
+        for index, end in ((entity, n), (part.rows, rows)):
+            fits = fits and len(index) > 0 and index.min() >= 0 and index.max() < end
+        if not fits:
+            raise StorageError(
+                f"tick {frame.tick}: {len(entity)} of {part.table}, rows {part.rows.tolist()[:8]}; "
+                f"expected some of {n}, rows below {rows}, as its site has"
+            )

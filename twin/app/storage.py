@@ -7,6 +7,7 @@ the shell: this is where bytes meet the disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from twin.contracts import Decision
 from twin.errors import StorageError
 from twin.frame import Frame
 from twin.journal import Chain, Verdict, verify
-from twin.trace import MAGIC, Decoder, Encoder, Header, payloads, record
+from twin.trace import FORMAT, MAGIC, Decoder, Encoder, Header, payloads, record
 
 SEGMENT_BYTES = 64 * 2**20
 KEEP_SNAPSHOTS = 2
@@ -31,7 +32,11 @@ class TraceWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.segment_bytes = folder, segment_bytes
         self.site_hash, self.spec = site_hash, spec
-        self.number = len(list(folder.glob("trace-*.rt")))
+        # behind the last, also where the oldest were deleted
+        last = max(
+            (p.stem[6:] for p in folder.glob("trace-*.rt") if p.stem[6:].isdecimal()), key=int, default="-1"
+        )
+        self.number = int(last) + 1
         self.bytes_written = 0
         self._encoder = Encoder()
         self._file: IO[bytes] | None = None
@@ -43,12 +48,19 @@ class TraceWriter:
         self.close()
 
     def write(self, frame: Frame) -> None:
-        """Append a frame. Raises StorageError if the disk refuses."""
+        """Append a frame. Raises StorageError if the disk refuses; what comes next begins a new segment.
+
+        Behind a frame that was lost, the differences of the next ones would add up to something else.
+        """
         try:
             if self._file is None or self._size >= self.segment_bytes:
                 self._rotate(frame.tick)
             self._put(self._encoder.encode(frame))
         except OSError as error:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
             raise StorageError(f"{self.folder}: the trace cannot be written: {error}") from error
 
     def _rotate(self, tick: int) -> None:
@@ -57,7 +69,7 @@ class TraceWriter:
         self._file = path.open("xb")
         self.number += 1
         self._size = self._file.write(MAGIC)
-        self._put(self._encoder.header(Header(1, self.site_hash, self.spec, tick)))
+        self._put(self._encoder.header(Header(FORMAT, self.site_hash, self.spec, tick)))
 
     def _put(self, payload: bytes) -> None:
         assert self._file is not None
@@ -80,7 +92,7 @@ class TraceWriter:
 
 @dataclass
 class TraceReader:
-    """Frames of a segment, or of all segments of a folder, in order. `damage` tells where reading had to stop."""
+    """Frames of a segment, or of all of a folder, in order. `damage` tells where reading had to stop."""
 
     path: Path
     damage: list[str] = field(default_factory=list)
@@ -97,7 +109,7 @@ class TraceReader:
     def first_header(self) -> Header:
         """The header of the first segment."""
         path = self.segments()[0]
-        for position, payload in payloads(path.read_bytes()):
+        for position, payload in payloads(_bytes(path)):
             if isinstance(payload, str):
                 raise StorageError(f"{path} at byte {position}: {payload}")
             try:
@@ -110,9 +122,9 @@ class TraceReader:
         self.damage, self.headers, self.bytes_read = [], [], 0
         last_tick, before = -1, 0
         for path in self.segments():
-            decoder, header_seen = Decoder(), False
-            size = path.stat().st_size
-            for position, payload in payloads(path.read_bytes()):
+            decoder, header_seen, skipped = Decoder(), False, 0
+            data = _bytes(path)
+            for position, payload in payloads(data):
                 if isinstance(payload, str):
                     self.damage.append(f"{path.name} at byte {position}: {payload}")
                     break
@@ -127,12 +139,23 @@ class TraceReader:
                     self.damage.append(f"{path.name} at byte {position}: {error}")
                     break
                 if frame.tick <= last_tick:
-                    self.damage.append(f"{path.name} at byte {position}: tick {frame.tick} after {last_tick}; skipped")
+                    skipped += 1
+                    if skipped == 1:  # one note per segment: a whole one may be in doubt
+                        self.damage.append(
+                            f"{path.name} at byte {position}: tick {frame.tick} after {last_tick}; skipped"
+                        )
                     continue
                 last_tick = frame.tick
                 yield frame
-            before += size
+            before += len(data)
             self.bytes_read = before
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
 
 
 class JournalWriter:
@@ -143,8 +166,10 @@ class JournalWriter:
         self.path, self.durable = folder / "journal.jsonl", durable
         verdict = verify_journal(self.path) if self.path.exists() else None
         if verdict is not None and verdict.fault:
-            raise StorageError(f"{self.path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
-                               "expected an intact journal: move it away, or cut it there with `journal verify --cut`")  # fmt: skip
+            raise StorageError(
+                f"{self.path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
+                "expected an intact journal: move it away, or cut it there with `journal verify --cut`"
+            )
         self.chain = Chain(verdict.lines, verdict.head) if verdict else Chain()
         self._file = self.path.open("ab")
 
@@ -154,7 +179,11 @@ class JournalWriter:
             for name, body in self.chain.sides.items():
                 side = self.path.parent / "sides" / f"{name}.json"
                 side.parent.mkdir(exist_ok=True)
-                side.write_bytes(body)
+                with side.open("wb") as file:
+                    file.write(body)
+                    if self.durable:
+                        file.flush()
+                        os.fsync(file.fileno())
             self.chain.sides.clear()
             if lines:
                 self._file.write(b"".join(line + b"\n" for line in lines))
@@ -201,17 +230,23 @@ def verify_journal(path: Path) -> Verdict:
 
 
 def write_snapshot(folder: Path, tick: int, data: dict[str, object]) -> Path:
-    """A snapshot, complete or not at all; older ones beyond `KEEP_SNAPSHOTS` go."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A snapshot, complete or not at all; older ones beyond `KEEP_SNAPSHOTS` go. Raises StorageError."""
     path = folder / f"snapshot-{tick:012d}.rts"
     draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
-        file.write(snapshot.encode(data))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    for old in sorted(folder.glob("snapshot-*.rts"))[:-KEEP_SNAPSHOTS]:
-        old.unlink()
+    encoded = snapshot.encode(data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        for old in sorted(folder.glob("snapshot-*.rts"))[:-KEEP_SNAPSHOTS]:
+            old.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StorageError(f"{path}: the snapshot cannot be written: {error}") from error
     return path
 
 
@@ -221,6 +256,6 @@ def read_snapshot(folder: Path) -> tuple[dict[str, object] | None, list[str]]:
     for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
         try:
             return snapshot.decode(path.read_bytes()), faults
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             faults.append(f"{path.name}: {error}")
     return None, faults

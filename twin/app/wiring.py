@@ -1,7 +1,7 @@
 """Wiring: from files to a site, and from a site to an engine with its policies and models.
 
-Reads YAML, finds profiles (the packaged ones and `profiles/` beside the site file) and loads plug-ins. Part of
-the shell; the only place that knows the registries.
+Reads YAML, finds profiles (the packaged ones and `profiles/` beside the site file) and loads plug-ins. Part
+of the shell; the only place that knows the registries.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def profile_path(name: str, beside: Path | None) -> Path | None:
 
 def packaged_profiles() -> list[str]:
     """Names of the profiles that come with racktwin."""
-    return sorted(p.name[:-5] for p in resources.files("twin").joinpath("profiles").iterdir() if p.name.endswith(".yaml"))
+    return sorted(
+        p.name[:-5]
+        for p in resources.files("twin").joinpath("profiles").iterdir()
+        if p.name.endswith(".yaml")
+    )
 
 
 def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
@@ -76,8 +80,10 @@ def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
     for name in wanted:
         path = profile_path(name, beside)
         if path is None:
-            problems.append(f"{file_name}: no profile {name!r}; expected one of {', '.join(packaged_profiles())} "
-                            "or a file profiles/NAME.yaml beside the site file")  # fmt: skip
+            problems.append(
+                f"{file_name}: no profile {name!r}; expected one of {', '.join(packaged_profiles())} "
+                "or a file profiles/NAME.yaml beside the site file"
+            )
             continue
         profile_tree = read_yaml(path)
         try:
@@ -114,7 +120,9 @@ def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"{path}: cannot load {wanted}: {error}; expected module:Class") from error
     if wanted not in registry:
-        raise ConfigError(f"{path}: {wanted!r} is not registered; expected one of {', '.join(sorted(registry))} or module:Class")
+        raise ConfigError(
+            f"{path}: {wanted!r} is not registered; expected {', '.join(sorted(registry))} or module:Class"
+        )
     return registry[wanted]
 
 
@@ -129,7 +137,9 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
             cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
             policy = cls(**entry.settings) if entry and entry.settings else cls()
         except (ConfigError, TypeError, ValueError) as error:
-            problems.append(str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}")
+            problems.append(
+                str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}"
+            )
             continue
         chosen.append(policy)
         authority[policy.name] = entry.authority if entry else "advise"
@@ -161,11 +171,13 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
 
 def make_models(file: SiteFile) -> list[Model]:
     """All registered models and those that the site adds."""
-    return [make_model(name, file.models.get(name)) for name in dict.fromkeys([*models.REGISTRY, *file.models])]
+    return [
+        make_model(name, file.models.get(name)) for name in dict.fromkeys([*models.REGISTRY, *file.models])
+    ]
 
 
 def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
-    """An engine for a site, with its own plug-ins. `authority` overrides the file's (a replay may try `act`)."""
+    """An engine for a site, with its own plug-ins. `authority` overrides the file's."""
     chosen, from_file = make_policies(site.file)
     return Engine(site, chosen, make_models(site.file), {**from_file, **(authority or {})})
 

@@ -27,9 +27,9 @@ class Coolant:
 
 
 COOLANTS: dict[str, Coolant] = {
-    # 25 % propylene glycol by volume; the slopes are zero because the figures are stated without a temperature
+    # 25 % propylene glycol by volume; slopes are zero: the figures are stated without a temperature
     "pg25": Coolant("PG25", 1012.0, 0.0, 3950.0, 0.0, 40.0,
-                    "15.0 l/min K per kW, common practice figure for PG25 (density 1012 kg/m3, 3.95 kJ/kg K)"),
+                    "15.0 l/min K per kW, common practice for PG25 (density 1012 kg/m3, 3.95 kJ/kg K)"),
     # Water: IAPWS-IF97 at 0.1 MPa gives 992.2 kg/m3 and 4179 J/kg K at 40 degC; slope of density near there
     "water": Coolant("water", 992.2, -0.38, 4179.0, 0.0, 40.0, "IAPWS-IF97, 40 degC, 0.1 MPa"),
 }  # fmt: skip

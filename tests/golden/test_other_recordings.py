@@ -1,0 +1,90 @@
+"""Recordings of other forms through the command: tables and a dump of sensors, counted to the last row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.conftest import ROOT
+from twin.app.cli import main
+
+DEPLOY = ROOT / "deploy"
+
+
+def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["replay", "--json", *map(str, args)]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    counted = result["messages"]
+    assert counted["total"] == counted["decoded"] + counted["ignored"] + counted["bad"] > 0
+    assert sum(kind["count"] for kind in counted["ignored_kinds"].values()) == counted["ignored"]
+    return result
+
+
+@pytest.mark.slow
+def test_servers_by_the_hour(
+    recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = sorted(recording("gpu-server-hourly-biohpc").glob("*.txt"))
+    mapping, site = DEPLOY / "mappings/biohpc-hourly.yaml", DEPLOY / "sites/biohpc.yaml"
+    result = replayed(capsys, "--site", site, "--map", mapping, "--out", tmp_path / "run", "--trace", *files)
+    assert len(files) == 3
+    assert result["messages"]["decoded"] > 1000
+    assert result["messages"]["bad"] <= 3  # a trailer in each file
+    assert result["ticks"] >= result["span_s"] / 3600
+    again = replayed_natively(capsys, tmp_path / "run")
+    assert again["state_checksum"] == result["state_checksum"]
+
+
+def replayed_natively(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str, Any]:
+    assert main(["replay", "--trace", str(run), "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+@pytest.mark.slow
+def test_demand_of_a_cluster(recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """One of its sixteen files, in ticks of an hour."""
+    path = recording("gpu-demand-helios-earth") / "vc3sl" / "cluster_sequence_vc.csv.xz"
+    mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", DEPLOY / "sites/helios-earth.yaml"
+    result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "3600", "--trace", path)
+    assert result["messages"]["bad"] == 0
+    assert result["messages"]["decoded"] > 100_000
+    assert 1000 < result["ticks"] < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["carbon", "price"])
+def test_the_grid(
+    recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, what: str
+) -> None:
+    folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
+    path = min(p for p in folder.rglob("*.csv*") if p.is_file())
+    (tmp_path / "grid.yaml").write_text("site: grid\nperiods_s: {site: 3600}\n")
+    mapping = DEPLOY / f"mappings/grid-{what}.yaml"
+    result = replayed(capsys, "--site", tmp_path / "grid.yaml", "--map", mapping, "--trace", path)
+    assert result["messages"]["decoded"] > 8000
+    assert result["ticks"] > 8000
+
+
+@pytest.mark.slow
+def test_a_dump_of_sensors(
+    recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    archive = recording("node-ipmi-sdr-harvard") / "2025-05-29.tar.gz"
+    site = tmp_path / "site.yaml"
+    assert main(["discover", str(archive), "-o", str(site), "--name", "harvard"]) == 0
+    assert main(["check", str(site)]) == 0
+    result = replayed(capsys, "--site", site, "--trace", archive)
+    assert result["site"] == "harvard"
+    assert result["messages"]["total"] > 290_000
+    assert result["messages"]["decoded"] > 13_000
+    assert result["messages"]["bad"] == 0
+    assert result["ticks"] > 0
+    capsys.readouterr()
+    assert main(["record-info", str(archive), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hosts"] == len(result["racks"])

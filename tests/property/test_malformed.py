@@ -1,0 +1,142 @@
+"""A hundred thousand malformed messages through the whole path: decoders, Inbox, trace, engine, journal.
+
+All are counted, none raises, memory stays flat, the engine ticks on, and a replay of the recording agrees.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import tracemalloc
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from connectors.it_frame import FRAME, encode_json
+from models import persistence
+from policies import thermal_guard
+from tests.builders import site_of
+from tests.property.test_dsx_fuzz import malformed as malformed_bms
+from tests.unit.test_it_frame import malformed as malformed_it
+from twin.app.sources import MessageSource
+from twin.engine import Engine
+from twin.frame import NS
+from twin.inbox import FUTURE_TOLERANCE_NS, Inbox
+from twin.journal import Chain, verify
+from twin.reading import Block, Message, Reading
+from twin.site import Site
+from twin.trace import Decoder, Encoder
+
+T = 1_767_225_600 * NS
+MESSAGES, BATCH = 100_000, 1000
+
+
+def a_site() -> Site:
+    """Knows the racks of the IT messages and, of the BMS ones, three owners in each table."""
+    names = ("e", "eee", "eeeee")
+    racks = [
+        {"name": "r1", "profile": "air-8gpu", "nodes": 3, "gpus_per_node": 2},
+        {"name": "r2", "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 4},
+        {"name": "r3", "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 0},
+        *({"name": n, "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 1} for n in names),
+    ]
+    cdus = [{"name": n, "serves": [n]} for n in names]
+    served = (("e", "A", "r1"), ("eee", "B", "r1"), ("eeeee", "A", "r2"))
+    feeders = [{"name": n, "side": side, "budget_w": 1e5, "serves": [rack]} for n, side, rack in served]
+    return site_of(
+        {"site": "lab", "halls": [{"name": "h", "racks": racks, "cdus": cdus, "feeders": feeders}]}
+    )
+
+
+def engine_of(site: Site) -> Engine:
+    policies, models = [thermal_guard.ThermalGuard()], [persistence.Persistence()]
+    return Engine(site, policies, models, {p.name: "act" for p in policies})
+
+
+def a_message(rng: random.Random, now_ns: int) -> Message:
+    chance = rng.random()
+    if chance < 0.55:
+        message = malformed_bms(rng)
+    elif chance < 0.92:
+        message = malformed_it(rng)
+    elif chance < 0.97:  # between them a sound one, so that the engine has something to decide
+        columns = {
+            "temp_c": [rng.randint(40, 95)] * 6,
+            "power_w": [rng.randint(100, 400)] * 6,
+            "156": [now_ns // 10**7] * 6,
+        }
+        message = Message(0, FRAME + "lab/h/r1", encode_json(now_ns, columns))
+    else:
+        topic = rng.choice(
+            ["", "/", "spBv1.0/x", "BMS/v1/", "IT/v1/", "BMS/v1/\udcff", "\u2028" * 99, "x" * 9999]
+        )
+        message = Message(0, topic, rng.randbytes(rng.randint(0, 99)))
+    if (
+        b"1767225600" in message.payload and rng.random() < 0.7
+    ):  # most clocks run, so that most values are news
+        ms = now_ns // 10**6 + rng.choice([0, 0, 0, -500, 500, 10**7, -(10**7)])
+        message = message._replace(payload=message.payload.replace(b"1767225600000", b"%d" % ms))
+    return message._replace(t_ns=now_ns)
+
+
+def put(inbox: Inbox, item: Any, now_ns: int) -> None:
+    if isinstance(item, Reading):
+        inbox.put(item, now_ns)
+    elif isinstance(item, Block):
+        inbox.put_block(item, now_ns)
+    else:
+        inbox.put_event(item)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
+    rng, site = random.Random(7), a_site()
+    source, inbox, engine = MessageSource([], site), Inbox(site.sizes), engine_of(site)
+    encoder, chain, replayed = Encoder(), Chain(), engine_of(site)
+    decoder, items, lines, now = Decoder(), Counter[str](), list[bytes](), T
+    began, held = time.monotonic(), 0
+    try:
+        for batch in range(MESSAGES // BATCH):
+            if batch == 9 * MESSAGES // BATCH // 10:  # tracing is slow, and memory that grows goes on growing
+                gc.collect()
+                tracemalloc.start()
+            for _ in range(BATCH):
+                now += NS // 100
+                message = a_message(rng, now)
+                source.messages.total += 1
+                for item in source._decode(message) or ():
+                    items[type(item).__name__] += 1
+                    put(inbox, item, now)
+            frame = inbox.take(batch, now, 10.0)
+            for u in (*frame.updates, *frame.counts):
+                assert int(u.t_ns.max()) <= now + FUTURE_TOLERANCE_NS
+            payload = encoder.encode(frame)
+            decision = engine.tick(frame)
+            lines += chain.lines(decision)
+            replayed.tick(decoder.decode(payload))
+            if batch % 10 == 9:
+                assert engine.checksum() == replayed.checksum()
+            if batch == 95 * MESSAGES // BATCH // 100:
+                gc.collect()
+                held = tracemalloc.get_traced_memory()[0]
+        gc.collect()
+        growth = tracemalloc.get_traced_memory()[0] - held
+    finally:
+        tracemalloc.stop()
+    summary = source.messages.summary()
+    assert summary["total"] == MESSAGES == summary["decoded"] + summary["ignored"] + summary["bad"]
+    assert min(summary["decoded"], summary["ignored"], summary["bad"]) > 5000, summary
+    assert min(items[k] for k in ("FaultReported", "JobStarted", "JobEnded")) > 15, items
+    assert min(items["Reading"], items["Block"]) > 2000, items
+    counts = inbox.counts
+    assert (
+        min(counts[k] for k in ("accepted", "coalesced", "older", "clamped", "missing", "out_of_range")) > 50
+    ), counts
+    assert counts["events"] == sum(v for k, v in items.items() if k not in ("Reading", "Block"))
+    assert counts["events_dropped"] == 0
+    assert engine.state.tick == MESSAGES // BATCH - 1
+    assert growth < 500_000
+    assert verify(lines).fault is None
+    assert time.monotonic() - began < 120  # far above what it takes; an endless loop is what this would find

@@ -1,0 +1,512 @@
+"""The arbiter inside an engine: authority, hold and release, slew, blast radius, withdrawal. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import Twin, Wish, eight_nodes, two_racks
+from twin.arbiter import check_proposal
+from twin.contracts import Proposal
+from twin.errors import ContractError
+from twin.events import (
+    Approved, AuthorityChanged, CommandAcked, EntityReplaced, EpochChanged, Held, Released, Resumed,
+)  # fmt: skip
+
+CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
+NAN, INF = float("nan"), float("inf")
+
+
+def twin(wish: Wish | None = None, authority: str = "act", **more: Any) -> tuple[Twin, Wish]:
+    """Eight GPUs (200..350 W, safe 200 W, slew 50 W/s, deadband 5 W) that read back 350 W."""
+    wish = wish or Wish()
+    out = Twin(eight_nodes(**more), [wish], authority={wish.name: authority})
+    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0})
+    return out, wish
+
+
+def values(batches: list[Any]) -> dict[int, float]:
+    return {int(i): float(v) for c in batches for i, v in zip(c.index, c.value, strict=True)}
+
+
+# -- broken proposals ---------------------------------------------------------------------------------------------
+
+I2, F2 = np.array([0, 1], np.int32), np.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"control": "gpu.nonsense"}, {"control": "node.power_cap_w"}, {"index": np.array([1, 0], np.int32)},
+        {"index": np.array([0, 0], np.int32)}, {"index": np.array([-1, 0], np.int32)},
+        {"index": np.array([0, 8], np.int32)}, {"index": np.array([0.0, 1.0])}, {"index": [0, 1]},
+        {"index": np.array([[0, 1]], np.int32)}, {"index": np.array([0], np.int32)}, {"index": np.array([True, False])},
+        {"lo": np.array([1.0])}, {"lo": np.array([NAN, 1.0])}, {"hi": np.array([NAN, 2.0])},
+        {"lo": np.array([3.0, 3.0])}, {"want": np.array(["a", "b"])}, {"want": [1.0, 2.0]}, {"hi": None},
+        {"reason": None},
+    ],
+)  # fmt: skip
+def test_a_broken_proposal_is_refused(change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"control": CAP, "index": I2, "lo": F2, "hi": F2, "want": F2, "reason": "because"}
+    check_proposal(Proposal(**good), (CAP, "gpu.nonsense"), 8)
+    with pytest.raises(ContractError):
+        check_proposal(Proposal(**(good | change)), (CAP, "gpu.nonsense"), 8)
+
+
+def test_a_policy_that_breaks_its_contract_is_suspended_and_its_intervals_hold_for_a_lease() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 300, 300)
+    pod.tick()
+    wish.proposals = [Proposal(CAP, np.array([1.5]), F2[:1], F2[:1], F2[:1], "broken")]
+    pod.tick()
+    assert [f.id for f in pod.decision.findings] == ["suspended/wish"]
+    assert pod.lease(CAP)[:2].tolist() == [300.0, 300.0]
+    wish.proposals = []
+    for _ in range(29):
+        pod.tick({"gpu.power_limit_w": 300.0})
+        assert pod.lease(CAP)[:2].tolist() == [300.0, 300.0]
+    pod.run(3)
+    assert np.isnan(pod.lease(CAP)).all(), "then they are given back"
+
+
+# -- settling -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wishes, expected",
+    [
+        ([(200, 300, NAN)], 300.0),  # nobody wishes: the device's 350 W, as near as may be
+        ([(200, 350, 250)], 250.0),
+        ([(0, 3000, 250)], 250.0),  # the envelope narrows
+        ([(0, 3000, INF)], 350.0),
+        ([(0, 100, 50)], 200.0),  # beyond the envelope: its edge
+        ([(-INF, INF, NAN)], 350.0),
+        ([(200, 300, 260), (250, 350, 350)], 260.0),  # the stronger wish counts
+        ([(200, 300, NAN), (310, 350, 340)], 300.0),  # a weaker one cannot widen
+        ([(280, 350, NAN), (200, 250, 200)], 280.0),
+        ([(200, 300, NAN), (200, 350, 210)], 210.0),
+    ],
+)
+def test_what_proposals_come_to(wishes: list[tuple[float, float, float]], expected: float) -> None:
+    policies = [Wish(f"w{i}", rank=i) for i in range(len(wishes))]
+    pod = Twin(eight_nodes(), policies, act=True)
+    pod.tick({"gpu.power_limit_w": 350.0})
+    for policy, (lo, hi, want) in zip(policies, wishes, strict=True):
+        policy.ask(CAP, [3], lo, hi, want)
+    pod.run(5)
+    assert pod.lease(CAP)[3] == expected
+    assert np.isnan(np.delete(pod.lease(CAP), 3)).all()
+
+
+def test_without_a_readback_the_protective_end_is_the_answer() -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 220, 300)
+    pod.tick()
+    assert values(pod.commands()) == {0: 220.0}
+
+
+def test_who_could_not_have_its_way_is_recorded() -> None:
+    strong, weak = Wish("strong", 0), Wish("weak", 1)
+    pod = Twin(eight_nodes(), [strong, weak], act=True)
+    strong.ask(CAP, [0, 1], 200, 250)
+    weak.ask(CAP, [0, 1, 2, 3], [200, 300, 300, 400], [260, 320, 320, 500], [210, 310, 310, NAN])
+    pod.tick({"gpu.power_limit_w": 350.0})
+    assert [(r["policy"], r["count"]) for r in pod.records("narrowed")] == [("weak", 2)]
+
+
+def test_a_level_between_two_states_is_a_state() -> None:
+    pod, wish = twin()
+    wish.ask(LEVEL, [0], 0.0, 4.0, 0.9)
+    pod.tick()
+    assert values(pod.commands()) == {0: 1.0}
+
+
+def test_what_has_no_envelope_cannot_be_commanded() -> None:
+    tree = eight_nodes()
+    tree["halls"][0]["racks"].append({"name": "bare", "nodes": 1, "gpus_per_node": 1})
+    wish = Wish()
+    pod = Twin(tree, [wish], act=True)
+    wish.ask(CAP, [7, 8], 200, 300, 250)
+    pod.tick({"gpu.power_limit_w": 350.0})
+    assert set(values(pod.commands())) == {7}
+    pod.run(3)
+    assert np.isnan(pod.lease(CAP)[8])
+
+
+# -- limiting -----------------------------------------------------------------------------------------------------
+
+
+def test_down_at_once_and_up_at_the_slew_limit_however_long_it_stood() -> None:
+    pod, wish = twin(Wish())
+    wish.ask(CAP, [0], 200, 200)
+    pod.tick()
+    assert values(pod.commands()) == {0: 200.0}
+    pod.run(100, {"gpu.power_limit_w": 200.0})
+    wish.ask(CAP, [0], 200, 350, 350)
+    steps = []
+    for _ in range(4):
+        pod.tick()
+        steps.append(pod.lease(CAP)[0])
+    assert steps == [250.0, 300.0, 350.0, 350.0]
+
+
+@pytest.mark.parametrize("dt_s", [0.05, 0.1, 1.0, 7.0])
+def test_the_slew_limit_is_a_rate_and_the_deadband_does_not_stop_it(dt_s: float) -> None:
+    pod, wish = twin(Wish())
+    wish.ask(CAP, [0], 200, 200)
+    pod.tick()
+    wish.ask(CAP, [0], 200, 350, 350)
+    for k in range(1, 10):
+        pod.tick(dt_s=dt_s)
+        expected = min(350.0, 200.0 + 50.0 * dt_s * k)
+        assert pod.lease(CAP)[0] == pytest.approx(expected, abs=5.0)
+    if dt_s < 1:
+        assert pod.lease(CAP)[0] > 200.0
+
+
+def test_a_setpoint_slower_than_its_deadband_still_moves() -> None:
+    wish = Wish()
+    pod = Twin(two_racks(), [wish], act=True)
+    pod.tick({"cdu.supply_temp_request_c": 30.0})
+    wish.ask("cdu.supply_temp_target_c", [0], 25, 45, 31.0)
+    pod.run(60, {"cdu.supply_temp_request_c": 31.0})
+    assert pod.lease("cdu.supply_temp_target_c")[0] == pytest.approx(31.0, abs=0.1)
+
+
+def test_an_unknown_standing_value_is_taken_to_be_the_safe_one() -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 350, 350)
+    pod.tick()
+    assert values(pod.commands()) == {0: 250.0}, "from the safe 200 W, a second of slew up"
+
+
+def test_a_wish_that_jitters_within_the_deadband_gives_no_commands() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 350, 300)
+    pod.run(3)
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        wish.ask(CAP, [0, 1], 200, 350, 300 + rng.uniform(-4.9, 4.9, 2))
+        pod.tick({"gpu.power_limit_w": 300.0})
+        assert pod.commands() == []
+    wish.ask(CAP, [0, 1], 200, 350, [294.0, 306.0])
+    pod.tick()
+    assert values(pod.commands()) == {0: 294.0, 1: 306.0}
+
+
+def test_a_bound_is_kept_even_within_the_deadband() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300, 300)
+    pod.tick()
+    wish.ask(CAP, [0], 200, 299, NAN)
+    pod.tick()
+    assert values(pod.commands()) == {0: 299.0}
+
+
+# -- blast radius -------------------------------------------------------------------------------------------------
+
+
+def level_twin(radius: int, wishes: list[Wish]) -> Twin:
+    pod = Twin(eight_nodes(controls={LEVEL: {"blast_radius": radius}}), wishes, act=True)
+    pod.tick({"node.service_level_state": 0.0})
+    return pod
+
+
+def test_no_more_than_the_blast_radius_is_out_and_recovery_is_never_held_back() -> None:
+    wish = Wish()
+    pod = level_twin(3, [wish])
+    wish.ask(LEVEL, range(8), 3, 3)
+    for _ in range(5):
+        pod.tick()
+        assert int((np.nan_to_num(pod.lease(LEVEL)) > 0).sum()) == 3
+        assert pod.decision.deferred == {LEVEL: 5}
+    wish.ask(LEVEL, range(8), 0, 0)
+    pod.tick()
+    assert (pod.lease(LEVEL) == 0).all()
+    assert pod.decision.deferred == {}
+
+
+def test_what_is_out_already_counts_once_and_takes_room() -> None:
+    wish = Wish()
+    pod = level_twin(3, [wish])
+    wish.ask(LEVEL, [0, 5, 6, 7], 3, 3)
+    pod.tick({"node.service_level_state": [1, 1, 0, 0, 0, 0, 0, 0]})  # 0 and 1 were cordoned by somebody
+    assert values(pod.commands()) == {0: 3.0, 5: 3.0}, "0 is out already; of the others one has room"
+    assert pod.decision.deferred == {LEVEL: 2}
+
+
+def test_the_strongest_goes_first() -> None:
+    strong, weak = Wish("strong", 0), Wish("weak", 1)
+    pod = level_twin(2, [strong, weak])
+    weak.ask(LEVEL, range(4), 1, 1)
+    strong.ask(LEVEL, [6, 7], 2, 2)
+    pod.tick()
+    assert values(pod.commands()) == {6: 2.0, 7: 2.0}
+
+
+def test_more_is_out_than_allowed_and_nothing_goes_further() -> None:
+    wish = Wish()
+    pod = level_twin(2, [wish])
+    wish.ask(LEVEL, [4], 1, 1)
+    pod.tick({"node.service_level_state": [1, 1, 1, 0, 0, 0, 0, 0]})
+    assert pod.commands() == []
+
+
+# -- hold, release, authority ---------------------------------------------------------------------------------------
+
+
+def test_a_hold_freezes_but_lets_protection_through() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1, 2], 200, 350, 300)
+    pod.tick()
+    pod.tick(None, Held(author="ann"))
+    wish.ask(CAP, [0, 1, 3], [200, 200, 200], [350, 350, 350], [350, 250, 340])
+    renewed = 0
+    for _ in range(60):
+        pod.tick()
+        renewed += sum(len(c.index) for c in pod.decision.commands if c.renewal)
+        assert pod.lease(CAP)[[0, 1, 2]].tolist() == [300.0, 250.0, 300.0], (
+            "up waits, down passes, 2 is renewed"
+        )
+    assert renewed >= 9
+    assert pod.lease(CAP)[3] == 340.0, "down from the 350 W that it reads"
+    pod.tick(None, Resumed(author="ann"))
+    assert pod.lease(CAP)[:2].tolist() == [350.0, 250.0]
+    assert np.isnan(pod.lease(CAP)[2]), "nobody asks for 2 any more: given back"
+
+
+def test_a_hold_starts_no_drain() -> None:
+    pod, wish = twin()
+    pod.tick(None, Held(author="ann"))
+    wish.ask(LEVEL, [0], 3, 3)
+    pod.run(3)
+    assert np.isnan(pod.lease(LEVEL)).all()
+
+
+def test_a_release_lets_everything_lapse_and_says_nothing_more() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    pod.tick(None, Released(author="ann"))
+    for _ in range(40):
+        pod.tick()
+        assert pod.decision.commands == (), "not even the unanswered command is sent again"
+    assert np.isnan(pod.lease(CAP)).all()
+    pod.tick(None, Resumed(author="ann"))
+    assert values(pod.commands()) == {0: 300.0}
+
+
+def test_a_lease_that_is_not_renewed_lapses_as_its_control_says() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    pod.engine.arbiter.mode = "released"
+    lapsed = []
+    for second in range(1, 40):
+        pod.tick()
+        lapsed += [(second, r["control"], r["index"].tolist(), r["becomes"]) for r in pod.records("lapsed")]
+    assert lapsed == [(30, CAP, [0], "safe")]
+
+
+def test_advice_is_never_a_command_and_is_said_once() -> None:
+    pod, wish = twin(authority="advise")
+    wish.ask(CAP, [0, 1], 200, 300)
+    pod.tick()
+    assert pod.decision.commands == ()
+    assert values(list(pod.decision.advice)) == {0: 300.0, 1: 300.0}
+    for _ in range(5):
+        pod.tick()
+        assert pod.decision.commands == ()
+        assert pod.decision.advice == ()
+    wish.ask(CAP, [0, 1], 200, [280, 300])
+    pod.tick()
+    assert values(list(pod.decision.advice)) == {0: 280.0}
+    assert np.isnan(pod.lease(CAP)).all()
+
+
+def test_approval_is_waited_for_and_is_for_the_named_ones_only() -> None:
+    pod, wish = twin(authority="approve")
+    wish.ask(CAP, [0, 1, 2], 200, 300)
+    pod.run(2)
+    assert np.isnan(pod.lease(CAP)).all()
+    approved = Approved(id="a1", author="ann", policy="wish", control=CAP, names=("r1/node1/gpu0",),
+                        expires_ns=pod.now_ns + 5_000_000_000)  # fmt: skip
+    pod.tick(None, approved)
+    assert np.flatnonzero(~np.isnan(pod.lease(CAP))).tolist() == [1]
+    pod.tick(None, Approved(id="a2", author="ann", policy="wish", control=LEVEL))
+    assert np.flatnonzero(~np.isnan(pod.lease(CAP))).tolist() == [1], "for another control"
+    pod.run(5)
+    assert np.isnan(pod.lease(CAP)).all(), "the approval ran out; what was found is given back"
+    pod.tick(None, Approved(id="a3", author="ann", policy="wish", control=CAP))
+    assert np.flatnonzero(~np.isnan(pod.lease(CAP))).tolist() == [0, 1, 2]
+
+
+def test_a_policy_that_is_off_is_not_asked() -> None:
+    class Loud(Wish):
+        asked = 0
+
+        def propose(self, view: Any, memory: Any) -> tuple[list[Any], Any]:
+            self.asked += 1
+            return super().propose(view, memory)
+
+    loud = Loud()
+    pod, _ = twin(loud, authority="off")
+    pod.run(3)
+    assert loud.asked == 0
+    pod.tick(None, AuthorityChanged(author="ann", policy="wish", authority="act"))
+    assert loud.asked == 1
+
+
+def test_commands_carry_the_epoch_and_numbers_never_repeat() -> None:
+    pod, wish = twin()
+    seen: list[int] = []
+    for epoch in (1, 2, 5):
+        pod.tick(None, EpochChanged(epoch=epoch))
+        wish.ask(CAP, [0, 1], 200, 300 - 20 * epoch)
+        pod.tick()
+        for c in pod.commands():
+            assert c.epoch == epoch
+            seen += c.command.tolist()
+    assert seen == sorted(set(seen))
+    assert len(seen) == 6
+    pod.tick(None, EpochChanged(epoch=4))
+    assert pod.engine.arbiter.epoch == 5
+    assert "older" in pod.records("event")[0]["refused"]
+
+
+# -- the end of a lease -------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_asks_for_is_given_back_as_it_was_found() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, [200, 240])
+    pod.tick()
+    pod.run(120, {"gpu.power_limit_w": [200, 240, *[350.0] * 6]})
+    wish.proposals = []
+    steps = []
+    for _ in range(6):
+        pod.tick()
+        steps.append([(values([c]), c.final) for c in pod.commands()])
+    assert steps == [
+        [({0: 250.0, 1: 290.0}, False)],
+        [({0: 300.0, 1: 340.0}, False)],
+        [({0: 350.0, 1: 350.0}, True)],
+        [], [], [],
+    ]  # fmt: skip
+    for _ in range(60):
+        pod.tick()
+        assert pod.records("lapsed") == []
+
+
+def test_the_answer_to_the_last_command_is_not_called_stale() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 300, 320)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    (final,) = pod.commands()
+    assert final.final
+    ack = CommandAcked(
+        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{final.command[0]}", state="done"
+    )
+    pod.tick(None, ack)
+    assert pod.engine.intake.counts == {}
+
+
+def test_where_nothing_was_found_and_what_keeps_is_left_to_lapse() -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)  # no read-back was ever heard
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    assert pod.commands() == []
+    assert pod.lease(CAP)[0] == 200.0
+    pod.run(30)
+    assert np.isnan(pod.lease(CAP)[0])
+    pod, wish = twin()
+    wish.ask(LEVEL, [0], 1, 1)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    assert pod.lease(LEVEL)[0] == 1.0
+    assert pod.commands() == []
+
+
+def test_a_replaced_device_has_no_lease_until_the_next_settlement() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 300)
+    pod.tick()
+    before = pod.commands()[0]
+    wish.proposals = []
+    pod.engine.arbiter.mode = "held"
+    pod.tick(None, EntityReplaced(table="gpu", name="r1/node0/gpu0", serial="new"))
+    assert np.isnan(pod.lease(CAP)[0])
+    assert pod.lease(CAP)[1] == 300.0
+    late = CommandAcked(
+        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{before.command[0]}", state="done"
+    )
+    pod.tick(None, late)
+    assert pod.engine.intake.counts == {"stale_acks": 1}
+    pod.engine.arbiter.mode = "normal"
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    (batch,) = [c for c in pod.commands() if 0 in c.index]
+    assert batch.generation.tolist() == [1]
+
+
+def test_a_drain_survives_a_restart_in_the_middle() -> None:
+    pod, wish = twin()
+    wish.ask(LEVEL, [2], 3, 3)
+    pod.tick()
+    (batch,) = pod.commands()
+    assert batch.deadline_ns - batch.issued_ns == 7200 * 10**9
+    name = "r1/node2"
+    answer = {"control": LEVEL, "name": name, "generation": 0, "command": f"1-{batch.command[0]}"}
+    pod.tick(None, CommandAcked(state="in_progress", **answer))
+    draining = [0.0, 0, 2, 0, 0, 0, 0, 0]
+    for _ in range(60):
+        pod.tick({"node.service_level_state": draining}, dt_s=30.0)
+    twin2 = pod.restarted(eight_nodes(), [wish])
+    assert twin2.engine.checksum() == pod.engine.checksum()
+    for _ in range(60):
+        twin2.tick({"node.service_level_state": draining}, dt_s=30.0)
+        assert twin2.commands() == [], "still the same command"
+        assert not [f for f in twin2.decision.findings if f.id.startswith("readback")]
+    twin2.tick(None, CommandAcked(state="done", **answer))
+    assert twin2.engine.arbiter.leases[LEVEL].state[2] == 4
+    draining[2] = 3.0
+    twin2.tick({"node.service_level_state": draining})
+    assert twin2.lease(LEVEL)[2] == 3.0
+    assert twin2.engine.intake.counts == {}
+
+
+def test_a_readback_that_differs_is_an_alarm_and_is_cleared() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 300)
+    pod.tick()
+    raised = []
+    for second in range(1, 25):
+        pod.tick({"gpu.power_limit_w": 350.0 if second < 20 else 300.0})
+        raised.append(any(f.id == f"readback/{CAP}" for f in pod.decision.findings))
+    assert raised == [False] * 10 + [True] * 9 + [False] * 5
+
+
+def test_overdue_commands_are_sent_again_then_failed() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    number = pod.commands()[0].command[0]
+    again, failed = [], []
+    for second in range(1, 45):
+        pod.tick()
+        again += [
+            (second, int(c.command[0])) for c in pod.decision.commands if c.reason.startswith("no answer")
+        ]
+        failed += [second for _ in pod.records("failed")]
+    assert again == [(10, number), (20, number)]
+    assert failed == [30]

@@ -1,0 +1,106 @@
+"""The benchmark yields every key, finite and positive, and its load is as noisy as it says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from twin.app import bench
+from twin.app.bench_load import CAP, COUNTERS, GAUGES, START_NS, Load, spec_for
+from twin.app.bench_run import PARTS
+from twin.frame import NS
+from twin.signals import TABLES
+from twin.sitebuild import build
+
+# Zero is an honest answer to these.
+MAY_BE_ZERO = ("gc_", "commands_per_tick", "load_average", "tick_", "_max")
+
+
+@pytest.mark.slow
+def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "bench.json"
+    assert bench.main(["--quick", "--out", str(out)]) == 0
+    found = msgspec.json.decode(out.read_bytes(), type=dict[str, float | int | str])
+    for key, value in found.items():
+        if isinstance(value, int | float):
+            assert math.isfinite(value), key
+            assert value > 0 or (value == 0 and any(part in key for part in MAY_BE_ZERO)), (key, value)
+    for label, gpus in (("n72", 72), ("n576", 576)):
+        assert found[f"{label}.gpus"] == gpus
+        for _, key, _ in bench.ROWS:
+            for name in [f"{key}_p50", f"{key}_p99", f"{key}_max"] if key.endswith("_ms") else [key]:
+                assert f"{label}.{name}" in found
+        for part in PARTS:
+            assert f"{label}.{part}_updates_per_s" in found
+        assert found[f"{label}.replay_ticks"] == 15
+        assert found[f"{label}.replay_compared_lines"] > 15
+    for key in ("git_commit", "machine.cpu", "machine.cores", "machine.python", "machine.numpy"):
+        assert found[key], key
+    assert list(out.parent.iterdir()) == [out], "recordings are thrown away"
+    assert "replay, x real time" in capsys.readouterr().out
+
+
+def test_goals_are_judged_where_their_size_was_measured() -> None:
+    found: bench.Figures = {"n100k.replay_x_real_time": 19.9, "n100k.peak_rss_bytes": 1e9}
+    assert [(key, met) for key, _, _, met in bench.judge(found)] == [
+        ("n100k.replay_x_real_time", False), ("n100k.peak_rss_bytes", True)]  # fmt: skip
+    assert bench.judge({"n10k.peak_rss_bytes": 1e12}) == []
+
+
+def test_goals_and_rows_show_in_the_table() -> None:
+    found: bench.Figures = {"n100k.gpus": 100_008, "n100k.tick_ms_p50": 12.0, "n100k.peak_rss_bytes": 2e9}
+    console = Console(record=True, width=150)
+    bench.show(found, ["n100k"], console)
+    text = console.export_text()
+    assert "MISSED" in text
+    assert "12 / - / -" in text
+
+
+@pytest.mark.parametrize("arguments", (["--sizes", "many"], ["--ticks", "0"], ["--sizes", "8"]))
+def test_nonsense_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(arguments)
+
+
+@pytest.mark.parametrize(("gpus", "label"), ((576, "n576"), (10_000, "n10k"), (1234, "n1234")))
+def test_sizes_have_short_names(gpus: int, label: str) -> None:
+    assert bench.label_of(gpus) == label
+
+
+def test_every_signal_of_every_gpu_is_refreshed_with_noise() -> None:
+    site = build(spec_for(8), "bench")
+    load = Load(site)
+    before, counted, quantum = np.zeros_like(load.value), load.counts.copy(), TABLES["gpu"].by_name
+    for tick in range(3):
+        arrivals = load.arrive(tick, START_NS + (tick + 1) * NS)
+        assert len(arrivals.messages) == 8
+        assert {b.table for b in arrivals.blocks} == {"rack", "feeder", "cdu"}
+        noisy = [k for k, (name, (_, _, sigma)) in enumerate(GAUGES.items()) if sigma > quantum[name].quantum]
+        assert len(noisy) >= 9
+        assert ((load.value[noisy] != before[noisy]).mean(axis=1) > 0.7).all()
+        assert (load.counts[0] > counted[0]).all()
+        before, counted = load.value.copy(), load.counts.copy()
+    assert len(GAUGES) + len(COUNTERS) == 20
+    power = load.value[0] - load.base[0]
+    assert 4.0 < power.std() < 6.0
+    hot = load.value[list(GAUGES).index("temp_c")] > 80
+    assert hot.sum() == round(0.01 * 576)
+
+
+def test_a_tenth_of_the_racks_speaks_when_asked_to() -> None:
+    load = Load(build(spec_for(20, 10.0), "bench"), 0.1)
+    said = [m.topic for tick in range(10) for m in load.arrive(tick, START_NS + (tick + 1) * NS).messages]
+    assert len(said) == len(set(said)) == 20
+    assert len(load.arrive(10, START_NS + 11 * NS).messages) == 2
+
+
+def test_the_first_arrivals_carry_a_request() -> None:
+    load = Load(build(spec_for(2), "bench"))
+    events = load.arrive(0, START_NS + NS).events
+    assert [getattr(e, "control", None) for e in events] == [CAP]
+    assert load.arrive(1, START_NS + 2 * NS).events == []

@@ -1,0 +1,261 @@
+"""Expected beside measured: heat balances, the power tree, the noise of their differences. May import `twin`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import START_NS, Twin, site_of, two_racks
+from twin.contracts import Residual
+from twin.errors import ConfigError
+from twin.estimator import (
+    CAPTURE_PRIOR, CAPTURE_SIGMA, METER_NOISE_PU, NOISE_WARMUP, Noise, _erf, balances_of, confidence_of,
+)  # fmt: skip
+from twin.frame import NS
+from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
+
+NAN = float("nan")
+
+
+def readings(power_w: Any, capture: float, flow_lpm: float = 80.0, supply_c: float = 32.0) -> dict[str, Any]:
+    """What two racks report whose liquid carries this share of their power."""
+    power = np.broadcast_to(np.asarray(power_w, np.float64), (2,))
+    rate = heat_rate_w_per_k(COOLANTS["pg25"], np.full(2, flow_lpm), np.full(2, 40.0))
+    return {"rack.power_w": power, "rack.flow_lpm": flow_lpm, "rack.supply_temp_c": supply_c,
+            "rack.return_temp_c": supply_c + capture * power / rate}  # fmt: skip
+
+
+def residual(twin: Twin, name: str) -> Residual:
+    return twin.engine.estimator.residuals[name]
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def test_erf_is_erf() -> None:
+    x = np.linspace(0, 6, 2001)
+    assert np.abs(_erf(x) - [math.erf(v) for v in x]).max() < 1.5e-7
+
+
+@pytest.mark.parametrize(
+    "z, expected", [(0.0, 0.0), (1.0, 0.6827), (1.6449, 0.9), (2.5758, 0.99), (3.8906, 0.9999)]
+)
+def test_confidence_is_the_normals(z: float, expected: float) -> None:
+    both = confidence_of(np.array([z, -z]) * 0.3, np.full(2, 0.3))
+    assert both == pytest.approx([expected] * 2, abs=2e-5)
+    assert np.isnan(confidence_of(np.array([NAN, 1.0]), np.array([1.0, NAN]))).all()
+
+
+# -- the heat of a rack -------------------------------------------------------------------------------------------
+
+
+def test_expected_return_is_supply_plus_captured_heat_over_the_flow() -> None:
+    twin = Twin(two_racks())
+    twin.tick(readings(100_000, 0.9))
+    heat = residual(twin, "rack.heat")
+    # 80 l/min of PG25: 5.33 kW/K; 90 kW raise it by 16.9 K
+    assert heat.expected == pytest.approx(
+        [32 + CAPTURE_PRIOR * 100e3 / (80 / 60e3 * 1012 * 3950)] * 2, abs=0.01
+    )
+    assert heat.difference == pytest.approx([0, 0], abs=0.01)
+
+
+@pytest.mark.parametrize("capture", [0.75, 0.93])
+def test_the_share_converges_to_the_truth(capture: float) -> None:
+    twin = Twin(two_racks())
+    assert np.isnan(twin.engine.estimator.liquid_capture()).all()
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        twin.tick(readings(rng.uniform(60e3, 120e3, 2), capture * (1 + rng.normal(0, 0.005))))
+    assert twin.engine.estimator.liquid_capture() == pytest.approx([capture] * 2, abs=0.005)
+    assert np.abs(residual(twin, "rack.heat").difference).max() < 0.5
+
+
+def test_the_uncertainty_is_bounded_and_only_readings_reduce_it() -> None:
+    twin = Twin(two_racks())
+    estimator = twin.engine.estimator
+    for _ in range(50):
+        twin.tick(readings(100e3, 0.8))
+    tight = estimator.capture_var.copy()
+    assert (tight < 0.01**2).all()
+    for _ in range(2000):
+        twin.tick(dt_s=100.0)
+    assert (estimator.capture_var > tight).all()
+    assert (estimator.capture_var <= CAPTURE_SIGMA**2).all()
+    assert estimator.capture == pytest.approx([0.8, 0.8], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rack.power_w": 500.0},  # idle: it says nothing about its liquid
+        {"rack.return_temp_c": 32.5},  # a rise of half a kelvin drowns in the sensors' error
+        {"rack.return_temp_c": 20.0},
+        {"rack.power_w": 5e6},  # absurd
+        {"rack.flow_lpm": -1.0},
+        {"rack.supply_temp_c": NAN},
+        {"rack.flow_lpm": 0.0},
+    ],
+)
+def test_bad_or_idle_readings_teach_nothing(change: dict[str, float]) -> None:
+    twin = Twin(two_racks())
+    twin.run(40, readings(100e3, 0.8))
+    estimator = twin.engine.estimator
+    before = estimator.capture.copy(), estimator.capture_count.copy(), estimator.heat_noise.count.copy()
+    twin.run(20, readings(100e3, 0.8) | change)
+    after = estimator.capture, estimator.capture_count, estimator.heat_noise.count
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert np.isnan(residual(twin, "rack.heat").confidence_pu).all()
+
+
+def test_stale_readings_are_unknown_and_one_reading_teaches_once() -> None:
+    twin = Twin(two_racks())
+    twin.tick(readings(100e3, 0.8))
+    estimator = twin.engine.estimator
+    for second in range(1, 301):  # a period of 100 s: stale after three
+        twin.tick()
+        assert estimator.capture_count.tolist() == [1, 1], "the same reading again"
+        assert np.isfinite(residual(twin, "rack.heat").measured).all() == (second <= 300)
+    twin.tick()
+    assert np.isnan(residual(twin, "rack.heat").measured).all()
+
+
+def test_an_unknown_coolant_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\$.coolant"):
+        site_of(two_racks(coolant="oil"))
+
+
+# -- the power tree -----------------------------------------------------------------------------------------------
+
+
+def tree_site(feeders: list[dict[str, Any]]) -> dict[str, Any]:
+    tree = two_racks()
+    tree["halls"][0]["feeders"] = feeders
+    return tree
+
+
+def balance_sheet(twin: Twin) -> dict[str, tuple[float, float]]:
+    """name -> (measured, expected)"""
+    r = residual(twin, "feeder.balance")
+    names = [b.name for b in twin.engine.estimator.balances]
+    return {n: (float(m), float(e)) for n, m, e in zip(names, r.measured, r.expected, strict=True)}
+
+
+TAPS = [
+    {"name": "main", "serves": ["ta", "tb"]},
+    {"name": "ta", "serves": ["r1"]},
+    {"name": "tb", "serves": ["r1", "r2"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "feeders, feeder_w, rack_w, expected",
+    [
+        ([{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1", "r2"]}], [60e3, 50e3], [70e3, 40e3],
+         {"a+b": (110e3, 110e3)}),
+        ([{"name": "a", "serves": ["r1"]}, {"name": "b", "serves": ["r2"]}], [60e3, 50e3], [70e3, 40e3],
+         {"a": (60e3, 70e3), "b": (50e3, 40e3)}),
+        (TAPS, [111e3, 30e3, 80e3], [70e3, 40e3],
+         {"main": (111e3, 110e3), "main>children": (111e3, 110e3), "r1<taps": (110e3, 70e3), "r2<taps": (80e3, 40e3)}),
+        ([{"name": "a", "serves": ["r1"]}], [60e3], [NAN, 40e3], {"a": (60e3, NAN)}),
+        ([{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1"]}], [60e3, NAN], [70e3, 40e3],
+         {"a+b": (NAN, 110e3)}),
+        ([{"name": "spare"}], [5.0], [1.0, 1.0], {}),
+    ],
+)  # fmt: skip
+def test_meters_and_what_they_serve(
+    feeders: list[dict[str, Any]],
+    feeder_w: list[float],
+    rack_w: list[float],
+    expected: dict[str, tuple[float, float]],
+) -> None:
+    twin = Twin(tree_site(feeders))
+    twin.tick({"feeder.power_w": feeder_w, "rack.power_w": rack_w})
+    found = balance_sheet(twin)
+    assert set(found) == set(expected)
+    for name, pair in expected.items():
+        assert found[name] == pytest.approx(pair, nan_ok=True), name
+
+
+def test_the_same_names_in_two_halls_make_different_balances() -> None:
+    tree = tree_site(TAPS)
+    tree["halls"][0]["name"] = "h[1-2]"
+    names = [b.name for b in balances_of(site_of(tree))]
+    assert len(names) == len(set(names)) == 8
+    assert "h2/r1<taps" in names
+
+
+def test_a_guessed_edge_is_told() -> None:
+    twin = Twin(tree_site([{"name": "a", "serves": ["r1", "r2"], "inferred": True}]))
+    assert twin.engine.estimator.tree_residual_pu() == (None, False)
+    twin.tick({"feeder.power_w": 110e3, "rack.power_w": 50e3})
+    assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), True)
+    twin = Twin(two_racks())
+    twin.tick({"feeder.power_w": [55e3, 55e3], "rack.power_w": 50e3})
+    assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
+
+
+# -- the noise ----------------------------------------------------------------------------------------------------
+
+
+def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:
+    n, ticks = 400, 600
+    noise, rng = Noise(n, np.full(n, METER_NOISE_PU)), np.random.default_rng(11)
+    sure = np.zeros((3, ticks - 100))
+    for k in range(ticks):
+        residuals = rng.normal(0, 0.01, n)
+        if k >= 100:
+            confidence = confidence_of(residuals, noise.sigma())
+            sure[:, k - 100] = [(confidence > level).mean() for level in (0.5, 0.9, 0.99)]
+        elif k < NOISE_WARMUP:
+            assert np.isnan(noise.sigma()).all(), "nothing is called learned before the warm-up"
+        noise.learn(residuals, np.full(n, START_NS + k * NS), 1.0)
+    assert sure.mean(axis=1) == pytest.approx([0.5, 0.1, 0.01], abs=0.02)
+    assert abs(sure[1].mean() - 0.1) < 0.01
+    assert (confidence_of(np.full(n, 0.06), noise.sigma()) > 0.9999).all()
+
+
+@pytest.mark.parametrize("sigmas", [5.5, 8.0, 30.0])
+def test_a_fault_that_stays_does_not_become_normal(sigmas: float) -> None:
+    noise, rng = Noise(1, np.zeros(1)), np.random.default_rng(5)
+    t_ns = START_NS
+    for _ in range(600):
+        t_ns += NS
+        noise.learn(rng.normal(0, 1, 1), np.array([t_ns]), 1.0)
+    sure = 0
+    for _ in range(3600):
+        t_ns += NS
+        fault = sigmas + rng.normal(0, 0.3, 1)
+        sure += int(confidence_of(fault, noise.sigma())[0] > 0.9999)
+        noise.learn(fault, np.array([t_ns]), 1.0)
+    assert sure > 3000
+    assert noise.sigma()[0] < 2.0
+
+
+def test_a_short_transient_is_learned_and_the_floor_holds() -> None:
+    noise = Noise(1, np.array([0.5]))
+    for k in range(100):
+        noise.learn(np.array([0.01]), np.array([START_NS + k * NS]), 1.0)
+    assert noise.sigma()[0] == 0.5
+    for k in range(100, 110):
+        noise.learn(np.array([50.0]), np.array([START_NS + k * NS]), 1.0)
+    assert 0.5 < noise.sigma()[0] < 1.0
+
+
+def test_what_was_learned_survives_a_restart_and_moves_with_the_racks() -> None:
+    twin = Twin(two_racks())
+    for k in range(80):
+        twin.tick({**readings(100e3 + 500 * k, 0.8), "feeder.power_w": 100e3})
+    back = twin.restarted(two_racks(), [])
+    more = {**readings(90e3, 0.8), "feeder.power_w": 91e3}
+    twin.tick(more)
+    back.tick(more)
+    assert back.engine.checksum() == twin.engine.checksum()
+    moved = twin.engine.estimator.remapped(
+        site_of(two_racks(racks="r[2-3]")), {"rack": np.array([1, -1], np.int32)}
+    )
+    assert moved.capture.tolist() == [twin.engine.estimator.capture[1], CAPTURE_PRIOR]
+    assert moved.heat_noise.count[1] == 0

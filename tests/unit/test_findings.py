@@ -1,0 +1,116 @@
+"""Findings are raised once, kept while they last, cleared once. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import Twin, eight_nodes, two_racks
+from twin.contracts import Finding
+from twin.findings import MAX_ACTIVE, Findings
+
+
+def kinds(twin: Twin) -> list[tuple[str, str]]:
+    return [(r["kind"], r["id"]) for r in twin.decision.records if r["kind"] in ("finding", "cleared")]
+
+
+def healthy(rng: np.random.Generator, bias: float = 1.0, flow: float = 1.0) -> dict[str, Any]:
+    """Two racks with A and B meters of 0.4 % noise; `bias` is on meter a, `flow` on the flow reading of rack 1."""
+    power = 100e3 * (1 + rng.normal(0, 0.01, 2))
+    share = 0.5 * power.sum()
+    meters = share * np.array([bias, 1.0]) * (1 + rng.normal(0, 0.004, 2))
+    rise = 0.9 * power / (80 / 60e3 * 1012 * 3950)
+    return {"feeder.power_w": meters, "rack.power_w": power, "rack.supply_temp_c": 32.0,
+            "rack.flow_lpm": 80.0 * (1 + rng.normal(0, 0.003, 2)) * np.array([flow, 1.0]),
+            "rack.return_temp_c": 32.0 + rise}  # fmt: skip
+
+
+def test_a_meter_that_goes_wrong_is_found_after_a_minute_and_cleared_when_mended() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(7)
+    for _ in range(300):
+        twin.tick(healthy(rng))
+        assert kinds(twin) == []
+    raised = []
+    for second in range(1, 600):
+        twin.tick(healthy(rng, bias=1.08))
+        raised += [(second, *k) for k in kinds(twin)]
+    assert len(raised) == 1, "once, and it does not become normal"
+    second, kind, name = raised[0]
+    assert (kind, name) == ("finding", "balance/a+b")
+    assert 60 <= second <= 62
+    (found,) = twin.decision.findings
+    assert found.entities == ("lab/h/a", "lab/h/b")
+    assert found.confidence_pu > 0.9999
+    twin.tick(healthy(rng))
+    assert kinds(twin) == [("cleared", "balance/a+b")]
+    assert twin.decision.findings == ()
+
+
+def test_a_flow_reading_that_goes_wrong_is_found_on_its_rack() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(8)
+    for _ in range(300):
+        twin.tick(healthy(rng))
+    raised = []
+    for _ in range(100):
+        twin.tick(healthy(rng, flow=1.4))
+        raised += kinds(twin)
+    assert ("finding", "heat/lab/h/r1") in raised
+    assert not [r for r in raised if "r2" in r[1]]
+
+
+def test_one_odd_reading_that_stands_for_long_is_still_one_reading() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(9)
+    for _ in range(60):
+        twin.tick(healthy(rng), dt_s=100.0)
+    twin.tick(healthy(rng, bias=1.2), dt_s=100.0)
+    twin.run(99)
+    assert twin.decision.findings == ()
+    twin.tick(healthy(rng, bias=1.2))
+    assert [f.id for f in twin.decision.findings] == ["balance/a+b"], "the second one confirms it"
+
+
+def test_silence_is_told_by_table_and_only_of_what_once_spoke() -> None:
+    twin = Twin(eight_nodes())
+    twin.run(30)
+    assert twin.decision.findings == (), "never heard is not fallen silent"
+    twin.run(5, {"gpu.temp_c": 50.0})
+    twin.run(15)
+    (found,) = twin.decision.findings
+    assert found.id == "silent/gpu"
+    assert found.title.startswith("8 gpu entities no longer report temp_c")
+    twin.run(11, {"gpu.temp_c": 50.0})
+    assert twin.decision.findings == ()
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 50])
+def test_a_finding_names_a_few_and_counts_all(n: int) -> None:
+    twin = Twin(two_racks())
+    findings = twin.engine.findings
+    (record,) = findings.mismatches(twin.site, "gpu.power_cap_w", np.arange(n, dtype=np.int32))
+    assert record["title"].startswith(f"{n} gpu entities")
+    assert len(record["entities"]) == min(n, 8)
+
+
+def test_active_findings_are_bounded_and_counted() -> None:
+    twin = Twin(eight_nodes())
+    findings = Findings(twin.site, twin.engine.estimator)
+    for i in range(MAX_ACTIVE + 7):
+        findings.raise_(Finding(f"x/{i}", "info", "", (), (), 1.0))
+    assert len(findings.active) == MAX_ACTIVE
+    assert findings.counts == {"dropped": 7}
+    assert findings.raise_(Finding("x/0", "info", "", (), (), 1.0)) == [], "raised once"
+    assert findings.clear("x/0") == [{"kind": "cleared", "id": "x/0"}]
+    assert findings.clear("x/0") == []
+
+
+def test_findings_survive_storage() -> None:
+    twin = Twin(two_racks())
+    findings = twin.engine.findings
+    findings.raise_(Finding("x", "critical", "t", ("a", "b"), ("why",), 0.5, "do"))
+    findings.heat_since_ns[1] = 5
+    back = Findings(twin.site, twin.engine.estimator)
+    back.restore(findings.dump())
+    assert back.active == findings.active
+    assert back.heat_since_ns.tolist() == [0, 5]

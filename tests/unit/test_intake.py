@@ -1,0 +1,254 @@
+"""Events, sane and nonsensical: each is applied or refused with its reason, never raised. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import START_NS, Twin, Wish, eight_nodes, two_racks
+from twin import events as ev
+from twin.frame import NS
+from twin.intake import MAX_REQUESTS, MAX_SEEN
+from twin.signals import TABLES
+from twin.snapshot import dump_engine
+from twin.tree import pack
+
+NAN, INF, HUGE = float("nan"), float("inf"), 2**80
+CAP = "gpu.power_cap_w"
+GPU = "r1/node0/gpu0"
+
+
+def request(**more: Any) -> ev.OperatorRequest:
+    given = {"id": "r", "author": "ann", "control": CAP, "names": (GPU,), "lo": 200.0, "hi": 300.0}
+    return ev.OperatorRequest(**(given | more))
+
+
+def acked(**more: Any) -> ev.CommandAcked:
+    given = {"control": CAP, "name": GPU, "generation": 0, "command": "1-1", "state": "done"}
+    return ev.CommandAcked(**(given | more))
+
+
+def refusal(*events: ev.Event, tree: dict[str, Any] | None = None) -> str | None:
+    """Why the last of these was refused, by a fresh engine; the engine must live on and be storable."""
+    pod = Twin(tree or eight_nodes(), [Wish()])
+    pod.tick(None, *events)
+    body = [r for r in pod.decision.records if r["kind"] == "event"]
+    pod.tick()
+    pack(dump_engine(pod.engine))
+    if not body:
+        assert isinstance(events[-1], ev.CommandAcked), (
+            "answers alone may be counted rather than written one by one"
+        )
+        return "counted" if pod.engine.intake.counts else None
+    return body[-1].get("refused")
+
+
+@pytest.mark.parametrize(
+    "event, why",
+    [
+        (ev.FaultReported(table="nonsense", name="?", code=-HUGE), None),
+        (ev.TicksSkipped(count=-1), None),
+        (ev.FitFailed(fit="?", model="?", why=""), None),
+        (ev.JobEnded(job="ghost"), "no job ghost runs"),
+        (ev.JobStarted(job="j", nodes=("r1/node0", "nowhere", "r1/node²")), "2 of its nodes are unknown"),
+        (ev.JobStarted(job="j", nodes=("x",) * 100_000), "100000 of its nodes are unknown"),
+        (ev.JobStarted(job="j", nodes=("r1/node0",) * 200_000), "100000 of its nodes are unknown"),
+        (ev.JobStarted(job="", nodes=()), None),
+        (ev.JobStarted(job="j", nodes=(), priority=HUGE), "expected a floor >= 0 and a priority"),
+        (ev.JobStarted(job="j", nodes=(), floor_w=NAN), "expected a floor >= 0"),
+        (ev.JobStarted(job="j", nodes=(), floor_w=-1.0), "expected a floor >= 0"),
+        (request(), None),
+        (request(id=""), "a request needs an id"),
+        (request(control="gpu.nonsense"), "is not a control"),
+        (request(lo=301.0), "expected lo <= hi"),
+        (request(lo=NAN), "expected lo <= hi"),
+        (request(hi=NAN), "expected lo <= hi"),
+        (request(want=NAN), None),
+        (request(lo=-INF, hi=INF, want=INF), None),
+        (request(names=()), "names no gpu"),
+        (request(names=(GPU, "gpu9")), "names a gpu that this site does not have"),
+        (request(names=("r1/node0",)), "names a gpu that this site does not have"),
+        (ev.RequestWithdrawn(author="ann", request="ghost"), "no request ghost"),
+        (ev.Approved(author="ann", policy="ghost", control=CAP), "no policy ghost"),
+        (ev.AuthorityChanged(author="ann", policy="ghost", authority="act"), "no policy ghost"),
+        (ev.EpochChanged(epoch=0), "older than 1"),
+        (ev.EpochChanged(epoch=-HUGE), "older than 1"),
+        (ev.EpochChanged(epoch=HUGE), "or no epoch"),
+        (acked(control="gpu.nonsense"), "counted"),
+        (acked(name="gpu9"), "counted"),
+        (acked(command=""), "counted"),
+        (acked(command="1"), "counted"),
+        (acked(command="1-²"), "counted"),
+        (acked(command="²-1"), "counted"),
+        (acked(command="1--1"), "counted"),
+        (acked(command="1-" + "9" * 40), "counted"),
+        (acked(command="9" * 40 + "-1"), "counted"),
+        (acked(command="0-1"), "counted"),
+        (acked(generation=HUGE), "counted"),
+        (acked(generation=-1), "counted"),
+        (ev.EntityReplaced(table="nonsense", name="x", serial="s"), "no nonsense x"),
+        (ev.EntityReplaced(table="gpu", name="x", serial="s"), "no gpu x"),
+        (ev.EntityReplaced(table="gpu", name=GPU, serial="s"), None),
+        (ev.BudgetGranted(author="g", feeder="x", budget_w=1.0, expires_ns=1), "no feeder x"),
+        (ev.ModelFitted(fit="f", model="ghost", params_hash="", params=b""), "no model ghost"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, ev._Event) else "",
+)
+def test_what_becomes_of_an_event(event: ev.Event, why: str | None) -> None:
+    found = refusal(event)
+    if why is None:
+        assert found is None
+    elif why == "counted":
+        assert found is not None
+    else:
+        assert found is not None
+        assert why in found
+
+
+def granting() -> dict[str, Any]:
+    tree = two_racks()
+    a, b = tree["halls"][0]["feeders"]
+    a |= {"external": True, "guaranteed_w": 100_000.0}
+    b |= {"external": True, "guaranteed_w": 50_000.0}
+    del b["budget_w"]
+    return tree
+
+
+def grant(feeder: str, budget_w: float, seconds: float) -> ev.BudgetGranted:
+    return ev.BudgetGranted(
+        author="g", feeder=feeder, budget_w=budget_w, expires_ns=START_NS + round(seconds * NS)
+    )
+
+
+def test_a_grant_applies_while_it_runs_and_never_above_the_feeders_own() -> None:
+    pod = Twin(granting())
+
+    def budget() -> list[float]:
+        return pod.engine.intake.budget_w(pod.site, pod.now_ns).tolist()  # type: ignore[no-any-return]
+
+    pod.tick()
+    assert budget() == [100_000, 50_000]
+    pod.tick(None, grant("a", 250_000, 5), grant("b", 9e6, 3))
+    assert budget() == [250_000, 9e6]
+    pod.tick()
+    assert budget() == [250_000, 50_000], "the lease of b ran out at second 3"
+    pod.run(2)
+    assert budget() == [100_000, 50_000]
+    pod.tick(None, grant("a", 400_000, 99))
+    assert budget() == [300_000, 50_000]
+    pod.tick(None, grant("a", 0, 99))
+    assert budget() == [0, 50_000], "a grant may also take away"
+
+
+@pytest.mark.parametrize(
+    "event, why",
+    [
+        (grant("a", NAN, 5), "expected a budget"),
+        (grant("a", -1.0, 5), "expected a budget"),
+        (grant("a", INF, 5), "expected a budget"),
+        (ev.BudgetGranted(author="g", feeder="a", budget_w=1.0, expires_ns=HUGE), "and an instant"),
+    ],
+)
+def test_a_grant_that_is_no_budget_is_refused(event: ev.Event, why: str) -> None:
+    assert why in str(refusal(event, tree=granting()))
+
+
+def test_a_feeder_that_is_not_external_takes_no_grant() -> None:
+    assert "not external" in str(refusal(grant("a", 1.0, 5), tree=two_racks()))
+
+
+def test_an_event_counts_once() -> None:
+    pod = Twin(eight_nodes(), [Wish()])
+    for _ in range(3):
+        pod.tick(None, ev.JobStarted(id="e1", job="a", nodes=("r1/node0",)))
+    assert pod.engine.jobs.counts["restarted"] == 0
+    assert pod.engine.intake.counts == {"duplicate_events": 2}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    pod = Twin(eight_nodes(), [Wish()])
+    intake = pod.engine.intake
+    for i in range(MAX_SEEN + 500):
+        assert intake.is_new(ev.TicksSkipped(id=f"e{i}", count=1))
+    assert len(intake.seen) == MAX_SEEN
+    assert not intake.is_new(ev.TicksSkipped(id=f"e{MAX_SEEN}", count=1))
+    pod.tick(None, *(request(id=f"q{i}") for i in range(MAX_REQUESTS + 50)))
+    assert len(intake.requests) == MAX_REQUESTS
+    pod.tick(
+        None,
+        *(ev.Approved(id=f"a{i}", author="", policy="wish", control=CAP) for i in range(MAX_REQUESTS + 50)),
+    )
+    assert len(intake.approvals) == MAX_REQUESTS
+    pod.tick(None, *(ev.EntityReplaced(table="gpu", name=GPU, serial=f"s{i}") for i in range(50)))
+    assert len(intake.serials) == 1
+    pod.tick(None, *(ev.FaultReported(table="gpu", name=f"x{i}", code=i) for i in range(1000)))
+    assert len(intake.counts) < 10
+
+
+def test_requests_and_approvals_run_out() -> None:
+    pod = Twin(eight_nodes(), [Wish()])
+    until = pod.now_ns + 3 * NS
+    approved = ev.Approved(id="a", author="ann", policy="wish", control=CAP, expires_ns=until)
+    pod.tick(None, request(expires_ns=until), approved, request(id="for-ever"))
+    pod.tick()
+    assert len(pod.engine.intake.requests) == 2
+    pod.tick()
+    assert set(pod.engine.intake.requests) == {"for-ever"}
+    assert pod.engine.intake.approvals == {}
+    assert {(r["kind"], r["id"]) for r in pod.decision.records} >= {
+        ("request_expired", "r"),
+        ("approval_expired", "a"),
+    }
+
+
+def test_the_same_serial_again_is_no_replacement() -> None:
+    pod = Twin(eight_nodes())
+    pod.tick({"gpu.temp_c": 50.0}, ev.EntityReplaced(table="gpu", name=GPU, serial="s1"))
+    table = pod.engine.state.tables["gpu"]
+    assert table.generation[0] == 1
+    pod.tick({"gpu.temp_c": 50.0})
+    pod.tick(None, ev.EntityReplaced(table="gpu", name=GPU, serial="s1"))
+    assert "was already there" in pod.records("event")[0]["refused"]
+    assert table.generation[0] == 1
+
+
+def test_another_daemons_answer_is_not_ours() -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 300, 250)
+    pod.tick({"gpu.power_limit_w": 350.0}, ev.EpochChanged(epoch=3))
+    (batch,) = pod.commands()
+    pod.tick(None, acked(command=f"2-{batch.command[0]}"))
+    assert pod.engine.arbiter.leases[CAP].state[0] == 1
+    pod.tick(None, acked(command=f"3-{batch.command[0]}"))
+    assert pod.engine.arbiter.leases[CAP].state[0] == 4
+
+
+def test_a_new_job_in_an_old_slot_inherits_nothing() -> None:
+    wish = Wish()
+    wish.controls = ("job.power_cap_w",)
+    pod = Twin(eight_nodes(max_jobs=1, controls={"job.power_cap_w": {"safe": 1000.0}}), [wish], act=True)
+    pod.tick({"job.progress_per_s": 5.0}, ev.JobStarted(job="a", nodes=("r1/node0",)))
+    pod.tick({"job.progress_per_s": 5.0})
+    wish.ask("job.power_cap_w", [0], 500, 600, 600)
+    pod.tick()
+    assert pod.commands()[0].generation.tolist() == [1]
+    wish.proposals = []
+    pod.tick(None, ev.JobEnded(job="a"))
+    assert np.isnan(pod.lease("job.power_cap_w")).all()
+    pod.tick(dt_s=700.0)
+    pod.tick(None, ev.JobStarted(job="b", nodes=("r1/node0",)))
+    table = pod.engine.state.tables["job"]
+    assert table.generation.tolist() == pod.engine.jobs.generation.tolist() == [2]
+    assert np.isnan(table.value[TABLES["job"].by_name["progress_per_s"].row, 0])
+
+
+def test_names_of_jobs_are_those_that_the_site_gives() -> None:
+    pod = Twin(eight_nodes(max_jobs=3))
+    pod.tick()
+    name = pod.site.name("job", 2)
+    assert pod.site.entity("job", name) == 2
+    pod.tick(None, request(control="job.power_cap_w", names=(name,)))
+    assert set(pod.engine.intake.requests) == {"r"}

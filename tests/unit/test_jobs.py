@@ -1,0 +1,102 @@
+"""Job slots: reuse, generations, capacity, nodes. May import `twin`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from twin.events import JobEnded, JobStarted
+from twin.frame import NS
+from twin.jobs import REST_S, Jobs
+from twin.signals import TABLES
+
+T0 = 1_700_000_000 * NS
+
+
+def start(jobs: Jobs, name: str, nodes: list[int], at_s: float = 0.0, **more: object) -> int | None:
+    return jobs.start(JobStarted(job=name, nodes=(), **more), nodes, 0, T0 + round(at_s * NS))  # type: ignore[arg-type]
+
+
+def end(jobs: Jobs, name: str, at_s: float = 0.0) -> int | None:
+    return jobs.end(JobEnded(job=name), T0 + round(at_s * NS))
+
+
+def test_the_rest_time_is_the_longest_lease() -> None:
+    assert max(c.lease_s for t in TABLES.values() for c in t.controls) == REST_S
+
+
+def test_a_job_takes_a_slot_and_its_nodes() -> None:
+    jobs = Jobs(3, 6)
+    assert start(jobs, "a", [4, 1, 1], priority=7, kind="training", tenant="t", floor_w=5.0) == 0
+    assert start(jobs, "b", [2], coupling="independent") == 1
+    assert jobs.alive.tolist() == [True, True, False]
+    assert jobs.nodes[0].tolist() == [1, 4]
+    assert jobs.job_of_node.tolist() == [-1, 0, 1, -1, 0, -1]
+    assert jobs.synchronous.tolist() == [True, False, False]
+    assert (jobs.priority[0], jobs.floor_w[0], jobs.tenants[0], jobs.generation[0]) == (7, 5.0, "t", 1)
+    assert end(jobs, "a") == 0
+    assert jobs.job_of_node.tolist() == [-1, -1, 1, -1, -1, -1]
+    assert not jobs.alive[0]
+
+
+@pytest.mark.parametrize("after_s, expected", [(0.0, None), (599.0, None), (600.0, 0), (1e6, 0)])
+def test_a_slot_rests_before_it_is_used_again(after_s: float, expected: int | None) -> None:
+    jobs = Jobs(1, 1)
+    start(jobs, "a", [0])
+    end(jobs, "a", 10.0)
+    assert start(jobs, "b", [0], 10.0 + after_s) == expected
+    assert jobs.counts["refused_full"] == (expected is None)
+    assert jobs.generation[0] == (1 if expected is None else 2)
+
+
+def test_more_jobs_than_slots_are_refused_and_counted() -> None:
+    jobs = Jobs(2, 4)
+    assert [start(jobs, f"j{i}", [i]) for i in range(4)] == [0, 1, None, None]
+    assert jobs.counts["refused_full"] == 2
+    assert set(jobs.slot_of) == {"j0", "j1"}
+    assert jobs.job_of_node.tolist() == [0, 1, -1, -1]
+
+
+def test_an_end_before_its_start_is_counted_and_harmless() -> None:
+    jobs = Jobs(2, 2)
+    assert end(jobs, "a") is None
+    assert start(jobs, "a", [0]) == 0
+    assert end(jobs, "a") == 0
+    assert end(jobs, "a") is None
+    assert jobs.counts["unknown_ended"] == 2
+
+
+def test_a_second_start_replaces_the_nodes_in_the_same_slot() -> None:
+    jobs = Jobs(2, 4)
+    start(jobs, "a", [0, 1])
+    assert start(jobs, "a", [1, 2]) == 0
+    assert jobs.nodes[0].tolist() == [1, 2]
+    assert jobs.job_of_node.tolist() == [-1, 0, 0, -1]
+    assert jobs.counts["restarted"] == 1
+    assert jobs.generation[0] == 1
+
+
+def test_jobs_move_with_their_nodes_and_survive_storage() -> None:
+    jobs = Jobs(3, 4)
+    start(jobs, "a", [0, 3])
+    start(jobs, "b", [1])
+    moved = jobs.remapped(3, np.array([3, -1, 1], np.int32))
+    assert moved.nodes[0].tolist() == [0]
+    assert moved.job_of_node.tolist() == [0, -1, 1]
+    back = Jobs(3, 4)
+    back.restore(jobs.dump())
+    assert back.slot_of == {"a": 0, "b": 1}
+    assert [x.tolist() for x in back.nodes] == [[0, 3], [1], []]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_jobs_fit_into_another_number_of_slots(n: int) -> None:
+    jobs = Jobs(3, 4)
+    for i, name in enumerate(("a", "b", "c")):
+        start(jobs, name, [i])
+    moved = jobs.remapped(4, np.arange(4, dtype=np.int32), n)
+    assert moved.n == len(moved.alive) == len(moved.names) == len(moved.nodes) == n
+    assert set(moved.slot_of) == {"a", "b", "c"} if n >= 3 else {"a", "b", "c"} >= set(moved.slot_of)
+    assert moved.job_of_node.tolist() == [i if i < min(n, 3) else -1 for i in range(4)]
+    assert start(moved, "d", [3]) == (3 if n > 3 else None)
+    assert jobs.n == 3, "the old one is untouched"

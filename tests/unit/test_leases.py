@@ -1,0 +1,196 @@
+"""The life of a lease: answers in any order, deadlines, retries, lapses, read-backs. May import `twin`."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from twin.frame import NS
+from twin.leases import _ACK, DONE, EXPIRED, FAILED, IN_PROGRESS, MAX_ATTEMPTS, MISMATCH_S, NONE, SENT, Leases
+from twin.signals import Control, find_control
+
+T0 = 1_000 * NS
+
+
+def control(key: str) -> Control:
+    found = find_control(key)
+    assert found is not None
+    return found
+
+
+def leases(key: str = "gpu.power_cap_w", value: float = 500.0, found: float = 1200.0) -> Leases:
+    """Three slots; a lease of command 7 runs on slot 1."""
+    out = Leases(control(key), 3)
+    numbers = out.grant(np.array([1], np.int32), np.array([value]), np.array([4], np.int32), 7, T0,
+                        np.full(3, found), np.array([2], np.int32))  # fmt: skip
+    assert numbers.tolist() == [7]
+    return out
+
+
+def test_a_grant_notes_everything() -> None:
+    lease = leases()
+    assert lease.running().tolist() == [False, True, False]
+    assert (lease.value[1], lease.found[1], lease.owner[1], lease.generation[1]) == (500.0, 1200.0, 4, 2)
+    assert lease.expires_ns[1] == T0 + 30 * NS
+    assert lease.deadline_ns[1] == T0 + 10 * NS
+    assert (lease.state[1], lease.attempts[1]) == (SENT, 1)
+    lease.grant(np.array([1], np.int32), np.array([450.0]), np.array([4], np.int32), 8, T0 + NS, np.full(3, 500.0),
+                np.array([2], np.int32))  # fmt: skip
+    assert lease.found[1] == 1200.0, "what was found is what was there before the first command"
+
+
+@pytest.mark.parametrize(
+    "entity, generation, command, expected",
+    [(1, 2, 7, True), (1, 2, 6, False), (1, 2, 8, False), (1, 1, 7, False), (1, 3, 7, False), (0, 0, 0, False),
+     (2, 2, 7, False), (-1, 2, 7, False), (3, 2, 7, False), (1, 2**70, 7, False)],
+)  # fmt: skip
+def test_an_answer_counts_only_for_its_own_command(
+    entity: int, generation: int, command: int, expected: bool
+) -> None:
+    lease = leases()
+    assert lease.ack(entity, generation, command, "done") is expected
+    assert (lease.state[1] == DONE) == expected
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["accepted", "in_progress", "done"])))
+def test_answers_in_any_order_and_twice_end_in_done(order: tuple[str, ...]) -> None:
+    lease = leases()
+    seen = []
+    for state in (*order, *order):
+        assert lease.ack(1, 2, 7, state)
+        seen.append(int(lease.state[1]))
+    assert seen == sorted(seen)
+    assert seen[-1] == DONE
+
+
+@pytest.mark.parametrize(
+    "answers, expected",
+    [
+        (["failed", "done"], DONE),
+        (["done", "failed"], DONE),
+        (["in_progress", "failed"], FAILED),
+        (["failed", "in_progress"], FAILED),
+        (["failed", "failed"], FAILED),
+        (["in_progress", "accepted"], IN_PROGRESS),
+    ],
+)
+def test_done_is_the_end(answers: list[str], expected: int) -> None:
+    lease = leases()
+    for state in answers:
+        lease.ack(1, 2, 7, state)
+    assert lease.state[1] == expected
+
+
+def test_an_answer_after_the_lease_was_given_back_is_heard_and_changes_nothing() -> None:
+    lease = leases()
+    lease.end(np.array([1], np.int32))
+    assert lease.ack(1, 2, 7, "done")
+    assert lease.state[1] == NONE
+    assert not lease.running().any()
+
+
+def test_an_answer_after_a_lapse_is_stale() -> None:
+    lease = leases()
+    assert lease.lapse(T0 + 30 * NS - 1).tolist() == []
+    assert lease.lapse(T0 + 30 * NS).tolist() == [1]
+    assert not lease.ack(1, 2, 7, "done")
+    assert lease.state[1] == EXPIRED
+    assert lease.lapse(T0 + 60 * NS).tolist() == []
+
+
+@pytest.mark.parametrize("age_s, expected", [(0, False), (15, False), (15.1, True), (29, True)])
+def test_a_lease_is_due_in_the_second_half_of_its_life(age_s: float, expected: bool) -> None:
+    lease = leases()
+    assert lease.due(T0 + round(age_s * NS)).tolist() == [False, expected, False]
+    lease.renew(np.array([1], np.int32), T0 + round(age_s * NS))
+    assert lease.expires_ns[1] == T0 + round((age_s + 30) * NS)
+
+
+def test_silence_is_asked_again_at_each_deadline_three_times_in_all() -> None:
+    lease = leases()
+    sent, lost = [T0], []
+    for second in range(1, 100):
+        now_ns = T0 + second * NS
+        late = lease.overdue(now_ns)
+        again = lease.retry(late, now_ns)
+        sent += [now_ns] * len(again)
+        lost += [now_ns] * (len(late) - len(again))
+        assert lease.command[1] == 7, "the same number: a repeated command is harmless"
+    assert [t - T0 for t in sent] == [0, 10 * NS, 20 * NS]
+    assert [t - T0 for t in lost] == [30 * NS]
+    assert lease.attempts[1] == MAX_ATTEMPTS
+    assert lease.state[1] == FAILED
+
+
+def test_a_refusal_is_asked_again_soon_and_not_for_ever() -> None:
+    lease = leases("node.service_level", 3.0)  # deadline two hours
+    sent = []
+    for second in range(1, 200):
+        now_ns = T0 + second * NS
+        again = lease.retry(lease.overdue(now_ns), now_ns)
+        sent += [second] * len(again)
+        lease.ack(1, 2, 7, "failed")
+    assert sent == [10, 20]
+    assert lease.state[1] == FAILED
+
+
+@pytest.mark.parametrize("state", ["accepted", "in_progress", "done", "failed"])
+def test_only_what_is_not_done_is_overdue(state: str) -> None:
+    lease = leases()
+    lease.ack(1, 2, 7, state)
+    assert lease.overdue(T0 + 10 * NS).tolist() == ([] if _ACK[state] == DONE else [1])
+
+
+def mismatched(lease: Leases, readback: float, seconds: range, heard_s: float | None = None) -> list[int]:
+    """Seconds at which the read-back of slot 1 counts as a mismatch."""
+    out = []
+    for s in seconds:
+        now_ns = T0 + s * NS
+        heard = np.full(3, now_ns if heard_s is None else T0 + round(heard_s * NS))
+        if len(lease.compare(np.full(3, readback), heard, max(lease.control.deadband, 1e-6), now_ns)):
+            out.append(s)
+    return out
+
+
+def test_a_readback_that_differs_for_ten_seconds_is_a_mismatch_and_clears() -> None:
+    lease = leases()
+    assert mismatched(lease, 1200.0, range(1, 30)) == list(range(1 + int(MISMATCH_S), 30))
+    assert mismatched(lease, 503.0, range(30, 32)) == []
+    assert lease.state[1] == DONE, "a read-back that agrees is as good as an answer"
+    assert mismatched(lease, 506.0, range(32, 50)) == list(range(42, 50))
+
+
+@pytest.mark.parametrize(
+    "readback, heard_s, expected", [(1200.0, -1.0, 0), (float("nan"), None, 1), (1200.0, 0.5, 1)]
+)
+def test_a_readback_older_than_the_command_proves_nothing(
+    readback: float, heard_s: float | None, expected: int
+) -> None:
+    assert bool(mismatched(leases(), readback, range(1, 20), heard_s)) is bool(expected)
+
+
+def test_a_drain_in_progress_is_no_mismatch_until_its_deadline() -> None:
+    lease = leases("node.service_level", 3.0)
+    lease.ack(1, 2, 7, "in_progress")
+    assert mismatched(lease, 2.0, range(1, 7200, 60)) == []
+    assert mismatched(lease, 2.0, range(7185, 7203)) == [7200, 7201, 7202]
+    done = leases("node.service_level", 3.0)
+    done.ack(1, 2, 7, "done")
+    assert mismatched(done, 2.0, range(1, 13)) == [11, 12]
+
+
+def test_leases_move_with_their_slots_and_survive_storage() -> None:
+    lease = leases()
+    moved = lease.remapped(4, np.array([-1, 2, 1, -1], np.int32))
+    assert moved.running().tolist() == [False, False, True, False]
+    assert moved.command[2] == 7
+    back = Leases(lease.control, 3)
+    back.restore(lease.dump())
+    assert all(
+        np.array_equal(back.dump()[k], v, equal_nan=v.dtype.kind == "f") for k, v in lease.dump().items()
+    )
+    lease.drop(1)
+    assert not lease.running().any()
+    assert not lease.ack(1, 2, 7, "done")

@@ -1,0 +1,168 @@
+"""What a built site says of small, known topologies. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import Twin, eight_nodes, site_of, two_racks
+from twin.contracts import Columns
+from twin.events import SiteChanged
+from twin.remap import remap_memory, slots_kept
+from twin.site import Relation, SiteSpec
+from twin.signals import TABLES
+
+
+def matrix() -> dict[str, Any]:
+    return {
+        "site": "cm",
+        "halls": [{"name": "h", "racks": [{"name": "r[01-32]", "profile": "cloudmatrix384"}]}],
+    }
+
+
+def test_two_racks_of_nvl72() -> None:
+    site = site_of(two_racks())
+    expected = {
+        "hall": 1,
+        "supernode": 2,
+        "rack": 2,
+        "node": 36,
+        "gpu": 144,
+        "cdu": 1,
+        "feeder": 2,
+        "job": 1024,
+    }
+    assert {k: site.sizes[k] for k in expected} == expected
+    assert site.name("gpu", 143) == "lab/h/r2/node17/gpu3"
+    assert site.entity("gpu", "r2/node17/gpu3") == 143
+    assert site.gpus_of_rack(1) == slice(72, 144)
+    assert [site.feeders_of_rack.of_row(r).tolist() for r in (0, 1)] == [[0, 1], [0, 1]]
+    assert site.side_of_feeder.tolist() == [1, 2]
+
+
+def test_a_supernode_of_sixteen_racks_has_its_nodes_in_twelve() -> None:
+    site = site_of(matrix())
+    nodes = np.diff(site.node_start_of_rack)
+    assert nodes.tolist() == ([4] * 12 + [0] * 4) * 2
+    assert site.sizes["gpu"] == 768
+    assert site.sizes["supernode"] == 2
+    assert [site.name("supernode", i) for i in (0, 1)] == ["cm/h/r01+15", "cm/h/r17+15"]
+    assert np.bincount(site.supernode_of_node).tolist() == [48, 48]
+
+
+def test_limits_of_compute_racks_are_not_those_of_switch_racks() -> None:
+    site = site_of(matrix())
+    compute = np.diff(site.node_start_of_rack) > 0
+    for key in ("rack.power_w", "rack.flow_lpm", "rack.supply_temp_c", "rack.return_temp_c"):
+        limit = site.limits[key]
+        assert np.isfinite(limit.max[compute]).all(), key
+        assert np.isnan(limit.max[~compute]).all(), key
+        assert np.isnan(limit.guard[~compute]).all(), key
+    assert np.isfinite(site.limits["gpu.temp_c"].max).all()
+
+
+def test_nodes_of_a_group_are_for_the_racks_that_compute() -> None:
+    tree = matrix()
+    tree["halls"][0]["racks"][0]["nodes"] = 2
+    assert np.diff(site_of(tree).node_start_of_rack).tolist() == ([2] * 12 + [0] * 4) * 2
+
+
+@pytest.mark.parametrize(
+    "table, name",
+    [
+        ("gpu", "r1/node0/gpu²"),
+        ("gpu", "r1/node٣/gpu0"),
+        ("node", "r1/node"),
+        ("node", "r1/node18"),
+        ("node", "r1/node-1"),
+        ("node", "r1/node0000000000000"),
+        ("node", "r1/node1e0"),
+        ("node", "node0"),
+        ("gpu", "gpu0"),
+        ("gpu", ""),
+        ("rack", "r3"),
+        ("rack", ""),
+        ("link", "r1/node0/nvlink"),
+        ("link", "r1/node0/rail4"),
+        ("job", "lab/job1024"),
+        ("job", "job0"),
+        ("job", "lab/job"),
+        ("nonsense", "r1"),
+    ],
+)
+def test_a_name_that_means_nothing_is_none(table: str, name: str) -> None:
+    assert site_of(two_racks()).entity(table, name) is None
+
+
+def test_a_local_name_in_two_halls_means_neither() -> None:
+    tree = two_racks()
+    tree["halls"][0]["name"] = "h[1-2]"
+    site = site_of(tree)
+    assert site.entity("rack", "r1") is None
+    assert site.entity("rack", "h2/r1") == site.entity("rack", "lab/h2/r1") == 2
+    assert [site.feeders_of_rack.of_row(r).tolist() for r in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_a_relation_keeps_each_pair_once() -> None:
+    relation = Relation.of([[2, 0, 2], [], [1]])
+    assert relation.start.tolist() == [0, 2, 2, 3]
+    assert relation.of_row(0).tolist() == [0, 2]
+    assert relation.row_of_member.tolist() == [0, 0, 2]
+    assert relation.sums(np.array([1.0, 10.0, 100.0])).tolist() == [101.0, 0.0, 10.0]
+
+
+def test_a_built_site_cannot_be_written_to() -> None:
+    site = site_of(two_racks())
+    for array in (site.envelopes["gpu.power_cap_w"].high, site.limits["gpu.temp_c"].max, site.rack_of_node,
+                  site.feeders_of_rack.member, site.budget_w):  # fmt: skip
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_every_table_has_a_size() -> None:
+    assert set(site_of({"site": "bare"}).sizes) == set(TABLES)
+
+
+def test_slots_follow_their_paths() -> None:
+    old, new = site_of(two_racks()), site_of(two_racks(racks="r[2-3]", max_jobs=5))
+    kept = slots_kept(old, new)
+    assert kept["rack"].tolist() == [1, -1]
+    assert kept["gpu"].tolist() == [*range(72, 144), *[-1] * 72]
+    assert kept["job"].tolist() == [0, 1, 2, 3, 4]
+    memory = {"x": np.arange(144.0)}
+    moved = remap_memory(memory, Columns("gpu", {"x": "f8"}), kept, new)
+    assert moved["x"].tolist() == [*range(72, 144), *[0.0] * 72]
+    assert remap_memory(memory, None, kept, new) == {}
+
+
+def test_a_changed_site_moves_leases_and_calibration() -> None:
+    twin = Twin(two_racks())
+    twin.tick()
+    engine = twin.engine
+    lease = engine.arbiter.leases["gpu.power_cap_w"]
+    lease.grant(np.array([71, 72], np.int32), np.array([500.0, 600.0]), np.array([0, 0], np.int32), 1, twin.now_ns,
+                np.full(144, 1200.0), np.zeros(2, np.int32))  # fmt: skip
+    engine.arbiter.mode = "held"  # or what nobody asks for would be given back
+    engine.estimator.capture[:] = [0.7, 0.8]
+    spec = SiteSpec({**two_racks(racks="r[2-3]")}, {})
+    spec.profiles.update(_profiles("gb200-nvl72"))
+    twin.tick(None, SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    lease = engine.arbiter.leases["gpu.power_cap_w"]
+    assert lease.value[0] == 600.0
+    assert np.isnan(lease.value[1:]).all()
+    assert lease.found[0] == 1200.0
+    assert engine.estimator.capture.tolist() == [0.8, 0.9]
+    assert engine.site.spec_hash == spec.digest()
+
+
+def _profiles(*names: str) -> dict[str, Any]:
+    from tests.builders import profile_tree
+
+    return {n: profile_tree(n) for n in names}
+
+
+def test_the_hash_of_a_site_is_of_its_content() -> None:
+    one, same, other = site_of(eight_nodes()), site_of(eight_nodes()), site_of(eight_nodes(max_jobs=3))
+    assert one.spec_hash == same.spec_hash != other.spec_hash

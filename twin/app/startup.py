@@ -1,0 +1,302 @@
+"""Starting again: the newest whole snapshot, and the trace behind it ticked through; there is no other way.
+
+Faulty tails of trace and journal are cut off and kept beside their file; the journal is completed with what
+the trace shows was decided. Whatever was wrong is told, never hidden. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twin import snapshot
+from twin.app.replay import Comparer, line_head
+from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
+from twin.engine import Engine
+from twin.errors import ConfigError, Divergence, StorageError
+from twin.events import EntityReplaced, EpochChanged, Event, TicksSkipped
+from twin.frame import NS, Frame
+from twin.journal import Chain, line_hash
+from twin.signals import TABLES
+from twin.site import SiteSpec
+from twin.state import State
+from twin.trace import Decoder, Header, payloads
+
+EngineFactory = Callable[[SiteSpec], Engine]
+
+
+@dataclass
+class Resumed:
+    """An engine as it was when its run was interrupted, and what has to be known to go on.
+
+    `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
+    of ticks (first, last) whose decisions are journaled although what they saw is gone.
+    """
+
+    engine: Engine
+    spec: SiteSpec
+    last_tick: int
+    last_ns: int
+    snapshot_tick: int = -1
+    replayed: int = 0
+    completed_lines: int = 0
+    lost: tuple[int, int] | None = None
+    faults: list[str] = field(default_factory=list)
+
+    def bridge(self) -> list[Event]:
+        """What the next frame must carry: after a loss, a new term, so that no number is used twice."""
+        if self.lost is None:
+            return []
+        count = self.lost[1] - self.lost[0] + 1
+        return [TicksSkipped(count=count, why="restart"), EpochChanged(epoch=self.engine.arbiter.epoch + 1)]
+
+
+@dataclass
+class _Segment:
+    """A trace file: what its header says and when its first frame was."""
+
+    path: Path
+    header: Header
+    first_ns: int
+
+
+def resume(folder: Path, engine_factory: EngineFactory) -> Resumed:
+    """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole."""
+    faults: list[str] = []
+    segments = _segments(folder, faults)
+    _mend_journal(folder / "journal.jsonl", faults)
+    place: dict[str, Any] = {}
+    engine, spec = _from_snapshot(folder, segments, engine_factory, faults, place)
+    if engine is None:
+        if not segments:
+            raise StorageError(f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts")
+        first = segments[0].header
+        spec = msgspec.json.decode(first.spec, type=SiteSpec)
+        engine = engine_factory(spec)
+        if first.first_tick > 0:
+            faults.append(
+                f"{segments[0].path.name}: begins at tick {first.first_tick}, no snapshot is before it"
+            )
+    assert spec is not None
+    out = Resumed(engine, spec, engine.state.tick, engine.state.now_ns, engine.state.tick, faults=faults)
+    _tail(folder, segments, out, place)
+    return out
+
+
+# -- the trace -----------------------------------------------------------------------------------------------
+
+
+def _segments(folder: Path, faults: list[str]) -> list[_Segment]:
+    """The readable segments in order; the torn tail of the last one is cut off."""
+    out: list[_Segment] = []
+    paths = sorted(folder.glob("trace-*.rt"))
+    for path in paths:
+        if path == paths[-1]:
+            _cut_torn(path, faults)
+        header, first_ns = _opening(path)
+        if header is None:
+            faults.append(f"{path.name}: has no readable header; not used")
+            if path == paths[-1]:
+                path.replace(path.with_suffix(".torn"))  # the writer takes this number again
+        else:
+            out.append(_Segment(path, header, first_ns))
+    return out
+
+
+def _cut_torn(path: Path, faults: list[str]) -> None:
+    data = path.read_bytes()
+    for position, payload in payloads(data):
+        if isinstance(payload, str) and position:
+            faults.append(f"{path.name} at byte {position}: {payload}; cut off there")
+            _cut(path, data, position)
+
+
+def _cut(path: Path, data: bytes, position: int) -> None:
+    """Keep what lies behind beside the file: it is evidence."""
+    path.with_suffix(".torn").write_bytes(data[position:])
+    with path.open("r+b") as file:
+        file.truncate(position)
+
+
+def _opening(path: Path) -> tuple[Header | None, int]:
+    """(header, instant of the first frame); (None, 0) for what is no segment, 0 for one without frames."""
+    decoder, header = Decoder(), None
+    try:
+        for _, payload in itertools.islice(payloads(path.read_bytes()), 2):
+            if isinstance(payload, str):
+                break
+            if header is None:
+                header = decoder.header(payload)
+            else:
+                return header, decoder.decode(payload).now_ns
+    except (StorageError, msgspec.MsgspecError):
+        pass
+    return header, 0
+
+
+# -- the snapshot --------------------------------------------------------------------------------------------
+
+
+def _from_snapshot(
+    folder: Path,
+    segments: list[_Segment],
+    engine_factory: EngineFactory,
+    faults: list[str],
+    place: dict[str, Any],
+) -> tuple[Engine | None, SiteSpec | None]:
+    """An engine in the state of the newest snapshot that is whole and whose site the trace describes."""
+    specs = {s.header.site_hash: s.header.spec for s in segments}
+    for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
+        try:
+            data = snapshot.decode(path.read_bytes())
+            packed = specs.get(data["site_hash"])
+            if packed is None:
+                raise StorageError(f"no segment of the trace describes its site {data['site_hash']}")
+            spec = msgspec.json.decode(packed, type=SiteSpec)
+            engine = engine_factory(spec)
+            snapshot.restore_engine(engine, data)
+        except (StorageError, ConfigError, OSError) as error:
+            faults.append(f"{path.name}: {error}; the one before it is used")
+            continue
+        place.update(data.get("journal", {}))
+        return engine, spec
+    return None, None
+
+
+# -- the tail ------------------------------------------------------------------------------------------------
+
+
+def _tail(folder: Path, segments: list[_Segment], out: Resumed, place: dict[str, Any]) -> None:
+    """Warm the history, tick through what the snapshot has not seen, and bring the journal up to it."""
+    journal = folder / "journal.jsonl"
+    comparer: Comparer | None = None
+    journal_tick, journal_ns = -1, 0
+    if journal.is_file():
+        comparer, journal_tick, journal_ns = _comparer(journal, out, place)
+    scratch = State(out.engine.site.sizes)
+    for frame in _frames(segments, out):
+        if frame.tick <= out.snapshot_tick:
+            _warm(out.engine, scratch, frame)
+            continue
+        try:
+            if comparer is not None:
+                comparer.before(frame)
+        except Divergence as error:
+            out.faults.append(f"the tail is decided otherwise than it was (another version?): {error}")
+            comparer = None
+        decision = out.engine.tick(frame)
+        try:
+            if comparer is not None:
+                comparer.after(out.engine, decision)
+        except Divergence as error:
+            out.faults.append(f"the tail is decided otherwise than it was (another version?): {error}")
+            comparer = None
+        out.replayed += 1
+        out.last_tick, out.last_ns = frame.tick, frame.now_ns
+    if comparer is not None and comparer.beyond:
+        writer = JournalWriter(folder)
+        writer.chain.sides.update(comparer.chain.sides)
+        writer.append(comparer.beyond)
+        writer.close()
+        out.completed_lines = len(comparer.beyond)
+        out.faults.append(
+            f"{journal.name}: ended at tick {journal_tick}, completed by {out.completed_lines} lines "
+            f"up to tick {out.last_tick}; the commands in them may not have left"
+        )
+    if journal_tick > out.last_tick:
+        out.lost = (out.last_tick + 1, journal_tick)
+        out.faults.append(
+            f"{journal.name}: goes on to tick {journal_tick}, the trace ends at {out.last_tick}: "
+            f"what was seen in between is lost"
+        )
+        out.last_tick, out.last_ns = journal_tick, max(out.last_ns, journal_ns)
+
+
+def _frames(segments: list[_Segment], out: Resumed) -> Iterator[Frame]:
+    """Frames from as long before the snapshot as history is declared, to the first damage behind it."""
+    site_hash, since = out.engine.site.spec_hash, out.snapshot_tick
+    first = max((i for i, s in enumerate(segments) if s.header.first_tick <= since + 1), default=0)
+    wanted_ns = out.engine.state.now_ns - round(
+        max(out.engine.site.file.history_s.values(), default=0.0) * NS
+    )
+    while (
+        first > 0
+        and segments[first].first_ns > wanted_ns
+        and segments[first].header.site_hash == segments[first - 1].header.site_hash == site_hash
+    ):
+        first -= 1
+    last_tick = -1
+    for number, segment in enumerate(segments[first:], first):
+        reader = TraceReader(segment.path)
+        for frame in reader:
+            # What another site saw before the snapshot's is in other numbers, and its history was dropped.
+            foreign = frame.tick <= since and segment.header.site_hash != site_hash
+            if frame.tick > last_tick and not foreign:
+                last_tick = frame.tick
+                yield frame
+        if reader.damage:
+            later = segments[number + 1 :]
+            covered = bool(later) and later[0].header.first_tick <= since + 1
+            out.faults += [f"{d}; what lies before was used" for d in reader.damage]
+            if not covered:
+                _cut_torn(segment.path, [])
+                _set_aside(later, out)
+                return
+
+
+def _set_aside(segments: list[_Segment], out: Resumed) -> None:
+    """Behind damage that no snapshot covers, frames would meet an engine that has missed some."""
+    for segment in segments:
+        segment.path.replace(segment.path.with_suffix(".lost"))
+        out.faults.append(f"{segment.path.name}: lies behind the damage; set aside as .lost")
+
+
+def _warm(engine: Engine, scratch: State, frame: Frame) -> None:
+    """The rings as they were: the frames' own values, without deciding anything again."""
+    for event in frame.events:
+        if isinstance(event, EntityReplaced) and event.table in TABLES:
+            entity = engine.site.entity(event.table, event.name)
+            if entity is not None:
+                scratch.tables[event.table].replace(entity)
+    scratch.apply(frame)
+    engine.history.push(scratch)
+
+
+# -- the journal ---------------------------------------------------------------------------------------------
+
+
+def _mend_journal(path: Path, faults: list[str]) -> None:
+    if not path.is_file():
+        return
+    verdict = verify_journal(path)
+    if verdict.fault:
+        where = f"{path.name} line {verdict.line_no}, byte {verdict.position}"
+        faults.append(f"{where}: {verdict.fault}; cut off there")
+        _cut(path, path.read_bytes(), verdict.position)
+
+
+def _comparer(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[Comparer, int, int]:
+    """(a comparer that stands behind the snapshot's tick, the last journaled tick and its instant)."""
+    chain, count, last_tick, last_ns = Chain(), 0, -1, 0
+    for number, line in enumerate(journal_lines(journal), 1):
+        head = line_head(line)
+        if head.tick > last_tick:
+            last_tick, last_ns = head.tick, head.now_ns
+        if head.tick <= out.snapshot_tick and count == number - 1:
+            count = number
+            chain.seq, chain.head = number, line_hash(line)
+    if count < place.get("seq", 0):
+        out.faults.append(
+            f"{journal.name}: {count} lines up to tick {out.snapshot_tick}, the snapshot knows of {place['seq']}: "
+            "those between them are missing"
+        )
+    elif place and chain.head != place["head"]:
+        out.faults.append(f"{journal.name}: its first {count} lines are not what the snapshot follows")
+    comparer = Comparer(out.engine, itertools.islice(journal_lines(journal), count, None), chain)
+    comparer.beyond = []
+    return comparer, last_tick, last_ns
