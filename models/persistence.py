@@ -136,7 +136,7 @@ class Persistence:
             ):
                 raise ContractError(f"{name} is not a parameter of {self.name}")
         self._fitted = {name: np.array(column) for name, column in sorted(parameters.items())}
-        self._version = digest(self._fitted)[:12] if self._fitted else "unfitted"
+        self._name_version()
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The fitted quantiles, if any."""
@@ -178,3 +178,7 @@ class Persistence:
                 kept = np.flatnonzero(source >= 0)
                 moved[kept] = self._fitted[name][source[kept]]
                 self._fitted[name] = moved
+        self._name_version()
+
+    def _name_version(self) -> None:
+        self._version = digest(self._fitted)[:12] if self._fitted else "unfitted"

@@ -142,7 +142,6 @@ class Arbiter:
         inside = (lease.value >= done.lo) & (lease.value <= done.hi)
         same = touched & inside & (np.abs(done.value - lease.value) < envelope.deadband)
         done.value[same] = lease.value[same]
-        protective &= ~same
         # A value that stood still has not saved up any slew: the rate is per tick.
         reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * dt_s, np.inf)
         # A device found outside its envelope is taken to the edge at once.

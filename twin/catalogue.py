@@ -22,7 +22,7 @@ class Signal:
     `reduce` combines several readings within a tick (`latch` is a bitwise or). `danger` is the side towards
     which an unheard value is assumed to drift, by `slew_per_s`. `period_s` is how often a healthy source
     speaks. `quantum` is the resolution to which the Inbox rounds, at or below the sensor's own. A line named
-    like another plus `_max` or `_min` is its *companion*: whoever reports `power_w` feeds `power_w_max` as well.
+    like another plus `_max` or `_min` is its *companion*: whoever reports `power_w` feeds `power_w_max` too.
     """
 
     table: str

@@ -1,8 +1,9 @@
 """The contracts of racktwin: what authors of policies, models and connectors read, and all they need.
 
 A policy looks at a View and proposes intervals on controls. A model looks at the same View and forecasts.
-Both are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness. Connectors
-put readings in and carry commands out. May import the core's data types; implements none of these contracts.
+Both are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness.
+Connectors put readings in and carry commands out. May import the core's data types; implements none of
+these contracts.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ from twin.tree import digest
 from twin.view import EngineView
 
 MARK_EVERY = 60  # ticks between checks of the state in the journal
+MARK_AT = 30  # not in the tick in which a trace writes its keyframe, which is as much work
 FIT_DEADLINE_S = 600.0
 _DEFAULT_AUTHORITY = "advise"
 
@@ -88,8 +89,6 @@ class Engine:
                 if not name or signal.name == name:
                     column.period_s[row] = seconds
 
-    # -- the tick ---------------------------------------------------------------------------------------------
-
     def tick(self, frame: Frame) -> Decision:
         """Everything that follows from this frame. Raises only for a broken invariant, never for bad data."""
         records: list[dict[str, Any]] = []
@@ -112,7 +111,7 @@ class Engine:
         commands, advice, deferred = arbitrate(self, view, frame, records)
         records += self.findings.deviations(self.site, self.estimator, frame.now_ns)
         records += self.findings.silences(self.site, self.state)
-        if frame.tick % MARK_EVERY == 0:
+        if frame.tick % MARK_EVERY == MARK_AT:
             records.append(
                 {"kind": "mark", "next_command": self.arbiter.next_command, "state": self.state.marks()}
             )
@@ -267,7 +266,7 @@ class Engine:
                 records += self._suspend(name, error, frame.now_ns)
                 continue
             if not same_proposals(proposals, self.in_force[name]):
-                records.append(proposals_record(name, proposals))
+                records.append(proposals_record(name, proposals, self.in_force[name]))
             self.in_force[name] = proposals
 
     def _retire(self, policy: Policy, now_ns: int) -> None:
@@ -294,8 +293,6 @@ class Engine:
                 "Mend the plug-in and restart; its running leases lapse by themselves.",
             )
         )
-
-    # -- storage ----------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
         """All that a restart needs, as plain data and arrays."""

@@ -39,7 +39,7 @@ class CommandAcked(_Event, frozen=True):
 
 
 class OperatorRequest(_Event, frozen=True):
-    """A person asks that a control of some entities lies in [lo, hi], until `expires_ns` (0: until withdrawn)."""
+    """A person asks that a control of some entities lies in [lo, hi] until `expires_ns` (0: no end)."""
 
     author: str
     control: str
@@ -59,7 +59,7 @@ class RequestWithdrawn(_Event, frozen=True):
 
 
 class Approved(_Event, frozen=True):
-    """An operator lets a policy in `approve` act on a control of some entities (none named: all) for a while."""
+    """An operator lets a policy in `approve` act for a while on these entities (none named: all)."""
 
     author: str
     policy: str

@@ -7,7 +7,7 @@ limit on events. Pure: time comes in as an argument. May import the catalogue, f
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from twin.frame import ABSURD_Q, F32, I32, I64, MISSING_Q, NS, UNTRUSTED_Q, Coun
 from twin.reading import Block, Reading
 from twin.signals import Signal
 from twin.stage import MAX_HITS, Layout, Stage
+
+if TYPE_CHECKING:
+    from twin.state import State
 
 MAX_EVENTS = 100_000
 FUTURE_TOLERANCE_NS = 2 * NS
@@ -41,6 +44,11 @@ class Inbox:
             ("accepted", "coalesced", "older", "clamped", "untrusted", "missing", "out_of_range",
              "unknown_entity", "counter_resets", "counter_wraps", "counter_jumps", "events",
              "events_dropped"), 0)  # fmt: skip
+
+    def resume(self, state: State) -> None:
+        """Go on from a restored state: its times reject what is older, its counters go on."""
+        for name, stage in self.stages.items():
+            stage.resume(state.tables[name])
 
     # -- arriving ----------------------------------------------------------------------------------------
 

@@ -154,7 +154,8 @@ class Intake:
             return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
         if len(self.requests) >= MAX_REQUESTS and event.id not in self.requests:
             return f"more than {MAX_REQUESTS} standing requests"
-        self.requests[event.id] = event
+        # As a snapshot would give it back: a whole number of watts is a float all the same.
+        self.requests[event.id] = msgspec.convert(msgspec.to_builtins(event), ev.OperatorRequest)
         return None
 
     def _acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:

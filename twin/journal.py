@@ -25,9 +25,9 @@ SIDE_BYTES = 2_000_000  # a larger body goes to a file of its own, named by its 
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists or as base64 little-endian."""
+    """Arrays as lists or as base64 little-endian; with an infinity always, since JSON has none."""
     if isinstance(value, np.ndarray):
-        if value.size <= INLINE:
+        if value.size <= INLINE and not (value.dtype.kind == "f" and np.isinf(value).any()):
             return value.tolist()
         data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
         return {

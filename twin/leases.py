@@ -109,7 +109,8 @@ class Leases:
         ):
             return False
         if np.isnan(self.value[entity]):
-            return command > 0 and bool(self.state[entity] == NONE)  # the last command of a lease that was given back
+            # The last command of a lease that was given back is answered after its end.
+            return command > 0 and bool(self.state[entity] == NONE)
         # Answers may come out of order or twice: progress only ever moves forward, and done is the end of it.
         if state == "done" or (self.state[entity] != DONE and _ACK[state] > self.state[entity]):
             self.state[entity] = _ACK[state]

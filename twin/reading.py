@@ -37,8 +37,8 @@ class Reading(NamedTuple):
 class Block(NamedTuple):
     """Many signals of a contiguous run of entities at one instant: the fast path of batched sources.
 
-    `values` is float32 [len(signals), n], NaN for "no reading"; `counts` is int64 [len(counters), n], negative
-    for "no reading". The entities are `start .. start + n - 1`.
+    `values` is float32 [len(signals), n], NaN for "no reading"; `counts` is int64 [len(counters), n],
+    negative for "no reading". The entities are `start .. start + n - 1`.
     """
 
     table: str

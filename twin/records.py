@@ -65,10 +65,56 @@ def command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
     return body
 
 
-def proposals_record(policy: str, proposals: list[Proposal]) -> dict[str, Any]:
-    """What a policy proposes from now on."""
-    columns = [
-        {"control": p.control, "index": p.index, "lo": p.lo, "hi": p.hi, "want": p.want, "reason": p.reason}
-        for p in proposals
-    ]
-    return {"kind": "proposals", "policy": policy, "proposals": columns}
+def proposals_record(policy: str, new: list[Proposal], old: list[Proposal]) -> dict[str, Any]:
+    """How what a policy proposes changed: new or moved intervals by control and reason, and who is let go.
+
+    A bound that is the same for all is one number; `want` is "hi" or "lo" where it equals that bound.
+    """
+    before, after = _by_reason(old), _by_reason(new)
+    changes: list[dict[str, Any]] = []
+    for key, p in after.items():
+        was = before.get(key)
+        moved = np.ones(len(p.index), np.bool_) if was is None else _moved(p, was)
+        gone = np.zeros(0, np.int32) if was is None else np.setdiff1d(was.index, p.index)
+        if moved.any() or len(gone):
+            change = {"control": p.control, "reason": p.reason, "index": p.index[moved]}
+            change |= _bounds(p.lo[moved], p.hi[moved], p.want[moved])
+            changes.append(change | ({"gone": gone} if len(gone) else {}))
+    for key, was in before.items():
+        if key not in after and len(was.index):
+            changes.append({"control": was.control, "reason": was.reason, "gone": was.index})
+    return {"kind": "proposals", "policy": policy, "proposals": changes}
+
+
+def _by_reason(proposals: list[Proposal]) -> dict[tuple[str, str, int], Proposal]:
+    """Proposals by control, reason and how often that pair came before."""
+    out: dict[tuple[str, str, int], Proposal] = {}
+    for p in proposals:
+        number = sum(1 for key in out if key[:2] == (p.control, p.reason))
+        out[p.control, p.reason, number] = p
+    return out
+
+
+def _moved(p: Proposal, was: Proposal) -> np.ndarray:
+    """Where a proposal is new or differs from what was said before [len(p.index)]."""
+    if len(was.index) == 0:
+        return np.ones(len(p.index), np.bool_)
+    at = np.minimum(np.searchsorted(was.index, p.index), len(was.index) - 1)
+    known = was.index[at] == p.index
+    want, wanted = p.want, was.want[at]
+    same = (
+        (p.lo == was.lo[at]) & (p.hi == was.hi[at]) & ((want == wanted) | (np.isnan(want) & np.isnan(wanted)))
+    )
+    return cast(np.ndarray, ~(known & same))
+
+
+def _bounds(lo: np.ndarray, hi: np.ndarray, want: np.ndarray) -> dict[str, Any]:
+    def short(values: np.ndarray) -> Any:
+        return float(values[0]) if len(values) and (values == values[0]).all() else values
+
+    wish: Any = short(want)
+    if np.array_equal(want, hi):
+        wish = "hi"
+    elif np.array_equal(want, lo):
+        wish = "lo"
+    return {"lo": short(lo), "hi": short(hi), "want": wish}

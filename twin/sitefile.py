@@ -252,7 +252,8 @@ def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
 
 def convert(cls: type[T], raw: Any, file: str) -> T:
     """`raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path: ...`."""
-    found, faults = salvage(cls, raw)
-    if found is None or faults.problems:
+    faults = Faults()
+    _mend(cls, raw, "$", faults)
+    if faults.problems:
         raise ConfigError([f"{file}: {p}" for p in faults.problems])
-    return found
+    return msgspec.convert(raw, cls)

@@ -14,6 +14,7 @@ import zstandard
 
 from twin.contracts import Forecast, Proposal
 from twin.errors import StorageError
+from twin.trace import CATALOGUE
 from twin.tree import digest, pack, unpack
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
 
 def encode(data: dict[str, Any]) -> bytes:
     """The snapshot as bytes, with a check over all of it."""
-    body = zstandard.ZstdCompressor(level=1).compress(pack({"format": FORMAT, "data": data}))
+    body = zstandard.ZstdCompressor(level=1).compress(
+        pack({"format": FORMAT, "catalogue": CATALOGUE, "data": data})
+    )
     return _MAGIC + digest(body).encode() + body
 
 
@@ -103,5 +106,7 @@ def decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or not isinstance(tree.get("data"), dict):
         found = tree.get("format") if isinstance(tree, dict) else None
         raise StorageError(f"snapshot format {found}; expected {FORMAT}")
+    if tree.get("catalogue") != CATALOGUE:  # columns are rows of the catalogue
+        raise StorageError(f"snapshot of the catalogue {tree.get('catalogue')}; this version has {CATALOGUE}")
     data: dict[str, Any] = tree["data"]
     return data

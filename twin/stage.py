@@ -7,12 +7,15 @@ values the signal's own reduction decides. May import the catalogue and frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from twin.frame import F32, I32, I64, MAX_ROW_SETS, Partition
 from twin.signals import TABLES, Signal
+
+if TYPE_CHECKING:
+    from twin.state import TableState
 
 LAST, MEAN, MAX, MIN, SUM, LATCH = range(6)
 _REDUCE_CODE = {"last": LAST, "mean": MEAN, "max": MAX, "min": MIN, "sum": SUM, "latch": LATCH}
@@ -178,6 +181,15 @@ class Stage:
             elif code == LATCH:
                 new = np.float32(round(float(old)) | round(float(new)))
         self.value[row, entity] = new
+
+    def resume(self, table: TableState) -> None:
+        """Times and counters of a restored table; nothing is pending."""
+        self.partition, self.t_ns = table.partition.copy(), table.t_ns.copy()
+        self.hits = np.zeros(self.t_ns.shape, np.uint16)
+        self.raw, self.gain[:], self.held_ns[:], self.n_held = table.raw.copy(), 0, 0, 0
+        self.dirty.clear()
+        self.group_rows.clear()
+        self.singles.clear()
 
     def forget(self, entity: int) -> None:
         """Drop all that is known and pending of one entity."""

@@ -3,7 +3,7 @@
 A segment is a magic number, then records of length, CRC-32 and zstd-compressed msgpack; the first record is
 the header with the whole site, so that a segment explains itself. Values are integer deltas against the last
 value of the same cell; every `KEYFRAME_EVERY` frames they begin anew, so that reading can start there. A torn
-tail is cut, not fatal. Pure: bytes in, frames out. May import frames and events.
+tail is cut, not fatal. Pure: bytes in, frames out. May import frames, events and the catalogue.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ import zstandard
 from twin.errors import StorageError
 from twin.events import Event
 from twin.frame import I32, I64, Counts, Frame, Update
+from twin.signals import TABLES
+from twin.tree import digest
 
 FORMAT = 2
 MAGIC = b"rttrace1"
 KEYFRAME_EVERY = 60
 MAX_RECORD = 256 * 2**20
 MAX_ROWS, MAX_ENTITIES = 1000, 2**25  # of one update; what a damaged record claims beyond is not believed
+# Records name a signal by its row and count in quanta: under another catalogue they mean something else.
+CATALOGUE = digest({t: [(s.name, s.kind, s.quantum) for s in (*spec.gauges, *spec.counters)]
+                    for t, spec in TABLES.items()})  # fmt: skip
 _EXCEPTIONS = 0.02  # share of outliers that are listed rather than widening a whole row
 _KINDS = ("i1", "i2", "i4", "i8")
 
@@ -43,6 +48,7 @@ class Header(msgspec.Struct, frozen=True):
     spec: bytes
     first_tick: int
     note: str = ""
+    catalogue: str = CATALOGUE
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):
@@ -165,6 +171,10 @@ class Decoder:
             raise StorageError(f"not a header: {error}") from error
         if header.format != FORMAT:
             raise StorageError(f"trace format {header.format}; expected {FORMAT}")
+        if header.catalogue != CATALOGUE:
+            raise StorageError(
+                f"recorded with the catalogue {header.catalogue}; this version has {CATALOGUE}"
+            )
         return header
 
     def decode(self, payload: bytes) -> Frame:

@@ -21,6 +21,7 @@ from twin import events as ev
 from twin.app.cli import main
 from twin.app.replay import manifest
 from twin.app.storage import TraceReader, journal_lines
+from twin.engine import MARK_AT, MARK_EVERY
 from twin.frame import Frame
 from twin.journal import Chain, Entry
 from twin.trace import MAGIC, Encoder
@@ -174,6 +175,7 @@ def _missing(frame: Frame) -> Frame | None:
     return None if frame.tick == 131 else frame
 
 
+MARK = MARK_EVERY + MARK_AT  # the second one
 CASES = {
     "a value that a policy acts on": (
         _hotter,

@@ -29,12 +29,17 @@ def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str,
 def test_servers_by_the_hour(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    files = sorted(recording("gpu-server-hourly-biohpc").glob("*.txt"))
+    """The first 60 days of each of three servers; the files are long, and sorted from late to early."""
+    files = []
+    for path in sorted(recording("gpu-server-hourly-biohpc").glob("*.txt")):
+        lines = path.read_bytes().splitlines(keepends=True)
+        files.append(tmp_path / path.name)
+        files[-1].write_bytes(b"".join(lines[:1500]))
     mapping, site = DEPLOY / "mappings/biohpc-hourly.yaml", DEPLOY / "sites/biohpc.yaml"
     result = replayed(capsys, "--site", site, "--map", mapping, "--out", tmp_path / "run", "--trace", *files)
     assert len(files) == 3
     assert result["messages"]["decoded"] > 1000
-    assert result["messages"]["bad"] <= 3  # a trailer in each file
+    assert result["messages"]["bad"] == 0
     assert result["ticks"] >= result["span_s"] / 3600
     again = replayed_natively(capsys, tmp_path / "run")
     assert again["state_checksum"] == result["state_checksum"]
@@ -53,8 +58,8 @@ def test_demand_of_a_cluster(recording: Callable[[str], Path], capsys: pytest.Ca
     mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", DEPLOY / "sites/helios-earth.yaml"
     result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "3600", "--trace", path)
     assert result["messages"]["bad"] == 0
-    assert result["messages"]["decoded"] > 100_000
-    assert 1000 < result["ticks"] < 10_000
+    assert result["messages"]["decoded"] > 40_000
+    assert 500 < result["ticks"] < 10_000
 
 
 @pytest.mark.slow
@@ -63,7 +68,7 @@ def test_the_grid(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, what: str
 ) -> None:
     folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
-    path = min(p for p in folder.rglob("*.csv*") if p.is_file())
+    path = min((p for p in folder.rglob("*.csv*") if p.is_file()), key=lambda p: (p.stat().st_size, p))
     (tmp_path / "grid.yaml").write_text("site: grid\nperiods_s: {site: 3600}\n")
     mapping = DEPLOY / f"mappings/grid-{what}.yaml"
     result = replayed(capsys, "--site", tmp_path / "grid.yaml", "--map", mapping, "--trace", path)

@@ -28,6 +28,7 @@ def snapped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     kept = Kept(checksums=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "SNAPSHOT_EVERY_S", 50.0)
+        patch.setattr(replay, "SNAPSHOT_TICKS", 1)
         patch.setattr("twin.app.storage.KEEP_SNAPSHOTS", 99)
         engine, outcome = record(folder, kept=kept)
     return Run(folder, engine, outcome, kept)

@@ -16,6 +16,7 @@ from twin.frame import ABSURD_Q, MISSING_Q, NS, UNTRUSTED_Q, Frame, Partition
 from twin.inbox import FUTURE_TOLERANCE_NS, Inbox
 from twin.reading import Block, Reading
 from twin.signals import TABLES
+from twin.state import State
 
 SIZES = {"gpu": 5, "rack": 3}
 GAUGES = {
@@ -306,6 +307,36 @@ def test_sum_of_gains_is_the_truth(seed: int) -> None:
         frame = inbox.take(tick, now, 1.0)
         total += sum(int(c.gain.sum()) for c in frame.counts)
     assert total == truth
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32))
+def test_a_restart_changes_nothing_that_the_state_holds(seed: int) -> None:
+    """Between two ticks the Inbox is made anew from the state: totals, times, rejections agree."""
+    rng = random.Random(seed)
+    whole, broken = Inbox(SIZES), Inbox(SIZES)
+    one, other = State(SIZES), State(SIZES)
+    raw, now = 10**6, T0
+    for tick in range(12):
+        for _ in range(rng.randint(0, 4)):
+            now += NS // 10
+            raw = rng.choice([raw + rng.randint(0, 10**5), raw + rng.randint(0, 10**5), 7])
+            t_ns = now - rng.choice([0, 0, 0, 2 * NS])
+            for inbox in (whole, broken):
+                if seed % 2:
+                    inbox.put(Reading("gpu", 1, "energy_mj", raw, t_ns), now)
+                else:
+                    values = np.full((1, 5), raw % 50, np.float32)
+                    counts = np.full((1, 5), raw, np.int64)
+                    inbox.put_block(Block("gpu", 0, ("temp_c",), values, ("energy_mj",), counts, t_ns), now)
+                inbox.put(Reading("gpu", 2, "power_w", float(raw % 700), t_ns), now)
+        now += NS
+        one.apply(whole.take(tick, now, 1.0))
+        other.apply(broken.take(tick, now, 1.0))
+        assert one.checksum() == other.checksum()
+        if rng.random() < 0.5:
+            broken = Inbox(SIZES)
+            broken.resume(other)
 
 
 @given(st.integers(1, 9), st.data())

@@ -120,9 +120,16 @@ def test_what_a_feeder_reaches_is_what_a_walk_finds(tree: dict[str, Any]) -> Non
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_groups_share_what_they_serve_in_equal_blocks(racks: int, cdus: int) -> None:
-    tree = {"site": "s", "halls": [{
-        "name": "h", "racks": [{"name": f"r[1-{racks}]"}], "cdus": [{"name": f"c[1-{cdus}]", "serves": [f"r[1-{racks}]"]}],
-    }]}  # fmt: skip
+    tree = {
+        "site": "s",
+        "halls": [
+            {
+                "name": "h",
+                "racks": [{"name": f"r[1-{racks}]"}],
+                "cdus": [{"name": f"c[1-{cdus}]", "serves": [f"r[1-{racks}]"]}],
+            }
+        ],
+    }
     site = site_of(tree)
     shares = np.bincount(site.cdu_of_rack, minlength=cdus)
     assert shares.sum() == racks

@@ -176,6 +176,19 @@ def test_an_event_that_cannot_be_written_costs_its_frame_only() -> None:
         equal(frames[2], decoder.decode(encoder.encode(frames[2])))
 
 
+def test_a_frame_that_cannot_be_written_is_followed_by_a_keyframe() -> None:
+    """Half of it had already changed what the next differences are taken from."""
+    frames = frames_of(8, 3)
+    encoder, decoder = Encoder(), Decoder()
+    equal(frames[0], decoder.decode(encoder.encode(frames[0])))
+    rows, column = np.array([0, 1], np.int32), np.full((2, 3), 77, np.int32)
+    good = Update("gpu", rows, None, column, np.full(3, T0))
+    with pytest.raises(ValueError, match="broadcast"):
+        encoder.encode(Frame(1, T0, 1.0, (good, good._replace(q=column[:, :2]))))
+    later = Frame(2, T0, 1.0, (good,))
+    equal(later, decoder.decode(encoder.encode(later)))
+
+
 # -- damage ----------------------------------------------------------------------------------------------
 
 
@@ -371,6 +384,9 @@ def test_a_header_without_frames_and_another_format(tmp_path: Path) -> None:
         TraceReader(path).first_header()
     path.write_bytes(MAGIC + record(later))
     with pytest.raises(StorageError, match=f"format {FORMAT + 1}; expected {FORMAT}"):
+        TraceReader(path).first_header()
+    path.write_bytes(MAGIC + record(encoder.header(Header(FORMAT, "h", b"s", 0, catalogue="x"))))
+    with pytest.raises(StorageError, match="recorded with the catalogue x; this version has"):
         TraceReader(path).first_header()
     with pytest.raises(StorageError, match="no trace segments"):
         list(TraceReader(tmp_path / "absent.d")) if (tmp_path / "absent.d").mkdir() is None else None

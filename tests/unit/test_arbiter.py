@@ -1,4 +1,4 @@
-"""The arbiter inside an engine: authority, hold and release, slew, blast radius, withdrawal. May import `twin`."""
+"""The arbiter inside an engine: authority, hold, slew, blast radius, withdrawal. May import `twin`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from twin.arbiter import check_proposal
 from twin.contracts import Proposal
 from twin.errors import ContractError
 from twin.events import (
-    Approved, AuthorityChanged, CommandAcked, EntityReplaced, EpochChanged, Held, Released, Resumed,
+    Approved,
+    AuthorityChanged,
+    EpochChanged,
+    Held,
+    Released,
+    Resumed,
 )  # fmt: skip
 
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
@@ -31,7 +36,7 @@ def values(batches: list[Any]) -> dict[int, float]:
     return {int(i): float(v) for c in batches for i, v in zip(c.index, c.value, strict=True)}
 
 
-# -- broken proposals ---------------------------------------------------------------------------------------------
+# -- broken proposals ------------------------------------------------------------------------------
 
 I2, F2 = np.array([0, 1], np.int32), np.array([1.0, 2.0])
 
@@ -39,15 +44,27 @@ I2, F2 = np.array([0, 1], np.int32), np.array([1.0, 2.0])
 @pytest.mark.parametrize(
     "change",
     [
-        {"control": "gpu.nonsense"}, {"control": "node.power_cap_w"}, {"index": np.array([1, 0], np.int32)},
-        {"index": np.array([0, 0], np.int32)}, {"index": np.array([-1, 0], np.int32)},
-        {"index": np.array([0, 8], np.int32)}, {"index": np.array([0.0, 1.0])}, {"index": [0, 1]},
-        {"index": np.array([[0, 1]], np.int32)}, {"index": np.array([0], np.int32)}, {"index": np.array([True, False])},
-        {"lo": np.array([1.0])}, {"lo": np.array([NAN, 1.0])}, {"hi": np.array([NAN, 2.0])},
-        {"lo": np.array([3.0, 3.0])}, {"want": np.array(["a", "b"])}, {"want": [1.0, 2.0]}, {"hi": None},
+        {"control": "gpu.nonsense"},
+        {"control": "node.power_cap_w"},
+        {"index": np.array([1, 0], np.int32)},
+        {"index": np.array([0, 0], np.int32)},
+        {"index": np.array([-1, 0], np.int32)},
+        {"index": np.array([0, 8], np.int32)},
+        {"index": np.array([0.0, 1.0])},
+        {"index": [0, 1]},
+        {"index": np.array([[0, 1]], np.int32)},
+        {"index": np.array([0], np.int32)},
+        {"index": np.array([True, False])},
+        {"lo": np.array([1.0])},
+        {"lo": np.array([NAN, 1.0])},
+        {"hi": np.array([NAN, 2.0])},
+        {"lo": np.array([3.0, 3.0])},
+        {"want": np.array(["a", "b"])},
+        {"want": [1.0, 2.0]},
+        {"hi": None},
         {"reason": None},
     ],
-)  # fmt: skip
+)
 def test_a_broken_proposal_is_refused(change: dict[str, Any]) -> None:
     good: dict[str, Any] = {"control": CAP, "index": I2, "lo": F2, "hi": F2, "want": F2, "reason": "because"}
     check_proposal(Proposal(**good), (CAP, "gpu.nonsense"), 8)
@@ -71,7 +88,7 @@ def test_a_policy_that_breaks_its_contract_is_suspended_and_its_intervals_hold_f
     assert np.isnan(pod.lease(CAP)).all(), "then they are given back"
 
 
-# -- settling -----------------------------------------------------------------------------------------------------
+# -- settling --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +153,7 @@ def test_what_has_no_envelope_cannot_be_commanded() -> None:
     assert np.isnan(pod.lease(CAP)[8])
 
 
-# -- limiting -----------------------------------------------------------------------------------------------------
+# -- limiting --------------------------------------------------------------------------------------
 
 
 def test_down_at_once_and_up_at_the_slew_limit_however_long_it_stood() -> None:
@@ -207,7 +224,7 @@ def test_a_bound_is_kept_even_within_the_deadband() -> None:
     assert values(pod.commands()) == {0: 299.0}
 
 
-# -- blast radius -------------------------------------------------------------------------------------------------
+# -- blast radius ----------------------------------------------------------------------------------
 
 
 def level_twin(radius: int, wishes: list[Wish]) -> Twin:
@@ -256,7 +273,7 @@ def test_more_is_out_than_allowed_and_nothing_goes_further() -> None:
     assert pod.commands() == []
 
 
-# -- hold, release, authority ---------------------------------------------------------------------------------------
+# -- hold, release, authority ----------------------------------------------------------------------
 
 
 def test_a_hold_freezes_but_lets_protection_through() -> None:
@@ -376,137 +393,3 @@ def test_commands_carry_the_epoch_and_numbers_never_repeat() -> None:
     pod.tick(None, EpochChanged(epoch=4))
     assert pod.engine.arbiter.epoch == 5
     assert "older" in pod.records("event")[0]["refused"]
-
-
-# -- the end of a lease -------------------------------------------------------------------------------------------
-
-
-def test_what_nobody_asks_for_is_given_back_as_it_was_found() -> None:
-    pod, wish = twin()
-    wish.ask(CAP, [0, 1], 200, [200, 240])
-    pod.tick()
-    pod.run(120, {"gpu.power_limit_w": [200, 240, *[350.0] * 6]})
-    wish.proposals = []
-    steps = []
-    for _ in range(6):
-        pod.tick()
-        steps.append([(values([c]), c.final) for c in pod.commands()])
-    assert steps == [
-        [({0: 250.0, 1: 290.0}, False)],
-        [({0: 300.0, 1: 340.0}, False)],
-        [({0: 350.0, 1: 350.0}, True)],
-        [], [], [],
-    ]  # fmt: skip
-    for _ in range(60):
-        pod.tick()
-        assert pod.records("lapsed") == []
-
-
-def test_the_answer_to_the_last_command_is_not_called_stale() -> None:
-    pod, wish = twin()
-    wish.ask(CAP, [0], 300, 320)
-    pod.tick()
-    wish.proposals = []
-    pod.tick()
-    (final,) = pod.commands()
-    assert final.final
-    ack = CommandAcked(
-        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{final.command[0]}", state="done"
-    )
-    pod.tick(None, ack)
-    assert pod.engine.intake.counts == {}
-
-
-def test_where_nothing_was_found_and_what_keeps_is_left_to_lapse() -> None:
-    wish = Wish()
-    pod = Twin(eight_nodes(), [wish], act=True)  # no read-back was ever heard
-    wish.ask(CAP, [0], 200, 300)
-    pod.tick()
-    wish.proposals = []
-    pod.tick()
-    assert pod.commands() == []
-    assert pod.lease(CAP)[0] == 200.0
-    pod.run(30)
-    assert np.isnan(pod.lease(CAP)[0])
-    pod, wish = twin()
-    wish.ask(LEVEL, [0], 1, 1)
-    pod.tick()
-    wish.proposals = []
-    pod.tick()
-    assert pod.lease(LEVEL)[0] == 1.0
-    assert pod.commands() == []
-
-
-def test_a_replaced_device_has_no_lease_until_the_next_settlement() -> None:
-    pod, wish = twin()
-    wish.ask(CAP, [0, 1], 200, 300)
-    pod.tick()
-    before = pod.commands()[0]
-    wish.proposals = []
-    pod.engine.arbiter.mode = "held"
-    pod.tick(None, EntityReplaced(table="gpu", name="r1/node0/gpu0", serial="new"))
-    assert np.isnan(pod.lease(CAP)[0])
-    assert pod.lease(CAP)[1] == 300.0
-    late = CommandAcked(
-        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{before.command[0]}", state="done"
-    )
-    pod.tick(None, late)
-    assert pod.engine.intake.counts == {"stale_acks": 1}
-    pod.engine.arbiter.mode = "normal"
-    wish.ask(CAP, [0], 200, 300)
-    pod.tick()
-    (batch,) = [c for c in pod.commands() if 0 in c.index]
-    assert batch.generation.tolist() == [1]
-
-
-def test_a_drain_survives_a_restart_in_the_middle() -> None:
-    pod, wish = twin()
-    wish.ask(LEVEL, [2], 3, 3)
-    pod.tick()
-    (batch,) = pod.commands()
-    assert batch.deadline_ns - batch.issued_ns == 7200 * 10**9
-    name = "r1/node2"
-    answer = {"control": LEVEL, "name": name, "generation": 0, "command": f"1-{batch.command[0]}"}
-    pod.tick(None, CommandAcked(state="in_progress", **answer))
-    draining = [0.0, 0, 2, 0, 0, 0, 0, 0]
-    for _ in range(60):
-        pod.tick({"node.service_level_state": draining}, dt_s=30.0)
-    twin2 = pod.restarted(eight_nodes(), [wish])
-    assert twin2.engine.checksum() == pod.engine.checksum()
-    for _ in range(60):
-        twin2.tick({"node.service_level_state": draining}, dt_s=30.0)
-        assert twin2.commands() == [], "still the same command"
-        assert not [f for f in twin2.decision.findings if f.id.startswith("readback")]
-    twin2.tick(None, CommandAcked(state="done", **answer))
-    assert twin2.engine.arbiter.leases[LEVEL].state[2] == 4
-    draining[2] = 3.0
-    twin2.tick({"node.service_level_state": draining})
-    assert twin2.lease(LEVEL)[2] == 3.0
-    assert twin2.engine.intake.counts == {}
-
-
-def test_a_readback_that_differs_is_an_alarm_and_is_cleared() -> None:
-    pod, wish = twin()
-    wish.ask(CAP, [0, 1], 200, 300)
-    pod.tick()
-    raised = []
-    for second in range(1, 25):
-        pod.tick({"gpu.power_limit_w": 350.0 if second < 20 else 300.0})
-        raised.append(any(f.id == f"readback/{CAP}" for f in pod.decision.findings))
-    assert raised == [False] * 10 + [True] * 9 + [False] * 5
-
-
-def test_overdue_commands_are_sent_again_then_failed() -> None:
-    pod, wish = twin()
-    wish.ask(CAP, [0], 200, 300)
-    pod.tick()
-    number = pod.commands()[0].command[0]
-    again, failed = [], []
-    for second in range(1, 45):
-        pod.tick()
-        again += [
-            (second, int(c.command[0])) for c in pod.decision.commands if c.reason.startswith("no answer")
-        ]
-        failed += [second for _ in pod.records("failed")]
-    assert again == [(10, number), (20, number)]
-    assert failed == [30]

@@ -1,4 +1,4 @@
-"""Expected beside measured: heat balances, the power tree, the noise of their differences. May import `twin`."""
+"""Expected beside measured: heat, the power tree, the noise of both. May import `twin`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from tests.builders import START_NS, Twin, site_of, two_racks
 from twin.contracts import Residual
 from twin.errors import ConfigError
 from twin.estimator import (
-    CAPTURE_PRIOR, CAPTURE_SIGMA, METER_NOISE_PU, NOISE_WARMUP, Noise, _erf, balances_of, confidence_of,
+    CAPTURE_PRIOR,
+    CAPTURE_SIGMA,
+    METER_NOISE_PU,
+    NOISE_WARMUP,
+    Noise,
+    _erf,
+    balances_of,
+    confidence_of,
 )  # fmt: skip
 from twin.frame import NS
 from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
@@ -32,7 +39,7 @@ def residual(twin: Twin, name: str) -> Residual:
     return twin.engine.estimator.residuals[name]
 
 
-# -- arithmetic ---------------------------------------------------------------------------------------------------
+# -- arithmetic ------------------------------------------------------------------------------------
 
 
 def test_erf_is_erf() -> None:
@@ -49,7 +56,7 @@ def test_confidence_is_the_normals(z: float, expected: float) -> None:
     assert np.isnan(confidence_of(np.array([NAN, 1.0]), np.array([1.0, NAN]))).all()
 
 
-# -- the heat of a rack -------------------------------------------------------------------------------------------
+# -- the heat of a rack ----------------------------------------------------------------------------
 
 
 def test_expected_return_is_supply_plus_captured_heat_over_the_flow() -> None:
@@ -128,7 +135,7 @@ def test_an_unknown_coolant_is_refused() -> None:
         site_of(two_racks(coolant="oil"))
 
 
-# -- the power tree -----------------------------------------------------------------------------------------------
+# -- the power tree --------------------------------------------------------------------------------
 
 
 def tree_site(feeders: list[dict[str, Any]]) -> dict[str, Any]:
@@ -154,18 +161,39 @@ TAPS = [
 @pytest.mark.parametrize(
     "feeders, feeder_w, rack_w, expected",
     [
-        ([{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1", "r2"]}], [60e3, 50e3], [70e3, 40e3],
-         {"a+b": (110e3, 110e3)}),
-        ([{"name": "a", "serves": ["r1"]}, {"name": "b", "serves": ["r2"]}], [60e3, 50e3], [70e3, 40e3],
-         {"a": (60e3, 70e3), "b": (50e3, 40e3)}),
-        (TAPS, [111e3, 30e3, 80e3], [70e3, 40e3],
-         {"main": (111e3, 110e3), "main>children": (111e3, 110e3), "r1<taps": (110e3, 70e3), "r2<taps": (80e3, 40e3)}),
+        (
+            [{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1", "r2"]}],
+            [60e3, 50e3],
+            [70e3, 40e3],
+            {"a+b": (110e3, 110e3)},
+        ),
+        (
+            [{"name": "a", "serves": ["r1"]}, {"name": "b", "serves": ["r2"]}],
+            [60e3, 50e3],
+            [70e3, 40e3],
+            {"a": (60e3, 70e3), "b": (50e3, 40e3)},
+        ),
+        (
+            TAPS,
+            [111e3, 30e3, 80e3],
+            [70e3, 40e3],
+            {
+                "main": (111e3, 110e3),
+                "main>children": (111e3, 110e3),
+                "r1<taps": (110e3, 70e3),
+                "r2<taps": (80e3, 40e3),
+            },
+        ),
         ([{"name": "a", "serves": ["r1"]}], [60e3], [NAN, 40e3], {"a": (60e3, NAN)}),
-        ([{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1"]}], [60e3, NAN], [70e3, 40e3],
-         {"a+b": (NAN, 110e3)}),
+        (
+            [{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1"]}],
+            [60e3, NAN],
+            [70e3, 40e3],
+            {"a+b": (NAN, 110e3)},
+        ),
         ([{"name": "spare"}], [5.0], [1.0, 1.0], {}),
     ],
-)  # fmt: skip
+)
 def test_meters_and_what_they_serve(
     feeders: list[dict[str, Any]],
     feeder_w: list[float],
@@ -198,7 +226,7 @@ def test_a_guessed_edge_is_told() -> None:
     assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
 
 
-# -- the noise ----------------------------------------------------------------------------------------------------
+# -- the noise -------------------------------------------------------------------------------------
 
 
 def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:

@@ -17,7 +17,7 @@ def kinds(twin: Twin) -> list[tuple[str, str]]:
 
 
 def healthy(rng: np.random.Generator, bias: float = 1.0, flow: float = 1.0) -> dict[str, Any]:
-    """Two racks with A and B meters of 0.4 % noise; `bias` is on meter a, `flow` on the flow reading of rack 1."""
+    """Two racks; meters A and B of 0.4 % noise; `bias` is on meter a, `flow` on the flow of rack 1."""
     power = 100e3 * (1 + rng.normal(0, 0.01, 2))
     share = 0.5 * power.sum()
     meters = share * np.array([bias, 1.0]) * (1 + rng.normal(0, 0.004, 2))

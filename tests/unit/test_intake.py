@@ -1,4 +1,4 @@
-"""Events, sane and nonsensical: each is applied or refused with its reason, never raised. May import `twin`."""
+"""Events, sane or not: each is applied or refused with its reason, never raised. May import `twin`."""
 
 from __future__ import annotations
 

@@ -216,6 +216,15 @@ def test_columns_come_back(n: int, kind: str) -> None:
         assert back.dtype == values.dtype.newbyteorder("<")
 
 
+def test_no_bound_is_not_the_same_as_no_value() -> None:
+    lo = np.array([-np.inf, np.nan, 1.0])
+    body = msgspec.json.decode(Chain().line("x", 0, 0, {"c": lo}))["body"]
+    assert np.array_equal(column(body["c"]), lo, equal_nan=True)
+    tick, field, was, now = difference({"c": lo}, {"c": np.array([-np.inf, np.inf, 1.0])})
+    assert (tick, field, now) == (7, "command.c[1]", np.inf)
+    assert was != was
+
+
 def test_strided_columns_and_scalars() -> None:
     grid = np.arange(400, dtype=np.int32).reshape(100, 4)
     body = msgspec.json.decode(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.builders import Twin, Wish, eight_nodes
+from twin.events import CommandAcked, EntityReplaced
 from twin.frame import NS
 from twin.leases import _ACK, DONE, EXPIRED, FAILED, IN_PROGRESS, MAX_ATTEMPTS, MISMATCH_S, NONE, SENT, Leases
 from twin.signals import Control, find_control
 
 T0 = 1_000 * NS
+CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 
 
 def control(key: str) -> Control:
@@ -36,16 +40,33 @@ def test_a_grant_notes_everything() -> None:
     assert lease.expires_ns[1] == T0 + 30 * NS
     assert lease.deadline_ns[1] == T0 + 10 * NS
     assert (lease.state[1], lease.attempts[1]) == (SENT, 1)
-    lease.grant(np.array([1], np.int32), np.array([450.0]), np.array([4], np.int32), 8, T0 + NS, np.full(3, 500.0),
-                np.array([2], np.int32))  # fmt: skip
+    lease.grant(
+        np.array([1], np.int32),
+        np.array([450.0]),
+        np.array([4], np.int32),
+        8,
+        T0 + NS,
+        np.full(3, 500.0),
+        np.array([2], np.int32),
+    )
     assert lease.found[1] == 1200.0, "what was found is what was there before the first command"
 
 
 @pytest.mark.parametrize(
     "entity, generation, command, expected",
-    [(1, 2, 7, True), (1, 2, 6, False), (1, 2, 8, False), (1, 1, 7, False), (1, 3, 7, False), (0, 0, 0, False),
-     (2, 2, 7, False), (-1, 2, 7, False), (3, 2, 7, False), (1, 2**70, 7, False)],
-)  # fmt: skip
+    [
+        (1, 2, 7, True),
+        (1, 2, 6, False),
+        (1, 2, 8, False),
+        (1, 1, 7, False),
+        (1, 3, 7, False),
+        (0, 0, 0, False),
+        (2, 2, 7, False),
+        (-1, 2, 7, False),
+        (3, 2, 7, False),
+        (1, 2**70, 7, False),
+    ],
+)
 def test_an_answer_counts_only_for_its_own_command(
     entity: int, generation: int, command: int, expected: bool
 ) -> None:
@@ -194,3 +215,149 @@ def test_leases_move_with_their_slots_and_survive_storage() -> None:
     lease.drop(1)
     assert not lease.running().any()
     assert not lease.ack(1, 2, 7, "done")
+
+
+def twin() -> tuple[Twin, Wish]:
+    """Eight GPUs (200..350 W, slew 50 W/s) that read back 350 W, and a policy that may act."""
+    wish = Wish()
+    out = Twin(eight_nodes(), [wish], act=True)
+    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0})
+    return out, wish
+
+
+def values(batches: list[Any]) -> dict[int, float]:
+    return {int(i): float(v) for c in batches for i, v in zip(c.index, c.value, strict=True)}
+
+
+# -- leases in an engine ----------------------------------------------------------------------------
+
+
+def test_what_nobody_asks_for_is_given_back_as_it_was_found() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, [200, 240])
+    pod.tick()
+    pod.run(120, {"gpu.power_limit_w": [200, 240, *[350.0] * 6]})
+    wish.proposals = []
+    steps = []
+    for _ in range(6):
+        pod.tick()
+        steps.append([(values([c]), c.final) for c in pod.commands()])
+    assert steps == [
+        [({0: 250.0, 1: 290.0}, False)],
+        [({0: 300.0, 1: 340.0}, False)],
+        [({0: 350.0, 1: 350.0}, True)],
+        [], [], [],
+    ]  # fmt: skip
+    for _ in range(60):
+        pod.tick()
+        assert pod.records("lapsed") == []
+
+
+def test_the_answer_to_the_last_command_is_not_called_stale() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 300, 320)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    (final,) = pod.commands()
+    assert final.final
+    ack = CommandAcked(
+        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{final.command[0]}", state="done"
+    )
+    pod.tick(None, ack)
+    assert pod.engine.intake.counts == {}
+
+
+def test_where_nothing_was_found_and_what_keeps_is_left_to_lapse() -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)  # no read-back was ever heard
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    assert pod.commands() == []
+    assert pod.lease(CAP)[0] == 200.0
+    pod.run(30)
+    assert np.isnan(pod.lease(CAP)[0])
+    pod, wish = twin()
+    wish.ask(LEVEL, [0], 1, 1)
+    pod.tick()
+    wish.proposals = []
+    pod.tick()
+    assert pod.lease(LEVEL)[0] == 1.0
+    assert pod.commands() == []
+
+
+def test_a_replaced_device_has_no_lease_until_the_next_settlement() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 300)
+    pod.tick()
+    before = pod.commands()[0]
+    wish.proposals = []
+    pod.engine.arbiter.mode = "held"
+    pod.tick(None, EntityReplaced(table="gpu", name="r1/node0/gpu0", serial="new"))
+    assert np.isnan(pod.lease(CAP)[0])
+    assert pod.lease(CAP)[1] == 300.0
+    late = CommandAcked(
+        control=CAP, name="r1/node0/gpu0", generation=0, command=f"1-{before.command[0]}", state="done"
+    )
+    pod.tick(None, late)
+    assert pod.engine.intake.counts == {"stale_acks": 1}
+    pod.engine.arbiter.mode = "normal"
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    (batch,) = [c for c in pod.commands() if 0 in c.index]
+    assert batch.generation.tolist() == [1]
+
+
+def test_a_drain_survives_a_restart_in_the_middle() -> None:
+    pod, wish = twin()
+    wish.ask(LEVEL, [2], 3, 3)
+    pod.tick()
+    (batch,) = pod.commands()
+    assert batch.deadline_ns - batch.issued_ns == 7200 * 10**9
+    name = "r1/node2"
+    answer = {"control": LEVEL, "name": name, "generation": 0, "command": f"1-{batch.command[0]}"}
+    pod.tick(None, CommandAcked(state="in_progress", **answer))
+    draining = [0.0, 0, 2, 0, 0, 0, 0, 0]
+    for _ in range(60):
+        pod.tick({"node.service_level_state": draining}, dt_s=30.0)
+    twin2 = pod.restarted(eight_nodes(), [wish])
+    assert twin2.engine.checksum() == pod.engine.checksum()
+    for _ in range(60):
+        twin2.tick({"node.service_level_state": draining}, dt_s=30.0)
+        assert twin2.commands() == [], "still the same command"
+        assert not [f for f in twin2.decision.findings if f.id.startswith("readback")]
+    twin2.tick(None, CommandAcked(state="done", **answer))
+    assert twin2.engine.arbiter.leases[LEVEL].state[2] == 4
+    draining[2] = 3.0
+    twin2.tick({"node.service_level_state": draining})
+    assert twin2.lease(LEVEL)[2] == 3.0
+    assert twin2.engine.intake.counts == {}
+
+
+def test_a_readback_that_differs_is_an_alarm_and_is_cleared() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 200, 300)
+    pod.tick()
+    raised = []
+    for second in range(1, 25):
+        pod.tick({"gpu.power_limit_w": 350.0 if second < 20 else 300.0})
+        raised.append(any(f.id == f"readback/{CAP}" for f in pod.decision.findings))
+    assert raised == [False] * 10 + [True] * 9 + [False] * 5
+
+
+def test_overdue_commands_are_sent_again_then_failed() -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    number = pod.commands()[0].command[0]
+    again, failed = [], []
+    for second in range(1, 45):
+        pod.tick()
+        again += [
+            (second, int(c.command[0])) for c in pod.decision.commands if c.reason.startswith("no answer")
+        ]
+        failed += [second for _ in pod.records("failed")]
+    assert again == [(10, number), (20, number)]
+    assert failed == [30]

@@ -11,8 +11,8 @@ from tests.builders import Twin, eight_nodes, site_of, two_racks
 from twin.contracts import Columns
 from twin.events import SiteChanged
 from twin.remap import remap_memory, slots_kept
-from twin.site import Relation, SiteSpec
 from twin.signals import TABLES
+from twin.site import Relation, SiteSpec
 
 
 def matrix() -> dict[str, Any]:
@@ -142,8 +142,15 @@ def test_a_changed_site_moves_leases_and_calibration() -> None:
     twin.tick()
     engine = twin.engine
     lease = engine.arbiter.leases["gpu.power_cap_w"]
-    lease.grant(np.array([71, 72], np.int32), np.array([500.0, 600.0]), np.array([0, 0], np.int32), 1, twin.now_ns,
-                np.full(144, 1200.0), np.zeros(2, np.int32))  # fmt: skip
+    lease.grant(
+        np.array([71, 72], np.int32),
+        np.array([500.0, 600.0]),
+        np.array([0, 0], np.int32),
+        1,
+        twin.now_ns,
+        np.full(144, 1200.0),
+        np.zeros(2, np.int32),
+    )
     engine.arbiter.mode = "held"  # or what nobody asks for would be given back
     engine.estimator.capture[:] = [0.7, 0.8]
     spec = SiteSpec({**two_racks(racks="r[2-3]")}, {})

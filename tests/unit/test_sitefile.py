@@ -81,24 +81,72 @@ RACK, FEED = ["halls", 0, "racks", 0], ["halls", 0, "feeders", 0]
         (["periods_s"], {"gpu": float("inf")}, "$.periods_s.gpu: expected seconds > 0, got inf"),
         (["periods_s"], {"gpu": float("nan")}, "$.periods_s.gpu: expected seconds > 0, got nan"),
         (["history_s"], {"gpu.energy_mj": 60.0}, "$.history_s.gpu.energy_mj: expected a gauge or state"),
-        (["history_s"], {"gpu.temp_c": 1e9}, "$.history_s.gpu.temp_c: expected seconds up to a week, got 1000000000"),
+        (
+            ["history_s"],
+            {"gpu.temp_c": 1e9},
+            "$.history_s.gpu.temp_c: expected seconds up to a week, got 1000000000",
+        ),
         (["models"], {"p": {"signals": ["gpu.x"]}}, "$.models.p.signals: 'gpu.x' is not a gauge"),
         (["models"], {"p": {"horizons_s": [0.0]}}, "$.models.p.horizons_s: expected seconds up to a week"),
-        (["policies"], {"operator": {"authority": "yes"}}, "$.policies.operator.authority: invalid enum value 'yes'"),
+        (
+            ["policies"],
+            {"operator": {"authority": "yes"}},
+            "$.policies.operator.authority: invalid enum value 'yes'",
+        ),
         (["controls"], {"gpu.cap": {}}, "$.controls.gpu.cap: not a control of the catalogue"),
-        (["controls"], {"gpu.power_cap_w": {"max": 1300.0}}, "$.controls.gpu.power_cap_w.max: 1300.0 is above the 1200"),
-        (["controls"], {"gpu.power_cap_w": {"min": 100.0}}, "$.controls.gpu.power_cap_w.min: 100.0 is below the 200"),
-        (["controls"], {"gpu.power_cap_w": {"min": float("nan")}}, "$.controls.gpu.power_cap_w.min: expected a finite"),
-        (["controls"], {"gpu.power_cap_w": {"safe": 100.0}}, "$.controls.gpu.power_cap_w.safe: expected a value within"),
-        (["controls"], {"gpu.power_cap_w": {"min": 900.0, "max": 800.0}}, "$.controls.gpu.power_cap_w: min is above max"),
-        (["controls"], {"gpu.power_cap_w": {"slew_per_s": 51.0}}, "slew_per_s: expected a number > 0, at most 50, got 51"),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"max": 1300.0}},
+            "$.controls.gpu.power_cap_w.max: 1300.0 is above the 1200",
+        ),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"min": 100.0}},
+            "$.controls.gpu.power_cap_w.min: 100.0 is below the 200",
+        ),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"min": float("nan")}},
+            "$.controls.gpu.power_cap_w.min: expected a finite",
+        ),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"safe": 100.0}},
+            "$.controls.gpu.power_cap_w.safe: expected a value within",
+        ),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"min": 900.0, "max": 800.0}},
+            "$.controls.gpu.power_cap_w: min is above max",
+        ),
+        (
+            ["controls"],
+            {"gpu.power_cap_w": {"slew_per_s": 51.0}},
+            "slew_per_s: expected a number > 0, at most 50, got 51",
+        ),
         (["controls"], {"gpu.power_cap_w": {"slew_per_s": 0.0}}, "slew_per_s: expected a number > 0"),
         (["controls"], {"gpu.power_cap_w": {"deadband": -1.0}}, "deadband: expected a number >= 0, got -1.0"),
-        (["controls"], {"node.service_level": {"blast_radius": 0}}, "blast_radius: expected at least 1, got 0"),
-        ([*RACK, "profile"], "gb300", "$.halls[0].racks[0].profile: no profile named 'gb300'; expected one of"),
-        ([*RACK, "profile"], "cloudmatrix384", "$.halls[0].racks[0].name: cloudmatrix384 spans 16 racks; expected a mul"),
+        (
+            ["controls"],
+            {"node.service_level": {"blast_radius": 0}},
+            "blast_radius: expected at least 1, got 0",
+        ),
+        (
+            [*RACK, "profile"],
+            "gb300",
+            "$.halls[0].racks[0].profile: no profile named 'gb300'; expected one of",
+        ),
+        (
+            [*RACK, "profile"],
+            "cloudmatrix384",
+            "$.halls[0].racks[0].name: cloudmatrix384 spans 16 racks; expected a mul",
+        ),
         ([*RACK, "nodes"], -1, "$.halls[0].racks[0].nodes: expected 0 to 10000, got -1"),
-        ([*RACK, "gpus_per_node"], 10_001, "$.halls[0].racks[0].gpus_per_node: expected 0 to 10000, got 10001"),
+        (
+            [*RACK, "gpus_per_node"],
+            10_001,
+            "$.halls[0].racks[0].gpus_per_node: expected 0 to 10000, got 10001",
+        ),
         ([*RACK, "priority"], 2**40, "$.halls[0].racks[0].priority: expected a number of 32 bits"),
         ([*RACK, "name"], "r[2-1]", "$.halls[0].racks[0].name: expected an ascending range"),
         ([*RACK, "name"], "r[1-250000]", "$.halls[0].racks[0].name: more than 200000 names"),
@@ -108,17 +156,40 @@ RACK, FEED = ["halls", 0, "racks", 0], ["halls", 0, "feeders", 0]
         ([*FEED, "budget_w"], float("nan"), "$.halls[0].feeders[0].budget_w: expected a number > 0, got nan"),
         ([*FEED, "budget_w"], float("inf"), "$.halls[0].feeders[0].budget_w: expected a number > 0, got inf"),
         ([*FEED, "external"], True, "$.halls[0].feeders[0].guaranteed_w: missing; an external budget needs"),
-        ([*FEED, "guaranteed_w"], 4e5, "$.halls[0].feeders[0].guaranteed_w: expected at most budget_w, got 400000"),
-        (["halls", 0, "cdus", 0, "serves"], ["r9"], "$.halls[0].cdus[0].serves: 'lab/h/r9' is not a rack of this hall"),
+        (
+            [*FEED, "guaranteed_w"],
+            4e5,
+            "$.halls[0].feeders[0].guaranteed_w: expected at most budget_w, got 400000",
+        ),
+        (
+            ["halls", 0, "cdus", 0, "serves"],
+            ["r9"],
+            "$.halls[0].cdus[0].serves: 'lab/h/r9' is not a rack of this hall",
+        ),
         (["halls", 0, "cdus", 0, "loop"], "fws", "$.halls[0].cdus[0].loop: 'fws' is not a loop of this file"),
-        (["halls", 0, "planes"], [{"name": "p", "links_per_node": 0}], "planes[0].links_per_node: expected 1 to 10000"),
-        (["halls", 0, "planes"], [{"name": "p", "links_per_node": 1, "racks": ["x"]}], "'lab/h/x' is not a rack of this hall"),
-        (["halls", 0, "planes"], [{"name": "p", "links_per_node": 1}, {"name": "p1", "links_per_node": 1}],
-         "$.halls.planes: links of p1 would be named like those of another plane"),
-        (["halls", 0, "planes"], [{"name": "p[1-2]", "links_per_node": 1}], "planes[0].name: expected one name, got"),
+        (
+            ["halls", 0, "planes"],
+            [{"name": "p", "links_per_node": 0}],
+            "planes[0].links_per_node: expected 1 to 10000",
+        ),
+        (
+            ["halls", 0, "planes"],
+            [{"name": "p", "links_per_node": 1, "racks": ["x"]}],
+            "'lab/h/x' is not a rack of this hall",
+        ),
+        (
+            ["halls", 0, "planes"],
+            [{"name": "p", "links_per_node": 1}, {"name": "p1", "links_per_node": 1}],
+            "$.halls.planes: links of p1 would be named like those of another plane",
+        ),
+        (
+            ["halls", 0, "planes"],
+            [{"name": "p[1-2]", "links_per_node": 1}],
+            "planes[0].name: expected one name, got",
+        ),
         (["halls", 0, "name"], "h[1-2]", "$.halls[0]"),
     ],
-)  # fmt: skip
+)
 def test_one_fault_is_named(path: list[Any], value: Any, expected: str) -> None:
     if expected == "$.halls[0]":  # two halls alike are fine: names are looked for in their own hall first
         assert site_of(changed(path, value)).sizes["rack"] == 4
@@ -180,11 +251,16 @@ history_s: {on: 5}                                  # 9 a key that is a truth va
 """
     found = problems_of(yaml.safe_load(text))
     expected = [
-        "$.colour: unknown key", "$.max_jobs: expected `int`, got 'many'", "no profile named 'nvl73'",
-        "cdus[0].serves: 'lab/h/r3' is not a rack", "feeders[0].budget_w: expected `float | null`, got '12e6'",
-        "feeders[1].budget_w: expected a number > 0", "is part of a loop", "deadband: expected a number >= 0",
+        "$.colour: unknown key",
+        "$.max_jobs: expected `int`, got 'many'",
+        "no profile named 'nvl73'",
+        "cdus[0].serves: 'lab/h/r3' is not a rack",
+        "feeders[0].budget_w: expected `float | null`, got '12e6'",
+        "feeders[1].budget_w: expected a number > 0",
+        "is part of a loop",
+        "deadband: expected a number >= 0",
         "$.history_s: the key True is read as bool",
-    ]  # fmt: skip
+    ]
     missing = [e for e in expected if not any(e in p for p in found)]
     assert not missing, found
     assert len(found) == len(expected), found
@@ -224,7 +300,17 @@ def test_yaml_1_1_reads_some_numbers_as_text(text: str, hint: str) -> None:
             assert yaml.safe_load(written) == float(value)
 
 
-@pytest.mark.parametrize("text, kind", [("on", "bool"), ("no", "bool"), ("0123", "int"), ("1:20", "int"), ("1.5", "float"), ("2024-01-02", "date")])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, kind",
+    [
+        ("on", "bool"),
+        ("no", "bool"),
+        ("0123", "int"),
+        ("1:20", "int"),
+        ("1.5", "float"),
+        ("2024-01-02", "date"),
+    ],
+)
 def test_yaml_1_1_reads_some_names_as_something_else(text: str, kind: str) -> None:
     value = yaml.safe_load(text)
     (found,) = problems_of(changed(["halls", 0, "cdus", 0, "name"], value))

@@ -338,7 +338,7 @@ def random_frame(rng: np.random.Generator, tick: int, n: int = 6) -> Frame:
     return Frame(tick, now, 1.0, tuple(updates), tuple(counts), (), bool(rng.random() < 0.1))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_fed_by_frames_or_by_their_recording_it_is_the_same(seed: int) -> None:
     """And it is what a dictionary of cells says."""

@@ -1,4 +1,4 @@
-"""thermal_guard: caps before the limit, on worst cases, and never on nothing. May import `twin` and policies."""
+"""thermal_guard: caps before the limit, on worst cases, never on nothing. May import `twin` and policies."""
 
 from __future__ import annotations
 
@@ -34,12 +34,27 @@ def gpus(value: float, *at: int, other: float = 60.0) -> np.ndarray:
 @pytest.mark.parametrize(
     "worst, guard, limit, expected",
     [
-        (82, 82, 87, 0), (84.5, 82, 87, 0.5), (87, 82, 87, 1), (120, 82, 87, 1), (20, 82, 87, 0),
-        (5, 5, -2, 0), (1.5, 5, -2, 0.5), (-2, 5, -2, 1), (-50, 5, -2, 1), (40, 5, -2, 0),
-        (NAN, 82, 87, 0), (90, NAN, 87, 0), (90, 82, NAN, 0), (80, 85, 85, 0), (85, 85, 85, 1), (86, 85, 85, 1),
-        (INF, 82, 87, 1), (-INF, 82, 87, 0), (-INF, 40, 30, 1),
+        (82, 82, 87, 0),
+        (84.5, 82, 87, 0.5),
+        (87, 82, 87, 1),
+        (120, 82, 87, 1),
+        (20, 82, 87, 0),
+        (5, 5, -2, 0),
+        (1.5, 5, -2, 0.5),
+        (-2, 5, -2, 1),
+        (-50, 5, -2, 1),
+        (40, 5, -2, 0),
+        (NAN, 82, 87, 0),
+        (90, NAN, 87, 0),
+        (90, 82, NAN, 0),
+        (80, 85, 85, 0),
+        (85, 85, 85, 1),
+        (86, 85, 85, 1),
+        (INF, 82, 87, 1),
+        (-INF, 82, 87, 0),
+        (-INF, 40, 30, 1),
     ],
-)  # fmt: skip
+)
 def test_strain(worst: float, guard: float, limit: float, expected: float) -> None:
     column = [np.array([x], np.float64) for x in (worst, guard, limit)]
     assert strain(*column)[0] == pytest.approx(expected)

@@ -205,7 +205,7 @@ def test_what_is_not_plain_is_refused(thing: Any) -> None:
             digest({"a": thing})
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=80)
     | trees.map(pack).flatmap(
@@ -295,6 +295,14 @@ def sealed(body: bytes) -> bytes:
 def test_sealed_but_not_ours(tree: Any, reason: str) -> None:
     with pytest.raises(StorageError, match=reason):
         snapshot.decode(sealed(zstandard.ZstdCompressor().compress(pack(tree))))
+
+
+def test_a_snapshot_of_another_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are rows of the catalogue: they would be read as other signals."""
+    raw = snapshot.encode(DATA)
+    monkeypatch.setattr(snapshot, "CATALOGUE", "another")
+    with pytest.raises(StorageError, match="this version has another"):
+        snapshot.decode(raw)
 
 
 def test_sealed_garbage_and_a_bomb() -> None:

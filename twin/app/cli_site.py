@@ -14,7 +14,7 @@ from rich.table import Table
 
 from connectors.capture import BadRow, read_capture
 from connectors.discovery import discover, to_yaml
-from connectors.ipmi import discover_ipmi
+from connectors.ipmi import discover_ipmi, hosts_of
 from twin.app.cli import escape
 from twin.app.report_text import clean
 from twin.app.sources import form_of
@@ -143,13 +143,7 @@ def _run_info(path: Path) -> dict[str, Any]:
 
 def _capture_info(path: Path, form: str) -> dict[str, Any]:
     if form == "ipmi":
-        halls = discover_ipmi(path, "site")["halls"]
-        return {
-            "form": form,
-            "groups": len(halls),
-            "hosts": sum(len(h["racks"]) for h in halls),
-            "bytes": path.stat().st_size,
-        }
+        return {"form": form, "hosts": len(hosts_of(path)), "bytes": path.stat().st_size}
     total, first_ns, last_ns = 0, 0, 0
     damage: list[str] = []
     kinds: dict[str, int] = {}

@@ -36,6 +36,7 @@ from twin.journal import FORMAT, Chain, first_difference, line_hash
 from twin.site import Site, SiteSpec
 
 SNAPSHOT_EVERY_S = 600.0
+SNAPSHOT_TICKS = 500  # where a tick is an hour, one after each would cost more than the ticks
 SHELL_KINDS = ("manifest", "end")  # lines that no tick made
 
 
@@ -87,6 +88,7 @@ class Recorder:
         self.journal = JournalWriter(folder, durable) if folder else None
         self.chain = self.journal.chain if self.journal else Chain()
         self._snapshot_ns: int | None = None
+        self._ticks = 0  # since the last snapshot
         self._put([self.chain.line("manifest", -1, 0, manifest(engine))])
 
     def before(self, frame: Frame) -> None:
@@ -102,10 +104,13 @@ class Recorder:
         """Intent before act."""
         self._put(self.chain.lines(decision))
         if self.folder is not None and self.trace is not None:
+            self._ticks += 1
             if self._snapshot_ns is None:
                 self._snapshot_ns = decision.now_ns
-            elif decision.now_ns - self._snapshot_ns >= SNAPSHOT_EVERY_S * NS:
-                self._snapshot_ns = decision.now_ns
+            elif (
+                self._ticks >= SNAPSHOT_TICKS and decision.now_ns - self._snapshot_ns >= SNAPSHOT_EVERY_S * NS
+            ):
+                self._snapshot_ns, self._ticks = decision.now_ns, 0
                 self.trace.sync()  # or a power loss could leave a snapshot of ticks that no trace explains
                 self._snapshot(engine)
 

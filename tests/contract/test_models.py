@@ -1,0 +1,170 @@
+"""Every registered model keeps what `twin.contracts` asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from models import REGISTRY
+from tests.contract.plugins import World, engine_of, site
+from twin.contracts import Model, View
+from twin.engine import Engine
+from twin.errors import ContractError
+from twin.frame import NS
+from twin.signals import find_signal
+from twin.snapshot import decode, encode, restore_engine
+from twin.tree import digest, pack, unpack
+
+MODELS = pytest.mark.parametrize("name", sorted(REGISTRY))
+
+
+def seen(name: str, racks: int = 2, silent: bool = False) -> tuple[Engine, Model, World]:
+    model: Model = REGISTRY[name]()
+    engine = engine_of(site(racks), [], [model])
+    world = World(engine)
+    for _ in range(45):
+        world.step(silent=silent)
+    return engine, model, world
+
+
+def series(model: Model, seed: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    t_ns = np.arange(900, dtype=np.int64) * 10 * NS
+    out: dict[str, np.ndarray] = {"t_ns": t_ns}
+    for key in getattr(model, "signals", ("rack.power_w",)):
+        out[key] = (9e3 + rng.normal(0, 50, (900, 2))).astype(np.float32)
+    return out
+
+
+@MODELS
+def test_it_says_what_it_is(name: str) -> None:
+    model: Model = REGISTRY[name]()
+    assert isinstance(model, Model)
+    assert model.name == name
+    assert model.period_s > 0
+    assert model.fit_every_s >= 0
+
+
+@MODELS
+def test_forecasts_are_bands_inside_the_physical_range(name: str) -> None:
+    engine, _, _ = seen(name)
+    assert engine.suspended == {}
+    assert engine.forecasts, "nothing was forecast: the test shows nothing"
+    for (key, horizon_s), forecast in engine.forecasts.items():
+        signal = find_signal(key)
+        assert signal is not None
+        assert (forecast.signal, forecast.horizon_s) == (key, horizon_s)
+        assert horizon_s > 0
+        n = engine.site.sizes[signal.table]
+        for band in (forecast.mean, forecast.lo, forecast.hi):
+            assert band.shape == (n,)
+            assert band.dtype == np.float32
+        known = np.isfinite(forecast.lo) & np.isfinite(forecast.hi)
+        assert (forecast.lo[known] <= forecast.mean[known]).all()
+        assert (forecast.mean[known] <= forecast.hi[known]).all()
+        assert (forecast.lo[known] >= signal.low).all()
+        assert (forecast.hi[known] <= signal.high).all()
+        assert forecast.model.startswith(f"{name}@")
+
+
+@MODELS
+def test_the_same_past_gives_the_same_forecasts(name: str) -> None:
+    one, _, _ = seen(name)
+    two, _, _ = seen(name)
+    assert digest(one.dump()) == digest(two.dump())
+
+
+@MODELS
+@pytest.mark.parametrize("racks, silent", [(2, True), (0, False)], ids=["nothing heard", "empty site"])
+def test_knowing_nothing_is_no_trouble(name: str, racks: int, silent: bool) -> None:
+    engine, _, _ = seen(name, racks, silent)
+    assert engine.suspended == {}
+    assert all(np.isnan(f.mean).all() for f in engine.forecasts.values())
+
+
+@MODELS
+def test_fits_are_deterministic_data(name: str) -> None:
+    model: Model = REGISTRY[name]()
+    fitted = model.fit(series(model), 3)
+    assert fitted, "nothing was fitted: the test shows nothing"
+    assert digest(fitted) == digest(REGISTRY[name]().fit(series(model), 3))
+    assert digest(unpack(pack(fitted))) == digest(fitted)
+    model.load(fitted)
+    assert digest(model.parameters()) == digest(fitted)
+
+
+@MODELS
+def test_foreign_parameters_are_refused(name: str) -> None:
+    model: Model = REGISTRY[name]()
+    with pytest.raises(ContractError):
+        model.load({"no such parameter": np.zeros(3)})
+
+
+@MODELS
+@pytest.mark.parametrize("fit", [False, True], ids=["unfitted", "fitted"])
+def test_a_snapshot_holds_all_of_it(name: str, fit: bool) -> None:
+    engine, model, world = seen(name)
+    if fit:
+        model.load(model.fit(series(model), 0))
+        world.step()
+    other = engine_of(site(), [], [REGISTRY[name]()])
+    restore_engine(other, decode(encode(engine.dump())))
+    assert other.checksum() == engine.checksum()
+    for _ in range(15):
+        world.step()
+        other.tick(world.frame)
+    assert other.checksum() == engine.checksum()
+
+
+@MODELS
+@pytest.mark.parametrize("fit", [False, True], ids=["unfitted", "fitted"])
+def test_it_moves_with_the_site(name: str, fit: bool) -> None:
+    """Entities keep what was learned of them, new ones begin with nothing; a snapshot holds it."""
+    engine, model, _ = seen(name)
+    if fit:
+        model.load(model.fit(series(model), 0))
+    kept = {t: np.arange(n, dtype=np.int32) for t, n in engine.site.sizes.items()}
+    kept["rack"] = np.array([-1, 0, 1], np.int32)
+    model.remap(kept)
+    fresh: Model = REGISTRY[name]()
+    if model.parameters():
+        fresh.load(model.parameters())
+    fresh.restore(model.memory())
+    view = _Three(engine)
+    for each in (model, fresh):
+        each.update(view)
+    bands = [[f.mean, f.lo, f.hi, f.model] for f in model.predict(view)]
+    assert digest(bands) == digest([[f.mean, f.lo, f.hi, f.model] for f in fresh.predict(view)])
+    for mean, *_ in bands:
+        assert np.isnan(mean[0])
+        assert np.isfinite(mean[1:]).all()
+
+
+class _Three:
+    """A view of three racks, of which the first was never heard."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._view: View = engine._view(1.0)
+        self.site, self.now_ns, self.dt_s = engine.site, engine.state.now_ns + 10 * NS, 1.0
+        self.forecasts: Mapping[object, object] = {}
+
+    def value(self, key: str) -> np.ndarray:
+        return np.concatenate([[np.nan], self._view.value(key)]).astype(np.float32)
+
+
+class _Broken(REGISTRY["persistence"]):  # type: ignore[misc, name-defined]
+    name = "broken"
+
+    def predict(self, view: View) -> list[object]:
+        raise ValueError("boom")
+
+
+def test_a_bad_model_is_suspended_alone() -> None:
+    engine = engine_of(site(), [], [_Broken(), REGISTRY["persistence"]()])
+    world = World(engine)
+    for _ in range(15):
+        world.step()
+    assert list(engine.suspended) == ["broken"]
+    assert {f.model.partition("@")[0] for f in engine.forecasts.values()} == {"persistence"}
