@@ -134,8 +134,12 @@ class ItDecoder:
                     counts.append(array)
             elif name not in signals:
                 signals.append(name)
-                with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite: out of range
-                    values.append(array if factor == 1.0 else array * np.float32(factor))
+                if factor != 1.0:
+                    with np.errstate(
+                        over="ignore", invalid="ignore"
+                    ):  # too large becomes infinite: out of range
+                        array = array * np.float32(factor)
+                values.append(array)
         if not signals and not counters:
             raise BadMessage(
                 f"no column of {kind} that the catalogue knows among "

@@ -316,4 +316,5 @@ def _checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
         given = memory.get(name)
         if given is None or given.shape != column.shape or given.dtype != column.dtype:
             raise ContractError(f"memory column {name}: expected {column.dtype} {column.shape}")
-    return {name: memory[name] for name in expected}
+    # A policy may hand back the read-only views that it was given: the engine keeps columns of its own.
+    return {name: np.array(memory[name]) for name in expected}

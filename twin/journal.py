@@ -21,12 +21,15 @@ from twin.errors import Divergence
 FORMAT = 1
 GENESIS = "0" * 32
 INLINE = 64  # longer columns are base64
+RUN = 3  # longer runs of consecutive numbers are written as the first and how many
 SIDE_BYTES = 2_000_000  # a larger body goes to a file of its own, named by its hash
 
 
 def _plain(value: Any) -> Any:
     """Arrays as lists or as base64 little-endian; with an infinity always, since JSON has none."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "i" and value.size > RUN and (np.diff(value) == 1).all():
+            return {"first": int(value[0]), "n": int(value.size)}
         if value.size <= INLINE and not (value.dtype.kind == "f" and np.isinf(value).any()):
             return value.tolist()
         data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
@@ -42,6 +45,8 @@ def _plain(value: Any) -> Any:
 
 def column(value: Any) -> np.ndarray:
     """The array that a journaled column stands for."""
+    if isinstance(value, dict) and "first" in value:
+        return np.arange(value["first"], value["first"] + value["n"])
     if isinstance(value, dict):
         return np.frombuffer(base64.b64decode(value["base64"]), "<" + value["dtype"])
     return np.array([np.nan if v is None else v for v in value])

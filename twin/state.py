@@ -166,6 +166,10 @@ class TableState:
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
         if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
             return value.copy()
+        fresh_ns = now_ns - round(DRIFT_PERIODS * self.period_s[signal.row] * NS)
+        t_ns = self.t_ns[self.partition.group_of_row[signal.row]]
+        if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
+            return value.copy()  # all heard in time: nothing has drifted
         late_s = np.maximum(self.age_s(signal, now_ns) - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"

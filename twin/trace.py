@@ -32,6 +32,10 @@ CATALOGUE = digest({t: [(s.name, s.kind, s.quantum) for s in (*spec.gauges, *spe
                     for t, spec in TABLES.items()})  # fmt: skip
 _EXCEPTIONS = 0.02  # share of outliers that are listed rather than widening a whole row
 _KINDS = ("i1", "i2", "i4", "i8")
+_SAME = "="  # a row whose steps are those of an earlier row of the update
+# Row of a companion -> row of the signal that it accompanies, by table
+_BASE_ROW = {t: {s.row: spec.by_name[s.base].row for s in spec.gauges if s.base in spec.by_name}
+             for t, spec in TABLES.items()}  # fmt: skip
 
 # msgpack, since JSON has no infinity: an operator's "no upper bound" must come back
 _events_out = msgspec.msgpack.Encoder()
@@ -68,11 +72,12 @@ class _Memory:
     def __init__(self) -> None:
         self.q: dict[tuple[str, int], I32] = {}
         self.raw: dict[tuple[str, int], I64] = {}
+        self.gain: dict[tuple[str, int], I64] = {}
 
     def clear(self) -> None:
         for row in self.q.values():
             row.fill(0)
-        for counter in self.raw.values():
+        for counter in (*self.raw.values(), *self.gain.values()):
             counter.fill(0)
 
     def row_q(self, table: str, row: int, n: int) -> I32:
@@ -85,12 +90,19 @@ class _Memory:
         return have
 
     def row_raw(self, table: str, row: int, n: int) -> I64:
-        have = self.raw.get((table, row))
+        return self._counter(self.raw, table, row, n)
+
+    def row_gain(self, table: str, row: int, n: int) -> I64:
+        return self._counter(self.gain, table, row, n)
+
+    @staticmethod
+    def _counter(rows: dict[tuple[str, int], I64], table: str, row: int, n: int) -> I64:
+        have = rows.get((table, row))
         if have is None or len(have) < n:
             grown = np.zeros(n, np.int64)
             if have is not None:
                 grown[: len(have)] = have
-            have = self.raw[table, row] = grown
+            have = rows[table, row] = grown
         return have
 
 
@@ -128,9 +140,14 @@ class Encoder:
 
     def _update(self, u: Update, now_ns: int) -> list[Any]:
         n = len(u.t_ns) if u.entity is None else int(u.entity[-1]) + 1
-        rows = []
+        coded: list[list[Any]] = []
+        order = u.rows.tolist()
+        # A peak that is its mean (one reading in the tick) need not be written twice.
+        peers = {k: order.index(base) for k, row in enumerate(order)
+                 if (base := _BASE_ROW[u.table].get(row)) in order[:k]}  # fmt: skip
+        kept: dict[int, I32] = dict.fromkeys(peers.values(), np.zeros(0, np.int32))
         step = np.empty(u.q.shape[1], np.int32)
-        for k, row in enumerate(u.rows.tolist()):
+        for k, row in enumerate(order):
             last = self._memory.row_q(u.table, row, n)
             if u.entity is None:
                 np.subtract(u.q[k], last[:n], out=step)  # wraps around, and back on decoding
@@ -138,8 +155,11 @@ class Encoder:
             else:
                 np.subtract(u.q[k], last[u.entity], out=step)
                 last[u.entity] = u.q[k]
-            rows.append(_narrow(step))
-        return [u.table, u.rows.tobytes(), _ascending(u.entity), rows, *_runs(u.t_ns, now_ns)]
+            if k in kept:
+                kept[k] = step.copy()
+            same = k in peers and np.array_equal(step, kept[peers[k]])
+            coded.append([_SAME, peers[k]] if same else _narrow(step))
+        return [u.table, u.rows.tobytes(), _ascending(u.entity), coded, *_runs(u.t_ns, now_ns)]
 
     def _count(self, c: Counts, now_ns: int) -> list[Any]:
         n = len(c.t_ns) if c.entity is None else int(c.entity[-1]) + 1
@@ -149,7 +169,9 @@ class Encoder:
             cells = slice(0, n) if c.entity is None else c.entity
             off = c.raw[k] - (last[cells] + c.gain[k])
             last[cells] = c.raw[k]
-            rows.append([_narrow(c.gain[k]), _narrow(off) if off.any() else None])
+            gain = self._memory.row_gain(c.table, row, n)
+            rows.append([_narrow(c.gain[k] - gain[cells]), _narrow(off) if off.any() else None])
+            gain[cells] = c.gain[k]
         return [c.table, c.rows.tobytes(), _ascending(c.entity), rows, *_runs(c.t_ns, now_ns)]
 
 
@@ -211,8 +233,13 @@ class Decoder:
         table, rows, entity, m, coded, starts, times = _opened(packed)
         n = m if entity is None else int(entity[-1]) + 1
         q = np.empty((len(rows), m), np.int32)
-        for k, row in enumerate(rows.tolist()):
-            step = _widen(coded[k], m, np.int32)
+        order, steps = rows.tolist(), dict[int, I32]()
+        peers = {c[1] for c in coded if c[0] == _SAME}
+        for k, row in enumerate(order):
+            # A peer that did not come before is not among the steps: refused as a KeyError
+            step = steps[coded[k][1]] if coded[k][0] == _SAME else _widen(coded[k], m, np.int32)
+            if k in peers:
+                steps[k] = step
             last = self._memory.row_q(table, row, n)
             cells = slice(0, n) if entity is None else entity
             q[k] = last[cells] + step
@@ -224,9 +251,11 @@ class Decoder:
         n = m if entity is None else int(entity[-1]) + 1
         raw, gain = np.empty((len(rows), m), np.int64), np.empty((len(rows), m), np.int64)
         for k, row in enumerate(rows.tolist()):
-            gain[k] = _widen(coded[k][0], m, np.int64)
-            last = self._memory.row_raw(table, row, n)
             cells = slice(0, n) if entity is None else entity
+            before = self._memory.row_gain(table, row, n)
+            gain[k] = before[cells] + _widen(coded[k][0], m, np.int64)
+            before[cells] = gain[k]
+            last = self._memory.row_raw(table, row, n)
             raw[k] = last[cells] + gain[k]
             if coded[k][1] is not None:
                 raw[k] += _widen(coded[k][1], m, np.int64)

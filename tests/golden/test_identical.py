@@ -183,8 +183,8 @@ CASES = {
         "kind: recorded 'renewal at tick 52', replayed 'proposals at tick 40'",
     ),
     "a value that nobody acts on, at the next mark": (
-        lambda run: _watt(run, 60),
-        60,
+        lambda run: _watt(run, MARK),
+        MARK,
         "mark.state.gpu.power_w",
     ),
     "a value of the last tick, in the checksum": (lambda run: _watt(run, 230), 230, "end.state_checksum"),

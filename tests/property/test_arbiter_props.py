@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ class Device:
         return before, wished, batches
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(CAPS, COLUMN), min_size=1, max_size=8), st.sampled_from([0.1, 1.0, 10.0]))
 @settings(max_examples=70)
 def test_caps_step_by_step(steps: list[tuple[list[Proposal], np.ndarray]], dt_s: float) -> None:
@@ -174,6 +176,7 @@ def test_levels_step_by_step(steps: list[tuple[list[Proposal], list[float]]]) ->
         assert np.array_equal(after[further], wished.value[further]), "nor what is out already"
 
 
+@pytest.mark.slow
 @given(CAPS, CAPS, COLUMN)
 def test_under_a_hold_values_only_go_down(
     first: list[Proposal], second: list[Proposal], readback: np.ndarray
@@ -191,6 +194,7 @@ def test_under_a_hold_values_only_go_down(
         assert (after[fresh] < stands[fresh]).all()
 
 
+@pytest.mark.slow
 @given(CAPS, COLUMN)
 def test_a_settlement_that_stands_gives_no_new_commands(some: list[Proposal], readback: np.ndarray) -> None:
     device = Device()

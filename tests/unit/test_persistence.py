@@ -11,7 +11,9 @@ from models.persistence import Persistence
 from tests.builders import Twin, eight_nodes, two_racks
 from twin.contracts import Forecast
 from twin.errors import ContractError
+from twin.events import ModelFitted
 from twin.frame import NS
+from twin.tree import digest, pack
 
 KEY = "rack.power_w"
 
@@ -171,3 +173,17 @@ def test_a_site_without_the_signal_is_harmless() -> None:
     twin.run(15)
     assert forecast(twin, 60.0, "cdu.flow_lpm").mean.shape == (0,)
     assert twin.engine.suspended == {}
+
+
+@pytest.mark.parametrize(
+    "tree", [{f"{KEY}@60:low": [1.0]}, {f"{KEY}@60:low": np.zeros((2, 2))}, [1, 2], 5, {"x": {"y": 1}}, None]
+)
+def test_a_worker_that_delivers_nonsense_is_refused_in_the_tick(tree: Any) -> None:
+    twin, model = forecasting()
+    twin.engine.intake.pending_fits["f"] = twin.now_ns + 100 * NS
+    twin.tick(None, ModelFitted(fit="f", model="persistence", params_hash=digest(tree), params=pack(tree)))
+    assert twin.records("event")[0]["refused"]
+    assert model.parameters() == {}
+    assert twin.engine.intake.pending_fits == {}
+    twin.tick(None, ModelFitted(fit="g", model="persistence", params_hash="", params=b"noise"))
+    assert "not asked for" in twin.records("event")[0]["refused"]

@@ -1,0 +1,152 @@
+"""From files to sites, policies and models: what is refused and how; and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import models
+import policies
+from twin.app.wiring import (
+    load_site,
+    make_engine,
+    make_model,
+    make_policies,
+    packaged_profiles,
+    profile_path,
+    read_yaml,
+)
+from twin.errors import ConfigError
+from twin.sitefile import ModelEntry, PolicyEntry, SiteFile
+
+ROOT = Path(__file__).parents[2]
+
+
+class Third(policies.REGISTRY["operator"]):  # type: ignore[misc, name-defined]
+    """A third party's policy, named in a site file as module:Class."""
+
+    name = "third"
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self.gain = gain
+
+
+@pytest.mark.parametrize(
+    "content, what",
+    [
+        (b"\xff", "is not UTF-8"),
+        (b"a: [1", "line 1, column 6"),
+        (b"a: b: c", "line 1, column 5"),
+        (b"\0", "not readable as YAML"),
+        (b"!!python/object:os.system {}", "could not determine a constructor"),
+    ],
+)
+def test_what_is_no_yaml_is_told_with_its_place(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="site.yaml") as told:
+        read_yaml(path)
+    assert what in str(told.value)
+
+
+def test_no_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_yaml(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_yaml(tmp_path)
+
+
+def test_profiles_beside_the_site_file_come_first(tmp_path: Path) -> None:
+    packaged = profile_path("gb200-nvl72", tmp_path)
+    assert packaged is not None
+    assert "gb200-nvl72" in packaged_profiles()
+    (tmp_path / "profiles").mkdir()
+    own = tmp_path / "profiles" / "gb200-nvl72.yaml"
+    own.write_bytes(packaged.read_bytes())
+    assert profile_path("gb200-nvl72", tmp_path) == own
+    for name in ("", "../profiles/gb200-nvl72", ".hidden", "none"):
+        assert profile_path(name, tmp_path) is None
+
+
+def test_all_faults_of_a_site_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("site: lab\nhalls: [{name: h, racks: [{name: r, profile: nope}]}]\nhistory_s: {a.b: 1}\n")
+    with pytest.raises(ConfigError) as told:
+        load_site(path)
+    assert len(told.value.problems) == 2
+    assert "'nope'" in told.value.problems[0]
+    assert "a.b" in told.value.problems[1]
+
+
+def test_all_registered_plug_ins_are_made_at_advise() -> None:
+    chosen, authority = make_policies(SiteFile(site="lab"))
+    assert [p.name for p in chosen] == list(policies.REGISTRY)
+    assert set(authority.values()) == {"advise"}
+
+
+def test_the_site_file_sets_authority_and_adds_policies() -> None:
+    entries = {
+        "operator": PolicyEntry(authority="off"),
+        "third": PolicyEntry(kind=f"{__name__}:Third", settings={"gain": 2.0}),
+    }
+    chosen, authority = make_policies(SiteFile(site="lab", policies=entries))
+    assert authority["operator"] == "off"
+    assert {p.name for p in chosen} == {*policies.REGISTRY, "third"}
+
+
+@pytest.mark.parametrize(
+    "entry, what",
+    [
+        (PolicyEntry(), "is not registered; expected"),
+        (PolicyEntry(kind="no.such:Thing"), "cannot load no.such:Thing"),
+        (PolicyEntry(kind="os:nothing"), "expected module:Class"),
+        (PolicyEntry(kind=":"), "cannot load"),
+        (PolicyEntry(kind="operator", settings={"gain": 1.0}), r"\$.policies.x.settings"),
+    ],
+)
+def test_policies_that_cannot_be_made(entry: PolicyEntry, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        make_policies(SiteFile(site="lab", policies={"x": entry}))
+
+
+def test_settings_of_a_model() -> None:
+    entry = ModelEntry(signals=["gpu.power_w"], horizons_s=[30.0], settings={"fit_every_s": 60})
+    model = make_model("persistence", entry)
+    assert model.fit_every_s == 60.0
+    assert models.REGISTRY["persistence"].fit_every_s != 60.0, "the class itself must not change"
+    assert getattr(model, "signals", None) == ("gpu.power_w",)
+    for bad in ({"fit_every_s": -1}, {"fit_every_s": "soon"}, {"nothing": 1.0}):
+        with pytest.raises(ConfigError, match=r"\$.models.persistence.settings"):
+            make_model("persistence", ModelEntry(settings=bad))  # type: ignore[arg-type]
+
+
+def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("site: lab\npolicies: {operator: {authority: act}}\n")
+    _, site = load_site(path)
+    assert make_engine(site).intake.authority["operator"] == "act"
+    assert make_engine(site, {"operator": "off"}).intake.authority["operator"] == "off"
+
+
+@pytest.mark.parametrize(
+    "module, unwanted",
+    [
+        (
+            "twin.engine",
+            ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy", "asyncio", "yaml", "rich"),
+        ),
+        ("policies, models", ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy", "asyncio")),
+        ("twin.app.cli", ("numpy", "yaml", "sklearn", "statsmodels", "pandas", "asyncio")),
+        ("twin.app.cli_replay", ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy")),
+    ],
+)
+def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...]) -> None:
+    """Starting stays quick, and a tick can never reach a library of statistics or an event loop."""
+    code = f"import sys, {module}; print(*sorted({set(unwanted)!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []
