@@ -87,14 +87,19 @@ class ThermalGuard:
             if limit is None:
                 continue
             worst = view.worst(key)
-            if not np.isfinite(worst).any():
+            # Nearly all are inside their guard nearly always: only the others are worked out.
+            with np.errstate(invalid="ignore"):
+                beyond = np.where(limit.max > limit.guard, worst > limit.guard, worst < limit.guard)
+            at = np.flatnonzero(beyond)
+            if len(at) == 0:
                 continue
-            s = strain(worst.astype(np.float64), limit.guard, limit.max)
+            s = strain(worst[at].astype(np.float64), limit.guard[at], limit.max[at])
             if key in RACK_KEYS:
-                if not s.any():
-                    continue
-                s = s[view.site.rack_of_gpu]
-            stronger = s > pull
-            if stronger.any():
-                pull, cause = np.where(stronger, s, pull), np.where(stronger, code, cause)
+                of_rack = np.zeros(len(worst))
+                of_rack[at] = s
+                s = of_rack[view.site.rack_of_gpu]
+                at = np.flatnonzero(s)
+                s = s[at]
+            stronger = s > pull[at]
+            pull[at[stronger]], cause[at[stronger]] = s[stronger], code
         return pull, cause

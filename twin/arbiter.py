@@ -83,6 +83,7 @@ class Arbiter:
         self.next_command = 1
         self.epoch = 1
         self.mode: Mode = "normal"
+        self.verdicts: dict[str, int] = {}  # what was narrowed or deferred at the last tick, and for how many
 
     # -- settling -----------------------------------------------------------------------------------
 
@@ -292,11 +293,12 @@ class Arbiter:
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        return {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode,
-                "leases": {k: v.dump() for k, v in self.leases.items()}}  # fmt: skip
+        own = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
+        return own | {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
+        self.verdicts = dict(data["verdicts"])
         for key, lease in self.leases.items():
             lease.restore(data["leases"][key])

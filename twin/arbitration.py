@@ -26,12 +26,14 @@ def arbitrate(
     commands: list[CommandBatch] = []
     advice: list[CommandBatch] = []
     deferred: dict[str, int] = {}
+    verdicts: dict[str, int] = {}
     for key, lease in engine.arbiter.leases.items():
         if lease.n == 0:
             continue
         acting, all_voices = _voices(engine, key)
         busy = lease.running().any()
-        if not (all_voices or busy or np.isfinite(lease.advised).any()):
+        alarmed = f"readback/{key}" in engine.findings.active
+        if not (all_voices or busy or alarmed or np.isfinite(lease.advised).any()):
             continue
         readback = view.readback(key)
         lapsed = lease.lapse(frame.now_ns)
@@ -44,14 +46,15 @@ def arbitrate(
             done = engine.arbiter.settle(key, acting, readback)
             held_back = engine.arbiter.limit(done, readback, frame.dt_s)
             if held_back:
-                deferred[key] = held_back
+                deferred[key] = verdicts[f"deferred/{key}"] = held_back
             for number, lost in sorted(done.narrowed.items()):
-                records += _verdict(key, acting[number], lost)
+                name = f"narrowed/{key}/{acting[number].name}"
+                verdicts[name] = verdicts.get(name, 0) + lost
             generation = engine.state.tables[lease.control.table].generation
             commands += engine.arbiter.command(done, readback, generation, frame.now_ns)
             wanted = ~np.isnan(done.value)
         commands += engine.arbiter.withdraw(key, wanted, frame.now_ns, frame.dt_s)
-        if len(all_voices) > len(acting):
+        if len(all_voices) > len(acting) or any(v.allowed is not None for v in acting):
             shadow = engine.arbiter.settle(key, all_voices, readback)
             for voice, index in engine.arbiter.advise(shadow):
                 advice.append(
@@ -74,21 +77,22 @@ def arbitrate(
         records += _follow_up(engine, key, view, readback, frame.now_ns, commands)
     records += [command_record("command", c) for c in commands]
     records += [command_record("advice", c) for c in advice]
-    for key, count in deferred.items():
-        records.append({"kind": "deferred", "control": key, "count": count, "why": "blast radius"})
+    records += _verdicts(engine, verdicts)
     return commands, advice, deferred
 
 
-def _verdict(key: str, voice: Voiced, lost: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": "narrowed",
-            "control": key,
-            "policy": voice.name,
-            "count": lost,
-            "why": "a stronger proposal or the envelope left no room",
-        }
-    ]
+def _verdicts(engine: Engine, verdicts: dict[str, int]) -> list[dict[str, Any]]:
+    """Journal bodies of the verdicts that differ from those in force."""
+    why = {"narrowed": "a stronger proposal or the envelope left no room", "deferred": "blast radius"}
+    records: list[dict[str, Any]] = []
+    for name in sorted({**engine.arbiter.verdicts, **verdicts}):
+        count = verdicts.get(name, 0)
+        if count != engine.arbiter.verdicts.get(name, 0):
+            kind, control, *policy = name.split("/")
+            body = {"kind": kind, "control": control, "count": count, "why": why[kind]}
+            records.append(body | ({"policy": policy[0]} if policy else {}))
+    engine.arbiter.verdicts = verdicts
+    return records
 
 
 def _voices(engine: Engine, key: str) -> tuple[list[Voiced], list[Voiced]]:
@@ -130,7 +134,7 @@ def _follow_up(
     lease = engine.arbiter.leases[key]
     control = lease.control
     if not lease.running().any():
-        return records
+        return engine.findings.clear(f"readback/{key}")
     again, lost = engine.arbiter.resend(key, now_ns)
     if again is not None:
         commands.append(again)

@@ -154,7 +154,7 @@ class Engine:
         kept = slots_kept(old, new)
         for table in self.state.tables:
             self.state.tables[table] = self.state.tables[table].remapped(new.sizes[table], kept[table])
-        self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"])
+        self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
         self.arbiter = self.arbiter.remapped(new, kept)
         self.estimator = self.estimator.remapped(new, kept)
         self.memory = {p.name: remap_memory(self.memory[p.name], p.memory, kept, new) for p in self.policies}

@@ -17,6 +17,8 @@ from twin.frame import F32, F64, I32
 from twin.signals import TABLES
 from twin.sitefile import SiteFile
 
+MAX_REMEMBERED = 250_000  # names of nodes and GPUs that were asked for, so that they are parsed once
+
 
 class SiteSpec(msgspec.Struct, frozen=True):
     """All that a site is made from: the file's tree and the trees of the profiles that it names."""
@@ -122,11 +124,14 @@ class Site:
     envelopes: dict[str, Envelope]
     limits: dict[str, Limit]
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
+    _rack_of_gpu: I32 | None = None
 
     @property
     def rack_of_gpu(self) -> I32:
         """[n_gpu]"""
-        return self.rack_of_node[self.node_of_gpu]
+        if self._rack_of_gpu is None:
+            self._rack_of_gpu = self.rack_of_node[self.node_of_gpu]
+        return self._rack_of_gpu
 
     def gpus_of_rack(self, rack: int) -> slice:
         """The run of GPUs in a rack."""
@@ -157,13 +162,20 @@ class Site:
             slot = _number(tail, "job") if head == self.file.site else None
             return slot if slot is not None and slot < self.sizes["job"] else None
         if table in ("node", "gpu"):
+            known = self._local.setdefault(table, {})
+            if name in known:
+                return known[name]
             parent = self.entity("rack" if table == "node" else "node", head) if head else None
             ordinal = _number(tail, table)
             if parent is None or ordinal is None:
                 return None
             starts = self.node_start_of_rack if table == "node" else self.gpu_start_of_node
             index = int(starts[parent]) + ordinal
-            return index if index < starts[parent + 1] else None
+            if index >= starts[parent + 1]:
+                return None
+            if len(known) < MAX_REMEMBERED:
+                known[name] = index
+            return index
         if table == "link":
             return self._link(self.entity("node", head) if head else None, tail)
         if table not in self._local:

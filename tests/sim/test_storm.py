@@ -90,14 +90,26 @@ class Storm:
         elif roll < 0.05:
             lo, width = rng.uniform(-100, 1500), rng.uniform(0, 500)
             yield ev.OperatorRequest(
-                id=f"q{int(rng.integers(0, 30))}-{key}", author="ada", control=CAP, names=(self._name("gpu"),),
-                lo=lo, hi=lo + width, want=lo + width / 2, expires_ns=t_ns + 40 * NS,
-            )  # fmt: skip
+                id=f"q{int(rng.integers(0, 30))}-{key}",
+                author="ada",
+                control=CAP,
+                names=(self._name("gpu"),),
+                lo=lo,
+                hi=lo + width,
+                want=lo + width / 2,
+                expires_ns=t_ns + 40 * NS,
+            )
         elif roll < 0.07:
             yield ev.OperatorRequest(
-                id=f"s{key}", author="bob", control="node.service_level", names=(self._name("node"),), lo=2.0,
-                hi=4.0, want=3.0, expires_ns=t_ns + 60 * NS,
-            )  # fmt: skip
+                id=f"s{key}",
+                author="bob",
+                control="node.service_level",
+                names=(self._name("node"),),
+                lo=2.0,
+                hi=4.0,
+                want=3.0,
+                expires_ns=t_ns + 60 * NS,
+            )
         elif roll < 0.10:
             yield ev.JobStarted(
                 job=f"job{rng.integers(0, 6)}", nodes=(self._name("node"), self._name("node"))
@@ -123,8 +135,13 @@ class Storm:
             self.site = build(later)
             yield ev.SiteChanged(id=f"c{key}", site_hash=later.digest(), spec=later.packed())
         elif roll < 0.19:
-            yield ev.CommandAcked(control=str(rng.choice([CAP, "x.y"])), name=self._name("gpu"), generation=9,
-                                  command=str(rng.choice(["1-1", "garbage", "9" * 40 + "-1"])), state="done")  # fmt: skip
+            yield ev.CommandAcked(
+                control=str(rng.choice([CAP, "x.y"])),
+                name=self._name("gpu"),
+                generation=9,
+                command=str(rng.choice(["1-1", "garbage", "9" * 40 + "-1"])),
+                state="done",
+            )
 
 
 @dataclass
@@ -179,9 +196,15 @@ class Checker:
         table = batch.control.partition(".")[0]
         for k, entity in enumerate(batch.index.tolist()):
             state: Any = str(self.storm.rng.choice(["accepted", "done", "done", "failed"]))
-            self.storm.acks.append(ev.CommandAcked(
-                control=batch.control, name=engine.site.name(table, entity), generation=int(batch.generation[k]),
-                command=f"{batch.epoch}-{batch.command[k]}", state=state))  # fmt: skip
+            self.storm.acks.append(
+                ev.CommandAcked(
+                    control=batch.control,
+                    name=engine.site.name(table, entity),
+                    generation=int(batch.generation[k]),
+                    command=f"{batch.epoch}-{batch.command[k]}",
+                    state=state,
+                )
+            )
 
     def _leases(self, engine: Engine, frame: Frame) -> None:
         for key, lease in engine.arbiter.leases.items():

@@ -104,18 +104,29 @@ def test_behind_a_change_of_the_site_readings_are_in_its_numbers() -> None:
     assert frames[1].events == (change,)
 
 
+def update(table: str, row: int, entity: list[int] | None, m: int) -> Update:
+    index = None if entity is None else np.array(entity, np.int32)
+    return Update(table, np.array([row], np.int32), index, np.zeros((1, m), np.int32), np.zeros(m, np.int64))
+
+
+def counts(row: int, entity: int) -> Counts:
+    zero = np.zeros((1, 1), np.int64)
+    return Counts("gpu", np.array([row], np.int32), np.array([entity], np.int32), zero, zero, zero[0])
+
+
 @pytest.mark.parametrize(
     "part",
     [
-        Update("rack", np.array([0], np.int32), np.array([2], np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int64)),
-        Update("rack", np.array([0], np.int32), None, np.zeros((1, 3), np.int32), np.zeros(3, np.int64)),
-        Update("rack", np.array([99], np.int32), None, np.zeros((1, 2), np.int32), np.zeros(2, np.int64)),
-        Update("rack", np.array([-1], np.int32), None, np.zeros((1, 2), np.int32), np.zeros(2, np.int64)),
-        Update("moon", np.array([0], np.int32), None, np.zeros((1, 2), np.int32), np.zeros(2, np.int64)),
-        Update("rack", np.array([0], np.int32), np.array([1, 1], np.int32), np.zeros((1, 2), np.int32), np.zeros(2, np.int64)),
-        Counts("gpu", np.array([44], np.int32), np.array([1], np.int32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64), np.zeros(1, np.int64)),
+        update("rack", 0, [2], 1),
+        update("rack", 0, None, 3),
+        update("rack", 99, None, 2),
+        update("rack", -1, None, 2),
+        update("moon", 0, None, 2),
+        update("rack", 0, [1, 1], 2),
+        counts(44, 1),
+        counts(0, 16),
     ],
-)  # fmt: skip
+)
 def test_frames_that_do_not_fit_their_site_are_refused(part: Any) -> None:
     frame = Frame(7, START_NS, 1.0)
     check_fits(frame, site())
