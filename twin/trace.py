@@ -63,6 +63,7 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     key: bool
     updates: list[Any]
     counts: list[Any]
+    runs: list[tuple[bytes, bytes]]
     events: bytes
 
 
@@ -131,14 +132,18 @@ class Encoder:
             raise StorageError(f"tick {frame.tick}: an event cannot be written: {error}") from error
         if key:
             self._memory.clear()
-        packed = _Packed(frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key,
-                         [self._update(u, frame.now_ns) for u in frame.updates],
-                         [self._count(c, frame.now_ns) for c in frame.counts], events)  # fmt: skip
+        # Gauges and counters of one report share their instants: those are written once.
+        runs: dict[tuple[bytes, bytes], int] = {}
+        updates = [[*self._update(u), _pooled(runs, u.t_ns, frame.now_ns)] for u in frame.updates]
+        counts = [[*self._count(c), _pooled(runs, c.t_ns, frame.now_ns)] for c in frame.counts]
+        packed = _Packed(
+            frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key, updates, counts, list(runs), events
+        )
         payload = self._zstd.compress(msgspec.msgpack.encode(packed))
         self._since_key = since
         return payload
 
-    def _update(self, u: Update, now_ns: int) -> list[Any]:
+    def _update(self, u: Update) -> list[Any]:
         n = len(u.t_ns) if u.entity is None else int(u.entity[-1]) + 1
         coded: list[list[Any]] = []
         order = u.rows.tolist()
@@ -159,9 +164,9 @@ class Encoder:
                 kept[k] = step.copy()
             same = k in peers and np.array_equal(step, kept[peers[k]])
             coded.append([_SAME, peers[k]] if same else _narrow(step))
-        return [u.table, u.rows.tobytes(), _ascending(u.entity), coded, *_runs(u.t_ns, now_ns)]
+        return [u.table, u.rows.tobytes(), _ascending(u.entity), coded]
 
-    def _count(self, c: Counts, now_ns: int) -> list[Any]:
+    def _count(self, c: Counts) -> list[Any]:
         n = len(c.t_ns) if c.entity is None else int(c.entity[-1]) + 1
         rows = []
         for k, row in enumerate(c.rows.tolist()):
@@ -172,7 +177,7 @@ class Encoder:
             gain = self._memory.row_gain(c.table, row, n)
             rows.append([_narrow(c.gain[k] - gain[cells]), _narrow(off) if off.any() else None])
             gain[cells] = c.gain[k]
-        return [c.table, c.rows.tobytes(), _ascending(c.entity), rows, *_runs(c.t_ns, now_ns)]
+        return [c.table, c.rows.tobytes(), _ascending(c.entity), rows]
 
 
 class Decoder:
@@ -211,8 +216,8 @@ class Decoder:
                 self._memory.clear()
             elif not started:
                 raise StorageError("no keyframe yet")
-            updates = tuple(self._update(u, p.now_ns) for u in p.updates)
-            counts = tuple(self._count(c, p.now_ns) for c in p.counts)
+            updates = tuple(self._update(u, p.runs, p.now_ns) for u in p.updates)
+            counts = tuple(self._count(c, p.runs, p.now_ns) for c in p.counts)
             events = _events_in.decode(p.events) if p.events else ()
         except _NOT_ONE as error:
             raise StorageError(f"not a frame: {error}") from error
@@ -229,8 +234,8 @@ class Decoder:
         except zstandard.ZstdError as error:
             raise StorageError(f"cannot be decompressed: {error}") from error
 
-    def _update(self, packed: list[Any], now_ns: int) -> Update:
-        table, rows, entity, m, coded, starts, times = _opened(packed)
+    def _update(self, packed: list[Any], runs: list[tuple[bytes, bytes]], now_ns: int) -> Update:
+        table, rows, entity, m, coded, starts, times = _opened(packed, runs)
         n = m if entity is None else int(entity[-1]) + 1
         q = np.empty((len(rows), m), np.int32)
         order, steps = rows.tolist(), dict[int, I32]()
@@ -246,8 +251,8 @@ class Decoder:
             last[cells] = q[k]
         return Update(table, rows, entity, q, _unrun(starts, times, m, now_ns))
 
-    def _count(self, packed: list[Any], now_ns: int) -> Counts:
-        table, rows, entity, m, coded, starts, times = _opened(packed)
+    def _count(self, packed: list[Any], runs: list[tuple[bytes, bytes]], now_ns: int) -> Counts:
+        table, rows, entity, m, coded, starts, times = _opened(packed, runs)
         n = m if entity is None else int(entity[-1]) + 1
         raw, gain = np.empty((len(rows), m), np.int64), np.empty((len(rows), m), np.int64)
         for k, row in enumerate(rows.tolist()):
@@ -263,9 +268,12 @@ class Decoder:
         return Counts(table, rows, entity, raw, gain, _unrun(starts, times, m, now_ns))
 
 
-def _opened(packed: list[Any]) -> tuple[str, I32, I32 | None, int, list[Any], bytes, bytes]:
+def _opened(
+    packed: list[Any], runs: list[tuple[bytes, bytes]]
+) -> tuple[str, I32, I32 | None, int, list[Any], bytes, bytes]:
     """(table, rows, entities, how many, coded rows, runs, instants), with sizes that can be."""
-    table, rows_b, entity_b, coded, starts, times = packed
+    table, rows_b, entity_b, coded, pooled = packed
+    starts, times = runs[pooled]
     rows = np.frombuffer(rows_b, np.int32)
     m = int(np.frombuffer(starts[-4:], np.int32)[0])
     entity = None
@@ -289,9 +297,6 @@ def _opened(packed: list[Any]) -> tuple[str, I32, I32 | None, int, list[Any], by
     if rows.min() < 0 or rows.max() >= MAX_ROWS:
         raise StorageError(f"row {rows.max()} is no row of a table")
     return table, rows, entity, m, coded, starts, times
-
-
-# -- columns of integers ---------------------------------------------------------------------------------
 
 
 def _narrow(values: I32 | I64) -> list[Any]:
@@ -333,15 +338,17 @@ def _runs(t_ns: I64, now_ns: int) -> tuple[bytes, bytes]:
     return np.append(first, np.int32(len(t_ns))).tobytes(), (t_ns[first] - now_ns).tobytes()
 
 
+def _pooled(runs: dict[tuple[bytes, bytes], int], t_ns: I64, now_ns: int) -> int:
+    """The place of these instants among those of the frame."""
+    return runs.setdefault(_runs(t_ns, now_ns), len(runs))
+
+
 def _unrun(starts: bytes, times: bytes, m: int, now_ns: int) -> I64:
     first = np.frombuffer(starts, np.int32)
     out = np.repeat(np.frombuffer(times, np.int64) + now_ns, np.diff(first))
     if len(out) != m:
         raise StorageError(f"instants for {len(out)} entities; expected {m}")
     return out
-
-
-# -- records ---------------------------------------------------------------------------------------------
 
 
 def record(payload: bytes) -> bytes:

@@ -303,7 +303,9 @@ def replay_frames(
         if verdict.fault:
             where = f"{compare.name} line {verdict.line_no}, byte {verdict.position}"
             outcome.damage.append(f"{where}: {verdict.fault}")
-        recorder = whole_run(engine, compare, verdict.lines)
+        # Where the chain breaks, either line may be the bent one: the one before is not trusted either.
+        doubtful = verdict.fault is not None and "chain" in verdict.fault
+        recorder = whole_run(engine, compare, max(0, verdict.lines - doubtful))
     else:
         recorder = Recorder(engine, out[0] if out else SiteSpec({}, {}), out[1] if out else None)
     try:

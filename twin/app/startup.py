@@ -292,8 +292,8 @@ def _comparer(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[Compa
             chain.seq, chain.head = number, line_hash(line)
     if count < place.get("seq", 0):
         out.faults.append(
-            f"{journal.name}: {count} lines up to tick {out.snapshot_tick}, the snapshot knows of {place['seq']}: "
-            "those between them are missing"
+            f"{journal.name}: {count} lines up to tick {out.snapshot_tick}; "
+            f"the snapshot knows of {place['seq']}: those between them are missing"
         )
     elif place and chain.head != place["head"]:
         out.faults.append(f"{journal.name}: its first {count} lines are not what the snapshot follows")
