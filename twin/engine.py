@@ -27,7 +27,7 @@ from twin.contracts import (
     Proposal,
     read_only,
 )
-from twin.errors import ContractError
+from twin.errors import ConfigError, ContractError
 from twin.estimator import Estimator
 from twin.findings import Findings
 from twin.frame import NS, Frame
@@ -95,7 +95,17 @@ class Engine:
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
         acks: dict[tuple[str, str, str], int] = {}
         for event in frame.events:
-            records += self._take_in(event, acks)
+            if type(event) is ev.CommandAcked:
+                # A thousand devices may answer in one tick: the journal counts them, the leases know each.
+                if self.intake.is_new(event):
+                    key = (
+                        event.control,
+                        event.state,
+                        self.intake.acked(event, self.site, self.arbiter) or "",
+                    )
+                    acks[key] = acks.get(key, 0) + 1
+            else:
+                records += self._take_in(event)
         records += [
             {"kind": "acks", "control": control, "state": state, "count": count}
             | ({"refused": why} if why else {})
@@ -126,17 +136,12 @@ class Engine:
             deferred,
         )
 
-    def _take_in(self, event: ev.Event, acks: dict[tuple[str, str, str], int]) -> list[dict[str, Any]]:
+    def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
             return []
         if isinstance(event, ev.SiteChanged):
             return [self._change_site(event)]
         refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
-        if isinstance(event, ev.CommandAcked):
-            # A thousand devices may answer in one tick: the journal counts them, the leases know each.
-            key = (event.control, event.state, refused or "")
-            acks[key] = acks.get(key, 0) + 1
-            return []
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
             for policy in self.policies:
@@ -149,8 +154,10 @@ class Engine:
         return [body]
 
     def _change_site(self, event: ev.SiteChanged) -> dict[str, Any]:
-        spec = msgspec.json.decode(event.spec, type=SiteSpec)
-        old, new = self.site, build(spec, "the changed site")
+        try:
+            old, new = self.site, build(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
+        except (msgspec.MsgspecError, ConfigError) as error:
+            return {"kind": "event", "event": brief_event(event), "refused": str(error)[:500]}
         kept = slots_kept(old, new)
         for table in self.state.tables:
             self.state.tables[table] = self.state.tables[table].remapped(new.sizes[table], kept[table])

@@ -98,8 +98,6 @@ class Intake:
                 if not arbiter.epoch <= event.epoch < 2**63:
                     return f"epoch {event.epoch} is older than {arbiter.epoch}, or no epoch"
                 arbiter.epoch = event.epoch
-            case ev.CommandAcked():
-                return self._acked(event, site, arbiter)
             case ev.EntityReplaced():
                 return self._replaced(event, site, state, arbiter)
             case ev.BudgetGranted():
@@ -158,7 +156,8 @@ class Intake:
         self.requests[event.id] = msgspec.convert(msgspec.to_builtins(event), ev.OperatorRequest)
         return None
 
-    def _acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
+    def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
+        """Note a sink's answer; the reason why not, if it cannot be ours."""
         control = find_control(event.control)
         entity = None if control is None else site.entity(control.table, event.name)
         epoch, _, number = event.command.partition("-")

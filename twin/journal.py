@@ -110,18 +110,23 @@ class Verdict:
 
 
 def verify(lines: Iterable[bytes], torn_tail: bool = False) -> Verdict:
-    """Walk the chain. Up to the fault the journal is good; `torn_tail`: the last line lacks its end."""
+    """Walk the chain. Up to the fault the journal is good; `torn_tail`: the last line lacks its end.
+
+    Where the chain breaks, the line that no longer hashes to what its successor says is the first in doubt.
+    """
     count, head, position = 0, GENESIS, 0
+    before = (0, GENESIS, 0)
     for line in lines:
         try:
             entry = msgspec.json.decode(line, type=Entry)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             return Verdict(count, head, f"not a journal line: {error}", count + 1, position)
         if entry.prev != head:
-            fault = f"the chain breaks: prev is {entry.prev}, the line before hashes to {head}"
-            return Verdict(count, head, fault, count + 1, position)
+            fault = f"the chain breaks: it hashes to {head}, the next line says {entry.prev}"
+            return Verdict(before[0], before[1], fault, before[0] + 1, before[2])
         if entry.seq != count:
             return Verdict(count, head, f"seq is {entry.seq}, expected {count}", count + 1, position)
+        before = (count, head, position)
         head = line_hash(line)
         count += 1
         position += len(line) + 1

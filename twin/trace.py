@@ -40,7 +40,7 @@ _BASE_ROW = {t: {s.row: spec.by_name[s.base].row for s in spec.gauges if s.base 
 # msgpack, since JSON has no infinity: an operator's "no upper bound" must come back
 _events_out = msgspec.msgpack.Encoder()
 _events_in = msgspec.msgpack.Decoder(tuple[Event, ...])
-_NOT_ONE = (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, LookupError, ArithmeticError,
+_NOT_ONE = (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError,
             RecursionError, MemoryError)  # fmt: skip
 
 

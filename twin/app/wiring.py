@@ -171,9 +171,14 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
 
 def make_models(file: SiteFile) -> list[Model]:
     """All registered models and those that the site adds."""
-    return [
+    made = [
         make_model(name, file.models.get(name)) for name in dict.fromkeys([*models.REGISTRY, *file.models])
     ]
+    names = [m.name for m in made]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ConfigError(f"$.models: two models are called {twice[0]!r}; expected one entry for each")
+    return made
 
 
 def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
