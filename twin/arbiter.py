@@ -85,8 +85,6 @@ class Arbiter:
         self.mode: Mode = "normal"
         self.verdicts: dict[str, int] = {}  # what was narrowed or deferred at the last tick, and for how many
 
-    # -- settling -----------------------------------------------------------------------------------
-
     def settle(self, key: str, voices: list[Voiced], readback: F64) -> Settlement:
         """Narrow the envelope by each voice in turn; the value is the wish inside what remains.
 
@@ -180,8 +178,6 @@ class Arbiter:
         held_back = order[max(room, 0) :]
         done.value[held_back] = lease.value[held_back]
         return len(held_back)
-
-    # -- commanding ---------------------------------------------------------------------------------
 
     def command(self, done: Settlement, readback: F64, generation: I32, now_ns: int) -> list[CommandBatch]:
         """Grant or renew leases for a limited settlement."""
@@ -279,8 +275,6 @@ class Arbiter:
         return CommandBatch(lease.control.key, policy, self.epoch, index, lease.generation[index].copy(),
                             numbers.copy(), lease.value[index].copy(), reason, now_ns,
                             int(lease.expires_ns[index].min()), deadline, renewal)  # fmt: skip
-
-    # -- storage ------------------------------------------------------------------------------------
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Arbiter:
         """This arbiter for a changed site."""

@@ -75,8 +75,8 @@ def arbitrate(
         elif np.isfinite(lease.advised).any():
             lease.advised[:] = np.nan
         records += _follow_up(engine, key, view, readback, frame.now_ns, commands)
-    records += [command_record("command", c) for c in commands]
-    records += [command_record("advice", c) for c in advice]
+    records += [command_record("command", c, engine.site) for c in commands]
+    records += [command_record("advice", c, engine.site) for c in advice]
     records += _verdicts(engine, verdicts)
     return commands, advice, deferred
 

@@ -68,6 +68,7 @@ class Finding:
     evidence: tuple[str, ...]
     confidence_pu: float
     action: str = ""
+    count: int = 1  # of entities concerned; `entities` names the first few
 
 
 @dataclass(frozen=True, slots=True)

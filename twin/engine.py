@@ -121,6 +121,7 @@ class Engine:
         commands, advice, deferred = arbitrate(self, view, frame, records)
         records += self.findings.deviations(self.site, self.estimator, frame.now_ns)
         records += self.findings.silences(self.site, self.state)
+        records += self.findings.limits(self.site, view)
         if frame.tick % MARK_EVERY == MARK_AT:
             records.append(
                 {"kind": "mark", "next_command": self.arbiter.next_command, "state": self.state.marks()}

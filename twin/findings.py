@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Finding
+from twin.contracts import Finding, View
 from twin.estimator import Estimator
 from twin.frame import I32, NS
 from twin.signals import find_signal
@@ -38,16 +38,18 @@ class Findings:
         self.counts = {"dropped": 0}
 
     def raise_(self, finding: Finding) -> list[dict[str, Any]]:
-        """Add a finding; returns journal bodies (none if it was active already)."""
-        if finding.id in self.active:
+        """Add a finding; returns journal bodies: none while it is active, unless it has doubled in size."""
+        known = self.active.get(finding.id)
+        if known is not None and finding.count < 2 * known.count:
             return []
-        if len(self.active) >= MAX_ACTIVE:
+        if known is None and len(self.active) >= MAX_ACTIVE:
             self.counts["dropped"] += 1
             return []
         self.active[finding.id] = finding
         return [{"kind": "finding", "id": finding.id, "severity": finding.severity, "title": finding.title,
                  "entities": list(finding.entities), "evidence": list(finding.evidence),
-                 "confidence_pu": finding.confidence_pu, "action": finding.action}]  # fmt: skip
+                 "confidence_pu": finding.confidence_pu, "action": finding.action,
+                 "count": finding.count}]  # fmt: skip
 
     def clear(self, identity: str) -> list[dict[str, Any]]:
         """End a finding, if it was active."""
@@ -129,9 +131,48 @@ class Findings:
                         (f"oldest good reading {oldest_s:.0f} s ago{more}",),
                         1.0,
                         "Check the source; limits are judged by the worst case meanwhile.",
+                        len(silent),
                     )
                 )
         return self._keep_only("silent/", found)
+
+    def limits(self, site: Site, view: View) -> list[dict[str, Any]]:
+        """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
+        found: list[Finding] = []
+        for key, limit in site.limits.items():
+            worst, read = view.worst(key), view.value(key)
+            for level, bound, severity in (
+                ("limit", limit.max, "critical"),
+                ("guard", limit.guard, "warning"),
+            ):
+                with np.errstate(invalid="ignore"):
+                    beyond = np.where(limit.max > limit.guard, worst > bound, worst < bound)
+                index = np.flatnonzero(beyond)
+                if len(index) == 0:
+                    continue
+                table, _, name = key.partition(".")
+                first = int(index[0])
+                rising = limit.max[first] > limit.guard[first]
+                surely = (read[index] > bound[index]) if rising else (read[index] < bound[index])
+                verb = "is" if surely.all() else "may be"
+                evidence = (
+                    f"{site.name(table, first)}: read {read[first]:.4g}, by now perhaps {worst[first]:.4g}, "
+                    f"{level} {bound[first]:.4g}"
+                )
+                found.append(
+                    Finding(
+                        f"beyond/{key}/{level}",
+                        severity,
+                        f"{name} of {len(index)} {table} {verb} beyond its {level}",
+                        tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                        (evidence,),
+                        1.0,
+                        "Look at the cooling of what these have in common.",
+                        len(index),
+                    )
+                )  # fmt: skip
+                break  # what is beyond its limit is beyond its guard as well
+        return self._keep_only("beyond/", found)
 
     def mismatches(self, site: Site, control: str, index: I32) -> list[dict[str, Any]]:
         """Devices whose read-back has differed from the setpoint."""
@@ -147,6 +188,7 @@ class Findings:
                 (),
                 1.0,
                 "Look for another writer of this control, or a device that refuses it.",
+                len(index),
             )
         )
 
@@ -159,7 +201,16 @@ class Findings:
         """Everything, for a snapshot or a checksum."""
         return {
             "active": {
-                k: [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action]
+                k: [
+                    f.id,
+                    f.severity,
+                    f.title,
+                    list(f.entities),
+                    list(f.evidence),
+                    f.confidence_pu,
+                    f.action,
+                    f.count,
+                ]
                 for k, f in self.active.items()
             },
             "heat_since_ns": self.heat_since_ns,
@@ -171,7 +222,7 @@ class Findings:
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.active = {
-            k: Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6])
+            k: Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6], f[7])
             for k, f in data["active"].items()
         }
         self.heat_since_ns, self.balance_since_ns = (

@@ -50,8 +50,6 @@ class Inbox:
         for name, stage in self.stages.items():
             stage.resume(state.tables[name])
 
-    # -- arriving ----------------------------------------------------------------------------------------
-
     def put_event(self, event: Event) -> bool:
         """Queue an event for the next frame; False (and counted) when the queue is full."""
         if len(self.events) >= MAX_EVENTS:
@@ -239,8 +237,6 @@ class Inbox:
         for k, at, high in layout.urgent:
             if bool(((values[k] >= at) & (values[k] <= high)).any()):
                 self.urgent = True
-
-    # -- the tick ----------------------------------------------------------------------------------------
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
         """Cut a frame: what arrived since the last one, quantised; then begin anew."""

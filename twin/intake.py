@@ -216,8 +216,6 @@ class Intake:
         self.params_hash[event.model] = event.params_hash
         return None
 
-    # -- with time ----------------------------------------------------------------------------------
-
     def budget_w(self, site: Site, now_ns: int) -> F64:
         """Budget per feeder: the grant while it runs, within the feeder's own; else the guaranteed share."""
         lent = site.external_budget & (self.grant_ns > now_ns)

@@ -9,6 +9,7 @@ import numpy as np
 
 from twin import events as ev
 from twin.contracts import CommandBatch, Proposal
+from twin.site import Site
 
 
 def same_proposals(a: list[Proposal], b: list[Proposal]) -> bool:
@@ -35,8 +36,9 @@ def brief_event(event: ev.Event) -> dict[str, Any]:
     return body
 
 
-def command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
+def command_record(kind: str, c: CommandBatch, site: Site) -> dict[str, Any]:
     """A batch of commands or of advice for the journal; a renewal is one short line."""
+    table = c.control.partition(".")[0]
     if c.renewal:
         return {
             "kind": "renewal",
@@ -49,6 +51,8 @@ def command_record(kind: str, c: CommandBatch) -> dict[str, Any]:
         "kind": kind,
         "control": c.control,
         "policy": c.policy,
+        "from": site.name(table, int(c.index[0])),
+        "to": site.name(table, int(c.index[-1])),
         "index": c.index,
         "value": c.value,
         "reason": c.reason,

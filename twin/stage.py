@@ -140,8 +140,6 @@ class Stage:
             rows = self.group_rows[group] = (every[every < n_gauge], every[every >= n_gauge] - n_gauge)
         return rows
 
-    # -- several readings within a tick ------------------------------------------------------------------
-
     def merge(self, rows: I32, entity: I64, new: F32, first: bool | np.ndarray) -> None:
         """Reduce `new` [k, m] into what is pending; `first` [m] where only one reading is."""
         cells = (rows[:, None], entity)

@@ -131,8 +131,6 @@ class TableState:
         for group in groups:
             self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
 
-    # -- derived -----------------------------------------------------------------------------------------
-
     def age_s(self, signal: Signal, now_ns: int) -> F64:
         """Seconds since the last good reading [n]; inf where there was none. Never negative."""
         row = signal.row if signal.kind != "counter" else signal.row + len(self.signals)
@@ -175,8 +173,6 @@ class TableState:
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
         return cast(F32, worst.astype(np.float32))
-
-    # -- identity and storage ----------------------------------------------------------------------------
 
     def replace(self, entity: int) -> None:
         """Another device sits in this slot: nothing that the old one said is known of the new one."""

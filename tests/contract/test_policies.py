@@ -177,9 +177,6 @@ def test_a_replaced_device_is_a_stranger_to_it(name: str) -> None:
         assert engine.state.tables["gpu"].generation[0] == 1
 
 
-# -- bad ones ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_policy_is_suspended_alone(how: str) -> None:
     """Its intervals hold until their leases end; the others go on; people are told once."""

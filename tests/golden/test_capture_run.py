@@ -106,9 +106,6 @@ def test_recorded_and_replayed_natively(
     assert again["compared_lines"] > 0
 
 
-# -- the capture, bent ------------------------------------------------------------------------------------
-
-
 Row = list[str]
 
 

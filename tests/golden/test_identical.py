@@ -101,9 +101,6 @@ def test_segments_name_their_sites(run: Run) -> None:
     assert len(frames) == run.outcome.ticks
 
 
-# -- a replay that differs ----------------------------------------------------------------------------------
-
-
 def _bytes(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.glob("*")) if p.suffix in (".rt", ".jsonl")}
 

@@ -189,9 +189,6 @@ def test_a_frame_that_cannot_be_written_is_followed_by_a_keyframe() -> None:
     equal(later, decoder.decode(encoder.encode(later)))
 
 
-# -- damage ----------------------------------------------------------------------------------------------
-
-
 class Segment:
     """A small segment on disk, its frames, and the byte at which each record begins."""
 

@@ -36,8 +36,6 @@ def values(batches: list[Any]) -> dict[int, float]:
     return {int(i): float(v) for c in batches for i, v in zip(c.index, c.value, strict=True)}
 
 
-# -- broken proposals ------------------------------------------------------------------------------
-
 I2, F2 = np.array([0, 1], np.int32), np.array([1.0, 2.0])
 
 
@@ -86,9 +84,6 @@ def test_a_policy_that_breaks_its_contract_is_suspended_and_its_intervals_hold_f
         assert pod.lease(CAP)[:2].tolist() == [300.0, 300.0]
     pod.run(3)
     assert np.isnan(pod.lease(CAP)).all(), "then they are given back"
-
-
-# -- settling --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +146,6 @@ def test_what_has_no_envelope_cannot_be_commanded() -> None:
     assert set(values(pod.commands())) == {7}
     pod.run(3)
     assert np.isnan(pod.lease(CAP)[8])
-
-
-# -- limiting --------------------------------------------------------------------------------------
 
 
 def test_down_at_once_and_up_at_the_slew_limit_however_long_it_stood() -> None:
@@ -224,9 +216,6 @@ def test_a_bound_is_kept_even_within_the_deadband() -> None:
     assert values(pod.commands()) == {0: 299.0}
 
 
-# -- blast radius ----------------------------------------------------------------------------------
-
-
 def level_twin(radius: int, wishes: list[Wish]) -> Twin:
     pod = Twin(eight_nodes(controls={LEVEL: {"blast_radius": radius}}), wishes, act=True)
     pod.tick({"node.service_level_state": 0.0})
@@ -271,9 +260,6 @@ def test_more_is_out_than_allowed_and_nothing_goes_further() -> None:
     wish.ask(LEVEL, [4], 1, 1)
     pod.tick({"node.service_level_state": [1, 1, 1, 0, 0, 0, 0, 0]})
     assert pod.commands() == []
-
-
-# -- hold, release, authority ----------------------------------------------------------------------
 
 
 def test_a_hold_freezes_but_lets_protection_through() -> None:

@@ -54,9 +54,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-# -- what goes well ----------------------------------------------------------------------------------------
-
-
 def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--json"]
     assert main(args) == 0
@@ -137,9 +134,6 @@ def test_text_from_outside_cannot_steer_the_terminal() -> None:
     assert escape("a\x1b[31mb\r\n:fire:[red]x") == "a\ufffd[31mb\ufffd :fire:\\[red]x"
 
 
-# -- damage --------------------------------------------------------------------------------------------------
-
-
 def _change(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
@@ -214,8 +208,6 @@ def test_one_segment_of_a_run(lab: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["replay", "--trace", "run/trace-000000.rt", "--json"]) == 0
     assert said(capsys)["ticks"] == 69
 
-
-# -- bad calls -----------------------------------------------------------------------------------------------
 
 NOISE = bytes((i * 7919 + (i >> 3)) % 256 for i in range(3000))
 FILES: dict[str, bytes] = {
@@ -361,9 +353,6 @@ def test_a_reader_that_leaves_is_no_error(lab: Path) -> None:
         command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
-
-
-# -- demo ----------------------------------------------------------------------------------------------------
 
 
 def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:

@@ -39,9 +39,6 @@ def residual(twin: Twin, name: str) -> Residual:
     return twin.engine.estimator.residuals[name]
 
 
-# -- arithmetic ------------------------------------------------------------------------------------
-
-
 def test_erf_is_erf() -> None:
     x = np.linspace(0, 6, 2001)
     assert np.abs(_erf(x) - [math.erf(v) for v in x]).max() < 1.5e-7
@@ -54,9 +51,6 @@ def test_confidence_is_the_normals(z: float, expected: float) -> None:
     both = confidence_of(np.array([z, -z]) * 0.3, np.full(2, 0.3))
     assert both == pytest.approx([expected] * 2, abs=2e-5)
     assert np.isnan(confidence_of(np.array([NAN, 1.0]), np.array([1.0, NAN]))).all()
-
-
-# -- the heat of a rack ----------------------------------------------------------------------------
 
 
 def test_expected_return_is_supply_plus_captured_heat_over_the_flow() -> None:
@@ -134,9 +128,6 @@ def test_stale_readings_are_unknown_and_one_reading_teaches_once() -> None:
 def test_an_unknown_coolant_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\$.coolant"):
         site_of(two_racks(coolant="oil"))
-
-
-# -- the power tree --------------------------------------------------------------------------------
 
 
 def tree_site(feeders: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,9 +216,6 @@ def test_a_guessed_edge_is_told() -> None:
     twin = Twin(two_racks())
     twin.tick({"feeder.power_w": [55e3, 55e3], "rack.power_w": 50e3})
     assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
-
-
-# -- the noise -------------------------------------------------------------------------------------
 
 
 def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:

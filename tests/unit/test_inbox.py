@@ -57,9 +57,6 @@ def put_all(inbox: Inbox, name: str, values: list[Any], step_ns: int = NS // 10,
     return now_ns
 
 
-# -- within a tick ---------------------------------------------------------------------------------------
-
-
 def test_a_swing_of_10_hz_keeps_its_peak_and_its_mean() -> None:
     inbox = Inbox({"gpu": 2})
     swing = [600.0, 1200.0] * 5
@@ -167,9 +164,6 @@ def test_rows_of_one_report_may_have_different_pasts(first_as_block: bool) -> No
     assert inbox.counts["older"] == 2
 
 
-# -- time ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("as_block", [True, False])
 def test_older_is_rejected_and_future_is_clamped(as_block: bool) -> None:
     inbox = Inbox({"gpu": 1})
@@ -195,9 +189,6 @@ def test_older_is_rejected_and_future_is_clamped(as_block: bool) -> None:
 def test_an_empty_tick_is_an_empty_frame() -> None:
     frame = Inbox({"gpu": 4}).take(7, T0, 0.5)
     assert frame == Frame(7, T0, 0.5)
-
-
-# -- counters --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_block", [True, False])
@@ -299,9 +290,6 @@ def test_a_new_device_begins_afresh() -> None:
     )  # its clock is behind: not rejected for that
     assert count_of(inbox.take(1, T0, 1.0), "energy_mj") == (70, 0)
     assert inbox.stages["gpu"].n_held == 0
-
-
-# -- limits and quantisation -----------------------------------------------------------------------------
 
 
 def test_unknown_entities_are_counted_and_unknown_signals_are_a_fault_of_the_decoder() -> None:

@@ -49,9 +49,6 @@ def refused(decoder: ItDecoder, body: Any, path: str = "lab/h/r1/node0", packed:
     return str(caught.value)
 
 
-# -- what is read ----------------------------------------------------------------------------------------
-
-
 def test_both_encodings_give_the_same_block(decoder: ItDecoder) -> None:
     power, energy = [700.5, None, 650.0, 1.0, 2.0, 3.0], [2**53 + 1, None, 0, 1, 2, 2**63 - 1]
     rows = np.array([np.nan if v is None else v for v in power], np.float32)
@@ -150,9 +147,6 @@ def test_unknown_places_are_not_remembered() -> None:
     assert len(decoder._place) == 1
 
 
-# -- what is refused -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "column",
     [
@@ -245,9 +239,6 @@ def test_sizes_are_limited(decoder: ItDecoder, monkeypatch: pytest.MonkeyPatch) 
     assert "expected at most 100" in refused(decoder, {"t_ns": T, "gpu": {"temp_c": [1.0] * 100}})
 
 
-# -- events ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -282,8 +273,6 @@ def test_events_that_are_refused(decoder: ItDecoder, change: dict[str, Any], rea
     with pytest.raises(BadMessage, match="priority"):
         decoder.decode(message)
 
-
-# -- whatever comes --------------------------------------------------------------------------------------
 
 NAMES = [
     "power_w",

@@ -30,9 +30,6 @@ def starts_of(lines: list[bytes]) -> list[int]:
     return [sum(len(x) + 1 for x in lines[:i]) for i in range(len(lines))]
 
 
-# -- the chain -------------------------------------------------------------------------------------------
-
-
 def test_an_intact_chain() -> None:
     lines = lines_of()
     verdict = verify(lines)
@@ -104,9 +101,6 @@ def test_what_is_no_line(line: bytes) -> None:
 def test_a_first_line_that_is_not_the_first() -> None:
     verdict = verify([Chain(7, GENESIS).line("x", 0, 0, {})])
     assert (verdict.fault, verdict.lines) == ("seq is 7, expected 0", 0)
-
-
-# -- the file --------------------------------------------------------------------------------------------
 
 
 def decision(tick: int, *records: dict[str, Any]) -> Decision:
@@ -201,9 +195,6 @@ def test_a_full_disk_raises_and_nothing_is_taken_for_written(tmp_path: Path) -> 
         writer._file.close()
 
 
-# -- columns ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [0, 1, 64, 65, 1000])
 @pytest.mark.parametrize("kind", ["f4", "f8", "i4", "i8", "u1", "b1", ">f4", ">i8"])
 def test_columns_come_back(n: int, kind: str) -> None:
@@ -238,9 +229,6 @@ def test_strided_columns_and_scalars() -> None:
     assert (body["s"], body["i"]) == (0.5, 7)
     with pytest.raises(TypeError, match="cannot be journaled"):
         Chain().line("x", 0, 0, {"c": object()})
-
-
-# -- the first difference --------------------------------------------------------------------------------
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[int, str, Any, Any]:

@@ -229,9 +229,6 @@ def values(batches: list[Any]) -> dict[int, float]:
     return {int(i): float(v) for c in batches for i, v in zip(c.index, c.value, strict=True)}
 
 
-# -- leases in an engine ----------------------------------------------------------------------------
-
-
 def test_what_nobody_asks_for_is_given_back_as_it_was_found() -> None:
     pod, wish = twin()
     wish.ask(CAP, [0, 1], 200, [200, 240])

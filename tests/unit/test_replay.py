@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from tests.contract.plugins import START_NS, engine_of, site
 from twin import events as ev
 from twin.app import sources
+from twin.app.cli import main
 from twin.app.replay import Outcome, Recorder, replay_frames, summary
 from twin.app.sources import Arrival, Cutter, Messages, check_fits
-from twin.app.storage import TraceReader
+from twin.app.storage import TraceReader, TraceWriter
 from twin.app.wiring import spec_of
 from twin.errors import StorageError
 from twin.frame import NS, Counts, Frame, Update
@@ -169,3 +171,14 @@ def test_racks_of_the_same_name_in_two_halls_are_told_apart() -> None:
     result = summary(engine_of(where, [], []), Outcome(), Messages().summary(), 0.0)
     assert set(result["racks"]) == {"s/h1/r1", "only", "s/h2/r1"}
     assert result["power_tree"]["residual_pu"] is None
+
+
+@pytest.mark.parametrize("kind", ["no_such_module:Thing", "this:Zen"])
+def test_a_trace_does_not_bring_code_of_its_own(tmp_path: Path, kind: str) -> None:
+    """A recorded run names its site; a plug-in named there is loaded only if the user says so."""
+    spec = SiteSpec({"site": "x", "policies": {"p": {"kind": kind}}}, {})
+    writer = TraceWriter(tmp_path, spec.digest(), spec.packed())
+    writer.write(Frame(0, 10**9, 1.0))
+    writer.close()
+    assert main(["replay", "--trace", str(tmp_path)]) == 1
+    assert "this" not in sys.modules  # nothing was imported

@@ -48,9 +48,6 @@ def count(raw: int, gain: int, t_ns: int) -> Frame:
     )
 
 
-# -- quality ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("entity", [0, None])
 @pytest.mark.parametrize(
     "q,quality",
@@ -108,8 +105,6 @@ def test_a_frame_between_others_of_one_group_has_its_own_time() -> None:
     assert table.value[temp.row].tolist() == [5, 10, 5]
 
 
-# -- the worst case --------------------------------------------------------------------------------------
-
 DRIFTING = [pytest.param(s, id=s.key) for t in TABLES.values() for s in t.gauges if s.danger != "none"]
 
 
@@ -161,9 +156,6 @@ def test_without_danger_the_worst_case_is_the_value() -> None:
     assert state.tables["gpu"].value[clock.row, 0] == np.float32(1.5e9)
 
 
-# -- counters --------------------------------------------------------------------------------------------
-
-
 def test_counters_total_resets_and_silence() -> None:
     state, energy = State({"gpu": 3}), GPU["energy_mj"]
     table = state.tables["gpu"]
@@ -190,9 +182,6 @@ def test_counters_total_resets_and_silence() -> None:
     state.apply(count(4, 4, T0 + 4 * NS))
     assert look(T0 + 4 * NS) == (4, 12, 1, GOOD)
     assert look(T0 + 8 * NS)[3] == STALE
-
-
-# -- identity --------------------------------------------------------------------------------------------
 
 
 def filled(n: int = 4, seed: int = 1) -> State:
@@ -282,9 +271,6 @@ def test_restoring_forgets_what_the_partition_knew() -> None:
     assert source.marks() == target.marks()
 
 
-# -- checksums -------------------------------------------------------------------------------------------
-
-
 def test_the_checksum_differs_for_any_change_of_any_cell() -> None:
     state = filled()
     assert state.checksum() == filled().checksum() != filled(seed=2).checksum()
@@ -310,9 +296,6 @@ def test_marks_name_the_signal_that_drifted() -> None:
     assert a.keys() == b.keys() == {s.key for s in TABLES["gpu"].gauges}
     assert [k for k in a if a[k] != b[k]] == ["gpu.temp_c"]
     assert State({"gpu": 2, "rack": 0}).marks() == {}
-
-
-# -- through the trace -----------------------------------------------------------------------------------
 
 
 def random_frame(rng: np.random.Generator, tick: int, n: int = 6) -> Frame:

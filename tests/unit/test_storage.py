@@ -128,9 +128,6 @@ def test_bytes_written_are_those_of_the_records(tmp_path: Path) -> None:
     assert max(sizes) < 400 + 300  # one frame over, not more
 
 
-# -- snapshots -------------------------------------------------------------------------------------------
-
-
 def test_snapshots_keep_the_newest_and_come_back(tmp_path: Path) -> None:
     assert read_snapshot(tmp_path) == (None, [])
     for tick in (9, 10, 100, 1_000_000):

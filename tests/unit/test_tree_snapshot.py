@@ -247,8 +247,6 @@ def test_hostile_arrays(data: bytes) -> None:
         unpack(data)
 
 
-# -- snapshots -------------------------------------------------------------------------------------------
-
 DATA = {
     "tick": 5,
     "now_ns": 10**18,

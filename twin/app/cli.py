@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--no-compare", action="store_true", help="do not compare a recorded run with its journal"
     )
+    replay.add_argument(
+        "--trust-plugins",
+        action="store_true",
+        help="load plug-ins (module:Class) that a trace's own site names",
+    )
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
     journal = commands.add_parser("journal", help="verify or show a journal")

@@ -15,7 +15,7 @@ from twin.app.cli import escape
 from twin.app.storage import is_torn, journal_lines, verify_journal
 from twin.errors import StorageError
 from twin.frame import NS
-from twin.journal import Entry
+from twin.journal import Entry, column
 
 
 def _journal(path: Path) -> Path:
@@ -133,13 +133,16 @@ def _words(kind: str, body: dict[str, Any]) -> str:
         count = index.get("n")
     match kind:
         case "command" | "advice":
-            values = body["value"]
+            values = column(body["value"])
             span = (
-                f"{min(values):g} to {max(values):g}"
-                if isinstance(values, list) and values
-                else "many values"
+                f"{values.min():g}"
+                if values.min() == values.max()
+                else f"{values.min():g} to {values.max():g}"
             )
-            text = f"{body['policy']}: {body['control']} of {count} -> {span}; {body['reason']}"
+            who = body["from"] if count == 1 else f"{count} from {body['from']} to {body['to']}"
+            text = f"{body['policy']}: {body['control']} {span} for {who}; {body['reason']}"
+            if "expires_ns" in body:
+                text += f"; lease until {datetime.fromtimestamp(body['expires_ns'] / NS, UTC):%H:%M:%S}"
         case "renewal" | "lapsed" | "failed" | "deferred" | "narrowed":
             text = f"{body['control']} of {count}" + (f"; {body['why']}" if "why" in body else "")
         case "finding":

@@ -23,7 +23,7 @@ from twin.app.report import render_terminal, write_report
 from twin.app.report_text import clean
 from twin.app.sources import MessageSource, form_of, open_source
 from twin.app.storage import TraceReader, journal_lines
-from twin.app.wiring import load_site, make_engine
+from twin.app.wiring import load_site, make_engine, outside_plug_ins
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.errors import ConfigError, StorageError
@@ -219,6 +219,12 @@ def _native(
         journal = None
     if journal is not None and not journal.is_file():
         journal = None
+    outside = outside_plug_ins(site.file)
+    if outside and args.site is None and not args.trust_plugins:
+        raise ConfigError(
+            f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); give your own "
+            "copy of the site with --site, or --trust-plugins if you know where the trace comes from"
+        )
     engine = _engine(site, args, _recorded_authority(journal))
     compare = journal if not args.no_compare and args.out is None else None
     collector = Collector()

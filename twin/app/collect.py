@@ -118,8 +118,6 @@ class Collector:
         self._balances_kept: I32 = np.zeros(0, np.int32)
         self._labels: dict[str, dict[str, int]] = {}  # track -> label -> its row, as first given
 
-    # -- every tick ----------------------------------------------------------------------------------------
-
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Take in the state after a tick."""
         if engine.site is not self._site:
@@ -271,8 +269,6 @@ class Collector:
             off = float(tree.difference[whole].sum())
             self.time.add("tree", ("all meters",), np.array([off / load if load > 0 else np.nan]))
 
-    # -- quality -------------------------------------------------------------------------------------------
-
     def _quality(self, engine: Engine) -> None:
         """Judge as many signals as the budget allows, each tick the next ones."""
         spent, begun = 0.0, self._next_row
@@ -308,8 +304,6 @@ class Collector:
         cells.total += counts
         self.reporting[signal.key] = int(heard.sum())
         return 25.0 + n / 80
-
-    # -- for the report ------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Judge every signal once more, so that the shares at the end are those of the last tick."""

@@ -48,6 +48,7 @@ def run_demo(folder: Path, out: Console, err: Console) -> int:
                 report=folder / "real",
                 authority=[],
                 no_compare=False,
+                trust_plugins=False,
                 json=False,
             ),
             out,

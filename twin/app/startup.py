@@ -88,9 +88,6 @@ def resume(folder: Path, engine_factory: EngineFactory) -> Resumed:
     return out
 
 
-# -- the trace -----------------------------------------------------------------------------------------------
-
-
 def _segments(folder: Path, faults: list[str]) -> list[_Segment]:
     """The readable segments in order; the torn tail of the last one is cut off."""
     out: list[_Segment] = []
@@ -139,9 +136,6 @@ def _opening(path: Path) -> tuple[Header | None, int]:
     return header, 0
 
 
-# -- the snapshot --------------------------------------------------------------------------------------------
-
-
 def _from_snapshot(
     folder: Path,
     segments: list[_Segment],
@@ -166,9 +160,6 @@ def _from_snapshot(
         place.update(data.get("journal", {}))
         return engine, spec
     return None, None
-
-
-# -- the tail ------------------------------------------------------------------------------------------------
 
 
 def _tail(folder: Path, segments: list[_Segment], out: Resumed, place: dict[str, Any]) -> None:
@@ -265,9 +256,6 @@ def _warm(engine: Engine, scratch: State, frame: Frame) -> None:
                 scratch.tables[event.table].replace(entity)
     scratch.apply(frame)
     engine.history.push(scratch)
-
-
-# -- the journal ---------------------------------------------------------------------------------------------
 
 
 def _mend_journal(path: Path, faults: list[str]) -> None:

@@ -116,14 +116,23 @@ def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -
     if ":" in wanted:
         module, _, cls = wanted.partition(":")
         try:
-            return getattr(importlib.import_module(module), cls)
+            found = getattr(importlib.import_module(module), cls)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"{path}: cannot load {wanted}: {error}; expected module:Class") from error
+        if not isinstance(found, type) or not (hasattr(found, "propose") or hasattr(found, "predict")):
+            raise ConfigError(f"{path}: {wanted} is neither a policy nor a model; see twin/contracts.py")
+        return found
     if wanted not in registry:
         raise ConfigError(
             f"{path}: {wanted!r} is not registered; expected {', '.join(sorted(registry))} or module:Class"
         )
     return registry[wanted]
+
+
+def outside_plug_ins(file: SiteFile) -> list[str]:
+    """The plug-ins of a site that are loaded by module name: code from outside racktwin."""
+    kinds = [e.kind for e in file.policies.values()] + [e.kind for e in file.models.values()]
+    return sorted({k for k in kinds if k is not None and ":" in k})
 
 
 def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
