@@ -14,13 +14,20 @@ import numpy as np
 
 from twin.contracts import Columns, Memory, Proposal, View, mask_index
 from twin.frame import F64
+from twin.site import Envelope
 
 CONTROL = "gpu.power_cap_w"
 # Signals of a GPU and of its rack that can pull a cap down; a profile's limits say where.
 GPU_KEYS = ("gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k")
 RACK_KEYS = ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm")
+KEYS = (*GPU_KEYS, *RACK_KEYS)
 # A cap is let go after this long below the guard, so that a temperature at the edge does not toggle it.
 RELEASE_S = 60.0
+# Two for each key, measured and feared, and one for the time after
+REASONS = (
+    *(f"{key} {how} beyond its guard" for key in KEYS for how in ("is", "was not heard and may be")),
+    f"was beyond a guard less than {RELEASE_S:.0f} s ago",
+)
 
 
 def strain(worst: F64, guard: F64, limit: F64) -> F64:
@@ -49,40 +56,39 @@ class ThermalGuard:
         n = view.site.sizes["gpu"]
         if n == 0:
             return [], memory
-        pull, cause = self._pull(view)
         envelope = view.envelope(CONTROL)
-        cap_w = envelope.high - pull * (envelope.high - envelope.low)
-        hot = (pull > 0) & np.isfinite(cap_w)
+        cap_w, cause = self._caps(view, envelope)
+        hot = np.isfinite(cap_w)
         holding = (memory["until_ns"] > view.now_ns) & np.isfinite(envelope.low)
         if not hot.any() and not holding.any():
             return [], memory
         # While it holds, the lowest cap of the episode rests: no pumping around the guard.
         # The envelope may have moved since, with a changed site.
         held_w = np.where(holding, np.clip(memory["cap_w"], envelope.low, envelope.high), np.inf)
+        cause = np.where(hot, cause, len(REASONS) - 1)
         cap_w = np.where(hot, np.minimum(cap_w, held_w), held_w)
         until_ns = np.where(hot, view.now_ns + round(RELEASE_S * 1e9), memory["until_ns"])
         active = hot | holding
         proposals = []
-        for code, key in enumerate((*GPU_KEYS, *RACK_KEYS, "")):
-            mask = active & (np.where(hot, cause, len(GPU_KEYS) + len(RACK_KEYS)) == code)
-            index = mask_index(mask)
+        for code, why in enumerate(REASONS):
+            index = mask_index(active & (cause == code))
             if len(index):
-                why = (
-                    f"worst-case {key} beyond its guard"
-                    if key
-                    else f"was beyond a guard less than {RELEASE_S:.0f} s ago"
-                )
-                hi = cap_w[index]
-                proposals.append(Proposal(CONTROL, index, envelope.low[index], hi, hi.copy(), why))
-        cap_kept = np.where(active, np.where(np.isfinite(cap_w), cap_w, 0.0), 0.0)
-        return proposals, {"until_ns": np.where(active, until_ns, 0).astype(np.int64), "cap_w": cap_kept}
+                # No wish: a GPU that stands below its cap is left there.
+                want = np.full(len(index), np.nan)
+                proposals.append(Proposal(CONTROL, index, envelope.low[index], cap_w[index], want, why))
+        kept_w = np.where(active, cap_w, 0.0)
+        return proposals, {"until_ns": np.where(active, until_ns, 0).astype(np.int64), "cap_w": kept_w}
 
     @staticmethod
-    def _pull(view: View) -> tuple[F64, np.ndarray]:
-        """(strain per GPU [n], index of the signal that strains it most)."""
+    def _caps(view: View, envelope: Envelope) -> tuple[F64, np.ndarray]:
+        """(cap per GPU [n], inf for none; index of its reason).
+
+        What was read pulls a cap down to the device's minimum. What is only feared, because a sensor fell
+        silent, pulls it down to the safe value and no lower: silence alone is not heat.
+        """
         n = view.site.sizes["gpu"]
-        pull, cause = np.zeros(n), np.zeros(n, np.int32)
-        for code, key in enumerate((*GPU_KEYS, *RACK_KEYS)):
+        cap_w, cause = np.full(n, np.inf), np.zeros(n, np.int32)
+        for number, key in enumerate(KEYS):
             limit = view.limit(key)
             if limit is None:
                 continue
@@ -93,13 +99,20 @@ class ThermalGuard:
             at = np.flatnonzero(beyond)
             if len(at) == 0:
                 continue
-            s = strain(worst[at].astype(np.float64), limit.guard[at], limit.max[at])
-            if key in RACK_KEYS:
-                of_rack = np.zeros(len(worst))
-                of_rack[at] = s
-                s = of_rack[view.site.rack_of_gpu]
-                at = np.flatnonzero(s)
-                s = s[at]
-            stronger = s > pull[at]
-            pull[at[stronger]], cause[at[stronger]] = s[stronger], code
-        return pull, cause
+            guard, top = limit.guard[at], limit.max[at]
+            for code, values in ((2 * number, view.value(key)), (2 * number + 1, worst)):
+                pull = strain(values[at].astype(np.float64), guard, top)
+                gpu = at
+                if key in RACK_KEYS:
+                    of_rack = np.zeros(len(worst))
+                    of_rack[at] = pull
+                    pull = of_rack[view.site.rack_of_gpu]
+                    gpu = np.flatnonzero(pull)
+                    pull = pull[gpu]
+                floor_w = envelope.low[gpu] if code % 2 == 0 else envelope.safe[gpu]
+                high_w = envelope.high[gpu]
+                # Rounding must not carry the cap out of the envelope.
+                wanted = np.clip(high_w - pull * (high_w - floor_w), envelope.low[gpu], high_w)
+                lower = (pull > 0) & (wanted < cap_w[gpu])
+                cap_w[gpu[lower]], cause[gpu[lower]] = wanted[lower], code
+        return cap_w, cause

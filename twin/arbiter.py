@@ -113,9 +113,9 @@ class Arbiter:
             undecided = np.isnan(want[index])
             want[index] = np.where(undecided, pwant, want[index])
             wish = np.where(np.isnan(want[index]), stands[index], want[index])
-            # Where neither a wish nor a reading exists, the interval's protective end is the answer.
+            # Where neither a wish nor a reading exists, the safe value is the best guess.
             blind = np.isnan(wish)
-            wish[blind] = (nlo if control.protective != "high" else nhi)[blind]
+            wish[blind] = envelope.safe[index][blind]
             value = np.clip(wish, nlo, nhi)
             if control.states:  # a named level: between two of them there is nothing
                 value = np.rint(value)
@@ -125,14 +125,22 @@ class Arbiter:
             out.value[index] = value
         return out
 
-    def limit(self, done: Settlement, readback: F64, dt_s: float) -> int:
-        """Apply hold, slew, deadband and blast radius to a settlement; returns how many were deferred."""
+    def limit(self, done: Settlement, readback: F64, dt_s: float, known: Bool | None = None) -> int:
+        """Apply hold, slew, deadband and blast radius to a settlement; returns how many were deferred.
+
+        `known` [n] is where the read-back is current (None: wherever there is one).
+        """
+        known = ~np.isnan(readback) if known is None else known
         control, lease = done.control, self.leases[done.control.key]
         envelope = self.site.envelopes[control.key]
         touched = ~np.isnan(done.value)
         stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), envelope.safe, readback))
         protective = self._protective(control, done.value, stands)
         if self.mode == "held":
+            # A device that nobody has heard may stand at its least protective end: then the move may be one.
+            worst = envelope.high if control.protective == "low" else envelope.low
+            unknown = ~lease.running() & ~known
+            protective |= unknown & self._protective(control, done.value, worst)
             keep = touched & ~protective
             done.value[keep] = lease.value[keep]
             touched = ~np.isnan(done.value)
@@ -147,7 +155,7 @@ class Arbiter:
         stands = np.clip(stands, envelope.low, envelope.high)
         slewed = touched & ~protective & np.isfinite(stands)
         done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
-        return self._contain(done, envelope, lease, protective, readback)
+        return self._contain(done, envelope, lease, protective, readback, known)
 
     @staticmethod
     def _protective(control: Control, value: F64, stands: F64) -> Bool:
@@ -158,13 +166,17 @@ class Arbiter:
         return np.zeros(len(value), np.bool_)
 
     @staticmethod
-    def _contain(done: Settlement, envelope: Envelope, lease: Leases, protective: Bool, readback: F64) -> int:
+    def _contain(
+        done: Settlement, envelope: Envelope, lease: Leases, protective: Bool, readback: F64, known: Bool
+    ) -> int:
         """Hold back changes beyond the blast radius; recovery towards the normal level is never held back."""
         control = done.control
         stands = np.where(lease.running(), lease.value, readback)
         change = ~np.isnan(done.value) & (done.value != stands)
         if control.disruptive:
-            out_now = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), readback)) > 0
+            # A lapsed lease of such a control keeps its state: it counts until a read-back says otherwise.
+            last = np.where(known, readback, np.fmax(lease.lapsed, readback))
+            out_now = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
             change &= (done.value > 0) & ~out_now
             room = envelope.blast_radius - int(out_now.sum())
         else:
@@ -204,26 +216,44 @@ class Arbiter:
             batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
         return batches
 
-    def withdraw(self, key: str, wanted: Bool, now_ns: int, dt_s: float) -> list[CommandBatch]:
+    def withdraw(
+        self, key: str, wanted: Bool, now_ns: int, dt_s: float, readback: F64 | None = None
+    ) -> list[CommandBatch]:
         """Give back what nobody asks for any more: towards what was found, at the slew limit, then let go.
 
-        Only while the daemon lives and is not held; a lease that dies with it lapses instead. Where nothing
-        was found, and for controls that keep their value, the lease is left to lapse.
+        Only while the daemon lives and is not held; a lease that dies with it lapses instead, and is given
+        back when the daemon is there again. Where nothing was found, and for controls that keep their value,
+        the lease is left to lapse. Where somebody else has set a more protective value, that stands.
         """
-        lease = self.leases[key]
+        lease, envelope = self.leases[key], self.site.envelopes[key]
         if self.mode != "normal" or lease.control.on_expiry == "keep":
             return []
-        index = np.flatnonzero(lease.running() & ~wanted & ~np.isnan(lease.found)).astype(np.int32)
+        owed = (lease.running() | ~np.isnan(lease.lapsed)) & ~wanted
+        index = np.flatnonzero(owed & np.isfinite(lease.found) & np.isfinite(envelope.low)).astype(np.int32)
         if len(index) == 0:
             return []
-        envelope = self.site.envelopes[key]
-        stands = lease.value[index]
-        goal = np.clip(lease.found[index], envelope.low[index], envelope.high[index])
+        readback = np.full(lease.n, np.nan) if readback is None else readback
+        kept: list[CommandBatch] = []
+        if len(index) > envelope.blast_radius:  # the longest standing first; the others keep their lease
+            order = np.argsort(lease.changed_ns[index], kind="stable")
+            later = np.sort(index[order[envelope.blast_radius :]])
+            index = np.sort(index[order[: envelope.blast_radius]])
+            later = later[lease.due(now_ns)[later]]
+            if len(later):
+                lease.renew(later, now_ns)
+                kept = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
+        left = np.where(np.isnan(readback), envelope.safe, readback)
+        stands = np.where(lease.running(), lease.value, left)[index]
+        goal = lease.found[index]
+        if lease.control.protective == "low":
+            stricter = (lease.differs_ns[index] > 0) & (readback[index] < stands)
+            goal = np.where(stricter, np.fmin(goal, readback[index]), goal)
+        goal = np.clip(goal, envelope.low[index], envelope.high[index])
         slew = envelope.slew_per_s[index]
         reach = np.where(slew > 0, slew * dt_s, np.inf)
         value = np.clip(goal, stands - reach, stands + reach)
         there = value == goal
-        batches = []
+        batches = kept
         for mask, why in (
             (~there, "no longer needed: on the way back"),
             (there, "no longer needed: as it was found"),

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twin.arbiter import Voiced
-from twin.contracts import CommandBatch, Proposal
-from twin.frame import F64, NS, Bool, Frame
+from twin.contracts import CommandBatch, Finding, Proposal
+from twin.frame import F64, I32, NS, Bool, Frame
+from twin.leases import Leases
 from twin.records import command_record
+from twin.signals import find_control
+from twin.state import GOOD
 from twin.view import EngineView
 
 if TYPE_CHECKING:
@@ -27,16 +30,19 @@ def arbitrate(
     advice: list[CommandBatch] = []
     deferred: dict[str, int] = {}
     verdicts: dict[str, int] = {}
+    slew_s = min(frame.dt_s, engine.usual_dt_s or frame.dt_s)
     for key, lease in engine.arbiter.leases.items():
         if lease.n == 0:
             continue
         acting, all_voices = _voices(engine, key)
         busy = lease.running().any()
         alarmed = f"readback/{key}" in engine.findings.active
-        if not (all_voices or busy or alarmed or np.isfinite(lease.advised).any()):
+        owed = np.isfinite(lease.lapsed).any()
+        if not (all_voices or busy or alarmed or owed or np.isfinite(lease.advised).any()):
             continue
         readback = view.readback(key)
-        lapsed = lease.lapse(frame.now_ns)
+        abandoned = _abandoned(engine, lease, all_voices)
+        lapsed = lease.lapse(frame.now_ns, abandoned)
         if len(lapsed):
             records.append(
                 {"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry}
@@ -44,7 +50,7 @@ def arbitrate(
         wanted = np.zeros(lease.n, np.bool_)
         if acting or (busy and engine.arbiter.mode == "held"):
             done = engine.arbiter.settle(key, acting, readback)
-            held_back = engine.arbiter.limit(done, readback, frame.dt_s)
+            held_back = engine.arbiter.limit(done, readback, slew_s, _known(view, key, lease.n))
             if held_back:
                 deferred[key] = verdicts[f"deferred/{key}"] = held_back
             for number, lost in sorted(done.narrowed.items()):
@@ -53,7 +59,7 @@ def arbitrate(
             generation = engine.state.tables[lease.control.table].generation
             commands += engine.arbiter.command(done, readback, generation, frame.now_ns)
             wanted = ~np.isnan(done.value)
-        commands += engine.arbiter.withdraw(key, wanted, frame.now_ns, frame.dt_s)
+        commands += engine.arbiter.withdraw(key, wanted | abandoned, frame.now_ns, slew_s, readback)
         if len(all_voices) > len(acting) or any(v.allowed is not None for v in acting):
             shadow = engine.arbiter.settle(key, all_voices, readback)
             for voice, index in engine.arbiter.advise(shadow):
@@ -134,7 +140,7 @@ def _follow_up(
     lease = engine.arbiter.leases[key]
     control = lease.control
     if not lease.running().any():
-        return engine.findings.clear(f"readback/{key}")
+        return engine.findings.clear(f"readback/{key}") + engine.findings.clear(f"unanswered/{key}")
     again, lost = engine.arbiter.resend(key, now_ns)
     if again is not None:
         commands.append(again)
@@ -142,6 +148,7 @@ def _follow_up(
         records.append(
             {"kind": "failed", "control": key, "index": lost, "why": "no answer after repeated sending"}
         )
+    records += _unanswered(engine, key, lease.unanswered())
     if control.readback is not None:
         heard_ns = now_ns - np.minimum(view.age_s(f"{control.table}.{control.readback}") * NS, 2**62).astype(
             np.int64
@@ -151,3 +158,46 @@ def _follow_up(
             engine.site, key, lease.compare(readback, heard_ns, tolerance, now_ns)
         )
     return records
+
+
+def _unanswered(engine: Engine, key: str, index: I32) -> list[dict[str, Any]]:
+    """Devices that never answered, or refused, until the command was given up."""
+    if len(index) == 0:
+        return engine.findings.clear(f"unanswered/{key}")
+    table = key.partition(".")[0]
+    return engine.findings.raise_(
+        Finding(
+            f"unanswered/{key}",
+            "critical",
+            f"{len(index)} {table} did not carry out {key}",
+            tuple(engine.site.name(table, int(i)) for i in index[:8]),
+            ("refused, or no answer, after repeated sending",),
+            1.0,
+            "Look at the agents of these devices; their leases go on being renewed.",
+            len(index),
+        )
+    )
+
+
+def _known(view: EngineView, key: str, n: int) -> Bool:
+    """Where the read-back of a control is current [n]."""
+    control = find_control(key)
+    if control is None or control.readback is None:
+        return np.zeros(n, np.bool_)
+    good: Bool = view.quality(f"{control.table}.{control.readback}") == GOOD
+    return good
+
+
+def _abandoned(engine: Engine, lease: Leases, voices: list[Voiced]) -> Bool:
+    """Where a lease is not given back but left to lapse [n].
+
+    Its owner is suspended; or its owner may act no longer and still asks for it, so that to give it back
+    would be to raise what somebody wants held down.
+    """
+    suspended = [i for i, p in enumerate(engine.policies) if p.name in engine.suspended]
+    out = np.isin(lease.owner, suspended)
+    for voice in voices:
+        if engine.intake.authority[voice.name] != "act":
+            index = voice.proposal.index
+            out[index[lease.owner[index] == voice.policy]] = True
+    return out

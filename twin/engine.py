@@ -27,7 +27,7 @@ from twin.contracts import (
     Proposal,
     read_only,
 )
-from twin.errors import ConfigError, ContractError
+from twin.errors import ConfigError, ContractError, TwinError
 from twin.estimator import Estimator
 from twin.findings import Findings
 from twin.frame import NS, Frame
@@ -36,7 +36,7 @@ from twin.intake import Intake
 from twin.jobs import Jobs
 from twin.records import brief_event, proposals_record, same_proposals
 from twin.remap import remap_memory, slots_kept
-from twin.signals import find_control
+from twin.signals import find_control, find_signal
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
 from twin.snapshot import dump_engine
@@ -44,9 +44,11 @@ from twin.state import State
 from twin.tree import digest
 from twin.view import EngineView
 
+RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
 MARK_EVERY = 60  # ticks between checks of the state in the journal
 MARK_AT = 30  # not in the tick in which a trace writes its keyframe, which is as much work
 FIT_DEADLINE_S = 600.0
+MAX_FORECASTS = 1000  # of one model
 _DEFAULT_AUTHORITY = "advise"
 
 
@@ -71,6 +73,7 @@ class Engine:
         self.ran_ns: dict[str, int] = {}
         self.fitted_ns: dict[str, int] = {}
         self.suspended: dict[str, int] = {}  # plug-in -> since
+        self.usual_dt_s = 0.0  # of the last regular tick: a pause does not save up any slew
         self.forecasts: dict[tuple[str, float], Forecast] = {}
         self._settle_into(site)
         self.arbiter = Arbiter(site)
@@ -91,8 +94,14 @@ class Engine:
 
     def tick(self, frame: Frame) -> Decision:
         """Everything that follows from this frame. Raises only for a broken invariant, never for bad data."""
+        if frame.now_ns <= self.state.now_ns or not frame.dt_s > 0:
+            raise TwinError(
+                f"tick {frame.tick} is at {frame.now_ns} ns, the one before at {self.state.now_ns} ns, dt "
+                f"{frame.dt_s} s: time must advance, or silence would look fresh"
+            )
         records: list[dict[str, Any]] = []
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
+        self._resume(frame)
         acks: dict[tuple[str, str, str], int] = {}
         for event in frame.events:
             if type(event) is ev.CommandAcked:
@@ -122,6 +131,8 @@ class Engine:
         records += self.findings.deviations(self.site, self.estimator, frame.now_ns)
         records += self.findings.silences(self.site, self.state)
         records += self.findings.limits(self.site, view)
+        if not frame.urgent:
+            self.usual_dt_s = frame.dt_s
         if frame.tick % MARK_EVERY == MARK_AT:
             records.append(
                 {"kind": "mark", "next_command": self.arbiter.next_command, "state": self.state.marks()}
@@ -137,11 +148,24 @@ class Engine:
             deferred,
         )
 
+    def _resume(self, frame: Frame) -> None:
+        """After a gap in which nobody listened, silence counts from now on; not more than once a minute."""
+        skipped = any(isinstance(e, ev.TicksSkipped) for e in frame.events)
+        if skipped and frame.dt_s >= RESUME_GAP_S:
+            for table in self.state.tables.values():
+                if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
+                    table.resumed_ns[0] = frame.now_ns
+
     def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
             return []
         if isinstance(event, ev.SiteChanged):
-            return [self._change_site(event)]
+            return self._change_site(event)
+        if isinstance(event, ev.PluginRestored):
+            self.suspended.pop(event.plugin, None)
+            self.in_force[event.plugin] = []
+            restored = {"kind": "event", "event": brief_event(event)}
+            return [restored, *self.findings.clear(f"suspended/{event.plugin}")]
         refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
@@ -154,11 +178,11 @@ class Engine:
             body["refused"] = refused
         return [body]
 
-    def _change_site(self, event: ev.SiteChanged) -> dict[str, Any]:
+    def _change_site(self, event: ev.SiteChanged) -> list[dict[str, Any]]:
         try:
             old, new = self.site, build(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
         except (msgspec.MsgspecError, ConfigError) as error:
-            return {"kind": "event", "event": brief_event(event), "refused": str(error)[:500]}
+            return [{"kind": "event", "event": brief_event(event), "refused": str(error)[:500]}]
         kept = slots_kept(old, new)
         for table in self.state.tables:
             self.state.tables[table] = self.state.tables[table].remapped(new.sizes[table], kept[table])
@@ -173,17 +197,22 @@ class Engine:
         moved = np.flatnonzero(kept["feeder"] >= 0)
         self.intake.grant_w[moved] = grants[kept["feeder"][moved]]
         self.intake.grant_ns[moved] = until[kept["feeder"][moved]]
-        for model in self.models.values():
-            model.remap(kept)
         self.forecasts = {}
+        records: list[dict[str, Any]] = []
+        for name, model in self.models.items():
+            try:
+                model.remap(kept)
+            except Exception as error:
+                records += self._suspend(name, error, self.state.now_ns)
         self._settle_into(new)
         self.findings.remap(new, self.estimator)
-        return {
+        changed = {
             "kind": "site",
             "site_hash": new.spec_hash,
             "was": old.spec_hash,
             "sizes": {t: n for t, n in new.sizes.items() if n},
         }
+        return [changed, *records]
 
     def _view(self, dt_s: float) -> EngineView:
         return EngineView(
@@ -215,8 +244,13 @@ class Engine:
             self.ran_ns["model:" + name] = frame.now_ns
             try:
                 model.update(view)
-                for forecast in model.predict(view):
-                    self.forecasts[forecast.signal, forecast.horizon_s] = forecast
+                said = model.predict(view)
+                for forecast in said:
+                    check_forecast(forecast, name, self.site.sizes)
+                if len(said) > MAX_FORECASTS:
+                    raise ContractError(f"{len(said)} forecasts; expected at most {MAX_FORECASTS}")
+                mine = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
+                self.forecasts = mine | {(f.signal, f.horizon_s): f for f in said}
             except Exception as error:
                 records += self._suspend(name, error, frame.now_ns)
                 continue
@@ -249,6 +283,8 @@ class Engine:
         for policy in self.policies:
             name = policy.name
             if self.intake.authority[name] == "off":
+                if self.in_force[name]:
+                    records.append(proposals_record(name, [], self.in_force[name]))
                 self.in_force[name] = []
                 continue
             if name in self.suspended:
@@ -275,7 +311,11 @@ class Engine:
                 continue
             if not same_proposals(proposals, self.in_force[name]):
                 records.append(proposals_record(name, proposals, self.in_force[name]))
-            self.in_force[name] = proposals
+            # A policy may reuse its buffers: what was said is kept as it was said.
+            self.in_force[name] = [
+                Proposal(p.control, p.index.copy(), p.lo.copy(), p.hi.copy(), p.want.copy(), p.reason)
+                for p in proposals
+            ]
 
     def _retire(self, policy: Policy, now_ns: int) -> None:
         """A suspended policy's intervals hold until their leases end."""
@@ -326,3 +366,15 @@ def _checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
             raise ContractError(f"memory column {name}: expected {column.dtype} {column.shape}")
     # A policy may hand back the read-only views that it was given: the engine keeps columns of its own.
     return {name: np.array(memory[name]) for name in expected}
+
+
+def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> None:
+    """Raises ContractError if a forecast is not what `Forecast` promises."""
+    signal = find_signal(forecast.signal)
+    if signal is None:
+        raise ContractError(f"forecasts {forecast.signal!r}, which is not a signal of the catalogue")
+    if not forecast.horizon_s > 0 or not forecast.model.startswith(f"{model}@"):
+        raise ContractError(f"{forecast.signal}: expected a horizon > 0 and a model named {model}@...")
+    shape = (sizes[signal.table],)
+    if any(np.shape(x) != shape for x in (forecast.mean, forecast.lo, forecast.hi)):
+        raise ContractError(f"{forecast.signal}: mean, lo and hi must be of shape {shape}")

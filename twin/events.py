@@ -68,6 +68,13 @@ class Approved(_Event, frozen=True):
     expires_ns: int = 0
 
 
+class ApprovalWithdrawn(_Event, frozen=True):
+    """The operator takes back the approval with this id."""
+
+    author: str
+    approval: str
+
+
 class Held(_Event, frozen=True):
     """Freeze the site: no new values, running leases renewed unchanged, protective moves still pass."""
 
@@ -94,6 +101,12 @@ class AuthorityChanged(_Event, frozen=True):
     author: str
     policy: str
     authority: Authority
+
+
+class PluginRestored(_Event, frozen=True):
+    """A suspended plug-in is run again, as it was mended or the daemon restarted."""
+
+    plugin: str
 
 
 class EpochChanged(_Event, frozen=True):
@@ -175,10 +188,12 @@ Event = (
     | OperatorRequest
     | RequestWithdrawn
     | Approved
+    | ApprovalWithdrawn
     | Held
     | Released
     | Resumed
     | AuthorityChanged
+    | PluginRestored
     | EpochChanged
     | JobStarted
     | JobEnded

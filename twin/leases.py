@@ -30,6 +30,7 @@ _FIELDS = (
     "advised",
     "generation",
     "attempts",
+    "lapsed",
 )
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
@@ -53,7 +54,8 @@ class Leases:
         self.issued_ns = np.zeros(n, np.int64)
         self.deadline_ns = np.zeros(n, np.int64)
         self.changed_ns = np.zeros(n, np.int64)  # when the value last moved, for the slew limit
-        self.found = np.full(n, np.nan)  # the read-back before the first command, for `restore`
+        self.found = np.full(n, np.nan)  # the read-back before the first command, to be given back
+        self.lapsed = np.full(n, np.nan)  # the value of a lease that ran out; NaN once there is a new one
         self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
         self.advised = np.full(n, np.nan)  # last advice journaled
         self.generation = np.zeros(n, np.int32)
@@ -73,16 +75,20 @@ class Leases:
         readback: F64,
         generation: I32,
     ) -> I64:
-        """New values under new leases; returns the command numbers."""
-        fresh = np.isnan(self.value[index])
-        self.found[index[fresh]] = readback[index[fresh]]
+        """New values under new leases; returns the command numbers.
+
+        What was found before the first lease is kept through a lapse: what our own lapse left behind is not
+        the site's.
+        """
+        fresh = index[np.isnan(self.value[index]) & np.isnan(self.found[index])]
+        self.found[fresh] = readback[fresh]
+        self.lapsed[index] = np.nan
         numbers = first_command + np.arange(len(index), dtype=np.int64)
         self.value[index], self.owner[index], self.command[index] = value, owner, numbers
         self.state[index], self.attempts[index] = SENT, 1
         self.issued_ns[index] = self.changed_ns[index] = now_ns
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
         self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
-        self.differs_ns[index] = 0
         self.generation[index] = generation
         return numbers
 
@@ -92,7 +98,7 @@ class Leases:
 
     def end(self, index: I32) -> None:
         """The device has back what was found, and nothing is commanded any more."""
-        self.value[index], self.found[index] = np.nan, np.nan
+        self.value[index], self.found[index], self.lapsed[index] = np.nan, np.nan, np.nan
         self.state[index], self.owner[index] = NONE, -1
         self.expires_ns[index] = self.differs_ns[index] = 0
 
@@ -116,9 +122,16 @@ class Leases:
             self.state[entity] = _ACK[state]
         return True
 
-    def lapse(self, now_ns: int) -> I32:
-        """End the leases that ran out; returns where. What the device does then is `control.on_expiry`."""
+    def lapse(self, now_ns: int, abandoned: Bool | None = None) -> I32:
+        """End the leases that ran out; returns where. What the device does then is `control.on_expiry`.
+
+        Where the owner is `abandoned` [n] (suspended, or no longer approved) the device stays as the lapse
+        leaves it; elsewhere what was found is still owed.
+        """
         over = np.flatnonzero(self.running() & (self.expires_ns <= now_ns)).astype(np.int32)
+        self.lapsed[over] = self.value[over]
+        if abandoned is not None:
+            self.found[over[abandoned[over]]] = np.nan
         self.value[over] = np.nan
         self.state[over] = EXPIRED
         self.differs_ns[over] = 0
@@ -130,7 +143,7 @@ class Leases:
         late = self._waiting() & (self.deadline_ns <= now_ns)
         wait_ns = round(max(0.0, self.control.deadline_s - RETRY_S) * NS)
         refused = (
-            (self.state == FAILED) & (self.attempts < MAX_ATTEMPTS) & (self.deadline_ns - wait_ns <= now_ns)
+            (self.state == FAILED) & (self.attempts <= MAX_ATTEMPTS) & (self.deadline_ns - wait_ns <= now_ns)
         )
         return np.flatnonzero(self.running() & (late | refused)).astype(np.int32)
 
@@ -146,7 +159,14 @@ class Leases:
         lost = index[self.attempts[index] >= MAX_ATTEMPTS]
         lost = np.setdiff1d(lost, again).astype(np.int32)
         self.state[lost] = FAILED
+        self.attempts[lost] = MAX_ATTEMPTS + 1  # told once
         return again
+
+    def unanswered(self) -> I32:
+        """Running leases whose command was given up."""
+        return np.flatnonzero(
+            self.running() & (self.state == FAILED) & (self.attempts > MAX_ATTEMPTS)
+        ).astype(np.int32)
 
     def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Where the read-back has differed from the setpoint for `MISMATCH_S`; a read-back older than the
@@ -156,7 +176,10 @@ class Leases:
         self.state[current & ~differs & self._waiting()] = DONE
         time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
         differs &= ~(self._waiting() & (now_ns - self.issued_ns < time_ns))
-        self.differs_ns = np.where(differs, np.where(self.differs_ns == 0, now_ns, self.differs_ns), 0)
+        since = np.where(self.differs_ns == 0, now_ns, self.differs_ns)
+        # Until the device has spoken after a command, an alarm neither begins nor ends.
+        waiting = np.where(self.running(), self.differs_ns, 0)
+        self.differs_ns = np.where(differs, since, np.where(current, 0, waiting))
         late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
         return np.flatnonzero(late).astype(np.int32)
 

@@ -42,6 +42,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "ran_ns": engine.ran_ns,
         "fitted_ns": engine.fitted_ns,
         "suspended": engine.suspended,
+        "usual_dt_s": engine.usual_dt_s,
         "models": {n: {"parameters": m.parameters(), "memory": m.memory()} for n, m in engine.models.items()},
         "forecasts": [
             [f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model] for f in engine.forecasts.values()
@@ -74,6 +75,7 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.in_force = {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
     engine.ran_ns, engine.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])
     engine.suspended = dict(data["suspended"])
+    engine.usual_dt_s = float(data["usual_dt_s"])
     for name, held in data["models"].items():
         if held["parameters"]:
             engine.models[name].load(held["parameters"])

@@ -64,6 +64,7 @@ class TableState:
         self.resets = np.zeros((len(spec.counters), n), np.int32)
         self.generation = np.zeros(n, np.int32)
         self.period_s = np.array([s.period_s for s in (*spec.gauges, *spec.counters)], np.float64)
+        self.resumed_ns = np.zeros(1, np.int64)  # no silence before this counts: nobody was listening
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
 
     def _groups_of(self, rows: I32) -> tuple[int, ...]:
@@ -168,7 +169,8 @@ class TableState:
         t_ns = self.t_ns[self.partition.group_of_row[signal.row]]
         if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
             return value.copy()  # all heard in time: nothing has drifted
-        late_s = np.maximum(self.age_s(signal, now_ns) - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
+        age_s = np.minimum(self.age_s(signal, now_ns), (now_ns - int(self.resumed_ns[0])) / NS)
+        late_s = np.maximum(age_s - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
@@ -189,7 +191,7 @@ class TableState:
     def remapped(self, n: int, old_of_new: I32) -> TableState:
         """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
         out = TableState(self.table, n)
-        out.partition = self.partition.copy()
+        out.partition, out.resumed_ns = self.partition.copy(), self.resumed_ns.copy()
         kept = np.flatnonzero(old_of_new >= 0)
         source = old_of_new[kept]
         out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
@@ -204,12 +206,14 @@ class TableState:
             "value": self.value, "quality": self.quality, "good_ns": self.good_ns, "t_ns": self.t_ns,
             "raw": self.raw, "total": self.total, "resets": self.resets, "generation": self.generation,
             "group_of_row": self.partition.group_of_row,
+            "resumed_ns": self.resumed_ns,
         }  # fmt: skip
 
     def restore(self, arrays: dict[str, Any]) -> None:
         """Take over what `arrays` gave."""
         for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
+        self.resumed_ns = np.array(arrays["resumed_ns"])
         self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
 

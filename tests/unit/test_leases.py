@@ -141,7 +141,7 @@ def test_silence_is_asked_again_at_each_deadline_three_times_in_all() -> None:
         assert lease.command[1] == 7, "the same number: a repeated command is harmless"
     assert [t - T0 for t in sent] == [0, 10 * NS, 20 * NS]
     assert [t - T0 for t in lost] == [30 * NS]
-    assert lease.attempts[1] == MAX_ATTEMPTS
+    assert lease.attempts[1] == MAX_ATTEMPTS + 1, "given up, and told once"
     assert lease.state[1] == FAILED
 
 
