@@ -99,7 +99,7 @@ def read_tree(path: Path) -> Any:
     """The YAML of a file as plain values; ConfigError if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path.name}: cannot be read: {error}") from error
 
 

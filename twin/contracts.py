@@ -16,6 +16,7 @@ import numpy as np
 
 from twin.events import OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
+from twin.inbox import Inbox
 from twin.jobs import Jobs
 from twin.site import Envelope, Limit, Site
 
@@ -148,6 +149,14 @@ class View(Protocol):
         """The value of the running lease per entity; NaN where there is none."""
         ...
 
+    def readback(self, control: str) -> F64:
+        """What the devices last reported of a control per entity; NaN where they never did."""
+        ...
+
+    def past(self, key: str) -> tuple[I64, F32] | None:
+        """(instants, values [n_kept, n]) of a signal with declared history, oldest first; None without."""
+        ...
+
     def budget_w(self) -> F64:
         """Budget per feeder: an outside grant while it runs, else the guaranteed share, else the file's."""
         ...
@@ -230,6 +239,25 @@ class Model(Protocol):
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """The site changed: entity i of a table was `old_of_new[table][i]` before, -1 if it is new."""
+        ...
+
+
+class Source(Protocol):
+    """Where readings come from. The daemon supervises it: what it raises restarts it, and nothing else."""
+
+    async def run(self, inbox: Inbox) -> None:
+        """Put readings, blocks and events into the Inbox until cancelled; ConnectorError: a link is down."""
+        ...
+
+
+class Sink(Protocol):
+    """Where commands go. Outcomes come back as `CommandAcked` events, never as a return value."""
+
+    controls: ClassVar[tuple[str, ...]]
+    enforces_safe: ClassVar[bool]  # whether a lapse is carried out by the device's own agent
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Carry out, idempotent by command number. Raises ActuationError when the device refuses."""
         ...
 
 

@@ -169,6 +169,9 @@ class Engine:
         refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
+            assert entity is not None  # or it would have been refused
+            self.history.forget(event.table, entity)
+            self.estimator.forget(event.table, entity)
             for policy in self.policies:
                 if policy.memory is not None and policy.memory.table == event.table:
                     for column in self.memory[policy.name].values():

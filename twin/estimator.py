@@ -259,6 +259,15 @@ class Estimator:
         off = float(sum(residual.measured[i] - residual.expected[i] for i in outer))
         return off / load, any(self.balances[i].inferred for i in outer)
 
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what was learned of the old one is not true of it."""
+        if table != "rack":
+            return
+        self.capture[entity], self.capture_var[entity] = CAPTURE_PRIOR, CAPTURE_SIGMA**2
+        self.capture_count[entity] = self.heat_heard_ns[entity] = 0
+        self.heat_noise.variance[entity] = 0.0
+        self.heat_noise.count[entity] = self.heat_noise.off_ns[entity] = 0
+
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Estimator:
         """What was learned, for a changed site; balances are learned afresh, since their members changed."""
         out = Estimator(site)
@@ -268,6 +277,7 @@ class Estimator:
             getattr(out, name)[kept] = getattr(self, name)[source]
         out.heat_noise.variance[kept] = self.heat_noise.variance[source]
         out.heat_noise.count[kept] = self.heat_noise.count[source]
+        out.heat_noise.off_ns[kept] = self.heat_noise.off_ns[source]
         out.heat_heard_ns[kept] = self.heat_heard_ns[source]
         return out
 

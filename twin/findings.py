@@ -1,7 +1,10 @@
 """Findings: conditions that people should know of, raised once, kept while they last, cleared once.
 
-First version: a balance that does not close, a read-back that differs, telemetry that fell silent, a plug-in
-that was suspended. Decides nothing. May import contracts, the site and the estimator.
+A balance that does not close, a read-back that differs, telemetry that fell silent, an entity that nothing
+guards, a plug-in that was suspended. Decides nothing. May import contracts, the site and the estimator.
+
+What is active is always as last evaluated. The journal hears of a finding when it begins, when it got worse
+or doubled, and, if the evaluation before said so too, when it shrank to half or concerns others than told.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from twin.estimator import Estimator
 from twin.frame import I32, NS
 from twin.signals import find_signal
 from twin.site import Site
-from twin.state import MISSING, STALE, State
+from twin.state import GOOD, OUT_OF_RANGE, QUALITY_NAMES, STALE_PERIODS, UNTRUSTED, State, TableState
 
 MAX_ACTIVE = 10_000
 # A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
@@ -25,6 +28,12 @@ SHOWN_ENTITIES = 8
 # What each kind of entity is expected to report as long as it lives.
 VITAL = {"gpu": "gpu.temp_c", "rack": "rack.power_w", "cdu": "cdu.supply_temp_c", "node": "node.power_w",
          "feeder": "feeder.power_w"}  # fmt: skip
+# By which of its signals, with a limit, an entity is guarded: one is enough.
+GUARDING = {
+    "gpu": ("gpu.temp_c", "gpu.thermal_margin_k"),
+    "rack": ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm", "rack.inlet_temp_c"),
+}
+_GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
 
 class Findings:
@@ -32,20 +41,26 @@ class Findings:
 
     def __init__(self, site: Site, estimator: Estimator) -> None:
         self.active: dict[str, Finding] = {}
+        self.told: dict[str, Finding] = {}  # as last journaled
         self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
         self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
+        self.unguarded_since_ns = _nobody(site)
         self.silence_ns = 0
         self.counts = {"dropped": 0}
 
     def raise_(self, finding: Finding) -> list[dict[str, Any]]:
-        """Add a finding; returns journal bodies: none while it is active, unless it has doubled in size."""
-        known = self.active.get(finding.id)
-        if known is not None and finding.count < 2 * known.count:
-            return []
+        """Add or refresh a finding; returns journal bodies: none while nothing of weight has changed."""
+        known, told = self.active.get(finding.id), self.told.get(finding.id)
         if known is None and len(self.active) >= MAX_ACTIVE:
             self.counts["dropped"] += 1
             return []
         self.active[finding.id] = finding
+        if known is not None and told is not None:
+            grew = finding.count >= 2 * told.count
+            worse = _GRAVITY.get(finding.severity, 0) > _GRAVITY.get(told.severity, 0)
+            if not (grew or worse or (_differs(finding, told) and _differs(known, told))):
+                return []
+        self.told[finding.id] = finding
         return [{"kind": "finding", "id": finding.id, "severity": finding.severity, "title": finding.title,
                  "entities": list(finding.entities), "evidence": list(finding.evidence),
                  "confidence_pu": finding.confidence_pu, "action": finding.action,
@@ -53,6 +68,7 @@ class Findings:
 
     def clear(self, identity: str) -> list[dict[str, Any]]:
         """End a finding, if it was active."""
+        self.told.pop(identity, None)
         return [] if self.active.pop(identity, None) is None else [{"kind": "cleared", "id": identity}]
 
     def _keep_only(self, prefix: str, current: list[Finding]) -> list[dict[str, Any]]:
@@ -77,7 +93,7 @@ class Findings:
                 Finding(
                     f"heat/{site.name('rack', rack)}",
                     "warning",
-                    "The rack's heat balance is off",
+                    f"The heat balance of {site.name('rack', rack)} is off",
                     (site.name("rack", rack),),
                     (
                         f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
@@ -104,37 +120,53 @@ class Findings:
         return records + self._keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
 
     def silences(self, site: Site, state: State) -> list[dict[str, Any]]:
-        """Entities that have reported and fell silent, one finding per table and hall; checked every 10 s."""
+        """What was heard once and is not usable now, by signal, and whom nothing guards; every 10 s."""
         if state.now_ns - self.silence_ns < SILENCE_EVERY_S * NS:
             return []
         self.silence_ns = state.now_ns
-        found: list[Finding] = []
-        for table, key in VITAL.items():
-            signal = find_signal(key)
+        keys = dict.fromkeys((*site.limits, *VITAL.values()))
+        silent = [f for key in keys if (f := _silent(site, state, key)) is not None]
+        unguarded = [f for table in GUARDING if (f := self._unguarded(site, state, table)) is not None]
+        return self._keep_only("silent/", silent) + self._keep_only("unguarded/", unguarded)
+
+    def _unguarded(self, site: Site, state: State, table: str) -> Finding | None:
+        """Entities that live, or replaced one that did, and give no reading that has a limit."""
+        column, n = state.tables[table], site.sizes[table]
+        guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        period_s = 0.0
+        for key in GUARDING[table]:
+            signal, limit = find_signal(key), site.limits.get(key)
             assert signal is not None
-            if site.sizes[table] == 0:
-                continue
-            column = state.tables[table]
-            quality = column.quality_of(signal, state.now_ns)
-            heard = np.isfinite(column.value[signal.row])
-            silent = np.flatnonzero(heard & ((quality == STALE) | (quality == MISSING)))
-            if len(silent):
-                oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
-                names = tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES])
-                more = f" and {len(silent) - SHOWN_ENTITIES} more" if len(silent) > SHOWN_ENTITIES else ""
-                found.append(
-                    Finding(
-                        f"silent/{table}",
-                        "warning",
-                        f"{len(silent)} {table} entities no longer report {signal.name}",
-                        names,
-                        (f"oldest good reading {oldest_s:.0f} s ago{more}",),
-                        1.0,
-                        "Check the source; limits are judged by the worst case meanwhile.",
-                        len(silent),
-                    )
-                )
-        return self._keep_only("silent/", found)
+            period_s = max(period_s, float(column.period_s[signal.row]))
+            if limit is not None:
+                stated = np.isfinite(limit.guard) | np.isfinite(limit.max)
+                limited |= stated
+                guarded |= stated & np.isfinite(column.value[signal.row])
+        bare = np.flatnonzero(~guarded)
+        bare = bare[_lives(column, bare, table) | (column.generation[bare] > 0)]
+        since_ns = np.zeros(n, np.int64)
+        before_ns = self.unguarded_since_ns[table][bare]
+        since_ns[bare] = np.where(before_ns == 0, state.now_ns, before_ns)
+        self.unguarded_since_ns[table] = since_ns
+        lasting = bare[state.now_ns - since_ns[bare] > STALE_PERIODS * period_s * NS]
+        if len(lasting) == 0:
+            return None
+        unlimited = int(np.count_nonzero(~limited[lasting]))
+        signals = " or ".join(k.partition(".")[2] for k in GUARDING[table])
+        why = (
+            f"{len(lasting) - unlimited} have never reported {signals}",
+            f"{unlimited} have no limit in a profile",
+        )
+        return Finding(
+            f"unguarded/{table}",
+            "warning",
+            f"{len(lasting)} {table} are not guarded: no reading that has a limit",
+            tuple(site.name(table, int(i)) for i in lasting[:SHOWN_ENTITIES]),
+            tuple(text for text in why if not text.startswith("0 ")),
+            1.0,
+            "Connect a source for these readings, or give the rack a profile with limits.",
+            len(lasting),
+        )
 
     def limits(self, site: Site, view: View) -> list[dict[str, Any]]:
         """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
@@ -174,8 +206,8 @@ class Findings:
                 break  # what is beyond its limit is beyond its guard as well
         return self._keep_only("beyond/", found)
 
-    def mismatches(self, site: Site, control: str, index: I32) -> list[dict[str, Any]]:
-        """Devices whose read-back has differed from the setpoint."""
+    def mismatches(self, site: Site, control: str, index: I32, evidence: str = "") -> list[dict[str, Any]]:
+        """Devices whose read-back has differed from the setpoint; `evidence` compares the first one's."""
         table = control.partition(".")[0]
         if len(index) == 0:
             return self.clear(f"readback/{control}")
@@ -185,7 +217,7 @@ class Findings:
                 "critical",
                 f"{len(index)} {table} entities do not do what {control} commands",
                 tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-                (),
+                (evidence,) if evidence else (),
                 1.0,
                 "Look for another writer of this control, or a device that refuses it.",
                 len(index),
@@ -196,23 +228,14 @@ class Findings:
         """The site changed: durations are counted afresh."""
         self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
         self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
+        self.unguarded_since_ns = _nobody(site)
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {
-            "active": {
-                k: [
-                    f.id,
-                    f.severity,
-                    f.title,
-                    list(f.entities),
-                    list(f.evidence),
-                    f.confidence_pu,
-                    f.action,
-                    f.count,
-                ]
-                for k, f in self.active.items()
-            },
+            "active": [_plain(f) for f in self.active.values()],  # a list: their order is content
+            "told": [_plain(f) for f in self.told.values()],
+            "unguarded_since_ns": self.unguarded_since_ns,
             "heat_since_ns": self.heat_since_ns,
             "balance_since_ns": self.balance_since_ns,
             "silence_ns": self.silence_ns,
@@ -221,15 +244,71 @@ class Findings:
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.active = {
-            k: Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6], f[7])
-            for k, f in data["active"].items()
-        }
+        self.active = {f[0]: _finding(f) for f in data["active"]}
+        self.told = {f[0]: _finding(f) for f in data["told"]}
+        self.unguarded_since_ns = {t: np.array(since) for t, since in data["unguarded_since_ns"].items()}
         self.heat_since_ns, self.balance_since_ns = (
             np.array(data["heat_since_ns"]),
             np.array(data["balance_since_ns"]),
         )
         self.silence_ns, self.counts = data["silence_ns"], dict(data["counts"])
+
+
+def _differs(finding: Finding, told: Finding) -> bool:
+    """Half of what was told, or others than those told."""
+    moved = bool(told.entities) and set(finding.entities).isdisjoint(told.entities)
+    return finding.count <= told.count / 2 or moved
+
+
+def _nobody(site: Site) -> dict[str, np.ndarray]:
+    return {table: np.zeros(site.sizes[table], np.int64) for table in GUARDING}
+
+
+def _silent(site: Site, state: State, key: str) -> Finding | None:
+    """Cells of a signal that were heard once, or only wrongly, and cannot be used now."""
+    signal = find_signal(key)
+    if signal is None or signal.kind == "counter" or site.sizes[signal.table] == 0:
+        return None
+    table, column = signal.table, state.tables[signal.table]
+    quality = column.quality_of(signal, state.now_ns)
+    wrong = (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
+    silent = np.flatnonzero((quality != GOOD) & (wrong | np.isfinite(column.value[signal.row])))
+    if len(silent) == 0:
+        return None
+    kinds = np.bincount(quality[silent], minlength=len(QUALITY_NAMES))
+    evidence = [f"{n} {name.replace('_', ' ')}" for n, name in zip(kinds, QUALITY_NAMES, strict=True) if n]
+    oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
+    if np.isfinite(oldest_s):
+        evidence.append(f"oldest good reading {oldest_s:.0f} s ago")
+    return Finding(
+        f"silent/{key}",
+        "warning",
+        f"{len(silent)} {table} entities no longer report a usable {signal.name}",
+        tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES]),
+        tuple(evidence),
+        1.0,
+        "Check the source; limits are judged by the worst case meanwhile.",
+        len(silent),
+    )
+
+
+def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
+    """Whether each reports anything; of a rack, which need not be cooled by what we see, a temperature."""
+    out = np.zeros(len(index), np.bool_)
+    for signal in column.signals:
+        if table == "gpu" or signal.name.endswith("_temp_c"):
+            quality = column.quality[signal.row, index]
+            out |= np.isfinite(column.value[signal.row, index])
+            out |= (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
+    return out
+
+
+def _plain(f: Finding) -> list[Any]:
+    return [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action, f.count]
+
+
+def _finding(f: list[Any]) -> Finding:
+    return Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6], f[7])
 
 
 def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:

@@ -50,6 +50,12 @@ class History:
             step = max(step_s, min(signal.period_s, declared_s[key] / 60))
             self.rings[key] = Ring(signal, sizes.get(signal.table, 0), declared_s[key], step)
 
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: its past is not the old one's."""
+        for ring in self.rings.values():
+            if ring.signal.table == table:
+                ring.values[:, entity] = np.nan
+
     def push(self, state: State) -> None:
         """Take the current column of each declared signal; what is not known to be good is NaN."""
         for ring in self.rings.values():

@@ -2,10 +2,14 @@
 
 Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, fitted models. An
 event that cannot be applied is counted and recorded with the reason, never raised. May import the core.
+
+An event's id is one among events of its type. Heard again it counts as a duplicate; with other content it is
+refused, but for a request, which it changes. Both are told in the journal once per tick.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from typing import Any
 
@@ -15,8 +19,9 @@ import numpy as np
 from twin import events as ev
 from twin.arbiter import Arbiter
 from twin.contracts import Model
-from twin.frame import F64
+from twin.frame import F64, NS
 from twin.jobs import Jobs
+from twin.records import brief_event
 from twin.signals import TABLES, find_control
 from twin.site import Site
 from twin.state import State
@@ -25,6 +30,8 @@ from twin.tree import digest, unpack
 MAX_REQUESTS = 1000
 MAX_SEEN = 10_000
 MAX_NAMES = 100_000
+MAX_REFUSED = 64  # records per tick of ids that were used for something else; the rest is counted
+_END_OF_TIME_NS = 2**63
 
 
 class Intake:
@@ -36,24 +43,36 @@ class Intake:
         self.approvals: dict[str, ev.Approved] = {}
         self.grant_w = np.full(site.sizes["feeder"], np.nan)
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
+        self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
         self.serials: dict[str, str] = {}
         self.pending_fits: dict[str, int] = {}  # fit id -> deadline
         self.params_hash: dict[str, str] = {}
-        self.seen: OrderedDict[str, None] = OrderedDict()
+        self.seen: OrderedDict[str, str] = OrderedDict()  # type and id -> fingerprint
         self.counts: dict[str, int] = {}
+        self._tick: list[dict[str, Any]] = []  # journal bodies of this tick, given out by `expire`
+        self._duplicates = 0  # of this tick
 
-    def count(self, what: str) -> None:
-        """One more of what went unusually."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, what: str, by: int = 1) -> None:
+        """One more, or some, of what went unusually."""
+        self.counts[what] = self.counts.get(what, 0) + by
 
     def is_new(self, event: ev.Event) -> bool:
-        """False for an event whose id was seen before."""
+        """False for an event that was seen before, and for another one under its id."""
         if not event.id:
             return True
-        if event.id in self.seen:
+        key, mark = f"{type(event).__name__}:{event.id}", _fingerprint(event)
+        known = self.seen.get(key)
+        if known == mark:
             self.count("duplicate_events")
+            self._duplicates += 1
             return False
-        self.seen[event.id] = None
+        if known is not None and not isinstance(event, ev.OperatorRequest):
+            self.count("reused_ids")
+            if len(self._tick) < MAX_REFUSED:
+                self._tick.append({"kind": "event", "event": brief_event(event),
+                                   "refused": f"id {event.id} already used for something else"})  # fmt: skip
+            return False
+        self.seen[key] = mark
         while len(self.seen) > MAX_SEEN:
             self.seen.popitem(last=False)
         return True
@@ -75,15 +94,13 @@ class Intake:
             case ev.JobEnded():
                 return self._job_ended(event, jobs, arbiter, now_ns)
             case ev.OperatorRequest():
-                return self._request(event, site)
+                return self._request(event, site, now_ns)
             case ev.RequestWithdrawn():
                 return None if self.requests.pop(event.request, None) else f"no request {event.request}"
             case ev.Approved():
-                if event.policy not in self.authority:
-                    return f"no policy {event.policy}"
-                if len(self.approvals) >= MAX_REQUESTS and event.id not in self.approvals:
-                    return f"more than {MAX_REQUESTS} approvals"
-                self.approvals[event.id or f"{event.policy}/{event.control}"] = event
+                return self._approved(event, site, now_ns)
+            case ev.ApprovalWithdrawn():
+                return None if self.approvals.pop(event.approval, None) else f"no approval {event.approval}"
             case ev.Held():
                 arbiter.mode = "held"
             case ev.Released():
@@ -94,6 +111,9 @@ class Intake:
                 if event.policy not in self.authority:
                     return f"no policy {event.policy}"
                 self.authority[event.policy] = event.authority
+                for key in [k for k, a in self.approvals.items() if a.policy == event.policy]:
+                    del self.approvals[key]
+                    self._tick.append({"kind": "approval_dropped", "id": key})
             case ev.EpochChanged():
                 if not arbiter.epoch <= event.epoch < 2**63:
                     return f"epoch {event.epoch} is older than {arbiter.epoch}, or no epoch"
@@ -101,7 +121,7 @@ class Intake:
             case ev.EntityReplaced():
                 return self._replaced(event, site, state, arbiter)
             case ev.BudgetGranted():
-                return self._granted(event, site)
+                return self._granted(event, site, now_ns)
             case ev.ModelFitted():
                 return self._fitted(event, models)
             case ev.FitFailed():
@@ -123,11 +143,9 @@ class Intake:
             return f"all {jobs.n} job slots are taken or resting"
         if not again:  # what the slot's last job reported and was told is not this one's
             state.tables["job"].replace(slot)
-        return (
-            None
-            if len(nodes) == len(event.nodes)
-            else f"{len(event.nodes) - len(nodes)} of its nodes are unknown"
-        )
+        if len(nodes) < len(event.nodes):  # it runs all the same, on what we do not see as well
+            self.count("unknown_nodes", len(event.nodes) - len(nodes))
+        return None
 
     def _job_ended(self, event: ev.JobEnded, jobs: Jobs, arbiter: Arbiter, now_ns: int) -> str | None:
         slot = jobs.end(event, now_ns)
@@ -138,7 +156,24 @@ class Intake:
                 lease.drop(slot)
         return None
 
-    def _request(self, event: ev.OperatorRequest, site: Site) -> str | None:
+    def _approved(self, event: ev.Approved, site: Site, now_ns: int) -> str | None:
+        control = find_control(event.control)
+        if not event.id:
+            return "an approval needs an id, by which it can be withdrawn"
+        if event.policy not in self.authority:
+            return f"no policy {event.policy}"
+        if control is None:
+            return f"{event.control} is not a control of the catalogue"
+        if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
+            return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
+        if late := _late(event.expires_ns, now_ns):
+            return late
+        if len(self.approvals) >= MAX_REQUESTS and event.id not in self.approvals:
+            return f"more than {MAX_REQUESTS} approvals"
+        self.approvals[event.id] = event
+        return None
+
+    def _request(self, event: ev.OperatorRequest, site: Site, now_ns: int) -> str | None:
         control = find_control(event.control)
         if not event.id:
             return "a request needs an id, by which it can be withdrawn"
@@ -150,6 +185,8 @@ class Intake:
             return f"names no {control.table}"
         if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
             return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
+        if late := _late(event.expires_ns, now_ns):
+            return late
         if len(self.requests) >= MAX_REQUESTS and event.id not in self.requests:
             return f"more than {MAX_REQUESTS} standing requests"
         # As a snapshot would give it back: a whole number of watts is a float all the same.
@@ -187,7 +224,7 @@ class Intake:
                 lease.drop(entity)
         return None
 
-    def _granted(self, event: ev.BudgetGranted, site: Site) -> str | None:
+    def _granted(self, event: ev.BudgetGranted, site: Site, now_ns: int) -> str | None:
         feeder = site.entity("feeder", event.feeder)
         if feeder is None:
             return f"no feeder {event.feeder}"
@@ -195,7 +232,15 @@ class Intake:
             return f"the budget of {event.feeder} is not external"
         if not (0 <= event.budget_w < np.inf and 0 <= event.expires_ns < 2**63):
             return f"expected a budget >= 0 and an instant, got {event.budget_w} and {event.expires_ns}"
+        if event.expires_ns <= now_ns:
+            return f"expired already, {(now_ns - event.expires_ns) / NS:.0f} s ago"
         self.grant_w[feeder], self.grant_ns[feeder] = event.budget_w, event.expires_ns
+        own_w, after_w = site.budget_w[feeder], site.guaranteed_w[feeder]
+        self.grants[site.name("feeder", feeder)] = (
+            event.expires_ns,
+            float(np.fmin(event.budget_w, own_w)),
+            float(np.fmin(after_w, own_w)),
+        )
         return None
 
     def _fitted(self, event: ev.ModelFitted, models: dict[str, Model]) -> str | None:
@@ -223,8 +268,11 @@ class Intake:
         return np.where(site.external_budget, np.fmin(outside, site.budget_w), site.budget_w)
 
     def expire(self, now_ns: int) -> list[dict[str, Any]]:
-        """Drop what ran out; returns journal bodies."""
-        records: list[dict[str, Any]] = []
+        """Drop what ran out; returns journal bodies, those of this tick's events included."""
+        records, self._tick = self._tick, []
+        if self._duplicates:
+            records.append({"kind": "duplicates", "count": self._duplicates})
+            self._duplicates = 0
         held: tuple[tuple[str, dict[str, Any]], ...] = (
             ("request", self.requests),
             ("approval", self.approvals),
@@ -233,6 +281,12 @@ class Intake:
             for key in [k for k, e in gone.items() if 0 < e.expires_ns <= now_ns]:
                 del gone[key]
                 records.append({"kind": f"{name}_expired", "id": key})
+        for feeder, (until_ns, lent_w, after_w) in list(self.grants.items()):
+            if until_ns <= now_ns:
+                del self.grants[feeder]
+                records.append(
+                    {"kind": "grant_expired", "feeder": feeder, "was_w": lent_w, "becomes_w": after_w}
+                )
         for fit in [f for f, deadline in self.pending_fits.items() if deadline <= now_ns]:
             del self.pending_fits[fit]
             records.append({"kind": "fit_expired", "id": fit})
@@ -242,19 +296,43 @@ class Intake:
         """Everything, for a snapshot or a checksum."""
         return {
             "authority": self.authority,
-            "requests": {k: msgspec.to_builtins(v) for k, v in self.requests.items()},
-            "approvals": {k: msgspec.to_builtins(v) for k, v in self.approvals.items()},
+            # Lists, as their order is content: the first of two requests has precedence.
+            "requests": [msgspec.to_builtins(v) for v in self.requests.values()],
+            "approvals": [msgspec.to_builtins(v) for v in self.approvals.values()],
+            "grants": [[feeder, *held] for feeder, held in self.grants.items()],
+            "pending_fits": [list(item) for item in self.pending_fits.items()],
+            "seen": [list(item) for item in self.seen.items()],
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
-            "pending_fits": self.pending_fits, "params_hash": self.params_hash, "seen": list(self.seen),
-            "counts": self.counts,
+            "params_hash": self.params_hash, "counts": self.counts,
         }  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.authority = {**self.authority, **data["authority"]}
-        self.requests = {k: msgspec.convert(v, ev.OperatorRequest) for k, v in data["requests"].items()}
-        self.approvals = {k: msgspec.convert(v, ev.Approved) for k, v in data["approvals"].items()}
+        requests = [msgspec.convert(v, ev.OperatorRequest) for v in data["requests"]]
+        approvals = [msgspec.convert(v, ev.Approved) for v in data["approvals"]]
+        self.requests, self.approvals = {r.id: r for r in requests}, {a.id: a for a in approvals}
+        self.grants = {g[0]: (g[1], g[2], g[3]) for g in data["grants"]}
         self.grant_w, self.grant_ns = np.array(data["grant_w"]), np.array(data["grant_ns"])
         self.serials, self.pending_fits = dict(data["serials"]), dict(data["pending_fits"])
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
-        self.seen = OrderedDict.fromkeys(data["seen"])
+        self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
+
+
+def _late(expires_ns: int, now_ns: int) -> str | None:
+    """Why this is no instant at which something may end; 0 is no end."""
+    if not 0 <= expires_ns < _END_OF_TIME_NS:
+        return f"expected an instant >= 0 at which it ends, got {expires_ns}"
+    return f"expired already, {(now_ns - expires_ns) / NS:.0f} s ago" if 0 < expires_ns <= now_ns else None
+
+
+def _fingerprint(event: ev.Event) -> str:
+    """The event's content by hash; the same before and after storage, which makes 500 W 500.0 W."""
+    content = repr([_same(getattr(event, name)) for name in event.__struct_fields__])
+    return hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def _same(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_same(v) for v in value]
+    return float(value) if isinstance(value, int) and abs(value) < 2**53 else value

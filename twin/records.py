@@ -31,8 +31,9 @@ def brief_event(event: ev.Event) -> dict[str, Any]:
     for name in ("spec", "params"):
         if name in body:
             body[name] = f"{len(body[name])} characters, in the trace"
-    if len(body.get("names", ())) > 64:
-        body["names"] = [*body["names"][:64], f"and {len(body['names']) - 64} more"]
+    for name in ("names", "nodes"):
+        if len(body.get(name, ())) > 64:
+            body[name] = [*body[name][:64], f"and {len(body[name]) - 64} more"]
     return body
 
 

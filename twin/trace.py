@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ FORMAT = 2
 MAGIC = b"rttrace1"
 KEYFRAME_EVERY = 60
 MAX_RECORD = 256 * 2**20
+MAX_UPDATES, MAX_CELLS = 2000, 2**27  # of one frame, of one update
 MAX_ROWS, MAX_ENTITIES = 1000, 2**25  # of one update; what a damaged record claims beyond is not believed
 # Records name a signal by its row and count in quanta: under another catalogue they mean something else.
 CATALOGUE = digest({t: [(s.name, s.kind, s.quantum) for s in (*spec.gauges, *spec.counters)]
@@ -61,9 +62,9 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     dt_s: float
     urgent: bool
     key: bool
-    updates: list[Any]
-    counts: list[Any]
-    runs: list[tuple[bytes, bytes]]
+    updates: Annotated[list[Any], msgspec.Meta(max_length=MAX_UPDATES)]
+    counts: Annotated[list[Any], msgspec.Meta(max_length=MAX_UPDATES)]
+    runs: Annotated[list[tuple[bytes, bytes]], msgspec.Meta(max_length=2 * MAX_UPDATES)]
     events: bytes
 
 
@@ -212,6 +213,8 @@ class Decoder:
         started, self._started = self._started, False
         try:
             p = self._frame.decode(self._inflate(payload))
+            if not (0 <= p.tick < 2**62 and 0 <= p.now_ns < 2**62 and 0.0 <= p.dt_s < 1e9):
+                raise StorageError(f"tick {p.tick} at {p.now_ns} ns, dt {p.dt_s} s: expected 0 to 2^62")
             if p.key:
                 self._memory.clear()
             elif not started:
@@ -289,6 +292,7 @@ def _opened(
         or not 0 < m <= MAX_ENTITIES
         or len(coded) != len(rows)
         or not 0 < len(rows) <= MAX_ROWS
+        or len(rows) * m > MAX_CELLS
     ):
         raise StorageError(f"{len(rows)} rows of {m} entities are no update")
     first = coded[0] if isinstance(coded[0][0], str) else coded[0][0]

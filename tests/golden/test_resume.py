@@ -103,6 +103,40 @@ def test_a_whole_run_has_no_faults(snapped: Run) -> None:
     assert back.engine.checksum() == snapped.engine.checksum()
 
 
+def test_the_configured_authority_wins_and_a_suspension_ends(snapped: Run, tmp_path: Path) -> None:
+    """Both by events of the next frame, so that a replay of the resumed run goes the same way."""
+    assert resume(snapped.folder, engine_for).pending == []
+    folder = tmp_path / "run"
+    shutil.copytree(snapped.folder, folder)
+    before = resume(folder, engine_for)
+    engine = before.engine
+    recorder = Recorder(engine, before.spec, folder)
+    changed = ev.AuthorityChanged(author="ann", policy="operator", authority="off")
+    engine.policies[0].propose = _broken  # type: ignore[method-assign]
+    frame = Frame(before.last_tick + 1, before.last_ns + NS, 1.0, events=(changed,))
+    recorder.before(frame)
+    recorder.after(engine, engine.tick(frame))
+    recorder.finish(engine)
+    broken = engine.policies[0].name
+    assert list(engine.suspended) == [broken]
+    back = resume(folder, engine_for)
+    assert back.engine.intake.authority["operator"] == "off"
+    restored = ev.PluginRestored(plugin=broken)
+    by_file = ev.AuthorityChanged(author="configuration", policy="operator", authority="act")
+    assert back.pending == [by_file, restored]
+    assert resume(folder, engine_for, {"operator": "off"}).pending == [restored]
+    frame = Frame(back.last_tick + 1, back.last_ns + NS, 1.0, events=tuple(back.pending))
+    decision = back.engine.tick(frame)
+    assert [r["event"]["type"] for r in decision.records if r["kind"] == "event"] == [
+        "AuthorityChanged", "PluginRestored"]  # fmt: skip
+    assert back.engine.intake.authority["operator"] == "act"
+    assert back.engine.suspended == {}
+
+
+def _broken(view: object, memory: object) -> tuple[list[object], object]:
+    raise ValueError("broken")
+
+
 def test_leases_and_a_drain_survive(snapped: Run, tmp_path: Path) -> None:
     """Killed while GPUs are capped and a node is being drained: the same leases run on, to the nanosecond."""
     frames = [f for f in snapped.kept.frames if f.tick <= 90]

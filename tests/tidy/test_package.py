@@ -60,3 +60,24 @@ def test_the_locks_cover_what_is_declared() -> None:
     assert run.items() <= dev.items(), "the two locks differ: run `make lock`"
     optional = [r for extra in project["project"]["optional-dependencies"].values() for r in extra]
     assert not wanted(optional) & dev.keys(), "an extra is installed by default"
+
+
+def test_the_version_is_told_once_and_the_same() -> None:
+    import tomllib
+
+    from tests.tidy.tree import ROOT
+    from twin import VERSION
+
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
+
+
+def test_the_readme_has_no_hole_and_no_dead_link() -> None:
+    import re
+
+    from tests.tidy.tree import ROOT
+
+    for name in ("README.md", "twin/README.md", "CHANGELOG.md", "twin/DECISIONS.md"):
+        text = (ROOT / name).read_text()
+        links = re.findall(r"\]\(([^)#:]+)\)", text)
+        assert not [x for x in links if not ((ROOT / name).parent / x).exists()], name
+        assert not re.findall(r"^[A-Z]+_[A-Z_]+$", text, re.M), name

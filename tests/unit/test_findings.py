@@ -78,8 +78,8 @@ def test_silence_is_told_by_table_and_only_of_what_once_spoke() -> None:
     twin.run(5, {"gpu.temp_c": 50.0})
     twin.run(15)
     (found,) = twin.decision.findings
-    assert found.id == "silent/gpu"
-    assert found.title.startswith("8 gpu entities no longer report temp_c")
+    assert found.id == "silent/gpu.temp_c"
+    assert found.title.startswith("8 gpu entities no longer report a usable temp_c")
     twin.run(11, {"gpu.temp_c": 50.0})
     assert twin.decision.findings == ()
 

@@ -165,3 +165,26 @@ def test_listeners_that_were_away_do_not_take_silence_for_heat() -> None:
     for _ in range(60):
         twin.tick(OK)
     assert np.isnan(twin.lease(CAP)).all()
+
+
+def test_a_replaced_rack_is_learned_afresh() -> None:
+    twin = guarded(history_s={"gpu.temp_c": 60})
+    rack = {
+        "rack.power_w": 80_000.0,
+        "rack.supply_temp_c": 33.0,
+        "rack.return_temp_c": 45.0,
+        "rack.flow_lpm": 90.0,
+    }
+    twin.run(60, OK | rack)
+    estimator = twin.engine.estimator
+    assert estimator.capture_count[0] > 0
+    twin.tick(
+        {},
+        ev.EntityReplaced(table="rack", name=twin.site.name("rack", 0), serial="new"),
+        ev.EntityReplaced(table="gpu", name=twin.site.name("gpu", 3), serial="new"),
+    )
+    assert estimator.capture_count[0] == 0
+    assert estimator.capture_count[1] > 0
+    values = twin.engine.history.rings["gpu.temp_c"].ordered()[1]
+    assert np.isnan(values[:, 3]).all()
+    assert np.isfinite(values[:-1, 2]).any()

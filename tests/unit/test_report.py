@@ -89,7 +89,7 @@ def test_the_page_is_whole_and_loads_nothing(racks: int, tmp_path: Path) -> None
     assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
     assert not [t for t, a in page.tags if t in ("link", "img", "iframe") or "src" in a]
     assert "default-src 'none'" in text
-    for words in ("real recording", "dsx.csv", "IT power of the site", "Heat taken by liquid", "None:"):
+    for words in ("real recording", "dsx.csv", "IT power of the site", "Heat taken by liquid", "not guarded"):
         assert words in page.text
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert "NaN" not in text

@@ -125,12 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Console(highlight=False, emoji=False)
     err = Console(stderr=True, highlight=False, emoji=False)
     if args.version:
-        from importlib.metadata import PackageNotFoundError, version
+        from twin import VERSION
 
-        try:
-            out.print(f"racktwin {version('racktwin')}")
-        except PackageNotFoundError:
-            out.print("racktwin, run from its source tree")
+        out.print(f"racktwin {VERSION}")
         return 0
     if args.command is None:
         parser.print_help(sys.stderr)

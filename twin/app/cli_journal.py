@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from twin.app.storage import is_torn, journal_lines, verify_journal
 from twin.errors import StorageError
 from twin.frame import NS
 from twin.journal import Entry, column
+
+SHOWN_NAMES = 4
 
 
 def _journal(path: Path) -> Path:
@@ -144,13 +147,14 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             if "expires_ns" in body:
                 text += f"; lease until {datetime.fromtimestamp(body['expires_ns'] / NS, UTC):%H:%M:%S}"
         case "renewal" | "lapsed" | "failed" | "deferred" | "narrowed":
-            text = f"{body['control']} of {count}" + (f"; {body['why']}" if "why" in body else "")
+            who = f"{body['policy']}: " if "policy" in body else ""
+            text = f"{who}{body['control']} of {count}" + (f"; {body['why']}" if "why" in body else "")
         case "finding":
-            text = f"{body['severity']}: {body['title']}: {', '.join(body['evidence'])}"
+            text = _finding(body)
         case "event":
-            text = f"{body['event'].get('type')}" + (
-                f" refused: {body['refused']}" if "refused" in body else ""
-            )
+            text = _event(body["event"])
+            if "refused" in body:
+                text += f"; refused: {body['refused']}"
         case "proposals":
             text = f"{body['policy']}: " + (
                 "; ".join(p["reason"] for p in body["proposals"]) or "nothing to propose"
@@ -160,3 +164,44 @@ def _words(kind: str, body: dict[str, Any]) -> str:
         case _:
             text = ", ".join(f"{k}={str(v)[:60]}" for k, v in body.items())
     return text
+
+
+def _finding(body: dict[str, Any]) -> str:
+    text = f"{body['severity']}: {body['title']}"
+    if body["evidence"]:
+        text += f"; {', '.join(body['evidence'])}"
+    if body["entities"]:
+        text += f"; {_few(body['entities'], body.get('count', len(body['entities'])))}"
+    return text + (f"; {body['action']}" if body["action"] else "")
+
+
+def _few(names: list[str], count: int = 0) -> str:
+    """The first names of `count`; without a count, of these, of which the last may be "and 9 more"."""
+    shown = names[:SHOWN_NAMES]
+    more = max(count, len(names)) - len(shown)
+    if more > 0 and (cut := re.fullmatch(r"and (\d+) more", names[-1])):
+        more += int(cut[1]) - 1
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _event(event: dict[str, Any]) -> str:
+    """An event by its type, who it is from, and what it says; bounds as one interval."""
+    rest = {k: v for k, v in event.items() if k not in ("type", "author")}
+    text = str(event.get("type"))
+    if "author" in event:
+        text += f" by {event['author']}"
+    said = []
+    if "lo" in rest and "hi" in rest:
+        said.append(f"{rest.pop('control')} in {_number(rest.pop('lo'))} to {_number(rest.pop('hi'))}")
+    for name, value in rest.items():
+        if name in ("names", "nodes"):
+            said.append(f"{name[:-1] if len(value) == 1 else name} {_few(value)}")
+        elif name.endswith("_ns"):
+            said.append(f"{name[:-3]} {_when(value)}")
+        else:
+            said.append(f"{name} {_number(value) if isinstance(value, float) else str(value)[:200]}")
+    return text + (f": {', '.join(said)}" if said else "")
+
+
+def _number(value: Any) -> str:
+    return "any" if value is None else f"{value:g}"

@@ -158,7 +158,7 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
     if outcome.compared_lines and not args.json:
         out.print(f"equal to its journal: {outcome.compared_lines} lines compared", markup=False)
-    return 0
+    return 1 if outcome.damage else 0
 
 
 def conclude(
@@ -203,7 +203,12 @@ def _native(
     path: Path = args.trace[0]
     reader = TraceReader(path)
     header = reader.first_header()
-    spec = msgspec.json.decode(header.spec, type=SiteSpec)
+    try:
+        spec = msgspec.json.decode(header.spec, type=SiteSpec)
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"{path}: its header holds no site: {error}") from error
+    if spec.digest() != header.site_hash:
+        raise StorageError(f"{path}: its header holds another site than it names; do not trust this trace")
     site = build(spec, f"{path} (its own site)")
     if args.site is not None:
         given, _ = load_site(args.site)

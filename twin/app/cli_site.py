@@ -19,8 +19,8 @@ from twin.app.cli import escape
 from twin.app.report_text import clean
 from twin.app.sources import form_of
 from twin.app.storage import TraceReader, verify_journal
-from twin.app.wiring import arming_faults, load_site, make_engine
-from twin.errors import ConfigError, StorageError
+from twin.app.wiring import load_site, site_faults
+from twin.errors import StorageError
 from twin.frame import NS
 from twin.reading import Message
 
@@ -29,13 +29,10 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Every fault of every file; 0 only if there is none."""
     results: dict[str, Any] = {}
     for path in args.site:
-        try:
-            spec, site = load_site(path)
-            make_engine(site)
-            faults = [f"{path}: {fault}" for fault in arming_faults(spec, site)]
-            sizes = {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
-        except ConfigError as error:
-            faults, sizes = error.problems, {}
+        site, faults = site_faults(path)
+        sizes = (
+            {} if site is None else {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
+        )
         results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
         if not args.json:
             for fault in faults:

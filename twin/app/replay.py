@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from twin import VERSION
 from twin.app.fitting import Fitter
 from twin.app.sources import Cutter, MessageSource, SampleSource, check_fits
 from twin.app.storage import (
@@ -67,6 +68,7 @@ def manifest(engine: Engine) -> dict[str, Any]:
     """The journal's first record: under what a run was made, and must be made again to be equal."""
     return {
         "format": FORMAT,
+        "racktwin": VERSION,
         "site_hash": engine.site.spec_hash,
         "authority": engine.intake.authority,
         "policies": [p.name for p in engine.policies],
@@ -303,9 +305,7 @@ def replay_frames(
         if verdict.fault:
             where = f"{compare.name} line {verdict.line_no}, byte {verdict.position}"
             outcome.damage.append(f"{where}: {verdict.fault}")
-        # Where the chain breaks, either line may be the bent one: the one before is not trusted either.
-        doubtful = verdict.fault is not None and "chain" in verdict.fault
-        recorder = whole_run(engine, compare, max(0, verdict.lines - doubtful))
+        recorder = whole_run(engine, compare, verdict.lines)
     else:
         recorder = Recorder(engine, out[0] if out else SiteSpec({}, {}), out[1] if out else None)
     try:

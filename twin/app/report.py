@@ -8,6 +8,7 @@ for, by way of a neighbour that is renamed, so that there is never half a page. 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,9 +31,12 @@ Part = tuple[str, str, Callable[[], str]]
 def write_report(collector: Collector, summary: Summary, path: Path) -> None:
     """Write the page to `path`. Raises StorageError if it cannot be written."""
     text = render(collector, summary)
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.write_bytes(text.encode("utf-8", errors="replace"))
+        # A name of its own, so that a link that lies in wait is not followed.
+        number, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with os.fdopen(number, "wb") as file:
+            file.write(text.encode("utf-8", errors="replace"))
+        os.chmod(partial, 0o644)
         os.replace(partial, path)
     except OSError as error:
         raise StorageError(f"{path}: the report cannot be written: {error}") from error

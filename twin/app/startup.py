@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from twin.app.replay import Comparer, line_head
 from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
 from twin.engine import Engine
 from twin.errors import ConfigError, Divergence, StorageError
-from twin.events import EntityReplaced, EpochChanged, Event, TicksSkipped
+from twin.events import AuthorityChanged, EntityReplaced, EpochChanged, Event, PluginRestored, TicksSkipped
 from twin.frame import NS, Frame
 from twin.journal import Chain, line_hash
 from twin.signals import TABLES
@@ -35,7 +35,8 @@ class Resumed:
     """An engine as it was when its run was interrupted, and what has to be known to go on.
 
     `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
-    of ticks (first, last) whose decisions are journaled although what they saw is gone.
+    of ticks (first, last) whose decisions are journaled although what they saw is gone. `pending` is what
+    the configuration and the restart change: the next frame must carry it, so that it is recorded.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class Resumed:
     completed_lines: int = 0
     lost: tuple[int, int] | None = None
     faults: list[str] = field(default_factory=list)
+    pending: list[Event] = field(default_factory=list)
 
     def bridge(self) -> list[Event]:
         """What the next frame must carry: after a loss, a new term, so that no number is used twice."""
@@ -65,19 +67,30 @@ class _Segment:
     first_ns: int
 
 
-def resume(folder: Path, engine_factory: EngineFactory) -> Resumed:
-    """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole."""
+def resume(folder: Path, engine_factory: EngineFactory, authority: dict[str, str] | None = None) -> Resumed:
+    """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole.
+
+    `authority` of policies is today's configuration where it differs from what the factory gives.
+    """
     faults: list[str] = []
+    configured: dict[str, str] = {}
+
+    def made(spec: SiteSpec) -> Engine:
+        engine = engine_factory(spec)
+        configured.clear()
+        configured.update(engine.intake.authority)
+        return engine
+
     segments = _segments(folder, faults)
     _mend_journal(folder / "journal.jsonl", faults)
     place: dict[str, Any] = {}
-    engine, spec = _from_snapshot(folder, segments, engine_factory, faults, place)
+    engine, spec = _from_snapshot(folder, segments, made, faults, place)
     if engine is None:
         if not segments:
             raise StorageError(f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts")
         first = segments[0].header
         spec = msgspec.json.decode(first.spec, type=SiteSpec)
-        engine = engine_factory(spec)
+        engine = made(spec)
         if first.first_tick > 0:
             faults.append(
                 f"{segments[0].path.name}: begins at tick {first.first_tick}, no snapshot is before it"
@@ -85,7 +98,19 @@ def resume(folder: Path, engine_factory: EngineFactory) -> Resumed:
     assert spec is not None
     out = Resumed(engine, spec, engine.state.tick, engine.state.now_ns, engine.state.tick, faults=faults)
     _tail(folder, segments, out, place)
+    out.pending = _pending(out.engine, configured | (authority or {}))
     return out
+
+
+def _pending(engine: Engine, configured: dict[str, str]) -> list[Event]:
+    """What differs from the configuration, which wins over the snapshot; a restart ends suspensions."""
+    now = engine.intake.authority
+    out: list[Event] = [
+        AuthorityChanged(author="configuration", policy=policy, authority=cast(Any, wanted))
+        for policy, wanted in sorted(configured.items())
+        if now.get(policy) != wanted
+    ]
+    return out + [PluginRestored(plugin=name) for name in sorted(engine.suspended)]
 
 
 def _segments(folder: Path, faults: list[str]) -> list[_Segment]:

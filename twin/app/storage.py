@@ -214,6 +214,25 @@ def journal_lines(path: Path) -> Iterator[bytes]:
         raise StorageError(f"{path}: the journal cannot be read: {error}") from error
 
 
+def cut_tail(path: Path, position: int) -> Path:
+    """Cut a file at a byte and keep what lay behind in a new file beside it: it is evidence."""
+    number = 0
+    while True:
+        kept = path.with_name(f"{path.stem}.torn" + (f".{number}" if number else ""))
+        try:
+            # "x": neither an older piece nor a link that lies in wait is written to
+            with kept.open("xb") as file:
+                file.write(path.read_bytes()[position:])
+                file.flush()
+                os.fsync(file.fileno())
+            break
+        except FileExistsError:
+            number += 1
+    with path.open("r+b") as file:
+        file.truncate(position)
+    return kept
+
+
 def is_torn(path: Path) -> bool:
     """Whether the file ends within a line."""
     size = path.stat().st_size

@@ -22,9 +22,10 @@ from twin.profile import Profile, parse_profile
 from twin.safety import lapse_faults
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
-from twin.sitefile import ModelEntry, SiteFile
+from twin.sitefile import ModelEntry, SiteFile, convert
 
 MAX_YAML_BYTES = 64 * 2**20
+MAX_YAML_DEPTH, MAX_YAML_ALIASES = 50, 1000
 
 
 def read_yaml(path: Path) -> Any:
@@ -32,7 +33,9 @@ def read_yaml(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_YAML_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_YAML_BYTES}")
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        text = path.read_text(encoding="utf-8")
+        _check_shape(path, text)
+        return yaml.load(text, Loader=yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -43,6 +46,20 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: {where}: {error.problem or error.context}; expected YAML") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {str(error)[:200]}") from error
+
+
+def _check_shape(path: Path, text: str) -> None:
+    """Refuse what would cost far more to read than to write: deep nesting, and aliases that multiply."""
+    depth = aliases = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MAX_YAML_DEPTH or aliases > MAX_YAML_ALIASES:
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            raise ConfigError(
+                f"{path}: line {line}: nested deeper than {MAX_YAML_DEPTH}, or more than {MAX_YAML_ALIASES} "
+                "aliases; expected plain YAML"
+            )
 
 
 def profile_path(name: str, beside: Path | None) -> Path | None:
@@ -117,7 +134,7 @@ def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -
         module, _, cls = wanted.partition(":")
         try:
             found = getattr(importlib.import_module(module), cls)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (Exception, SystemExit) as error:  # an import runs whatever the module does
             raise ConfigError(f"{path}: cannot load {wanted}: {error}; expected module:Class") from error
         if not isinstance(found, type) or not (hasattr(found, "propose") or hasattr(found, "predict")):
             raise ConfigError(f"{path}: {wanted} is neither a policy nor a model; see twin/contracts.py")
@@ -145,10 +162,13 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
         try:
             cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
             policy = cls(**entry.settings) if entry and entry.settings else cls()
-        except (ConfigError, TypeError, ValueError) as error:
+        except (Exception, SystemExit) as error:
             problems.append(
                 str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}"
             )
+            continue
+        if policy.name in authority:
+            problems.append(f"$.policies.{name}: there is a {policy.name!r} already; expected one entry each")
             continue
         chosen.append(policy)
         authority[policy.name] = entry.authority if entry else "advise"
@@ -169,7 +189,7 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
         settings["horizons_s"] = tuple(entry.horizons_s)
     try:
         model: Model = cls(**settings)
-    except (TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path}.settings: {error}") from error
     if fit_every_s is not None:
         if not isinstance(fit_every_s, int | float) or fit_every_s < 0:
@@ -180,13 +200,19 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
 
 def make_models(file: SiteFile) -> list[Model]:
     """All registered models and those that the site adds."""
-    made = [
-        make_model(name, file.models.get(name)) for name in dict.fromkeys([*models.REGISTRY, *file.models])
-    ]
+    made: list[Model] = []
+    problems: list[str] = []
+    for name in dict.fromkeys([*models.REGISTRY, *file.models]):
+        try:
+            made.append(make_model(name, file.models.get(name)))
+        except ConfigError as error:
+            problems += error.problems
     names = [m.name for m in made]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ConfigError(f"$.models: two models are called {twice[0]!r}; expected one entry for each")
+        problems.append(f"$.models: two models are called {twice[0]!r}; expected one entry for each")
+    if problems:
+        raise ConfigError(problems)
     return made
 
 
@@ -203,3 +229,27 @@ def arming_faults(spec: SiteSpec, site: Site) -> list[str]:
         return []
     profiles: dict[str, Profile] = {n: parse_profile(t, n) for n, t in spec.profiles.items()}
     return [f"armed ({', '.join(armed)}), but {fault}" for fault in lapse_faults(site, profiles)]
+
+
+def site_faults(path: Path) -> tuple[Site | None, list[str]]:
+    """(the site, if it can be built; every fault of its file, plug-ins and arming included)."""
+    spec: SiteSpec | None = None
+    site: Site | None = None
+    faults: list[str] = []
+    try:
+        spec, site = load_site(path)
+        file = site.file
+    except ConfigError as error:
+        faults = list(error.problems)
+        try:
+            file = convert(SiteFile, read_yaml(path), str(path))
+        except ConfigError:
+            return None, faults
+    for check in (make_policies, make_models):
+        try:
+            check(file)
+        except ConfigError as error:
+            faults += [f"{path}: {fault}" for fault in error.problems]
+    if spec is not None and site is not None:
+        faults += [f"{path}: {fault}" for fault in arming_faults(spec, site)]
+    return site, faults

@@ -1,0 +1,159 @@
+"""What people are told of silence, of whom nothing guards, and of findings that grow, shrink and move."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import Twin, eight_nodes, two_racks
+from twin import events as ev
+from twin.contracts import Finding
+from twin.frame import NS
+
+OK = {"gpu.temp_c": 50.0}
+RACK = {"rack.supply_temp_c": 35.0, "rack.return_temp_c": 50.0, "rack.flow_lpm": 96.0}
+
+
+def ids(twin: Twin) -> list[str]:
+    return [f.id for f in twin.decision.findings]
+
+
+def finding(twin: Twin, identity: str) -> Finding:
+    return twin.engine.findings.active[identity]
+
+
+def some(count: int, first: int = 0, severity: str = "warning") -> Finding:
+    names = tuple(f"g{i}" for i in range(first, first + min(count, 8)))
+    return Finding("x", severity, f"{count} of them", names, (), 1.0, "", count)
+
+
+def test_each_signal_with_a_limit_that_falls_silent_is_told() -> None:
+    twin = Twin(two_racks())
+    twin.run(5, {**OK, **RACK, "gpu.hbm_temp_c": 65.0})
+    flowless = {k: v for k, v in RACK.items() if k != "rack.flow_lpm"}
+    twin.run(30, {**OK, **flowless})
+    assert [i for i in ids(twin) if i.startswith("silent/")] == ["silent/gpu.hbm_temp_c"]
+    for _ in range(60):
+        twin.tick({**OK, **flowless}, dt_s=6.0)
+    assert "silent/rack.flow_lpm" in ids(twin)
+    assert finding(twin, "silent/rack.flow_lpm").count == 2
+    assert "s ago" in finding(twin, "silent/rack.flow_lpm").evidence[1]
+
+
+@pytest.mark.parametrize("bad, word", [(np.nan, "1 missing"), (999.0, "1 out of range")])
+def test_what_is_not_usable_is_as_good_as_silent(bad: float, word: str) -> None:
+    twin = Twin(eight_nodes())
+    twin.run(5, OK)
+    temp = np.full(8, 50.0)
+    temp[3] = bad
+    twin.run(20, {"gpu.temp_c": temp})
+    told = finding(twin, "silent/gpu.temp_c")
+    assert told.count == 1
+    assert told.evidence[0] == word
+    assert told.entities == (twin.site.name("gpu", 3),)
+
+
+def test_a_gpu_that_reports_but_never_its_temperature_is_not_guarded() -> None:
+    twin = Twin(eight_nodes())
+    temp = np.full(8, 50.0)
+    temp[0] = np.nan
+    twin.run(30, {"gpu.temp_c": temp, "gpu.power_w": 300.0})
+    told = finding(twin, "unguarded/gpu")
+    assert told.title == "1 gpu are not guarded: no reading that has a limit"
+    assert told.entities == (twin.site.name("gpu", 0),)
+    assert told.evidence == ("1 have never reported temp_c or thermal_margin_k",)
+    twin.run(11, {**OK, "gpu.power_w": 300.0})
+    assert twin.decision.findings == ()
+
+
+def test_a_replaced_gpu_that_stays_mute_is_not_guarded() -> None:
+    twin = Twin(eight_nodes())
+    twin.run(5, OK)
+    gpu = twin.site.name("gpu", 0)
+    temp = np.full(8, 50.0)
+    temp[0] = np.nan
+    twin.tick({"gpu.temp_c": temp}, ev.EntityReplaced(table="gpu", name=gpu, serial="s2"))
+    twin.run(30, {"gpu.temp_c": temp})
+    assert ids(twin) == ["unguarded/gpu"]
+    assert finding(twin, "unguarded/gpu").entities == (gpu,)
+
+
+def test_racks_and_gpus_without_a_profile_are_not_guarded() -> None:
+    tree: dict[str, Any] = two_racks()
+    tree["halls"][0]["racks"] = [
+        {"name": "r1", "profile": "gb200-nvl72"},
+        {"name": "r2", "nodes": 2, "gpus_per_node": 2},
+    ]
+    twin = Twin(tree)
+    for _ in range(70):
+        twin.tick({**OK, **RACK}, dt_s=6.0)
+    told = finding(twin, "unguarded/gpu")
+    assert (told.count, told.evidence) == (4, ("4 have no limit in a profile",))
+    assert finding(twin, "unguarded/rack").entities == ("lab/h/r2",)
+
+
+def test_what_is_active_is_as_last_seen() -> None:
+    twin = Twin(eight_nodes())
+    twin.run(5, OK)
+    temp = np.full(8, 50.0)
+    temp[0] = np.nan
+    twin.run(20, {"gpu.temp_c": temp})
+    assert finding(twin, "silent/gpu.temp_c").count == 1
+    twin.run(60)
+    assert finding(twin, "silent/gpu.temp_c").count == 8
+    first = finding(twin, "silent/gpu.temp_c").evidence
+    twin.run(30)
+    assert finding(twin, "silent/gpu.temp_c").evidence != first
+
+
+def test_the_journal_hears_of_growth_at_once_and_of_less_when_it_stands() -> None:
+    findings = Twin(eight_nodes()).engine.findings
+
+    def told(*said: Finding) -> list[int]:
+        return [len(findings.raise_(f)) for f in said]
+
+    assert told(some(4), some(5), some(7), some(8)) == [1, 0, 0, 1]
+    assert findings.active["x"].count == 8
+    assert told(some(4), some(8), some(4), some(4), some(4)) == [0, 0, 0, 1, 0], "it must stand"
+    assert told(some(4, 100), some(4), some(4, 100), some(4, 100)) == [0, 0, 0, 1], "others"
+    assert told(some(4, 100, "critical")) == [1]
+    assert told(*[some(1), some(2)] * 10).count(1) <= 2, "no record for every change"
+
+
+def test_a_read_back_is_shown_with_what_was_commanded() -> None:
+    twin = Twin(eight_nodes())
+    index = np.array([2], np.int32)
+    (record,) = twin.engine.findings.mismatches(
+        twin.site, "gpu.power_cap_w", index, "commanded 200, read 700"
+    )
+    assert record["evidence"] == ["commanded 200, read 700"]
+
+
+def test_order_and_what_was_told_survive_a_restart() -> None:
+    twin = Twin(eight_nodes())
+    for name in ("z", "a"):
+        twin.engine.findings.raise_(Finding(name, "info", "", (), (), 1.0, "", 3))
+    twin.engine.findings.raise_(Finding("z", "info", "", (), (), 1.0, "", 4))
+    back = twin.restarted(eight_nodes(), [])
+    assert list(back.engine.findings.active) == ["z", "a"]
+    assert back.engine.findings.told["z"].count == 3
+    assert back.engine.checksum() == twin.engine.checksum()
+
+
+@pytest.mark.slow
+def test_a_check_of_a_large_site_is_cheap() -> None:
+    tree = two_racks(racks="r[1-1400]")
+    twin = Twin(tree)
+    twin.tick({**OK, "gpu.hbm_temp_c": 60.0, "gpu.power_w": 500.0, **RACK})
+    findings, state = twin.engine.findings, twin.engine.state
+    took = []
+    for _ in range(5):
+        state.now_ns += 11 * NS  # all of it is silent by now: the dearest case
+        since = time.perf_counter()
+        findings.silences(twin.site, state)
+        took.append(time.perf_counter() - since)
+    assert twin.site.sizes["gpu"] >= 100_000
+    assert min(took) < 0.05, "about 4 ms; the rest is for busy machines"
