@@ -154,9 +154,13 @@ def _follow_up(
             np.int64
         )
         tolerance = max(engine.site.envelopes[key].deadband, 1e-6)
-        records += engine.findings.mismatches(
-            engine.site, key, lease.compare(readback, heard_ns, tolerance, now_ns)
-        )
+        off = lease.compare(readback, heard_ns, tolerance, now_ns)
+        evidence = ""
+        if len(off):
+            first = int(off[0])
+            name = engine.site.name(control.table, first)
+            evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
+        records += engine.findings.mismatches(engine.site, key, off, evidence)
     return records
 
 

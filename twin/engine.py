@@ -162,9 +162,11 @@ class Engine:
         if isinstance(event, ev.SiteChanged):
             return self._change_site(event)
         if isinstance(event, ev.PluginRestored):
-            self.suspended.pop(event.plugin, None)
-            self.in_force[event.plugin] = []
-            restored = {"kind": "event", "event": brief_event(event)}
+            restored: dict[str, Any] = {"kind": "event", "event": brief_event(event)}
+            if self.suspended.pop(event.plugin, None) is None:
+                return [restored | {"refused": f"{event.plugin} is not suspended"}]
+            if event.plugin in self.in_force:
+                self.in_force[event.plugin] = []
             return [restored, *self.findings.clear(f"suspended/{event.plugin}")]
         refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
         if refused is None and isinstance(event, ev.EntityReplaced):

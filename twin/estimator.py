@@ -100,7 +100,6 @@ def balances_of(site: Site) -> list[Balance]:
 
     Racks fed from A and B are shared between roots, so those roots are summed together.
     """
-    n = len(site.parent_of_feeder)
     out: list[Balance] = []
     several = site.sizes["hall"] > 1
 
@@ -109,41 +108,57 @@ def balances_of(site: Site) -> list[Balance]:
         full = site.name(table, entity)
         return full.partition("/")[2] if several else full.rpartition("/")[2]
 
-    roots = np.flatnonzero(site.parent_of_feeder < 0)
-    reach = {int(r): set(site.racks_below(int(r)).tolist()) for r in roots}
-    groups: list[tuple[list[int], set[int]]] = []
-    for root in (int(r) for r in roots):
-        joined = [g for g in groups if g[1] & reach[root]]
-        groups = [g for g in groups if not g[1] & reach[root]]
-        groups.append(
-            ([x for g in joined for x in g[0]] + [root], set().union(reach[root], *(g[1] for g in joined)))
-        )
-    for members, racks in sorted((sorted(m), r) for m, r in groups):
-        if racks:
-            below = {f for m in members for f in site.subtree(m)}
-            name = "+".join(short("feeder", m) for m in members[:4])
-            out.append(Balance(name + ("+..." if len(members) > 4 else ""), np.array(members, np.int32),
-                               np.zeros(0, np.int32), np.array(sorted(racks), np.int32),
-                               bool(site.inferred_feeder[sorted(below)].any())))  # fmt: skip
-    for feeder in range(n):
-        children = np.flatnonzero(site.parent_of_feeder == feeder).astype(np.int32)
-        if len(children):
-            out.append(
-                Balance(
-                    short("feeder", feeder) + ">children",
-                    np.array([feeder], np.int32),
-                    children,
-                    np.zeros(0, np.int32),
-                    False,
-                )
-            )
-    for rack in range(site.sizes["rack"]):
+    none = np.zeros(0, np.int32)
+    for members, racks, inferred in _joined_roots(site):
+        name = "+".join(short("feeder", int(m)) for m in members[:4])
+        out.append(Balance(name + ("+..." if len(members) > 4 else ""), members, none, racks, inferred))
+    children, _ = site.below_feeder()
+    for feeder in np.flatnonzero(np.diff(children.start)).tolist():
+        name = short("feeder", feeder) + ">children"
+        out.append(Balance(name, np.array([feeder], np.int32), children.of_row(feeder), none, False))
+    has_parent = site.parent_of_feeder >= 0
+    for rack in np.flatnonzero(np.diff(site.feeders_of_rack.start)).tolist():
         direct = site.feeders_of_rack.of_row(rack)
-        if len(direct) and (site.parent_of_feeder[direct] >= 0).all():
-            out.append(Balance(short("rack", rack) + "<taps", direct.astype(np.int32),
-                               np.zeros(0, np.int32), np.array([rack], np.int32),
+        if has_parent[direct].all():
+            out.append(Balance(short("rack", rack) + "<taps", direct.astype(np.int32), none,
+                               np.array([rack], np.int32),
                                bool(site.inferred_feeder[direct].any())))  # fmt: skip
     return out
+
+
+def _joined_roots(site: Site) -> list[tuple[I32, I32, bool]]:
+    """(roots, the racks they reach, whether an edge below was guessed) of roots that share racks."""
+    served = site.feeders_of_rack
+    if not len(served.member):
+        return []
+    root = site.root_of_feeder()
+    lead = list(range(len(root)))  # union-find; the first root of a group leads it
+
+    def leader(at: int) -> int:
+        while lead[at] != at:
+            lead[at] = at = lead[lead[at]]
+        return at
+
+    row, of_pair = served.row_of_member, root[served.member]
+    beside = (row[1:] == row[:-1]) & (of_pair[1:] != of_pair[:-1])
+    for one, other in np.unique(np.stack([of_pair[1:], of_pair[:-1]])[:, beside], axis=1).T.tolist():
+        first, second = sorted((leader(one), leader(other)))
+        lead[second] = first
+    group = np.array([leader(r) for r in root.tolist()], np.int32)
+    guessed = np.zeros(len(root), np.bool_)
+    guessed[group[site.inferred_feeder]] = True
+    filled = np.flatnonzero(np.diff(served.start)).astype(np.int32)
+    racks = _by_group(filled, group[served.member[served.start[filled]]])
+    roots = np.flatnonzero(site.parent_of_feeder < 0).astype(np.int32)
+    members = _by_group(roots, group[roots])
+    return [(members[g], racks[g], bool(guessed[g])) for g in sorted(racks)]
+
+
+def _by_group(items: I32, group: I32) -> dict[int, I32]:
+    """The items of each group, in their order."""
+    order = np.argsort(group, kind="stable")
+    groups, first = np.unique(group[order], return_index=True)
+    return dict(zip(groups.tolist(), np.split(items[order], first[1:]), strict=True))
 
 
 class Estimator:

@@ -125,6 +125,7 @@ class Site:
     limits: dict[str, Limit]
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
+    _below: tuple[Relation, Relation] | None = field(default=None, init=False)
 
     @property
     def rack_of_gpu(self) -> I32:
@@ -208,27 +209,55 @@ class Site:
         )
         return _segment_sum(values, start)
 
+    def below_feeder(self) -> tuple[Relation, Relation]:
+        """(feeders, racks) directly below each feeder."""
+        if self._below is None:
+            n, served = len(self.parent_of_feeder), self.feeders_of_rack
+            fed = np.flatnonzero(self.parent_of_feeder >= 0).astype(np.int32)
+            self._below = (
+                _grouped(self.parent_of_feeder[fed], fed, n),
+                _grouped(served.member, served.row_of_member, n),
+            )
+        return self._below
+
     def subtree(self, feeder: int) -> list[int]:
         """Feeders below and including this one, ascending."""
-        inside = {feeder}
-        for child in np.argsort(self.depth_of_feeder(), kind="stable").tolist():
-            if int(self.parent_of_feeder[child]) in inside:
-                inside.add(child)
+        children, _ = self.below_feeder()
+        inside = [feeder]
+        for at in inside:
+            inside += children.of_row(at).tolist()
         return sorted(inside)
 
     def depth_of_feeder(self) -> I32:
         """Distance from the root [n_feeder]."""
-        depth = np.zeros(len(self.parent_of_feeder), np.int32)
-        at = self.parent_of_feeder.copy()
-        while (at >= 0).any():
-            depth += at >= 0
-            at = np.where(at >= 0, self.parent_of_feeder[at], -1)
-        return depth
+        return self._climb()[0]
+
+    def root_of_feeder(self) -> I32:
+        """The feeder at the head of each one's tree [n_feeder]."""
+        return self._climb()[1]
+
+    def _climb(self) -> tuple[I32, I32]:
+        """(depth, root); each step doubles the way that was gone, so a long chain takes few."""
+        is_root = self.parent_of_feeder < 0
+        depth = (~is_root).astype(np.int32)
+        at = np.where(is_root, np.arange(len(is_root)), self.parent_of_feeder).astype(np.int32)
+        while not is_root[at].all():
+            depth += depth[at]
+            at = at[at]
+        return depth, at
 
     def racks_below(self, feeder: int) -> I32:
         """Racks that this feeder reaches, ascending."""
-        inside = np.isin(self.feeders_of_rack.member, self.subtree(feeder))
-        return cast(I32, np.unique(self.feeders_of_rack.row_of_member[inside]))
+        _, racks = self.below_feeder()
+        found = [racks.of_row(f) for f in self.subtree(feeder)]
+        return cast(I32, np.unique(np.concatenate(found)))
+
+
+def _grouped(row: I32, member: I32, n: int) -> Relation:
+    """Pairs, sorted by member, as rows."""
+    start = np.zeros(n + 1, np.int32)
+    start[1:] = np.cumsum(np.bincount(row, minlength=n))
+    return Relation(start, member[np.argsort(row, kind="stable")])
 
 
 def _number(tail: str, head: str) -> int | None:

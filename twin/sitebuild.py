@@ -12,7 +12,7 @@ from twin.errors import ConfigError
 from twin.profile import Profile, parse_profile
 from twin.site import Relation, Site, SiteSpec
 from twin.sitedraft import MAX_JOBS, Draft, draft_of
-from twin.sitefile import SiteFile, salvage
+from twin.sitefile import SiteFile, salvage, short, told
 
 _SIDES = {"none": 0, "A": 1, "B": 2}
 
@@ -28,33 +28,23 @@ def build(spec: SiteSpec, file_name: str = "site") -> Site:
         except ConfigError as error:
             problems += error.problems
     if file is None:
-        raise ConfigError(problems)
+        raise ConfigError(told(problems, file_name))
     draft = draft_of(file, profiles, faults.names_lost)
-    site = None if draft.too_large else _assemble(draft, file, spec, profiles)
-    problems += [f"{file_name}: {p}" for p in dict.fromkeys(draft.problems)]
+    site = None if draft.too_large else _assemble(draft, file, spec, profiles, sound=not problems)
+    problems += [f"{file_name}: {p}" for p in draft.problems]
     if problems or site is None:
-        raise ConfigError(problems)
+        raise ConfigError(told(problems, file_name))
     return site
 
 
 def _power_tree(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, Relation]:
-    by_name: dict[str, list[int]] = {}
-    for i, full in enumerate(draft.feeders):
-        parts = full.split("/")
-        for k in range(1, len(parts)):
-            by_name.setdefault("/".join(parts[k:]), []).append(i)
-    racks: dict[str, list[int]] = {}
-    for full, i in rack_of.items():
-        parts = full.split("/")
-        for k in range(1, len(parts)):
-            racks.setdefault("/".join(parts[k:]), []).append(i)
+    feeders, racks = _Names(draft.feeders), _Names(draft.racks)
     parent = np.full(len(draft.feeders), -1, np.int32)
     of_rack: list[list[int]] = [[] for _ in draft.racks]
     for i, (path, served) in enumerate(draft.feeder_serves):
         home = draft.feeders[i].rpartition("/")[0]
         for name in served:
-            child = _nearest(by_name.get(name, []), draft.feeders, home)
-            rack = _nearest(racks.get(name, []), draft.racks, home)
+            child, rack = feeders.nearest(name, home), racks.nearest(name, home)
             if child is None and rack is None:
                 draft.unknown(
                     f"{path}.serves: {name!r} is neither a feeder nor a rack of this file, or is not unique"
@@ -71,23 +61,43 @@ def _power_tree(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, Rela
                 parent[child] = i
             elif rack is not None:
                 of_rack[rack].append(i)
-    for i in range(len(parent)):
-        at, steps = i, 0
-        while at >= 0 and steps <= len(parent):
-            at, steps = int(parent[at]), steps + 1
-        if at >= 0:
-            draft.problems.append(
-                f"{draft.feeder_serves[i][0]}.serves: {draft.feeders[i]} is part of a loop; expected a tree"
-            )
-            break
+    looped = _first_in_a_loop(parent.tolist())
+    if looped is not None:
+        path = draft.feeder_serves[looped][0]
+        draft.problems.append(f"{path}.serves: {draft.feeders[looped]} is part of a loop; expected a tree")
     return parent, Relation.of(of_rack)
 
 
-def _nearest(found: list[int], names: list[str], home: str) -> int | None:
-    """The one match, or the one in the same hall where several halls use the same local names."""
-    if len(found) > 1:
-        found = [i for i in found if names[i].startswith(home + "/")]
-    return found[0] if len(found) == 1 else None
+def _first_in_a_loop(parent: list[int]) -> int | None:
+    """The first feeder from which the way up never ends; every feeder is passed once."""
+    passed_by = [-1] * len(parent)  # whose way up passed here
+    for i in range(len(parent)):
+        at = i
+        while at >= 0 and passed_by[at] < 0:
+            passed_by[at] = i
+            at = parent[at]
+        if at >= 0 and passed_by[at] == i:
+            return i
+    return None
+
+
+class _Names:
+    """Entities by their local names; -1 marks a name that several have."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.local: dict[str, int] = {}
+        self.full: dict[str, int] = {}
+        for i, path in enumerate(paths):
+            name = path.rpartition("/")[2]
+            self.local[name] = -1 if name in self.local else i
+            self.full[path] = -1 if path in self.full else i
+
+    def nearest(self, name: str, home: str) -> int | None:
+        """The one match, or the one in the same hall where several halls use the same local names."""
+        found = self.local.get(name)
+        if found is not None and found < 0 and "/" in home:
+            found = self.full.get(f"{home}/{name}")
+        return None if found is None or found < 0 else found
 
 
 def _cooling(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +116,7 @@ def _cooling(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, np.ndar
     index = {n.rpartition("/")[2]: i for i, n in enumerate(draft.loops)}
     for i, loop in enumerate(draft.cdu_loop):
         if loop is not None and loop not in index:
-            draft.unknown(f"{draft.cdu_serves[i][0]}.loop: {loop!r} is not a loop of this file")
+            draft.unknown(f"{draft.cdu_serves[i][0]}.loop: {short(loop)} is not a loop of this file")
     loop_of_cdu = np.array([index.get(x, -1) if x else -1 for x in draft.cdu_loop], np.int32)
     return cdu_of_rack, loop_of_cdu
 
@@ -146,7 +156,10 @@ def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> d
     }
 
 
-def _assemble(draft: Draft, file: SiteFile, spec: SiteSpec, profiles: dict[str, Profile]) -> Site | None:
+def _assemble(
+    draft: Draft, file: SiteFile, spec: SiteSpec, profiles: dict[str, Profile], sound: bool
+) -> Site | None:
+    """The site; None if anything is wrong, in the draft or (`sound`) in the form of the file."""
     nodes = np.array(draft.rack_nodes, np.int32)
     node_start = np.concatenate([[0], np.cumsum(nodes)]).astype(np.int32)
     rack_of_node = np.repeat(np.arange(len(nodes), dtype=np.int32), nodes)
@@ -165,7 +178,7 @@ def _assemble(draft: Draft, file: SiteFile, spec: SiteSpec, profiles: dict[str, 
         file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes
     )
     draft.problems += problems
-    if draft.problems:
+    if draft.problems or not sound:
         return None
     # What a profile says of its racks is said of those that hold nodes, not of racks of switches.
     compute_profile = [p if n else None for p, n in zip(rack_profile, draft.rack_nodes, strict=True)]
@@ -206,7 +219,7 @@ def _assemble(draft: Draft, file: SiteFile, spec: SiteSpec, profiles: dict[str, 
         ),
         node_of_link=node_of_link,
         plane_of_link=plane_of_link,
-        planes=draft.planes,
+        planes=list(draft.planes),
         profile_of_rack=rack_profile,
         envelopes=envelopes,
         limits=limits_of(profiles, compute_profile, rack_of_entity, sizes),

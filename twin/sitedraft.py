@@ -12,10 +12,21 @@ from dataclasses import dataclass, field
 from twin.physics.liquid import COOLANTS
 from twin.profile import Profile
 from twin.signals import TABLES, find_signal
-from twin.sitefile import CduGroup, FeederGroup, Hall, RackGroup, SiteFile, expand
+from twin.sitefile import (
+    MAX_PATTERN,
+    CduGroup,
+    FeederGroup,
+    Hall,
+    Plane,
+    RackGroup,
+    SiteFile,
+    expand,
+    short,
+)
 
 MAX_GPUS = 4_000_000  # and nodes
-MAX_NAMED = 200_000  # racks, feeders, CDUs: what has a name of its own
+MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops: what has a name of its own
+MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
 MAX_JOBS = 1_000_000
 
@@ -27,6 +38,7 @@ class Draft:
     problems: list[str] = field(default_factory=list)
     names_lost: bool = False  # some names could not be read: a name that is not found proves nothing
     too_large: bool = False
+    written: int = 0  # names so far, see MAX_NAMES
     loops: list[str] = field(default_factory=list)
     halls: list[str] = field(default_factory=list)
     racks: list[str] = field(default_factory=list)
@@ -43,13 +55,28 @@ class Draft:
     feeders: list[str] = field(default_factory=list)
     feeder_group: list[FeederGroup] = field(default_factory=list)
     feeder_serves: list[tuple[str, list[str]]] = field(default_factory=list)
-    planes: list[str] = field(default_factory=list)
+    planes: dict[str, int] = field(default_factory=dict)  # their order
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
 
     def unknown(self, problem: str) -> None:
         """Note a name that the file does not have, unless it may be one that could not be read."""
         if not self.names_lost:
             self.problems.append(problem)
+
+    def refuse(self, problem: str) -> None:
+        """Note what makes the site too large, once: from there on nothing is expanded."""
+        if not self.too_large:
+            self.problems.append(problem)
+        self.too_large = self.names_lost = True
+
+    def count(self, path: str, n: int) -> bool:
+        """Whether so many names more may be written out."""
+        self.written += max(1, n)  # one that cannot be read costs work as well
+        if self.written > MAX_NAMES:
+            self.refuse(
+                f"{path}: more than {MAX_NAMES} names written out with this one; expected fewer for one daemon"
+            )
+        return not self.too_large
 
 
 def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> Draft:
@@ -58,9 +85,9 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     if file.schema != 1:
         draft.problems.append(f"$.schema: expected 1, got {file.schema}")
     if file.coolant not in COOLANTS:
-        draft.problems.append(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {file.coolant!r}")
+        draft.problems.append(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {short(file.coolant)}")
     if _names(draft, "$.site", file.site) not in ([], [file.site]):
-        draft.problems.append(f"$.site: expected one name without a range, got {file.site!r}")
+        draft.problems.append(f"$.site: expected one name without a range, got {short(file.site)}")
     for i, hall in enumerate(file.halls):
         _expand_hall(draft, file, hall, f"$.halls[{i}]", profiles)
     for i, group in enumerate(file.feeders):
@@ -69,7 +96,8 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
         draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
     _check_keys(draft, file)
     for plane in draft.planes:
-        if any(p != plane and plane.startswith(p) and plane[len(p) :].isdigit() for p in draft.planes):
+        stem = plane.rstrip("0123456789")
+        if any(plane[:k] in draft.planes for k in range(len(stem), len(plane))):
             draft.problems.append(
                 f"$.halls.planes: links of {plane} would be named like those of another plane"
             )
@@ -90,25 +118,25 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
 
 
 def _names(draft: Draft, path: str, pattern: str) -> list[str]:
+    if draft.too_large:
+        return []
     try:
         names = expand(pattern)
     except ValueError as error:
         draft.problems.append(f"{path}: {error}")
         draft.names_lost = True
+        draft.count(path, 1)
         return []
-    if len(names) + len(draft.racks) + len(draft.feeders) + len(draft.cdus) > MAX_NAMED:
-        if not draft.too_large:
-            draft.problems.append(
-                f"{path}: more than {MAX_NAMED} names with this one; expected fewer for one daemon"
-            )
-        draft.too_large = draft.names_lost = True
+    own = (draft.racks, draft.feeders, draft.cdus, draft.halls, draft.loops)
+    if len(names) + sum(map(len, own)) > MAX_NAMED:
+        draft.refuse(f"{path}: more than {MAX_NAMED} names with this one; expected fewer for one daemon")
         return []
-    return names
+    return names if draft.count(path, len(names)) else []
 
 
 def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: dict[str, Profile]) -> None:
     for hall_name in _names(draft, f"{path}.name", hall.name):
-        index, prefix = len(draft.halls), f"{file.site}/{hall_name}"
+        index, prefix, first = len(draft.halls), f"{file.site}/{hall_name}", len(draft.racks)
         draft.halls.append(prefix)
         for i, group in enumerate(hall.racks):
             _expand_racks(draft, group, f"{path}.racks[{i}]", prefix, index, profiles)
@@ -117,25 +145,24 @@ def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: 
         for i, feeder in enumerate(hall.feeders):
             _expand_feeders(draft, feeder, f"{path}.feeders[{i}]", prefix)
         for i, plane in enumerate(hall.planes):
-            if _names(draft, f"{path}.planes[{i}].name", plane.name) not in ([], [plane.name]):
-                draft.problems.append(f"{path}.planes[{i}].name: expected one name, got {plane.name!r}")
-            if plane.name not in draft.planes:
-                draft.planes.append(plane.name)
-            if not 1 <= plane.links_per_node <= 10_000:
-                draft.problems.append(
-                    f"{path}.planes[{i}].links_per_node: expected 1 to 10000, got {plane.links_per_node}"
-                )
-                continue
-            names = [
-                f"{prefix}/{n}" for p in plane.racks for n in _names(draft, f"{path}.planes[{i}].racks", p)
-            ]
-            draft.plane_rows.append(
-                (
-                    draft.planes.index(plane.name),
-                    plane.links_per_node,
-                    names or [r for r in draft.racks if r.startswith(prefix + "/")],
-                )
-            )
+            _expand_plane(draft, plane, f"{path}.planes[{i}]", prefix, draft.racks[first:])
+        if draft.too_large:
+            return
+
+
+def _expand_plane(draft: Draft, plane: Plane, path: str, prefix: str, racks: list[str]) -> None:
+    if _names(draft, f"{path}.name", plane.name) not in ([], [plane.name]):
+        draft.problems.append(f"{path}.name: expected one name, got {short(plane.name)}")
+    if len(plane.name) <= MAX_PATTERN:
+        draft.planes.setdefault(plane.name, len(draft.planes))
+    if not 1 <= plane.links_per_node <= 10_000:
+        draft.problems.append(f"{path}.links_per_node: expected 1 to 10000, got {plane.links_per_node}")
+        return
+    names = [f"{prefix}/{n}" for p in plane.racks for n in _names(draft, f"{path}.racks", p)]
+    if not names and draft.count(path, len(racks)):
+        names = racks
+    if not draft.too_large:
+        draft.plane_rows.append((draft.planes.get(plane.name, 0), plane.links_per_node, names))
 
 
 def _expand_racks(
@@ -144,7 +171,7 @@ def _expand_racks(
     profile = profiles.get(group.profile) if group.profile else None
     if group.profile and profile is None:
         draft.problems.append(
-            f"{path}.profile: no profile named {group.profile!r}; "
+            f"{path}.profile: no profile named {short(group.profile)}; "
             f"expected one of {', '.join(profiles) or 'none'}"
         )
     for key, value in (("nodes", group.nodes), ("gpus_per_node", group.gpus_per_node)):
@@ -169,8 +196,7 @@ def _expand_racks(
         return
     share, rest = divmod(domain_nodes, compute) if group.nodes is None else (group.nodes, 0)
     if len(draft.node_supernode) + len(names) * (share + (rest > 0)) > MAX_GPUS:
-        draft.problems.append(f"{path}: more than {MAX_GPUS} nodes with these; expected fewer for one daemon")
-        draft.too_large = draft.names_lost = True
+        draft.refuse(f"{path}: more than {MAX_GPUS} nodes with these; expected fewer for one daemon")
         return
     for i, name in enumerate(names):
         within = i % span
@@ -248,7 +274,9 @@ def _check_keys(draft: Draft, file: SiteFile) -> None:
         for key in model.signals:
             signal = find_signal(key)
             if signal is None or signal.kind == "counter":
-                draft.problems.append(f"$.models.{name}.signals: {key!r} is not a gauge of the catalogue")
+                draft.problems.append(
+                    f"$.models.{name}.signals: {short(key)} is not a gauge of the catalogue"
+                )
         if any(not 0 < h <= 7 * 86_400 for h in model.horizons_s):
             draft.problems.append(
                 f"$.models.{name}.horizons_s: expected seconds up to a week, got {model.horizons_s}"

@@ -9,6 +9,7 @@ Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... 
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal, TypeVar
@@ -18,9 +19,15 @@ import msgspec
 from twin.errors import ConfigError
 
 T = TypeVar("T")
-MAX_EXPANSION = 2_000_000
-_RANGE = re.compile(r"^(?P<head>[^\[\]]*)\[(?P<first>\d+)-(?P<last>\d+)\](?P<tail>[^\[\]]*)$")
-_PLAIN = re.compile(r"^[A-Za-z0-9_.:+\-]+$")
+MAX_EXPANSION = 200_000
+MAX_PATTERN = 256  # characters
+MAX_PROBLEMS = 1_000  # of one file that are told; the others are counted
+# With `fullmatch`, and no \d: digits of other scripts and a line's end are no part of a name.
+_RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<tail>[^\[\]]*)")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:+\-]+")
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 3, 80, 80, 80
+_REPR.maxlist = _REPR.maxdict = _REPR.maxtuple = _REPR.maxset = 12
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -135,14 +142,18 @@ class SiteFile(_Strict, frozen=True):
 
 def expand(pattern: str) -> list[str]:
     """The names that `pattern` stands for, in order. Raises ValueError with the expectation."""
-    if _PLAIN.match(pattern):
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"expected at most {MAX_PATTERN} characters, got {len(pattern)}")
+    if _PLAIN.fullmatch(pattern):
         return [pattern]
-    match = _RANGE.match(pattern)
-    if match is None or not all(p == "" or _PLAIN.match(p) for p in (match["head"], match["tail"])):
-        raise ValueError(f"expected a name or a name with one range such as r[001-139], got {pattern!r}")
+    match = _RANGE.fullmatch(pattern)
+    if match is None or not all(p == "" or _PLAIN.fullmatch(p) for p in (match["head"], match["tail"])):
+        raise ValueError(f"expected a name or a name with one range such as r[001-139], got {short(pattern)}")
     first, last = int(match["first"]), int(match["last"])
     if last < first or last - first >= MAX_EXPANSION:
-        raise ValueError(f"expected an ascending range of at most {MAX_EXPANSION} names, got {pattern!r}")
+        raise ValueError(
+            f"expected an ascending range of at most {MAX_EXPANSION} names, got {short(pattern)}"
+        )
     width = len(match["first"])
     return [f"{match['head']}{i:0{width}d}{match['tail']}" for i in range(first, last + 1)]
 
@@ -175,8 +186,11 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
             ]
         return [x for x in items if x is not _Lost]
     if origin is dict and isinstance(raw, dict):
-        mended = {k: _mend(args[1], x, f"{path}.{k}", faults) for k, x in _text_keys(raw, path, faults)}
+        mended = {k: _mend(args[1], x, f"{path}.{_cut(k)}", faults) for k, x in _text_keys(raw, path, faults)}
         return {k: x for k, x in mended.items() if x is not _Lost}
+    if isinstance(raw, int) and raw.bit_length() > 63:
+        faults.problems.append(f"{path}: expected a number of at most 63 bits, got {short(raw)}")
+        return _Lost
     try:
         msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -184,7 +198,7 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
         why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
         why = why[:1].lower() + why[1:]
         faults.problems.append(
-            f"{path}{at.group(1) if at else ''}: {why}, got {_short(raw)}{_hint(kind, raw)}"
+            f"{path}{at.group(1) if at else ''}: {why}, got {short(raw)}{_hint(kind, raw)}"
         )
         faults.names_lost |= origin is list
         return _Lost
@@ -195,10 +209,11 @@ def _mend_struct(
     kind: type[msgspec.Struct], raw: dict[Any, Any], path: str, faults: Faults
 ) -> dict[str, Any]:
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+    known = ", ".join(sorted(fields))
     out: dict[str, Any] = {}
     for key, item in _text_keys(raw, path, faults):
         if key not in fields:
-            faults.problems.append(f"{path}.{key}: unknown key; expected one of {', '.join(sorted(fields))}")
+            faults.problems.append(f"{path}.{_cut(key)}: unknown key; expected one of {known}")
         elif (mended := _mend(fields[key].type, item, f"{path}.{key}", faults)) is not _Lost:
             out[key] = mended
     for key, wanted in fields.items():
@@ -215,7 +230,9 @@ def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str
     for key in raw:
         if not isinstance(key, str):
             kind = type(key).__name__
-            faults.problems.append(f"{path}: the key {key!r} is read as {kind}; expected text, so quote it")
+            faults.problems.append(
+                f"{path}: the key {short(key)} is read as {kind}; expected text, so quote it"
+            )
     return [(k, x) for k, x in raw.items() if isinstance(k, str)]
 
 
@@ -236,9 +253,24 @@ def _type_name(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
 
-def _short(raw: Any) -> str:
-    text = repr(raw)
+def short(raw: Any) -> str:
+    """A value as a message quotes it: at most 60 characters, and no more work than that takes."""
+    try:
+        text = _REPR.repr(raw)
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4300 digits
+        text = f"<{type(raw).__name__}>"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def told(problems: list[str], file: str) -> list[str]:
+    """The problems of one file as they are reported: each once, the first `MAX_PROBLEMS`, then a count."""
+    unique = list(dict.fromkeys(problems))
+    rest = len(unique) - MAX_PROBLEMS
+    return unique if rest <= 0 else [*unique[:MAX_PROBLEMS], f"{file}: $: and {rest} more"]
 
 
 def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
@@ -255,5 +287,5 @@ def convert(cls: type[T], raw: Any, file: str) -> T:
     faults = Faults()
     _mend(cls, raw, "$", faults)
     if faults.problems:
-        raise ConfigError([f"{file}: {p}" for p in faults.problems])
+        raise ConfigError(told([f"{file}: {p}" for p in faults.problems], file))
     return msgspec.convert(raw, cls)

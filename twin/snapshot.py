@@ -20,7 +20,7 @@ from twin.tree import digest, pack, unpack
 if TYPE_CHECKING:
     from twin.engine import Engine
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 8 * 2**30
 _MAGIC = b"rtsnap01"
 

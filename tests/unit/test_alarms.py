@@ -1,4 +1,4 @@
-"""What people are told of silence, of whom nothing guards, and of findings that grow, shrink and move."""
+"""What people are told of silence, of whom nothing guards, of findings that grow and move; in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from tests.builders import Twin, eight_nodes, two_racks
 from twin import events as ev
+from twin.app.cli_journal import _sentence
 from twin.contracts import Finding
 from twin.frame import NS
+from twin.records import brief_event
 
 OK = {"gpu.temp_c": 50.0}
 RACK = {"rack.supply_temp_c": 35.0, "rack.return_temp_c": 50.0, "rack.flow_lpm": 96.0}
@@ -157,3 +159,37 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
         took.append(time.perf_counter() - since)
     assert twin.site.sizes["gpu"] >= 100_000
     assert min(took) < 0.05, "about 4 ms; the rest is for busy machines"
+
+
+@pytest.mark.parametrize(
+    "event, words",
+    [
+        (ev.Held(author="ann", reason="smoke"), "Held by ann: reason smoke"),
+        (
+            ev.AuthorityChanged(author="bob", policy="operator", authority="off"),
+            "AuthorityChanged by bob: policy operator, authority off",
+        ),
+        (
+            ev.OperatorRequest(
+                id="q", author="ann", control="gpu.power_cap_w", names=("g0",), lo=300, hi=4e2
+            ),
+            "OperatorRequest by ann: gpu.power_cap_w in 300 to 400, name g0, id q",
+        ),
+        (
+            ev.JobStarted(job="j", nodes=tuple(f"n{i}" for i in range(100))),
+            "JobStarted: job j, nodes n0, n1, n2, n3 and 96 more",
+        ),
+    ],
+)
+def test_an_event_of_the_journal_in_words(event: ev.Event, words: str) -> None:
+    assert _sentence("event", {"event": brief_event(event)}) == words
+    refused = {"event": brief_event(event), "refused": "no"}
+    assert _sentence("event", refused) == f"{words}; refused: no"
+
+
+def test_findings_and_verdicts_of_the_journal_in_words() -> None:
+    finding = {"severity": "warning", "title": "9 gpu are hot", "evidence": ["why"], "count": 9,
+               "entities": ["a", "b"], "action": "Look."}  # fmt: skip
+    assert _sentence("finding", finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
+    verdict = {"control": "gpu.power_cap_w", "count": 3, "why": "no room", "policy": "operator"}
+    assert _sentence("narrowed", verdict) == "operator: gpu.power_cap_w of 3; no room"

@@ -15,11 +15,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from twin import events as ev
 from twin.app.cli import escape, main
-from twin.app.cli_journal import _sentence
 from twin.app.storage import journal_lines, verify_journal
-from twin.records import brief_event
 
 ROOT = Path(__file__).parents[2]
 SITE = """\
@@ -125,40 +122,6 @@ def test_journal_show(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [json.loads(line)["kind"] for line in shown] == ["mark"]
     assert main(["journal", "show", "run"]) == 0
     assert "manifest" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "event, words",
-    [
-        (ev.Held(author="ann", reason="smoke"), "Held by ann: reason smoke"),
-        (
-            ev.AuthorityChanged(author="bob", policy="operator", authority="off"),
-            "AuthorityChanged by bob: policy operator, authority off",
-        ),
-        (
-            ev.OperatorRequest(
-                id="q", author="ann", control="gpu.power_cap_w", names=("g0",), lo=300, hi=4e2
-            ),
-            "OperatorRequest by ann: gpu.power_cap_w in 300 to 400, name g0, id q",
-        ),
-        (
-            ev.JobStarted(job="j", nodes=tuple(f"n{i}" for i in range(100))),
-            "JobStarted: job j, nodes n0, n1, n2, n3 and 96 more",
-        ),
-    ],
-)
-def test_an_event_of_the_journal_in_words(event: ev.Event, words: str) -> None:
-    assert _sentence("event", {"event": brief_event(event)}) == words
-    refused = {"event": brief_event(event), "refused": "no"}
-    assert _sentence("event", refused) == f"{words}; refused: no"
-
-
-def test_findings_and_verdicts_of_the_journal_in_words() -> None:
-    finding = {"severity": "warning", "title": "9 gpu are hot", "evidence": ["why"], "count": 9,
-               "entities": ["a", "b"], "action": "Look."}  # fmt: skip
-    assert _sentence("finding", finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
-    verdict = {"control": "gpu.power_cap_w", "count": 3, "why": "no room", "policy": "operator"}
-    assert _sentence("narrowed", verdict) == "operator: gpu.power_cap_w of 3; no room"
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     discover = commands.add_parser("discover", help="make a site file from a recording's own metadata")
     discover.add_argument("recording", type=Path, help="MQTT capture, or archive of IPMI dumps")
     discover.add_argument("-o", "--output", type=Path, help="site file to write (default: stdout)")
+    discover.add_argument("--force", action="store_true", help="overwrite the output")
     discover.add_argument("--name", default="site", help="name of the site")
 
     info = commands.add_parser("record-info", help="what a recorded run or a capture holds")
@@ -132,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
+    # A service manager's stop ends a run as Ctrl-C does: files are closed, and it says so.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _run(args, out, err)
     except ConfigError as error:

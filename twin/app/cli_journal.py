@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from twin.app.cli import escape
-from twin.app.storage import is_torn, journal_lines, verify_journal
+from twin.app.report_text import clean
+from twin.app.storage import cut_tail, is_torn, journal_lines, verify_journal
 from twin.errors import StorageError
 from twin.frame import NS
 from twin.journal import Entry, column
@@ -38,11 +39,9 @@ def run_journal(args: argparse.Namespace, out: Console, err: Console) -> int:
 def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     path = _journal(args.path)
     verdict = verify_journal(path)
-    cut = False
+    cut, kept = False, path
     if verdict.fault and args.cut:
-        data = path.read_bytes()
-        path.with_suffix(".torn").write_bytes(data[verdict.position :])
-        path.write_bytes(data[: verdict.position])
+        kept = cut_tail(path, verdict.position)
         cut = True
     if args.json:
         out.print_json(
@@ -61,22 +60,21 @@ def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
         )
     elif verdict.fault is None:
         out.print(
-            f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head}",
+            f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head} (a change of the very "
+            "last line shows only in a replay)",
             markup=False,
             soft_wrap=True,
         )
     else:
         err.print(
-            f"error {path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
+            f"error {path} line {verdict.line_no}, byte {verdict.position}: {clean(verdict.fault, 500)}; "
             f"the {verdict.lines} lines before are good",
             style="red",
             markup=False,
             soft_wrap=True,
         )
         if cut:
-            err.print(
-                f"cut there; what was behind is in {path.with_suffix('.torn')}", markup=False, soft_wrap=True
-            )
+            err.print(f"cut there; what was behind is in {kept}", markup=False, soft_wrap=True)
     return 0 if verdict.fault is None or cut else 1
 
 
@@ -100,7 +98,9 @@ def _show(args: argparse.Namespace, out: Console) -> int:
         if args.json:
             out.file.write(line.decode() + "\n")
         else:
-            table.add_row(_when(entry.now_ns), str(entry.tick), entry.kind, _sentence(entry.kind, entry.body))
+            table.add_row(
+                _when(entry.now_ns), str(entry.tick), escape(entry.kind), _sentence(entry.kind, entry.body)
+            )
     if not args.json:
         out.print(table)
     if fault is None and shown < args.limit and is_torn(path):

@@ -143,12 +143,25 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     result = summary(engine, outcome, messages, time.monotonic() - begun)
     result |= {
         "source": [str(p) for p in args.trace],
-        "simulated": any("simulated" in p.name for p in args.trace),
+        "simulated": any("simulated" in str(p) for p in args.trace),
     }
     conclude(collector, result, args.report, args.json, out)
     for damage in outcome.damage:
         err.print(
             f"damaged: {clean(damage, 1000)}; what lies before was used",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+    strangers = sum(
+        entry["count"]
+        for entry in (messages or {}).get("ignored_kinds", {}).values()
+        if "site" in str(entry.get("why", ""))
+    )
+    if messages and strangers > messages["total"] / 2:
+        err.print(
+            f"warning: {strangers} of {messages['total']} messages are about things that the site file "
+            "does not have; is --site the right one?",
             style="yellow",
             markup=False,
             soft_wrap=True,

@@ -40,6 +40,15 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
                 out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
+            profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
+            bare = [rack for rack, profile in profiles if profile is None]
+            if bare:
+                out.print(
+                    f"note: {len(bare)} racks have no profile, so nothing guards them (first: {bare[0]}); "
+                    "add `profile: NAME` to each",
+                    markup=False,
+                    soft_wrap=True,
+                )
     if args.json:
         out.print_json(msgspec.json.encode(results).decode())
     return 0 if all(r["ok"] for r in results.values()) else 1
@@ -68,12 +77,13 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.output is None:
         out.file.write(text)
         for note in notes:
-            err.print(f"- {note}", markup=False, soft_wrap=True)
+            err.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
         return 0
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    if args.output.exists() and not args.force:
+        raise StorageError(f"{args.output}: exists; expected a new file, or --force to overwrite it")
     args.output.write_text(text, encoding="utf-8")
     for note in notes:
-        out.print(f"- {note}", markup=False, soft_wrap=True)
+        out.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
     _, site = load_site(args.output)
     what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
     out.print(f"{args.output}: {what}", markup=False, soft_wrap=True)

@@ -153,7 +153,7 @@ def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
         KeyFigure(
             "Commands · advice",
             f"{number(commands, 9)} · {number(advice, 9)}",
-            "Orders to devices (a replay sends none), and suggestions that were only written down.",
+            "New values for single devices, and suggestions only written down. A replay sends nothing.",
         ),
         KeyFigure(
             "Findings",

@@ -219,7 +219,7 @@ def _capture(collector: Collector) -> str:
     return figure(
         "Heat taken by the liquid, per rack",
         "Share of the electric power that the coolant carries, as learned by the end of the run, with the "
-        "interval that holds the truth with 90 % probability if the sensors are right.",
+        "interval that would hold it with 90 % probability if load and flow were steady; a fault shifts it.",
         drawn,
     )
 

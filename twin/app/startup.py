@@ -16,7 +16,7 @@ import msgspec
 
 from twin import snapshot
 from twin.app.replay import Comparer, line_head
-from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
+from twin.app.storage import JournalWriter, TraceReader, cut_tail, journal_lines, verify_journal
 from twin.engine import Engine
 from twin.errors import ConfigError, Divergence, StorageError
 from twin.events import AuthorityChanged, EntityReplaced, EpochChanged, Event, PluginRestored, TicksSkipped
@@ -27,6 +27,7 @@ from twin.site import SiteSpec
 from twin.state import State
 from twin.trace import Decoder, Header, payloads
 
+LEVELS = ("off", "advise", "approve", "act")  # from the strictest
 EngineFactory = Callable[[SiteSpec], Engine]
 
 
@@ -103,12 +104,15 @@ def resume(folder: Path, engine_factory: EngineFactory, authority: dict[str, str
 
 
 def _pending(engine: Engine, configured: dict[str, str]) -> list[Event]:
-    """What differs from the configuration, which wins over the snapshot; a restart ends suspensions."""
+    """What a restart changes: the stricter of configuration and snapshot holds; suspensions end.
+
+    Neither an operator who disarmed a policy in its file nor one who did so while it ran is overruled.
+    """
     now = engine.intake.authority
     out: list[Event] = [
         AuthorityChanged(author="configuration", policy=policy, authority=cast(Any, wanted))
         for policy, wanted in sorted(configured.items())
-        if now.get(policy) != wanted
+        if policy in now and LEVELS.index(wanted) < LEVELS.index(now[policy])
     ]
     return out + [PluginRestored(plugin=name) for name in sorted(engine.suspended)]
 
@@ -135,14 +139,7 @@ def _cut_torn(path: Path, faults: list[str]) -> None:
     for position, payload in payloads(data):
         if isinstance(payload, str) and position:
             faults.append(f"{path.name} at byte {position}: {payload}; cut off there")
-            _cut(path, data, position)
-
-
-def _cut(path: Path, data: bytes, position: int) -> None:
-    """Keep what lies behind beside the file: it is evidence."""
-    path.with_suffix(".torn").write_bytes(data[position:])
-    with path.open("r+b") as file:
-        file.truncate(position)
+            cut_tail(path, position)
 
 
 def _opening(path: Path) -> tuple[Header | None, int]:
@@ -290,7 +287,7 @@ def _mend_journal(path: Path, faults: list[str]) -> None:
     if verdict.fault:
         where = f"{path.name} line {verdict.line_no}, byte {verdict.position}"
         faults.append(f"{where}: {verdict.fault}; cut off there")
-        _cut(path, path.read_bytes(), verdict.position)
+        cut_tail(path, verdict.position)
 
 
 def _comparer(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[Comparer, int, int]:
