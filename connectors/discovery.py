@@ -25,9 +25,12 @@ MAX_HALLS = 64
 MAX_METADATA_BYTES = 65_536
 MAX_TOTAL_BYTES = 256 << 20
 MAX_NOTES = 500
+MAX_EDGES = 1_000_000  # of all servesId
+MAX_STEPS = 10_000_000  # through equipment that the site file does not hold
 PREFIX = "BMS/v1/PUB/Metadata/"
 
 Serves = dict[str, list[str]]
+_EDGES = msgspec.json.Decoder(Edges)
 
 
 @dataclass
@@ -45,6 +48,9 @@ class _Found:
 
     racks: set[str] = field(default_factory=set)
     referenced: set[str] = field(default_factory=set)
+    declared: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # type -> id -> servesId
+    edges: int = 0
+    steps: int = 0
     cdus: Serves = field(default_factory=dict)
     meters: Serves = field(default_factory=dict)
     others: Serves = field(default_factory=dict)
@@ -57,7 +63,7 @@ class _Found:
 
     def note(self, text: str) -> None:
         if len(self.notes) < MAX_NOTES:
-            self.notes.append(text)
+            self.notes.append("".join(c if c.isprintable() else "\ufffd" for c in text[:4000]))
         self.counts["notes"] += 1
 
 
@@ -67,14 +73,16 @@ def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> D
     points = _points(messages, found)
     for key in sorted(points):
         _take(points[key], found)
+    for kind, group in (("CDU", found.cdus), ("PowerMeter", found.meters), ("", found.others)):
+        group.update({giver: sorted(served) for giver, served in found.declared.get(kind, {}).items()})
     _reference_racks(found)
     _reference_taps(found)
     _break_cycles(found)
     _infer_racks(found)
     _infer_sides(found)
     site = _tree(found, local_name(site_name) or "site")
-    if len(found.notes) < found.counts["notes"]:
-        found.notes.append(f"{found.counts['notes'] - len(found.notes)} further notes are left out")
+    if more := found.counts["notes"] - len(found.notes):
+        found.notes.append(f"{more} further notes are left out")
     return Discovery(site, found.notes, dict(sorted(found.counts.items())))
 
 
@@ -82,7 +90,6 @@ def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Ed
     """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
     points: dict[str, Edges] = {}
     held = 0
-    decoder = msgspec.json.Decoder(Edges)
     for message in messages:
         if isinstance(message, BadRow) or not message.topic.startswith(PREFIX):
             found.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
@@ -98,7 +105,7 @@ def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Ed
             continue
         held += 0 if key in points else len(message.payload)
         try:
-            meta = decoder.decode(message.payload)
+            meta = _EDGES.decode(message.payload)
         except (ValueError, RecursionError) as error:
             found.counts["bad_metadata"] += 1
             found.note(f"{key[:120]}: not the metadata of a point: {str(error)[:120]}")
@@ -129,21 +136,28 @@ def _take(meta: Edges, found: _Found) -> None:
     if meta.object_type == "Sensor":
         found.halls.update(areas.places[: 1 if len(found.halls) < MAX_HALLS else 0])
         return
-    group = {"CDU": found.cdus, "PowerMeter": found.meters}.get(meta.object_type, found.others)
-    served = {*group.get(meta.object_id, ()), *(meta.serves_id or ())}
-    if meta.object_id in served:
+    kind = meta.object_type if meta.object_type in ("CDU", "PowerMeter") else ""
+    served = found.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
+    if meta.object_id in (targets := meta.serves_id or ()):
         found.note(f"{meta.object_id} says that it serves itself; that edge is left out")
-    group[meta.object_id] = sorted(served - {meta.object_id})
+    new = sorted({*targets} - served - {meta.object_id})
+    if found.edges <= MAX_EDGES < found.edges + len(new):
+        found.note(f"more than {MAX_EDGES} servesId: those of {meta.object_id} and later ones are left out")
+    found.edges += len(new)
+    served.update(new if found.edges <= MAX_EDGES else ())
 
 
 def _reach(start: str, group: Serves, found: _Found) -> list[str]:
     """What `start` serves, seen through objects that the site file does not hold (heat exchangers, UPSs)."""
     reached: dict[str, None] = {}
     waiting, seen = list(reversed(group[start])), {start}
-    while waiting:
+    while waiting and found.steps <= MAX_STEPS:
         target = waiting.pop()
         if target in seen:
             continue
+        found.steps += 1
+        if found.steps > MAX_STEPS:
+            found.note(f"too many ways through other equipment: what {start} and later ones serve is cut")
         seen.add(target)
         if target in found.others and target not in found.racks:
             waiting.extend(reversed(found.others[target]))
@@ -175,10 +189,10 @@ def _one_parent(group: Serves, children: Iterable[str], kind: str, found: _Found
     parent: dict[str, str] = {}
     wanted = set(children)
     for giver in sorted(group):
-        for child in [c for c in group[giver] if c in wanted]:
-            if parent.setdefault(child, giver) != giver:
-                group[giver].remove(child)
-                found.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
+        lost = {c for c in group[giver] if c in wanted and parent.setdefault(c, giver) != giver}
+        for child in sorted(lost):
+            found.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
+        group[giver] = [c for c in group[giver] if c not in lost]
 
 
 def _reference_taps(found: _Found) -> None:
@@ -214,6 +228,7 @@ def _reference_taps(found: _Found) -> None:
 def _break_cycles(found: _Found) -> None:
     """Drop the edges by which a meter would feed itself: depth first, in the order of names."""
     done: set[str] = set()
+    looped: dict[str, set[str]] = defaultdict(set)
     for root in sorted(found.meters):
         if root in done:
             continue
@@ -226,11 +241,12 @@ def _break_cycles(found: _Found) -> None:
                 on_path.discard(meter)
                 done.add(meter)
             elif target in on_path:
-                found.meters[meter].remove(target)
+                looped[meter].add(target)
                 found.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
             elif target in found.meters and target not in done:
                 path.append((target, iter(list(found.meters[target]))))
                 on_path.add(target)
+    found.meters |= {m: [t for t in found.meters[m] if t not in lost] for m, lost in looped.items()}
     _one_parent(found.meters, found.meters, "feeder", found)
 
 
@@ -263,7 +279,7 @@ def _infer_sides(found: _Found) -> None:
     members = {root: _descendants(root, found.meters) for root in roots}
     roots_of: dict[str, list[str]] = defaultdict(list)
     for root in roots:
-        for member in sorted(members[root]):
+        for member in members[root]:
             roots_of[member].append(root)
     pairs: dict[str, set[str]] = defaultdict(set)
     for member in sorted(roots_of):
@@ -290,19 +306,16 @@ def _infer_sides(found: _Found) -> None:
         colour.update(dict.fromkeys(part, "none") if clash else part)
     for root in sorted(r for r, side in colour.items() if side != "none"):
         found.sides.update(dict.fromkeys(members[root] & found.meters.keys(), colour[root]))
-        also = _list(pairs[root])
-        found.note(
-            f"inferred: {root} and all behind it are side {colour[root]}, as {also} feeds the same racks"
-        )
+        also, side = _list(pairs[root]), colour[root]
+        found.note(f"inferred: {root} and all behind it are side {side}, as {also} feeds the same racks")
 
 
 def _descendants(root: str, serves: Serves) -> set[str]:
     seen, waiting = {root}, [root]
     while waiting:
-        for target in serves.get(waiting.pop(), ()):
-            if target not in seen:
-                seen.add(target)
-                waiting.append(target)
+        new = {*serves.get(waiting.pop(), ())} - seen
+        seen |= new
+        waiting += new
     return seen
 
 
@@ -364,9 +377,8 @@ def _tree(found: _Found, site: str) -> dict[str, Any]:
         home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
         far = [r for r in served if hall_of[r] != home]
         if far:
-            found.note(
-                f"CDU {cdu} serves racks of another hall, which the site file cannot say: {_list(far)}"
-            )
+            what = "serves racks of another hall, which the site file cannot say"
+            found.note(f"CDU {cdu} {what}: {_list(far)}")
         own = [names[r] for r in served if hall_of[r] == home]
         tree[home]["cdus"].append({"name": names[cdu], "serves": own})
     across: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ def build(spec: SiteSpec, file_name: str = "site") -> Site:
     return site
 
 
-def _power_tree(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, Relation]:
+def _power_tree(draft: Draft) -> tuple[np.ndarray, Relation]:
     feeders, racks = _Names(draft.feeders), _Names(draft.racks)
     parent = np.full(len(draft.feeders), -1, np.int32)
     of_rack: list[list[int]] = [[] for _ in draft.racks]
@@ -166,7 +166,7 @@ def _assemble(
     gpus = np.array(draft.rack_gpus_per_node, np.int32)[rack_of_node]
     gpu_start = np.concatenate([[0], np.cumsum(gpus)]).astype(np.int32)
     rack_of = {n: i for i, n in enumerate(draft.racks)}
-    parent, of_rack = _power_tree(draft, rack_of)
+    parent, of_rack = _power_tree(draft)
     cdu_of_rack, loop_of_cdu = _cooling(draft, rack_of)
     node_of_link, plane_of_link = _links(draft, rack_of, node_start)
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))

@@ -73,9 +73,7 @@ class Draft:
         """Whether so many names more may be written out."""
         self.written += max(1, n)  # one that cannot be read costs work as well
         if self.written > MAX_NAMES:
-            self.refuse(
-                f"{path}: more than {MAX_NAMES} names written out with this one; expected fewer for one daemon"
-            )
+            self.refuse(f"{path}: more than {MAX_NAMES} names with this one; expected fewer for one daemon")
         return not self.too_large
 
 

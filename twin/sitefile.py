@@ -12,6 +12,7 @@ import re
 import reprlib
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -208,7 +209,7 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
 def _mend_struct(
     kind: type[msgspec.Struct], raw: dict[Any, Any], path: str, faults: Faults
 ) -> dict[str, Any]:
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     known = ", ".join(sorted(fields))
     out: dict[str, Any] = {}
     for key, item in _text_keys(raw, path, faults):
@@ -223,6 +224,11 @@ def _mend_struct(
             faults.names_lost = True
             out[key] = "unreadable" + re.sub(r"\W+", "-", path) if wanted.type is str else 1
     return out
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {f.encode_name: f for f in msgspec.structs.fields(kind)}
 
 
 def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str, Any]]:

@@ -103,7 +103,7 @@ def test_a_whole_run_has_no_faults(snapped: Run) -> None:
     assert back.engine.checksum() == snapped.engine.checksum()
 
 
-def test_the_configured_authority_wins_and_a_suspension_ends(snapped: Run, tmp_path: Path) -> None:
+def test_the_stricter_authority_holds_and_a_suspension_ends(snapped: Run, tmp_path: Path) -> None:
     """Both by events of the next frame, so that a replay of the resumed run goes the same way."""
     assert resume(snapped.folder, engine_for).pending == []
     folder = tmp_path / "run"
@@ -122,14 +122,16 @@ def test_the_configured_authority_wins_and_a_suspension_ends(snapped: Run, tmp_p
     back = resume(folder, engine_for)
     assert back.engine.intake.authority["operator"] == "off"
     restored = ev.PluginRestored(plugin=broken)
-    by_file = ev.AuthorityChanged(author="configuration", policy="operator", authority="act")
+    # The file says `act`, but an operator disarmed it while it ran: a restart does not arm it again.
+    assert back.pending == [restored]
+    by_file = ev.AuthorityChanged(author="configuration", policy=broken, authority="advise")
+    back = resume(folder, engine_for, {broken: "advise"})
     assert back.pending == [by_file, restored]
-    assert resume(folder, engine_for, {"operator": "off"}).pending == [restored]
     frame = Frame(back.last_tick + 1, back.last_ns + NS, 1.0, events=tuple(back.pending))
     decision = back.engine.tick(frame)
     assert [r["event"]["type"] for r in decision.records if r["kind"] == "event"] == [
         "AuthorityChanged", "PluginRestored"]  # fmt: skip
-    assert back.engine.intake.authority["operator"] == "act"
+    assert back.engine.intake.authority[broken] == "advise"
     assert back.engine.suspended == {}
 
 

@@ -156,7 +156,7 @@ def test_a_damaged_trace(
     info = said(capsys)
     assert 0 < info["ticks"] < 69
     assert info["damage"][0].startswith("trace-000000.rt at byte ")
-    assert main(["replay", "--trace", "run", "--json"]) == 0
+    assert main(["replay", "--trace", "run", "--json"]) == 1
     told = capsys.readouterr()
     result = json.loads(told.out)
     assert result["ticks"] == info["ticks"]
@@ -176,7 +176,7 @@ def test_a_damaged_journal(
     found = said(capsys)
     assert (found["ok"], found["cut"]) == (False, False)
     assert (found["line"], found["byte"]) == (verdict.line_no, verdict.position)
-    assert main(["replay", "--trace", "run", "--json"]) == 0
+    assert main(["replay", "--trace", "run", "--json"]) == 1
     told = capsys.readouterr()
     # Where the chain breaks, the line before the break may be the bent one.
     assert json.loads(told.out)["compared_lines"] in (verdict.lines, verdict.lines - 1)

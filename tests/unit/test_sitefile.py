@@ -149,7 +149,11 @@ RACK, FEED = ["halls", 0, "racks", 0], ["halls", 0, "feeders", 0]
         ),
         ([*RACK, "priority"], 2**40, "$.halls[0].racks[0].priority: expected a number of 32 bits"),
         ([*RACK, "name"], "r[2-1]", "$.halls[0].racks[0].name: expected an ascending range"),
-        ([*RACK, "name"], "r[1-250000]", "$.halls[0].racks[0].name: expected an ascending range of at most 200000"),
+        (
+            [*RACK, "name"],
+            "r[1-250000]",
+            "$.halls[0].racks[0].name: expected an ascending range of at most 200000",
+        ),
         ([*FEED, "serves"], ["r[1-3]"], "$.halls[0].feeders[0].serves: 'r3' is neither a feeder nor a rack"),
         ([*FEED, "side"], "C", "$.halls[0].feeders[0].side: invalid enum value 'C', got 'C'"),
         ([*FEED, "budget_w"], 0.0, "$.halls[0].feeders[0].budget_w: expected a number > 0, got 0.0"),

@@ -71,6 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
+    _journal_parser(commands)
+    traces.add_parser(commands)
+
+    demo = commands.add_parser("demo", help="replay a real recording, and a simulated pod that gets hot")
+    demo.add_argument("--out", type=Path, default=Path("build/demo"))
+    return top
+
+
+def _journal_parser(commands: Any) -> None:
     journal = commands.add_parser("journal", help="verify or show a journal")
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
     verify = actions.add_parser("verify", help="walk the chain")
@@ -84,12 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--kind", help="only this kind: event, command, advice, finding, ...")
     show.add_argument("--limit", type=int, default=50)
     show.add_argument("--json", action="store_true")
-
-    traces.add_parser(commands)
-
-    demo = commands.add_parser("demo", help="replay a real recording, and a simulated pod that gets hot")
-    demo.add_argument("--out", type=Path, default=Path("build/demo"))
-    return top
 
 
 def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
