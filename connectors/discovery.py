@@ -20,12 +20,9 @@ from connectors.dsx_points import Edges, Template, apply_template, find_template
 from connectors.dsx_points import site_name as local_name
 from twin.reading import Message
 
-MAX_POINTS = 200_000
-MAX_HALLS = 64
-MAX_METADATA_BYTES = 65_536
-MAX_TOTAL_BYTES = 256 << 20
-MAX_NOTES = 500
-MAX_EDGES = 1_000_000  # of all servesId
+MAX_POINTS, MAX_HALLS, MAX_NOTES, MAX_TEMPLATES = 200_000, 64, 500, 64
+MAX_METADATA_BYTES, MAX_TOTAL_BYTES = 65_536, 256 << 20
+MAX_EDGES = 750_000  # of all servesId; with the names themselves, what a site file may write out
 MAX_STEPS = 10_000_000  # through equipment that the site file does not hold
 PREFIX = "BMS/v1/PUB/Metadata/"
 
@@ -119,9 +116,8 @@ def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Ed
 
 
 def _take(meta: Edges, found: _Found) -> None:
-    areas = split_areas(meta.process_area)
+    areas, whose = split_areas(meta.process_area), meta.object_id or meta.associate_id
     for wire, meant in areas.misspelt:
-        whose = meta.object_id or meta.associate_id
         found.note(f"{whose}, {meta.point_type}: process area {wire!r} is read as {meant!r}")
     if meta.object_type == "Rack":
         if meta.rack_location_id:
@@ -138,9 +134,9 @@ def _take(meta: Edges, found: _Found) -> None:
         return
     kind = meta.object_type if meta.object_type in ("CDU", "PowerMeter") else ""
     served = found.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
-    if meta.object_id in (targets := meta.serves_id or ()):
+    if meta.object_id in (new := {*(meta.serves_id or ())} - served):
         found.note(f"{meta.object_id} says that it serves itself; that edge is left out")
-    new = sorted({*targets} - served - {meta.object_id})
+        new.remove(meta.object_id)
     if found.edges <= MAX_EDGES < found.edges + len(new):
         found.note(f"more than {MAX_EDGES} servesId: those of {meta.object_id} and later ones are left out")
     found.edges += len(new)
@@ -153,11 +149,11 @@ def _reach(start: str, group: Serves, found: _Found) -> list[str]:
     waiting, seen = list(reversed(group[start])), {start}
     while waiting and found.steps <= MAX_STEPS:
         target = waiting.pop()
-        if target in seen:
-            continue
         found.steps += 1
         if found.steps > MAX_STEPS:
             found.note(f"too many ways through other equipment: what {start} and later ones serve is cut")
+        if target in seen:
+            continue
         seen.add(target)
         if target in found.others and target not in found.racks:
             waiting.extend(reversed(found.others[target]))
@@ -232,7 +228,7 @@ def _break_cycles(found: _Found) -> None:
     for root in sorted(found.meters):
         if root in done:
             continue
-        path, on_path = [(root, iter(list(found.meters[root])))], {root}
+        path, on_path = [(root, iter(found.meters[root]))], {root}
         while path:
             meter, rest = path[-1]
             target = next(rest, None)
@@ -244,7 +240,7 @@ def _break_cycles(found: _Found) -> None:
                 looped[meter].add(target)
                 found.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
             elif target in found.meters and target not in done:
-                path.append((target, iter(list(found.meters[target]))))
+                path.append((target, iter(found.meters[target])))
                 on_path.add(target)
     found.meters |= {m: [t for t in found.meters[m] if t not in lost] for m, lost in looped.items()}
     _one_parent(found.meters, found.meters, "feeder", found)
@@ -254,12 +250,9 @@ def _infer_racks(found: _Found) -> None:
     """Racks of feeders that serve nothing we know of, by analogy with the names of declared pairs."""
     racks = found.racks | found.referenced
     templates: dict[Template, str] = {}
-    for meter in sorted(found.meters):
-        for rack in found.meters[meter]:
-            if rack in racks and (template := find_template(meter, rack)) is not None:
-                templates.setdefault(template, f"{meter} -> {rack}")
-            if len(templates) >= 64:
-                break
+    for meter, rack in ((m, r) for m in sorted(found.meters) for r in found.meters[m] if r in racks):
+        if len(templates) < MAX_TEMPLATES and (template := find_template(meter, rack)) is not None:
+            templates.setdefault(template, f"{meter} -> {rack}")
     for tap in sorted(t for t, targets in found.meters.items() if not targets):
         guesses = {made: why for t, why in templates.items() if (made := apply_template(t, tap)) in racks}
         if len(guesses) != 1:
@@ -274,8 +267,7 @@ def _infer_racks(found: _Found) -> None:
 
 def _infer_sides(found: _Found) -> None:
     """A and B where a rack hangs on exactly two separate trees of meters; anything else stays without."""
-    fed = {t for targets in found.meters.values() for t in targets}
-    roots = [m for m in sorted(found.meters) if m not in fed]
+    roots = sorted(found.meters.keys() - {t for targets in found.meters.values() for t in targets})
     members = {root: _descendants(root, found.meters) for root in roots}
     roots_of: dict[str, list[str]] = defaultdict(list)
     for root in roots:
@@ -366,9 +358,8 @@ def _tree(found: _Found, site: str) -> dict[str, Any]:
         hall_of[rack] = named[0] if named else halls[0]
         if len(halls) > 1 and not named:
             found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
-    tree: dict[str, dict[str, Any]] = {}
-    for hall in halls:
-        tree[hall] = {"name": names.get(hall, hall), "racks": [], "cdus": [], "feeders": []}
+    parts = ("racks", "cdus", "feeders")
+    tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
     blank = {"profile": None, "nodes": 0, "gpus_per_node": 0}  # the hardware is for the operator to say
     for rack in racks:
         tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
@@ -381,8 +372,7 @@ def _tree(found: _Found, site: str) -> dict[str, Any]:
             found.note(f"CDU {cdu} {what}: {_list(far)}")
         own = [names[r] for r in served if hall_of[r] == home]
         tree[home]["cdus"].append({"name": names[cdu], "serves": own})
-    across: list[dict[str, Any]] = []
-    homes = _homes(found, hall_of)
+    across, homes = list[dict[str, Any]](), _homes(found, hall_of)
     for meter in sorted(m for m in found.meters if m in names):
         row: dict[str, Any] = {"name": names[meter]}
         row["serves"] = [names[t] for t in found.meters[meter] if t in names]

@@ -34,8 +34,7 @@ class Operator:
         control = find_control(request.control)
         if control is None:
             return None
-        found = (view.site.entity(control.table, name) for name in request.names)
-        index = np.unique(np.array([i for i in found if i is not None], np.int32))
+        index = view.targets(request)
         if len(index) == 0:
             return None
         k = len(index)

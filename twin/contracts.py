@@ -149,6 +149,10 @@ class View(Protocol):
         """The value of the running lease per entity; NaN where there is none."""
         ...
 
+    def targets(self, request: OperatorRequest) -> I32:
+        """The entities that a standing request names, unique and ascending; unknown names are left out."""
+        ...
+
     def readback(self, control: str) -> F64:
         """What the devices last reported of a control per entity; NaN where they never did."""
         ...

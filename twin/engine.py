@@ -231,6 +231,7 @@ class Engine:
             self.forecasts,
             self.intake.budget_w(self.site, self.state.now_ns),
             dt_s,
+            lambda request: self.intake.targets(request, self.site),
         )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:

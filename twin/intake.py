@@ -19,7 +19,7 @@ import numpy as np
 from twin import events as ev
 from twin.arbiter import Arbiter
 from twin.contracts import Model
-from twin.frame import F64, NS
+from twin.frame import F64, I32, NS
 from twin.jobs import Jobs
 from twin.records import brief_event
 from twin.signals import TABLES, find_control
@@ -40,6 +40,7 @@ class Intake:
     def __init__(self, site: Site, authority: dict[str, str]) -> None:
         self.authority = dict(authority)
         self.requests: dict[str, ev.OperatorRequest] = {}
+        self._named: dict[str, tuple[ev.OperatorRequest, Site, I32]] = {}  # looked up once, not in every tick
         self.approvals: dict[str, ev.Approved] = {}
         self.grant_w = np.full(site.sizes["feeder"], np.nan)
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
@@ -266,6 +267,18 @@ class Intake:
         lent = site.external_budget & (self.grant_ns > now_ns)
         outside = np.where(lent, self.grant_w, site.guaranteed_w)
         return np.where(site.external_budget, np.fmin(outside, site.budget_w), site.budget_w)
+
+    def targets(self, request: ev.OperatorRequest, site: Site) -> I32:
+        """Entities that a request names, unique and ascending."""
+        known = self._named.get(request.id)
+        if known is not None and known[0] is request and known[1] is site:
+            return known[2]
+        control = find_control(request.control)
+        found = [] if control is None else [site.entity(control.table, name) for name in request.names]
+        index = np.unique(np.array([i for i in found if i is not None], np.int32))
+        self._named = {k: v for k, v in self._named.items() if k in self.requests}
+        self._named[request.id] = (request, site, index)
+        return index
 
     def expire(self, now_ns: int) -> list[dict[str, Any]]:
         """Drop what ran out; returns journal bodies, those of this tick's events included."""

@@ -5,7 +5,7 @@ Lives for one tick. May import the core's data types; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from twin.contracts import Forecast, Residual, read_only
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
-from twin.frame import F32, F64, I64, U8
+from twin.frame import F32, F64, I32, I64, U8
 from twin.history import History
 from twin.jobs import Jobs
 from twin.signals import Signal, find_control, find_signal
@@ -38,11 +38,13 @@ class EngineView:
         forecasts: Mapping[tuple[str, float], Forecast],
         budget_w: F64,
         dt_s: float,
+        targets: Callable[[OperatorRequest], I32],
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
         self._state, self._arbiter, self._estimator, self._history = state, arbiter, estimator, history
         self._budget_w = budget_w
+        self._targets = targets
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -105,6 +107,10 @@ class EngineView:
     def commanded(self, control: str) -> F64:
         """The value of the running lease per entity; NaN where there is none."""
         return cast(F64, read_only(self._arbiter.leases[control].value))
+
+    def targets(self, request: OperatorRequest) -> I32:
+        """The entities that a standing request names."""
+        return self._targets(request)
 
     def readback(self, control: str) -> F64:
         """What the device itself reports of a control [n] float64; NaN where it does not."""

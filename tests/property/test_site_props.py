@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import site_of
+from twin.estimator import balances_of
 from twin.site import Relation, Site
 
 VALUES = st.one_of(st.floats(-1e6, 1e6, width=32), st.just(float("nan")))
@@ -116,6 +117,40 @@ def test_what_a_feeder_reaches_is_what_a_walk_finds(tree: dict[str, Any]) -> Non
         assert site.racks_below(feeder).tolist() == racks
         parent = int(site.parent_of_feeder[feeder])
         assert depth[feeder] == (0 if parent < 0 else depth[parent] + 1)
+
+
+def naive_sums(site: Site) -> list[tuple[list[int], list[int], list[int], bool]]:
+    """(meters, feeders, racks, guessed) of every balance: roots joined one by one, everything walked."""
+    parent = site.parent_of_feeder.tolist()
+    groups: list[tuple[set[int], set[int]]] = []
+    for root in (i for i, p in enumerate(parent) if p < 0):
+        reach, members = set(site.racks_below(root).tolist()), {root}
+        for group in [g for g in groups if g[1] & reach]:
+            groups.remove(group)
+            members |= group[0]
+            reach |= group[1]
+        groups.append((members, reach))
+    guessed = site.inferred_feeder
+    out: list[tuple[list[int], list[int], list[int], bool]] = []
+    out += [(m, [], r, bool(guessed[sorted(set().union(*(below(site, f) for f in m)))].any()))
+           for m, r in sorted((sorted(m), sorted(r)) for m, r in groups) if r]  # fmt: skip
+    children = [[i for i, p in enumerate(parent) if p == f] for f in range(len(parent))]
+    out += [([f], c, [], False) for f, c in enumerate(children) if c]
+    for rack in range(site.sizes["rack"]):
+        direct = site.feeders_of_rack.of_row(rack).tolist()
+        if direct and all(parent[f] >= 0 for f in direct):
+            out.append((direct, [], [rack], bool(guessed[direct].any())))
+    return out
+
+
+@given(trees(), st.integers(0, 2**12))
+@settings(max_examples=100)
+def test_balances_are_those_of_a_naive_search(tree: dict[str, Any], guessed: int) -> None:
+    for i, feeder in enumerate(f for hall in tree["halls"] for f in hall["feeders"]):
+        feeder["inferred"] = bool(guessed >> i & 1)
+    site = site_of(tree)
+    found = [(b.meters.tolist(), b.feeders.tolist(), b.racks.tolist(), b.inferred) for b in balances_of(site)]
+    assert found == naive_sums(site)
 
 
 @given(st.integers(1, 40), st.integers(1, 12))

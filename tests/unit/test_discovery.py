@@ -234,3 +234,27 @@ def test_a_long_chain_is_quick() -> None:
         [rack("r"), *(meter(f"m{i:05}", f"m{i + 1:05}") for i in range(n)), meter(f"m{n:05}", "r")]
     )
     assert found.counts["feeders"] == n + 1
+
+
+def test_notes_hold_no_control_characters() -> None:
+    found = checked([rack("r"), cdu("k\x1b[2J\x9b\u202e", "r"), cdu("l\r\x07", "r")])
+    assert noted(found, "\ufffd[2J\ufffd\ufffd")
+    assert all(note.isprintable() for note in found.notes)
+
+
+def test_what_is_served_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "MAX_EDGES", 10)
+    found = checked([*(meter(f"m{i}", f"r{i}", f"s{i}", f"t{i}") for i in range(9))])
+    assert sum(len(f["serves"]) for f in feeders(found).values()) == 9
+    assert [n for n in found.notes if n.startswith("more than 10 servesId: those of m3 and later")]
+    monkeypatch.setattr(discovery, "MAX_STEPS", 50)
+    hx = [point("HX", f"h{i}", objectId=f"h{i}", servesId=[f"h{i + 1}"]) for i in range(9)]
+    found = checked([*hx, *(cdu(f"k{i}", "h0") for i in range(9))])
+    assert sum("too many ways" in n for n in found.notes) <= 1
+
+
+def test_many_trees_over_the_same_racks() -> None:
+    racks = [f"r{i}" for i in range(500)]
+    found = discover([*map(rack, racks), *(meter(f"m{i:03}", *racks) for i in range(200))])
+    assert found.counts["feeders"] == 200
+    assert noted(found, "m000, m001", "not as two separate sides")

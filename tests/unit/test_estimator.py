@@ -208,6 +208,14 @@ def test_the_same_names_in_two_halls_make_different_balances() -> None:
     assert "h2/r1<taps" in names
 
 
+def test_many_roots_make_a_balance_each() -> None:
+    n = 30_000
+    hall = {"name": "h", "racks": [{"name": f"r[1-{n}]"}],
+            "feeders": [{"name": f"f[1-{n}]", "serves": [f"r[1-{n}]"]}]}  # fmt: skip
+    found = balances_of(site_of({"site": "s", "halls": [hall]}))
+    assert [(b.meters.tolist(), b.racks.tolist()) for b in found] == [([i], [i]) for i in range(n)]
+
+
 def test_a_guessed_edge_is_told() -> None:
     twin = Twin(tree_site([{"name": "a", "serves": ["r1", "r2"], "inferred": True}]))
     assert twin.engine.estimator.tree_residual_pu() == (None, False)

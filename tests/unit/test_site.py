@@ -9,10 +9,12 @@ import pytest
 
 from tests.builders import Twin, eight_nodes, site_of, two_racks
 from twin.contracts import Columns
+from twin.errors import ConfigError
 from twin.events import SiteChanged
 from twin.remap import remap_memory, slots_kept
 from twin.signals import TABLES
 from twin.site import Relation, SiteSpec
+from twin.sitefile import MAX_PROBLEMS, SiteFile, salvage, short
 
 
 def matrix() -> dict[str, Any]:
@@ -173,3 +175,71 @@ def _profiles(*names: str) -> dict[str, Any]:
 def test_the_hash_of_a_site_is_of_its_content() -> None:
     one, same, other = site_of(eight_nodes()), site_of(eight_nodes()), site_of(eight_nodes(max_jobs=3))
     assert one.spec_hash == same.spec_hash != other.spec_hash
+
+
+def test_a_chain_and_many_roots_are_built() -> None:
+    n = 20_000
+    chain = [{"name": f"f{i}", "serves": [f"f{i + 1}"]} for i in range(n - 1)] + [{"name": f"f{n - 1}"}]
+    site = site_of({"site": "s", "feeders": chain})
+    assert site.depth_of_feeder().tolist() == list(range(n))
+    assert not site.root_of_feeder().any()
+    assert len(site.subtree(5)) == n - 5
+    hall = {"name": "h[1-50]", "feeders": [{"name": "f[1-50]", "serves": ["g[1-50]"]}, {"name": "g[1-50]"}]}
+    site = site_of({"site": "s", "halls": [hall]})
+    assert (site.depth_of_feeder() == np.tile([0, 1], (50, 1)).repeat(50, axis=1).ravel()).all()
+
+
+def problems_of(tree: dict[str, Any]) -> list[str]:
+    """Why a site is refused."""
+    with pytest.raises(ConfigError) as caught:
+        site_of(tree)
+    return [p.removeprefix("test.yaml: ") for p in caught.value.problems]
+
+
+MANY = "x[1-150000]"
+
+
+@pytest.mark.parametrize(
+    "tree, expected",
+    [
+        ({"halls": [{"name": f"h{i}-[1-150000]"} for i in range(50)]}, "$.halls[1].name: more than 200000"),
+        ({"loops": [{"name": f"l{i}-[1-150000]"} for i in range(50)]}, "$.loops[1].name: more than 200000"),
+        ({"feeders": [{"name": "f", "serves": [MANY] * 50}]}, "$.feeders[0].serves: more than 1000000"),
+        (
+            {
+                "halls": [
+                    {
+                        "name": "h[1-150000]",
+                        "planes": [{"name": "p", "links_per_node": 1, "racks": ["r[1-40000]"]}],
+                    }
+                ]
+            },
+            "$.halls[0].planes[0].racks: more than 1000000",
+        ),
+    ],
+)
+def test_names_that_are_written_out_are_limited_in_all(tree: dict[str, Any], expected: str) -> None:
+    (found,) = problems_of({"site": "s", **tree})
+    assert found.startswith(expected)
+
+
+def test_the_problems_of_a_file_are_limited() -> None:
+    found = problems_of({"site": "s", **{f"k{i}": 1 for i in range(MAX_PROBLEMS + 7)}})
+    assert len(found) == MAX_PROBLEMS + 1
+    assert found[-1] == "$: and 7 more"
+
+
+def test_huge_values_are_quoted_in_brief() -> None:
+    deep: list[Any] = ["x"]
+    for _ in range(40):
+        deep = [deep] * 10
+    for value in (deep, 1 << 20_000, "x" * 10**6, {"k" * 10**6: deep}):
+        assert len(short(value)) <= 60
+    _, faults = salvage(SiteFile, {"site": 5, "schema": 1 << 20_000, "q" * 10**5: deep})
+    assert len(faults.problems) == 3
+    assert all(len(p) < 300 for p in faults.problems)
+
+
+def test_a_file_of_wrong_form_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin.site.SiteSpec.digest", lambda self: pytest.fail("hashed"))
+    assert len(problems_of(two_racks(q0=[["x"]]))) == 1
