@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -348,7 +349,9 @@ def test_any_bytes_in_a_run_are_met(
 
 def test_a_reader_that_leaves_is_no_error(lab: Path) -> None:
     """`racktwin journal show --json run | head -1`."""
-    command = f"{sys.executable} -m twin.app journal show --json --limit 999 {lab / 'run'} | head -c 1"
+    command = (
+        f"{shlex.quote(sys.executable)} -m twin.app journal show --json --limit 999 {lab / 'run'} | head -c 1"
+    )
     done = subprocess.run(
         command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
