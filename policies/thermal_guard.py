@@ -92,13 +92,11 @@ class ThermalGuard:
             limit = view.limit(key)
             if limit is None:
                 continue
-            worst = view.worst(key)
             # Nearly all are inside their guard nearly always: only the others are worked out.
-            with np.errstate(invalid="ignore"):
-                beyond = np.where(limit.max > limit.guard, worst > limit.guard, worst < limit.guard)
-            at = np.flatnonzero(beyond)
+            at = view.beyond(key)
             if len(at) == 0:
                 continue
+            worst = view.worst(key)
             guard, top = limit.guard[at], limit.max[at]
             for code, values in ((2 * number, view.value(key)), (2 * number + 1, worst)):
                 pull = strain(values[at].astype(np.float64), guard, top)
@@ -107,7 +105,7 @@ class ThermalGuard:
                     of_rack = np.zeros(len(worst))
                     of_rack[at] = pull
                     pull = of_rack[view.site.rack_of_gpu]
-                    gpu = np.flatnonzero(pull)
+                    gpu = mask_index(pull > 0)
                     pull = pull[gpu]
                 floor_w = envelope.low[gpu] if code % 2 == 0 else envelope.safe[gpu]
                 high_w = envelope.high[gpu]

@@ -145,6 +145,10 @@ class View(Protocol):
         """Where a signal becomes dangerous; None if no profile of this site says."""
         ...
 
+    def beyond(self, key: str) -> I32:
+        """Entities whose worst case is beyond the guard of a signal, ascending; none without a limit."""
+        ...
+
     def commanded(self, control: str) -> F64:
         """The value of the running lease per entity; NaN where there is none."""
         ...

@@ -172,38 +172,37 @@ class Findings:
         """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
         found: list[Finding] = []
         for key, limit in site.limits.items():
+            guarded = view.beyond(key)
+            if len(guarded) == 0:
+                continue
             worst, read = view.worst(key), view.value(key)
-            for level, bound, severity in (
-                ("limit", limit.max, "critical"),
-                ("guard", limit.guard, "warning"),
-            ):
-                with np.errstate(invalid="ignore"):
-                    beyond = np.where(limit.max > limit.guard, worst > bound, worst < bound)
-                index = np.flatnonzero(beyond)
-                if len(index) == 0:
-                    continue
-                table, _, name = key.partition(".")
-                first = int(index[0])
-                rising = limit.max[first] > limit.guard[first]
-                surely = (read[index] > bound[index]) if rising else (read[index] < bound[index])
-                verb = "is" if surely.all() else "may be"
-                evidence = (
-                    f"{site.name(table, first)}: read {read[first]:.4g}, by now perhaps {worst[first]:.4g}, "
-                    f"{level} {bound[first]:.4g}"
+            signal = find_signal(key)
+            falling = signal is not None and signal.danger == "low"
+            past = worst[guarded] < limit.max[guarded] if falling else worst[guarded] > limit.max[guarded]
+            # What is beyond its limit is beyond its guard as well, and is told once.
+            level, bound, severity = "guard", limit.guard, "warning"
+            index = guarded
+            if past.any():
+                level, bound, severity, index = "limit", limit.max, "critical", guarded[past]
+            surely = read[index] < bound[index] if falling else read[index] > bound[index]
+            table, _, name = key.partition(".")
+            first = int(index[0])
+            evidence = (
+                f"{site.name(table, first)}: read {read[first]:.4g}, by now perhaps {worst[first]:.4g}, "
+                f"{level} {bound[first]:.4g}"
+            )
+            found.append(
+                Finding(
+                    f"beyond/{key}/{level}",
+                    severity,
+                    f"{name} of {len(index)} {table} {'is' if surely.all() else 'may be'} beyond its {level}",
+                    tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                    (evidence,),
+                    1.0,
+                    "Look at the cooling of what these have in common.",
+                    len(index),
                 )
-                found.append(
-                    Finding(
-                        f"beyond/{key}/{level}",
-                        severity,
-                        f"{name} of {len(index)} {table} {verb} beyond its {level}",
-                        tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-                        (evidence,),
-                        1.0,
-                        "Look at the cooling of what these have in common.",
-                        len(index),
-                    )
-                )  # fmt: skip
-                break  # what is beyond its limit is beyond its guard as well
+            )
         return self._keep_only("beyond/", found)
 
     def mismatches(self, site: Site, control: str, index: I32, evidence: str = "") -> list[dict[str, Any]]:

@@ -288,13 +288,15 @@ TABLES: dict[str, type[Table]] = {
 }
 
 
+_SIGNALS = {s.key: s for spec in TABLES.values() for s in (*spec.gauges, *spec.counters)}
+_CONTROLS = {c.key: c for spec in TABLES.values() for c in spec.controls}
+
+
 def find_signal(key: str) -> Signal | None:
     """The signal named `table.name`, or None."""
-    table, _, name = key.partition(".")
-    return TABLES[table].by_name.get(name) if table in TABLES else None
+    return _SIGNALS.get(key)
 
 
 def find_control(key: str) -> Control | None:
     """The control named `table.name`, or None."""
-    table, _, name = key.partition(".")
-    return TABLES[table].control_by_name.get(name) if table in TABLES else None
+    return _CONTROLS.get(key)

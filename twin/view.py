@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from twin.arbiter import Arbiter
-from twin.contracts import Forecast, Residual, read_only
+from twin.contracts import Forecast, Residual, mask_index, read_only
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
@@ -103,6 +103,20 @@ class EngineView:
     def limit(self, key: str) -> Limit | None:
         """Where a signal becomes dangerous."""
         return self.site.limits.get(key)
+
+    def beyond(self, key: str) -> I32:
+        """Entities whose worst case is beyond the guard of a signal."""
+        found = self._cache.get(("beyond", key))
+        if found is None:
+            limit, worst = self.site.limits.get(key), self.worst(key)
+            if limit is None:
+                found = np.zeros(0, np.int32)
+            elif self._signal(key).danger == "low":
+                found = mask_index(worst < limit.guard)
+            else:
+                found = mask_index(worst > limit.guard)
+            self._cache["beyond", key] = found
+        return cast(I32, found)
 
     def commanded(self, control: str) -> F64:
         """The value of the running lease per entity; NaN where there is none."""
