@@ -14,7 +14,7 @@ Authority = Literal["off", "advise", "approve", "act"]
 JobKind = Literal["training", "inference", "batch", "unknown"]
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     id: str = ""
 
 
