@@ -14,7 +14,6 @@ from twin.frame import F64, I32, I64, NS, Bool
 from twin.signals import Control
 
 NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
-STATE_NAMES = ("none", "sent", "accepted", "in_progress", "done", "failed", "expired")
 _ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
 _FIELDS = (
     "value",

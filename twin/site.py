@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from twin.frame import F32, F64, I32
-from twin.signals import TABLES
 from twin.sitefile import SiteFile
 
 MAX_REMEMBERED = 250_000  # names of nodes and GPUs that were asked for, so that they are parsed once
@@ -288,8 +287,3 @@ def _local_names(paths: list[str]) -> dict[str, int]:
     for i, path in enumerate(paths):
         found[path] = i
     return found
-
-
-def empty_sizes() -> dict[str, int]:
-    """A size of zero for every table."""
-    return dict.fromkeys(TABLES, 0)

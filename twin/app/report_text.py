@@ -75,11 +75,6 @@ def percent(share: float, digits: int = 3) -> str:
     return "–" if not math.isfinite(share) else f"{number(share * 100, digits)} %"
 
 
-def share_text(part: int, whole: int) -> str:
-    """How much of a whole."""
-    return "–" if whole <= 0 else percent(part / whole)
-
-
 def duration(seconds: float) -> str:
     """Two leading units: "2 d 4 h", "1.5 s"."""
     if not math.isfinite(seconds) or seconds < 0:
