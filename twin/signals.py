@@ -154,11 +154,11 @@ class Gpu(Table):
     sm_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
     tensor_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
     dram_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
-    # 0.1 GB/s: counters step finer, but what they count jitters by more than this from second to second
-    nvlink_tx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=1e8, reduce="mean")
-    nvlink_rx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=1e8, reduce="mean")
-    pcie_tx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=1e8, reduce="mean")
-    pcie_rx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=1e8, reduce="mean")
+    # about a thousandth of a link or less: counters step finer, but what they count jitters by more
+    nvlink_tx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
+    nvlink_rx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
+    pcie_tx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
+    pcie_rx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
     clock_event_bits = state(reduce="latch", high=0xFFFF)
     xid_code = state(high=9999)
     row_remap_pending_state = state("no", "yes", reduce="max")
