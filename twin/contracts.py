@@ -8,16 +8,16 @@ these contracts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from twin.events import OperatorRequest
+from twin.events import Event, OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
-from twin.inbox import Inbox
 from twin.jobs import Jobs
+from twin.reading import Block, Ignored, Message, Reading
 from twin.site import Envelope, Limit, Site
 
 Memory = dict[str, np.ndarray]  # column -> [n] of the table that the policy named
@@ -250,19 +250,53 @@ class Model(Protocol):
         ...
 
 
+Item = Reading | Block | Event
+
+
+class Decoder(Protocol):
+    """A codec: a pure function of a message, for one site."""
+
+    def decode(self, message: Message) -> Sequence[Item] | Ignored:
+        """What the message says. Raises BadMessage, with the reason, for what is no message of its kind."""
+        ...
+
+
+class Inlet(Protocol):
+    """Where a source leaves what it decoded: the Inbox behind it, the counts, and the urgent wake-up."""
+
+    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+        """Stage what one message or scrape brought; when it returns, the message may be acknowledged."""
+        ...
+
+    def ignore(self, what: str, why: str) -> None:
+        """Count a well-formed message that is not for us, by its kind."""
+        ...
+
+    def spoil(self, where: str, why: str) -> None:
+        """Count a bad message by where it came from (a topic, an address), and sample its reason."""
+        ...
+
+    def drop(self, where: str, why: str, count: int = 1) -> None:
+        """Count what was lost before it could be decoded: an overflow, an oversize."""
+        ...
+
+
 class Source(Protocol):
     """Where readings come from. The daemon supervises it: what it raises restarts it, and nothing else."""
 
-    async def run(self, inbox: Inbox) -> None:
-        """Put readings, blocks and events into the Inbox until cancelled; ConnectorError: a link is down."""
+    name: str
+
+    async def run(self, inlet: Inlet) -> None:
+        """Stage readings, blocks and events until cancelled. Raises ConnectorError when its link is down."""
         ...
 
 
 class Sink(Protocol):
     """Where commands go. Outcomes come back as `CommandAcked` events, never as a return value."""
 
-    controls: ClassVar[tuple[str, ...]]
-    enforces_safe: ClassVar[bool]  # whether a lapse is carried out by the device's own agent
+    name: str
+    controls: tuple[str, ...]
+    enforces_safe: bool  # whether a lapse is carried out by the device's own agent
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
         """Carry out, idempotent by command number. Raises ActuationError when the device refuses."""

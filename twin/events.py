@@ -110,9 +110,15 @@ class PluginRestored(_Event, frozen=True):
 
 
 class EpochChanged(_Event, frozen=True):
-    """A new leader's term: commands carry it, so that devices refuse a deposed daemon."""
+    """A new leader's term: commands carry it, so that devices refuse a deposed daemon.
+
+    `head` is the predecessor's last known journal head. With `adopt` the leader is new to this site: it adopts
+    what it finds, and changes nothing for one lease unless protective.
+    """
 
     epoch: int
+    head: str = ""
+    adopt: bool = False
 
 
 class JobStarted(_Event, frozen=True):
@@ -125,6 +131,13 @@ class JobStarted(_Event, frozen=True):
     priority: int = 0
     tenant: str = ""
     floor_w: float = 0.0
+    account: str = ""
+    time_limit_s: float = 0.0
+    """0: no limit is known."""
+    checkpoint_interval_s: float = 0.0
+    checkpoint_save_s: float = 0.0
+    checkpoint_restart_s: float = 0.0
+    """What the job says of its own checkpoints; 0: nothing."""
 
 
 class JobEnded(_Event, frozen=True):
@@ -132,6 +145,23 @@ class JobEnded(_Event, frozen=True):
 
     job: str
     reason: str = ""
+
+
+class MaintenanceBegun(_Event, frozen=True):
+    """People work on these entities and all below them until `until_ns`: no alarms, no commands, no learning."""
+
+    author: str
+    table: str
+    names: tuple[str, ...]
+    until_ns: int
+    reason: str = ""
+
+
+class MaintenanceEnded(_Event, frozen=True):
+    """The maintenance window with this id is over before its time."""
+
+    author: str
+    window: str
 
 
 class EntityReplaced(_Event, frozen=True):
@@ -197,6 +227,8 @@ Event = (
     | EpochChanged
     | JobStarted
     | JobEnded
+    | MaintenanceBegun
+    | MaintenanceEnded
     | EntityReplaced
     | SiteChanged
     | BudgetGranted

@@ -1,0 +1,139 @@
+"""Live: what the daemon is at this moment, as its interfaces see it, and the one door through which they ask.
+
+Interfaces run between ticks on the daemon's loop, so what they read is consistent. What they ask becomes an
+event of the next frame; what they do that is no event is a note in the journal. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from twin.app.config import Loaded
+from twin.contracts import Decision
+from twin.engine import Engine
+from twin.events import Event
+
+MAX_LINES = 2000  # journal records that interfaces can show without reading the file
+MAX_WAITING = 1000  # requests whose outcome somebody waits for
+MAX_FOLLOWERS = 64
+FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
+
+
+@dataclass
+class Part:
+    """How a supervised source, sink or service is doing."""
+
+    name: str
+    kind: Literal["source", "sink", "service"]
+    state: Literal["starting", "running", "waiting", "stopped"] = "starting"
+    since_ns: int = 0
+    restarts: int = 0
+    error: str = ""
+
+
+@dataclass
+class TickStats:
+    """What ticks cost and how late they were; the last few hundred."""
+
+    ticks: int = 0
+    skipped: int = 0
+    urgent: int = 0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
+    late_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
+
+
+@dataclass
+class Line:
+    """A journal record as an interface shows it."""
+
+    kind: str
+    tick: int
+    now_ns: int
+    body: dict[str, Any]
+
+
+@dataclass
+class Live:
+    """The daemon's present. `role` is `leader` where commands may leave, else `standby`."""
+
+    loaded: Loaded
+    engine: Engine
+    started_ns: int
+    run_dir: str = ""
+    version: str = ""
+    role: Literal["leader", "standby", "starting"] = "starting"
+    epoch: int = 0
+    ready: bool = False
+    stopping: bool = False
+    decision: Decision | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    stats: TickStats = field(default_factory=TickStats)
+    counts: dict[str, int] = field(default_factory=dict)  # of the shell: dropped, lines not written, ...
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    # Set by the daemon before interfaces start.
+    put_event: Callable[[Event], bool] = lambda event: False
+    write_note: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
+    reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
+    messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
+    alarms: Any = None  # twin.app.alarms.AlarmBook
+    history: Any = None  # twin.app.history_store.HistoryStore
+    _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
+    _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
+
+    async def submit(self, event: Event, timeout_s: float = 10.0) -> str | None:
+        """Put an event (with an id) into the next frame; why it was refused, or None if it holds."""
+        if not event.id:
+            return "an event needs an id"
+        key = f"{type(event).__name__}:{event.id}"
+        if len(self._waiting) >= MAX_WAITING or key in self._waiting:
+            return "too many requests wait for the next tick, or this one does already"
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            if not self.put_event(event):
+                return "the queue of events is full; try again"
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            return f"no tick took it within {timeout_s:g} s; it may still take effect"
+        finally:
+            self._waiting.pop(key, None)
+
+    def note(self, kind: str, body: dict[str, Any]) -> None:
+        """A line in the journal that is no decision: an access refused, an alarm acknowledged."""
+        self.write_note(kind, body)
+
+    def settle(self, decision: Decision, events: tuple[Event, ...]) -> None:
+        """After a tick: answer who waits, keep the records, wake the followers."""
+        refused = {
+            (r["event"].get("type", ""), r["event"].get("id", "")): r.get("refused")
+            for r in decision.records
+            if r.get("kind") == "event"
+        }
+        for event in events:
+            waiting = self._waiting.get(f"{type(event).__name__}:{event.id}") if event.id else None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(refused.get((type(event).__name__, event.id)))
+        for record in decision.records:
+            body = {k: v for k, v in record.items() if k != "kind"}
+            self.lines.append(Line(record["kind"], decision.tick, decision.now_ns, body))
+        self.decision = decision
+        for queue in self._followers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(decision)
+
+    def follow(self) -> asyncio.Queue[Decision | None] | None:
+        """A queue that gets each decision, the oldest lost to a slow reader; None when too many follow."""
+        if len(self._followers) >= MAX_FOLLOWERS:
+            return None
+        queue: asyncio.Queue[Decision | None] = asyncio.Queue(FOLLOWER_QUEUE)
+        self._followers.add(queue)
+        return queue
+
+    def unfollow(self, queue: asyncio.Queue[Decision | None]) -> None:
+        """The follower is gone."""
+        self._followers.discard(queue)
