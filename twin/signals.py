@@ -50,7 +50,15 @@ class Rack(Table):
         "degC", -10, 110, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
     )
     flow_lpm = signal(
-        "l/min", 0, 1000, quantum=0.001, reduce="min", period_s=100, slew_per_s=1.0, danger="low"
+        "l/min",
+        0,
+        1000,
+        quantum=0.001,
+        reduce="min",
+        period_s=100,
+        slew_per_s=1.0,
+        danger="low",
+        urgent_drop_pu=0.5,
     )
     diff_pressure_pa = signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
     diff_pressure_setpoint_pa = signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
@@ -113,6 +121,7 @@ class Node(Table):
     leak_state = state("no_leak", "leak", reduce="latch", period_s=60, urgent_at=1)
     power_on_state = state("off", "on", period_s=60)
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
+    agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = signal("W", 0, 2e4, quantum=0.1, period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
     service_level = control(
@@ -165,6 +174,8 @@ class Gpu(Table):
     recovery_action_state = state(
         "none", "reset_gpu", "reboot_node", "drain_p2p", "drain_and_reset", reduce="max"
     )
+    row_remap_failed_state = state("no", "yes", reduce="max")
+    health_state = state("ok", "fault", reduce="max")
     energy_mj = counter("mJ", max_per_s=3e6)
     throttle_power_ns = counter("ns", max_per_s=1.5e9)
     throttle_thermal_ns = counter("ns", max_per_s=1.5e9)
@@ -172,7 +183,9 @@ class Gpu(Table):
     ecc_sbe_count = counter("count", max_per_s=1e6)
     ecc_dbe_count = counter("count", max_per_s=1e3)
     row_remap_count = counter("count", max_per_s=1e2)
-    nvlink_error_count = counter("count", max_per_s=1e7)
+    nvlink_error_count = counter("count", max_per_s=1e7)  # CRC, of flits and of data
+    nvlink_replay_count = counter("count", max_per_s=1e7)
+    nvlink_recovery_count = counter("count", max_per_s=1e3)
     power_cap_w = control(
         "W", 0, 3000, on_expiry="safe", protective="low", readback="power_limit_w", slew_per_s=50, deadband=5
     )
@@ -184,7 +197,15 @@ class Cdu(Table):
     )
     return_temp_c = signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
     flow_lpm = signal(
-        "l/min", 0, 1e4, quantum=0.001, reduce="min", period_s=100, slew_per_s=5.0, danger="low"
+        "l/min",
+        0,
+        1e4,
+        quantum=0.001,
+        reduce="min",
+        period_s=100,
+        slew_per_s=5.0,
+        danger="low",
+        urgent_drop_pu=0.5,
     )
     supply_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, reduce="min", period_s=100)
     return_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
@@ -256,6 +277,36 @@ class Link(Table):
     temp_c = signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=10)
     error_count = counter("count", max_per_s=1e9, period_s=10)
     flap_count = counter("count", max_per_s=1e3, period_s=10)
+    symbol_error_count = counter("count", max_per_s=1e9, period_s=10)
+    recovery_count = counter("count", max_per_s=1e6, period_s=10)
+    discard_count = counter("count", max_per_s=1e9, period_s=10)
+    rx_bytes = counter("byte", max_per_s=1e13, period_s=10)
+    tx_bytes = counter("byte", max_per_s=1e13, period_s=10)
+
+
+class Switch(Table):
+    temp_c = signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=60)
+    power_w = signal("W", 0, 1e5, quantum=0.1, reduce="mean", period_s=60)
+    fan_hz = signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
+    health_state = state("ok", "degraded", "down", reduce="max", period_s=60)
+    port_down_count = signal("count", 0, 1e5, quantum=1, reduce="max", period_s=60)
+    rx_bytes = counter("byte", max_per_s=1e15, period_s=60)
+    tx_bytes = counter("byte", max_per_s=1e15, period_s=60)
+    error_count = counter("count", max_per_s=1e10, period_s=60)
+    discard_count = counter("count", max_per_s=1e10, period_s=60)
+
+
+class Storage(Table):
+    # Flush is towards the file system, restore from it, as checkpoints see them
+    flush_bytes_per_s = signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
+    restore_bytes_per_s = signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
+    write_latency_s = signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
+    read_latency_s = signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
+    used_pu = signal("1", 0, 1, quantum=1e-5, period_s=60)
+    health_state = state("ok", "degraded", "down", reduce="max", period_s=60)
+    written_bytes = counter("byte", max_per_s=1e14, period_s=15)
+    read_bytes = counter("byte", max_per_s=1e14, period_s=15)
+    error_count = counter("count", max_per_s=1e9, period_s=60)
 
 
 class Job(Table):
@@ -284,7 +335,8 @@ class Job(Table):
 
 
 TABLES: dict[str, type[Table]] = {
-    t.table: t for t in (Site, Hall, Supernode, Rack, Node, Gpu, Cdu, Loop, Feeder, Link, Job)
+    t.table: t
+    for t in (Site, Hall, Supernode, Rack, Node, Gpu, Cdu, Loop, Feeder, Link, Switch, Storage, Job)
 }
 
 

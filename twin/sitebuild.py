@@ -152,6 +152,8 @@ def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> d
         "loop": len(draft.loops),
         "feeder": len(draft.feeders),
         "link": links,
+        "switch": len(draft.switches),
+        "storage": len(draft.storage),
         "job": max(1, min(file.max_jobs, MAX_JOBS)),
     }
 
@@ -187,15 +189,7 @@ def _assemble(
     site = Site(
         file=file,
         spec_hash=spec.digest(),
-        names={
-            "site": [file.site],
-            "hall": draft.halls,
-            "supernode": draft.supernodes,
-            "rack": draft.racks,
-            "cdu": draft.cdus,
-            "loop": draft.loops,
-            "feeder": draft.feeders,
-        },
+        names={"site": [file.site], "supernode": draft.supernodes, **draft.named()},
         sizes=sizes,
         hall_of_rack=np.array(draft.rack_hall, np.int32),
         supernode_of_node=np.array(draft.node_supernode, np.int32),

@@ -25,7 +25,7 @@ from twin.sitefile import (
 )
 
 MAX_GPUS = 4_000_000  # and nodes
-MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops: what has a name of its own
+MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, switches: what has a name of its own
 MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
 MAX_JOBS = 1_000_000
@@ -55,8 +55,22 @@ class Draft:
     feeders: list[str] = field(default_factory=list)
     feeder_group: list[FeederGroup] = field(default_factory=list)
     feeder_serves: list[tuple[str, list[str]]] = field(default_factory=list)
+    switches: list[str] = field(default_factory=list)
+    storage: list[str] = field(default_factory=list)
     planes: dict[str, int] = field(default_factory=dict)  # their order
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
+
+    def named(self) -> dict[str, list[str]]:
+        """Full paths of what has a name of its own in the file, by table."""
+        return {
+            "rack": self.racks,
+            "cdu": self.cdus,
+            "feeder": self.feeders,
+            "hall": self.halls,
+            "loop": self.loops,
+            "switch": self.switches,
+            "storage": self.storage,
+        }
 
     def unknown(self, problem: str) -> None:
         """Note a name that the file does not have, unless it may be one that could not be read."""
@@ -92,6 +106,8 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
         _expand_feeders(draft, group, f"$.feeders[{i}]", file.site)
     for i, loop in enumerate(file.loops):
         draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
+    for i, store in enumerate(file.storage):
+        draft.storage += [f"{file.site}/{n}" for n in _names(draft, f"$.storage[{i}].name", store.name)]
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")
@@ -99,14 +115,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
             draft.problems.append(
                 f"$.halls.planes: links of {plane} would be named like those of another plane"
             )
-    named = {
-        "rack": draft.racks,
-        "cdu": draft.cdus,
-        "feeder": draft.feeders,
-        "hall": draft.halls,
-        "loop": draft.loops,
-    }
-    for table, names in named.items():
+    for table, names in draft.named().items():
         seen: set[str] = set()
         for name in names:
             if name in seen:
@@ -125,8 +134,7 @@ def _names(draft: Draft, path: str, pattern: str) -> list[str]:
         draft.names_lost = True
         draft.count(path, 1)
         return []
-    own = (draft.racks, draft.feeders, draft.cdus, draft.halls, draft.loops)
-    if len(names) + sum(map(len, own)) > MAX_NAMED:
+    if len(names) + sum(map(len, draft.named().values())) > MAX_NAMED:
         draft.refuse(f"{path}: more than {MAX_NAMED} names with this one; expected fewer for one daemon")
         return []
     return names if draft.count(path, len(names)) else []
@@ -144,6 +152,9 @@ def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: 
             _expand_feeders(draft, feeder, f"{path}.feeders[{i}]", prefix)
         for i, plane in enumerate(hall.planes):
             _expand_plane(draft, plane, f"{path}.planes[{i}]", prefix, draft.racks[first:])
+        for i, switch in enumerate(hall.switches):
+            found = _names(draft, f"{path}.switches[{i}].name", switch.name)
+            draft.switches += [f"{prefix}/{n}" for n in found]
         if draft.too_large:
             return
 

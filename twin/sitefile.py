@@ -86,14 +86,27 @@ class Plane(_Strict, frozen=True):
     racks: list[str] = []
 
 
+class SwitchGroup(_Strict, frozen=True):
+    """Network switches that report for themselves; the links of nodes belong to planes."""
+
+    name: str
+
+
+class StorageGroup(_Strict, frozen=True):
+    """File systems that jobs flush their checkpoints to and restore them from."""
+
+    name: str
+
+
 class Hall(_Strict, frozen=True):
-    """A room: racks, the CDUs and feeders that stand in it, and its network planes."""
+    """A room: racks, the CDUs, feeders and switches that stand in it, and its network planes."""
 
     name: str
     racks: list[RackGroup] = []
     cdus: list[CduGroup] = []
     feeders: list[FeederGroup] = []
     planes: list[Plane] = []
+    switches: list[SwitchGroup] = []
 
 
 class ControlLimits(_Strict, frozen=True):
@@ -133,6 +146,7 @@ class SiteFile(_Strict, frozen=True):
     halls: list[Hall] = []
     loops: list[LoopGroup] = []
     feeders: list[FeederGroup] = []
+    storage: list[StorageGroup] = []
     max_jobs: int = 1024
     controls: dict[str, ControlLimits] = {}
     periods_s: dict[str, float] = {}

@@ -243,3 +243,69 @@ def test_huge_values_are_quoted_in_brief() -> None:
 def test_a_file_of_wrong_form_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twin.site.SiteSpec.digest", lambda self: pytest.fail("hashed"))
     assert len(problems_of(two_racks(q0=[["x"]]))) == 1
+
+
+def with_stores(*switches: str, stores: str = "fs[1-2]") -> dict[str, Any]:
+    """Two racks with switches in the hall and file systems of the site."""
+    tree = two_racks(storage=[{"name": stores}])
+    tree["halls"][0]["switches"] = [{"name": n} for n in switches]
+    return tree
+
+
+def test_switches_and_file_systems_have_names() -> None:
+    site = site_of(with_stores("leaf[1-4]", "spine1"))
+    assert (site.sizes["switch"], site.sizes["storage"]) == (5, 2)
+    assert site.name("switch", 4) == "lab/h/spine1"
+    assert site.name("storage", 1) == "lab/fs2"
+    for name in ("lab/h/leaf3", "h/leaf3", "leaf3"):
+        assert site.entity("switch", name) == 2
+    assert site.entity("storage", "fs1") == 0
+    assert site.entity("storage", "leaf1") is None
+    twin = Twin(with_stores("leaf[1-4]"))
+    twin.tick({"switch.temp_c": 40.0, "storage.flush_bytes_per_s": [1e9, 2e9]})
+    row = TABLES["storage"].by_name["flush_bytes_per_s"].row
+    assert twin.engine.state.tables["storage"].value[row].tolist() == [1e9, 2e9]
+
+
+def test_what_switches_and_file_systems_said_moves_with_their_paths() -> None:
+    twin = Twin(with_stores("leaf[1-3]"))
+    twin.tick({"switch.temp_c": [41.0, 42.0, 43.0], "storage.used_pu": [0.25, 0.5]})
+    tree = with_stores("leaf3", "leaf[8-9]", "leaf2", stores="fs[2-3]")
+    kept = slots_kept(twin.site, site_of(tree))
+    assert kept["switch"].tolist() == [2, -1, -1, 1]
+    assert kept["storage"].tolist() == [1, -1]
+    spec = SiteSpec(tree, _profiles("gb200-nvl72"))
+    twin.tick(None, SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    tables = twin.engine.state.tables
+    temps = tables["switch"].value[TABLES["switch"].by_name["temp_c"].row]
+    assert (temps[0], temps[3]) == (43.0, 42.0)
+    assert np.isnan(temps[1:3]).all()
+    used = tables["storage"].value[TABLES["storage"].by_name["used_pu"].row]
+    assert used[0] == 0.5
+    assert np.isnan(used[1])
+
+
+def test_a_site_without_switches_gains_some() -> None:
+    twin = Twin(two_racks())
+    twin.tick({"rack.power_w": 1000.0})
+    spec = SiteSpec(with_stores("leaf1"), _profiles("gb200-nvl72"))
+    twin.tick(None, SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    assert twin.engine.site.entity("switch", "leaf1") == 0
+    assert (
+        twin.engine.state.tables["rack"].value[TABLES["rack"].by_name["power_w"].row].tolist() == [1000.0] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    "tree, expected",
+    [
+        (with_stores("a", "a"), "$: the switch lab/h/a is described twice"),
+        (with_stores("a", stores="a[3-1]"), "$.storage[0].name: expected an ascending range"),
+        (with_stores("a b"), "$.halls[0].switches[0].name: expected a name"),
+        (with_stores("a", stores="x[1-200000]"), "$.storage[0].name: more than 200000 names"),
+        ({**two_racks(), "storage": ["fs1"]}, "$.storage[0]: expected `object`"),
+        ({**two_racks(), "storage": [{"name": "fs1", "size": 3}]}, "$.storage[0].size: unknown key"),
+    ],
+)
+def test_faulty_switches_and_file_systems_are_refused(tree: dict[str, Any], expected: str) -> None:
+    assert any(p.startswith(expected) for p in problems_of(tree)), problems_of(tree)

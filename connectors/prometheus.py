@@ -1,0 +1,203 @@
+"""Prometheus exporters as sources: a page is fetched each period and read by a mapping.
+
+`PageDecoder` is a pure function of the page's bytes (the text format, read by `prometheus_client`);
+`PrometheusSource` fetches with aiohttp. It follows no redirect, uses no proxy of the environment and takes no
+page beyond a limit. May import `twin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from connectors.series import Faults, Sample, SeriesTable, Sums, packed
+from connectors.series_map import SeriesMap, load_map
+from twin.contracts import Inlet
+from twin.errors import BadMessage, ConfigError, ConnectorError
+from twin.reading import Block, Names, Reading
+
+MAX_PAGE = 32 * 2**20
+MAX_SAMPLES = 500_000  # of a page that the mapping names
+MAX_LINE = 16 * 2**10
+SLICE = 200  # lines that are read at a stretch, between which the loop goes on
+FAILURES = 3  # fetches on end before the link counts as down
+_END = b"{ \t"
+
+
+class PageDecoder:
+    """Reads pages of one exporter. `place` is the entity whose series these are if the labels do not say."""
+
+    def __init__(
+        self, site: Names, mapping: SeriesMap, file: str = "mapping", place: str | None = None,
+        sums: Sums | None = None,
+    ) -> None:  # fmt: skip
+        self._table = SeriesTable(mapping, site, file, place, sums)
+        self._wanted = {name.encode() for name in self._table.wanted}
+
+    @property
+    def faults(self) -> Faults:
+        """Bad lines and values of pages that were read all the same."""
+        return self._table.faults
+
+    def decode(self, page: bytes, t_ns: int) -> list[Reading | Block]:
+        """What a page of that instant says. Raises BadMessage if it is no page of this kind."""
+        return self.readings([s for some in self.parse(page) for s in some], t_ns)
+
+    def parse(self, page: bytes) -> Iterator[list[Sample]]:
+        """The samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
+        if len(page) > MAX_PAGE:
+            raise BadMessage(f"a page of {len(page)} bytes; expected at most {MAX_PAGE}")
+        lines = self._lines(page)
+        count = bad = 0
+        why = ""
+        while chunk := list(islice(lines, SLICE)):
+            try:
+                samples = list(_samples(b"\n".join(chunk)))
+            except ValueError:
+                samples = []
+                for line in chunk:
+                    try:
+                        samples += _samples(line)
+                    except ValueError as error:
+                        bad += 1
+                        why = f"line {line[:60]!r}: {str(error)[:100]}"
+                        self.faults.add(why)
+            count += len(samples)
+            if count > MAX_SAMPLES:
+                raise BadMessage(f"more than {MAX_SAMPLES} samples; expected fewer on one page")
+            yield samples
+        if bad and not count:
+            raise BadMessage(f"{why}; {bad} bad lines and no good one")
+
+    def readings(self, samples: list[Sample], t_ns: int) -> list[Reading | Block]:
+        """What the samples of a page say. Raises BadMessage if none of them is of the site."""
+        readings = self._table.read(samples, t_ns)
+        if not readings:
+            what = (
+                f"none of {len(samples)} is of an entity of the site" if samples else "the mapping knows none"
+            )
+            raise BadMessage(f"no series to read: {what}")
+        return packed(readings)
+
+    def _lines(self, page: bytes) -> Iterator[bytes]:
+        """The lines of series that the mapping names: an exporter has many others, and comments."""
+        for line in page.split(b"\n"):
+            cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
+            if cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE:
+                yield line
+
+
+def _samples(text: bytes) -> Iterator[Sample]:
+    """The samples of some lines. Raises ValueError if one of them is not well-formed."""
+    for family in text_string_to_metric_families(text.decode("utf-8") + "\n"):
+        for sample in family.samples:
+            at = None
+            if sample.timestamp is not None:
+                at = round(float(sample.timestamp) * 1e3) * 10**6  # written in milliseconds
+                if not 0 < at < 2**62:
+                    raise ValueError(f"time {at}; expected milliseconds since 1970")
+            yield Sample(sample.name, sample.labels, sample.value, at)
+
+
+def _trust(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
+    """How to trust a server, and who we are. Raises ConfigError."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            context.load_cert_chain(cert_file, key_file)
+    except (OSError, ValueError) as error:
+        files = ", ".join(f for f in (ca_file, cert_file, key_file) if f)
+        raise ConfigError(f"{files}: expected certificates and a key in PEM: {error}") from error
+    return context
+
+
+class PrometheusSource:
+    """Scrapes one exporter. `mapping` may be the name of a packaged one, or a file.
+
+    `token` is sent as a bearer's. For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
+    Raises ConfigError for a mapping or a file that cannot be used.
+    """
+
+    def __init__(
+        self, name: str, url: str, mapping: SeriesMap | str, site: Names, *, period_s: float = 15.0,
+        timeout_s: float = 5.0, place: str | None = None, token: str | None = None,
+        ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+        sums: Sums | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        file = "mapping"
+        if isinstance(mapping, str):
+            mapping, file = load_map(mapping)
+        self.decoder = PageDecoder(site, mapping, file, place, sums)
+        self._url, self._period_s, self._timeout_s = url, period_s, timeout_s
+        self._tls = _trust(ca_file, cert_file, key_file) if url.startswith("https:") else None
+        self._shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
+        self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    async def run(self, inlet: Inlet) -> None:
+        """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        failed = 0
+        async with aiohttp.ClientSession(
+            timeout=timeout, trust_env=False, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        ) as session:  # fmt: skip
+            # the first at once, the others at a phase of its own: many exporters are not asked all at once
+            due_s = time.monotonic() - self._period_s * (1 - zlib.crc32(self.name.encode()) / 2**32)
+            while True:
+                try:
+                    page = await self._fetch(session)
+                except ConnectorError as error:
+                    failed += 1
+                    if failed >= FAILURES:
+                        raise
+                    inlet.spoil(self.name, str(error))
+                else:
+                    failed = 0
+                    await self._take(page, inlet)
+                due_s = max(due_s + self._period_s, time.monotonic())
+                await asyncio.sleep(due_s - time.monotonic())
+
+    async def _take(self, page: bytes, inlet: Inlet) -> None:
+        """Stage what a page says; a large one is read in slices, so that the loop is not held up."""
+        now_ns = time.time_ns()
+        try:
+            samples: list[Sample] = []
+            for some in self.decoder.parse(page):
+                samples += some
+                await asyncio.sleep(0)
+            inlet.stage(self.decoder.readings(samples, now_ns), now_ns)
+        except BadMessage as error:
+            inlet.spoil(self.name, str(error))
+        for why, count in self.decoder.faults.take():
+            inlet.spoil(self.name, why if count == 1 else f"{why} ({count} times)")
+
+    async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
+        """One page. Raises ConnectorError with what the exporter did instead."""
+        options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
+        try:
+            async with session.get(self._url, allow_redirects=False, **options) as answer:
+                if answer.status != 200:
+                    raise ConnectorError(f"{self._shown}: answers {answer.status}; expected 200")
+                page = bytearray()
+                async for part in answer.content.iter_chunked(2**16):
+                    page += part
+                    if len(page) > MAX_PAGE:
+                        raise ConnectorError(f"{self._shown}: a page beyond {MAX_PAGE} bytes")
+                return bytes(page)
+        except TimeoutError as error:
+            raise ConnectorError(f"{self._shown}: no whole answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            why = str(error).replace(self._url, self._shown)[:200]
+            raise ConnectorError(f"{self._shown}: {type(error).__name__}: {why}") from None

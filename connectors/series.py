@@ -1,0 +1,344 @@
+"""Labelled series as readings: which labels name the entity, which series is which signal, by a mapping.
+
+What Prometheus exporters, Telegraf and Sparkplug devices send has one form: a name, labels (tags), a number,
+perhaps an instant. A mapping (`connectors.series_map`) says what to make of it; units are converted here.
+Pure. May import `twin`; knows a site only through `Names`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from connectors.hostlist import expand_names
+from connectors.ipmi import conversion
+from connectors.series_map import Measure, Rule, SeriesMap
+from twin.errors import ConfigError
+from twin.frame import F32
+from twin.reading import Block, Names, Reading
+from twin.signals import TABLES, Signal
+
+MAX_LABEL = 256  # characters of a label that may name an entity
+MAX_PLACES, MAX_STRANGERS = 200_000, 2_000  # label sets that are remembered: of entities, of none
+MAX_PARTS = 500_000  # counters that are parts of sums
+MAX_FAULTS = 200  # kinds of fault between two looks at them
+MIN_BLOCK = 8  # cells from which a block costs less than single readings
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+class Sample(NamedTuple):
+    """One number of a report; `t_ns` None: the instant of the report."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float | int | str | bool | None
+    t_ns: int | None = None
+    measurement: str | None = None
+
+
+class Faults:
+    """What was wrong in reports that were otherwise read; the caller takes and counts them."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, int] = {}
+
+    def add(self, why: str) -> None:
+        """One more of this kind; beyond MAX_FAULTS kinds they are counted as one."""
+        if why not in self.kinds and len(self.kinds) >= MAX_FAULTS:
+            why = "others, too many to list"
+        self.kinds[why] = self.kinds.get(why, 0) + 1
+
+    def take(self) -> list[tuple[str, int]]:
+        """(why, how often) since the last call."""
+        taken, self.kinds = list(self.kinds.items()), {}
+        return taken
+
+
+class Sums:
+    """Counters that are sums of parts, kept by growth: a part that comes or goes makes no jump.
+
+    One instance may serve several sources whose parts feed the same entity. Totals begin at zero with the
+    process, which the Inbox takes for a reset.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, ...], int] = {}
+        self._total: dict[tuple[str, int, str], int] = {}
+
+    def add(self, cell: tuple[str, int, str], part: tuple[Any, ...], value: int) -> int | None:
+        """The total of a cell after `value` of one of its parts; None for a part too many."""
+        key = (*cell, part)
+        last = self._last.get(key)
+        if last is None and len(self._last) >= MAX_PARTS:
+            return None
+        self._last[key] = value
+        growth = 0 if last is None else max(0, value - last)
+        self._total[cell] = total = self._total.get(cell, 0) + growth
+        return total
+
+
+class _Line(NamedTuple):
+    """What one series of one rule does."""
+
+    rule: _Rule
+    measure: Measure
+    signal: Signal
+    factor: float
+    offset: float
+
+
+class _Rule:
+    """A checked rule: its patterns, and the labels that decide on the entity."""
+
+    def __init__(self, rule: Rule, at: str, faults: list[str]) -> None:
+        self.table, self.templates = rule.table, rule.entity
+        self.ratios, self.numbers = rule.ratios, rule.numbers
+        self.where: dict[str, re.Pattern[str]] = {}
+        groups: set[str] = set()
+        for label, pattern in rule.where.items():
+            try:
+                self.where[label] = re.compile(pattern)
+                groups |= set(self.where[label].groupindex)
+            except re.error as error:
+                faults.append(f"{at}.where.{label}: {error}")
+        fields = {f for t in rule.entity for f in _FIELD.findall(t)}
+        self.labels = tuple(sorted(((fields | set(rule.numbers)) - groups) | set(rule.where)))
+        if rule.table not in TABLES:
+            faults.append(f"{at}.table: expected one of {', '.join(TABLES)}, got {rule.table[:60]!r}")
+        if not rule.entity:
+            faults.append(f"{at}.entity: expected at least one template, such as '{{host}}/gpu{{index}}'")
+        if any(n.divide < 1 for n in rule.numbers.values()):
+            faults.append(f"{at}.numbers: expected a whole number >= 1 to divide by")
+
+    def names(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """(first part, rest) of what the templates make of these labels; nothing where a pattern fails."""
+        found: dict[str, str] = {}
+        for label, pattern in self.where.items():
+            text = labels.get(label, "")
+            match = pattern.fullmatch(text) if len(text) <= MAX_LABEL else None
+            if match is None:
+                return
+            found |= {k: v for k, v in match.groupdict().items() if v is not None}
+        known = {**labels, **found}
+        for label, number in self.numbers.items():
+            text = known.get(label, "")
+            if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) < number.subtract:
+                return
+            known[label] = str((int(text) - number.subtract) // number.divide)
+        for template in self.templates:
+            fields = _FIELD.findall(template)
+            if all(0 < len(known.get(f, "")) <= MAX_LABEL for f in fields):
+                head, _, tail = template.partition("/")
+                yield _filled(head, known), _filled(tail, known)
+
+
+def _filled(template: str, labels: Mapping[str, str]) -> str:
+    return _FIELD.sub(lambda m: labels[m[1]], template)
+
+
+class SeriesTable:
+    """A checked mapping for one site: turns the samples of a report into readings and blocks.
+
+    `place` is a label of that name which every sample has: the entity that a source stands for. `faults` has
+    what was wrong with single samples.
+    """
+
+    def __init__(
+        self, mapping: SeriesMap, site: Names, file: str = "mapping", place: str | None = None,
+        sums: Sums | None = None,
+    ) -> None:  # fmt: skip
+        self.faults = Faults()
+        self.unmapped = self.strangers = 0  # samples without a rule, and without an entity
+        self._site, self._place, self._sums = site, place, sums or Sums()
+        self._blank = frozenset(mapping.blank)
+        self._lines: dict[tuple[str | None, str], list[_Line]] = {}
+        self._parts: dict[tuple[str | None, str], list[_Rule]] = {}  # of ratios
+        self._places: dict[tuple[Any, ...], int] = {}
+        self._strangers: set[tuple[Any, ...]] = set()
+        faults: list[str] = []
+        try:
+            self._names = expand_names(mapping.names, f"{file}: $.names")
+        except ConfigError as error:
+            faults += error.problems
+        for i, rule in enumerate(mapping.rules):
+            self._add(rule, f"{file}: $.rules[{i}]", faults)
+        if faults:
+            raise ConfigError(faults)
+        self.wanted = frozenset(name for _, name in (*self._lines, *self._parts))
+        """Names of series that some rule reads."""
+
+    def _add(self, rule: Rule, at: str, faults: list[str]) -> None:
+        made = _Rule(rule, at, faults)
+        table = TABLES.get(rule.table)
+        signals = table.by_name if table else {}
+        own = {s.key: s.name for s in signals.values()} if rule.own else {}
+        for name, given in {**own, **rule.signals}.items():
+            measure = Measure(signal=given) if isinstance(given, str) else given
+            signal = signals.get(measure.signal)
+            factor = (measure.factor, measure.offset)
+            if signal is None:
+                faults.append(f"{at}.signals.{name}: {rule.table} has no signal {measure.signal[:60]!r}")
+                continue
+            if measure.unit is not None:
+                units = conversion(measure.unit, signal.unit)
+                if units is None or factor != (1.0, 0.0):
+                    faults.append(
+                        f"{at}.signals.{name}.unit: cannot turn {measure.unit!r} into {signal.unit!r}"
+                    )
+                factor = units or factor
+            if measure.add and signal.kind != "counter":
+                faults.append(f"{at}.signals.{name}.add: expected a counter, {signal.key} is none")
+            self._lines.setdefault((rule.measurement, name), []).append(_Line(made, measure, signal, *factor))
+        for k, ratio in enumerate(rule.ratios):
+            if (to := signals.get(ratio.signal)) is None or to.unit != "1":
+                faults.append(
+                    f"{at}.ratios[{k}].signal: expected a signal in 0..1, got {ratio.signal[:60]!r}"
+                )
+        for name in dict.fromkeys(n for ratio in rule.ratios for n in (ratio.part, *ratio.of)):
+            self._parts.setdefault((rule.measurement, name), []).append(made)
+
+    def read(self, samples: Iterable[Sample], t_ns: int) -> list[Reading]:
+        """The readings of one report that arrived at `t_ns`."""
+        out: list[Reading] = []
+        shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
+        sums: dict[tuple[str, int, str], tuple[int, int]] = {}
+        for sample in samples:
+            key = (sample.measurement, sample.name)
+            lines, rules = self._lines.get(key, ()), self._parts.get(key, ())
+            self.unmapped += not lines and not rules
+            at = t_ns if sample.t_ns is None else sample.t_ns
+            for line in lines:
+                entity = self._entity(line.rule, sample.labels)
+                if entity is None:
+                    continue
+                signal, value = line.signal, self._value(line, sample)
+                if not line.measure.add:
+                    out.append(Reading(signal.table, entity, signal.name, value, at))
+                elif value is not None:
+                    cell = (signal.table, entity, signal.name)
+                    total = self._sums.add(cell, (*key, *sorted(sample.labels.items())), int(value))
+                    if total is None:
+                        self.faults.add(
+                            f"more than {MAX_PARTS} parts of sums; {sample.name[:80]} is left out"
+                        )
+                    else:
+                        sums[cell] = total, at
+            for rule in rules:
+                entity = self._entity(rule, sample.labels)
+                if entity is not None and isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
+                    parts = shares.setdefault((id(rule), entity), (rule, entity, at, {}))[3]
+                    parts[sample.name] = parts.get(sample.name, 0.0) + float(sample.value)
+        for (table, entity, name), (total, at) in sums.items():
+            out.append(Reading(table, entity, name, total, at))
+        for rule, entity, at, parts in shares.values():
+            out += _shares(rule, entity, parts, at)
+        return out
+
+    def _entity(self, rule: _Rule, labels: Mapping[str, str]) -> int | None:
+        key: tuple[Any, ...] = (id(rule), *map(labels.get, rule.labels))
+        found = self._places.get(key)
+        if found is not None:
+            return found
+        if key in self._strangers:
+            self.strangers += 1
+            return None
+        given = labels if self._place is None else {"place": self._place, **labels}
+        for head, tail in rule.names(given):
+            head = self._names.get(head) or self._names.get(head.partition(".")[0], head)
+            found = self._site.entity(rule.table, f"{head}/{tail}" if tail else head)
+            if found is not None:
+                break
+        if found is None:
+            self.strangers += 1
+            if len(self._strangers) >= MAX_STRANGERS:
+                self._strangers.clear()
+            if sum(map(len, filter(None, key[1:]))) <= 4 * MAX_LABEL:
+                self._strangers.add(key)
+        elif len(self._places) < MAX_PLACES:
+            self._places[key] = found
+        return found
+
+    def _value(self, line: _Line, sample: Sample) -> float | None:
+        """The value in the core unit, None for "no reading"; what cannot be read is a fault."""
+        raw, measure = sample.value, line.measure
+        if measure.states:
+            word = raw if isinstance(raw, str) else f"{raw:g}" if isinstance(raw, int | float) else "null"
+            if word not in measure.states:
+                known = ", ".join(measure.states)[:80]
+                self.faults.add(f"{sample.name[:80]}: {word[:40]!r} is none of {known}")
+            return measure.states.get(word)
+        if raw is None:
+            return None
+        if isinstance(raw, str):
+            self.faults.add(f"{sample.name[:80]}: {raw[:40]!r}; expected a number")
+            return None
+        try:
+            number = float(raw)
+        except OverflowError:
+            number = math.inf
+        if math.isnan(number) or number in self._blank or number in measure.blank:
+            return None
+        if line.signal.kind != "counter":
+            return number * line.factor + line.offset
+        if line.factor != 1.0 or line.offset != 0.0 or isinstance(raw, float):
+            raw = number * line.factor + line.offset
+        if not 0 <= raw < 2**63:
+            self.faults.add(f"{sample.name[:80]}: {number:g}; expected a count from 0 to 2^63")
+            return None
+        return round(raw)
+
+
+def _shares(rule: _Rule, entity: int, parts: dict[str, float], t_ns: int) -> Iterator[Reading]:
+    for ratio in rule.ratios:
+        if ratio.part not in parts or any(name not in parts for name in ratio.of):
+            continue
+        whole = sum(parts[name] for name in ratio.of)
+        share = parts[ratio.part] / whole if 0 < whole < math.inf else math.nan
+        if not math.isnan(share):
+            yield Reading(rule.table, entity, ratio.signal, 1 - share if ratio.complement else share, t_ns)
+
+
+def packed(readings: list[Reading]) -> list[Reading | Block]:
+    """The same with runs of neighbours that report alike as blocks; a second reading of a cell stays one."""
+    out: list[Reading | Block] = []
+    rows: dict[tuple[str, int], dict[int, dict[str, float | None]]] = {}
+    rest: list[Reading] = []
+    for r in readings:
+        cells = rows.setdefault((r.table, r.t_ns), {}).setdefault(r.entity, {})
+        if r.signal in cells or not r.trusted:
+            rest.append(r)
+        else:
+            cells[r.signal] = r.value
+    for (table, t_ns), entities in rows.items():
+        run: list[int] = []
+        for entity in sorted(entities):
+            if run and (entity != run[-1] + 1 or entities[entity].keys() != entities[run[0]].keys()):
+                out += _block(table, t_ns, run, entities)
+                run = []
+            run.append(entity)
+        out += _block(table, t_ns, run, entities)
+    return out + rest
+
+
+def _block(
+    table: str, t_ns: int, run: list[int], entities: dict[int, dict[str, float | None]]
+) -> list[Reading | Block]:
+    names, n = sorted(entities[run[0]]), len(run)
+    if len(names) * n < MIN_BLOCK:
+        return [Reading(table, e, s, v, t_ns) for e in run for s, v in entities[e].items()]
+    kinds = TABLES[table].by_name
+    signals = tuple(s for s in names if kinds[s].kind != "counter")
+    counters = tuple(s for s in names if kinds[s].kind == "counter")
+    values = np.array([[_number(entities[e][s], math.nan) for e in run] for s in signals], np.float64)
+    counts = np.array([[_number(entities[e][s], -1) for e in run] for s in counters], np.int64)
+    # beyond float32: the largest, to be judged out of range
+    narrow = cast(F32, np.clip(values, -1e38, 1e38).astype(np.float32).reshape(len(signals), n))
+    return [Block(table, run[0], signals, narrow, counters, counts.reshape(len(counters), n), t_ns)]
+
+
+def _number(value: float | None, none: float) -> float:
+    return none if value is None else value

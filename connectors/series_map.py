@@ -1,0 +1,122 @@
+"""Mapping files of labelled series: their schema, and how they are read.
+
+The packaged ones are `exporters/*.yaml`. A mapping says which labels of a series name the entity, and which
+signal it is; `connectors.series` applies it. May import `twin`; reads the file that it is asked for.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from connectors.ipmi import Strict, read_tree
+from twin.errors import ConfigError
+from twin.sitefile import convert
+
+EXPORTERS = Path(__file__).parent / "exporters"
+
+
+class Measure(Strict, frozen=True):
+    """What a series means. `unit` as on the wire, or `factor` and `offset` to the core unit.
+
+    `states` reads words or numbers (null: no reading); `blank` are numbers that mean "no reading". `add`:
+    several series are parts of one counter.
+    """
+
+    signal: str
+    unit: str | None = None
+    factor: float = 1.0
+    offset: float = 0.0
+    states: dict[str, float | None] = msgspec.field(default_factory=dict)
+    blank: list[float] = msgspec.field(default_factory=list)
+    add: bool = False
+
+
+class Ratio(Strict, frozen=True):
+    """A share: `part` over the sum of `of`, of one entity and report; `complement` is one minus it."""
+
+    signal: str
+    part: str
+    of: list[str]
+    complement: bool = False
+
+
+class Number(Strict, frozen=True):
+    """Counts otherwise: (label - subtract) // divide, such as cores -> devices or ports from one on."""
+
+    subtract: int = 0
+    divide: int = 1
+
+
+class Rule(Strict, frozen=True):
+    """Series of one table. The first of the `entity` templates that names an entity of the site decides.
+
+    `where` are patterns that whole labels must match; their named groups are labels too. `measurement` is
+    that of Influx lines. `own` reads series with the catalogue's keys, such as `cdu.flow_lpm`, as well.
+    """
+
+    table: str
+    entity: list[str]
+    signals: dict[str, str | Measure] = msgspec.field(default_factory=dict)
+    ratios: list[Ratio] = msgspec.field(default_factory=list)
+    own: bool = False
+    measurement: str | None = None
+    where: dict[str, str] = msgspec.field(default_factory=dict)
+    numbers: dict[str, Number] = msgspec.field(default_factory=dict)
+
+
+class SeriesMap(Strict, frozen=True):
+    """A mapping file. `names`: outside name -> entity, host lists both; `blank`: numbers for "no reading".
+
+    `extends` names a packaged mapping whose rules follow the own ones.
+    """
+
+    rules: list[Rule] = msgspec.field(default_factory=list)
+    extends: str | None = None
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    blank: list[float] = msgspec.field(default_factory=list)
+
+
+def load_map(name: str, folder: Path | None = None) -> tuple[SeriesMap, str]:
+    """(the mapping, its file's name): a packaged one by name, or a file. Raises ConfigError."""
+    if name in _packaged_names():
+        return _packaged(name), f"{name}.yaml"
+    path = (folder or Path()) / name
+    if not path.is_file():
+        raise ConfigError(
+            f"{name}: no such mapping; expected a file, or one of {', '.join(_packaged_names())}"
+        )
+    found: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
+    if found.extends is None:
+        return found, path.name
+    if found.extends not in _packaged_names():
+        raise ConfigError(f"{path.name}: $.extends: no packaged mapping {found.extends[:60]!r}")
+    more = _packaged(found.extends)
+    whole = SeriesMap(
+        rules=[*found.rules, *more.rules],
+        names={**more.names, **found.names},
+        blank=[*found.blank, *more.blank],
+    )
+    return whole, path.name
+
+
+@cache
+def _packaged_names() -> tuple[str, ...]:
+    return tuple(sorted(p.stem for p in EXPORTERS.glob("*.yaml")))
+
+
+@cache
+def _packaged(name: str) -> SeriesMap:
+    """A mapping of the package, read once: a thousand scrapes share it."""
+    path = EXPORTERS / f"{name}.yaml"
+    found: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
+    return found
+
+
+def mapping_of(tree: Any, file: str = "mapping") -> SeriesMap:
+    """A mapping from a parsed tree. Raises ConfigError with every fault."""
+    found: SeriesMap = convert(SeriesMap, tree, file)
+    return found

@@ -1,0 +1,157 @@
+"""Jobs of a real Slurm: munged, slurmctld and slurmd started here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from connectors.slurm import SlurmSource
+from tests.builders import site_of, two_racks
+from tests.slurm import Cluster, Find
+from twin.contracts import Item
+from twin.errors import ConnectorError
+from twin.events import JobEnded, JobStarted
+from twin.site import Site
+
+pytestmark = pytest.mark.slow
+
+
+class Kept:
+    """An inlet that keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Item] = []
+        self.told: list[str] = []
+
+    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+        self.events += items
+
+    def ignore(self, what: str, why: str) -> None:
+        self.told.append(why)
+
+    def spoil(self, where: str, why: str) -> None:
+        self.told.append(why)
+
+    def drop(self, where: str, why: str, count: int = 1) -> None:
+        self.told.append(why)
+
+    def started(self, job: str) -> list[JobStarted]:
+        return [e for e in self.events if isinstance(e, JobStarted) and e.job == f"slurm:lab:{job}"]
+
+    def ended(self, job: str) -> list[JobEnded]:
+        return [e for e in self.events if isinstance(e, JobEnded) and e.job == f"slurm:lab:{job}"]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, server: Find) -> Iterator[Cluster]:
+    with Cluster(tmp_path, server, nodes=2) as cluster:
+        yield cluster
+
+
+def source(slurm: Cluster, known: tuple[str, ...] = ()) -> SlurmSource:
+    site: Site = site_of(two_racks())
+    return SlurmSource(
+        site, period_s=0.2, timeout_s=10, conf=str(slurm.conf), node_names={"gpu[1-2]": "r1/node[0-1]"},
+        known=lambda: known,
+    )  # fmt: skip
+
+
+async def until(met: Callable[[], object], task: asyncio.Task[None]) -> None:
+    """Wait for a condition while the source runs."""
+    deadline = time.monotonic() + 40
+    while not met():
+        if task.done():
+            task.result()
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def watched(source: SlurmSource, story: Callable[[Kept, asyncio.Task[None]], object]) -> Kept:
+    """What the source tells while a story goes on."""
+
+    async def run() -> Kept:
+        inlet = Kept()
+        task = asyncio.create_task(source.run(inlet))
+        try:
+            await story(inlet, task)  # type: ignore[misc]
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError, ConnectorError):
+                await task
+        return inlet
+
+    return asyncio.run(run())
+
+
+def test_jobs_come_and_go(slurm: Cluster) -> None:
+    early = slurm.submit("--nodes=2", "--time=1:00:00", "--exclusive")
+    slurm.until(lambda: "RUNNING" in slurm.run("squeue", "--noheader", "--format=%T").stdout, "a job runs")
+
+    async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
+        await until(lambda: inlet.started(early) and inlet.ended("77"), task)
+        (event,) = inlet.started(early)
+        assert event.nodes == ("lab/h/r1/node0", "lab/h/r1/node1")
+        assert (event.tenant, event.kind, event.time_limit_s) == ("root", "unknown", 3600.0)
+        waiting = slurm.submit("--nodes=1")
+        slurm.run("scancel", early)
+        await until(lambda: inlet.ended(early) and inlet.started(waiting), task)
+        assert inlet.ended(early)[0].reason == "cancelled"
+        slurm.run("scontrol", "suspend", waiting)
+        slurm.run("scontrol", "resume", waiting)
+        brief = slurm.submit("--nodes=1", "--array=1-2", script="sleep 2")
+        elements = {str(int(brief) + k) for k in range(2)}
+        # of an array, each element is a job with a number of its own
+        await until(lambda: sum(isinstance(e, JobStarted) for e in inlet.events) >= 4, task)
+        assert not inlet.ended(waiting)
+        assert all(len(inlet.started(e)) == 1 for e in elements)
+        before = inlet.started(waiting)[0].id
+        slurm.run("scontrol", "requeue", waiting)
+        slurm.run("scontrol", "update", f"JobId={waiting}", "StartTime=now")
+        await until(lambda: inlet.ended(waiting), task)
+        assert inlet.ended(waiting)[0].id == f"{before}:end"
+
+    inlet = watched(source(slurm, known=("slurm:lab:77", "slurm:lab:" + early)), story)
+    ids = [e.id for e in inlet.events if isinstance(e, JobStarted)]
+    assert len(ids) == len(set(ids))
+    assert not inlet.told
+
+
+def test_a_controller_that_is_gone_ends_no_job(slurm: Cluster) -> None:
+    job = slurm.submit("--nodes=1")
+    mine = source(slurm)
+
+    async def gone(inlet: Kept, task: asyncio.Task[None]) -> None:
+        await until(lambda: inlet.started(job), task)
+        slurm.stop("slurmctld")
+        with pytest.raises(ConnectorError, match=r"squeue|scontrol"):
+            await asyncio.wait_for(task, 60)
+        assert not inlet.ended(job)
+
+    watched(mine, gone)
+    slurm.start("slurmctld", "-D", "-f", str(slurm.conf))
+    slurm.until(lambda: slurm.run("scontrol", "ping").returncode == 0, "slurmctld answers again")
+
+    async def back(inlet: Kept, task: asyncio.Task[None]) -> None:
+        slurm.run("scancel", job)
+        await until(lambda: inlet.ended(job), task)
+        assert not inlet.started(job)
+
+    watched(mine, back)
+
+
+def test_a_fresh_source_repeats_the_ids(slurm: Cluster) -> None:
+    job = slurm.submit("--nodes=1")
+    ids = set()
+
+    async def seen(inlet: Kept, task: asyncio.Task[None]) -> None:
+        await until(lambda: inlet.started(job), task)
+        ids.add(inlet.started(job)[0].id)
+
+    for _ in range(2):
+        watched(source(slurm), seen)
+    assert len(ids) == 1

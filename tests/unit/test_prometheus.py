@@ -1,0 +1,223 @@
+"""Pages of exporters become readings by the packaged mappings; a bad line costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from connectors import prometheus
+from connectors.prometheus import PageDecoder, PrometheusSource
+from connectors.series_map import load_map
+from tests.builders import site_of, two_racks
+from twin.errors import BadMessage, ConfigError
+from twin.reading import Block, Reading
+from twin.site import Site
+
+T = 1_700_000_000 * 10**9
+PLAIN = site_of(two_racks())
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    tree = two_racks(storage=[{"name": "scratch"}])
+    tree["halls"][0]["planes"] = [{"name": "rail", "links_per_node": 4}, {"name": "eth", "links_per_node": 1}]
+    return site_of(tree)
+
+
+def decoder(site: Site, name: str, place: str | None = "lab/h/r1/node0") -> PageDecoder:
+    return PageDecoder(site, *load_map(name), place)
+
+
+def cells(items: Sequence[Reading | Block]) -> dict[tuple[str, int, str], Any]:
+    out: dict[tuple[str, int, str], Any] = {}
+    for item in items:
+        if isinstance(item, Reading):
+            out[item.table, item.entity, item.signal] = item.value
+            continue
+        for names, matrix in ((item.signals, item.values), (item.counters, item.counts)):
+            for k, name in enumerate(names):
+                for j, v in enumerate(matrix[k].tolist()):
+                    out[item.table, item.start + j, name] = v
+    return out
+
+
+DCGM = """\
+# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
+# TYPE DCGM_FI_DEV_SM_CLOCK gauge
+DCGM_FI_DEV_SM_CLOCK{gpu="1",UUID="GPU-c2",device="nvidia1",Hostname="pod-x7k2p"} 1965
+DCGM_FI_DEV_POWER_USAGE{gpu="1",UUID="GPU-c2",Hostname="pod-x7k2p"} 1012.5
+# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter
+DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="1",Hostname="pod-x7k2p"} 123456789012
+DCGM_FI_DEV_FB_USED{gpu="1",Hostname="pod-x7k2p"} 50
+DCGM_FI_DEV_FB_FREE{gpu="1",Hostname="pod-x7k2p"} 150
+DCGM_FI_DEV_MEMORY_TEMP{gpu="1",Hostname="pod-x7k2p"} 0
+DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="pod-x7k2p"} 9223372036854775794
+DCGM_FI_DEV_GPU_UTIL{gpu="1",GPU_I_ID="3",GPU_I_PROFILE="1g.10gb",Hostname="pod-x7k2p"} 50
+DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="1",Hostname="pod-x7k2p"} 4
+DCGM_FI_DEV_XID_ERRORS{gpu="1",Hostname="pod-x7k2p",err_code="79",err_msg="fallen off the bus"} 79
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1",Hostname="pod-x7k2p"} 0.25
+"""
+
+
+def test_dcgm_of_today(site: Site) -> None:
+    found = cells(decoder(site, "dcgm").decode(DCGM.encode(), T))
+    for name in ("hbm_temp_c", "util_pu"):  # a sensor that is not there, DCGM's code for "not supported"
+        nothing = found.pop(("gpu", 1, name))
+        assert nothing != nothing
+    assert found == {
+        ("gpu", 1, "sm_clock_hz"): pytest.approx(1965e6),
+        ("gpu", 1, "power_w"): 1012.5,
+        ("gpu", 1, "energy_mj"): 123456789012,
+        ("gpu", 1, "mem_used_pu"): 0.25,
+        ("gpu", 1, "clock_event_bits"): 4,
+        ("gpu", 1, "xid_code"): 79,
+        ("gpu", 1, "tensor_active_pu"): 0.25,
+    }
+
+
+def test_dcgm_by_its_old_names_and_by_host(site: Site) -> None:
+    page = (
+        'dcgm_gpu_temp{gpu="0",uuid="GPU-8f"} 34\ndcgm_power_usage{gpu="0",uuid="GPU-8f"} 50\n'
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="r2/node1"} 41\n'
+    )
+    found = cells(decoder(site, "dcgm").decode(page.encode(), T))
+    assert found == {("gpu", 0, "temp_c"): 34, ("gpu", 0, "power_w"): 50, ("gpu", 76, "temp_c"): 41}
+
+
+def test_ascend(site: Site) -> None:
+    labels = 'container_name="",id="2",model_name="910B",vdie_id="185"'
+    page = (
+        f"npu_chip_info_power{{{labels}}} 73.9 1700000000123\n"
+        f"npu_chip_info_utilization{{{labels}}} 60 1700000000123\n"
+        f"npu_chip_info_health_status{{{labels}}} 0 1700000000123\n"
+        f"npu_chip_info_hbm_used_memory{{{labels}}} 32768 1700000000123\n"
+        f"npu_chip_info_hbm_total_memory{{{labels}}} 65536 1700000000123\n"
+    )
+    items = decoder(site, "ascend").decode(page.encode(), T)
+    assert {i.t_ns for i in items} == {1700000000123 * 10**6}
+    assert cells(items) == {
+        ("gpu", 2, "power_w"): 73.9,
+        ("gpu", 2, "util_pu"): 0.6,
+        ("gpu", 2, "health_state"): 1,
+        ("gpu", 2, "mem_used_pu"): 0.5,
+    }
+
+
+def test_neuron(site: Site) -> None:
+    at = 'instance_id="i-09",instance_name="",instance_type="trn2.48xlarge"'
+    page = "".join(
+        f'neuroncore_utilization_ratio{{{at},neuroncore="{c}",runtime_tag="367"}} {0.5 if c < 8 else 0.25}\n'
+        for c in range(16)
+    )
+    page += "".join(
+        f'hardware_ecc_events_total{{{at},event_type="{e}",neuron_device_index="1"}} {n}.0\n'
+        for e, n in (("mem_ecc_corrected", 5), ("sram_ecc_corrected", 2), ("mem_ecc_uncorrected", 1))
+    )
+    d = decoder(site, "neuron")
+    found = cells(d.decode(page.encode(), T))
+    assert found["gpu", 0, "util_pu"] == 0.5
+    assert found["gpu", 1, "util_pu"] == 0.25
+    more = cells(
+        d.decode(
+            page.replace(
+                '_corrected",neuron_device_index="1"} ', '_corrected",neuron_device_index="1"} 1'
+            ).encode(),
+            T,
+        )
+    )
+    assert more["gpu", 1, "ecc_sbe_count"] == 20
+    assert more["gpu", 1, "ecc_dbe_count"] == 0
+
+
+def test_node_and_storage(site: Site) -> None:
+    page = """\
+node_infiniband_state_id{device="mlx5_0",port="1"} 1
+node_infiniband_symbol_error_total{device="mlx5_0",port="1"} 12
+node_infiniband_port_data_received_bytes_total{device="mlx5_0",port="1"} 1.5e+15
+node_network_up{device="eth0"} 1
+node_network_up{device="docker0"} 0
+ipmi_temperature_celsius{id="4",name="Inlet Temp"} 23
+"""
+    assert cells(decoder(site, "node").decode(page.encode(), T)) == {
+        ("link", 0, "up_state"): 1,
+        ("link", 0, "symbol_error_count"): 12,
+        ("link", 0, "rx_bytes"): 1_500_000_000_000_000,
+        ("link", 4, "up_state"): 0,
+        ("node", 0, "inlet_temp_c"): 23,
+    }
+    page = """\
+lustre_write_bytes_total{component="ost",operation="write",target="scratch-OST0001"} 10
+lustre_write_bytes_total{component="ost",operation="write",target="scratch-OST0002"} 20
+node_filesystem_size_bytes{device="a",fstype="lustre",mountpoint="/scratch"} 100
+node_filesystem_avail_bytes{device="a",fstype="lustre",mountpoint="/scratch"} 40
+node_filesystem_size_bytes{device="b",fstype="ext4",mountpoint="/scratch"} 7
+"""
+    found = cells(decoder(site, "storage", None).decode(page.encode(), T))
+    assert found == {("storage", 0, "written_bytes"): 0, ("storage", 0, "used_pu"): 0.6}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1",Hostname="x"} hot',
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1"',
+        "DCGM_FI_DEV_POWER_USAGE{gpu=1} 5",
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 5 x',
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 5 -7',
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 5 99999999999999999999',
+        'DCGM_FI_DEV_POWER_USAGE{gpu="\xff"} 5'.encode("latin-1"),
+        'DCGM_FI_DEV_POWER_USAGE{gpu="1"}',
+    ],
+)
+def test_a_bad_line_costs_only_itself(site: Site, line: str | bytes) -> None:
+    raw = line.encode() if isinstance(line, str) else line
+    d = decoder(site, "dcgm")
+    assert cells(d.decode(DCGM.encode() + raw + b"\n", T))["gpu", 1, "power_w"] == 1012.5
+    ((_, count),) = d.faults.take()
+    assert count == 1
+    with pytest.raises(BadMessage):
+        d.decode(raw, T)
+
+
+@pytest.mark.parametrize(
+    "page", [b"", b"<html>no</html>", b"\xff\x00" * 100, DCGM.replace('gpu="1"', 'gpu="9"').encode()]
+)
+def test_a_page_of_another_kind_is_bad(site: Site, page: bytes) -> None:
+    with pytest.raises(BadMessage, match="no series to read"):
+        decoder(site, "dcgm").decode(page, T)
+
+
+def test_a_page_has_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadMessage, match="expected at most"):
+        decoder(site, "dcgm").decode(b" " * (prometheus.MAX_PAGE + 1), T)
+    monkeypatch.setattr(prometheus, "MAX_SAMPLES", 300)
+    with pytest.raises(BadMessage, match="more than 300 samples"):
+        decoder(site, "dcgm").decode(DCGM.encode() * 60, T)
+
+
+def test_unusable_files_are_refused(site: Site, tmp_path: Any) -> None:
+    (tmp_path / "ca.pem").write_text("nonsense")
+    for ca in (tmp_path / "ca.pem", tmp_path / "none.pem"):
+        with pytest.raises(ConfigError, match="expected certificates"):
+            PrometheusSource("x", "https://h/metrics", "dcgm", site, ca_file=str(ca))
+    with pytest.raises(ConfigError, match="no such mapping"):
+        PrometheusSource("x", "https://h/metrics", "dcgn", site)
+
+
+SCRAPS = st.sampled_from(
+    ["DCGM_FI_DEV_POWER_USAGE", "{", "}", '"', "gpu=", "gpu", ",", " ", "\n", "1", "NaN", "+Inf", "\\", "#"]
+)
+
+
+@hypothesis.given(st.lists(SCRAPS | st.text(max_size=4), max_size=14).map("".join))
+def test_whatever_a_page_says_it_is_answered(text: str) -> None:
+    d = PageDecoder(PLAIN, *load_map("dcgm"), "lab/h/r1/node0")
+    try:
+        found = cells(d.decode(text.encode("utf-8", "replace"), T))
+    except BadMessage:
+        return
+    assert all(key[0] == "gpu" for key in found)
