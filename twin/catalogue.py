@@ -23,6 +23,7 @@ class Signal:
     which an unheard value is assumed to drift, by `slew_per_s`. `period_s` is how often a healthy source
     speaks. `quantum` is the resolution to which the Inbox rounds, at or below the sensor's own. A line named
     like another plus `_max` or `_min` is its *companion*: whoever reports `power_w` feeds `power_w_max` too.
+    A reading at or above `urgent_at`, or below the share `urgent_drop_pu` of the one before, closes the frame.
     """
 
     table: str
@@ -40,6 +41,7 @@ class Signal:
     states: tuple[str, ...]
     urgent_at: float | None
     wrap: int
+    urgent_drop_pu: float = 0.0
 
     @property
     def base(self) -> str | None:
@@ -91,6 +93,7 @@ def signal(
     slew_per_s: float = 0.0,
     danger: Danger = "none",
     urgent_at: float | None = None,
+    urgent_drop_pu: float = 0.0,
 ) -> dict[str, object]:
     """A gauge: float32, rounded to `quantum`, missing as NaN."""
     return dict(
@@ -104,6 +107,7 @@ def signal(
         slew_per_s=slew_per_s,
         danger=danger,
         urgent_at=urgent_at,
+        urgent_drop_pu=urgent_drop_pu,
     )
 
 

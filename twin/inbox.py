@@ -2,7 +2,8 @@
 
 Rejects what is older than what it has, clamps times from the future, reduces several readings within a tick
 by each signal's own rule, rounds to the quantum, and counts all of it. Bounded by the size of the site plus a
-limit on events. Pure: time comes in as an argument. May import the catalogue, frames and readings.
+limit on events. What arrives late in one burst (a broker's backlog) is reduced by its own times: only what lies
+within a tick of each other. Pure: time comes in as an argument. May import the catalogue, frames and readings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from twin.events import Event
 from twin.frame import ABSURD_Q, F32, I32, I64, MISSING_Q, NS, UNTRUSTED_Q, Counts, Frame, Update
 from twin.reading import Block, Reading
 from twin.signals import Signal
-from twin.stage import MAX_HITS, Layout, Stage
+from twin.stage import MAX_HITS, Drop, Layout, Stage
 
 if TYPE_CHECKING:
     from twin.state import State
@@ -36,7 +37,8 @@ class Inbox:
     are cells of frames, and readings of counters.
     """
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes: dict[str, int], tick_s: float = 1.0) -> None:
+        self.tick_ns = round(tick_s * NS)
         self.stages = {t: Stage(t, n) for t, n in sizes.items() if n > 0}
         self.events: list[Event] = []
         self.urgent = False
@@ -82,6 +84,8 @@ class Inbox:
                 of_row = stage.partition.group_of_row[rows + np.int32(len(stage.signals))]
                 before = stage.t_ns[groups[0], at] if len(groups) == 1 else stage.t_ns[of_row, at]
                 self._count(stage, rows, at, counts, t_ns, before)
+            if layout.drops:
+                self._watch_drops(stage, layout, values, at)
             stage.value[layout.rows, at] = values
             for group in groups:
                 stage.hits[group, at] = 1
@@ -120,8 +124,14 @@ class Inbox:
                 raw = int(cast(float, value)) if ok else -1
                 self._count_one(stage, single.counter, entity, raw, t_ns, before)
             for cell in cells:
-                if hits:
+                if cell.urgent_drop_pu:
+                    last = stage.value.item(cell.row, entity)
+                    if last <= cell.high and cell.low <= number < cell.urgent_drop_pu * last:
+                        self.urgent = True
+                if hits and (cell.keeps or t_ns - before < self.tick_ns):
                     stage.merge_one(cell, entity, number, hits == 1)
+                elif hits:
+                    stage.begin_anew(cell.row, entity, number)
                 else:
                     stage.value[cell.row, entity] = number
                 if cell.urgent_at is not None and cell.urgent_at <= number <= cell.high:
@@ -160,9 +170,19 @@ class Inbox:
         if len(counters):
             new = counts[np.searchsorted(layout.counter_rows, counters)][:, newer]
             self._count(stage, counters, entity, new, t_ns, before[newer])
+        if layout.drops:
+            mine_only = [d for d in layout.drops if d[1] in gauges]
+            self._watch_drops(stage, layout, values[:, newer], entity, mine_only)
         if len(gauges):
             fresh = values[np.ix_(mine, newer)]
             stage.value[gauges[:, None], entity[~seen]] = fresh[:, ~seen]
+            anew = seen & (t_ns - before[newer] >= self.tick_ns)
+            if anew.any():
+                free = ~stage.keeps[gauges]
+                seen &= ~anew
+                stage.begin_anew(gauges[free, None], entity[anew], fresh[np.ix_(free, anew)])
+                if not free.all():
+                    stage.merge(gauges[~free], entity[anew], fresh[np.ix_(~free, anew)], hits[anew] == 1)
             if seen.any():
                 stage.merge(gauges, entity[seen], fresh[:, seen], hits[seen] == 1)
         stage.hits[group, entity] = np.minimum(hits, MAX_HITS - 1) + 1
@@ -236,6 +256,15 @@ class Inbox:
         """Raise the urgent flag when an urgent signal reads at or above its threshold."""
         for k, at, high in layout.urgent:
             if bool(((values[k] >= at) & (values[k] <= high)).any()):
+                self.urgent = True
+
+    def _watch_drops(
+        self, stage: Stage, layout: Layout, values: F32, at: Any, drops: list[Drop] | None = None
+    ) -> None:
+        """Raise the urgent flag when a signal falls to less than a share of what it read before."""
+        for k, row, share, low, high in layout.drops if drops is None else drops:
+            last = stage.value[row, at]
+            if bool(((values[k] < share * last) & (values[k] >= low) & (last <= high)).any()):
                 self.urgent = True
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:

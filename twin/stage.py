@@ -7,7 +7,7 @@ values the signal's own reduction decides. May import the catalogue and frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 LAST, MEAN, MAX, MIN, SUM, LATCH = range(6)
 _REDUCE_CODE = {"last": LAST, "mean": MEAN, "max": MAX, "min": MIN, "sum": SUM, "latch": LATCH}
 MAX_HITS = 65535
+
+
+class Drop(NamedTuple):
+    """A column that feeds a row of which a fall is urgent: below `share_pu` of the sane value before."""
+
+    column: int
+    row: int
+    share_pu: float
+    low: float
+    high: float
 
 
 class Layout:
@@ -44,6 +54,8 @@ class Layout:
         self.in_order = order == list(range(len(counters)))
         self.urgent = [(k, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
                        if (at := spec.gauges[row].urgent_at) is not None]  # fmt: skip
+        self.drops = [Drop(k, row, share, spec.gauges[row].low, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
+                      if (share := spec.gauges[row].urgent_drop_pu) > 0]  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -54,6 +66,8 @@ class Cell(NamedTuple):
     low: float
     high: float
     urgent_at: float | None
+    urgent_drop_pu: float
+    keeps: bool  # a state keeps its pulses however old they are
 
 
 class Single:
@@ -63,7 +77,7 @@ class Single:
         self.counter = signal.row if signal.kind == "counter" else -1
         mine = [] if self.counter >= 0 else [g for g in gauges if signal.name in (g.name, g.base)]
         self.cells = [Cell(g.row, _REDUCE_CODE[g.reduce], float(np.float32(g.low)), float(np.float32(g.high)),
-                           g.urgent_at) for g in mine]  # fmt: skip
+                           g.urgent_at, g.urgent_drop_pu, g.kind == "state") for g in mine]  # fmt: skip
         rows = [c.row for c in self.cells] or [len(gauges) + self.counter]
         self.rows = np.array(rows, np.int32)
         self.wrap, self.max_per_s = signal.wrap, signal.high
@@ -97,6 +111,7 @@ class Stage:
         self.max_per_s = np.array([[s.high] for s in spec.counters], np.float64)
         self.wrap = np.array([[s.wrap] for s in spec.counters], np.float64)
         self.reduce = np.array([_REDUCE_CODE[s.reduce] for s in spec.gauges], np.int32)
+        self.keeps = np.array([s.kind == "state" for s in spec.gauges], np.bool_)
 
     def layout(self, signals: tuple[str, ...], counters: tuple[str, ...]) -> Layout:
         """The cached layout of these columns. Raises KeyError for a name that the catalogue lacks."""
@@ -158,9 +173,14 @@ class Stage:
         stays = ~new_sane & (old_sane | np.isnan(new))
         self.value[cells] = np.where(both, out, np.where(stays, old, new))
 
+    def begin_anew(self, row: Any, entity: Any, new: Any) -> None:
+        """What is pending belongs to an earlier tick: this is the first of a later one."""
+        self.value[row, entity] = new
+        self.mean_count[row, entity] = (self.low[row, 0] <= new) & (new <= self.high[row, 0])
+
     def merge_one(self, cell: Cell, entity: int, new: np.float32, first: bool) -> None:
         """`merge` for one cell."""
-        row, code, low, high, _ = cell
+        row, code, low, high, *_ = cell
         old = self.value[row, entity]
         old_sane, new_sane = low <= float(old) <= high, low <= float(new) <= high
         count = ((1 if first else int(self.mean_count[row, entity])) if old_sane else 0) + new_sane

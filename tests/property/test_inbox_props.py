@@ -40,6 +40,7 @@ class Slow:
         self.null: dict[Any, bool] = {}
         self.counts: Counter[str] = Counter()
         self.urgent = False
+        self.before: dict[Any, list[float]] = {}  # the readings of the last tick that had any
 
     def put(self, table: str, start: int, columns: dict[str, list[Any]], t_ns: int, now_ns: int) -> None:
         """`columns` by name, gauges and counters alike."""
@@ -64,7 +65,10 @@ class Slow:
             self.counts["older"] += 1
             return
         self.counts["accepted"] += 1
+        self.watch_drop(key, value)
         self.counts["coalesced"] += bool(self.pending.get(key))
+        if TABLES[key[0]].by_name[key[1]].kind == "gauge" and t_ns - before >= NS:
+            self.pending[key] = []  # a backlog: what belongs to an earlier tick
         self.pending.setdefault(key, []).append(value)
         self.t_ns[key] = t_ns
         signal = TABLES[key[0]].by_name[key[1]]
@@ -72,6 +76,13 @@ class Slow:
             self.counter(key, value, t_ns)
         elif signal.urgent_at is not None and signal.urgent_at <= value <= signal.high:
             self.urgent = True
+
+    def watch_drop(self, key: Any, value: Any) -> None:
+        signal, held = TABLES[key[0]].by_name[key[1]], self.pending.get(key) or self.before.get(key)
+        if signal.urgent_drop_pu and held:
+            sane = [v for v in held if signal.low <= v <= signal.high]
+            if sane and signal.low <= value < signal.urgent_drop_pu * min(sane):
+                self.urgent = True
 
     def counter(self, key: Any, new: int, t_ns: int) -> None:
         self.null[key] = new < 0
@@ -107,6 +118,7 @@ class Slow:
                 out[key] = (raw, self.gain.pop(key, 0), self.t_ns[key])
             else:
                 out[key] = (self.reduced(signal, values), self.t_ns[key])
+        self.before |= self.pending
         self.pending, self.urgent = {}, False
         return out
 

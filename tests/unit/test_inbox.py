@@ -366,3 +366,30 @@ def test_beyond_float32_is_absurd_and_warns_nobody(value: float) -> None:
     frame = inbox.take(0, T0, 1.0)
     assert q_of(frame, "rack", "valve_pu") == ABSURD_Q
     assert q_of(frame, "hall", "cold_aisle_rh_pu") == UNTRUSTED_Q
+
+
+@pytest.mark.parametrize("as_block", [False, True])
+@pytest.mark.parametrize(
+    "flows, urgent",
+    [
+        ([100.0, 98.0], False),
+        ([100.0, 51.0], False),
+        ([100.0, 49.0], True),
+        ([100.0, 0.0], True),
+        ([0.0, 0.0], False),  # a rack that is off
+        ([None, 0.0], False),
+        ([100.0, None], False),
+        ([100.0, -5.0], False),  # absurd
+    ],
+)
+def test_a_loss_of_flow_is_urgent(flows: list[float | None], urgent: bool, as_block: bool) -> None:
+    inbox = Inbox({"rack": 2})
+    for n, flow in enumerate(flows):
+        now_ns = T0 + n * NS
+        if as_block:
+            inbox.put_block(gauges("rack", 1, now_ns, flow_lpm=[np.nan if flow is None else flow]), now_ns)
+        else:
+            inbox.put(Reading("rack", 1, "flow_lpm", flow, now_ns), now_ns)
+        if n == 0:
+            assert not inbox.take(0, now_ns, 1.0).urgent
+    assert inbox.urgent == urgent
