@@ -1,7 +1,7 @@
 """The daemon's configuration: its schema, how it is read, and how a faulty file is refused, whole.
 
-One YAML file beside the site file; `deploy/config/*.yaml` are examples. Secrets are never in it: it names files
-(or systemd credentials) that hold them. Part of the shell.
+One YAML file beside the site file; `deploy/config/*.yaml` are examples. Secrets are never in it: it names
+files (or systemd credentials) that hold them. Part of the shell.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from twin.app.wiring import read_yaml
 from twin.errors import ConfigError
+from twin.events import JobKind
 from twin.sitefile import convert
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
@@ -33,7 +34,8 @@ class Tls(_Strict, frozen=True):
 
 
 class Broker(_Strict, frozen=True):
-    """The MQTT broker. `topics` are subscriptions beside the DSX and IT trees, such as `telegraf/#`.
+    """The MQTT broker. `topics` are subscriptions beside the DSX and IT trees, such as `telegraf/#`
+    (Influx line protocol); `maps` gives some of them a mapping table of their own: a packaged name or a file.
 
     `integration` is our name in request topics; the broker lets nobody else publish there.
     """
@@ -46,6 +48,7 @@ class Broker(_Strict, frozen=True):
     tls: Tls | None = None
     keepalive_s: float = 15.0
     topics: list[str] = []
+    maps: dict[str, str] = {}
     integration: str = "racktwin"
     queue_messages: int = 20_000
     queue_bytes: int = 64 * 2**20
@@ -66,12 +69,17 @@ class Scrape(_Strict, frozen=True):
 
 
 class Slurm(_Strict, frozen=True):
-    """Jobs read from Slurm by its own commands (`squeue --json` or its text form); nothing is written."""
+    """Jobs read from Slurm by its own command (`squeue`, text form); nothing is written.
+
+    `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
+    what jobs are: one of no named partition is unknown, and protected.
+    """
 
     period_s: float = 15.0
     timeout_s: float = 10.0
     conf: str | None = None  # SLURM_CONF
-    node_names: dict[str, str] = {}  # Slurm's name -> entity, where it is not the last part of the path
+    node_names: dict[str, str] = {}
+    kinds: dict[str, JobKind] = {}
 
 
 class Jobs(_Strict, frozen=True):
@@ -154,6 +162,7 @@ class Config(_Strict, frozen=True):
     state: str | None = None  # default: $STATE_DIRECTORY, else `state` beside the file
     tick_s: float = 1.0
     snapshot_every_s: float = 600.0
+    embedded_port: int = 0  # of the embedded broker; 0 is a free one
     scrapes: list[Scrape] = []
     jobs: Jobs = Jobs()
     history: History = History()
@@ -250,6 +259,7 @@ def _problems(config: Config) -> list[str]:
             out.append(f"$.{path}: expected a URL with http:// or https://, got {url[:80]!r}")
 
     within("tick_s", config.tick_s, MIN_TICK_S, MAX_TICK_S)
+    within("embedded_port", config.embedded_port, 0, 65_535)
     within("snapshot_every_s", config.snapshot_every_s, 1, 86_400)
     if isinstance(config.broker, Broker):
         within("broker.port", config.broker.port, 1, 65_535)
@@ -292,3 +302,8 @@ def _problems(config: Config) -> list[str]:
     within("quotas.snapshots", config.quotas.snapshots, 1, 100)
     within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
     return out
+
+
+def differs(old: Config, new: Config, *names: str) -> bool:
+    """Whether any of these sections changed."""
+    return any(getattr(old, name) != getattr(new, name) for name in names)

@@ -1,8 +1,8 @@
 """A small simulated pod for the demo: two racks of GB200 NVL72, one of which loses its coolant for a minute.
 
 Seeded and closed loop: it publishes as real devices would (BMS points and IT frames) and obeys the caps that
-it is given. Waveforms and constants are plain and stated here; this is a stage set, not a physics model. Part
-of the shell.
+it is given. Waveforms and constants are plain and stated here; this is a stage set, not a physics model. The
+live demo (`demo_fleet`) moves the same pod in real time. Part of the shell.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from twin.site import Site
 
 SECONDS, FAULT_AT, FAULT_UNTIL = 420, 120, 180
 RACKS, GPUS = 2, 72
+# Live, the story repeats: a minute of calm, 40 s without coolant in rack r2, recovery.
+PERIOD_S, FAULT_AT_S, FAULT_S = 240, 60, 40
 CAP = "gpu.power_cap_w"
 SITE = """\
 # A simulated pod, made by `racktwin demo`: two racks, one CDU, feeds A and B.
@@ -59,8 +61,10 @@ class Pod:
         self.energy_mj = np.zeros((RACKS, GPUS), np.int64)
         self.cap_w = np.full((RACKS, GPUS), 1200.0)
         self.power_w = np.zeros((RACKS, GPUS))
+        self.rack_w = np.zeros(RACKS)
+        self.level = 1.0
 
-    def metadata(self) -> list[Message]:
+    def metadata(self, t_ns: int = START_NS) -> list[Message]:
         """What the BMS retains."""
         out = []
         for rack in range(RACKS):
@@ -73,31 +77,35 @@ class Pod:
                     "rackLocationName": f"r{rack + 1}",
                 }
                 topic = f"BMS/v1/PUB/Metadata/Rack/{point}/demo/r{rack + 1}/{point}"
-                out.append(Message(START_NS, topic, msgspec.json.encode(body)))
+                out.append(Message(t_ns, topic, msgspec.json.encode(body)))
         return out
 
-    def step(self, second: int) -> list[Message]:
-        """One second on: the messages of that second, in order."""
+    def move(self, second: int, blocked: bool) -> None:
+        """One second on; `blocked`: the last rack has no coolant."""
         rng = self.rng
-        level = 0.55 if second % 56 >= 50 else 1.0  # a training job: 50 s of work, a checkpoint dip of 6 s
+        self.level = level = 0.55 if second % 56 >= 50 else 1.0  # training: 50 s of work, a dip of 6 s
         self.power_w = np.minimum(880.0 * level + rng.normal(0, 6, (RACKS, GPUS)), self.cap_w)
-        blocked = FAULT_AT <= second < FAULT_UNTIL
         self.flow_lpm += (np.array([96.0, 18.0 if blocked else 96.0]) - self.flow_lpm) * 0.2
-        rack_w = self.power_w.sum(axis=1) + 24_000.0
-        rise_k = 0.93 * rack_w / (self.flow_lpm / 60_000 * 1012 * 3950)
+        self.rack_w = self.power_w.sum(axis=1) + 24_000.0
+        rise_k = 0.93 * self.rack_w / (self.flow_lpm / 60_000 * 1012 * 3950)
         self.return_c += (33.0 + rise_k - self.return_c) * 0.08
         resistance = 0.022 * (96.0 / self.flow_lpm[:, None]) ** 0.7
         aim_c = (33.0 + self.return_c)[:, None] / 2 + resistance * self.power_w
         self.temp_c += (aim_c - self.temp_c) / 8.0 + rng.normal(0, 0.1, (RACKS, GPUS))
         self.energy_mj += (self.power_w * 1000).astype(np.int64)
+
+    def step(self, second: int) -> list[Message]:
+        """One second on: the messages of that second, in order."""
+        self.move(second, FAULT_AT <= second < FAULT_UNTIL)
         out: list[Message] = []
         for rack in range(RACKS):
             t_ns = START_NS + round((second - 0.6 + 0.1 * rack) * NS)
-            out += self._publish(rack, t_ns, float(rack_w[rack]), level)
+            out += [*self.points(rack, t_ns), self._frame(rack, t_ns)]
         return out
 
-    def _publish(self, rack: int, t_ns: int, rack_w: float, level: float) -> list[Message]:
-        values = (rack_w / 1e3, self.flow_lpm[rack], 33.0, self.return_c[rack])
+    def points(self, rack: int, t_ns: int) -> list[Message]:
+        """What the BMS says of a rack."""
+        values = (float(self.rack_w[rack]) / 1e3, self.flow_lpm[rack], 33.0, self.return_c[rack])
         out = []
         for point, value in zip(_POINTS, values, strict=True):
             noisy = round(float(value * (1 + self.rng.normal(0, 0.0008))), 3)
@@ -107,15 +115,17 @@ class Pod:
                     t_ns, f"BMS/v1/PUB/Value/Rack/{point}/demo/r{rack + 1}/{point}", msgspec.json.encode(body)
                 )
             )
+        return out
+
+    def _frame(self, rack: int, t_ns: int) -> Message:
         gpu: dict[str, Any] = {
             "155": np.round(self.power_w[rack], 1).tolist(),
             "150": np.round(self.temp_c[rack]).tolist(),
             "164": self.cap_w[rack].tolist(),
             "156": self.energy_mj[rack].tolist(),
-            "util_pu": [level] * GPUS,
+            "util_pu": [self.level] * GPUS,
         }
-        out.append(Message(t_ns, f"IT/v1/PUB/Frame/demo-pod/hall1/r{rack + 1}", encode_json(t_ns, gpu)))
-        return out
+        return Message(t_ns, f"IT/v1/PUB/Frame/demo-pod/hall1/r{rack + 1}", encode_json(t_ns, gpu))
 
 
 class PodSource(MessageSource):

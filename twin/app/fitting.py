@@ -84,13 +84,22 @@ class Fitter:
         self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
         return self._pool.submit(run_fit, kind, settings, series, seed)
 
-    def due(self, now_ns: int, site_hash: str) -> list[Event]:
+    def due(self, now_ns: int, site_hash: str, patient: bool = True) -> list[Event]:
         """Results whose time has come, waited for if need be, so that a replay does not depend on speed.
 
-        What was fitted for another site is dropped: its columns are not the present racks.
+        Live is not `patient`: what is not done is asked for again later, until its deadline. What was fitted
+        for another site is dropped: its columns are not the present racks.
         """
         out: list[Event] = []
         while self._waiting and self._waiting[0].due_ns <= now_ns:
+            future = self._waiting[0].future
+            if not patient and future is not None and not future.done():
+                if now_ns < self._waiting[0].request.deadline_ns:
+                    break
+                late = self._waiting.pop(0).request
+                future.cancel()
+                out.append(FitFailed(id=f"fit:{late.id}", fit=late.id, model=late.model, why="too late"))
+                continue
             waiting = self._waiting.pop(0)
             fit, model, why = waiting.request.id, waiting.request.model, waiting.why
             if waiting.site_hash != site_hash:

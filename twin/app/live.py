@@ -76,6 +76,7 @@ class Live:
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     # Set by the daemon before interfaces start.
     put_event: Callable[[Event], bool] = lambda event: False
+    veto: Callable[[Event], str | None] = lambda event: None  # why this may not even be asked, or None
     write_note: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
     reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
     messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
@@ -88,6 +89,8 @@ class Live:
         """Put an event (with an id) into the next frame; why it was refused, or None if it holds."""
         if not event.id:
             return "an event needs an id"
+        if (why := self.veto(event)) is not None:
+            return why
         key = f"{type(event).__name__}:{event.id}"
         if len(self._waiting) >= MAX_WAITING or key in self._waiting:
             return "too many requests wait for the next tick, or this one does already"

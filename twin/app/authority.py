@@ -1,0 +1,80 @@
+"""Authority that outlives the process: what each policy may do, as configured and as people changed it since.
+
+The engine holds what is in force; on standby that is `advise` at most. Here is what it becomes again when this
+daemon leads. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from twin.app.startup import LEVELS
+from twin.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+
+def stricter(a: str, b: str) -> str:
+    """The one that may do less."""
+    return min(a, b, key=LEVELS.index)
+
+
+def on_standby(level: str) -> str:
+    """What a policy may do while another daemon leads."""
+    return stricter(level, "advise")
+
+
+class AuthorityBook:
+    """Levels per policy in `authority.json`, with what the configuration said when they were set."""
+
+    def __init__(self, folder: Path, configured: dict[str, str]) -> None:
+        self.path, self.configured = folder / "authority.json", dict(configured)
+        self.levels = dict(configured)
+        for policy, (level, then) in self._read().items():
+            if policy not in configured:
+                continue
+            if then == configured[policy]:
+                self.levels[policy] = level  # as people left it
+            else:  # the file was edited since: neither the edit nor the person is overruled upwards
+                self.levels[policy] = stricter(level, configured[policy])
+
+    def _read(self) -> dict[str, tuple[str, str]]:
+        try:
+            tree = json.loads(self.path.read_text(encoding="utf-8"))
+            held = {p: (str(e["level"]), str(e["configured"])) for p, e in tree.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.error(
+                "%s: cannot be read (%s); every policy is taken back to advise at most", self.path, error
+            )
+            return {p: (on_standby(level), level) for p, level in self.configured.items()}
+        return {p: e for p, e in held.items() if e[0] in LEVELS and e[1] in LEVELS}
+
+    def set(self, levels: dict[str, str]) -> None:
+        """What people decided. Raises StorageError if it cannot be kept."""
+        if levels == self.levels and self.path.exists():
+            return
+        self.levels = dict(levels)
+        tree = {p: {"level": v, "configured": self.configured.get(p, v)} for p, v in levels.items()}
+        draft = self.path.with_suffix(".tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("w", encoding="utf-8") as file:
+                json.dump(tree, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self.path)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be written: {error}") from error
+
+    def reconfigure(self, configured: dict[str, str]) -> None:
+        """A new configuration: what changed in it holds, in both directions; the rest stays."""
+        for policy, level in configured.items():
+            if self.configured.get(policy) != level:
+                self.levels[policy] = level
+        self.configured = dict(configured)
+        self.set({p: v for p, v in self.levels.items() if p in configured})

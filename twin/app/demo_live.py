@@ -1,0 +1,252 @@
+"""The live demo: a broker, a simulated pod that publishes in real time, the daemon, and a view of it.
+
+Three processes as on a real site: the daemon (with the embedded broker), the pod, and this one, which asks
+the daemon over HTTP as any operator's terminal would. Ctrl-C ends it; then the run is replayed, as proof. Part of
+the shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from twin.app.cli_live_show import TONES, safe, when
+from twin.app.client import Client, connect
+from twin.app.collect import Collector
+from twin.app.demo_pod import FAULT_AT_S, PERIOD_S, SITE
+from twin.app.replay import replay_frames, summary
+from twin.app.report import write_report
+from twin.app.storage import TraceReader
+from twin.app.wiring import make_engine
+from twin.errors import ConnectorError, StorageError, TwinError
+from twin.site import SiteSpec
+from twin.sitebuild import build
+
+START_S, STOP_S = 30.0, 10.0
+LINE_EVERY_S = 10.0  # without a terminal, a line this often
+SHOWN_LINES = 8
+AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
+CONFIG = """\
+# Made by `racktwin demo`. The embedded broker knows no identities: `act` is allowed over it only because the
+# site is a simulated pod.
+site: demo-pod.yaml
+broker: embedded
+embedded_port: {broker}
+simulated: true
+api: {{port: {api}}}
+history: {{every_s: 1}}
+"""
+
+
+def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
+    """Until Ctrl-C, or for so many seconds."""
+    if importlib.util.find_spec("racktwin_agent") is None and not AGENT.is_dir():
+        raise StorageError("the agent (deploy/agent) is not installed: pip install deploy/agent")
+    folder = folder / "live"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "demo-pod.yaml").write_text(SITE, encoding="utf-8")
+    broker, api = _free_port(18830), _free_port(8077)
+    config = folder / "racktwin.yaml"
+    config.write_text(CONFIG.format(broker=broker, api=api), encoding="utf-8")
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        command = [sys.executable, "-m", "twin.app", "run", "--config", str(config)]
+        children.append(_child(command, folder / "daemon.log"))
+        client = _reached(config, children[0], folder / "daemon.log")
+        pod = [sys.executable, "-m", "twin.app.demo_fleet", str(broker)]
+        children.append(_child(pod, folder / "pod.log"))
+        _watch(client, folder, children, seconds, out)
+    finally:
+        for child in reversed(children):
+            _end(child)
+    return _prove(folder, out)
+
+
+def _free_port(wanted: int) -> int:
+    """This port of loopback if it is free, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise StorageError("no port of 127.0.0.1 is free")
+
+
+def _child(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    env = dict(os.environ)
+    if importlib.util.find_spec("racktwin_agent") is None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), env.get("PYTHONPATH", ""))))
+    with log.open("ab") as file:
+        # A session of its own: Ctrl-C is for this process, which ends the others in order.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+        )
+
+
+def _reached(config: Path, daemon: subprocess.Popen[bytes], log: Path) -> Client:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if daemon.poll() is not None:
+            break
+        with contextlib.suppress(TwinError):
+            client = connect(None, config, None)
+            if client.get("/summary")["ready"]:
+                return client
+        time.sleep(0.1)
+    tail = log.read_text(errors="replace")[-1500:]
+    raise ConnectorError(f"the daemon did not come up; the end of {log}:\n{tail}")
+
+
+def _watch(
+    client: Client, folder: Path, children: list[subprocess.Popen[bytes]], seconds: float | None, out: Console
+) -> None:
+    """Show what the daemon says each second, until it is enough."""
+    begun = time.monotonic()
+    stop = {"now": False}
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.update(now=True))
+    head = f"{client.url}  ·  token: {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
+    plain = not out.is_terminal
+    if plain:
+        out.print(f"the daemon answers at {head}", markup=False, soft_wrap=True)
+    try:
+        with Screen(console=out, auto_refresh=False, transient=False) if not plain else _NoScreen() as screen:
+            shown_s = -LINE_EVERY_S
+            while not stop["now"] and (seconds is None or time.monotonic() - begun < seconds):
+                for child, name in zip(children, ("daemon", "pod"), strict=False):
+                    if child.poll() is not None:
+                        raise ConnectorError(f"the {name} ended with {child.returncode}; see {folder}")
+                state = client.get("/summary")
+                if not plain:
+                    lines = client.get("/decisions", limit=60)
+                    screen.update(_page(state, lines, head), refresh=True)
+                elif time.monotonic() - begun - shown_s >= LINE_EVERY_S:
+                    shown_s = time.monotonic() - begun
+                    out.print(_line(state), markup=False, soft_wrap=True)
+                time.sleep(1.0)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _NoScreen:
+    """Where there is no terminal to draw on."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was drawn."""
+
+
+def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
+    ticks, counts = state["ticks"], state["alarm_counts"]
+    title = Text.assemble(
+        ("racktwin ", "bold"), f"{state['site']} (simulated)  tick {ticks['tick']}  "
+        f"{1e3 * (ticks['took_s_p50'] or 0):.0f} ms a tick  ", _alarm_words(counts),
+    )  # fmt: skip
+    racks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("rack", "power", "flow", "supply", "return", "hottest GPU", "GPUs capped"):
+        racks.add_column(name, justify="left" if name == "rack" else "right")
+    for rack in state["racks"]:
+        tone = TONES.get(rack["severity"], "")
+        racks.add_row(
+            safe(rack["name"], tone),
+            _unit(rack["power_w"], 1e-3, "kW"),
+            _unit(rack["flow_lpm"], 1, "l/min"),
+            _unit(rack["supply_temp_c"], 1, "°C"),
+            _unit(rack["return_temp_c"], 1, "°C"),
+            _unit(rack["gpu_temp_c_max"], 1, "°C"),
+            str(rack["gpus_capped"]),
+        )
+    parts: list[Any] = [title, Text(head, "dim"), Text(), racks, Text()]
+    for alarm in state["alarms"][:4]:
+        parts.append(safe(f"{alarm['severity']}: {alarm['title']}", TONES.get(alarm["severity"], "")))
+    for row in state["commanded"][:4]:
+        parts.append(
+            safe(
+                f"commanded: {row['control']} {row['low']:g} to {row['high']:g} {row['unit']} for "
+                f"{row['count']} by {row['policy']}: {'; '.join(row['reasons'])}",
+                "cyan",
+            )
+        )
+    if not state["alarms"] and not state["commanded"]:
+        second = ticks["tick"] % PERIOD_S
+        wait = FAULT_AT_S - second if second < FAULT_AT_S else PERIOD_S - second + FAULT_AT_S
+        parts.append(Text(f"all is well; rack r2 will lose its coolant in about {wait:.0f} s", "green"))
+    parts.append(Text())
+    parts += [
+        safe(f"{when(line['now_ns'])[6:]}  {line['words']}", "dim", 160)
+        for line in _told(lines)[:SHOWN_LINES]
+    ]
+    return Group(*parts)
+
+
+def _told(lines: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds = ("command", "finding", "cleared", "lapsed", "withdrawn", "event", "leader")
+    return [line for line in lines["decisions"] if line["kind"] in kinds]
+
+
+def _alarm_words(counts: dict[str, int]) -> tuple[str, str]:
+    told = [f"{n} {name}" for name, n in counts.items() if n]
+    tone = "bold red" if counts.get("critical") else "yellow" if told else "green"
+    return (", ".join(told) or "no alarms", tone)
+
+
+def _unit(value: float | None, factor: float, unit: str) -> str:
+    return "-" if value is None else f"{value * factor:.1f} {unit}"
+
+
+def _line(state: dict[str, Any]) -> str:
+    racks = "; ".join(
+        f"{r['name'].rpartition('/')[2]} {_unit(r['power_w'], 1e-3, 'kW')} "
+        f"{_unit(r['flow_lpm'], 1, 'l/min')} hottest {_unit(r['gpu_temp_c_max'], 1, 'C')} capped {r['gpus_capped']}"
+        for r in state["racks"]
+    )
+    return f"tick {state['ticks']['tick']}: {racks}; {_alarm_words(state['alarm_counts'])[0]}"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _prove(folder: Path, out: Console) -> int:
+    """The run made again from its trace: every decision is the same, or Divergence is raised."""
+    run = folder / "state" / "run"
+    reader, collector = TraceReader(run), Collector()
+    spec = msgspec.json.decode(reader.first_header().spec, type=SiteSpec)
+    engine = make_engine(build(spec))
+    begun = time.monotonic()
+    outcome = replay_frames(engine, reader, run / "journal.jsonl", (collector,))
+    result = summary(engine, outcome, None, time.monotonic() - begun)
+    page = folder / "report.html"
+    write_report(collector, result | {"source": [str(run)], "simulated": True}, page)
+    out.print(
+        f"\nreplayed from {run}: {outcome.ticks} ticks and {outcome.compared_lines} journal lines are "
+        f"byte-identical\nreport: {page}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0

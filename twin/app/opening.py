@@ -1,0 +1,145 @@
+"""Opening: from a configuration to an engine that goes on where it was, with its run folder held open.
+
+The checks that refuse a daemon are here: a wrong site, `act` where it may not be, a folder in use. Part of
+the shell.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from twin.app.authority import AuthorityBook
+from twin.app.config import Loaded
+from twin.app.replay import Keeping, Recorder
+from twin.app.startup import Resumed, resume
+from twin.app.wiring import arming_faults, load_site, make_engine, make_policies
+from twin.engine import Engine
+from twin.errors import ConfigError, StorageError
+from twin.events import AuthorityChanged, Event, SiteChanged, TicksSkipped
+from twin.site import Site, SiteSpec
+from twin.sitebuild import build
+
+log = logging.getLogger(__name__)
+ARMED = ("approve", "act")
+
+
+@dataclass
+class Opened:
+    """What a daemon starts from. `events` belong into its first frame."""
+
+    engine: Engine
+    spec: SiteSpec
+    recorder: Recorder
+    folder: Path
+    authority: AuthorityBook
+    last_tick: int
+    last_ns: int
+    events: list[Event] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    _lock: IO[str] | None = None
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def load_checked(loaded: Loaded) -> tuple[SiteSpec, Site, dict[str, str]]:
+    """(spec, site, configured authority). Raises ConfigError with every fault, arming included."""
+    path = loaded.file(loaded.config.site)
+    spec, site = load_site(path)
+    _, configured = make_policies(site.file)
+    faults = [f"{path}: {fault}" for fault in arming_faults(spec, site)]
+    for policy, level in configured.items():
+        if level in ARMED and (why := unarmed_because(loaded)):
+            faults.append(f"{path}: $.policies.{policy}.authority: {level}, but {why}")
+    if faults:
+        raise ConfigError(faults)
+    return spec, site, configured
+
+
+def unarmed_because(loaded: Loaded) -> str | None:
+    """Why nothing may be commanded under this configuration; None if it may."""
+    if loaded.config.broker == "embedded" and not loaded.config.simulated:
+        return (
+            "the embedded broker knows no identities, so anybody on this host could command; expected a "
+            "broker of yours (`broker: {host: ...}`), or `simulated: true` for the simulated pod"
+        )
+    return None
+
+
+def open_run(loaded: Loaded) -> Opened:
+    """Everything that has to be there before the first tick. Raises ConfigError, StorageError."""
+    spec, site, configured = load_checked(loaded)
+    state = loaded.state
+    lock = _hold(state)
+    try:
+        folder = state / "run"
+        book = AuthorityBook(state, configured)
+        if unarmed_because(loaded):  # whatever was set while another configuration held
+            book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
+        if any(folder.glob("trace-*.rt")) or any(folder.glob("snapshot-*.rts")):
+            resumed = resume(folder, lambda s: make_engine(build(s), book.levels))
+            opened = _resumed(loaded, resumed, spec, site, folder, book)
+        else:
+            engine = make_engine(site, book.levels)
+            recorder = Recorder(engine, spec, folder, True, Keeping.of(loaded.config))
+            opened = Opened(engine, spec, recorder, folder, book, -1, 0)
+    except BaseException:
+        lock.close()
+        raise
+    opened._lock = lock
+    return opened
+
+
+def _resumed(
+    loaded: Loaded, resumed: Resumed, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook
+) -> Opened:
+    events: list[Event] = [e for e in [*resumed.bridge(), *resumed.pending] if not isinstance(e, AuthorityChanged)]
+    if not any(isinstance(e, TicksSkipped) for e in events):
+        events.insert(0, TicksSkipped(count=1, why="restart"))
+    if site.spec_hash != resumed.engine.site.spec_hash:
+        events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
+    how = {"tick": resumed.last_tick, "snapshot_tick": resumed.snapshot_tick, "replayed": resumed.replayed}
+    recorder = Recorder(resumed.engine, resumed.spec, folder, True, Keeping.of(loaded.config), how)
+    return Opened(
+        resumed.engine,
+        spec,
+        recorder,
+        folder,
+        book,
+        resumed.last_tick,
+        resumed.last_ns,
+        events,
+        list(resumed.faults),
+    )
+
+
+def _hold(state: Path) -> IO[str]:
+    """The state folder belongs to one process. Raises StorageError naming who has it."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        file = (state / "daemon.lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{state}: the state folder cannot be used: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read(40).strip()
+        file.close()
+        raise StorageError(
+            f"{state}: is in use by process {owner or 'unknown'}; expected one daemon per state folder: stop "
+            "that one, or give this one another `state`"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

@@ -1,0 +1,118 @@
+"""Outflow: commands on their way to the sinks; one queue and one task per sink, so that none waits for another.
+
+A sink that refuses or fails gives a negative ack, and the engine sends again while the lease lives; a renewal
+that failed is repeated here, since the engine takes it for sent. Commands leave only while `may_act` says so at
+that very moment, and never after their lease. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from twin.contracts import CommandBatch, Item, Sink
+from twin.errors import ActuationError, ConnectorError
+from twin.events import CommandAcked
+from twin.site import Site
+
+log = logging.getLogger(__name__)
+QUEUE = 64  # ticks' worth of commands; a sink that lags further has lost its link
+MAX_ACKS = 20_000  # negative acks of one failure; what is beyond runs into its deadline
+APPLY_S = 10.0
+AGAIN_S = 2.0  # between two tries of a renewal
+
+Commands = tuple[CommandBatch, ...]
+
+
+class Outflow:
+    """The queue before one sink. `now_ns` is the clock that the leases were given by."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        stage: Callable[[Sequence[Item], int], None],
+        may_act: Callable[[], bool],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.sink, self._stage, self._may_act, self._now_ns = sink, stage, may_act, now_ns
+        self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
+        self._again: tuple[Site, Commands] | None = None
+        self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
+
+    def offer(self, site: Site, commands: Commands) -> None:
+        """Queue a tick's commands for this sink's controls; the oldest go when it lags."""
+        mine = tuple(c for c in commands if c.control in self.sink.controls)
+        if not mine:
+            return
+        if self._queue.full():
+            self.counts["dropped"] += _size(self._queue.get_nowait()[1])
+        self._queue.put_nowait((site, mine))
+
+    def clear(self) -> None:
+        """Forget what waits: we lead no longer, or the site is another."""
+        self._again = None
+        while not self._queue.empty():
+            self.counts["not_leading"] += _size(self._queue.get_nowait()[1])
+
+    async def run(self) -> None:
+        """Carry out what is offered, in order, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(AGAIN_S if self._again else None):
+                    site, commands = await self._queue.get()
+            except TimeoutError:
+                if self._again is None:
+                    continue
+                (site, commands), self._again = self._again, None
+            await self._carry_out(site, commands)
+
+    async def _carry_out(self, site: Site, commands: Commands) -> None:
+        if not self._may_act():
+            self.counts["not_leading"] += _size(commands)
+            return
+        now_ns = self._now_ns()
+        alive = tuple(c for c in commands if c.expires_ns > now_ns or c.final)
+        self.counts["expired"] += _size(commands) - _size(alive)
+        if not alive:
+            return
+        try:
+            async with asyncio.timeout(APPLY_S):
+                await self.sink.apply(alive)
+            self.counts["sent"] += _size(alive)
+            return
+        except (ActuationError, ConnectorError, TimeoutError) as error:
+            why = str(error) or f"no answer within {APPLY_S:g} s"
+            log.warning("%s: %s", self.sink.name, why)
+        except Exception as error:
+            log.exception("%s failed", self.sink.name)
+            why = f"{type(error).__name__}: {error}"
+        self.counts["failed"] += _size(alive)
+        renewals = tuple(c for c in alive if c.renewal)
+        if renewals:
+            before = self._again[1] if self._again is not None and self._again[0] is site else ()
+            self._again = (site, (*before, *renewals)[-QUEUE:])
+        self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
+
+
+def _size(commands: Commands) -> int:
+    return sum(len(c.index) for c in commands)
+
+
+def _refusals(site: Site, commands: Commands, why: str) -> list[CommandAcked]:
+    """Negative acks: what a sink could not send is as good as refused by the device."""
+    acks: list[CommandAcked] = []
+    for batch in commands:
+        table = batch.control.partition(".")[0]
+        for k, entity in enumerate(batch.index[: MAX_ACKS - len(acks)].tolist()):
+            acks.append(
+                CommandAcked(
+                    control=batch.control,
+                    name=site.name(table, entity),
+                    generation=int(batch.generation[k]),
+                    command=f"{batch.epoch}-{batch.command[k]}",
+                    state="failed",
+                    detail=why[:200],
+                )
+            )
+    return acks

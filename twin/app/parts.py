@@ -1,0 +1,160 @@
+"""Parts: which sources and sinks a configuration asks for, made for one site. Part of the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from connectors.command_sink import BmsSink, MqttSink
+from connectors.dsx_bms import PUB_METADATA, PUB_VALUE
+from connectors.it_command import presence_of
+from connectors.mqtt import Presence
+from connectors.mqtt_source import MqttSource
+from connectors.prometheus import PrometheusSource
+from connectors.routing import Route, Router, extra_route
+from connectors.series import Sums
+from connectors.series_map import load_map
+from connectors.slurm import SlurmSource
+from connectors.sparkplug_payload import rebirth
+from twin.app.config import Broker, Loaded, Scrape, Tls
+from twin.app.mqtt_wiring import link_settings
+from twin.contracts import Item, Sink, Source
+from twin.errors import ActuationError, ConfigError, ConnectorError
+from twin.reading import Ignored, Message
+from twin.site import Site
+
+SYSTEM = (f"{PUB_METADATA}System/", f"{PUB_VALUE}System/")
+BEAT_S, REBIRTH_S = 1.0, 10.0  # between looks whether a heartbeat is due, and between two askings
+
+
+class Links:
+    """The connection to the broker, and the sinks that publish over it. `role` says (role, epoch) of us."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        site: Site,
+        port: int | None,
+        name: str,
+        role: Callable[[], tuple[str, int]],
+    ) -> None:
+        broker = loaded.config.broker
+        options = broker if isinstance(broker, Broker) else Broker(host="")
+        settings = link_settings(loaded, port)
+        if loaded.config.leader.kind == "etcd":
+            # Two daemons of one site must not put each other off the broker.
+            settings = dataclasses.replace(settings, client_id=f"{settings.client_id}-{name}")
+        try:
+            extra = [
+                _route(loaded, options, topic) for topic in dict.fromkeys((*options.topics, *options.maps))
+            ]
+        except ConfigError as error:
+            raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
+        integration, client_id = options.integration, settings.client_id
+        router = _Hearing(site, extra=extra, ours=(integration,), integration=integration)
+        router.load()
+        topic, offline = presence_of(integration, client_id, "offline", "unknown", 0, 0)
+
+        def online() -> bytes:
+            now, epoch = role()
+            return presence_of(integration, client_id, "online", now, epoch, time.time_ns())[1]
+
+        presence = Presence(topic, online, offline)
+        topics = tuple(dict.fromkeys((*options.topics, *options.maps)))
+        self.source = MqttSource(settings, router, integration, topics, presence)
+        self.agents = MqttSink(site, integration, self.source.link.publish)
+        self.bms = BmsSink(site, router.bms, integration, self.source.link.publish)
+        router.pulse = self.bms.hear
+        self.integration = integration
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """Where commands go."""
+        return self.agents, self.bms
+
+    async def beat(self, leads: Callable[[], bool]) -> None:
+        """What the daemon that leads says of its own accord: the heartbeat that the BMS expects of its
+        integration, and to Sparkplug edges of which messages were missed, that they announce themselves anew.
+        """
+        asked_s = 0.0
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if not (leads() and self.source.link.connected):
+                continue
+            try:
+                await self.bms.beat(time.time_ns())
+                if time.monotonic() - asked_s >= REBIRTH_S:
+                    asked_s = time.monotonic()
+                    for topic in list(self.source.router.wanted_births()):
+                        await self.source.link.publish(topic, rebirth(time.time_ns() // 1_000_000))
+            except (ActuationError, ConnectorError):
+                continue  # the link's own alarm says why
+
+
+class _Hearing(Router):
+    """A router that shows the BMS's own heartbeats to the sink that answers them."""
+
+    pulse: Callable[[Message], Ignored | None] | None = None
+
+    def decode(self, message: Message) -> Sequence[Item] | Ignored:
+        """As a router does."""
+        if self.pulse is not None and message.topic.startswith(SYSTEM):
+            heard = self.pulse(message)
+            return () if heard is None else heard
+        return super().decode(message)
+
+
+def _route(loaded: Loaded, broker: Broker, topic: str) -> Route:
+    """A topic of the configuration; a mapping that is a file lies beside it."""
+    mapping = broker.maps.get(topic)
+    if mapping is not None and (own := loaded.file(mapping)).is_file():
+        mapping = str(own)
+    return extra_route(topic, mapping)
+
+
+def make_scrapes(loaded: Loaded, site: Site) -> list[Source]:
+    """The exporters that are scraped. Raises ConfigError for a mapping that is none."""
+    sums = Sums()  # a counter may be the sum of what several exporters show
+    return [_scrape(loaded, site, n, s, sums) for n, s in enumerate(loaded.config.scrapes)]
+
+
+def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums) -> Source:
+    tls = scrape.tls or Tls()
+
+    def path(name: str | None) -> str | None:
+        return None if name is None else str(loaded.file(name))
+
+    return PrometheusSource(
+        f"scrape-{number}",
+        scrape.url,
+        load_map(scrape.map, loaded.path.parent)[0],
+        site,
+        period_s=scrape.period_s,
+        timeout_s=scrape.timeout_s,
+        place=scrape.place,
+        token=loaded.secret(scrape.token_file),
+        ca_file=path(tls.ca_file),
+        cert_file=path(tls.cert_file),
+        key_file=path(tls.key_file),
+        sums=sums,
+    )
+
+
+def make_jobs(loaded: Loaded, site: Site, known: Callable[[], Sequence[str]]) -> list[Source]:
+    """Where jobs are learned from, beside MQTT. `known`: jobs that the twin takes to be running."""
+    slurm = loaded.config.jobs.slurm
+    if slurm is None:
+        return []
+    return [
+        SlurmSource(
+            site,
+            period_s=slurm.period_s,
+            timeout_s=slurm.timeout_s,
+            conf=None if slurm.conf is None else str(loaded.file(slurm.conf)),
+            node_names=slurm.node_names,
+            kinds=slurm.kinds,
+            known=known,
+        )
+    ]

@@ -1,0 +1,278 @@
+"""Services: everything around the ticks that may fail on its own, started, followed and stopped together.
+
+Sources, sinks, broker, interfaces, history, notifications, upkeep, snapshots, contingency caps. Part of the
+shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from connectors.it_command import contingency_of
+from twin.app.api import ApiServer
+from twin.app.broker import EmbeddedBroker
+from twin.app.config import Broker, Config, Loaded, differs
+from twin.app.history_service import HistoryService
+from twin.app.mqtt_wiring import link_settings
+from twin.app.notify import Notifier
+from twin.app.outflow import Outflow
+from twin.app.parts import Links, make_jobs, make_scrapes
+from twin.app.upkeep import Upkeep
+from twin.contingency import contingency_caps
+from twin.contracts import CommandBatch, Decision
+from twin.errors import ConnectorError, StorageError
+from twin.frame import NS, Frame
+from twin.profile import parse_profile
+
+if TYPE_CHECKING:
+    from twin.app.daemon import Daemon
+
+log = logging.getLogger(__name__)
+CONTINGENCY_EVERY_S, CONTINGENCY_LASTS_S = 600.0, 7 * 86_400.0
+UPKEEP_EVERY_S = 60.0
+CAP = "gpu.power_cap_w"
+
+
+class Services:
+    """The daemon's surroundings."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        loaded, engine = daemon.loaded, daemon.engine
+        self.broker: EmbeddedBroker | None = None
+        self.links: Links | None = None
+        self.outflows: list[Outflow] = []
+        self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
+        self.history = self._history()
+        daemon.live.history = self.history
+        self.upkeep = Upkeep(daemon.opened.folder, loaded.config.quotas)
+        self.notifier = Notifier(loaded, engine.site.file.site)
+        self.api = ApiServer()
+        self._snapshot: asyncio.Task[None] | None = None
+        self._wrong: set[str] = set()
+        self._snapshot_now, self._snapshot_ns = False, time.time_ns()
+
+    def _history(self) -> HistoryService:
+        loaded = self.daemon.loaded
+        settings = loaded.config.history
+        token = loaded.secret(settings.influx.token_file) if settings.influx else None
+        return HistoryService(settings, loaded.state / "history", self.daemon.engine.site, token)
+
+    async def start(self) -> None:
+        """Start all of it; what cannot be reached yet is tried again by itself."""
+        daemon, loaded = self.daemon, self.daemon.loaded
+        supervisor = daemon.supervisor
+        if loaded.config.broker == "embedded":
+            self.broker = EmbeddedBroker(loaded.config.embedded_port)
+            await self.broker.start()
+            supervisor.start("broker", "service", self.broker.run)
+        self.start_links()
+        if loaded.config.api is not None:
+            supervisor.start("api", "service", lambda: self.api.run(daemon.live))
+        supervisor.start("notify", "service", self.notifier.run)
+        supervisor.start("upkeep", "service", self._keep_up)
+        supervisor.start("contingency", "service", self._prepare)
+
+    def start_links(self) -> None:
+        """Sources and sinks for the present site and configuration."""
+        daemon, loaded, site = self.daemon, self.daemon.loaded, self.daemon.inflow.site
+        port = self.broker.port if self.broker is not None else None
+        links = self.links = Links(loaded, site, port, loaded.config.leader.name or _host(), self._role)
+        sources = [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, self._jobs)]
+        for source in sources:
+            daemon.supervisor.start(source.name, "source", partial(source.run, daemon.inflow))
+        for sink in links.sinks:
+            flow = Outflow(sink, daemon.inflow.stage, daemon.leading.may_act, daemon.clock.now_ns)
+            self.outflows.append(flow)
+            daemon.supervisor.start(f"to-{sink.name}", "sink", flow.run)
+        daemon.supervisor.start("heartbeat", "sink", partial(links.beat, daemon.leading.may_act))
+
+    async def stop_links(self) -> None:
+        """Before the site or the broker changes."""
+        names = [n for n, p in self.daemon.live.parts.items() if p.kind in ("source", "sink")]
+        await self.daemon.supervisor.stop(*names)
+        self.outflows.clear()
+
+    def _role(self) -> tuple[str, int]:
+        return self.daemon.live.role, self.daemon.live.epoch
+
+    def _jobs(self) -> list[str]:
+        return list(self.daemon.engine.jobs.slot_of)
+
+    def send(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Commands of a tick that is in the journal."""
+        if self.daemon.leading.term is not None:
+            for flow in self.outflows:
+                flow.offer(self.daemon.engine.site, commands)
+
+    def forget_commands(self) -> None:
+        """We lead no longer."""
+        for flow in self.outflows:
+            flow.clear()
+
+    def after(self, frame: Frame, decision: Decision) -> None:
+        """After each tick: alarms, history, pins, snapshots."""
+        daemon = self.daemon
+        changes = daemon.alarms.update(decision.findings, decision.now_ns)
+        if changes:
+            self.notifier.offer(changes)
+        for record in decision.records:
+            if record["kind"] in ("finding", "command"):
+                self.upkeep.pin(decision.now_ns, record["kind"])
+                break
+        self.history.offer(daemon.engine, decision)
+        self._conditions()
+        idle = self._snapshot is None or self._snapshot.done()
+        every_ns = round(daemon.loaded.config.snapshot_every_s * NS)
+        if idle and (self._snapshot_now or decision.now_ns - self._snapshot_ns >= every_ns):
+            self._snapshot_now, self._snapshot_ns = False, decision.now_ns
+            # Copied here, where the journal holds all lines of this tick; written elsewhere.
+            job = daemon.recorder.snapshot_job(daemon.engine)
+            self._snapshot = asyncio.create_task(self._take_snapshot(job), name="snapshot")
+
+    def _conditions(self) -> None:
+        """What is wrong with services that do not fail as a whole."""
+        alarms = self.daemon.alarms
+        wrong = {i: (severity, title, text) for i, severity, title, text in self.history.alarms()}
+        for name, fault in self.notifier.faults().items():
+            wrong[f"notify/{name}"] = ("warning", f"Alarms cannot be sent to {name}", fault)
+        if self.upkeep.fault:
+            wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        if self.links is not None and self.links.source.link.fault:
+            wrong["broker"] = ("critical", "The broker denies us", self.links.source.link.fault)
+        for identity in self._wrong - wrong.keys():
+            alarms.clear(identity)
+        for identity, (severity, title, text) in wrong.items():
+            alarms.condition(identity, severity, title, (text,))
+        self._wrong = set(wrong)
+
+    async def _take_snapshot(self, job: Callable[[], Path]) -> None:
+        alarms = self.daemon.alarms
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.slow, job)
+            alarms.clear("snapshot")
+        except StorageError as error:
+            log.error("%s", error)
+            alarms.condition("snapshot", "warning", "A snapshot cannot be written", (str(error),),
+                             "Free space on the state folder's file system.")  # fmt: skip
+
+    def snapshot_soon(self) -> None:
+        """With this tick."""
+        self._snapshot_now = True
+
+    async def _keep_up(self) -> None:
+        """Once a second force the trace to the disk; once a minute make room."""
+        daemon, loop = self.daemon, asyncio.get_running_loop()
+        due = time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            trace = daemon.recorder.trace
+            job = trace.sync_job() if trace is not None else None
+            if job is not None:
+                await loop.run_in_executor(self.slow, job)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + UPKEEP_EVERY_S
+            for kind, body in await loop.run_in_executor(daemon.disk, self.upkeep.run, time.time_ns()):
+                daemon.live.note(kind, body)
+
+    async def _prepare(self) -> None:
+        """Deliver caps for when we are not there, as long as we lead and may act."""
+        daemon = self.daemon
+        told: tuple[str, int] | None = None
+        told_s = 0.0
+        while True:
+            await asyncio.sleep(1.0)
+            site, term = daemon.engine.site, daemon.leading.term
+            key = (site.spec_hash, term.epoch if term else -1)
+            if term is None or not daemon.leading.may_act() or not self._armed():
+                continue
+            if key == told and time.monotonic() - told_s < CONTINGENCY_EVERY_S:
+                continue
+            try:
+                await self._deliver_contingency(term.epoch)
+            except ConnectorError as error:
+                log.warning("contingency caps: %s", error)
+                continue
+            told, told_s = key, time.monotonic()
+
+    def _armed(self) -> bool:
+        """Whether any policy may act on caps of GPUs: what agents are told beforehand is an action too."""
+        engine = self.daemon.engine
+        return engine.site.sizes["gpu"] > 0 and any(
+            engine.intake.authority[p.name] == "act" and CAP in p.controls for p in engine.policies
+        )
+
+    async def _deliver_contingency(self, epoch: int) -> None:
+        site, now_ns = self.daemon.engine.site, time.time_ns()
+        profiles = {n: parse_profile(t, n) for n, t in self.daemon.opened.spec.profiles.items()}
+        caps = contingency_caps(site, profiles).caps_w
+        index = np.flatnonzero(np.isfinite(caps)).astype(np.int32)
+        if len(index) == 0 or self.links is None:
+            return
+        publications = contingency_of(
+            site,
+            index,
+            caps[index],
+            integration=self.links.integration,
+            epoch=epoch,
+            issued_ns=now_ns,
+            expires_ns=now_ns + round(CONTINGENCY_LASTS_S * NS),
+        )
+        for topic, payload in publications:
+            await self.links.source.link.publish(topic, payload, 1, True)
+
+    def check(self, loaded: Loaded) -> None:
+        """Whether what a new configuration names can be read. Raises ConfigError."""
+        site = self.daemon.inflow.site
+        make_scrapes(loaded, site)
+        make_jobs(loaded, site, self._jobs)
+        if isinstance(loaded.config.broker, Broker):
+            link_settings(loaded)
+
+    async def reconfigure(self, old: Config, new: Config) -> None:
+        """Sections that concern one service: it alone begins anew."""
+        daemon, supervisor = self.daemon, self.daemon.supervisor
+        if differs(old, new, "history"):
+            before, self.history = self.history, self._history()
+            daemon.live.history = self.history
+            await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
+        if differs(old, new, "notify"):
+            await supervisor.stop("notify")
+            self.notifier = Notifier(daemon.loaded, daemon.engine.site.file.site)
+            supervisor.start("notify", "service", self.notifier.run)
+        if differs(old, new, "quotas"):
+            self.upkeep = Upkeep(daemon.opened.folder, new.quotas)
+        if differs(old, new, "api"):
+            await supervisor.stop("api")
+            self.api = ApiServer()
+            if new.api is not None:
+                supervisor.start("api", "service", lambda: self.api.run(daemon.live))
+        elif problems := self.api.reload():
+            log.error("the tokens stay as they were: %s", "; ".join(problems))
+
+    async def stop(self) -> None:
+        """End all parts; then what holds files."""
+        await self.daemon.supervisor.stop()
+        if self.broker is not None:
+            await self.broker.stop()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.slow, self.history.close)
+        if self._snapshot is not None:
+            await asyncio.wait([self._snapshot])
+        self.slow.shutdown(wait=False)
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname().partition(".")[0] or "daemon"
