@@ -2,7 +2,8 @@
 
 Policies speak in order of rank; each narrows what the ones before left open, none widens. Then come, in this
 order: envelope, hold, deadband, slew, blast radius, lease. Protective moves pass slew and hold at once.
-Holds the leases; takes no decision of its own. May import contracts, leases and the site.
+A control settles after a takeover as if it were held. Holds the leases; takes no decision of its own. May
+import contracts, leases and the site.
 """
 
 from __future__ import annotations
@@ -84,6 +85,12 @@ class Arbiter:
         self.epoch = 1
         self.mode: Mode = "normal"
         self.verdicts: dict[str, int] = {}  # what was narrowed or deferred at the last tick, and for how many
+        self.settling: dict[str, int] = {}  # control -> until when nothing changes, after a takeover
+        self.fresh_term = False  # the epoch rose in this very tick: what runs is commanded anew under it
+
+    def mode_of(self, key: str) -> Mode:
+        """The mode as it applies to one control."""
+        return "held" if self.mode == "normal" and key in self.settling else self.mode
 
     def settle(self, key: str, voices: list[Voiced], readback: F64) -> Settlement:
         """Narrow the envelope by each voice in turn; the value is the wish inside what remains.
@@ -136,7 +143,7 @@ class Arbiter:
         touched = ~np.isnan(done.value)
         stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), envelope.safe, readback))
         protective = self._protective(control, done.value, stands)
-        if self.mode == "held":
+        if self.mode_of(control.key) == "held":
             # A device that nobody has heard may stand at its least protective end: then the move may be one.
             worst = envelope.high if control.protective == "low" else envelope.low
             unknown = ~lease.running() & ~known
@@ -156,6 +163,13 @@ class Arbiter:
         slewed = touched & ~protective & np.isfinite(stands)
         done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
         return self._contain(done, envelope, lease, protective, readback, known)
+
+    def protects(self, done: Settlement, readback: F64) -> Bool:
+        """Where a settlement is a protective move [n]; a device that nobody has heard stands at its worst."""
+        lease, envelope = self.leases[done.control.key], self.site.envelopes[done.control.key]
+        worst = envelope.high if done.control.protective == "low" else envelope.low
+        stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), worst, readback))
+        return self._protective(done.control, done.value, stands)
 
     @staticmethod
     def _protective(control: Control, value: F64, stands: F64) -> Bool:
@@ -191,10 +205,13 @@ class Arbiter:
         done.value[held_back] = lease.value[held_back]
         return len(held_back)
 
-    def command(self, done: Settlement, readback: F64, generation: I32, now_ns: int) -> list[CommandBatch]:
-        """Grant or renew leases for a limited settlement."""
+    def command(
+        self, done: Settlement, readback: F64, generation: I32, now_ns: int, barred: Bool | None = None
+    ) -> list[CommandBatch]:
+        """Grant or renew leases for a limited settlement; nothing is sent where it is `barred` [n]."""
         lease = self.leases[done.control.key]
-        if self.mode == "released":
+        mode = self.mode_of(done.control.key)
+        if mode == "released":
             return []
         touched = ~np.isnan(done.value)
         new = touched & (~lease.running() | (done.value != lease.value))
@@ -209,7 +226,11 @@ class Arbiter:
                 batches.append(
                     self._batch(lease, index, numbers, voice.name, voice.proposal.reason, now_ns, False)
                 )
-        wanted = touched | (lease.running() & (self.mode == "held"))
+        if self.fresh_term:  # all that runs is about to be commanded anew
+            return batches
+        wanted = touched | (lease.running() & (mode == "held"))
+        if barred is not None:
+            wanted &= ~barred
         index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
         if len(index):
             lease.renew(index, now_ns)
@@ -226,7 +247,7 @@ class Arbiter:
         the lease is left to lapse. Where somebody else has set a more protective value, that stands.
         """
         lease, envelope = self.leases[key], self.site.envelopes[key]
-        if self.mode != "normal" or lease.control.on_expiry == "keep":
+        if self.mode_of(key) != "normal" or lease.control.on_expiry == "keep":
             return []
         owed = (lease.running() | ~np.isnan(lease.lapsed)) & ~wanted
         index = np.flatnonzero(owed & np.isfinite(lease.found) & np.isfinite(envelope.low)).astype(np.int32)
@@ -239,7 +260,7 @@ class Arbiter:
             later = np.sort(index[order[envelope.blast_radius :]])
             index = np.sort(index[order[: envelope.blast_radius]])
             later = later[lease.due(now_ns)[later]]
-            if len(later):
+            if len(later) and not self.fresh_term:
                 lease.renew(later, now_ns)
                 kept = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
         left = np.where(np.isnan(readback), envelope.safe, readback)
@@ -271,10 +292,35 @@ class Arbiter:
             lease.end(index[there])
         return batches
 
-    def resend(self, key: str, now_ns: int) -> tuple[CommandBatch | None, I32]:
+    def take(self, key: str, index: I32, value: F64, why: str, now_ns: int, generation: I32) -> CommandBatch:
+        """A lease that no policy asked for, at this value; who owns it already goes on owning it."""
+        lease = self.leases[key]
+        owner, unknown = lease.owner[index].astype(np.int32), np.full(lease.n, np.nan)
+        numbers = lease.grant(index, value, owner, self.next_command, now_ns, unknown, generation[index])
+        self.next_command += len(index)
+        return self._batch(lease, index, numbers, "arbiter", why, now_ns, False)
+
+    def confine(self, key: str, now_ns: int, barred: Bool | None = None) -> list[CommandBatch]:
+        """Under a hold: running leases that a narrower envelope no longer allows go to its edge, if that
+        protects."""
+        lease, envelope = self.leases[key], self.site.envelopes[key]
+        if self.mode_of(key) != "held":
+            return []
+        edge = np.clip(lease.value, envelope.low, envelope.high)  # NaN where nothing runs or may run
+        outside = self._protective(lease.control, edge, lease.value)
+        if barred is not None:
+            outside &= ~barred
+        index = np.flatnonzero(outside).astype(np.int32)
+        if len(index) == 0:
+            return []
+        return [self.take(key, index, edge[index], "the envelope is narrower now", now_ns, lease.generation)]
+
+    def resend(self, key: str, now_ns: int, barred: Bool | None = None) -> tuple[CommandBatch | None, I32]:
         """(overdue commands to send again under their old number, those given up)."""
         lease = self.leases[key]
         late = lease.overdue(now_ns)
+        if barred is not None:
+            late = late[~barred[late]]
         if len(late) == 0 or self.mode == "released":
             return None, late[:0]
         again = lease.retry(late, now_ns)
@@ -310,6 +356,8 @@ class Arbiter:
         """This arbiter for a changed site."""
         out = Arbiter(site)
         out.next_command, out.epoch, out.mode = self.next_command, self.epoch, self.mode
+        out.fresh_term = self.fresh_term
+        out.settling = {key: at for key, at in self.settling.items() if out.leases[key].n}
         for key, lease in self.leases.items():
             table = key.partition(".")[0]
             out.leases[key] = lease.remapped(site.sizes[table], old_of_new[table])
@@ -317,12 +365,13 @@ class Arbiter:
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        own = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
+        own: dict[str, Any] = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
+        own["settling"] = self.settling
         return own | {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
-        self.verdicts = dict(data["verdicts"])
+        self.verdicts, self.settling = dict(data["verdicts"]), dict(data["settling"])
         for key, lease in self.leases.items():
             lease.restore(data["leases"][key])

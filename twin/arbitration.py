@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twin.arbiter import Voiced
-from twin.contracts import CommandBatch, Finding, Proposal
+from twin.arbiter import Settlement, Voiced
+from twin.contracts import CommandBatch, Proposal
 from twin.frame import F64, I32, NS, Bool, Frame
-from twin.leases import Leases
+from twin.leases import MISMATCH_S, Leases
 from twin.records import command_record
-from twin.signals import find_control
-from twin.state import GOOD
+from twin.signals import find_control, find_signal
+from twin.state import GOOD, STALE_PERIODS
+from twin.takeover import adopt, renew_term, settling_records
 from twin.view import EngineView
 
 if TYPE_CHECKING:
     from twin.engine import Engine
+
+# The policy that says what people ask for: it may disturb work of which nothing is known.
+UNDISPUTED = "operator"
+# Findings about what became of commands, each by control.
+FOLLOWED = ("readback", "unanswered", "unread")
 
 
 def arbitrate(
@@ -30,66 +36,132 @@ def arbitrate(
     advice: list[CommandBatch] = []
     deferred: dict[str, int] = {}
     verdicts: dict[str, int] = {}
+    arbiter, now_ns = engine.arbiter, frame.now_ns
     slew_s = min(frame.dt_s, engine.usual_dt_s or frame.dt_s)
-    for key, lease in engine.arbiter.leases.items():
+    records += settling_records(arbiter, now_ns)
+    for key, lease in arbiter.leases.items():
         if lease.n == 0:
             continue
         acting, all_voices = _voices(engine, key)
+        barred = engine.windows.mask(lease.control.table)
+        if key in arbiter.settling and _may_act(engine, key):
+            known = _known(view, key, lease.n) & (True if barred is None else ~barred)
+            generation = engine.state.tables[lease.control.table].generation
+            commands += adopt(arbiter, key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
-        alarmed = f"readback/{key}" in engine.findings.active
+        alarmed = any(f"{kind}/{key}" in engine.findings.active for kind in FOLLOWED)
         owed = np.isfinite(lease.lapsed).any()
         if not (all_voices or busy or alarmed or owed or np.isfinite(lease.advised).any()):
             continue
         readback = view.readback(key)
         abandoned = _abandoned(engine, lease, all_voices)
-        lapsed = lease.lapse(frame.now_ns, abandoned)
+        lapsed = lease.lapse(now_ns, abandoned)
         if len(lapsed):
             records.append(
                 {"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry}
             )
+        if busy:
+            commands += arbiter.confine(key, now_ns, barred)
         wanted = np.zeros(lease.n, np.bool_)
-        if acting or (busy and engine.arbiter.mode == "held"):
-            done = engine.arbiter.settle(key, acting, readback)
-            held_back = engine.arbiter.limit(done, readback, slew_s, _known(view, key, lease.n))
+        if acting or (busy and arbiter.mode_of(key) == "held"):
+            done = arbiter.settle(key, acting, readback)
+            records += _keep_out(engine, done, readback, barred)
+            if spared := _spare(view, done, readback):
+                verdicts[f"protected/{key}"] = spared
+            held_back = arbiter.limit(done, readback, slew_s, _known(view, key, lease.n))
             if held_back:
                 deferred[key] = verdicts[f"deferred/{key}"] = held_back
             for number, lost in sorted(done.narrowed.items()):
                 name = f"narrowed/{key}/{acting[number].name}"
                 verdicts[name] = verdicts.get(name, 0) + lost
             generation = engine.state.tables[lease.control.table].generation
-            commands += engine.arbiter.command(done, readback, generation, frame.now_ns)
+            commands += arbiter.command(done, readback, generation, now_ns, barred)
             wanted = ~np.isnan(done.value)
-        commands += engine.arbiter.withdraw(key, wanted | abandoned, frame.now_ns, slew_s, readback)
+        keep = wanted | abandoned if barred is None else wanted | abandoned | barred
+        commands += arbiter.withdraw(key, keep, now_ns, slew_s, readback)
+        commands += renew_term(arbiter, key, now_ns, barred)
         if len(all_voices) > len(acting) or any(v.allowed is not None for v in acting):
-            shadow = engine.arbiter.settle(key, all_voices, readback)
-            for voice, index in engine.arbiter.advise(shadow):
-                advice.append(
-                    CommandBatch(
-                        key,
-                        voice.name,
-                        engine.arbiter.epoch,
-                        index,
-                        lease.generation[index],
-                        np.zeros(len(index), np.int64),
-                        shadow.value[index],
-                        voice.proposal.reason,
-                        frame.now_ns,
-                        0,
-                        0,
-                    )
-                )
+            advice += _advice(engine, key, all_voices, readback, barred, now_ns)
         elif np.isfinite(lease.advised).any():
             lease.advised[:] = np.nan
-        records += _follow_up(engine, key, view, readback, frame.now_ns, commands)
+        records += _follow_up(engine, key, view, readback, barred, commands)
+    arbiter.fresh_term = False
     records += [command_record("command", c, engine.site) for c in commands]
     records += [command_record("advice", c, engine.site) for c in advice]
     records += _verdicts(engine, verdicts)
     return commands, advice, deferred
 
 
+def _advice(
+    engine: Engine, key: str, voices: list[Voiced], readback: F64, barred: Bool | None, now_ns: int
+) -> list[CommandBatch]:
+    """What would be commanded if all voices might act."""
+    arbiter = engine.arbiter
+    lease, shadow = arbiter.leases[key], arbiter.settle(key, voices, readback)
+    if barred is not None:
+        shadow.value[barred] = np.nan
+    return [
+        CommandBatch(
+            key,
+            voice.name,
+            arbiter.epoch,
+            index,
+            lease.generation[index],
+            np.zeros(len(index), np.int64),
+            shadow.value[index],
+            voice.proposal.reason,
+            now_ns,
+            0,
+            0,
+        )
+        for voice, index in arbiter.advise(shadow)
+    ]
+
+
+def _may_act(engine: Engine, key: str) -> bool:
+    """Whether any policy may command this control, now or when somebody approves."""
+    return any(key in p.controls and engine.intake.authority[p.name] in ("act", "approve")
+               for p in engine.policies)  # fmt: skip
+
+
+def _keep_out(engine: Engine, done: Settlement, readback: F64, barred: Bool | None) -> list[dict[str, Any]]:
+    """Nothing is wanted where people work; what would have protected is told once per window."""
+    if barred is None or not np.isfinite(done.value[barred]).any():
+        return []
+    records = engine.windows.kept_back(done.control.key, engine.arbiter.protects(done, readback))
+    done.value[barred] = np.nan
+    return records
+
+
+def _spare(view: EngineView, done: Settlement, readback: F64) -> int:
+    """Hold back what would disturb protected nodes, unless an operator asked for it; returns on how many.
+
+    Isolating a rack is no matter of scheduling and is not held back.
+    """
+    control = done.control
+    if not control.disruptive or control.table != "node" or not done.voices:
+        return 0
+    commanded = view.commanded(control.key)
+    stands = np.where(np.isnan(commanded), readback, commanded)
+    worse = (done.value > np.nan_to_num(stands)) & view.protected_nodes()
+    if not worse.any():
+        return 0
+    for voice in done.voices:
+        if voice.name == UNDISPUTED:
+            p = voice.proposal
+            asked = np.fmax(p.lo, p.want) >= done.value[p.index]
+            worse[p.index[asked if voice.allowed is None else asked & voice.allowed]] = False
+    done.value[worse] = commanded[worse]
+    return int(np.count_nonzero(worse))
+
+
 def _verdicts(engine: Engine, verdicts: dict[str, int]) -> list[dict[str, Any]]:
     """Journal bodies of the verdicts that differ from those in force."""
-    why = {"narrowed": "a stronger proposal or the envelope left no room", "deferred": "blast radius"}
+    why = {
+        "narrowed": "a stronger proposal or the envelope left no room",
+        "deferred": "blast radius",
+        "protected": "nobody knows what runs on these nodes; an operator may ask for it",
+    }
     records: list[dict[str, Any]] = []
     for name in sorted({**engine.arbiter.verdicts, **verdicts}):
         count = verdicts.get(name, 0)
@@ -133,54 +205,50 @@ def _approved(engine: Engine, policy: str, p: Proposal) -> Bool | None:
 
 
 def _follow_up(
-    engine: Engine, key: str, view: EngineView, readback: F64, now_ns: int, commands: list[CommandBatch]
+    engine: Engine,
+    key: str,
+    view: EngineView,
+    readback: F64,
+    barred: Bool | None,
+    commands: list[CommandBatch],
 ) -> list[dict[str, Any]]:
-    """Overdue commands, and read-backs that differ."""
+    """Overdue commands, and read-backs that differ or do not come; nothing of it where people work."""
     records: list[dict[str, Any]] = []
-    lease = engine.arbiter.leases[key]
+    lease, findings, now_ns = engine.arbiter.leases[key], engine.findings, view.now_ns
     control = lease.control
     if not lease.running().any():
-        return engine.findings.clear(f"readback/{key}") + engine.findings.clear(f"unanswered/{key}")
-    again, lost = engine.arbiter.resend(key, now_ns)
+        return [r for kind in FOLLOWED for r in findings.clear(f"{kind}/{key}")]
+    again, lost = engine.arbiter.resend(key, now_ns, barred)
     if again is not None:
         commands.append(again)
     if len(lost):
         records.append(
             {"kind": "failed", "control": key, "index": lost, "why": "no answer after repeated sending"}
         )
-    records += _unanswered(engine, key, lease.unanswered())
+    records += findings.unanswered(engine.site, key, _outside(lease.unanswered(), barred))
     if control.readback is not None:
-        heard_ns = now_ns - np.minimum(view.age_s(f"{control.table}.{control.readback}") * NS, 2**62).astype(
-            np.int64
-        )
+        signal = find_signal(f"{control.table}.{control.readback}")
+        assert signal is not None  # a control's read-back is of the catalogue
+        heard_ns = now_ns - np.minimum(view.age_s(signal.key) * NS, 2**62).astype(np.int64)
         tolerance = max(engine.site.envelopes[key].deadband, 1e-6)
-        off = lease.compare(readback, heard_ns, tolerance, now_ns)
+        off = _outside(lease.compare(readback, heard_ns, tolerance, now_ns), barred)
+        if barred is not None:
+            lease.differs_ns[barred] = 0
         evidence = ""
         if len(off):
             first = int(off[0])
             name = engine.site.name(control.table, first)
             evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
-        records += engine.findings.mismatches(engine.site, key, off, evidence)
+        records += findings.mismatches(engine.site, key, off, evidence)
+        period_s = float(engine.state.tables[control.table].period_s[signal.row])
+        wait_s = STALE_PERIODS * period_s + MISMATCH_S
+        unread = _outside(lease.unread(heard_ns, wait_s, now_ns), barred)
+        records += findings.unread(engine.site, key, unread, wait_s)
     return records
 
 
-def _unanswered(engine: Engine, key: str, index: I32) -> list[dict[str, Any]]:
-    """Devices that never answered, or refused, until the command was given up."""
-    if len(index) == 0:
-        return engine.findings.clear(f"unanswered/{key}")
-    table = key.partition(".")[0]
-    return engine.findings.raise_(
-        Finding(
-            f"unanswered/{key}",
-            "critical",
-            f"{len(index)} {table} did not carry out {key}",
-            tuple(engine.site.name(table, int(i)) for i in index[:8]),
-            ("refused, or no answer, after repeated sending",),
-            1.0,
-            "Look at the agents of these devices; their leases go on being renewed.",
-            len(index),
-        )
-    )
+def _outside(index: I32, barred: Bool | None) -> I32:
+    return index if barred is None else index[~barred[index]]
 
 
 def _known(view: EngineView, key: str, n: int) -> Bool:

@@ -169,6 +169,14 @@ class View(Protocol):
         """Budget per feeder: an outside grant while it runs, else the guaranteed share, else the file's."""
         ...
 
+    def protected_nodes(self) -> Bool:
+        """Nodes whose work may not be disturbed unasked [n_node].
+
+        All, while no source of jobs has spoken (`jobs.known`); then those of jobs of unknown kind. A
+        disruptive command on one is held back with the verdict `protected`, unless an operator asks for it.
+        """
+        ...
+
     def residual(self, name: str) -> Residual | None:
         """A comparison of the estimator, such as `rack.heat`."""
         ...

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 
 from twin import events as ev
@@ -27,20 +26,21 @@ from twin.contracts import (
     Proposal,
     read_only,
 )
-from twin.errors import ConfigError, ContractError, TwinError
+from twin.errors import ContractError, TwinError
 from twin.estimator import Estimator
 from twin.findings import Findings
 from twin.frame import NS, Frame
 from twin.history import History
 from twin.intake import Intake
 from twin.jobs import Jobs
+from twin.maintenance import Windows
+from twin.promises import check_forecast, checked_memory, fresh_memory
 from twin.records import brief_event, proposals_record, same_proposals
-from twin.remap import remap_memory, slots_kept
+from twin.remap import change_site
 from twin.signals import find_control, find_signal
-from twin.site import Site, SiteSpec
-from twin.sitebuild import build
+from twin.site import Site
 from twin.snapshot import dump_engine
-from twin.state import State
+from twin.state import GOOD, State
 from twin.tree import digest
 from twin.view import EngineView
 
@@ -68,19 +68,20 @@ class Engine:
         self.intake = Intake(site, {p.name: given.get(p.name, _DEFAULT_AUTHORITY) for p in self.policies})
         self.state = State(site.sizes)
         self.jobs = Jobs(site.sizes["job"], site.sizes["node"])
-        self.memory: dict[str, Memory] = {p.name: _fresh_memory(p, site) for p in self.policies}
+        self.windows = Windows(site)
+        self.memory: dict[str, Memory] = {p.name: fresh_memory(p, site) for p in self.policies}
         self.in_force: dict[str, list[Proposal]] = {p.name: [] for p in self.policies}
         self.ran_ns: dict[str, int] = {}
         self.fitted_ns: dict[str, int] = {}
         self.suspended: dict[str, int] = {}  # plug-in -> since
         self.usual_dt_s = 0.0  # of the last regular tick: a pause does not save up any slew
         self.forecasts: dict[tuple[str, float], Forecast] = {}
-        self._settle_into(site)
+        self.settle_into(site)
         self.arbiter = Arbiter(site)
         self.estimator = Estimator(site)
         self.findings = Findings(site, self.estimator)
 
-    def _settle_into(self, site: Site) -> None:
+    def settle_into(self, site: Site) -> None:
         """What depends on the site's file alone."""
         self.site = site
         self.history = History(site.file.history_s, site.sizes)
@@ -122,15 +123,16 @@ class Engine:
         ]
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
+        records += self._end_windows(frame.now_ns)
         self.history.push(self.state)
-        self.estimator.update(self.state, frame.dt_s)
+        self.estimator.update(self.state, frame.dt_s, self.windows)
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         self._ask_policies(view, frame, records)
         commands, advice, deferred = arbitrate(self, view, frame, records)
-        records += self.findings.deviations(self.site, self.estimator, frame.now_ns)
-        records += self.findings.silences(self.site, self.state)
-        records += self.findings.limits(self.site, view)
+        records += self.findings.deviations(self.site, self.estimator, self.windows)
+        records += self.findings.silences(self.site, self.state, self.windows)
+        records += self.findings.limits(self.site, view, self.windows)
         if not frame.urgent:
             self.usual_dt_s = frame.dt_s
         if frame.tick % MARK_EVERY == MARK_AT:
@@ -156,11 +158,25 @@ class Engine:
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
                     table.resumed_ns[0] = frame.now_ns
 
+    def _end_windows(self, now_ns: int) -> list[dict[str, Any]]:
+        """Maintenance windows whose time is over, and what people left behind in those that ended."""
+        records = self.windows.expire(now_ns)
+        for table, index in self.windows.take_left().items():
+            for key, lease in self.arbiter.leases.items():
+                signal = find_signal(f"{table}.{lease.control.readback}")
+                if lease.control.table != table or signal is None:
+                    continue
+                column, envelope = self.state.tables[table], self.site.envelopes[key]
+                current = column.quality_of(signal, now_ns) == GOOD
+                readback = np.where(current, column.value[signal.row].astype(np.float64), np.nan)
+                lease.left_to_others(index, readback, envelope.safe, max(envelope.deadband, 1e-6))
+        return records
+
     def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
             return []
         if isinstance(event, ev.SiteChanged):
-            return self._change_site(event)
+            return change_site(self, event)
         if isinstance(event, ev.PluginRestored):
             restored: dict[str, Any] = {"kind": "event", "event": brief_event(event)}
             if self.suspended.pop(event.plugin, None) is None:
@@ -168,7 +184,13 @@ class Engine:
             if event.plugin in self.in_force:
                 self.in_force[event.plugin] = []
             return [restored, *self.findings.clear(f"suspended/{event.plugin}")]
-        refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
+        if isinstance(event, ev.MaintenanceBegun):
+            refused = self.windows.begin(event, self.state.now_ns)
+            self.findings.silence_ns = 0  # what is spared now is looked at now
+        elif isinstance(event, ev.MaintenanceEnded):
+            refused = self.windows.end(event, self.state.now_ns)
+        else:
+            refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
             assert entity is not None  # or it would have been refused
@@ -183,42 +205,6 @@ class Engine:
             body["refused"] = refused
         return [body]
 
-    def _change_site(self, event: ev.SiteChanged) -> list[dict[str, Any]]:
-        try:
-            old, new = self.site, build(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
-        except (msgspec.MsgspecError, ConfigError) as error:
-            return [{"kind": "event", "event": brief_event(event), "refused": str(error)[:500]}]
-        kept = slots_kept(old, new)
-        for table in self.state.tables:
-            self.state.tables[table] = self.state.tables[table].remapped(new.sizes[table], kept[table])
-        self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
-        self.arbiter = self.arbiter.remapped(new, kept)
-        self.estimator = self.estimator.remapped(new, kept)
-        self.memory = {p.name: remap_memory(self.memory[p.name], p.memory, kept, new) for p in self.policies}
-        self.in_force = {p.name: [] for p in self.policies}  # indices moved; asked afresh in this very tick
-        self.ran_ns = {}
-        self.intake.grant_w, grants = np.full(new.sizes["feeder"], np.nan), self.intake.grant_w
-        self.intake.grant_ns, until = np.zeros(new.sizes["feeder"], np.int64), self.intake.grant_ns
-        moved = np.flatnonzero(kept["feeder"] >= 0)
-        self.intake.grant_w[moved] = grants[kept["feeder"][moved]]
-        self.intake.grant_ns[moved] = until[kept["feeder"][moved]]
-        self.forecasts = {}
-        records: list[dict[str, Any]] = []
-        for name, model in self.models.items():
-            try:
-                model.remap(kept)
-            except Exception as error:
-                records += self._suspend(name, error, self.state.now_ns)
-        self._settle_into(new)
-        self.findings.remap(new, self.estimator)
-        changed = {
-            "kind": "site",
-            "site_hash": new.spec_hash,
-            "was": old.spec_hash,
-            "sizes": {t: n for t, n in new.sizes.items() if n},
-        }
-        return [changed, *records]
-
     def _view(self, dt_s: float) -> EngineView:
         return EngineView(
             self.site,
@@ -232,6 +218,7 @@ class Engine:
             self.intake.budget_w(self.site, self.state.now_ns),
             dt_s,
             lambda request: self.intake.targets(request, self.site),
+            self.windows,
         )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:
@@ -258,7 +245,7 @@ class Engine:
                 mine = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
                 self.forecasts = mine | {(f.signal, f.horizon_s): f for f in said}
             except Exception as error:
-                records += self._suspend(name, error, frame.now_ns)
+                records += self.suspend(name, error, frame.now_ns)
                 continue
             begun = self.fitted_ns.setdefault(name, frame.now_ns)
             if model.fit_every_s > 0 and frame.now_ns - begun >= round(model.fit_every_s * NS):
@@ -311,9 +298,9 @@ class Engine:
                 for p in proposals:
                     control = find_control(p.control)
                     check_proposal(p, policy.controls, self.site.sizes[control.table] if control else 0)
-                self.memory[name] = _checked_memory(policy, memory, self.site)
+                self.memory[name] = checked_memory(policy, memory, self.site)
             except Exception as error:
-                records += self._suspend(name, error, frame.now_ns)
+                records += self.suspend(name, error, frame.now_ns)
                 continue
             if not same_proposals(proposals, self.in_force[name]):
                 records.append(proposals_record(name, proposals, self.in_force[name]))
@@ -332,7 +319,8 @@ class Engine:
             if now_ns - since < round(cast(Any, find_control(p.control)).lease_s * NS)
         ]
 
-    def _suspend(self, name: str, error: Exception, now_ns: int) -> list[dict[str, Any]]:
+    def suspend(self, name: str, error: Exception, now_ns: int) -> list[dict[str, Any]]:
+        """A plug-in broke its contract: it is asked no more until `PluginRestored`."""
         self.suspended[name] = now_ns
         self.forecasts = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
         why = f"{type(error).__name__}: {error}"[:500]
@@ -355,32 +343,3 @@ class Engine:
     def checksum(self) -> str:
         """Content hash of everything that decides what comes next."""
         return digest(self.dump())
-
-
-def _fresh_memory(policy: Policy, site: Site) -> Memory:
-    if policy.memory is None:
-        return {}
-    n = site.sizes[policy.memory.table]
-    return {name: np.zeros(n, kind) for name, kind in policy.memory.columns.items()}
-
-
-def _checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
-    expected = _fresh_memory(policy, site)
-    for name, column in expected.items():
-        given = memory.get(name)
-        if given is None or given.shape != column.shape or given.dtype != column.dtype:
-            raise ContractError(f"memory column {name}: expected {column.dtype} {column.shape}")
-    # A policy may hand back the read-only views that it was given: the engine keeps columns of its own.
-    return {name: np.array(memory[name]) for name in expected}
-
-
-def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> None:
-    """Raises ContractError if a forecast is not what `Forecast` promises."""
-    signal = find_signal(forecast.signal)
-    if signal is None:
-        raise ContractError(f"forecasts {forecast.signal!r}, which is not a signal of the catalogue")
-    if not forecast.horizon_s > 0 or not forecast.model.startswith(f"{model}@"):
-        raise ContractError(f"{forecast.signal}: expected a horizon > 0 and a model named {model}@...")
-    shape = (sizes[signal.table],)
-    if any(np.shape(x) != shape for x in (forecast.mean, forecast.lo, forecast.hi)):
-        raise ContractError(f"{forecast.signal}: mean, lo and hi must be of shape {shape}")

@@ -3,7 +3,7 @@
 First version: the heat balance of each liquid-cooled rack (flow x rise against electric power; learns the
 share of the power that the liquid carries) and the balances of the power tree (a meter against the sum of
 what it serves). An expectation uses only parameters learned from earlier ticks. May import the state, the
-site, contracts and `twin.physics`.
+site, maintenance windows, contracts and `twin.physics`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from twin.contracts import Residual
 from twin.errors import ConfigError
-from twin.frame import F64, I32, I64, NS
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.maintenance import Windows
 from twin.physics.liquid import COOLANTS, heat_rate_w_per_k, heat_w
 from twin.site import Site
 from twin.state import GOOD, State
@@ -185,10 +186,28 @@ class Estimator:
         self._load_feeder = _incidence([b.feeders for b in self.balances])
         self._load_rack = _incidence([b.racks for b in self.balances])
 
-    def update(self, state: State, dt_s: float) -> None:
-        """Compare, then learn. Uses only good readings; anything else gives NaN."""
-        self._rack_heat(state, dt_s)
-        self._power_tree(state, dt_s)
+    def update(self, state: State, dt_s: float, windows: Windows | None = None) -> None:
+        """Compare, then learn. Uses only good readings; anything else gives NaN.
+
+        Nothing is learned of racks and balances that are, or contain, what people work at.
+        """
+        racks = None if windows is None else windows.racks_touched()
+        feeders = None if windows is None else windows.mask("feeder")
+        self._rack_heat(state, dt_s, racks)
+        untouched = None if racks is None and feeders is None else ~self.balances_with(feeders, racks)
+        self._power_tree(state, dt_s, untouched)
+
+    def balances_with(self, feeders: Bool | None, racks: Bool | None) -> Bool:
+        """Balances of which one of these is a member [n_balance]."""
+        out = np.zeros(len(self.balances), np.bool_)
+        for (rows, members), chosen in (
+            (self._meter, feeders),
+            (self._load_feeder, feeders),
+            (self._load_rack, racks),
+        ):
+            if chosen is not None:
+                out[rows[chosen[members]]] = True
+        return out
 
     def _good(self, state: State, table: str, name: str) -> tuple[F64, I64]:
         """(good values, NaN elsewhere; instants of the readings)"""
@@ -198,7 +217,7 @@ class Estimator:
         heard_ns = column.t_ns[column.partition.group_of_row[signal.row]]
         return np.where(column.quality_of(signal, state.now_ns) == GOOD, value, np.nan), heard_ns
 
-    def _rack_heat(self, state: State, dt_s: float) -> None:
+    def _rack_heat(self, state: State, dt_s: float, touched: Bool | None) -> None:
         names = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c")
         (power_w, flow_lpm, supply_c, return_c), heard = zip(
             *(self._good(state, "rack", k) for k in names), strict=True
@@ -222,7 +241,7 @@ class Estimator:
         with np.errstate(invalid="ignore"):
             ratio = np.where(usable, carried_w / np.where(usable, power_w, 1.0), self.capture)
         self.capture_var = np.minimum(self.capture_var + CAPTURE_DRIFT_PER_SQRT_S**2 * dt_s, CAPTURE_SIGMA**2)
-        learned = usable & fresh
+        learned = usable & fresh if touched is None else usable & fresh & ~touched
         gain = np.where(learned, self.capture_var / (self.capture_var + 0.02**2), 0.0)
         self.capture = np.clip(self.capture + gain * (ratio - self.capture), 0.0, 1.2)
         self.capture_var = (1.0 - gain) * self.capture_var
@@ -235,7 +254,7 @@ class Estimator:
         """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
         return np.where(self.capture_count > 0, self.capture, np.nan)
 
-    def _power_tree(self, state: State, dt_s: float) -> None:
+    def _power_tree(self, state: State, dt_s: float, untouched: Bool | None) -> None:
         feeder_w, feeder_ns = self._good(state, "feeder", "power_w")
         rack_w, rack_ns = self._good(state, "rack", "power_w")
         heard_ns = np.full(len(self.balances), np.iinfo(np.int64).max)
@@ -255,6 +274,8 @@ class Estimator:
         self.residuals["feeder.balance"] = Residual(
             "feeder.balance", expected, measured, sigma_pu * expected, confidence_of(off_pu, sigma_pu)
         )
+        if untouched is not None:
+            fresh &= untouched
         self.balance_noise.learn(np.where(fresh, off_pu, np.nan), heard_ns, dt_s)
 
     def tree_residual_pu(self) -> tuple[float | None, bool]:

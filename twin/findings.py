@@ -1,7 +1,8 @@
 """Findings: conditions that people should know of, raised once, kept while they last, cleared once.
 
 A balance that does not close, a read-back that differs, telemetry that fell silent, an entity that nothing
-guards, a plug-in that was suspended. Decides nothing. May import contracts, the site and the estimator.
+guards, a plug-in that was suspended. What people work at is left out. Decides nothing. May import contracts,
+the site, maintenance windows and the estimator.
 
 What is active is always as last evaluated. The journal hears of a finding when it begins, when it got worse
 or doubled, and, if the evaluation before said so too, when it shrank to half or concerns others than told.
@@ -16,6 +17,7 @@ import numpy as np
 from twin.contracts import Finding, View
 from twin.estimator import Estimator
 from twin.frame import I32, NS
+from twin.maintenance import Windows
 from twin.signals import find_signal
 from twin.site import Site
 from twin.state import GOOD, OUT_OF_RANGE, QUALITY_NAMES, STALE_PERIODS, UNTRUSTED, State, TableState
@@ -80,13 +82,19 @@ class Findings:
             records += self.raise_(finding)
         return records
 
-    def deviations(self, site: Site, estimator: Estimator, now_ns: int) -> list[dict[str, Any]]:
-        """Balances that have been off, surely, for a while."""
+    def deviations(self, site: Site, estimator: Estimator, windows: Windows) -> list[dict[str, Any]]:
+        """Balances that have been off, surely, for a while; none that rests on what people work at."""
         heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
         # Time is counted between readings: one odd reading that stands for long is still one reading.
         heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
-        self.heat_since_ns = _since(self.heat_since_ns, heat.confidence_pu > SURE_PU, heat_ns)
-        self.balance_since_ns = _since(self.balance_since_ns, balance.confidence_pu > SURE_PU, balance_ns)
+        heat_off, balance_off = heat.confidence_pu > SURE_PU, balance.confidence_pu > SURE_PU
+        racks, feeders = windows.mask("rack"), windows.mask("feeder")
+        if racks is not None:
+            heat_off &= ~racks
+        if racks is not None or feeders is not None:
+            balance_off &= ~estimator.balances_with(feeders, racks)
+        self.heat_since_ns = _since(self.heat_since_ns, heat_off, heat_ns)
+        self.balance_since_ns = _since(self.balance_since_ns, balance_off, balance_ns)
         found = []
         for rack in _lasting(self.heat_since_ns, heat_ns).tolist():
             found.append(
@@ -119,17 +127,20 @@ class Findings:
         records = self._keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
         return records + self._keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
 
-    def silences(self, site: Site, state: State) -> list[dict[str, Any]]:
+    def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[dict[str, Any]]:
         """What was heard once and is not usable now, by signal, and whom nothing guards; every 10 s."""
+        windows = Windows(site) if windows is None else windows
         if state.now_ns - self.silence_ns < SILENCE_EVERY_S * NS:
             return []
         self.silence_ns = state.now_ns
         keys = dict.fromkeys((*site.limits, *VITAL.values()))
-        silent = [f for key in keys if (f := _silent(site, state, key)) is not None]
-        unguarded = [f for table in GUARDING if (f := self._unguarded(site, state, table)) is not None]
+        silent = [f for key in keys if (f := _silent(site, state, key, windows)) is not None]
+        unguarded = [
+            f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
+        ]
         return self._keep_only("silent/", silent) + self._keep_only("unguarded/", unguarded)
 
-    def _unguarded(self, site: Site, state: State, table: str) -> Finding | None:
+    def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
         column, n = state.tables[table], site.sizes[table]
         guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
@@ -144,6 +155,8 @@ class Findings:
                 guarded |= stated & np.isfinite(column.value[signal.row])
         bare = np.flatnonzero(~guarded)
         bare = bare[_lives(column, bare, table) | (column.generation[bare] > 0)]
+        if (spared := windows.mask(table)) is not None:
+            bare = bare[~spared[bare]]
         since_ns = np.zeros(n, np.int64)
         before_ns = self.unguarded_since_ns[table][bare]
         since_ns[bare] = np.where(before_ns == 0, state.now_ns, before_ns)
@@ -168,11 +181,13 @@ class Findings:
             len(lasting),
         )
 
-    def limits(self, site: Site, view: View) -> list[dict[str, Any]]:
+    def limits(self, site: Site, view: View, windows: Windows) -> list[dict[str, Any]]:
         """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
         found: list[Finding] = []
         for key, limit in site.limits.items():
             guarded = view.beyond(key)
+            if len(guarded) and (spared := windows.mask(key.partition(".")[0])) is not None:
+                guarded = guarded[~spared[guarded]]
             if len(guarded) == 0:
                 continue
             worst, read = view.worst(key), view.value(key)
@@ -223,6 +238,42 @@ class Findings:
             )
         )
 
+    def unanswered(self, site: Site, control: str, index: I32) -> list[dict[str, Any]]:
+        """Devices that never answered, or refused, until the command was given up."""
+        if len(index) == 0:
+            return self.clear(f"unanswered/{control}")
+        table = control.partition(".")[0]
+        return self.raise_(
+            Finding(
+                f"unanswered/{control}",
+                "critical",
+                f"{len(index)} {table} did not carry out {control}",
+                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                ("refused, or no answer, after repeated sending",),
+                1.0,
+                "Look at the agents of these devices; their leases go on being renewed.",
+                len(index),
+            )
+        )
+
+    def unread(self, site: Site, control: str, index: I32, wait_s: float) -> list[dict[str, Any]]:
+        """Devices that answered a command and have not read back what they do since."""
+        if len(index) == 0:
+            return self.clear(f"unread/{control}")
+        table = control.partition(".")[0]
+        return self.raise_(
+            Finding(
+                f"unread/{control}",
+                "warning",
+                f"{len(index)} {table} answer {control} but do not read it back",
+                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                (f"no read-back for {wait_s:.0f} s after the command",),
+                1.0,
+                "Check the source of the read-back: nobody sees whether these devices obey.",
+                len(index),
+            )
+        )
+
     def remap(self, site: Site, estimator: Estimator) -> None:
         """The site changed: durations are counted afresh."""
         self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
@@ -263,7 +314,7 @@ def _nobody(site: Site) -> dict[str, np.ndarray]:
     return {table: np.zeros(site.sizes[table], np.int64) for table in GUARDING}
 
 
-def _silent(site: Site, state: State, key: str) -> Finding | None:
+def _silent(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
     """Cells of a signal that were heard once, or only wrongly, and cannot be used now."""
     signal = find_signal(key)
     if signal is None or signal.kind == "counter" or site.sizes[signal.table] == 0:
@@ -271,7 +322,11 @@ def _silent(site: Site, state: State, key: str) -> Finding | None:
     table, column = signal.table, state.tables[signal.table]
     quality = column.quality_of(signal, state.now_ns)
     wrong = (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
-    silent = np.flatnonzero((quality != GOOD) & (wrong | np.isfinite(column.value[signal.row])))
+    unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
+    spared = windows.spared(table, state.now_ns, float(column.period_s[signal.row]))
+    if spared is not None:
+        unusable &= ~spared
+    silent = np.flatnonzero(unusable)
     if len(silent) == 0:
         return None
     kinds = np.bincount(quality[silent], minlength=len(QUALITY_NAMES))

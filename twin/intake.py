@@ -20,11 +20,12 @@ from twin import events as ev
 from twin.arbiter import Arbiter
 from twin.contracts import Model
 from twin.frame import F64, I32, NS
-from twin.jobs import Jobs
+from twin.jobs import TOLD, Jobs
 from twin.records import brief_event
 from twin.signals import TABLES, find_control
 from twin.site import Site
 from twin.state import State
+from twin.takeover import begin_term
 from twin.tree import digest, unpack
 
 MAX_REQUESTS = 1000
@@ -118,7 +119,7 @@ class Intake:
             case ev.EpochChanged():
                 if not arbiter.epoch <= event.epoch < 2**63:
                     return f"epoch {event.epoch} is older than {arbiter.epoch}, or no epoch"
-                arbiter.epoch = event.epoch
+                begin_term(arbiter, event.epoch, event.adopt, now_ns)
             case ev.EntityReplaced():
                 return self._replaced(event, site, state, arbiter)
             case ev.BudgetGranted():
@@ -136,6 +137,9 @@ class Intake:
             return (
                 f"expected a floor >= 0 and a priority of 32 bits, got {event.floor_w} and {event.priority}"
             )
+        for name in TOLD:
+            if not 0 <= getattr(event, name) < np.inf:
+                return f"expected {name} >= 0, got {getattr(event, name)}"
         again = event.job in jobs.slot_of
         found = [site.entity("node", name) for name in event.nodes[:MAX_NAMES]]
         nodes = [i for i in found if i is not None]
@@ -149,6 +153,8 @@ class Intake:
         return None
 
     def _job_ended(self, event: ev.JobEnded, jobs: Jobs, arbiter: Arbiter, now_ns: int) -> str | None:
+        if jobs.unslotted.pop(event.job, None) is not None:
+            return None
         slot = jobs.end(event, now_ns)
         if slot is None:
             return f"no job {event.job} runs"

@@ -1,20 +1,23 @@
 """Jobs: a bounded table of slots with generations, and which nodes each job holds.
 
 A freed slot rests for the longest lease before it is used again, so that a late command or acknowledgement
-cannot meet a stranger. May import events and frames.
+cannot meet a stranger. While no source of jobs has spoken, nobody knows what runs where, and every node is
+protected. May import events and frames.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from twin.events import JobEnded, JobStarted
-from twin.frame import I32, NS
+from twin.frame import I32, NS, Bool
 
 KINDS = ("training", "inference", "batch", "unknown")
 REST_S = 600.0  # the longest lease of the catalogue
+MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
+TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s")
 _SLOT_COLUMNS = (
     "alive",
     "generation",
@@ -24,6 +27,7 @@ _SLOT_COLUMNS = (
     "floor_w",
     "started_ns",
     "freed_ns",
+    *TOLD,
 )
 
 
@@ -40,16 +44,27 @@ class Jobs:
         self.floor_w = np.zeros(n, np.float64)
         self.started_ns = np.zeros(n, np.int64)
         self.freed_ns = np.full(n, -(2**62), np.int64)
+        # What a job says of itself; 0 where it says nothing.
+        self.time_limit_s = np.zeros(n, np.float64)
+        self.checkpoint_interval_s = np.zeros(n, np.float64)
+        self.checkpoint_save_s = np.zeros(n, np.float64)
+        self.checkpoint_restart_s = np.zeros(n, np.float64)
+        self.known = False  # whether a source of jobs has ever spoken
         self.names: list[str] = [""] * n
         self.tenants: list[str] = [""] * n
+        self.accounts: list[str] = [""] * n
         self.nodes: list[I32] = [np.zeros(0, np.int32)] * n
         self.job_of_node = np.full(n_node, -1, np.int32)
         self.slot_of: dict[str, int] = {}
+        self.unslotted: dict[str, I32] = {}  # jobs for which there was no slot, and their nodes
         self.counts = {"refused_full": 0, "unknown_nodes": 0, "unknown_ended": 0, "restarted": 0}
 
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
         """Give the job a slot; None when all are taken or resting. A second start replaces the first."""
         self.counts["unknown_nodes"] += unknown
+        self.known = True
+        held = np.unique(np.array(nodes, np.int32))
+        self.unslotted.pop(event.job, None)
         slot = self.slot_of.get(event.job)
         if slot is not None:
             self.counts["restarted"] += 1
@@ -58,6 +73,9 @@ class Jobs:
             free = np.flatnonzero(~self.alive & (now_ns - self.freed_ns >= REST_S * NS))
             if len(free) == 0:
                 self.counts["refused_full"] += 1
+                self.unslotted[event.job] = held
+                while len(self.unslotted) > MAX_UNSLOTTED:
+                    del self.unslotted[next(iter(self.unslotted))]
                 return None
             slot = int(free[0])
             self.generation[slot] += 1
@@ -67,8 +85,10 @@ class Jobs:
         self.synchronous[slot] = event.coupling == "synchronous"
         self.floor_w[slot] = event.floor_w
         self.started_ns[slot] = now_ns
+        for name in TOLD:
+            getattr(self, name)[slot] = getattr(event, name)
         self.names[slot], self.tenants[slot] = event.job, event.tenant
-        self.nodes[slot] = np.unique(np.array(nodes, np.int32))
+        self.accounts[slot], self.nodes[slot] = event.account, held
         self.job_of_node[self.nodes[slot]] = slot
         self.slot_of[event.job] = slot
         return slot
@@ -82,8 +102,22 @@ class Jobs:
         self._unbind(slot)
         self.alive[slot] = False
         self.freed_ns[slot] = now_ns
-        self.names[slot] = self.tenants[slot] = ""
+        self.names[slot] = self.tenants[slot] = self.accounts[slot] = ""
         return slot
+
+    def protected_nodes(self) -> Bool:
+        """Nodes whose work may not be disturbed unasked [n_node].
+
+        All, while no source of jobs has spoken; then those of jobs of unknown kind, and of jobs that found no
+        slot, of which nothing but their nodes is known.
+        """
+        if not self.known:
+            return np.ones(len(self.job_of_node), np.bool_)
+        out = np.zeros(len(self.job_of_node), np.bool_)
+        unknown = np.flatnonzero(self.alive & (self.kind == KINDS.index("unknown")))
+        for nodes in (*(self.nodes[slot] for slot in unknown.tolist()), *self.unslotted.values()):
+            out[nodes] = True
+        return out
 
     def _unbind(self, slot: int) -> None:
         held = self.nodes[slot]
@@ -103,8 +137,8 @@ class Jobs:
         out.job_of_node[kept] = self.job_of_node[old_of_new[kept]]
         out.job_of_node[out.job_of_node >= out.n] = -1
         for slot in np.flatnonzero(out.alive).tolist():
-            moved = new_of_old[self.nodes[slot]]
-            out.nodes[slot] = np.sort(moved[moved >= 0])
+            out.nodes[slot] = _moved(self.nodes[slot], new_of_old)
+        out.unslotted = {job: _moved(nodes, new_of_old) for job, nodes in self.unslotted.items()}
         return out
 
     def _resize(self, n: int) -> None:
@@ -114,7 +148,9 @@ class Jobs:
             column = getattr(fresh, name)
             column[:kept] = getattr(self, name)[:kept]
             setattr(self, name, column)
-        self.names, self.tenants = (self.names + [""] * n)[:n], (self.tenants + [""] * n)[:n]
+        self.names, self.tenants, self.accounts = (
+            (some + [""] * n)[:n] for some in (self.names, self.tenants, self.accounts)
+        )
         self.nodes = (self.nodes + fresh.nodes)[:n]
         self.n = n
         self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
@@ -125,6 +161,8 @@ class Jobs:
             "alive": self.alive, "generation": self.generation, "priority": self.priority, "kind": self.kind,
             "synchronous": self.synchronous, "floor_w": self.floor_w, "started_ns": self.started_ns,
             "freed_ns": self.freed_ns, "names": list(self.names), "tenants": list(self.tenants),
+            "accounts": list(self.accounts), "known": self.known, **{k: getattr(self, k) for k in TOLD},
+            "unslotted": [[job, nodes] for job, nodes in self.unslotted.items()],
             "nodes_flat": np.concatenate([np.zeros(0, np.int32), *self.nodes]).astype(np.int32),
             "nodes_len": np.array([len(x) for x in self.nodes], np.int32),
             "job_of_node": self.job_of_node, "counts": dict(self.counts),
@@ -135,7 +173,14 @@ class Jobs:
         for name in (*_SLOT_COLUMNS, "job_of_node"):
             setattr(self, name, np.array(data[name]))
         self.names, self.tenants = list(data["names"]), list(data["tenants"])
+        self.accounts, self.known = list(data["accounts"]), bool(data["known"])
+        self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in data["unslotted"]}
         cuts = np.cumsum(data["nodes_len"])[:-1]
         self.nodes = [np.array(x, np.int32) for x in np.split(data["nodes_flat"], cuts)]
         self.counts = dict(data["counts"])
         self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
+
+
+def _moved(nodes: I32, new_of_old: I32) -> I32:
+    moved = new_of_old[nodes]
+    return cast(I32, np.sort(moved[moved >= 0]))

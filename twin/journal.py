@@ -1,14 +1,15 @@
 """The journal: what was decided and why, one JSON line each, chained by hash so that tampering shows.
 
-A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Here lines are
-made, checked and compared; the shell keeps the file. May import contracts and errors.
+A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Lines of kinds in
+`SHELL_KINDS` are written between ticks by the shell; all others are what a tick decided. Here lines are made,
+checked and compared; the shell keeps the files. May import contracts and errors.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ from twin.contracts import Decision
 from twin.errors import Divergence
 
 FORMAT = 1
+READS = (1,)  # formats of lines that this version goes on with; the manifest says which
+# Lines that no tick made: how the run was kept and who touched it. A replay passes over them.
+SHELL_KINDS = (
+    "manifest", "end", "access", "alarm", "authority", "resumed", "leader", "reload", "upkeep", "daemon",
+)  # fmt: skip
 GENESIS = "0" * 32
 INLINE = 64  # longer columns are base64
 RUN = 3  # longer runs of consecutive numbers are written as the first and how many
@@ -109,13 +115,21 @@ class Verdict:
     position: int
 
 
-def verify(lines: Iterable[bytes], torn_tail: bool = False) -> Verdict:
+def verify(
+    lines: Iterable[bytes],
+    torn_tail: bool = False,
+    start: tuple[int, str] = (0, GENESIS),
+    see: Callable[[Entry], None] | None = None,
+) -> Verdict:
     """Walk the chain. Up to the fault the journal is good; `torn_tail`: the last line lacks its end.
 
     Where the chain breaks, the line that no longer hashes to what its successor says is the first in doubt.
+    `start` is (seq, prev) that the first line must have; `see` is shown every line that follows its
+    predecessor.
     """
-    count, head, position = 0, GENESIS, 0
-    before = (0, GENESIS, 0)
+    first, head = start
+    count, position = 0, 0
+    before = (0, head, 0)
     for line in lines:
         try:
             entry = msgspec.json.decode(line, type=Entry)
@@ -124,8 +138,11 @@ def verify(lines: Iterable[bytes], torn_tail: bool = False) -> Verdict:
         if entry.prev != head:
             fault = f"the chain breaks: it hashes to {head}, the next line says {entry.prev}"
             return Verdict(before[0], before[1], fault, before[0] + 1, before[2])
-        if entry.seq != count:
-            return Verdict(count, head, f"seq is {entry.seq}, expected {count}", count + 1, position)
+        if entry.seq != first + count:
+            fault = f"seq is {entry.seq}, expected {first + count}"
+            return Verdict(count, head, fault, count + 1, position)
+        if see is not None:
+            see(entry)
         before = (count, head, position)
         head = line_hash(line)
         count += 1

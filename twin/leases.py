@@ -101,6 +101,19 @@ class Leases:
         self.state[index], self.owner[index] = NONE, -1
         self.expires_ns[index] = self.differs_ns[index] = 0
 
+    def disown(self) -> None:
+        """Nothing here was commanded by us any more: another daemon has had the site since."""
+        for name in ("value", "found", "lapsed", "advised"):
+            getattr(self, name)[:] = np.nan
+        self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
+        self.expires_ns[:] = self.differs_ns[:] = 0
+
+    def left_to_others(self, index: I32, readback: F64, lapse_value: F64, tolerance: float) -> None:
+        """People were here: where a device is not as its lapse left it, what was found is no longer owed."""
+        set_by_hand = np.abs(readback - lapse_value) > tolerance  # False where nothing is read
+        mine = index[set_by_hand[index] & ~self.running()[index]]
+        self.found[mine] = self.lapsed[mine] = np.nan
+
     def due(self, now_ns: int) -> Bool:
         """Running leases with less than half of their time left."""
         return self.running() & (self.expires_ns - now_ns < round(self.control.lease_s * NS / 2))
@@ -181,6 +194,14 @@ class Leases:
         self.differs_ns = np.where(differs, since, np.where(current, 0, waiting))
         late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
         return np.flatnonzero(late).astype(np.int32)
+
+    def unread(self, heard_ns: I64, wait_s: float, now_ns: int) -> I32:
+        """Answered commands of which no read-back has been heard for so long."""
+        if self.n == 0 or heard_ns.min() > self.issued_ns.max():
+            return np.zeros(0, np.int32)
+        answered = (self.state >= ACCEPTED) & (self.state <= DONE)
+        silent = self.running() & answered & (heard_ns <= self.issued_ns)
+        return np.flatnonzero(silent & (now_ns - self.issued_ns >= round(wait_s * NS))).astype(np.int32)
 
     def drop(self, entity: int) -> None:
         """Another device sits here: the old one's lease is not its own."""

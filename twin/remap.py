@@ -1,15 +1,25 @@
 """Remapping: which slot of the old site became which of the new, so that what was learned moves along.
 
-Identity is the full path. May import the site and contracts.
+Identity is the full path. May import the core; `change_site` is called by the engine only.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 import numpy as np
 
+from twin import events as ev
 from twin.contracts import Columns, Memory
+from twin.errors import ConfigError
 from twin.frame import I32
-from twin.site import Site
+from twin.records import brief_event
+from twin.site import Site, SiteSpec
+from twin.sitebuild import build
+
+if TYPE_CHECKING:
+    from twin.engine import Engine
 
 
 def slots_kept(old: Site, new: Site) -> dict[str, I32]:
@@ -50,3 +60,45 @@ def remap_memory(memory: Memory, spec: Columns | None, kept: dict[str, I32], new
         column[there] = memory[name][old_of_new[there]]
         out[name] = column
     return out
+
+
+def change_site(engine: Engine, event: ev.SiteChanged) -> list[dict[str, Any]]:
+    """Move everything that an engine holds to another site; returns journal bodies. A bad site is refused."""
+    try:
+        old, new = engine.site, build(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
+    except (msgspec.MsgspecError, ConfigError) as error:
+        return [{"kind": "event", "event": brief_event(event), "refused": str(error)[:500]}]
+    kept = slots_kept(old, new)
+    state, intake = engine.state, engine.intake
+    for table in state.tables:
+        state.tables[table] = state.tables[table].remapped(new.sizes[table], kept[table])
+    engine.jobs = engine.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
+    engine.arbiter = engine.arbiter.remapped(new, kept)
+    engine.estimator = engine.estimator.remapped(new, kept)
+    engine.windows, dropped = engine.windows.remapped(new, kept)
+    engine.memory = {
+        p.name: remap_memory(engine.memory[p.name], p.memory, kept, new) for p in engine.policies
+    }
+    engine.in_force = {p.name: [] for p in engine.policies}  # indices moved; asked afresh in this very tick
+    engine.ran_ns = {}
+    intake.grant_w, grants = np.full(new.sizes["feeder"], np.nan), intake.grant_w
+    intake.grant_ns, until = np.zeros(new.sizes["feeder"], np.int64), intake.grant_ns
+    moved = np.flatnonzero(kept["feeder"] >= 0)
+    intake.grant_w[moved] = grants[kept["feeder"][moved]]
+    intake.grant_ns[moved] = until[kept["feeder"][moved]]
+    engine.forecasts = {}
+    records = dropped
+    for name, model in engine.models.items():
+        try:
+            model.remap(kept)
+        except Exception as error:
+            records += engine.suspend(name, error, state.now_ns)
+    engine.settle_into(new)
+    engine.findings.remap(new, engine.estimator)
+    changed = {
+        "kind": "site",
+        "site_hash": new.spec_hash,
+        "was": old.spec_hash,
+        "sizes": {t: n for t, n in new.sizes.items() if n},
+    }
+    return [changed, *records]

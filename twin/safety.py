@@ -46,13 +46,18 @@ def _stated(profile: Profile, name: str) -> float:
     return np.nan if value is None else value
 
 
+def budgets_w(site: Site) -> F64:
+    """What each feeder is sure to have [n_feeder]: its budget, or the guaranteed share of an external one."""
+    return np.where(site.external_budget, site.guaranteed_w, site.budget_w)
+
+
 def lapse_faults(site: Site, profiles: dict[str, Profile]) -> list[str]:
     """Budgets that the lapsed site would break with one feed lost, with the sums; empty = the case holds.
 
     A rack that both sides feed counts in full on the surviving side, and so on each of them.
     """
     rack_w = lapse_power_w(site, profiles)
-    budget_w = np.where(site.external_budget, site.guaranteed_w, site.budget_w)
+    budget_w = budgets_w(site)
     faults = []
     for feeder in np.flatnonzero(np.isfinite(budget_w)).tolist():
         racks = site.racks_below(feeder)

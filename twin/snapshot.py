@@ -14,13 +14,15 @@ import zstandard
 
 from twin.contracts import Forecast, Proposal
 from twin.errors import StorageError
+from twin.jobs import TOLD
 from twin.trace import CATALOGUE
 from twin.tree import digest, pack, unpack
 
 if TYPE_CHECKING:
     from twin.engine import Engine
 
-FORMAT = 2
+FORMAT = 3
+READS = (2, 3)  # formats that this version reads
 MAX_BYTES = 8 * 2**30
 _MAGIC = b"rtsnap01"
 
@@ -37,6 +39,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "estimator": engine.estimator.dump(),
         "findings": engine.findings.dump(),
         "intake": engine.intake.dump(),
+        "windows": engine.windows.dump(),
         "memory": engine.memory,
         "in_force": {name: [_proposal(p) for p in some] for name, some in engine.in_force.items()},
         "ran_ns": engine.ran_ns,
@@ -71,6 +74,7 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.estimator.restore(data["estimator"])
     engine.findings.restore(data["findings"])
     engine.intake.restore(data["intake"])
+    engine.windows.restore(data["windows"])
     engine.memory = {p: {k: np.array(v) for k, v in columns.items()} for p, columns in data["memory"].items()}
     engine.in_force = {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
     engine.ran_ns, engine.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])
@@ -105,10 +109,28 @@ def decode(raw: bytes) -> dict[str, Any]:
         tree = unpack(zstandard.ZstdDecompressor().decompress(body))
     except zstandard.ZstdError as error:
         raise StorageError(f"snapshot cannot be decompressed: {error}") from error
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT or not isinstance(tree.get("data"), dict):
-        found = tree.get("format") if isinstance(tree, dict) else None
-        raise StorageError(f"snapshot format {found}; expected {FORMAT}")
+    found = tree.get("format") if isinstance(tree, dict) else None
+    if found not in READS or not isinstance(tree.get("data"), dict):
+        later = ", which a later version wrote" if isinstance(found, int) and found > FORMAT else ""
+        raise StorageError(f"snapshot format {found}{later}; expected {' or '.join(map(str, READS))}")
     if tree.get("catalogue") != CATALOGUE:  # columns are rows of the catalogue
         raise StorageError(f"snapshot of the catalogue {tree.get('catalogue')}; this version has {CATALOGUE}")
     data: dict[str, Any] = tree["data"]
-    return data
+    return data if found == FORMAT else _from_2(data)
+
+
+def _from_2(data: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot of format 2, which knew neither windows nor takeovers and less of jobs, as format 3."""
+    jobs, out = data.get("jobs"), {"windows": {"windows": [], "ended_ns": {}}, **data}
+    if isinstance(jobs, dict):
+        n = len(jobs["names"])
+        out["jobs"] = {
+            "accounts": [""] * n,
+            "known": bool(np.any(jobs["generation"])),
+            "unslotted": [],
+            **{name: np.zeros(n) for name in TOLD},
+            **jobs,
+        }
+    if isinstance(data.get("arbiter"), dict):
+        out["arbiter"] = {"settling": {}, **data["arbiter"]}
+    return out

@@ -23,6 +23,7 @@ from twin.signals import TABLES
 from twin.tree import digest
 
 FORMAT = 2
+READS = (2,)  # formats that this version reads
 MAGIC = b"rttrace1"
 KEYFRAME_EVERY = 60
 MAX_RECORD = 256 * 2**20
@@ -43,6 +44,14 @@ _events_out = msgspec.msgpack.Encoder()
 _events_in = msgspec.msgpack.Decoder(tuple[Event, ...])
 _NOT_ONE = (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError,
             RecursionError, MemoryError)  # fmt: skip
+
+
+class OtherFormat(StorageError):
+    """Written by another version, whole for all we know: to be left as it is, nothing in its place."""
+
+
+class _Version(msgspec.Struct, frozen=True):
+    format: int
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -194,15 +203,18 @@ class Decoder:
         """The header of a segment; the decoder waits for its keyframe."""
         self._started = False
         try:
-            header = msgspec.msgpack.decode(self._inflate(payload), type=Header)
+            inflated = self._inflate(payload)
+            found = msgspec.msgpack.decode(inflated, type=_Version).format
+            if found not in READS:
+                raise OtherFormat(
+                    f"trace format {found}; expected {FORMAT}"
+                    + (f", or one of {READS}" if len(READS) > 1 else "")
+                )
+            header = msgspec.msgpack.decode(inflated, type=Header)
         except _NOT_ONE as error:
             raise StorageError(f"not a header: {error}") from error
-        if header.format != FORMAT:
-            raise StorageError(f"trace format {header.format}; expected {FORMAT}")
         if header.catalogue != CATALOGUE:
-            raise StorageError(
-                f"recorded with the catalogue {header.catalogue}; this version has {CATALOGUE}"
-            )
+            raise OtherFormat(f"recorded with the catalogue {header.catalogue}; this version has {CATALOGUE}")
         return header
 
     def decode(self, payload: bytes) -> Frame:

@@ -15,9 +15,10 @@ from twin.contracts import Forecast, Residual, mask_index, read_only
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
-from twin.frame import F32, F64, I32, I64, U8
+from twin.frame import F32, F64, I32, I64, U8, Bool
 from twin.history import History
 from twin.jobs import Jobs
+from twin.maintenance import Windows
 from twin.signals import Signal, find_control, find_signal
 from twin.site import Envelope, Limit, Site
 from twin.state import State
@@ -39,12 +40,13 @@ class EngineView:
         budget_w: F64,
         dt_s: float,
         targets: Callable[[OperatorRequest], I32],
+        windows: Windows,
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
         self._state, self._arbiter, self._estimator, self._history = state, arbiter, estimator, history
         self._budget_w = budget_w
-        self._targets = targets
+        self._targets, self._windows = targets, windows
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -66,7 +68,9 @@ class EngineView:
             slew = None
             if limit is not None and np.isfinite(limit.slew_per_s).any():
                 slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
-            found = read_only(self._state.tables[signal.table].worst(signal, self.now_ns, slew))
+            table = self._state.tables[signal.table]
+            slew = self._windows.gentler(table, signal, self.now_ns, slew)
+            found = read_only(table.worst(signal, self.now_ns, slew))
             self._cache["worst", key] = found
         return cast(F32, found)
 
@@ -139,6 +143,14 @@ class EngineView:
     def budget_w(self) -> F64:
         """Budget per feeder, in force now."""
         return cast(F64, read_only(self._budget_w))
+
+    def protected_nodes(self) -> Bool:
+        """Nodes whose work may not be disturbed unasked [n_node]."""
+        found = self._cache.get(("protected", "node"))
+        if found is None:
+            found = read_only(self.jobs.protected_nodes())
+            self._cache["protected", "node"] = found
+        return cast(Bool, found)
 
     def residual(self, name: str) -> Residual | None:
         """A comparison of the estimator."""

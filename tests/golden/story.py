@@ -1,5 +1,6 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come and
-go, a model is fitted anew, GPUs get hot, a person asks for a cap. Seeded, so that it is always the same."""
+go, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack, a new term begins.
+Seeded, so that it is always the same."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from twin.sitebuild import build
 START_NS = 1_700_000_000 * NS
 SECONDS = 230
 REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT = 30, 60, 95, 130, 105
+WORKED_UNTIL = 190
 CAP = "gpu.power_cap_w"
 
 
@@ -107,6 +109,12 @@ class Story:
                 return [ev.SiteChanged(id="s1", site_hash=later.digest(), spec=later.packed())]
             case 150:
                 return [ev.JobEnded(id="j2", job="train"), ev.JobStarted(id="j3", job="b", nodes=(node,))]
+            case 160:
+                until_ns = START_NS + WORKED_UNTIL * NS
+                work = {"table": "rack", "names": ("golden/h1/r0",), "until_ns": until_ns}
+                return [ev.MaintenanceBegun(id="m1", author="ada", reason="filter", **work)]
+            case 200:
+                return [ev.EpochChanged(id="t1", epoch=2)]
         return []
 
     def _readings(self, second: int, t_ns: int) -> list[Any]:

@@ -33,6 +33,7 @@ def test_the_story_is_not_empty(run: Run) -> None:
     kinds = collections.Counter(r["kind"] for d in run.kept.decisions for r in d.records)
     assert kinds["site"] == 1
     assert kinds["finding"] >= 1
+    assert kinds["maintenance_expired"] == 1
     assert run.engine.suspended == {}
     events = [e for f in run.kept.frames for e in f.events]
     fitted = [e for e in events if isinstance(e, ev.ModelFitted)]
@@ -43,6 +44,7 @@ def test_the_story_is_not_empty(run: Run) -> None:
     assert [f.tick for f in run.kept.frames if f.urgent] == [LEAK_AT]
     assert run.engine.state.tables["gpu"].generation.sum() == 1
     assert run.engine.jobs.slot_of.keys() == {"b"}
+    assert [c.epoch for d in run.kept.decisions for c in d.commands if "under epoch" in c.reason] == [2]
     assert run.engine.site.names["rack"] == ["golden/h1/r0", "golden/h1/r1"]
 
 

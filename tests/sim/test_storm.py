@@ -1,5 +1,6 @@
 """A seeded storm over a small site: devices fail, lie, fall silent and are replaced, racks come and go, and
-people ask for things. Checkers look at every command that leaves, not at what the engine says of itself."""
+people ask for things, work at racks and take over. Checkers look at every command that leaves, not at what
+the engine says of itself."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Storm:
         self.site: Site = build(self.spec)
         self.seconds, self.messages = seconds, Messages()
         self.acks: list[ev.Event] = []
-        self.count = 0
+        self.count, self.epoch = 0, 5
 
     def __iter__(self) -> Iterator[Arrival]:
         for second in range(self.seconds):
@@ -134,7 +135,12 @@ class Storm:
             later = spec(names, models={}, controls={CAP: {"blast_radius": 6}})
             self.site = build(later)
             yield ev.SiteChanged(id=f"c{key}", site_hash=later.digest(), spec=later.packed())
-        elif roll < 0.19:
+        elif roll < 0.2:
+            yield from self._people(key, t_ns)
+        elif roll < 0.205:
+            self.epoch += int(rng.integers(1, 3))
+            yield ev.EpochChanged(epoch=self.epoch, head=key, adopt=bool(rng.random() < 0.5))
+        elif roll < 0.215:
             yield ev.CommandAcked(
                 control=str(rng.choice([CAP, "x.y"])),
                 name=self._name("gpu"),
@@ -142,6 +148,18 @@ class Storm:
                 command=str(rng.choice(["1-1", "garbage", "9" * 40 + "-1"])),
                 state="done",
             )
+
+    def _people(self, key: str, t_ns: int) -> Iterator[ev.Event]:
+        """Maintenance windows that begin, some of them wrongly, and end before their time."""
+        rng = self.rng
+        if rng.random() < 0.3:
+            yield ev.MaintenanceEnded(author="ann", window=f"m{int(rng.integers(1, self.count + 1))}")
+            return
+        table = str(rng.choice(["hall", "rack", "node", "gpu", "cdu", "feeder", "job"]))
+        until_ns = t_ns + int(rng.integers(-5, 60)) * NS
+        yield ev.MaintenanceBegun(
+            id=f"m{key}", author="ann", table=table, names=(self._name(table),), until_ns=until_ns
+        )
 
 
 @dataclass
@@ -181,6 +199,8 @@ class Checker:
         assert batch.epoch == engine.arbiter.epoch
         assert batch.expires_ns > frame.now_ns or batch.final
         assert engine.arbiter.mode != "released"
+        worked_at = engine.windows.mask(control.table)
+        assert worked_at is None or not worked_at[batch.index].any(), (frame.tick, "people work there")
 
     @staticmethod
     def _unprotective(engine: Engine, batch: CommandBatch) -> int:

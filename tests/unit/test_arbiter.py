@@ -16,6 +16,7 @@ from twin.events import (
     AuthorityChanged,
     EpochChanged,
     Held,
+    JobStarted,
     Released,
     Resumed,
 )  # fmt: skip
@@ -28,7 +29,8 @@ def twin(wish: Wish | None = None, authority: str = "act", **more: Any) -> tuple
     """Eight GPUs (200..350 W, safe 200 W, slew 50 W/s, deadband 5 W) that read back 350 W."""
     wish = wish or Wish()
     out = Twin(eight_nodes(**more), [wish], authority={wish.name: authority})
-    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0})
+    source = JobStarted(job="elsewhere", nodes=())  # jobs are known, and none of them runs here
+    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0}, source)
     return out, wish
 
 
@@ -221,7 +223,7 @@ def test_a_bound_is_kept_even_within_the_deadband() -> None:
 
 def level_twin(radius: int, wishes: list[Wish]) -> Twin:
     pod = Twin(eight_nodes(controls={LEVEL: {"blast_radius": radius}}), wishes, act=True)
-    pod.tick({"node.service_level_state": 0.0})
+    pod.tick({"node.service_level_state": 0.0}, JobStarted(job="elsewhere", nodes=()))
     return pod
 
 

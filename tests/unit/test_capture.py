@@ -16,6 +16,7 @@ from connectors.capture import (
     START_NS,
     BadRow,
     duration_ns,
+    encode_row,
     open_bytes,
     read_capture,
     read_csv,
@@ -171,3 +172,37 @@ def test_packed_files_and_torn_ones(tmp_path: Path) -> None:
     assert [type(r) for r in read_capture(tmp_path / "d.jsonl.gz")] == [Message]
     with open_bytes(tmp_path / "a.csv") as stream:
         assert stream.readline() == HEADER
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"12",
+        b"null",
+        b'"text"',
+        b'{"value":1, "timestamp": {{timestamp_ms}}}',
+        b'{"value": 1.50,\t"a":[1,{"b":null}]}',
+        b'{"a":\n1}',
+        b'{"a":1}\n',
+        b"{no json}",
+        b"{" * 2000 + b"}" * 2000,
+        "Kühlung °C\r\n".encode(),
+        bytes(range(256)),
+        b"\x82\xa4t_ns\x01",
+        b'{"a":"\xff"}',
+        b"{{timestamp_ms}}",
+    ],
+)
+def test_a_written_row_is_read_back_as_it_was(payload: bytes) -> None:
+    message = Message(1_790_000_000_123_456_789, "a/ü/{{timestamp_ms}}", payload)
+    line = encode_row(message, message.t_ns - 1_500_000_000)
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["offset_s"] == 1.5
+    assert list(read_jsonl(io.BytesIO(line))) == [message]
+
+
+def test_an_absurd_instant_is_a_bad_row() -> None:
+    (row,) = read_jsonl([b'{"offset_s":0,"t_ns":-1,"topic":"a","payload":"x"}\n'])
+    assert isinstance(row, BadRow)
+    assert "t_ns" in row.reason

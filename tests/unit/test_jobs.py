@@ -100,3 +100,56 @@ def test_jobs_fit_into_another_number_of_slots(n: int) -> None:
     assert moved.job_of_node.tolist() == [i if i < min(n, 3) else -1 for i in range(4)]
     assert start(moved, "d", [3]) == (3 if n > 3 else None)
     assert jobs.n == 3, "the old one is untouched"
+
+
+def test_what_a_job_says_of_itself_is_kept_moved_and_stored() -> None:
+    jobs = Jobs(3, 4)
+    told = {
+        "account": "physics",
+        "time_limit_s": 3600.0,
+        "checkpoint_interval_s": 600.0,
+        "checkpoint_save_s": 20.0,
+        "checkpoint_restart_s": 90.0,
+    }
+    start(jobs, "a", [0], **told)
+    start(jobs, "b", [1])
+    back = Jobs(3, 4)
+    back.restore(jobs.dump())
+    moved = jobs.remapped(4, np.arange(4, dtype=np.int32), 5)
+    for some in (jobs, back, moved):
+        assert some.accounts[:2] == ["physics", ""]
+        for name in ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s"):
+            assert getattr(some, name)[:2].tolist() == [told[name], 0.0]
+        assert len(some.accounts) == len(some.time_limit_s) == some.n
+        assert some.known
+    start(jobs, "a", [0])
+    assert jobs.time_limit_s[0] == 0.0, "a second start says all of it anew"
+    end(jobs, "a")
+    assert jobs.accounts[0] == ""
+
+
+def test_unknown_work_is_protected() -> None:
+    jobs = Jobs(2, 6)
+    assert not jobs.known
+    assert jobs.protected_nodes().all(), "nobody has said what runs here"
+    start(jobs, "a", [0, 1], kind="training")
+    start(jobs, "b", [1, 2])
+    assert jobs.known
+    assert jobs.protected_nodes().tolist() == [False, True, True, False, False, False]
+    assert start(jobs, "c", [4]) is None
+    assert jobs.protected_nodes().tolist() == [False, True, True, False, True, False], "no slot, but it runs"
+    back = Jobs(2, 6)
+    back.restore(jobs.dump())
+    assert back.protected_nodes().tolist() == jobs.protected_nodes().tolist()
+    moved = jobs.remapped(3, np.array([4, 2, -1], np.int32))
+    assert moved.protected_nodes().tolist() == [True, True, False]
+    end(jobs, "b")
+    assert jobs.protected_nodes().tolist() == [False, False, False, False, True, False]
+
+
+def test_jobs_without_a_slot_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin.jobs.MAX_UNSLOTTED", 2)
+    jobs = Jobs(0, 4)
+    for i in range(4):
+        start(jobs, f"j{i}", [i])
+    assert list(jobs.unslotted) == ["j2", "j3"]

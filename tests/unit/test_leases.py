@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.builders import Twin, Wish, eight_nodes
-from twin.events import CommandAcked, EntityReplaced
+from twin.events import CommandAcked, EntityReplaced, JobStarted
 from twin.frame import NS
 from twin.leases import _ACK, DONE, EXPIRED, FAILED, IN_PROGRESS, MAX_ATTEMPTS, MISMATCH_S, NONE, SENT, Leases
 from twin.signals import Control, find_control
@@ -221,7 +221,8 @@ def twin() -> tuple[Twin, Wish]:
     """Eight GPUs (200..350 W, slew 50 W/s) that read back 350 W, and a policy that may act."""
     wish = Wish()
     out = Twin(eight_nodes(), [wish], act=True)
-    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0})
+    source = JobStarted(job="elsewhere", nodes=())  # jobs are known, and none of them runs here
+    out.tick({"gpu.power_limit_w": 350.0, "node.service_level_state": 0.0}, source)
     return out, wish
 
 

@@ -1,0 +1,284 @@
+"""The book of alarms: told once, until it is over; what people say of it holds, also over a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twin.app import alarms
+from twin.app.alarms import FLAPS, AlarmBook
+from twin.contracts import Finding
+from twin.errors import StorageError
+from twin.frame import NS
+
+T0 = 1_700_000_000 * NS
+
+
+def finding(identity: str = "heat/lab/r1", severity: str = "warning", **more: Any) -> Finding:
+    return Finding(identity, severity, "Heat is off", ("lab/r1",), ("return 50 degC",), 0.99, "Look.", **more)
+
+
+class Watch:
+    """A book and a clock of seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.book = AlarmBook(folder, lambda kind, body: self.said.append((kind, body)))
+        self.s = 0.0
+
+    def see(self, *found: Finding, after: float = 1.0) -> list[tuple[str, str]]:
+        return [(c.what, c.alarm.id) for c in self.changes(found, after)]
+
+    def changes(self, found: Iterable[Finding], after: float = 1.0) -> list[alarms.AlarmChange]:
+        self.s += after
+        return self.book.update(found, self.now)
+
+    @property
+    def now(self) -> int:
+        return T0 + round(self.s * NS)
+
+    def one(self) -> dict[str, Any]:
+        (shown,) = self.book.listing()
+        return shown
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    return Watch(tmp_path)
+
+
+def test_raised_once_and_cleared_once(watch: Watch) -> None:
+    f = finding()
+    assert watch.see(f) == [("raised", f.id)]
+    assert watch.see(f) == watch.see(finding()) == watch.see(finding(count=3)) == []
+    shown = watch.one()
+    assert (shown["state"], shown["times"], shown["count"]) == ("raised", 1, 3)
+    assert shown["raised_ns"] == T0 + NS
+    assert watch.see() == [("cleared", f.id)]
+    assert watch.see() == []
+    assert watch.book.listing() == []
+    (gone,) = watch.book.listing(cleared=True)
+    assert (gone["state"], gone["cleared_ns"]) == ("cleared", watch.now - NS)
+
+
+def test_a_severity_that_changes_is_told(watch: Watch) -> None:
+    watch.see(finding())
+    watch.book.acknowledge("heat/lab/r1", "ada", "on it")
+    watch.see(finding())
+    assert watch.see(finding(severity="critical")) == [("severity", "heat/lab/r1")]
+    assert watch.one()["ack_author"] == ""  # it is worse than what ada knew of
+    watch.book.acknowledge("heat/lab/r1", "ada", "still on it")
+    assert watch.see(finding(severity="info")) == [
+        ("acknowledged", "heat/lab/r1"),
+        ("severity", "heat/lab/r1"),
+    ]
+    assert watch.one()["ack_author"] == "ada"
+
+
+def test_conditions_of_the_shell(watch: Watch) -> None:
+    watch.book.condition("part/mqtt", "warning", "mqtt is down", ("refused",), "Look at the broker.")
+    assert watch.see(finding()) == [("raised", "heat/lab/r1"), ("raised", "part/mqtt")]
+    watch.book.condition("part/mqtt", "critical", "mqtt is down", ("refused",), "")
+    assert watch.see(finding()) == [("severity", "part/mqtt")]
+    watch.book.clear("part/mqtt")
+    watch.book.clear("part/none")
+    assert watch.see(finding()) == [("cleared", "part/mqtt")]
+    for _ in range(3):  # said again and again: the same
+        watch.book.condition("trace", "critical", "no trace", ("full",), "")
+        watch.see()
+    assert watch.one()["times"] == 1
+
+
+def test_an_acknowledgement_ends_with_the_alarm(watch: Watch) -> None:
+    watch.see(finding())
+    body = watch.book.acknowledge("heat/lab/r1", "ada", "on it")
+    assert body == {"what": "acknowledged", "id": "heat/lab/r1", "severity": "warning", "author": "ada",
+                    "note": "on it"}  # fmt: skip
+    assert watch.said == [("alarm", body)]
+    assert watch.one()["state"] == "acknowledged"
+    watch.see()
+    watch.see(finding())
+    shown = watch.one()
+    assert (shown["state"], shown["times"]) == ("raised", 2)
+
+
+@pytest.mark.parametrize("how", ["acknowledge", "shelve", "unshelve"])
+def test_what_nobody_knows_of(watch: Watch, how: str) -> None:
+    more = {"acknowledge": ("ada", ""), "shelve": (T0 + 60 * NS, "ada", "x"), "unshelve": ("ada",)}[how]
+    watch.see()
+    with pytest.raises(KeyError):
+        getattr(watch.book, how)("nothing", *more)
+    watch.see(finding())
+    if how == "unshelve":
+        with pytest.raises(KeyError):
+            watch.book.unshelve("heat/lab/r1", "ada")
+    assert watch.said == []
+
+
+def test_a_shelf_ends_at_its_time(watch: Watch) -> None:
+    watch.see(finding())
+    watch.book.shelve("heat/lab/r1", watch.now + 100 * NS, "ada", "known")
+    assert watch.see(finding()) == [("shelved", "heat/lab/r1")]
+    assert watch.one()["state"] == "shelved"
+    assert watch.see() == watch.see(finding()) == []  # gone and back again, nobody is told
+    assert watch.see(finding(), after=50) == []
+    assert watch.see(finding(), after=50) == [("returned", "heat/lab/r1")]
+    assert watch.one()["state"] == "raised"
+
+
+def test_a_shelf_of_what_is_over(watch: Watch) -> None:
+    watch.see(finding())
+    watch.book.shelve("heat/lab/r1", watch.now + 100 * NS, "ada", "known")
+    watch.see()
+    assert watch.one()["state"] == "shelved"
+    assert watch.see(after=200) == []
+    assert watch.book.listing() == []
+
+
+def test_a_shelf_ends_when_it_gets_worse(watch: Watch) -> None:
+    watch.see(finding())
+    watch.book.shelve("heat/lab/r1", watch.now + 100 * NS, "ada", "known")
+    watch.see(finding())
+    assert watch.see(finding(severity="critical")) == [("returned", "heat/lab/r1")]
+    watch.book.shelve("heat/lab/r1", watch.now + 100 * NS, "ada", "known")
+    watch.see(finding(severity="critical"))
+    body = watch.book.unshelve("heat/lab/r1", "bob")
+    assert body["what"] == "unshelved"
+    assert watch.see(finding(severity="critical")) == [("returned", "heat/lab/r1")]
+
+
+@pytest.mark.parametrize("for_s", [0, -5, alarms.MAX_SHELF_S + 1])
+def test_a_shelf_has_an_end(watch: Watch, for_s: float) -> None:
+    watch.see(finding())
+    with pytest.raises(ValueError, match="within the next 30 days"):
+        watch.book.shelve("heat/lab/r1", watch.now + round(for_s * NS), "ada", "known")
+
+
+def test_flapping_is_one_message(watch: Watch) -> None:
+    said = []
+    for _ in range(50):
+        said += watch.see(finding()) + watch.see()
+    raised = [("raised", "heat/lab/r1"), ("cleared", "heat/lab/r1")]
+    assert said == raised * FLAPS + [("flapping", "heat/lab/r1")]
+    assert watch.one()["state"] == "flapping"
+    assert watch.one()["times"] == 50
+    assert watch.book.active()[0].flapping
+    watch.book.acknowledge("heat/lab/r1", "ada", "loose cable")
+    assert watch.see() == [("acknowledged", "heat/lab/r1")]
+    assert watch.see(after=700) == [("cleared", "heat/lab/r1")]
+    assert watch.see(finding()) == [("raised", "heat/lab/r1")]  # counted afresh
+
+
+def test_flapping_that_stays_is_an_alarm(watch: Watch) -> None:
+    for _ in range(10):
+        watch.see(finding())
+        watch.see()
+    f = finding()
+    watch.see(f)
+    assert watch.see(f, after=300) == []
+    assert watch.see(f, after=301) == [("calm", "heat/lab/r1")]
+    assert watch.one()["state"] == "raised"
+
+
+def test_now_and_then_is_not_flapping(watch: Watch) -> None:
+    for _ in range(10):
+        assert watch.see(finding(), after=100) == [("raised", "heat/lab/r1")]
+        assert watch.see(after=100) == [("cleared", "heat/lab/r1")]
+
+
+def test_what_people_said_survives_a_restart(watch: Watch, tmp_path: Path) -> None:
+    a, b, c = finding("a"), finding("b"), finding("c")
+    watch.see(a, b, c)
+    watch.book.acknowledge("a", "ada", "on it")
+    watch.book.shelve("b", watch.now + 1000 * NS, "bob", "known")
+    watch.see(a, b, c)
+    again = Watch(tmp_path)
+    assert again.see(a, b, c, after=10) == []  # nobody is told a second time
+    states = {x["id"]: x["state"] for x in again.book.listing()}
+    assert states == {"a": "acknowledged", "b": "shelved", "c": "raised"}
+    assert [x.id for x in again.book.active()] == ["a", "c"]
+    assert again.see(b, c) == [("cleared", "a")]
+    assert again.see(b, c, after=2000) == [("returned", "b")]
+
+
+def test_conditions_have_time_to_show_again(watch: Watch, tmp_path: Path) -> None:
+    watch.book.condition("x", "warning", "x", (), "")
+    watch.book.condition("y", "warning", "y", (), "")
+    watch.see()
+    watch.book.save()
+    again = Watch(tmp_path)
+    assert again.see(after=5) == []
+    again.book.condition("x", "warning", "x", (), "")
+    assert again.see(after=5) == []
+    assert again.see(after=60) == [("cleared", "y")]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff", b"[]", b'{"format":1}', b'{"format":1,"alarms":[{}]}', b"[" * 99999]
+)
+def test_a_damaged_file_is_moved_aside_and_said(tmp_path: Path, data: bytes) -> None:
+    for number in range(2):
+        (tmp_path / "alarms.json").write_bytes(data)
+        book = AlarmBook(tmp_path)
+        assert "acknowledgements are lost" in book.fault
+        kept = tmp_path / ("alarms.damaged" + (f".{number}" if number else ""))
+        assert kept.read_bytes() == data
+        assert not (tmp_path / "alarms.json").exists()
+        book.update([finding()], T0)
+        book.acknowledge("heat/lab/r1", "ada")
+        assert book.fault == ""
+
+
+def test_the_file_of_a_later_version_is_left_alone(watch: Watch, tmp_path: Path) -> None:
+    watch.see(finding())
+    watch.book.acknowledge("heat/lab/r1", "ada")
+    path = tmp_path / "alarms.json"
+    tree = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**tree, "format": 2, "alarms": {"other": "form"}}))
+    before = path.read_bytes()
+    with pytest.raises(
+        StorageError, match=r"alarms\.json: format 2 of alarms; .* start the version that wrote it"
+    ):
+        AlarmBook(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_disk_that_refuses_stops_nothing(watch: Watch, tmp_path: Path) -> None:
+    (tmp_path / "alarms.tmp").mkdir()
+    watch.see(finding())
+    watch.book.acknowledge("heat/lab/r1", "ada", "on it")
+    assert watch.book.counts["not_saved"] == 2
+    assert "cannot be written" in watch.book.fault
+    assert watch.one()["state"] == "acknowledged"
+    (tmp_path / "alarms.tmp").rmdir()
+    watch.see()
+    watch.see(after=20)
+    assert watch.book.fault == ""
+
+
+def test_it_has_bounds(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "MAX_ALARMS", 10)
+    monkeypatch.setattr(alarms, "MAX_CONDITIONS", 5)
+    monkeypatch.setattr(alarms, "KEPT_CLEARED", 3)
+    for i in range(20):
+        watch.book.condition(f"c{i}", "info", "x" * 10_000, ("y" * 10_000,) * 100, "z" * 10_000)
+    watch.see(*[finding(f"f{i}") for i in range(20)])
+    assert len(watch.book.listing()) == 10
+    assert watch.book.counts["dropped"] == 15 + 15
+    for i in range(20):
+        watch.book.clear(f"c{i}")
+    watch.see()
+    assert len(watch.book.listing(cleared=True)) == 3
+    watch.book.save()
+    assert (watch.book.path).stat().st_size < 100_000
+
+
+def test_the_gravest_first(watch: Watch) -> None:
+    watch.see(finding("a", "info"), finding("b", "critical"))
+    watch.see(finding("a", "info"), finding("b", "critical"), finding("c", "critical"), finding("d", "odd"))
+    assert [x["id"] for x in watch.book.listing()] == ["c", "b", "d", "a"]
+    assert watch.book.listing()[2]["severity"] == "warning"

@@ -1,0 +1,325 @@
+"""The operator's commands: against a real daemon's interface, and with nobody there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import Pod, serving
+from twin.app.cli import main
+from twin.app.cli_live import duration
+from twin.app.client import connect
+from twin.app.report_text import clean
+from twin.app.tokens import read_tokens
+from twin.errors import ConfigError
+
+CAP = "gpu.power_cap_w"
+NASTY = "\x1b[31m[bold]evil[/bold]\u202e"
+
+
+class Desk:
+    """A pod that serves from a thread of its own, and a shell beside it."""
+
+    def __init__(self, pod: Pod, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
+        self.pod, self._loop = pod, loop
+        for role, secret in pod.secrets.items():
+            path = folder / f"{role}.token"
+            path.write_text(secret + "\n")
+            path.chmod(0o600)
+        self.folder = folder
+
+    def do(self, act: Any) -> Any:
+        """Call something on the daemon's loop."""
+
+        async def run() -> Any:
+            return act()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    def run(self, *words: str, role: str = "operator") -> int:
+        """A command with a token."""
+        return main([*words, "--url", self.pod.url, "--token-file", str(self.folder / f"{role}.token")])
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    for name in [n for n in os.environ if n.startswith("RACKTWIN_") and n != "RACKTWIN_TRACES"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    ready: queue.Queue[Any] = queue.Queue()
+    done = threading.Event()
+
+    async def serve() -> None:
+        async with serving(tmp_path) as pod:
+            ready.put((pod, asyncio.get_running_loop()))
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started = ready.get(timeout=20)
+    try:
+        assert not isinstance(started, BaseException), started
+        yield Desk(*started, tmp_path)
+    finally:
+        done.set()
+        thread.join(20)
+
+
+def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.do(lambda: desk.pod.tick({"gpu.temp_c": 95.0}))
+    desk.pod.live.stats.skipped = 4
+    desk.pod.live.parts["mqtt"].error = NASTY
+    assert desk.run("status") == 0
+    said = capsys.readouterr().out
+    for expected in ("lab", "leader (epoch 3)", "act: operator", "approve: thermal_guard", "4 skipped",
+                     "1 critical", "temp_c of 144 gpu is beyond its limit", "beyond/gpu.temp_c/limit",
+                     "thermal_guard waits for approval", "mqtt"):  # fmt: skip
+        assert expected in said
+    assert said.index("critical") < said.index("waits for approval") < said.index("mqtt")
+    assert "\x1b" not in said
+    assert "[bold]evil[/bold]" in said  # as text, not as markup
+    assert clean(NASTY) in said
+    assert desk.run("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["role"] == "leader"
+
+
+def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.do(lambda: desk.pod.tick({"gpu.temp_c": 95.0}))
+    assert desk.run("request", CAP, "r1", "--hi", "900", "--for", "2h", "--reason", "noise", "--json") == 0
+    identity = json.loads(capsys.readouterr().out)["id"]
+    assert desk.run("request") == 0
+    said = capsys.readouterr().out
+    assert f"{CAP} at most 900 for lab/h/r1/node0/gpu0, lab/h/r1/node0/gpu1 and 70 more until" in said
+    assert "by operator-1: noise" in said
+    assert desk.run("withdraw", identity) == 0
+    assert desk.pod.twin.engine.intake.requests == {}
+    capsys.readouterr()
+    assert desk.run("approve") == 0
+    assert "gpu.temp_c is beyond its guard" in capsys.readouterr().out
+    assert desk.run("approve", "thermal_guard", CAP, "--for", "1h", "--json") == 0
+    identity = json.loads(capsys.readouterr().out)["id"]
+    assert desk.run("approve") == 0
+    assert "thermal_guard may act on gpu.power_cap_w of all until" in capsys.readouterr().out
+    assert desk.run("decisions", "--kind", "command") == 0
+    assert "thermal_guard commands gpu.power_cap_w" in capsys.readouterr().out
+    assert desk.run("withdraw", identity, "--approval") == 0
+    assert desk.pod.twin.engine.intake.approvals == {}
+
+
+def test_hold_resume_release_and_their_roles(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    arbiter = desk.pod.twin.engine.arbiter
+    assert desk.run("hold", "--reason", "x", role="viewer") == 1
+    assert "needs the role operator; the token viewer-1 has the role viewer" in capsys.readouterr().err
+    assert desk.run("hold", "--reason", "x") == 0
+    assert arbiter.mode == "held"
+    assert desk.run("resume") == 0
+    assert desk.run("release", "--reason", "x") == 1
+    assert arbiter.mode == "normal"
+    assert desk.run("release", "--reason", "x", role="admin") == 0
+    assert arbiter.mode == "released"
+
+
+def test_authority_shows_and_sets(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert desk.run("authority") == 0
+    assert "thermal_guard" in capsys.readouterr().out
+    arm = ("authority", "thermal_guard", "act", "--reason", "x")
+    assert desk.run(*arm, role="admin") == 2
+    assert "--acknowledge" in capsys.readouterr().err
+    assert desk.run(*arm, "--acknowledge", "thermal_guard may act on moon", role="admin") == 1
+    assert '"thermal_guard may act on lab"' in capsys.readouterr().err
+    assert desk.run(*arm, "--acknowledge", "thermal_guard may act on lab", role="admin") == 0
+    assert desk.pod.twin.engine.intake.authority["thermal_guard"] == "act"
+
+
+def test_maintenance_and_alarms(desk: Desk, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from twin.app.alarms import AlarmBook
+
+    assert desk.run("maintenance", "rack", "r1", "--for", "2h", "--reason", "pump", "--json") == 0
+    identity = json.loads(capsys.readouterr().out)["id"]
+    assert desk.run("maintenance") == 0
+    assert "rack lab/h/r1 until" in capsys.readouterr().out
+    assert desk.run("maintenance", "--end", identity) == 0
+    book = AlarmBook(tmp_path / "book")
+    book.condition("part/mqtt", "warning", f"The broker is gone {NASTY}")
+    book.update([], desk.pod.twin.now_ns)
+    desk.pod.live.alarms = book
+    assert desk.run("ack", "part/mqtt", "--note", "on it") == 0
+    assert desk.run("shelve", "part/mqtt", "--for", "10min", "--reason", "known") == 0
+    capsys.readouterr()
+    assert desk.run("alarms") == 0
+    said = capsys.readouterr().out
+    assert "shelved" in said
+    assert "\x1b" not in said
+    assert desk.run("unshelve", "part/mqtt") == 0
+    assert desk.run("ack", "nobody") == 1
+    assert "no alarm nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("request", CAP), ("request", CAP, "r1", "--reason", "x"), ("request", CAP, "r1", "--hi", "9"),
+        ("approve", "thermal_guard"), ("authority", "thermal_guard"), ("authority", "thermal_guard", "off"),
+        ("maintenance", "rack"),
+    ],
+)  # fmt: skip
+def test_a_call_that_lacks_something_is_a_wrong_call(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", "http://127.0.0.1:1"]) == 2
+    assert "--help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("hold",), ("shelve", "x"), ("request", CAP, "r1", "--hi", "nan"),
+                                   ("approve", "a", "b", "--for", "soon")])  # fmt: skip
+def test_the_parser_says_what_is_missing(words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    assert caught.value.code == 2
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets it
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        assert main(["status", "--url", url]) == 1
+        said = capsys.readouterr().err
+        assert f"no daemon answers at {url}: start it with `racktwin run --config FILE`" in " ".join(
+            said.split()
+        )
+
+
+def test_another_server_is_not_taken_for_a_daemon(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with contextlib.closing(HTTPServer(("127.0.0.1", 0), Other).socket) as held:
+        server = HTTPServer(("127.0.0.1", 0), Other, bind_and_activate=False)
+        server.socket.close()
+        server.socket = held
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert main(["status", "--url", f"http://127.0.0.1:{held.getsockname()[1]}"]) == 1
+        thread.join(10)
+    assert "is it another server?" in capsys.readouterr().err
+
+
+def test_the_token_comes_from_a_file_the_environment_or_standard_input(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    url = desk.pod.url
+    assert main(["status", "--url", url]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a token is needed" in said
+    assert "--token-file or RACKTWIN_TOKEN_FILE" in said
+    monkeypatch.setenv("RACKTWIN_URL", url)
+    monkeypatch.setenv("RACKTWIN_TOKEN_FILE", str(desk.folder / "viewer.token"))
+    assert main(["status"]) == 0
+    monkeypatch.setenv("RACKTWIN_TOKEN", desk.pod.secrets["admin"])
+    assert main(["release", "--reason", "x"]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(desk.pod.secrets["viewer"] + "\n"))
+    assert main(["release", "--reason", "x", "--token-file", "-"]) == 1
+    monkeypatch.setenv("RACKTWIN_TOKEN", "hunter2")
+    capsys.readouterr()
+    assert main(["status"]) == 1
+    both = capsys.readouterr()
+    assert "RACKTWIN_TOKEN: holds no token" in both.err
+    assert "hunter2" not in both.out + both.err
+
+
+def test_on_the_daemons_host_its_configuration_is_enough(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "racktwin.yaml"
+    config.write_text("site: site.yaml\nbroker: embedded\napi: {port: 0, tokens_file: tokens.yaml}\n")
+    assert (tmp_path / "state" / "api.url").read_text().strip() == desk.pod.url
+    (desk.folder / "admin.token").replace(tmp_path / "state" / "admin.token")
+    assert main(["status", "--config", str(config)]) == 0
+    assert main(["token", "add", "screen", "--config", str(config), "--role", "viewer", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])
+    client = connect(desk.pod.url, None, None)
+    assert (
+        main(["reload", "--config", str(config)]) == 1
+    )  # this pod has no configuration to reload, but tokens
+    answer = type(client)(client.url, made["token"]).get("/whoami")
+    assert (answer["name"], answer["role"]) == ("screen", "viewer")
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "t.yaml", tmp_path / "ann.token"
+    at = ("--tokens-file", str(file))
+    assert main(["token", "add", "ann", *at, "--role", "admin", "-o", str(out)]) == 0
+    secret = out.read_text().strip()
+    said = capsys.readouterr()
+    assert secret not in said.out + said.err
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert main(["token", "add", "bob", *at, "--expires-days", "30"]) == 0
+    assert capsys.readouterr().out.strip().startswith("rt_")
+    assert main(["token", "list", *at]) == 0
+    said = capsys.readouterr()
+    assert "ann" in said.out
+    assert "sha256" not in said.out
+    assert main(["token", "revoke", "ann", *at]) == 0
+    assert [t.name for t in read_tokens(file)] == ["bob"]
+    assert main(["token", "revoke", "ann", *at]) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8077", "ftp://x", "http://", "http://x/y", "http://u:p@x", "http://x:99999"]
+)
+def test_an_address_is_checked(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--url: expected"):
+        connect(url, None, None)
+
+
+def test_a_token_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RACKTWIN_TOKEN", "rt_" + "x" * 43)
+    with pytest.raises(ConfigError, match="in clear over a network"):
+        connect("http://192.0.2.1:8077", None, None).get("/state")
+
+
+def test_durations() -> None:
+    given = {"90": 90, "90s": 90, "15min": 900, "1.5h": 5400, "2 d": 172_800}
+    assert {text: duration(text) for text in given} == given
+
+
+def test_a_command_starts_without_what_the_daemon_needs() -> None:
+    code = (
+        "import sys; from twin.app.cli import main; main(['status', '--url', 'http://127.0.0.1:1']); print("
+        "[m for m in ('aiohttp', 'twin.engine', 'policies', 'uvloop') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

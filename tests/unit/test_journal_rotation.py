@@ -1,0 +1,496 @@
+"""A journal that goes on for years: segments, one chain, what was pruned is told, notes between the ticks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.golden.story import Story, engine_for
+from twin.app import journal_files, journal_writer
+from twin.app.cli import main
+from twin.app.config import Quotas
+from twin.app.journal_files import OPEN, closed_segments, cut_journal, edges, last_line, line_head
+from twin.app.recorded import open_recorded
+from twin.app.replay import Keeping, Recorder, replay_frames
+from twin.app.sources import Cutter
+from twin.app.startup import resume
+from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
+from twin.app.upkeep import Upkeep
+from twin.engine import Engine
+from twin.errors import Divergence, StorageError
+from twin.frame import NS
+
+SECONDS = 100
+LONG = b"a\n" + b"b" * 300_000 + b"\ntorn"
+KEEPING = Keeping(trace_s=15.0, journal_bytes=3000, reserve_bytes=0, every_s=20.0)
+
+
+def run(folder: Path, seconds: int = SECONDS, keeping: Keeping = KEEPING, finish: bool = True) -> Engine:
+    """The story as a daemon would record it: segments, notes between ticks, snapshots now and then."""
+    story = Story(seconds)
+    engine = engine_for(story.spec)
+    recorder = Recorder(engine, story.spec, folder, durable=False, keeping=keeping)
+    for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
+        recorder.before(frame)
+        if frame.tick % 7 == 3:
+            recorder.note("access", {"who": "somebody", "refused": True, "at": frame.tick})
+        decision = engine.tick(frame)
+        recorder.after(engine, decision)
+        story.observe(engine, frame, decision)
+        if frame.tick % 5 == 0:
+            recorder.note("alarm", {"what": "acknowledged", "id": "x", "author": "ada"}, sync=True)
+        if recorder.snapshot_due(decision.now_ns):
+            recorder.snapshot_job(engine)()
+            recorder._snapshot_ns = decision.now_ns
+    recorder.note("daemon", {"stopping": True})
+    if finish:
+        recorder.finish(engine)
+    recorder.close()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Engine]:
+    folder = tmp_path_factory.mktemp("rotated") / "run"
+    return folder, run(folder)
+
+
+@pytest.fixture
+def folder(kept: tuple[Path, Engine], tmp_path: Path) -> Path:
+    shutil.copytree(kept[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def replayed(folder: Path) -> tuple[Any, Engine]:
+    engine, _, since = open_recorded(folder, engine_for)
+    return replay_frames(engine, TraceReader(folder), folder / OPEN, since=since), engine
+
+
+def prune(folder: Path, **quotas: int) -> Upkeep:
+    """What the daemon does in two minutes: announce, write it down, delete."""
+    keeper = Upkeep(folder, Quotas(**quotas))
+    writer = JournalWriter(folder)
+    for _ in range(2):
+        for kind, body in keeper.run(0):
+            tick, now_ns = (writer.last.tick, writer.last.now_ns) if writer.last else (-1, 0)
+            writer.append([writer.chain.line(kind, tick, now_ns, body)])
+    writer.close()
+    return keeper
+
+
+def test_a_chain_runs_through_all_segments(kept: tuple[Path, Engine]) -> None:
+    folder, _ = kept
+    closed = closed_segments(folder)
+    assert len(closed) > 3
+    assert [p.name for p in closed] == [f"journal-{i:06d}.jsonl" for i in range(len(closed))]
+    verdict = verify_journal(folder / OPEN)
+    lines = list(journal_lines(folder / OPEN))
+    assert (verdict.fault, verdict.lines, verdict.segments) == (None, len(lines), len(closed) + 1)
+    assert [line_head(x).seq for x in lines] == list(range(len(lines)))
+    for path in closed[1:]:  # each says under what it was made
+        assert line_head(path.read_bytes().splitlines()[0]).kind == "manifest"
+        assert path.stat().st_size < 3000 + 20_000
+    for since in (0, 1, len(lines) // 2, len(lines) - 1, len(lines)):
+        assert list(journal_lines(folder / OPEN, since)) == lines[since:]
+
+
+def test_what_lies_before_is_not_read(folder: Path) -> None:
+    """A start and `show` of the newest lines must not walk years of journal."""
+    first, *_ = closed_segments(folder)
+    since = edges(closed_segments(folder)[-1])[0]
+    expected = list(journal_lines(folder / OPEN, since))
+    first.write_bytes(b"nonsense\n")
+    assert list(journal_lines(folder / OPEN, since)) == expected
+    JournalWriter(folder).close()
+
+
+def test_replay_passes_over_notes_and_segments(kept: tuple[Path, Engine]) -> None:
+    folder, engine = kept
+    outcome, again = replayed(folder)
+    lines = [line_head(x).kind for x in journal_lines(folder / OPEN)]
+    shell = sum(kind in ("access", "alarm", "daemon") for kind in lines) + lines[1:].count("manifest")
+    assert outcome.damage == []
+    assert outcome.compared_lines == len(lines) - shell
+    assert shell > 15
+    assert again.checksum() == engine.checksum()
+
+
+def test_a_tampered_note_breaks_the_chain(folder: Path) -> None:
+    path = closed_segments(folder)[1]
+    data = path.read_bytes()
+    assert b"somebody" in data or b"ada" in data
+    path.write_bytes(data.replace(b"somebody", b"nobody!!").replace(b'"ada"', b'"eve"'))
+    verdict = verify_journal(folder / OPEN)
+    assert "the chain breaks" in (verdict.fault or "")
+    assert verdict.file == path.name
+    bad = path.read_bytes().splitlines()[verdict.line_no - 1]
+    assert b"nobody!!" in bad or b'"eve"' in bad
+
+
+def test_a_forged_decision_still_differs(folder: Path) -> None:
+    """Rechained as well as can be, a changed decision shows in the replay."""
+    lines = list(journal_lines(folder / OPEN))
+    chain = journal_writer.Chain()
+    out = []
+    for line in lines:
+        e = msgspec.json.decode(line)
+        if e["kind"] == "event" and e["tick"] > 10:
+            e["body"]["event"]["author"] = "eve"
+        out.append(chain.line(e["kind"], e["tick"], e["now_ns"], e["body"]))
+    for path in closed_segments(folder):
+        path.unlink()
+    (folder / OPEN).write_bytes(b"".join(x + b"\n" for x in out))
+    assert verify_journal(folder / OPEN).fault is None
+    with pytest.raises(Divergence):
+        replayed(folder)
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_missing_segment_is_found(folder: Path, which: int) -> None:
+    closed = closed_segments(folder)
+    closed[which].unlink()
+    verdict = verify_journal(folder / OPEN)
+    if which == 0:
+        assert verdict.unexplained
+        assert "no line tells" in (verdict.fault or "")
+        assert cut_journal(folder / OPEN, verdict) == []
+    else:
+        assert "the chain breaks" in (verdict.fault or "")
+        assert verdict.file == closed[which - 1].name
+    assert main(["journal", "verify", str(folder)]) == 1
+
+
+def test_the_link_to_the_segment_before_is_checked_at_a_start(folder: Path) -> None:
+    last = closed_segments(folder)[-1]
+    data = last.read_bytes()
+    last.write_bytes(data[:-4] + b"7" + data[-3:])
+    with pytest.raises(StorageError, match="expected an intact journal"):
+        JournalWriter(folder)
+    assert main(["journal", "verify", str(folder), "--cut"]) == 0
+    assert verify_journal(folder / OPEN).fault is None
+    assert any(folder.glob("journal*.torn"))
+    writer = JournalWriter(folder)
+    writer.append([writer.chain.line("daemon", 1, 1, {})])
+    writer.close()
+    assert verify_journal(folder / OPEN).fault is None
+
+
+def test_pruned_segments_are_told_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    closed = closed_segments(folder)
+    keeper = prune(folder, journal_mb=0, snapshots=1)
+    assert keeper.counts["journal_segments"] == len(closed) - 1
+    assert [p.name for p in closed_segments(folder)] == [closed[-1].name]
+    verdict = verify_journal(folder / OPEN)
+    assert verdict.fault is None
+    assert verdict.first_seq > 0
+    assert verdict.pruned is not None
+    assert verdict.pruned.file == closed[-2].name
+    assert verdict.pruned.last_seq == verdict.first_seq - 1
+    assert main(["journal", "verify", str(folder)]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"begins at line {verdict.first_seq + 1:,}: segments up to {closed[-2].name}" in said
+    assert f"recorded in line {verdict.pruned.seq + 1:,}" in said
+    assert main(["journal", "verify", str(folder), "--json"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["first_line"] == verdict.first_seq + 1
+    assert main(["journal", "show", str(folder), "--limit", "3"]) == 0
+
+
+def test_what_a_start_needs_is_not_pruned(folder: Path) -> None:
+    """Lines behind the oldest snapshot that is kept stay, whatever the quota says."""
+    prune(folder, journal_mb=0, snapshots=3)
+    kept = min(int(p.stem[9:]) for p in folder.glob("snapshot-*.rts"))
+    first = next(line_head(x) for x in journal_lines(folder / OPEN))
+    assert first.seq > 0
+    assert first.tick <= kept
+    for path in sorted(folder.glob("snapshot-*.rts"))[1:]:
+        path.unlink()  # the newer ones turn out to be damaged
+    back = resume(folder, engine_for)
+    assert (back.faults, back.snapshot_tick) == ([], kept)
+
+
+def test_nothing_is_deleted_that_was_not_announced(folder: Path) -> None:
+    keeper = Upkeep(folder, Quotas(journal_mb=0))
+    before = closed_segments(folder)
+    assert keeper.run(0)
+    keeper.run(0)  # nobody wrote the note down
+    assert closed_segments(folder) == before
+    assert Upkeep(folder, Quotas(journal_mb=0)).run(0)  # nor after a crash
+
+
+def test_replay_compares_from_where_both_are_kept(folder: Path) -> None:
+    whole, engine = replayed(folder)
+    prune(folder, journal_mb=0)
+    outcome, again = replayed(folder)
+    assert outcome.damage == []
+    assert 0 < outcome.compared_lines < whole.compared_lines
+    assert again.checksum() == engine.checksum()
+
+
+def test_replay_begins_at_a_snapshot_where_the_trace_was_pruned(
+    folder: Path, kept: tuple[Path, Engine]
+) -> None:
+    first = sorted(folder.glob("trace-*.rt"))[0]
+    later = TraceReader(sorted(folder.glob("trace-*.rt"))[1]).first_header().first_tick
+    (folder / "pruned.jsonl").write_text(f"[0,{later - 1}]\n")
+    first.unlink()
+    engine, _, since = open_recorded(folder, engine_for)
+    assert since is not None
+    assert since.tick >= later - 1
+    outcome = replay_frames(engine, TraceReader(folder), folder / OPEN, since=since)
+    assert outcome.damage == []
+    assert outcome.ticks == kept[1].state.tick - since.tick
+    assert outcome.compared_lines > 0
+    assert engine.checksum() == kept[1].checksum()
+    for path in folder.glob("snapshot-*.rts"):
+        path.unlink()
+    with pytest.raises(StorageError, match="what was before is pruned, and no snapshot"):
+        open_recorded(folder, engine_for)
+
+
+def test_a_hole_is_told_and_ends_the_replay(folder: Path) -> None:
+    paths = sorted(folder.glob("trace-*.rt"))
+    assert len(paths) > 2
+    first, last = (TraceReader(p).first_header().first_tick for p in paths[1:3])
+    paths[1].unlink()
+    outcome, _ = replayed(folder)
+    assert outcome.ticks == first
+    gap = f"gap: ticks {first}..{last - 1} are missing: never traced, or deleted"
+    assert outcome.damage == [f"{gap}; what lies behind cannot be judged"]
+    (folder / "pruned.jsonl").write_text(f"[{first},{last - 1}]\n")
+    outcome, _ = replayed(folder)
+    assert outcome.damage == [
+        f"gap: ticks {first}..{last - 1} were pruned; what lies behind cannot be judged"
+    ]
+    assert outcome.compared_lines > 0
+
+
+def test_a_killed_run_goes_on_across_segments(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed = run(folder, finish=False)
+    prune(folder, journal_mb=0)
+    back = resume(folder, engine_for)
+    assert back.faults == []
+    assert back.engine.checksum() == killed.checksum()
+    recorder = Recorder(back.engine, back.spec, folder, keeping=KEEPING, resumed=back.told())
+    recorder.note("daemon", {"started": "again"})
+    story = Story(SECONDS)
+    list(story)
+    for k in range(20):
+        frame = journal_frame(back.last_tick + 1 + k, back.last_ns + (k + 1) * NS)
+        recorder.before(frame)
+        recorder.after(back.engine, back.engine.tick(frame))
+    recorder.finish(back.engine)
+    assert verify_journal(folder / OPEN).fault is None
+    manifests = [x for x in journal_lines(folder / OPEN) if line_head(x).kind == "manifest"]
+    assert any(b'"resumed":{"snapshot_tick"' in x for x in manifests)
+    outcome, again = replayed(folder)
+    assert outcome.damage == []
+    assert again.checksum() == back.engine.checksum()
+
+
+def journal_frame(tick: int, now_ns: int) -> Any:
+    from twin.frame import Frame
+
+    return Frame(tick, now_ns, 1.0)
+
+
+def test_between_the_two_steps_of_a_rotation(folder: Path) -> None:
+    """Renamed, and killed before the new file was there."""
+    whole = list(journal_lines(folder / OPEN))
+    (folder / OPEN).rename(folder / f"journal-{len(closed_segments(folder)):06d}.jsonl")
+    assert list(journal_lines(folder / OPEN)) == whole
+    assert verify_journal(folder / OPEN).fault is None
+    writer = JournalWriter(folder)
+    assert writer.chain.seq == len(whole)
+    writer.close()
+    assert resume(folder, engine_for).faults == []
+
+
+def test_a_rotation_while_somebody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = JournalWriter(tmp_path, segment_bytes=1)
+    writer.append([writer.chain.line("daemon", 0, 0, {"n": 0})])
+    found = journal_files.closed_segments
+
+    def meanwhile(folder: Path) -> list[Path]:
+        monkeypatch.setattr(journal_files, "closed_segments", found)
+        writer.rotate()
+        return found(folder)
+
+    monkeypatch.setattr(journal_files, "closed_segments", meanwhile)
+    assert [line_head(x).seq for x in journal_lines(writer.path)] == [0]
+    writer.close()
+
+
+def test_the_last_line_however_long(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for data, line in (
+        (b"", b""), (b"torn", b""), (b"a\n", b"a"), (b"a\nb\n", b"b"), (LONG, b"b" * 300_000),
+        (b"b" * 70_000 + b"\n", b"b" * 70_000), (b"\n\n", b""),
+    ):  # fmt: skip
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            got, at = last_line(file)
+        assert got == line
+        assert data[at : at + len(line)] == line
+
+
+def full_disk(after: int) -> Callable[[int, Any], int]:
+    """Stands in for a file's `write`: takes `after` bytes, then the disk is full."""
+    state = {"left": after}
+    real = os.write
+
+    def write(fd: int, data: Any) -> int:
+        if state["left"] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = real(fd, bytes(data)[: state["left"]])
+        state["left"] -= taken
+        return taken
+
+    return write
+
+
+class _Filling:
+    """A file on a disk that has room for so many bytes more, until the reserve is given back."""
+
+    def __init__(self, file: Any, reserve: Path, room: int) -> None:
+        self.file, self.reserve, self.write_ = file, reserve, full_disk(room)
+
+    def write(self, data: Any) -> int:
+        if not self.reserve.exists():
+            return int(self.file.write(data))
+        return self.write_(self.file.fileno(), data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 100])
+def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int) -> None:
+    writer = JournalWriter(tmp_path, reserve_bytes=2**16)
+    reserve = tmp_path / "journal.reserve"
+    assert reserve.stat().st_blocks * 512 >= 2**16
+    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
+    writer._file = _Filling(writer._file, reserve, room)  # type: ignore[assignment]
+    with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
+        writer.append([writer.chain.line("command", 8, 80, {"n": i}) for i in range(3)])
+    assert not reserve.exists()
+    with pytest.raises(StorageError, match="nothing more is written"):
+        writer.append([writer.chain.line("command", 9, 90, {})])
+    writer.close()
+    lines = [msgspec.json.decode(x) for x in journal_lines(writer.path)]
+    assert [(x["kind"], x["tick"]) for x in lines] == [("finding", 7), ("daemon", 7)]
+    assert lines[1]["body"]["held"] == "all commands"
+    assert verify_journal(writer.path).fault is None
+    again = JournalWriter(tmp_path, reserve_bytes=2**16)
+    assert reserve.exists()
+    assert again.chain.seq == 2
+    again.close()
+
+
+def test_a_disk_that_is_full_at_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = JournalWriter(tmp_path, segment_bytes=1, reserve_bytes=2**16)
+    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
+    assert writer.full
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda self, to: refuse(self))
+        with pytest.raises(StorageError, match="cannot begin a new segment"):
+            writer.rotate()
+    writer.close()
+    assert [line_head(x).kind for x in journal_lines(writer.path)] == ["finding", "daemon"]
+    assert verify_journal(writer.path).fault is None
+
+
+def test_no_room_for_the_reserve_is_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal_writer.os, "posix_fallocate", refuse)
+    with pytest.raises(StorageError, match=r"lower quotas\.journal_reserve_mb"):
+        JournalWriter(tmp_path, reserve_bytes=2**20)
+    assert not (tmp_path / "journal.reserve").exists()
+
+
+def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
+    """Its frame is traced, its decision is not written; the last line is the shell's."""
+    folder = tmp_path / "run"
+    story = Story(30)
+    engine = engine_for(story.spec)
+    keeping = Keeping(reserve_bytes=2**16, every_s=1e9)
+    recorder = Recorder(engine, story.spec, folder, durable=True, keeping=keeping)
+    assert recorder.journal is not None
+    frames = Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story)
+    with pytest.raises(StorageError):  # noqa: PT012
+        for frame in frames:
+            recorder.before(frame)
+            decision = engine.tick(frame)
+            if frame.tick == 20:
+                filling: Any = _Filling(recorder.journal._file, folder / "journal.reserve", 50)
+                recorder.journal._file = filling
+            recorder.after(engine, decision)
+            story.observe(engine, frame, decision)
+    recorder.close()
+    stopped = engine.state.tick
+    assert stopped >= 20
+    back = resume(folder, engine_for)
+    assert back.engine.checksum() == engine.checksum()
+    assert back.last_tick == stopped
+    assert verify_journal(folder / OPEN).fault is None
+    kinds = [line_head(x).kind for x in journal_lines(folder / OPEN)]
+    assert "daemon" in kinds
+    outcome, _ = replayed(folder)
+    assert outcome.damage == []
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_ticks_that_were_not_traced(tmp_path: Path, covered: bool) -> None:
+    """The trace's disk was full for a while; ticks went on. A snapshot behind the gap makes it harmless."""
+    folder, story = tmp_path / "run", Story(40)
+    engine = engine_for(story.spec)
+    recorder = Recorder(engine, story.spec, folder, keeping=KEEPING)
+    for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
+        if frame.tick == 10:
+            recorder.snapshot_job(engine)()
+        if not 20 <= frame.tick < 25:
+            recorder.before(frame)
+        elif recorder.trace is not None:
+            recorder.trace._give_up()
+        decision = engine.tick(frame)
+        recorder.after(engine, decision)
+        story.observe(engine, frame, decision)
+        if frame.tick == 30 and covered:
+            recorder.snapshot_job(engine)()
+    recorder.close()
+    back = resume(folder, engine_for)
+    if covered:
+        assert back.faults == []
+        assert back.engine.checksum() == engine.checksum()
+        return
+    assert back.engine.state.tick == 19
+    assert back.lost is not None
+    assert back.lost[0] == 20
+    assert back.lost[1] > 30  # as far as the journal tells
+    assert any("ticks 20..24 were not traced" in fault for fault in back.faults)
+    assert list(folder.glob("*.lost"))
+    assert back.bridge()
+    again = resume(folder, engine_for)
+    assert again.engine.checksum() == back.engine.checksum()
+
+
+def test_unknown_notes_do_not_look_like_decisions(tmp_path: Path) -> None:
+    engine = engine_for(Story().spec)
+    recorder = Recorder(engine, Story().spec, tmp_path)
+    recorder.note("finding", {"id": "x"})
+    recorder.close()
+    last = msgspec.json.decode(list(journal_lines(tmp_path / OPEN))[-1])
+    assert (last["kind"], last["body"]) == ("daemon", {"what": "finding", "id": "x"})

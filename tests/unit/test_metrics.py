@@ -1,0 +1,131 @@
+"""Metrics: valid Prometheus text, only current values, bounded, with labels that cannot break it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.serving import Pod, serving
+from twin.app import metrics
+from twin.app.api_summary import Pulse
+from twin.app.metrics import Metrics, SiteSeries, escaped, render
+from twin.signals import TABLES
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+
+
+def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Samples by name, as Prometheus reads them."""
+    out: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            out.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return out
+
+
+def test_prometheus_reads_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as pod:
+            pod.tick({"gpu.temp_c": 95.0})
+            pod.live.counts['odd\n"name\\'] = 3
+            pod.live.messages = lambda: {"topics": {"a/b": {"bad": 2}}, "received": 7, "text": "x"}
+            await pod.ask("GET", "/metrics", "none")
+            status, text = await pod.ask("GET", "/metrics", "viewer")
+            assert status == 200
+            found = parsed(text)
+            temps = found["racktwin_gpu_temp_c"]
+            assert len(temps) == 144
+            assert ({"name": "lab/h/r1/node0/gpu0", "rack": "lab/h/r1"}, 95.0) in temps
+            assert found["racktwin_ticks_total"] == [({}, 2.0)]
+            assert found["racktwin_leads"] == [({}, 1.0)]
+            assert ({"severity": "critical"}, 1.0) in found["racktwin_alarms"]
+            assert ({"what": "no token"}, 1.0) in found["racktwin_refused_total"]
+            assert ({"what": 'odd\n"name\\'}, 3.0) in found["racktwin_counted_total"]
+            assert {("topics.a/b.bad", 2.0), ("received", 7.0)} == {
+                (labels["what"], value) for labels, value in found["racktwin_messages_total"]}  # fmt: skip
+            assert ({"policy": "operator", "authority": "act"}, 1.0) in found["racktwin_policy_authority"]
+            assert found["process_resident_memory_bytes"][0][1] > 1e6
+            _, own = await pod.ask("GET", "/metrics?tables=none", "viewer")
+            assert "racktwin_gpu_temp_c" not in own
+            assert "racktwin_ticks_total" in own
+            _, racks = await pod.ask("GET", "/metrics?tables=rack", "viewer")
+            assert ("racktwin_rack_flow_lpm" in racks, "racktwin_gpu_temp_c" in racks) == (True, False)
+            assert (await pod.ask("GET", "/metrics?tables=cpu", "viewer"))[0] == 404
+
+    asyncio.run(main())
+
+
+def series(pod: Pod, most: int = 10_000) -> tuple[str, dict[str, int]]:
+    columns, left_out = SiteSeries().take(pod.live, TABLES, most)
+    return render(columns, left_out).decode(), left_out
+
+
+def test_what_is_not_current_is_left_out(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.tick({"gpu.temp_c": np.where(np.arange(144) < 4, np.nan, 60.0)})
+    assert len(parsed(series(pod)[0])["racktwin_gpu_temp_c"]) == 140
+    for _ in range(5):
+        pod.tick()
+    assert "racktwin_gpu_temp_c" not in parsed(series(pod)[0])  # stale after three periods of a second
+
+
+def test_their_number_has_a_bound_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.tick({"gpu.temp_c": 60.0, "rack.flow_lpm": 96.0, "cdu.flow_lpm": 500.0})
+    text, left_out = series(pod, most=100)
+    found = parsed(text)
+    assert "racktwin_gpu_temp_c" not in found
+    assert len(found["racktwin_rack_flow_lpm"]) == 2
+    assert left_out == {"gpu": 144}
+    assert found["racktwin_series_left_out"] == [({"table": "gpu"}, 144.0)]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'a\\"', "ü\u202e"])
+def test_a_label_comes_back_as_it_was(name: str) -> None:
+    text = f'x{{name="{escaped(name)}"}} 1\n'
+    ((labels, _),) = parsed(text)["x"]
+    assert labels["name"] == name
+
+
+def test_counters_end_in_total_and_gauges_keep_their_precision(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    tables: dict[str, Any] = pod.live.engine.state.tables
+    pod.tick({"gpu.temp_c": 60.5})
+    row = next(s.row for s in TABLES["gpu"].counters if s.name == "energy_mj")
+    tables["gpu"].raw[row], tables["gpu"].total[row] = 1, 2**53 + 1
+    tables["gpu"].t_ns[:] = pod.twin.now_ns
+    text = series(pod)[0]
+    assert "# TYPE racktwin_gpu_energy_mj_total counter" in text
+    assert f"}} {2**53 + 1}\n" in text
+    assert 'racktwin_gpu_temp_c{name="lab/h/r1/node0/gpu0",rack="lab/h/r1"} 60.5\n' in text
+
+
+def test_the_alerts_that_we_ship_ask_for_series_that_there_are(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.tick({"gpu.temp_c": 60.0})
+    there = set(parsed(Metrics(pod.live, Pulse(), {"no such token": 1}).own().decode()))
+    rules = yaml.safe_load((DEPLOY / "rules.yaml").read_text(encoding="utf-8"))
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    asked = {name for rule in alerts for name in re.findall(r"racktwin_\w+", rule["expr"])}
+    assert len(alerts) >= 8
+    assert asked
+    assert asked <= there
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in alerts)
+    (job,) = yaml.safe_load((DEPLOY / "scrape.yaml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert set(job["params"]["tables"][0].split(",")) <= set(TABLES)
+
+
+def test_messages_cannot_grow_the_daemons_own_series(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.live.messages = lambda: {"topics": {f"t{i}": i for i in range(10_000)}}
+    made = Metrics(pod.live, Pulse(), {})
+    found = parsed(made.own().decode())
+    assert len(found["racktwin_messages_total"]) <= 200
+    assert metrics.MAX_SERIES == 100_000

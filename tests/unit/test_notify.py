@@ -1,0 +1,373 @@
+"""Alarms on their way to a receiver: each arrives, a dead receiver stalls nothing, no secret is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from twin.app import notify
+from twin.app.alarms import AlarmBook
+from twin.app.config import Config, Loaded, Notify, Tls
+from twin.app.notify import Notifier
+from twin.contracts import Finding
+from twin.errors import ConfigError
+from twin.frame import NS
+
+T0 = 1_700_000_000 * NS
+SECRET = "s3cr3t-token-value"
+
+
+class World:
+    """A receiver on loopback that does as it is told, and a notifier that sends to it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp = tmp_path
+        self.mode: int | str = 200
+        self.got: list[Any] = []
+        self.requests = 0
+        self.headers: list[dict[str, str]] = []
+        self.port = 0
+        self.book = AlarmBook(tmp_path)
+        self.now = T0
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        self.headers.append(dict(request.headers))
+        body = await request.json()
+        if self.mode == "hang":
+            await asyncio.sleep(60)
+        while self.mode == "slow":
+            await asyncio.sleep(0.01)
+        if self.mode == 302:
+            raise web.HTTPFound("/elsewhere")
+        assert isinstance(self.mode, int)
+        if self.mode < 300:
+            self.got.append(body)
+        return web.Response(status=self.mode, text="x" * 100_000)
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        raise AssertionError("a redirect was followed")
+
+    @contextlib.asynccontextmanager
+    async def serving(self, **tls: Any) -> AsyncIterator[None]:
+        app = web.Application()
+        app.router.add_post("/hook", self._answer)
+        app.router.add_post("/api/v2/alerts", self._answer)
+        app.router.add_get("/elsewhere", self._elsewhere)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port, **tls)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    def notifier(self, *targets: Notify) -> Notifier:
+        config = Config(site="site.yaml", broker="embedded", notify=list(targets))
+        return Notifier(Loaded(config, self.tmp / "config.yaml"), "lab", lambda: self.now)
+
+    def target(self, kind: Any = "webhook", scheme: str = "http", **more: Any) -> Notify:
+        path = "/hook" if kind == "webhook" else ""
+        return Notify(kind=kind, url=f"{scheme}://127.0.0.1:{self.port}{path}", **more)
+
+    def see(self, notifier: Notifier, *findings: Finding) -> None:
+        self.now += NS
+        notifier.offer(self.book.update(findings, self.now))
+
+
+@contextlib.asynccontextmanager
+async def running(notifier: Notifier) -> AsyncIterator[None]:
+    task = asyncio.create_task(notifier.run())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, "did not come"
+        await asyncio.sleep(0.01)
+
+
+def finding(identity: str = "heat/lab/r1", severity: str = "warning") -> Finding:
+    return Finding(identity, severity, "Heat is off", ("lab/r1",), ("return 50 degC",), 0.99, "Look.")
+
+
+def in_world(tmp_path: Path, story: Callable[[World], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(World(tmp_path)), 60))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(notify, "LAST_RETRY_S", 0.2)
+
+
+def test_a_webhook_hears_each_change(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target())
+            async with running(notifier):
+                world.see(notifier, finding(), finding("quiet", "info"))
+                world.see(notifier)
+                await until(lambda: sum(len(g["events"]) for g in world.got) == 2)
+            events = [e for g in world.got for e in g["events"]]
+            assert [e["what"] for e in events] == ["raised", "cleared"]
+            assert events[0]["alarm"] == {
+                "id": "heat/lab/r1", "severity": "warning", "state": "raised", "title": "Heat is off",
+                "entities": ["lab/r1"], "evidence": ["return 50 degC"], "action": "Look.", "count": 1,
+                "times": 1, "raised_at": "2023-11-14T22:13:21.000+00:00",
+            }  # fmt: skip
+            assert world.got[0]["site"] == "lab"
+            assert len({e["id"] for e in events}) == 2
+
+    in_world(tmp_path, story)
+
+
+@pytest.mark.parametrize("mode", [500, 503, 429, 401])
+def test_what_is_refused_for_now_is_sent_again(tmp_path: Path, mode: int) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target())
+            world.mode = mode
+            async with running(notifier):
+                world.see(notifier, finding())
+                await until(lambda: world.requests >= 3)
+                assert notifier.faults() == {f"webhook 127.0.0.1:{world.port}": f"answered {mode}"}
+                world.mode = 200
+                await until(lambda: world.got)
+                await until(lambda: not notifier.faults())
+            (receiver,) = notifier.receivers
+            assert receiver.counts["sent"] == 1
+            assert receiver.counts["failed"] >= 3
+            assert [e["what"] for g in world.got for e in g["events"]] == ["raised"]
+
+    in_world(tmp_path, story)
+
+
+@pytest.mark.parametrize("mode", [400, 404, 302])
+def test_what_is_refused_for_good_is_counted(tmp_path: Path, mode: int) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target())
+            world.mode = mode
+            async with running(notifier):
+                world.see(notifier, finding())
+                (receiver,) = notifier.receivers
+                await until(lambda: receiver.counts["refused"] == 1)
+                assert world.requests == 1
+                world.mode = 200
+                world.see(notifier)
+                await until(lambda: world.got)
+            assert [e["what"] for g in world.got for e in g["events"]] == ["cleared"]
+
+    in_world(tmp_path, story)
+
+
+def test_a_dead_receiver_stalls_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.5)
+
+    async def story(world: World) -> None:
+        dead, hanging = World(tmp_path), World(tmp_path)
+        async with world.serving(), hanging.serving():
+            async with dead.serving():
+                pass  # its port refuses now
+            hanging.mode = "hang"
+            notifier = world.notifier(dead.target(), hanging.target(), world.target())
+            async with running(notifier):
+                begun = time.monotonic()
+                for i in range(1000):
+                    world.see(notifier, finding(f"x/{i}"))
+                assert time.monotonic() - begun < 5
+                await until(lambda: sum(len(g["events"]) for g in world.got) == 1999)
+                await until(lambda: len(notifier.faults()) == 2)
+                assert any("TimeoutError" in f for f in notifier.faults().values())
+                hanging.mode = 200
+                await until(lambda: sum(len(g["events"]) for g in hanging.got) == 1999)
+                async with dead.serving():
+                    await until(lambda: sum(len(g["events"]) for g in dead.got) == 1999)
+                await until(lambda: not notifier.faults())
+
+    in_world(tmp_path, story)
+
+
+def test_the_queue_is_bounded_and_keeps_what_is_grave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "MAX_PENDING", 10)
+
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target(min_severity="info"))
+            (receiver,) = notifier.receivers
+            world.see(notifier, *[finding(f"c{i}", "critical") for i in range(6)])
+            world.see(notifier, *[finding(f"c{i}", "critical") for i in range(6)],
+                      *[finding(f"i{i}", "info") for i in range(6)])  # fmt: skip
+            assert receiver.counts["dropped"] == 2
+            async with running(notifier):
+                await until(lambda: world.got)
+            told = [e["alarm"]["id"] for g in world.got for e in g["events"]]
+            assert told == [*(f"c{i}" for i in range(6)), *(f"i{i}" for i in range(2, 6))]
+
+    in_world(tmp_path, story)
+
+
+def test_alertmanager_is_told_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "RESEND_S", 0.1)
+
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target("alertmanager"))
+            async with running(notifier):
+                f = finding()
+                world.see(notifier, f, finding("readback/gpu.power_cap_w"))
+                await until(lambda: len(world.got) >= 3)
+                world.now += 60 * NS
+                await until(lambda: world.got[-1][0]["endsAt"] > "2023-11-14T22:19:00")
+                world.see(notifier, finding(severity="critical"))
+                await until(lambda: any(a["labels"]["severity"] == "critical" for a in world.got[-1]))
+                world.see(notifier)
+                (receiver,) = notifier.receivers
+                await until(lambda: receiver.pending == 0 and not receiver._firing)
+                seen = len(world.got)
+                await asyncio.sleep(0.3)
+                assert len(world.got) == seen  # nothing is active, nothing is said
+            first = {a["labels"]["alarm"]: a for a in world.got[0]}
+            assert first["heat/lab/r1"]["labels"] == {
+                "alertname": "racktwin_heat", "alarm": "heat/lab/r1", "severity": "warning", "site": "lab",
+                "entity": "lab/r1",
+            }  # fmt: skip
+            assert "entity" not in first["readback/gpu.power_cap_w"]["labels"]
+            assert first["heat/lab/r1"]["startsAt"] == "2023-11-14T22:13:21.000+00:00"
+            assert first["heat/lab/r1"]["endsAt"] == "2023-11-14T22:18:21.000+00:00"
+            last = {tuple(a["labels"].values()): a for g in world.got for a in g}
+            ended = {
+                k[2] for k, a in last.items() if k[1] == "heat/lab/r1" and a["endsAt"] < "2023-11-14T22:18"
+            }
+            assert ended == {"warning", "critical"}
+
+    in_world(tmp_path, story)
+
+
+def test_what_changes_while_it_is_sent_is_sent_as_well(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            notifier = world.notifier(world.target("alertmanager"))
+            world.mode = "slow"
+            async with running(notifier):
+                world.see(notifier, finding())
+                await until(lambda: world.requests == 1)
+                world.book.acknowledge("heat/lab/r1", "ada", "on it")  # the same alert, said otherwise
+                world.see(notifier, finding())
+                world.mode = 200
+                await until(lambda: len(world.got) == 2)
+            assert ["acknowledged" in g[0]["annotations"] for g in world.got] == [False, True]
+
+    in_world(tmp_path, story)
+
+
+def test_what_is_shelved_or_harmless_is_over_for_receivers(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        notifier = world.notifier(Notify(kind="alertmanager", url="http://127.0.0.1:9"))
+        (receiver,) = notifier.receivers
+        world.see(notifier, finding())
+        assert list(receiver._firing) == ["heat/lab/r1"]
+        world.book.shelve("heat/lab/r1", world.now + 10 * NS, "ada", "known")
+        world.see(notifier, finding())
+        assert receiver._firing == {}
+        world.now += 20 * NS
+        world.see(notifier, finding())
+        assert list(receiver._firing) == ["heat/lab/r1"]
+        world.see(notifier, finding(severity="info"))
+        assert receiver._firing == {}
+        again = world.notifier(Notify(kind="alertmanager", url="http://127.0.0.1:9"))
+        world.see(notifier, finding(severity="critical"))
+        again.prime(world.book.active(), world.now)
+        assert list(again.receivers[0]._firing) == ["heat/lab/r1"]
+
+    in_world(tmp_path, story)
+
+
+def test_the_token_is_sent_and_nowhere_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def story(world: World) -> None:
+        async with world.serving():
+            (tmp_path / "token").write_text(SECRET + "\n")
+            notifier = world.notifier(world.target(token_file="token"))
+            async with running(notifier):
+                world.mode = 401
+                world.see(notifier, finding())
+                await until(lambda: world.requests >= 2)
+                (tmp_path / "token").write_text("renewed")
+                await until(lambda: world.headers[-1]["Authorization"] == "Bearer renewed")
+                (tmp_path / "token").unlink()
+                await until(lambda: "cannot be read" in str(notifier.faults()))
+                (tmp_path / "token").write_text("renewed")
+                world.mode = 200
+                await until(lambda: world.got)
+            assert world.headers[0]["Authorization"] == f"Bearer {SECRET}"
+
+    in_world(tmp_path, story)
+    assert SECRET not in caplog.text
+    assert "renewed" not in caplog.text
+
+
+def test_no_credentials_in_a_url(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected `token_file`") as caught:
+        World(tmp_path).notifier(Notify(kind="webhook", url=f"http://me:{SECRET}@host/x"))
+    assert SECRET not in str(caught.value)
+
+
+def test_tls_trusts_the_named_ca_alone(tmp_path: Path) -> None:
+    import ssl
+
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+    async def story(world: World) -> None:
+        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        server.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+        async with world.serving(ssl_context=server):
+            trusting = world.notifier(world.target(scheme="https", tls=Tls(ca_file="cert.pem")))
+            wary = world.notifier(world.target(scheme="https"))
+            async with running(trusting), running(wary):
+                world.see(trusting, finding())
+                await until(lambda: world.got)
+                world.see(wary, finding(), finding("b"))
+                await until(lambda: "ertificate" in str(wary.faults()))
+            assert len(world.got) == 1
+
+    in_world(tmp_path, story)
+    with pytest.raises(ConfigError, match=r"\$\.notify: tls"):
+        World(tmp_path).notifier(Notify(kind="webhook", url="https://x", tls=Tls(ca_file="none.pem")))
+
+
+def test_no_receivers_no_work(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        notifier = world.notifier()
+        async with running(notifier):
+            world.see(notifier, finding())
+            await asyncio.sleep(0.05)
+
+    in_world(tmp_path, story)

@@ -1,0 +1,316 @@
+"""A new term, and a leader who is new to the site: what is adopted, what settles, what passes at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.operator import Operator
+from policies.thermal_guard import ThermalGuard
+from tests.builders import START_NS, Twin, Wish, eight_nodes, profile_tree, two_racks
+from twin import events as ev
+from twin.frame import NS
+from twin.leases import DONE, SENT
+from twin.site import SiteSpec
+from twin.tree import digest
+
+CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
+NAN = float("nan")
+FOUND = [350.0, 250.0, 300.0, 348.0, 150.0, NAN, 200.0, 400.0]
+TAKEOVER = ev.EpochChanged(epoch=5, head="abc", adopt=True)
+
+
+def standby(*policies: Any, found: Any = FOUND) -> Twin:
+    """Eight GPUs (200..350 W, safe 200 W) as another daemon left them; nothing may act yet."""
+    twin = Twin(eight_nodes(), policies or [Wish()])
+    twin.run(3, {"gpu.power_limit_w": found, "gpu.temp_c": 50.0})
+    assert twin.decision.commands == ()
+    return twin
+
+
+def act(*names: str) -> list[ev.Event]:
+    return [ev.AuthorityChanged(author="takeover", policy=n, authority="act") for n in names or ("wish",)]
+
+
+def seen(twin: Twin) -> dict[int, float]:
+    return {int(i): float(v) for c in twin.commands(CAP) for i, v in zip(c.index, c.value, strict=True)}
+
+
+def test_every_running_lease_is_commanded_anew_under_a_new_epoch() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0, 1], 200, 300, 300)
+    twin.tick({"gpu.power_limit_w": 350.0})
+    old = twin.commands(CAP)[0]
+    twin.run(2, {"gpu.power_limit_w": 300.0})
+    assert (twin.engine.arbiter.leases[CAP].state[:2] == DONE).all()
+    twin.tick({"gpu.power_limit_w": 300.0}, ev.EpochChanged(epoch=2))
+    (batch,) = twin.decision.commands
+    assert (batch.epoch, batch.index.tolist(), batch.value.tolist()) == (2, [0, 1], [300.0, 300.0])
+    assert not batch.renewal
+    assert (batch.command > old.command.max()).all()
+    assert batch.expires_ns == twin.now_ns + 30 * NS
+    lease = twin.engine.arbiter.leases[CAP]
+    assert lease.found[:2].tolist() == [350.0, 350.0], "what is owed is still known"
+    assert lease.owner[:2].tolist() == [0, 0]
+    name = twin.site.name("gpu", 0)
+    late = {"control": CAP, "name": name, "generation": 0, "state": "done"}
+    twin.tick(None, ev.CommandAcked(command=f"1-{old.command[0]}", **late))
+    assert twin.engine.intake.counts == {"stale_acks": 1}
+    assert lease.state[0] == SENT
+    twin.tick(None, ev.CommandAcked(command=f"2-{batch.command[0]}", **late))
+    assert lease.state[0] == DONE
+    wish.proposals = []
+    twin.tick({"gpu.power_limit_w": 300.0})
+    assert twin.commands(CAP)[0].final, "given back as ever"
+
+
+def test_the_same_epoch_again_commands_nothing() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 300, 300)
+    twin.run(2, {"gpu.power_limit_w": 350.0})
+    twin.tick(None, ev.EpochChanged(epoch=1))
+    assert twin.decision.commands == ()
+    twin.tick(None, ev.EpochChanged(epoch=0))
+    assert twin.decision.commands == ()
+    assert "older" in twin.records("event")[0]["refused"]
+
+
+def test_no_device_is_told_twice_in_the_first_tick_of_a_term() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, range(4), 200, 300, 300)
+    twin.run(16, {"gpu.power_limit_w": 350.0})  # renewals are due
+    wish.ask(CAP, [0, 1], 200, [250, 300], [250, 300])  # one changes in this tick, one stays, two are let go
+    twin.tick(None, ev.EpochChanged(epoch=2))
+    told = [int(i) for c in twin.decision.commands for i in c.index]
+    assert sorted(told) == [0, 1, 2, 3]
+    assert {c.epoch for c in twin.decision.commands} == {2}
+
+
+def test_released_stays_released_under_a_new_epoch() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 300, 300)
+    twin.run(2, {"gpu.power_limit_w": 350.0})
+    twin.tick(None, ev.Released(author="ann"), ev.EpochChanged(epoch=2))
+    assert twin.decision.commands == ()
+
+
+def test_what_is_set_is_adopted_as_found() -> None:
+    """350 is free, 348 within the deadband of it; 150 and 400 cannot be commanded; one was never heard."""
+    twin = standby()
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act())
+    assert seen(twin) == {1: 250.0, 2: 300.0, 6: 200.0}
+    (batch,) = twin.commands(CAP)
+    assert (batch.policy, batch.epoch, batch.reason) == ("arbiter", 5, "adopted at takeover, as found")
+    (event,) = [r["event"] for r in twin.records("event") if r["event"]["type"] == "EpochChanged"]
+    assert (event["head"], event["adopt"]) == ("abc", True)
+    (settling,) = twin.records("settling")
+    assert settling["until_ns"][CAP] == twin.now_ns + 30 * NS
+    assert settling["until_ns"][LEVEL] == twin.now_ns + 300 * NS
+    assert "job.power_cap_w" in settling["until_ns"] or twin.site.sizes["job"] == 0
+
+
+def test_a_stale_read_back_is_not_adopted_until_it_is_heard() -> None:
+    twin = standby()
+    twin.tick(None, dt_s=20.0)
+    twin.tick(None, TAKEOVER, *act())
+    assert seen(twin) == {}
+    twin.tick({"gpu.power_limit_w": FOUND})
+    assert seen(twin) == {1: 250.0, 2: 300.0, 6: 200.0}, "while it settles, what comes late is adopted too"
+    twin.run(40, {"gpu.power_limit_w": 260.0})
+    assert seen(twin) == {}
+
+
+def test_levels_that_keep_are_seen_and_not_commanded() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    level = [3.0, 0, 0, 0, 0, 0, 0, 0]
+    twin.tick({"node.service_level_state": level}, TAKEOVER)
+    twin.run(3, {"node.service_level_state": level})
+    assert twin.decision.commands == ()
+    assert np.isnan(twin.lease(LEVEL)).all()
+
+
+def test_where_nobody_may_act_nothing_is_adopted() -> None:
+    twin = standby()
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER)
+    assert twin.decision.commands == ()
+    twin.tick({"gpu.power_limit_w": FOUND}, *act())
+    assert seen(twin) == {1: 250.0, 2: 300.0, 6: 200.0}
+
+
+def test_for_one_lease_only_protection_changes_anything() -> None:
+    wish = Wish()
+    twin = standby(wish)
+    wish.ask(CAP, [0, 1, 2], [200, 320, 200], [260, 350, 280], [260, 320, 280])
+    readback = np.array([350.0, 250.0, 300.0, 350, 350, 350, 350, 350])
+    twin.tick({"gpu.power_limit_w": readback}, TAKEOVER, *act())
+    assert twin.lease(CAP)[:3].tolist() == [260.0, 250.0, 280.0], "down at once, not up"
+    for second in range(1, 30):
+        twin.tick({"gpu.power_limit_w": twin.lease(CAP)})
+        assert twin.lease(CAP)[1] == 250.0, second
+        assert twin.records("settled") == []
+    twin.tick({"gpu.power_limit_w": twin.lease(CAP)})
+    (settled,) = twin.records("settled")
+    assert CAP in settled["controls"]
+    assert LEVEL not in settled["controls"]
+    assert twin.lease(CAP)[1] == 300.0, "at the slew limit"
+
+
+def test_what_protected_while_it_settles_is_given_back_only_after() -> None:
+    wish = Wish()
+    twin = standby(wish, found=350.0)
+    wish.ask(CAP, [0], 200, 250, 250)
+    twin.tick({"gpu.power_limit_w": 350.0}, TAKEOVER, *act())
+    wish.proposals = []
+    for _ in range(29):
+        twin.tick({"gpu.power_limit_w": [250.0] + [350.0] * 7})
+        assert twin.lease(CAP)[0] == 250.0
+    twin.run(3, {"gpu.power_limit_w": [250.0] + [350.0] * 7})
+    assert np.isnan(twin.lease(CAP)[0])
+
+
+def test_adopted_leases_are_renewed_while_it_settles_and_then_lapse() -> None:
+    """What was there before somebody set it is unknown: the device falls to what its control declares."""
+    twin = standby()
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act())
+    expires = twin.engine.arbiter.leases[CAP].expires_ns[1]
+    for _ in range(29):
+        twin.tick({"gpu.power_limit_w": FOUND})
+        assert twin.lease(CAP)[1] == 250.0
+    assert twin.engine.arbiter.leases[CAP].expires_ns[1] > expires
+    for _ in range(31):
+        twin.tick({"gpu.power_limit_w": FOUND})
+        assert twin.commands(CAP) == []
+    assert np.isnan(twin.lease(CAP)).all()
+    assert np.isnan(twin.engine.arbiter.leases[CAP].found).all()
+
+
+def test_what_a_policy_goes_on_wanting_is_held_without_a_gap() -> None:
+    wish = Wish()
+    twin = standby(wish)
+    wish.ask(CAP, [1, 2], 200, [250, 300], NAN)
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act())
+    for _ in range(90):
+        twin.tick({"gpu.power_limit_w": np.where(np.isnan(twin.lease(CAP)), FOUND, twin.lease(CAP))})
+        assert twin.lease(CAP)[1:3].tolist() == [250.0, 300.0]
+
+
+def test_heat_passes_at_once_and_advice_becomes_command() -> None:
+    twin = standby(ThermalGuard(), Operator(), found=350.0)
+    hot = {"gpu.power_limit_w": 350.0, "gpu.temp_c": [99.0] + [50.0] * 7}
+    twin.run(3, hot)
+    assert twin.decision.commands == ()
+    twin.tick(hot, TAKEOVER, *act("thermal_guard", "operator"))
+    assert seen(twin) == {0: 200.0}
+    assert twin.decision.advice == ()
+    assert np.isnan(twin.engine.arbiter.leases[CAP].advised).all()
+    twin.run(2, hot)
+    assert twin.decision.advice == ()
+
+
+def test_leases_of_an_earlier_term_of_ours_do_not_count() -> None:
+    """Deposed and elected again: another daemon has had the site since."""
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0, 1], 200, 300, 300)
+    twin.run(2, {"gpu.power_limit_w": 350.0})
+    wish.proposals = []
+    twin.tick({"gpu.power_limit_w": [240.0] + [350.0] * 7}, TAKEOVER)
+    assert seen(twin) == {0: 240.0}
+    assert np.isnan(twin.lease(CAP)[1])
+
+
+def test_what_became_of_earlier_commands_is_no_alarm_of_ours() -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0, 1], 200, 300, 300)
+    twin.run(60)
+    assert f"unanswered/{CAP}" in twin.engine.findings.active
+    wish.proposals = []
+    twin.tick(None, TAKEOVER)
+    assert f"unanswered/{CAP}" not in twin.engine.findings.active
+
+
+def test_a_hold_of_the_leader_before_goes_on_after_it_settled() -> None:
+    wish = Wish()
+    twin = standby(wish)
+    wish.ask(CAP, [1], 320, 350, 320)
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act(), ev.Held(author="takeover"))
+    for _ in range(60):
+        twin.tick({"gpu.power_limit_w": FOUND})
+        assert twin.lease(CAP)[[1, 2, 6]].tolist() == [250.0, 300.0, 200.0]
+    twin.tick({"gpu.power_limit_w": FOUND}, ev.Resumed(author="ann"))
+    assert twin.lease(CAP)[1] == 300.0
+
+
+def test_people_at_work_are_not_disturbed_by_a_takeover() -> None:
+    twin = standby()
+    window = ev.MaintenanceBegun(
+        id="m", author="ann", table="node", names=("r1/node1",), until_ns=START_NS + 99 * NS
+    )
+    twin.tick({"gpu.power_limit_w": FOUND}, window, TAKEOVER, *act())
+    assert seen(twin) == {2: 300.0, 6: 200.0}
+
+
+def test_settling_survives_a_restart() -> None:
+    wish = Wish()
+    twin = standby(wish)
+    wish.ask(CAP, [1], 320, 350, 320)
+    twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act())
+    twin.run(3, {"gpu.power_limit_w": FOUND})
+    back = twin.restarted(eight_nodes(), [wish])
+    assert back.engine.arbiter.settling == twin.engine.arbiter.settling != {}
+    for _ in range(50):
+        one, other = (t.tick({"gpu.power_limit_w": FOUND}) for t in (twin, back))
+        assert digest(one.records) == digest(other.records)
+    assert back.engine.checksum() == twin.engine.checksum()
+
+
+def test_under_a_hold_a_narrower_envelope_applies_where_it_protects() -> None:
+    """A changed site allows 800 W at most: what runs at 900 W goes down, what runs at 500 W stays."""
+    twin = Twin(two_racks(), [Operator()], act=True)
+    ask = [
+        ev.OperatorRequest(id=f"q{w}", author="ann", control=CAP, names=(f"r1/node0/gpu{k}",),
+                           lo=0.0, hi=w, want=w)
+        for k, w in enumerate((900.0, 500.0))
+    ]  # fmt: skip
+    values = {"gpu.power_limit_w": 1200.0, "gpu.temp_c": 50.0}
+    twin.tick(values, *ask)
+    twin.tick(values, ev.Held(author="ann"), ev.RequestWithdrawn(author="ann", request="q900.0"))
+    tree = two_racks(controls={CAP: {"max": 800.0}})
+    spec = SiteSpec(tree, {"gb200-nvl72": profile_tree("gb200-nvl72")})
+    twin.tick(None, ev.SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    assert twin.lease(CAP)[:2].tolist() == [800.0, 500.0]
+    (batch,) = twin.commands(CAP)
+    assert (batch.policy, batch.index.tolist()) == ("arbiter", [0])
+    assert "narrower" in batch.reason
+    twin.tick(values)
+    assert twin.commands(CAP) == []
+
+
+@pytest.mark.parametrize(
+    "answer, heard, expected", [("done", False, True), ("done", True, False), (None, False, False)]
+)
+def test_a_device_that_answers_and_never_reads_back_is_told(answer: Any, heard: bool, expected: bool) -> None:
+    wish = Wish()
+    twin = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 300, 300)
+    twin.run(2)
+    number = twin.engine.arbiter.leases[CAP].command[0]
+    if answer:
+        name = twin.site.name("gpu", 0)
+        twin.tick(None, ev.CommandAcked(control=CAP, name=name, generation=0,
+                                        command=f"1-{number}", state=answer))  # fmt: skip
+    values = {"gpu.power_limit_w": 300.0} if heard else {}
+    twin.run(8, values)
+    assert f"unread/{CAP}" not in twin.engine.findings.active
+    twin.run(10, values)
+    assert (f"unread/{CAP}" in twin.engine.findings.active) == expected
+    twin.tick({"gpu.power_limit_w": 300.0})
+    assert f"unread/{CAP}" not in twin.engine.findings.active

@@ -1,0 +1,44 @@
+"""Promises: what a policy's memory and a model's forecasts must look like, checked before they are used.
+
+May import contracts, the catalogue and the site.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.contracts import Forecast, Memory, Policy
+from twin.errors import ContractError
+from twin.signals import find_signal
+from twin.site import Site
+
+
+def fresh_memory(policy: Policy, site: Site) -> Memory:
+    """The columns that a policy declared, as they begin."""
+    if policy.memory is None:
+        return {}
+    n = site.sizes[policy.memory.table]
+    return {name: np.zeros(n, kind) for name, kind in policy.memory.columns.items()}
+
+
+def checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
+    """Columns of our own with what a policy gave back. Raises ContractError for others than declared."""
+    expected = fresh_memory(policy, site)
+    for name, column in expected.items():
+        given = memory.get(name)
+        if given is None or given.shape != column.shape or given.dtype != column.dtype:
+            raise ContractError(f"memory column {name}: expected {column.dtype} {column.shape}")
+    # A policy may hand back the read-only views that it was given: the engine keeps columns of its own.
+    return {name: np.array(memory[name]) for name in expected}
+
+
+def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> None:
+    """Raises ContractError if a forecast is not what `Forecast` promises."""
+    signal = find_signal(forecast.signal)
+    if signal is None:
+        raise ContractError(f"forecasts {forecast.signal!r}, which is not a signal of the catalogue")
+    if not forecast.horizon_s > 0 or not forecast.model.startswith(f"{model}@"):
+        raise ContractError(f"{forecast.signal}: expected a horizon > 0 and a model named {model}@...")
+    shape = (sizes[signal.table],)
+    if any(np.shape(x) != shape for x in (forecast.mean, forecast.lo, forecast.hi)):
+        raise ContractError(f"{forecast.signal}: mean, lo and hi must be of shape {shape}")
