@@ -1,8 +1,9 @@
 """Capture files as messages: one recorded line in, one `Message` or one `BadRow` out, and never an exception.
 
 Two forms are read: CSV `offset,topic,payload`, whose offsets are Go durations (`1m39.3675441s`), and JSON
-lines `{"offset_s", "topic", "payload" | "payload_base64"}`. May read files (plain, .gz, .xz); may import
-`twin.reading` only. Knows nothing of what the payloads mean.
+lines `{"offset_s", "topic", "payload" | "payload_base64"}`, with the instant of arrival as `t_ns` where it is
+known. `encode_row` writes the latter. May read files (plain, .gz, .xz); may import `twin.reading` only. Knows
+nothing of what the payloads mean.
 
 A line is a row: neither form needs a line break inside a payload, and so a broken quote costs one row and not
 the rest of the file.
@@ -19,14 +20,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 
 from twin.reading import Message
 
 START_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z
-MAX_LINE_BYTES = 1 << 20  # a longer line is one BadRow; MQTT itself would allow 256 MiB
+MAX_LINE_BYTES = 8 << 20  # a longer line is one BadRow; MQTT itself would allow 256 MiB
 MAX_OFFSET_NS = 10 * 366 * 86_400 * 10**9  # ten years: beyond it an offset is a slip of the pen
 HEADER = b"offset,topic,payload"
 PLACEHOLDER = b"{{timestamp_ms}}"
@@ -50,6 +51,7 @@ class _JsonRow(msgspec.Struct):
     topic: str
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+    t_ns: int | msgspec.UnsetType = msgspec.UNSET  # of the arrival; stands above the offset
 
 
 _json_row = msgspec.json.Decoder(_JsonRow)
@@ -70,9 +72,11 @@ def duration_ns(text: str) -> int:
     return total
 
 
-def _message(start_ns: int, offset_ns: int, topic: str, payload: bytes) -> Message:
+def _message(start_ns: int, offset_ns: int, topic: str, payload: bytes, at_ns: int | None = None) -> Message:
     if not topic:
         raise ValueError("the topic is empty")
+    if at_ns is not None:  # as it was received: nothing in it stands for something else
+        return Message(at_ns, topic, payload)
     t_ns = start_ns + offset_ns
     return Message(t_ns, topic, payload.replace(PLACEHOLDER, b"%d" % (t_ns // 1_000_000)))
 
@@ -107,11 +111,13 @@ def _json_line(line: bytes, complete: bool, start_ns: int) -> Message:
     if not math.isfinite(row.offset_s) or not 0 <= row.offset_s * 1e9 <= MAX_OFFSET_NS:
         raise ValueError(f"offset_s {row.offset_s}: expected seconds between 0 and ten years")
     offset_ns = round(row.offset_s * 1e9)
+    at_ns = None if isinstance(row.t_ns, msgspec.UnsetType) else row.t_ns
+    if at_ns is not None and not 0 < at_ns < 2**62:
+        raise ValueError(f"t_ns {str(at_ns)[:40]}: expected UTC nanoseconds")
     if not isinstance(row.payload_base64, msgspec.UnsetType):
         try:
-            return _message(
-                start_ns, offset_ns, row.topic, base64.b64decode(row.payload_base64, validate=True)
-            )
+            binary = base64.b64decode(row.payload_base64, validate=True)
+            return _message(start_ns, offset_ns, row.topic, binary, at_ns)
         except binascii.Error as error:
             raise ValueError(f"payload_base64: {error}") from None
     if isinstance(row.payload, msgspec.UnsetType):
@@ -121,7 +127,34 @@ def _json_line(line: bytes, complete: bool, start_ns: int) -> Message:
         raw = b""
     elif raw[:1] == b'"':
         raw = msgspec.json.decode(raw, type=str).encode()
-    return _message(start_ns, offset_ns, row.topic, raw)
+    return _message(start_ns, offset_ns, row.topic, raw, at_ns)
+
+
+def encode_row(message: Message, start_ns: int) -> bytes:
+    """A message as a line of a JSON-lines capture, which gives the very same message when it is read."""
+    row: dict[str, Any] = {
+        "offset_s": max(0, message.t_ns - start_ns) / 1e9,
+        "t_ns": message.t_ns,
+        "topic": message.topic,
+    }
+    payload = message.payload
+    if payload[:1] == b"{" and payload[-1:] == b"}" and b"\n" not in payload and _is_json(payload):
+        row["payload"] = msgspec.Raw(payload)
+    else:
+        try:
+            row["payload"] = payload.decode()
+        except UnicodeDecodeError:
+            row["payload_base64"] = base64.b64encode(payload).decode()
+    return msgspec.json.encode(row) + b"\n"
+
+
+def _is_json(payload: bytes) -> bool:
+    try:
+        payload.decode()
+        msgspec.json.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _lines(stream: Iterable[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:

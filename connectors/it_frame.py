@@ -1,8 +1,10 @@
 """The IT side's own messages: batched frames of a node or a rack, and events. Pure functions of bytes.
 
 `IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
-msgpack with raw little-endian arrays; `IT/v1/PUB/Event/...` carries an XID or a job event with an id. Columns
-are keyed by signal name or by DCGM field number. May import the core's readings, events and catalogue.
+msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault of what is below it,
+`IT/v1/PUB/Event/jobs/{source}` (or any path that is no entity) a job event, each with an id. Columns are
+keyed by signal name or by DCGM field number. A payload may say whom it is `from`: then it must be its
+topic's path. May import the core's readings, events and catalogue.
 """
 
 from __future__ import annotations
@@ -27,13 +29,19 @@ MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; charact
 DCGM: dict[str, tuple[str, float]] = {
     "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
     "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0),
-    "155": ("power_w", 1.0), "156": ("energy_mj", 1.0), "164": ("power_limit_w", 1.0),
+    "155": ("power_w", 1.0), "156": ("energy_mj", 1.0),
+    "164": ("power_limit_w", 1.0), "160": ("power_limit_w", 1.0),  # as enforced; as set
     "202": ("pcie_replay_count", 1.0), "203": ("util_pu", 0.01), "230": ("xid_code", 1.0),
-    "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0), "1002": ("sm_active_pu", 1.0),
+    "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0), "396": ("row_remap_pending_state", 1.0),
+    "1523": ("recovery_action_state", 1.0), "1002": ("sm_active_pu", 1.0),
     "1004": ("tensor_active_pu", 1.0), "1005": ("dram_active_pu", 1.0),
     "1009": ("pcie_tx_bytes_per_s", 1.0), "1010": ("pcie_rx_bytes_per_s", 1.0),
     "1011": ("nvlink_tx_bytes_per_s", 1.0), "1012": ("nvlink_rx_bytes_per_s", 1.0),
 }  # fmt: skip
+
+
+# A limit as enforced says more than the limit as set.
+_STRONGER = {"160": "164"}
 
 
 class _Frame(msgspec.Struct):
@@ -42,11 +50,16 @@ class _Frame(msgspec.Struct):
     t_ns: int
     gpu: dict[str, Any] = {}
     node: dict[str, Any] = {}
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
+class _Sender(msgspec.Struct):
+    sender: str | None = msgspec.field(name="from", default=None)
 
 
 _JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
 _ItEvent = FaultReported | JobStarted | JobEnded
-_EVENT = msgspec.json.Decoder(_ItEvent)
+_EVENT, _SENDER = msgspec.json.Decoder(_ItEvent), msgspec.json.Decoder(_Sender)
 
 
 class ItDecoder:
@@ -61,7 +74,7 @@ class ItDecoder:
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         if message.topic.startswith(EVENT):
-            return [self._event(message.payload)]
+            return [self._event(message.payload, message.topic[len(EVENT) :])]
         if not message.topic.startswith(FRAME):
             return Ignored(message.topic[:40], "not a topic of the IT side")
         place = self._find(message.topic[len(FRAME) :])
@@ -74,6 +87,7 @@ class ItDecoder:
             raise BadMessage(f"not an IT frame: {str(error)[:200]}") from error
         if not 0 < frame.t_ns < 2**62:
             raise BadMessage(f"t_ns {frame.t_ns}; expected UTC nanoseconds")
+        _check_sender(frame.sender, message.topic[len(FRAME) :])
         table, entity = place
         blocks: list[Any] = []
         for kind, columns in (("gpu", frame.gpu), ("node", frame.node)):
@@ -81,11 +95,12 @@ class ItDecoder:
                 blocks.append(self._block(kind, columns, table, entity, frame.t_ns))
         return blocks
 
-    def _event(self, payload: bytes) -> _ItEvent:
+    def _event(self, payload: bytes, path: str) -> _ItEvent:
         if len(payload) > MAX_EVENT:
             raise BadMessage(f"{len(payload)} bytes of event; expected at most {MAX_EVENT}")
         try:
             event: _ItEvent = _EVENT.decode(payload)
+            _check_sender(_SENDER.decode(payload).sender, path)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
             raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
         if not event.id:
@@ -98,7 +113,24 @@ class ItDecoder:
                 )
             if isinstance(held, int) and abs(held) >= 2**31:
                 raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
+        self._check_speaker(event, path)
         return event
+
+    def _check_speaker(self, event: _ItEvent, path: str) -> None:
+        """A node speaks of itself and what is below it; of jobs speaks whoever is no entity."""
+        place = self._find(path)
+        if not isinstance(event, FaultReported):
+            if place is not None:
+                raise BadMessage(f"a job event on the topic of {path[:200]}; expected it on {EVENT}jobs/...")
+            return
+        if place is None:
+            raise BadMessage(f"a fault on the topic of {path[:200]!r}, which is no rack or node of this site")
+        site: Any = self.names
+        full = site.name(*place)
+        if event.name != full and not event.name.startswith(f"{full}/"):
+            raise BadMessage(
+                f"a fault of {event.name[:200]!r} on the topic of {full}; expected what is below"
+            )
 
     def _find(self, path: str) -> tuple[str, int] | None:
         found = self._place.get(path)
@@ -123,6 +155,8 @@ class ItDecoder:
         signals: list[str] = []
         counters: list[str] = []
         for key, column in columns.items():
+            if _STRONGER.get(key) in columns:
+                continue
             name, factor = DCGM.get(key, (key, 1.0)) if kind == "gpu" else (key, 1.0)
             signal = spec.get(name)
             if signal is None:
@@ -165,6 +199,11 @@ class ItDecoder:
         return start, int(site.gpu_start_of_node[last]) - start
 
 
+def _check_sender(sender: str | None, path: str) -> None:
+    if sender is not None and sender != path:
+        raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")
+
+
 def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
     try:
         if isinstance(column, bytes):
@@ -199,9 +238,11 @@ def encode_frame(t_ns: int, gpu: dict[str, np.ndarray], node: dict[str, np.ndarr
 
 
 def encode_json(
-    t_ns: int, gpu: dict[str, Iterable[float | int | None]], node: dict[str, Any] | None = None
+    t_ns: int,
+    gpu: dict[str, Iterable[float | int | None]],
+    node: dict[str, Any] | None = None,
+    sender: str | None = None,
 ) -> bytes:
     """The same as columnar JSON, the open format."""
-    return msgspec.json.encode(
-        {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
-    )
+    body: dict[str, Any] = {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
+    return msgspec.json.encode(body | ({"from": sender} if sender is not None else {}))

@@ -1,4 +1,4 @@
-"""The command line: `racktwin check | discover | record-info | replay | journal | traces | demo`.
+"""The command line: `racktwin check | discover | replay | run | status | approve | ...`; `--help` lists all.
 
 Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a
 broken chain, a replay that differs), 2 a wrong call. Part of the shell.
@@ -7,6 +7,7 @@ broken chain, a replay that differs), 2 a wrong call. Part of the shell.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -18,9 +19,16 @@ from rich.console import Console
 
 from twin.errors import ConfigError, Divergence, TwinError
 
+# Commands whose own modules bring much along: their arguments are added when one of them is called.
+_LARGE = {
+    "run": ("twin.app.cli_run", "the daemon: mirror a site live, and act by its policies"),
+    "record": ("twin.app.record", "capture live MQTT to files that replay reads"),
+    "broker-acl": ("twin.app.acl", "make Mosquitto's access list from a site file"),
+}
 
-def _parser() -> argparse.ArgumentParser:
-    from twin.app import traces
+
+def _parser(called: str | None = None) -> argparse.ArgumentParser:
+    from twin.app import cli_live, traces
 
     top = argparse.ArgumentParser(
         prog="racktwin", description="The digital-twin operations daemon for AI supernodes."
@@ -74,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     _journal_parser(commands)
     traces.add_parser(commands)
 
+    for name, (module, what) in _LARGE.items():
+        if name == called:
+            importlib.import_module(module).add_parser(commands)
+        else:
+            commands.add_parser(name, help=what)
+    cli_live.add_parsers(commands)
+
     demo = commands.add_parser("demo", help="replay a real recording, and a simulated pod that gets hot")
     demo.add_argument("--out", type=Path, default=Path("build/demo"))
     return top
@@ -100,6 +115,24 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.app.traces import run_traces
 
         return run_traces(args)
+    if args.command == "run":
+        from twin.app.cli_run import run_daemon
+
+        return run_daemon(args, out)
+    if args.command == "record":
+        from twin.app.record import run_record
+
+        return run_record(args, out, err)
+    if args.command == "broker-acl":
+        from twin.app.acl import run_broker_acl
+
+        return run_broker_acl(args, out, err)
+    from twin.app.cli_live import COMMANDS
+
+    if args.command in COMMANDS:
+        from twin.app.cli_live import run_live
+
+        return run_live(args, out, err)
     if args.command == "journal":
         from twin.app.cli_journal import run_journal
 
@@ -124,7 +157,8 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = _parser(next((word for word in words if not word.startswith("-")), None))
     args = parser.parse_args(argv)
     # No emoji codes: text from outside may hold `:fire:` and is to be shown as it is.
     out = Console(highlight=False, emoji=False)

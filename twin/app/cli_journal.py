@@ -1,4 +1,7 @@
-"""The commands about journals: verify (and cut a faulty tail), show. Part of the shell."""
+"""The commands about journals: verify (and cut a faulty tail), show; through all segments of a run.
+
+Part of the shell.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from twin.app.cli import escape
+from twin.app.journal_files import (
+    OPEN,
+    JournalVerdict,
+    closed_segments,
+    cut_journal,
+    is_torn,
+    journal_exists,
+    journal_lines,
+    verify_journal,
+)
 from twin.app.report_text import clean
-from twin.app.storage import cut_tail, is_torn, journal_lines, verify_journal
 from twin.errors import StorageError
 from twin.frame import NS
 from twin.journal import Entry, column
@@ -23,10 +35,10 @@ SHOWN_NAMES = 4
 
 
 def _journal(path: Path) -> Path:
-    found = path / "journal.jsonl" if path.is_dir() else path
-    if not found.is_file():
+    found = path / OPEN if path.is_dir() else path
+    if not journal_exists(found):
         raise StorageError(f"{found}: no such journal; expected a journal.jsonl or the folder of a run")
-    if found.stat().st_size == 0:
+    if found.is_file() and found.stat().st_size == 0 and not closed_segments(found.parent):
         raise StorageError(f"{found}: is empty; expected at least the manifest of a run")
     return found
 
@@ -39,43 +51,64 @@ def run_journal(args: argparse.Namespace, out: Console, err: Console) -> int:
 def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     path = _journal(args.path)
     verdict = verify_journal(path)
-    cut, kept = False, path
-    if verdict.fault and args.cut:
-        kept = cut_tail(path, verdict.position)
-        cut = True
+    if args.cut and verdict.fault and path.name != OPEN and path in closed_segments(path.parent):
+        raise StorageError(f"{path}: others follow it; give the folder of the run to cut its journal there")
+    kept = cut_journal(path, verdict) if verdict.fault and args.cut else []
+    where = path.with_name(verdict.file) if path.name == OPEN else path
     if args.json:
-        out.print_json(
-            msgspec.json.encode(
-                {
-                    "path": str(path),
-                    "ok": verdict.fault is None,
-                    "lines": verdict.lines,
-                    "head": verdict.head,
-                    "fault": verdict.fault,
-                    "line": verdict.line_no,
-                    "byte": verdict.position,
-                    "cut": cut,
-                }
-            ).decode()
-        )
+        out.print_json(msgspec.json.encode(_as_json(path, where, verdict, bool(kept))).decode())
     elif verdict.fault is None:
+        pieces = f" in {verdict.segments} segments" if verdict.segments > 1 else ""
         out.print(
-            f"{path}: {verdict.lines} lines, the chain holds, head {verdict.head} (a change of the very "
-            "last line shows only in a replay)",
+            f"{path}: {verdict.lines} lines{pieces}, the chain holds, head {verdict.head} (a change of the "
+            "very last line shows only in a replay)",
             markup=False,
             soft_wrap=True,
         )
     else:
         err.print(
-            f"error {path} line {verdict.line_no}, byte {verdict.position}: {clean(verdict.fault, 500)}; "
-            f"the {verdict.lines} lines before are good",
+            f"error {where} line {verdict.line_no}, byte {verdict.position}: {clean(verdict.fault, 500)}; "
+            f"the {verdict.lines} lines before are good"
+            if not verdict.unexplained
+            else f"error {where}: {clean(verdict.fault, 500)}; its {verdict.lines} lines are one chain",
             style="red",
             markup=False,
             soft_wrap=True,
         )
-        if cut:
-            err.print(f"cut there; what was behind is in {kept}", markup=False, soft_wrap=True)
-    return 0 if verdict.fault is None or cut else 1
+        if kept:
+            pieces = ", ".join(map(str, kept))
+            err.print(f"cut there; what was behind is in {pieces}", markup=False, soft_wrap=True)
+        elif args.cut:
+            err.print("not cut: what is missing lies before it", markup=False, soft_wrap=True)
+    if not args.json and (gone := verdict.pruned) is not None:
+        out.print(
+            f"begins at line {verdict.first_seq + 1:,}: segments up to {clean(gone.file, 100)} "
+            f"(line {gone.last_seq + 1:,}) were pruned on {_when(gone.now_ns)}; "
+            f"recorded in line {gone.seq + 1:,}",
+            markup=False,
+            soft_wrap=True,
+        )
+    return 0 if verdict.fault is None or kept else 1
+
+
+def _as_json(path: Path, where: Path, verdict: JournalVerdict, cut: bool) -> dict[str, Any]:
+    gone = verdict.pruned
+    return {
+        "path": str(path),
+        "ok": verdict.fault is None,
+        "lines": verdict.lines,
+        "head": verdict.head,
+        "fault": verdict.fault,
+        "line": verdict.line_no,
+        "byte": verdict.position,
+        "cut": cut,
+        "file": str(where),
+        "segments": verdict.segments,
+        "first_line": verdict.first_seq + 1,
+        "pruned": None
+        if gone is None
+        else {"file": gone.file, "last_line": gone.last_seq + 1, "told_in_line": gone.seq + 1},
+    }
 
 
 def _show(args: argparse.Namespace, out: Console) -> int:
@@ -161,6 +194,8 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             )
         case "mark":
             text = f"check of {len(body['state'])} signals"
+        case "upkeep" if isinstance(body.get("pruned"), list):
+            text = f"pruned {len(body['pruned'])} journal segments up to {body['pruned'][-1]['file']}"
         case _:
             text = ", ".join(f"{k}={str(v)[:60]}" for k, v in body.items())
     return text

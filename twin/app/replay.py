@@ -6,11 +6,12 @@ what it decides is compared with the run's own journal, line by line. Part of th
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import platform
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,27 +19,36 @@ import msgspec
 import numpy as np
 
 from twin import VERSION
+from twin.app.compare import Comparer, Since, recorded_run
+from twin.app.config import Config
 from twin.app.fitting import Fitter
+from twin.app.journal_files import line_head, verify_journal
+from twin.app.journal_writer import JournalWriter
+from twin.app.outcome import Outcome, summary
 from twin.app.sources import Cutter, MessageSource, SampleSource, check_fits
-from twin.app.storage import (
-    JournalWriter,
-    TraceReader,
-    TraceWriter,
-    journal_lines,
-    verify_journal,
-    write_snapshot,
-)
+from twin.app.storage import SEGMENT_BYTES, TraceReader, TraceWriter, is_gap, write_snapshot
 from twin.contracts import Decision
 from twin.engine import Engine
-from twin.errors import Divergence
-from twin.events import SiteChanged, TicksSkipped
+from twin.events import SiteChanged
 from twin.frame import NS, Frame
-from twin.journal import FORMAT, Chain, first_difference, line_hash
-from twin.site import Site, SiteSpec
+from twin.journal import FORMAT, SHELL_KINDS, Chain
+from twin.site import SiteSpec
 
+__all__ = [
+    "Comparer",
+    "Keeping",
+    "Observer",
+    "Outcome",
+    "Recorder",
+    "Since",
+    "line_head",
+    "manifest",
+    "replay_arrivals",
+    "replay_frames",
+    "summary",
+]
 SNAPSHOT_EVERY_S = 600.0
 SNAPSHOT_TICKS = 500  # where a tick is an hour, one after each would cost more than the ticks
-SHELL_KINDS = ("manifest", "end")  # lines that no tick made
 
 
 class Observer(Protocol):
@@ -47,21 +57,6 @@ class Observer(Protocol):
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
         ...
-
-
-@dataclass
-class Outcome:
-    """What a replay came to."""
-
-    ticks: int = 0
-    commands: int = 0
-    advice: int = 0
-    first_ns: int = 0
-    last_ns: int = 0
-    journal_head: str = ""
-    compared_lines: int = 0
-    damage: list[str] = field(default_factory=list)
-    inbox: dict[str, int] = field(default_factory=dict)
 
 
 def manifest(engine: Engine) -> dict[str, Any]:
@@ -78,20 +73,63 @@ def manifest(engine: Engine) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How the files of a run that does not end are kept; one that ends keeps them whole.
+
+    `every_s` is between snapshots, which are then somebody else's to take: `snapshot_due`, `snapshot_async`.
+    """
+
+    trace_bytes: int = SEGMENT_BYTES
+    trace_s: float = 3600.0
+    journal_bytes: int = 64 * 2**20
+    reserve_bytes: int = 16 * 2**20
+    every_s: float = 600.0
+
+    @classmethod
+    def of(cls, config: Config) -> Keeping:
+        """As the daemon's configuration says."""
+        quotas = config.quotas
+        return cls(
+            journal_bytes=quotas.journal_segment_mb * 10**6,
+            reserve_bytes=quotas.journal_reserve_mb * 10**6,
+            every_s=config.snapshot_every_s,
+        )
+
+
 class Recorder:
     """Writes a run: trace before the tick, journal after it, now and then a snapshot.
 
-    With no folder, only the journal's chain is kept, so that its head can be told.
+    With no folder, only the journal's chain is kept, so that its head can be told. In a folder with a run,
+    segments and chain go on; `resumed` is what the new manifest says of that. After a StorageError of
+    `before` ticks may go on, and the next frame that is written begins a segment (take a snapshot then: what
+    was not traced is a gap). After one of `after` or `note` nothing may be commanded.
     """
 
-    def __init__(self, engine: Engine, spec: SiteSpec, folder: Path | None, durable: bool = False) -> None:
-        self.folder = folder
-        self.trace = TraceWriter(folder, engine.site.spec_hash, spec.packed()) if folder else None
-        self.journal = JournalWriter(folder, durable) if folder else None
+    def __init__(
+        self,
+        engine: Engine,
+        spec: SiteSpec,
+        folder: Path | None,
+        durable: bool = False,
+        keeping: Keeping | None = None,
+        resumed: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.keeping = folder, keeping
+        self.trace: TraceWriter | None = None
+        self.journal: JournalWriter | None = None
+        if folder is not None:
+            k = keeping or Keeping(trace_s=0.0, journal_bytes=0, reserve_bytes=0)
+            self.journal = JournalWriter(folder, durable, k.journal_bytes, k.reserve_bytes)
+            self.trace = TraceWriter(folder, engine.site.spec_hash, spec.packed(), k.trace_bytes, k.trace_s)
         self.chain = self.journal.chain if self.journal else Chain()
         self._snapshot_ns: int | None = None
+        self._snapshotting, self.snapshot_fault = False, ""
         self._ticks = 0  # since the last snapshot
-        self._put([self.chain.line("manifest", -1, 0, manifest(engine))])
+        last = self.journal.last if self.journal else None
+        self._last = (-1, 0) if last is None else (last.tick, last.now_ns)
+        body = manifest(engine) | ({"resumed": resumed} if resumed is not None else {})
+        self._put([self.chain.line("manifest", *self._last, body)])
 
     def before(self, frame: Frame) -> None:
         """Input before effect. A frame that changes the site begins a segment that names the new one."""
@@ -105,38 +143,107 @@ class Recorder:
     def after(self, engine: Engine, decision: Decision) -> None:
         """Intent before act."""
         self._put(self.chain.lines(decision))
-        if self.folder is not None and self.trace is not None:
-            self._ticks += 1
-            if self._snapshot_ns is None:
-                self._snapshot_ns = decision.now_ns
-            elif (
-                self._ticks >= SNAPSHOT_TICKS and decision.now_ns - self._snapshot_ns >= SNAPSHOT_EVERY_S * NS
-            ):
-                self._snapshot_ns, self._ticks = decision.now_ns, 0
-                self.trace.sync()  # or a power loss could leave a snapshot of ticks that no trace explains
-                self._snapshot(engine)
+        self._last = decision.tick, decision.now_ns
+        if self.journal is not None and self.journal.full:
+            self.journal.rotate()  # each segment says under what it was made
+            self._put([self.chain.line("manifest", *self._last, manifest(engine))])
+        if self.trace is None or self.keeping is not None:
+            return
+        self._ticks += 1
+        if self._snapshot_ns is None:
+            self._snapshot_ns = decision.now_ns
+        elif self._ticks >= SNAPSHOT_TICKS and decision.now_ns - self._snapshot_ns >= SNAPSHOT_EVERY_S * NS:
+            self._snapshot_ns, self._ticks = decision.now_ns, 0
+            self._snapshot(engine)
+
+    def note(self, kind: str, body: dict[str, Any], sync: bool = False) -> None:
+        """A line of the shell, between ticks; on the disk with the next tick's lines, or at once with `sync`.
+
+        A kind that is not of `SHELL_KINDS` becomes `daemon`: a replay would look for it among decisions.
+        """
+        if kind not in SHELL_KINDS:
+            kind, body = "daemon", {"what": kind, **body}
+        lines = [self.chain.line(kind, *self._last, body)]
+        if self.journal is not None:
+            self.journal.append(lines, sync)
+        else:
+            self.chain.sides.clear()
+
+    def sync(self) -> None:
+        """The trace on the disk, once a second. `self.trace.sync_job()` does it in another thread."""
+        if self.trace is not None:
+            self.trace.sync()
+
+    def snapshot_due(self, now_ns: int) -> bool:
+        """Whether `keeping.every_s` has passed since the last snapshot, and none is being taken."""
+        if self.keeping is None or self._snapshotting:
+            return False
+        if self._snapshot_ns is None:
+            self._snapshot_ns = now_ns
+        return now_ns - self._snapshot_ns >= self.keeping.every_s * NS
+
+    def snapshot_async(self, engine: Engine, executor: Executor | None = None) -> asyncio.Future[Path | None]:
+        """A snapshot of this moment: copied now, encoded and written there. `snapshot_fault` tells how the
+        last one went.
+
+        None without a folder, or while the one before is still being written. Call on the loop, between
+        ticks, with all lines of the last tick in the journal.
+        """
+        loop = asyncio.get_running_loop()
+        if self.trace is None or self._snapshotting:
+            nothing: asyncio.Future[Path | None] = loop.create_future()
+            nothing.set_result(None)
+            return nothing
+        self._snapshotting, self._snapshot_ns = True, engine.state.now_ns
+        job: Callable[[], Path | None] = self.snapshot_job(engine)
+        future = loop.run_in_executor(executor, job)
+        future.add_done_callback(self._snapshot_done)
+        return future
+
+    def _snapshot_done(self, future: asyncio.Future[Path | None]) -> None:
+        self._snapshotting = False
+        error = None if future.cancelled() else future.exception()
+        self.snapshot_fault = "" if error is None else str(error)
+
+    def snapshot_job(self, engine: Engine) -> Callable[[], Path]:
+        """Copies the engine now; the call that it gives writes the copy, in any thread."""
+        assert self.trace is not None
+        assert self.folder is not None
+        folder, tick, sync = self.folder, engine.state.tick, self.trace.sync_job()
+        # With the place in the journal, so that a restart knows whether lines are missing before it.
+        place = {"seq": self.chain.seq, "head": self.chain.head}
+        data: dict[str, Any] = copied({**engine.dump(), "journal": place})
+        keep = 0 if self.keeping is not None else None
+
+        def job() -> Path:
+            if sync is not None:
+                sync()  # or a power loss could leave a snapshot of ticks that no trace explains
+            return write_snapshot(folder, tick, data, keep)
+
+        return job
 
     def finish(self, engine: Engine) -> None:
         """Close the run with the checksum of its last state."""
         body = {"state_checksum": engine.checksum()}
-        self._put([self.chain.line("end", engine.state.tick, engine.state.now_ns, body)])
-        if self.trace is not None and self.folder is not None:
-            self.trace.sync()
-            self._snapshot(engine)
-        self.close()
+        try:
+            self._put([self.chain.line("end", engine.state.tick, engine.state.now_ns, body)])
+            if self.trace is not None:
+                self._snapshot(engine)
+        finally:
+            self.close()
 
     def _snapshot(self, engine: Engine) -> None:
-        """With the place in the journal, so that a restart knows whether lines are missing before it."""
-        assert self.folder is not None
-        place = {"seq": self.chain.seq, "head": self.chain.head}
-        write_snapshot(self.folder, engine.state.tick, {**engine.dump(), "journal": place})
+        self.snapshot_job(engine)()
 
     def close(self) -> None:
         """Close the files, whatever they hold."""
-        if self.trace is not None and self.journal is not None:
-            self.trace.close()
-            self.journal.close()
-        self.trace, self.journal = None, None
+        trace, journal, self.trace, self.journal = self.trace, self.journal, None, None
+        try:
+            if trace is not None:
+                trace.close()
+        finally:
+            if journal is not None:
+                journal.close()
 
     def _put(self, lines: list[bytes]) -> None:
         if self.journal is not None:
@@ -145,100 +252,13 @@ class Recorder:
             self.chain.sides.clear()
 
 
-class Head(msgspec.Struct):
-    """What a line is about."""
-
-    kind: str
-    tick: int
-    now_ns: int
-
-
-def line_head(line: bytes) -> Head:
-    """Kind, tick and instant of a journal line that `verify` found good."""
-    return msgspec.json.decode(line, type=Head)
-
-
-class Comparer(Recorder):
-    """Checks that a run is made again as recorded; raises Divergence at the first line that differs.
-
-    `recorded` are the journal's lines that follow `chain`. A run that was interrupted and resumed has lines
-    of its shell in between (`end`, `manifest`) and, where frames were lost, lines that nothing makes again.
-    """
-
-    def __init__(self, engine: Engine, recorded: Iterator[bytes], chain: Chain) -> None:
-        self.folder, self.trace, self.journal = None, None, None
-        self.engine, self.recorded, self.chain = engine, recorded, chain
-        self.compared = 0
-        self.ended = False
-        self.beyond: list[bytes] | None = None  # lines made after the journal's end, if somebody wants them
-        self._next: tuple[bytes, Head] | None = None
-
-    def before(self, frame: Frame) -> None:
-        """Pass over what a restart before this frame left in the journal."""
-        lost = any(isinstance(e, TicksSkipped) for e in frame.events)
-        self._pass(frame.tick, lost)
-
-    def finish(self, engine: Engine) -> None:
-        """The end must agree too, and nothing may be left over (a recording that was killed has no end)."""
-        self._pass(engine.state.tick + 1, False)
-        if not self.ended and (rest := self._peek()) is not None:
-            raise first_difference(rest[0], None)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _pass(self, tick: int, lost: bool) -> None:
-        """Lines before `tick` that are the shell's or, where frames were lost, anybody's."""
-        while not self.ended and (found := self._peek()) is not None and found[1].tick < tick:
-            line, head = found
-            if head.kind == "end" and head.tick == self.engine.state.tick:
-                body = {"state_checksum": self.engine.checksum()}
-                self._compare(self.chain.line("end", head.tick, self.engine.state.now_ns, body))
-            elif head.kind in SHELL_KINDS or lost:
-                self._next = None
-                self.chain.seq, self.chain.head = self.chain.seq + 1, line_hash(line)
-            else:
-                return
-
-    def _peek(self) -> tuple[bytes, Head] | None:
-        if self._next is None and (line := next(self.recorded, None)) is not None:
-            self._next = line, line_head(line)
-        return self._next
-
-    def _put(self, lines: list[bytes]) -> None:
-        if self.beyond is None:
-            self.chain.sides.clear()
-        for line in lines:
-            self._compare(line)
-
-    def _compare(self, line: bytes) -> None:
-        if not self.ended and (found := self._peek()) is not None:
-            if found[0] != line:
-                raise _difference(found[0], line)
-            self._next = None
-            self.compared += 1
-            return
-        self.ended = True  # the journal was cut; what lies before was compared
-        if self.beyond is not None:
-            self.beyond.append(line)
-
-
-def whole_run(engine: Engine, journal: Path, lines: int | None = None) -> Comparer:
-    """A comparer for a run from its beginning, with the first `lines` of its journal."""
-    comparer = Comparer(engine, itertools.islice(journal_lines(journal), lines), Chain())
-    comparer._put([comparer.chain.line("manifest", -1, 0, manifest(engine))])
-    return comparer
-
-
-def _difference(recorded: bytes, replayed: bytes) -> Divergence:
-    """Down to the field, also where the bodies agree."""
-    found = first_difference(recorded, replayed)
-    if found.recorded == found.replayed:
-        a, b = msgspec.json.decode(recorded), msgspec.json.decode(replayed)
-        for name in ("now_ns", "seq", "prev"):
-            if a[name] != b[name]:
-                return Divergence(a["tick"], f"{a['kind']}:{name}", a[name], b[name])
-    return found
+def copied(tree: Any) -> Any:
+    """A tree of plain data and arrays that nobody else writes to."""
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    return [copied(item) for item in tree] if isinstance(tree, list | tuple) else tree
 
 
 class Pace:
@@ -292,30 +312,31 @@ def replay_frames(
     observers: tuple[Observer, ...] = (),
     speed: float | None = None,
     out: tuple[SiteSpec, Path] | None = None,
+    since: Since | None = None,
 ) -> Outcome:
     """Run recorded frames through the engine and compare with the journal; stops at the first damage.
 
     Raises Divergence where the two differ. What lies before damage is used, of trace and journal; what lies
-    behind a gap cannot be judged, since the engine did not see what was lost.
+    behind a gap cannot be judged, since the engine did not see what was lost. An engine that stands at a
+    snapshot goes on `since` there; what was journaled is compared from where both are kept.
     """
     outcome, pace = Outcome(), Pace(speed)
-    recorder: Recorder
+    recorder: Recorder | Comparer
     if compare is not None:
         verdict = verify_journal(compare)
         if verdict.fault:
-            where = f"{compare.name} line {verdict.line_no}, byte {verdict.position}"
+            where = f"{verdict.file} line {verdict.line_no}, byte {verdict.position}"
             outcome.damage.append(f"{where}: {verdict.fault}")
-        recorder = whole_run(engine, compare, verdict.lines)
+        recorder = recorded_run(engine, compare, manifest(engine), verdict.lines, since)
     else:
         recorder = Recorder(engine, out[0] if out else SiteSpec({}, {}), out[1] if out else None)
     try:
-        for frame in reader:
-            if reader.damage:
-                break
+        for frame in _contiguous(reader, since, engine):
             pace.wait(frame.now_ns)
             check_fits(frame, engine.site)
             _step(engine, frame, recorder, observers, outcome, None)
         outcome.damage += reader.damage
+        outcome.damage += [f"{gap}; what lies behind cannot be judged" for gap in reader.gaps[-1:]]
         if isinstance(recorder, Comparer):
             # A single segment, or one that is damaged, ends before its journal does.
             recorder.ended |= bool(outcome.damage) or not reader.path.is_dir()
@@ -329,10 +350,31 @@ def replay_frames(
     return outcome
 
 
+def _contiguous(reader: TraceReader, since: Since | None, engine: Engine) -> Iterator[Frame]:
+    """The frames behind `since`, to the first damage or gap."""
+    last, damaged = -1 if since is None else since.tick, 0
+    for frame in reader:
+        if since is not None and frame.tick <= since.tick:
+            reader.gaps.clear()  # the snapshot is behind them
+            damaged = len(reader.damage)
+            continue
+        if len(reader.damage) > damaged:
+            return
+        if reader.gaps:
+            if "pruned" not in reader.gaps[-1]:
+                check_fits(frame, engine.site)  # a site that changed in between is told first
+            return
+        if since is not None and last == since.tick and is_gap(last, frame):
+            reader.gaps.append(f"gap: ticks {last + 1}..{frame.tick - 1} behind the snapshot are not here")
+            return
+        last = frame.tick
+        yield frame
+
+
 def _step(
     engine: Engine,
     frame: Frame,
-    recorder: Recorder,
+    recorder: Recorder | Comparer,
     observers: tuple[Observer, ...],
     outcome: Outcome,
     fitter: Fitter | None,
@@ -350,51 +392,3 @@ def _step(
     outcome.last_ns = frame.now_ns
     for observer in observers:
         observer.observe(engine, frame, decision)
-
-
-def summary(
-    engine: Engine, outcome: Outcome, messages: dict[str, Any] | None, wall_s: float
-) -> dict[str, Any]:
-    """The replay as one JSON object; its keys are kept stable."""
-    site = engine.site
-    power = engine.state.tables["rack"].value[
-        next(s.row for s in engine.state.tables["rack"].signals if s.name == "power_w")
-    ]
-    capture = engine.estimator.liquid_capture()
-    racks = {
-        _shortest(site, "rack", i): {
-            "power_w": _number(power[i]),
-            "liquid_capture": _number(capture[i], 4),
-        }
-        for i in range(site.sizes["rack"])
-    }
-    residual, inferred = engine.estimator.tree_residual_pu()
-    return {
-        "site": site.file.site,
-        "messages": messages,
-        "racks": racks,
-        "power_tree": {"residual_pu": _number(residual, 6), "inferred_edges": inferred},
-        "ticks": outcome.ticks,
-        "commands": outcome.commands,
-        "advice": outcome.advice,
-        "findings": [f.title for f in engine.findings.active.values()],
-        "span_s": (outcome.last_ns - outcome.first_ns) / NS,
-        "inbox": outcome.inbox,
-        "events": engine.intake.counts,
-        "compared_lines": outcome.compared_lines,
-        "damage": outcome.damage,
-        "state_checksum": engine.checksum(),
-        "journal_head": outcome.journal_head,
-        "wall_s": round(wall_s, 3),
-    }
-
-
-def _shortest(site: Site, table: str, entity: int) -> str:
-    """The local name where it is the only one, else the full path."""
-    path = site.name(table, entity)
-    local = path.rpartition("/")[2]
-    return local if site.entity(table, local) == entity else path
-
-
-def _number(value: Any, digits: int = 1) -> float | None:
-    return None if value is None or not np.isfinite(value) else round(float(value), digits)

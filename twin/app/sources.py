@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from connectors.capture import START_NS, BadRow, open_bytes, read_capture
-from connectors.dsx_bms import BmsDecoder
 from connectors.ipmi import Dump, Tally, read_sensor_table
-from connectors.it_frame import ItDecoder
+from connectors.routing import Router
 from connectors.tabular import read_mapping, read_series
 from twin.engine import Engine
 from twin.errors import BadMessage, ConfigError, StorageError
@@ -126,10 +125,7 @@ class MessageSource:
     def __init__(self, paths: list[Path], site: Site, start_ns: int = START_NS) -> None:
         self.paths, self.start_ns = paths, start_ns
         self.messages = Messages()
-        halls = site.names["hall"]
-        default = halls[0].rpartition("/")[2] if len(halls) == 1 else None
-        self.bms = BmsDecoder(site, default_hall=default)
-        self.it = ItDecoder(site)
+        self.router = Router(site)
 
     def __iter__(self) -> Iterator[Arrival]:
         for path in self.paths:
@@ -144,13 +140,7 @@ class MessageSource:
 
     def _decode(self, message: Message) -> list[Any] | None:
         try:
-            got: list[Reading] | list[Any] | Ignored
-            if message.topic.startswith("IT/v1/"):
-                got = self.it.decode(message)
-            elif message.topic.startswith("BMS/v1/"):
-                got = self.bms.decode(message)
-            else:
-                got = Ignored("topic", "neither BMS/v1/ nor IT/v1/")
+            got = self.router.decode(message)
         except BadMessage as error:
             self.messages.spoil(f"{message.topic[:120]}: {error}")
             return None

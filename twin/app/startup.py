@@ -1,12 +1,12 @@
 """Starting again: the newest whole snapshot, and the trace behind it ticked through; there is no other way.
 
 Faulty tails of trace and journal are cut off and kept beside their file; the journal is completed with what
-the trace shows was decided. Whatever was wrong is told, never hidden. Part of the shell.
+the trace shows was decided. Whatever was wrong is told, never hidden. What another version wrote in a format
+of its own is no damage: then nothing is touched, and the start is refused. Part of the shell.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +15,37 @@ from typing import Any, cast
 import msgspec
 
 from twin import snapshot
-from twin.app.replay import Comparer, line_head
-from twin.app.storage import JournalWriter, TraceReader, cut_tail, journal_lines, verify_journal
+from twin.app.compare import Comparer
+from twin.app.journal_files import (
+    OPEN,
+    closed_segments,
+    cut_journal,
+    journal_exists,
+    journal_lines,
+    last_line,
+    line_head,
+    verify_open,
+)
+from twin.app.journal_writer import JournalWriter
+from twin.app.run_files import (
+    REMEDY,
+    Segment,
+    cut_torn,
+    mend_last,
+    of_another_version,
+    segments_of,
+    set_aside,
+)
+from twin.app.storage import TraceReader, is_gap
 from twin.engine import Engine
 from twin.errors import ConfigError, Divergence, StorageError
 from twin.events import AuthorityChanged, EntityReplaced, EpochChanged, Event, PluginRestored, TicksSkipped
 from twin.frame import NS, Frame
-from twin.journal import Chain, line_hash
+from twin.journal import GENESIS, Chain, line_hash
 from twin.signals import TABLES
 from twin.site import SiteSpec
 from twin.state import State
-from twin.trace import Decoder, Header, payloads
+from twin.trace import OtherFormat
 
 LEVELS = ("off", "advise", "approve", "act")  # from the strictest
 EngineFactory = Callable[[SiteSpec], Engine]
@@ -51,21 +71,23 @@ class Resumed:
     faults: list[str] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
 
+    def told(self) -> dict[str, Any]:
+        """For the manifest of what follows: `Recorder(..., resumed=...)`."""
+        return {
+            "snapshot_tick": self.snapshot_tick,
+            "last_tick": self.last_tick,
+            "replayed": self.replayed,
+            "completed_lines": self.completed_lines,
+            "lost": list(self.lost) if self.lost else None,
+            "faults": [fault[:300] for fault in self.faults[:20]],
+        }
+
     def bridge(self) -> list[Event]:
         """What the next frame must carry: after a loss, a new term, so that no number is used twice."""
         if self.lost is None:
             return []
         count = self.lost[1] - self.lost[0] + 1
         return [TicksSkipped(count=count, why="restart"), EpochChanged(epoch=self.engine.arbiter.epoch + 1)]
-
-
-@dataclass
-class _Segment:
-    """A trace file: what its header says and when its first frame was."""
-
-    path: Path
-    header: Header
-    first_ns: int
 
 
 def resume(folder: Path, engine_factory: EngineFactory, authority: dict[str, str] | None = None) -> Resumed:
@@ -82,10 +104,12 @@ def resume(folder: Path, engine_factory: EngineFactory, authority: dict[str, str
         configured.update(engine.intake.authority)
         return engine
 
-    segments = _segments(folder, faults)
-    _mend_journal(folder / "journal.jsonl", faults)
+    segments = segments_of(folder, faults)
     place: dict[str, Any] = {}
     engine, spec = _from_snapshot(folder, segments, made, faults, place)
+    # Only now is anything cut: what another version wrote has been refused by here.
+    _mend_journal(folder / OPEN, faults)
+    mend_last(folder, faults)
     if engine is None:
         if not segments:
             raise StorageError(f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts")
@@ -117,50 +141,9 @@ def _pending(engine: Engine, configured: dict[str, str]) -> list[Event]:
     return out + [PluginRestored(plugin=name) for name in sorted(engine.suspended)]
 
 
-def _segments(folder: Path, faults: list[str]) -> list[_Segment]:
-    """The readable segments in order; the torn tail of the last one is cut off."""
-    out: list[_Segment] = []
-    paths = sorted(folder.glob("trace-*.rt"))
-    for path in paths:
-        if path == paths[-1]:
-            _cut_torn(path, faults)
-        header, first_ns = _opening(path)
-        if header is None:
-            faults.append(f"{path.name}: has no readable header; not used")
-            if path == paths[-1]:
-                path.replace(path.with_suffix(".torn"))  # the writer takes this number again
-        else:
-            out.append(_Segment(path, header, first_ns))
-    return out
-
-
-def _cut_torn(path: Path, faults: list[str]) -> None:
-    data = path.read_bytes()
-    for position, payload in payloads(data):
-        if isinstance(payload, str) and position:
-            faults.append(f"{path.name} at byte {position}: {payload}; cut off there")
-            cut_tail(path, position)
-
-
-def _opening(path: Path) -> tuple[Header | None, int]:
-    """(header, instant of the first frame); (None, 0) for what is no segment, 0 for one without frames."""
-    decoder, header = Decoder(), None
-    try:
-        for _, payload in itertools.islice(payloads(path.read_bytes()), 2):
-            if isinstance(payload, str):
-                break
-            if header is None:
-                header = decoder.header(payload)
-            else:
-                return header, decoder.decode(payload).now_ns
-    except (StorageError, msgspec.MsgspecError):
-        pass
-    return header, 0
-
-
 def _from_snapshot(
     folder: Path,
-    segments: list[_Segment],
+    segments: list[Segment],
     engine_factory: EngineFactory,
     faults: list[str],
     place: dict[str, Any],
@@ -169,13 +152,21 @@ def _from_snapshot(
     specs = {s.header.site_hash: s.header.spec for s in segments}
     for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
         try:
-            data = snapshot.decode(path.read_bytes())
+            raw = path.read_bytes()
+            try:
+                data = snapshot.decode(raw)
+            except StorageError:
+                if (other := of_another_version(raw)) is not None:
+                    raise OtherFormat(f"{path}: {other}; {REMEDY}") from None
+                raise
             packed = specs.get(data["site_hash"])
             if packed is None:
                 raise StorageError(f"no segment of the trace describes its site {data['site_hash']}")
             spec = msgspec.json.decode(packed, type=SiteSpec)
             engine = engine_factory(spec)
             snapshot.restore_engine(engine, data)
+        except OtherFormat:
+            raise
         except (StorageError, ConfigError, OSError) as error:
             faults.append(f"{path.name}: {error}; the one before it is used")
             continue
@@ -184,17 +175,17 @@ def _from_snapshot(
     return None, None
 
 
-def _tail(folder: Path, segments: list[_Segment], out: Resumed, place: dict[str, Any]) -> None:
+def _tail(folder: Path, segments: list[Segment], out: Resumed, place: dict[str, Any]) -> None:
     """Warm the history, tick through what the snapshot has not seen, and bring the journal up to it."""
-    journal = folder / "journal.jsonl"
+    journal = folder / OPEN
     comparer: Comparer | None = None
     journal_tick, journal_ns = -1, 0
-    if journal.is_file():
+    if journal_exists(journal):
         comparer, journal_tick, journal_ns = _comparer(journal, out, place)
     scratch = State(out.engine.site.sizes)
-    for frame in _frames(segments, out):
+    for frame in frames_since(segments, out):
         if frame.tick <= out.snapshot_tick:
-            _warm(out.engine, scratch, frame)
+            warm(out.engine, scratch, frame)
             continue
         try:
             if comparer is not None:
@@ -230,8 +221,11 @@ def _tail(folder: Path, segments: list[_Segment], out: Resumed, place: dict[str,
         out.last_tick, out.last_ns = journal_tick, max(out.last_ns, journal_ns)
 
 
-def _frames(segments: list[_Segment], out: Resumed) -> Iterator[Frame]:
-    """Frames from as long before the snapshot as history is declared, to the first damage behind it."""
+def frames_since(segments: list[Segment], out: Resumed, mend: bool = True) -> Iterator[Frame]:
+    """Frames from as long before the snapshot as history is declared, to the first damage or gap behind it.
+
+    What lies behind that is set aside, if `mend`.
+    """
     site_hash, since = out.engine.site.spec_hash, out.snapshot_tick
     first = max((i for i, s in enumerate(segments) if s.header.first_tick <= since + 1), default=0)
     wanted_ns = out.engine.state.now_ns - round(
@@ -249,6 +243,12 @@ def _frames(segments: list[_Segment], out: Resumed) -> Iterator[Frame]:
         for frame in reader:
             # What another site saw before the snapshot's is in other numbers, and its history was dropped.
             foreign = frame.tick <= since and segment.header.site_hash != site_hash
+            known = max(last_tick, since)
+            if known >= 0 and is_gap(known, frame) and frame.tick > since:
+                out.faults.append(f"{segment.path.name}: ticks {known + 1}..{frame.tick - 1} were not traced")
+                if mend:
+                    _set_aside(segments[number:], out)
+                return
             if frame.tick > last_tick and not foreign:
                 last_tick = frame.tick
                 yield frame
@@ -256,20 +256,22 @@ def _frames(segments: list[_Segment], out: Resumed) -> Iterator[Frame]:
             later = segments[number + 1 :]
             covered = bool(later) and later[0].header.first_tick <= since + 1
             out.faults += [f"{d}; what lies before was used" for d in reader.damage]
+            if not covered and not mend:
+                return
             if not covered:
-                _cut_torn(segment.path, [])
+                cut_torn(segment.path, [])
                 _set_aside(later, out)
                 return
 
 
-def _set_aside(segments: list[_Segment], out: Resumed) -> None:
+def _set_aside(segments: list[Segment], out: Resumed) -> None:
     """Behind damage that no snapshot covers, frames would meet an engine that has missed some."""
     for segment in segments:
-        segment.path.replace(segment.path.with_suffix(".lost"))
-        out.faults.append(f"{segment.path.name}: lies behind the damage; set aside as .lost")
+        kept = set_aside(segment.path, ".lost")
+        out.faults.append(f"{segment.path.name}: lies behind the damage; set aside as {kept.name}")
 
 
-def _warm(engine: Engine, scratch: State, frame: Frame) -> None:
+def warm(engine: Engine, scratch: State, frame: Frame) -> None:
     """The rings as they were: the frames' own values, without deciding anything again."""
     for event in frame.events:
         if isinstance(event, EntityReplaced) and event.table in TABLES:
@@ -281,32 +283,55 @@ def _warm(engine: Engine, scratch: State, frame: Frame) -> None:
 
 
 def _mend_journal(path: Path, faults: list[str]) -> None:
-    if not path.is_file():
+    """Cut the open segment, or the link to the one before, where it is faulty."""
+    if not journal_exists(path):
         return
-    verdict = verify_journal(path)
-    if verdict.fault:
-        where = f"{path.name} line {verdict.line_no}, byte {verdict.position}"
+    while (verdict := verify_open(path)).fault:
+        where = f"{verdict.file} line {verdict.line_no}, byte {verdict.position}"
         faults.append(f"{where}: {verdict.fault}; cut off there")
-        cut_tail(path, verdict.position)
+        cut_journal(path, verdict)
+        if not journal_exists(path):
+            return
 
 
 def _comparer(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[Comparer, int, int]:
     """(a comparer that stands behind the snapshot's tick, the last journaled tick and its instant)."""
-    chain, count, last_tick, last_ns = Chain(), 0, -1, 0
-    for number, line in enumerate(journal_lines(journal), 1):
-        head = line_head(line)
-        if head.tick > last_tick:
-            last_tick, last_ns = head.tick, head.now_ns
-        if head.tick <= out.snapshot_tick and count == number - 1:
-            count = number
-            chain.seq, chain.head = number, line_hash(line)
-    if count < place.get("seq", 0):
-        out.faults.append(
-            f"{journal.name}: {count} lines up to tick {out.snapshot_tick}; "
-            f"the snapshot knows of {place['seq']}: those between them are missing"
-        )
-    elif place and chain.head != place["head"]:
-        out.faults.append(f"{journal.name}: its first {count} lines are not what the snapshot follows")
-    comparer = Comparer(out.engine, itertools.islice(journal_lines(journal), count, None), chain)
+    seq, head = place.get("seq", 0), place.get("head", GENESIS)
+    count, last_tick, last_ns = 0, -1, 0
+    for line in journal_lines(journal, seq):
+        found = line_head(line)
+        if count == 0 and found.seq > seq:
+            out.faults.append(
+                f"{journal.name}: begins at line {found.seq + 1}, behind the snapshot; compared from there"
+            )
+        elif count == 0 and found.prev != head:
+            out.faults.append(f"{journal.name}: its first {seq} lines are not what the snapshot follows")
+            head = found.prev
+        count += 1
+        if found.tick > last_tick:
+            last_tick, last_ns = found.tick, found.now_ns
+    if count == 0 and seq > 0:
+        seq, head, last_tick, last_ns = _end_of(journal, out, place)
+    comparer = Comparer(out.engine, journal_lines(journal, seq) if count else iter(()), Chain(seq, head))
     comparer.beyond = []
     return comparer, last_tick, last_ns
+
+
+def _end_of(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[int, str, int, int]:
+    """Where a journal ends that has no line behind the snapshot: (seq, head) to go on with, tick, instant."""
+    line = b""
+    for file in (journal, *reversed(closed_segments(journal.parent))):
+        if not line and file.is_file():
+            with file.open("rb") as opened:
+                line, _ = last_line(opened)
+    if not line:
+        return 0, GENESIS, -1, 0
+    found = line_head(line)
+    if found.seq + 1 < place["seq"]:
+        out.faults.append(
+            f"{journal.name}: {found.seq + 1} lines up to tick {found.tick}; "
+            f"the snapshot knows of {place['seq']}: those between them are missing"
+        )
+    elif line_hash(line) != place["head"]:
+        out.faults.append(f"{journal.name}: its first {place['seq']} lines are not what the snapshot follows")
+    return found.seq + 1, line_hash(line), found.tick, found.now_ns

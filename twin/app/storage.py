@@ -1,36 +1,66 @@
 """Storage: the files of a run, trace segments, journal, snapshots, and how damage in them is met.
 
-A run is a folder: `trace-NNNNNN.rt`, `journal.jsonl` (bodies too large for a line in `sides/`) and
-`snapshot-TICK.rts`. What lies before a fault is used, what lies behind is reported with its position. Part of
-the shell: this is where bytes meet the disk.
+A run is a folder: `trace-NNNNNN.rt`, `journal.jsonl` and its closed segments (bodies too large for a line in
+`sides/`), `snapshot-TICK.rts`, and `pruned.jsonl`: ticks whose segments are gone. What lies before a fault is
+used, what lies behind is reported with its position. Part of the shell: this is where bytes meet the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from twin import snapshot
-from twin.contracts import Decision
+from twin.app.journal_files import cut_tail, is_torn, journal_lines, sync_folder, verify_journal
+from twin.app.journal_writer import JournalWriter
 from twin.errors import StorageError
-from twin.frame import Frame
-from twin.journal import Chain, Verdict, verify
+from twin.events import TicksSkipped
+from twin.frame import NS, Frame
 from twin.trace import FORMAT, MAGIC, Decoder, Encoder, Header, payloads, record
 
+__all__ = [
+    "KEEP_SNAPSHOTS",
+    "SEGMENT_BYTES",
+    "JournalWriter",
+    "TraceReader",
+    "TraceWriter",
+    "cut_tail",
+    "is_gap",
+    "is_torn",
+    "journal_lines",
+    "read_holes",
+    "read_snapshot",
+    "verify_journal",
+    "write_snapshot",
+]
 SEGMENT_BYTES = 64 * 2**20
 KEEP_SNAPSHOTS = 2
+HOLES = "pruned.jsonl"
 
 
 class TraceWriter:
-    """Frames into rotating segments. Written before the tick; `sync` once a second is the daemon's duty."""
+    """Frames into rotating segments. Written before the tick; `sync` once a second is the daemon's duty.
 
-    def __init__(self, folder: Path, site_hash: str, spec: bytes, segment_bytes: int = SEGMENT_BYTES) -> None:
+    A segment ends at `segment_bytes`, and after `segment_s` where that is not 0: what is pinned is whole
+    segments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        site_hash: str,
+        spec: bytes,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_s: float = 0.0,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.segment_bytes = folder, segment_bytes
+        self.folder, self.segment_bytes, self.segment_s = folder, segment_bytes, segment_s
         self.site_hash, self.spec = site_hash, spec
         # behind the last, also where the oldest were deleted
         last = max(
@@ -40,7 +70,8 @@ class TraceWriter:
         self.bytes_written = 0
         self._encoder = Encoder()
         self._file: IO[bytes] | None = None
-        self._size = 0
+        self._path = folder
+        self._size, self._frames, self._begun_ns = 0, 0, 0
 
     def change_site(self, site_hash: str, spec: bytes) -> None:
         """Later segments name the new site."""
@@ -53,49 +84,96 @@ class TraceWriter:
         Behind a frame that was lost, the differences of the next ones would add up to something else.
         """
         try:
-            if self._file is None or self._size >= self.segment_bytes:
-                self._rotate(frame.tick)
+            old = self.segment_s > 0 and frame.now_ns - self._begun_ns >= self.segment_s * NS
+            if self._file is None or self._size >= self.segment_bytes or old:
+                self._rotate(frame)
             self._put(self._encoder.encode(frame))
+            self._frames += 1
         except OSError as error:
-            file, self._file = self._file, None
-            with contextlib.suppress(OSError):
-                if file is not None:
-                    file.close()
+            self._give_up()
             raise StorageError(f"{self.folder}: the trace cannot be written: {error}") from error
 
-    def _rotate(self, tick: int) -> None:
+    def _rotate(self, frame: Frame) -> None:
         self.close()
         path = self.folder / f"trace-{self.number:06d}.rt"
-        self._file = path.open("xb")
+        self._file = path.open("xb", buffering=0)
+        self._path, self._size, self._frames, self._begun_ns = path, 0, 0, frame.now_ns
         self.number += 1
-        self._size = self._file.write(MAGIC)
-        self._put(self._encoder.header(Header(FORMAT, self.site_hash, self.spec, tick)))
+        self._size = self._whole(MAGIC)
+        self._put(self._encoder.header(Header(FORMAT, self.site_hash, self.spec, frame.tick)))
 
     def _put(self, payload: bytes) -> None:
-        assert self._file is not None
-        size = self._file.write(record(payload))
+        size = self._whole(record(payload))
         self._size += size
         self.bytes_written += size
 
+    def _whole(self, data: bytes) -> int:
+        assert self._file is not None
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+        return len(data)
+
+    def _give_up(self) -> None:
+        """End the segment behind its last whole record; one without a frame is no segment."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with contextlib.suppress(OSError):
+            file.close()
+        with contextlib.suppress(OSError):
+            if self._frames:
+                os.truncate(self._path, self._size)
+            else:
+                self._path.unlink()
+                self.number -= 1
+
     def sync(self) -> None:
-        """Force what was written to the disk."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """Force what was written to the disk. Raises StorageError."""
+        job = self.sync_job()
+        if job is not None:
+            job()
+
+    def sync_job(self) -> Callable[[], None] | None:
+        """`sync` for a thread: what to call there, while frames are written here; None with nothing open."""
+        file, folder = self._file, self.folder
+        if file is None:
+            return None
+        try:
+            fd = os.dup(file.fileno())
+        except (OSError, ValueError):  # another thread has just closed it, which forced it to the disk
+            return None
+
+        def job() -> None:
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                raise StorageError(f"{folder}: the trace cannot be written: {error}") from error
+            finally:
+                os.close(fd)
+
+        return job
 
     def close(self) -> None:
         """Finish the segment."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(file.fileno())
+            file.close()
 
 
 @dataclass
 class TraceReader:
-    """Frames of a segment, or of all of a folder, in order. `damage` tells where reading had to stop."""
+    """Frames of a segment, or of all of a folder, in order. `damage` tells where reading had to stop.
+
+    `gaps` tells of ticks between frames that are not there although nothing is damaged: pruned, or never
+    traced. What an engine makes of the frames behind a gap is not what it made of them then.
+    """
 
     path: Path
     damage: list[str] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
     bytes_read: int = 0
 
@@ -119,8 +197,9 @@ class TraceReader:
         raise StorageError(f"{path}: holds no record")
 
     def __iter__(self) -> Iterator[Frame]:
-        self.damage, self.headers, self.bytes_read = [], [], 0
+        self.damage, self.gaps, self.headers, self.bytes_read = [], [], [], 0
         last_tick, before = -1, 0
+        holes = read_holes(self.path) if self.path.is_dir() else []
         for path in self.segments():
             decoder, header_seen, skipped = Decoder(), False, 0
             data = _bytes(path)
@@ -145,10 +224,40 @@ class TraceReader:
                             f"{path.name} at byte {position}: tick {frame.tick} after {last_tick}; skipped"
                         )
                     continue
+                if last_tick >= 0 and is_gap(last_tick, frame):
+                    self.gaps.append(_gap(last_tick + 1, frame.tick - 1, holes))
                 last_tick = frame.tick
                 yield frame
             before += len(data)
             self.bytes_read = before
+
+
+def is_gap(last_tick: int, frame: Frame) -> bool:
+    """Whether ticks between are missing; a frame that tells of skipped ones explains its number itself."""
+    return frame.tick > last_tick + 1 and not any(isinstance(e, TicksSkipped) for e in frame.events)
+
+
+def _gap(first: int, last: int, holes: list[tuple[int, int]]) -> str:
+    pruned = any(a <= first and last <= b for a, b in holes)
+    return f"gap: ticks {first}..{last} " + (
+        "were pruned" if pruned else "are missing: never traced, or deleted"
+    )
+
+
+def read_holes(folder: Path) -> list[tuple[int, int]]:
+    """(first, last) tick of each run of ticks whose segments were pruned, ascending and joined."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError):
+        for line in (folder / HOLES).read_bytes().splitlines():
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                found.append(msgspec.json.decode(line, type=tuple[int, int]))
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(found):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = out[-1][0], max(last, out[-1][1])
+        else:
+            out.append((first, last))
+    return out
 
 
 def _bytes(path: Path) -> bytes:
@@ -158,98 +267,8 @@ def _bytes(path: Path) -> bytes:
         raise StorageError(f"{path}: cannot be read: {error}") from error
 
 
-class JournalWriter:
-    """Decisions into `journal.jsonl`. With `durable`, a tick's lines are on the disk before it returns."""
-
-    def __init__(self, folder: Path, durable: bool = True) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.durable = folder / "journal.jsonl", durable
-        verdict = verify_journal(self.path) if self.path.exists() else None
-        if verdict is not None and verdict.fault:
-            raise StorageError(
-                f"{self.path} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}; "
-                "expected an intact journal: move it away, or cut it there with `journal verify --cut`"
-            )
-        self.chain = Chain(verdict.lines, verdict.head) if verdict else Chain()
-        self._file = self.path.open("ab")
-
-    def append(self, lines: list[bytes]) -> None:
-        """Write lines made by this journal's chain. Raises StorageError: then nothing may be commanded."""
-        try:
-            for name, body in self.chain.sides.items():
-                side = self.path.parent / "sides" / f"{name}.json"
-                side.parent.mkdir(exist_ok=True)
-                with side.open("wb") as file:
-                    file.write(body)
-                    if self.durable:
-                        file.flush()
-                        os.fsync(file.fileno())
-            self.chain.sides.clear()
-            if lines:
-                self._file.write(b"".join(line + b"\n" for line in lines))
-                if self.durable:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-        except OSError as error:
-            raise StorageError(f"{self.path}: the journal cannot be written: {error}") from error
-
-    def write(self, decision: Decision) -> None:
-        """The lines of a tick."""
-        self.append(self.chain.lines(decision))
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.flush()
-        self._file.close()
-
-
-def journal_lines(path: Path) -> Iterator[bytes]:
-    """Whole lines of a journal, without their newlines; a torn last line is not yielded."""
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line[:-1]
-    except OSError as error:
-        raise StorageError(f"{path}: the journal cannot be read: {error}") from error
-
-
-def cut_tail(path: Path, position: int) -> Path:
-    """Cut a file at a byte and keep what lay behind in a new file beside it: it is evidence."""
-    number = 0
-    while True:
-        kept = path.with_name(f"{path.stem}.torn" + (f".{number}" if number else ""))
-        try:
-            # "x": neither an older piece nor a link that lies in wait is written to
-            with kept.open("xb") as file:
-                file.write(path.read_bytes()[position:])
-                file.flush()
-                os.fsync(file.fileno())
-            break
-        except FileExistsError:
-            number += 1
-    with path.open("r+b") as file:
-        file.truncate(position)
-    return kept
-
-
-def is_torn(path: Path) -> bool:
-    """Whether the file ends within a line."""
-    size = path.stat().st_size
-    if size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(size - 1)
-        return file.read(1) != b"\n"
-
-
-def verify_journal(path: Path) -> Verdict:
-    """Walk a journal's chain. Raises StorageError if it cannot be read."""
-    return verify(journal_lines(path), path.exists() and is_torn(path))
-
-
-def write_snapshot(folder: Path, tick: int, data: dict[str, object]) -> Path:
-    """A snapshot, complete or not at all; older ones beyond `KEEP_SNAPSHOTS` go. Raises StorageError."""
+def write_snapshot(folder: Path, tick: int, data: dict[str, object], keep: int | None = None) -> Path:
+    """A snapshot, complete or not at all; older ones beyond `keep` go (0: none). Raises StorageError."""
     path = folder / f"snapshot-{tick:012d}.rts"
     draft = path.with_suffix(".tmp")
     encoded = snapshot.encode(data)
@@ -260,7 +279,9 @@ def write_snapshot(folder: Path, tick: int, data: dict[str, object]) -> Path:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        for old in sorted(folder.glob("snapshot-*.rts"))[:-KEEP_SNAPSHOTS]:
+        sync_folder(folder)
+        keep = KEEP_SNAPSHOTS if keep is None else keep
+        for old in sorted(folder.glob("snapshot-*.rts"))[:-keep] if keep else []:
             old.unlink()
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -1,0 +1,112 @@
+"""The MQTT source: what a link receives is decoded by topic, staged, and only then acknowledged.
+
+What does not decode is counted under its topic and never stops the link. May import the core and this
+package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from connectors.mqtt import Link, LinkSettings, Presence
+from connectors.routing import Router
+from twin.contracts import Inlet
+from twin.errors import BadMessage, ConnectorError
+from twin.reading import Ignored, Message
+
+LOOK_EVERY_S = 1.0
+REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
+# Sparkplug 3.0, 6.4.22: a metric named so, of datatype 11 (boolean), true
+_REBIRTH = b"\x12\x1a\x0a\x14Node Control/Rebirth\x20\x0b\x70\x01"
+
+
+def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[str, int], ...]:
+    """What a daemon listens to: the BMS, the IT side, the answers to its requests, and `topics`.
+
+    Each at QoS 1, so that a publisher's own QoS decides: frames come at 0, metadata and events at 1. They
+    do not overlap, for a broker may deliver twice what matches two of them.
+    """
+    own = ("BMS/v1/#", "IT/v1/PUB/#", f"IT/v1/{integration}/Result/#")
+    return tuple((topic, 1) for topic in dict.fromkeys((*own, *topics)))
+
+
+def canary_topic(integration: str, client_id: str) -> str:
+    """Where a client publishes to itself, to see whether the broker lets it."""
+    level = "".join("_" if c in "+#/" else c for c in client_id)
+    return f"IT/v1/{integration}/Canary/{level}"
+
+
+class MqttSource:
+    """Stages what one broker delivers. `link` is also the way out for whoever publishes."""
+
+    name = "mqtt"
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        router: Router,
+        integration: str = "racktwin",
+        topics: Sequence[str] = (),
+        presence: Presence | None = None,
+    ) -> None:
+        self.router = router
+        self.link = Link(
+            settings,
+            subscriptions(integration, topics),
+            presence,
+            canary_topic(integration, settings.client_id),
+        )
+
+    async def run(self, inlet: Inlet) -> None:
+        """Hold the link up until cancelled. Raises ConnectorError when it is down."""
+
+        def take(message: Message) -> None:
+            try:
+                got = self.router.decode(message)
+            except BadMessage as error:
+                inlet.spoil(message.topic[:200], str(error))
+                return
+            except Exception as error:  # a message must not be able to stop all others
+                inlet.spoil(message.topic[:200], f"its decoder failed: {type(error).__name__}: {error}")
+                return
+            if isinstance(got, Ignored):
+                inlet.ignore(got.what, got.why)
+            elif got:
+                inlet.stage(got, message.t_ns)
+
+        looking = asyncio.ensure_future(self._look(inlet))
+        try:
+            await self.link.run(take, inlet.drop)
+        finally:
+            looking.cancel()
+
+    async def _look(self, inlet: Inlet) -> None:
+        """Now and then: faults inside messages, a link's own fault, Sparkplug nodes whose birth we missed."""
+        asked: dict[str, float] = {}
+        fault = ""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for why, count in self.router.faults():
+                inlet.spoil("inside a message", f"{why} ({count} times)")
+            if self.link.fault and not fault:
+                inlet.spoil(self.link.where, self.link.fault)
+            fault = self.link.fault
+            now = time.monotonic()
+            for topic in self.router.wanted_births():
+                if now - asked.get(topic, -REBIRTH_EVERY_S) >= REBIRTH_EVERY_S and len(asked) < MAX_NODES:
+                    asked[topic] = now
+                    with contextlib.suppress(ConnectorError):
+                        await self.link.publish(topic, _instant(time.time_ns() // 10**6) + _REBIRTH)
+
+
+def _instant(t_ms: int) -> bytes:
+    """Field 1 of a Sparkplug payload: its timestamp."""
+    out = bytearray(b"\x08")
+    while t_ms > 0x7F:
+        out.append(t_ms & 0x7F | 0x80)
+        t_ms >>= 7
+    out.append(t_ms)
+    return bytes(out)

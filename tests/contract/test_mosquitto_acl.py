@@ -1,0 +1,339 @@
+"""The access list and the configuration that we ship, in a real Mosquitto with certificates made here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from connectors.mqtt import Link, LinkSettings
+from tests.brokers import Mosquitto, mosquitto
+from twin.app import acl, record
+from twin.app.acl import agent_user, identities
+from twin.app.config import load_config
+from twin.app.mqtt_wiring import link_settings
+from twin.errors import ConfigError, ConnectorError
+from twin.reading import Message
+
+PATIENCE_S = 30.0
+SHIPPED = Path(__file__).parents[2] / "deploy/mosquitto/racktwin.conf"
+SITE = """
+site: lab
+halls:
+  - name: h1
+    racks:
+      - {name: r1, profile: gb200-nvl72}
+      - {name: r2, profile: gb200-nvl72}
+"""
+NODE, NEXT, FAR = "lab/h1/r1/node0", "lab/h1/r1/node1", "lab/h1/r2/node0"
+
+
+def openssl(server: Callable[..., Path], *args: str) -> None:
+    subprocess.run([str(server("openssl")), *args], check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+class Authority:
+    """Issues certificates, each with its key beside it."""
+
+    def __init__(self, server: Callable[..., Path], folder: Path, name: str = "ca") -> None:
+        self.server, self.folder, self.name = server, folder, name
+        self.ca = folder / f"{name}.pem"
+        new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+        files = ("-keyout", str(folder / f"{name}.key"), "-out", str(self.ca))
+        openssl(server, *new, "-subj", f"/CN={name}", *files)
+
+    def issue(self, user: str, more: str = "") -> tuple[str, str]:
+        """(certificate, key) of a common name."""
+        stem = self.folder / f"{self.name}-{user}"
+        key, request, cert, extra = (f"{stem}{end}" for end in (".key", ".csr", ".pem", ".ext"))
+        Path(extra).write_text(more or "extendedKeyUsage=clientAuth\n")
+        new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+        openssl(self.server, *new, "-subj", f"/CN={user}", "-keyout", key, "-out", request)
+        signed = ("-CA", str(self.ca), "-CAkey", str(self.ca.with_suffix(".key")), "-CAcreateserial")
+        openssl(
+            self.server,
+            "x509",
+            "-req",
+            "-in",
+            request,
+            *signed,
+            "-days",
+            "2",
+            "-extfile",
+            extra,
+            "-out",
+            cert,
+        )
+        return cert, key
+
+
+class Secured:
+    """A broker as we ship it, and clients by user name."""
+
+    def __init__(self, broker: Mosquitto, authority: Authority) -> None:
+        self.broker, self.authority = broker, authority
+        self._issued: dict[str, tuple[str, str]] = {}
+
+    def settings(self, user: str, client_id: str = "") -> LinkSettings:
+        if user not in self._issued:
+            self._issued[user] = self.authority.issue(user)
+        cert, key = self._issued[user]
+        return LinkSettings(
+            "127.0.0.1", self.broker.port, client_id or user, tls=True, ca_file=str(self.authority.ca),
+            cert_file=cert, key_file=key, persistent=False,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def secured(server: Callable[..., Path], tmp_path: Path) -> Iterator[Secured]:
+    """The shipped file, with only its paths and its port changed; the list is made by the command."""
+    site = tmp_path / "site.yaml"
+    site.write_text(SITE)
+    top = argparse.ArgumentParser()
+    acl.add_parser(top.add_subparsers())
+    out = tmp_path / "racktwin.acl"
+    args = top.parse_args(
+        ["broker-acl", "--site", str(site), "-o", str(out), "--users", str(tmp_path / "users")]
+    )
+    assert acl.run_broker_acl(args, Console(file=io.StringIO()), Console(file=io.StringIO())) == 0
+    assert f"{agent_user(NODE)}\tagent of node {NODE}\n" in (tmp_path / "users").read_text()
+    authority = Authority(server, tmp_path)
+    cert, key = authority.issue("broker", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    lines = SHIPPED.read_text()
+    for shipped, here in (
+        ("/etc/mosquitto/racktwin/ca.pem", str(authority.ca)),
+        ("/etc/mosquitto/racktwin/broker.pem", cert),
+        ("/etc/mosquitto/racktwin/broker.key", key),
+        ("/etc/mosquitto/racktwin.acl", str(out)),
+    ):
+        assert shipped in lines
+        lines = lines.replace(shipped, here)
+    body = [
+        line for line in lines.splitlines() if not re.match(r"listener|persistence |allow_anonymous", line)
+    ]
+    with mosquitto(server, tmp_path, tuple(body), open_to_all=False) as broker:
+        yield Secured(broker, authority)
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def client(settings: LinkSettings, *topics: str) -> AsyncIterator[tuple[Link, list[Message]]]:
+    got: list[Message] = []
+    link = Link(settings, tuple((t, 1) for t in topics))
+    task = asyncio.create_task(link.run(got.append, lambda *lost: None))
+    try:
+        await until(lambda: link.connected or task.done(), "a connection")
+        if task.done():
+            task.result()
+        yield link, got
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectorError):
+            await task
+
+
+PUBLISHING = [
+    ("racktwin", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", True),
+    ("racktwin", "IT/v1/racktwin/Contingency/lab/h1/r1", True),
+    ("racktwin", "IT/v1/racktwin/Daemon/one", True),
+    ("racktwin", "IT/v1/racktwin/Canary/racktwin", True),
+    ("racktwin", "BMS/v1/racktwin/Value/Cdu/x", True),
+    ("racktwin", "BMS/v1/PUB/Value/Cdu/x", False),
+    ("racktwin", f"IT/v1/PUB/Frame/{NODE}", False),
+    (agent_user(NODE), f"IT/v1/PUB/Frame/{NODE}", True),
+    (agent_user(NODE), f"IT/v1/PUB/Event/{NODE}", True),
+    (agent_user(NODE), f"IT/v1/PUB/Agent/{NODE}", True),
+    (agent_user(NODE), f"IT/v1/racktwin/Result/gpu.power_cap_w/{NODE}", True),
+    (agent_user(NODE), f"IT/v1/PUB/Frame/{NEXT}", False),
+    (agent_user(NODE), f"IT/v1/PUB/Frame/{FAR}", False),
+    (agent_user(NODE), f"IT/v1/PUB/Event/{NEXT}", False),
+    (agent_user(NODE), "IT/v1/PUB/Event/jobs/slurm", False),
+    (agent_user(NODE), f"IT/v1/racktwin/Result/gpu.power_cap_w/{NEXT}", False),
+    (agent_user(NODE), "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
+    (agent_user(NODE), "IT/v1/racktwin/Contingency/lab/h1/r1", False),
+    (agent_user(NODE), "BMS/v1/PUB/Value/Rack/x", False),
+    ("bms", "BMS/v1/PUB/Metadata/Rack/x", True),
+    ("bms", f"IT/v1/PUB/Frame/{NODE}", False),
+    ("bms", "BMS/v1/racktwin/Value/Cdu/x", False),
+    ("bms", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
+    ("grid", "grid/v1/isv/x/loadtarget/set", True),
+    ("grid", "BMS/v1/PUB/Value/Rack/x", False),
+    ("grid", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
+    ("jobs", "IT/v1/PUB/Event/jobs/slurm", True),
+    ("jobs", f"IT/v1/PUB/Event/{NODE}", False),
+    ("telegraf", "telegraf/host/cpu", True),
+    ("telegraf", "IT/v1/PUB/Event/jobs/slurm", False),
+    ("viewer", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
+    ("viewer", "anything", False),
+    ("stranger", f"IT/v1/PUB/Frame/{NODE}", False),
+]
+
+
+@pytest.mark.slow
+def test_everyone_publishes_what_is_theirs_and_nothing_else(secured: Secured) -> None:
+    async def play() -> None:
+        async with client(secured.settings("racktwin-standby"), "#") as (_, got):
+            for user in dict.fromkeys(user for user, _, _ in PUBLISHING):
+                async with client(secured.settings(user)) as (link, _):
+                    for i, (who, topic, _) in enumerate(PUBLISHING):
+                        if who == user:
+                            await link.publish(topic, b"%d" % i, qos=1)
+            async with client(secured.settings("racktwin")) as (link, _):
+                await link.publish("IT/v1/racktwin/Daemon/last", b"last", qos=1)
+            await until(lambda: got[-1:] != [] and got[-1].payload == b"last", "the last message")
+            arrived = {int(m.payload) for m in got if m.payload != b"last"}
+        wrong = [row for i, row in enumerate(PUBLISHING) if (i in arrived) != row[2]]
+        assert wrong == []
+
+    asyncio.run(play())
+
+
+def test_an_agent_cannot_take_the_place_of_the_daemon(secured: Secured) -> None:
+    async def play() -> None:
+        async with client(secured.settings("racktwin")) as (ours, _):
+            async with client(secured.settings(agent_user(NODE), "racktwin")) as (agent, _):
+                await agent.publish(f"IT/v1/PUB/Frame/{NODE}", b"", qos=1)
+                await ours.publish("IT/v1/racktwin/Daemon/one", b"here", qos=1)
+            assert ours.counts.connections == 1
+            assert ours.connected
+
+    asyncio.run(play())
+
+
+def test_an_agent_reads_what_concerns_its_rack_only(secured: Secured) -> None:
+    async def play() -> None:
+        agent = secured.settings(agent_user(NODE))
+        async with (
+            client(agent, "IT/v1/#", "BMS/v1/#") as (_, got),
+            client(secured.settings("racktwin")) as (ours, _),
+        ):
+            for rack in ("r2", "r1"):
+                await ours.publish(
+                    f"IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/{rack}", rack.encode(), qos=1
+                )
+            await until(lambda: bool(got), "its request")
+            assert [m.payload for m in got] == [b"r1"]
+
+    asyncio.run(play())
+
+
+def test_nobody_comes_in_without_a_certificate_of_ours(
+    secured: Secured, server: Callable[..., Path], tmp_path: Path
+) -> None:
+    async def refused(settings: LinkSettings) -> str:
+        with pytest.raises(ConnectorError) as caught:
+            async with client(settings):
+                pass
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    async def play() -> None:
+        good, port = secured.settings("racktwin"), secured.broker.port
+        bare = LinkSettings("127.0.0.1", port, tls=True, ca_file=good.ca_file)
+        await refused(bare)
+        await refused(LinkSettings("127.0.0.1", port))
+        other = Authority(server, tmp_path, "other")
+        cert, key = other.issue("racktwin")
+        await refused(
+            LinkSettings("127.0.0.1", port, tls=True, ca_file=good.ca_file, cert_file=cert, key_file=key)
+        )
+        fooled = await refused(
+            LinkSettings("127.0.0.1", port, tls=True, ca_file=str(other.ca), cert_file=cert, key_file=key)
+        )
+        assert "tls.ca_file" in fooled
+        swapped = await refused(
+            LinkSettings(
+                "127.0.0.1", port, tls=True, ca_file=good.ca_file, cert_file=cert, key_file=good.key_file
+            )
+        )
+        assert "no certificate with its key" in swapped
+
+    asyncio.run(play())
+
+
+def test_the_daemon_finds_its_way_from_its_configuration(secured: Secured, tmp_path: Path) -> None:
+    good = secured.settings("racktwin")
+    config = tmp_path / "racktwin.yaml"
+    config.write_text(
+        f"site: site.yaml\nbroker:\n  host: localhost\n  port: {secured.broker.port}\n"
+        f"  tls: {{ca_file: ca.pem, cert_file: {good.cert_file}, key_file: {good.key_file}}}\n"
+    )
+
+    async def play() -> None:
+        link = Link(link_settings(load_config(config)), (), canary="IT/v1/racktwin/Canary/racktwin")
+        task = asyncio.create_task(link.run(lambda message: None, lambda *lost: None))
+        await until(lambda: link._back.is_set() or task.done(), "the canary")
+        assert not task.done()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    config.write_text(config.read_text().replace("ca.pem", "no.pem"))
+    with pytest.raises(ConfigError, match=r"broker\.tls\.ca_file.*no\.pem: cannot be read"):
+        link_settings(load_config(config))
+
+
+def test_a_recorder_is_a_viewer_and_never_takes_the_place_of_the_daemon(
+    secured: Secured, tmp_path: Path
+) -> None:
+    good, viewer = secured.settings("racktwin"), secured.settings("viewer")
+    config = tmp_path / "racktwin.yaml"
+    config.write_text(
+        f"site: site.yaml\nbroker:\n  host: localhost\n  port: {secured.broker.port}\n"
+        f"  tls: {{ca_file: ca.pem, cert_file: {good.cert_file}, key_file: {good.key_file}}}\n"
+    )
+    top = argparse.ArgumentParser()
+    record.add_parser(top.add_subparsers())
+
+    def run(*more: str) -> str:
+        out = Console(file=io.StringIO())
+        args = ("record", "--config", str(config), "--out", str(tmp_path / "r.jsonl"), "--seconds", "0.5")
+        assert record.run_record(top.parse_args([*args, "--json", *more]), out, out) == 0
+        return out.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    with pytest.raises(ConfigError, match="whose place at the broker a recorder would take"):
+        run()
+    said = run("--cert-file", str(viewer.cert_file), "--key-file", str(viewer.key_file))
+    assert '"connections":1' in said
+
+
+def test_names_fit_a_certificate_and_never_collide() -> None:
+    long = "lab/" + "h" * 40 + "/rack-0001/node-0000000000001"
+    assert agent_user(NODE) == "agent.lab.h1.r1.node0"
+    assert len(agent_user(long)) <= 64
+    assert agent_user(long) != agent_user(long.replace("0001/", "0002/"))
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", agent_user("lab/h 1/r1/nöde 0"))
+
+    def site(*nodes: str) -> Any:
+        names = {"rack": ["a/b"], "node": nodes}
+        return SimpleNamespace(
+            name=lambda table, i: names[table][i],
+            sizes={table: len(rows) for table, rows in names.items()},
+            rack_of_node=[0] * len(nodes),
+        )
+
+    with pytest.raises(ConfigError, match=r"would both be called 'agent\.a\.b\.c\.d'"):
+        identities(site("a/b/c.d", "a/b/c/d"))
+    with pytest.raises(ConfigError, match=r"a/b/\+: its path cannot be a topic"):
+        identities(site("a/b/c", "a/b/+"))
+    with pytest.raises(ConfigError, match="--integration"):
+        identities(site("a/b/c"), "a/#")
+    assert [i.user for i in identities(site("a/b/c"), aggregators=True)][-2:] == ["agent.a.b.c", "agent.a.b"]

@@ -1,0 +1,252 @@
+"""Tables on a terminal for the operator's commands: what somebody at three in the morning reads first, first.
+
+Whatever the daemon passes on from outside is made safe: one line, no markup, no control characters. Colour
+only where rich finds a terminal. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from twin.app.report_text import clean
+from twin.app.tokens import Token
+
+NS = 1_000_000_000
+TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+LATE_S = 5.0
+
+
+def safe(value: Any, style: str = "", limit: int = 400) -> Text:
+    """Foreign text for a cell: never markup."""
+    return Text(clean("-" if value is None else value, limit), style)
+
+
+def grid(out: Console, heads: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """A plain table, or a sentence where there is nothing."""
+    if not rows:
+        out.print(Text(empty, "dim"))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(any(heads)))
+    for i, head in enumerate(heads):
+        table.add_column(head, overflow="fold", no_wrap=i < len(heads) - 1 and len(heads) > 2 and i == 0)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else safe(cell) for cell in row))
+    out.print(table)
+
+
+def when(now_ns: Any) -> str:
+    """An instant, UTC."""
+    try:
+        return datetime.fromtimestamp(now_ns / NS, UTC).strftime("%m-%d %H:%M:%S") if now_ns else "-"
+    except (ValueError, OverflowError, OSError, TypeError):
+        return "?"
+
+
+def span(seconds: Any) -> str:
+    """A duration, roughly."""
+    if not isinstance(seconds, int | float):
+        return "-"
+    for size, unit in ((172_800, "d"), (7200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds / {'d': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def number(value: Any) -> str:
+    """A number; a dash for none."""
+    return f"{value:g}" if isinstance(value, int | float) else "-"
+
+
+def show_status(tree: dict[str, Any], out: Console) -> None:
+    """Who leads, what is wrong, what is commanded and why, and whether all of it is fresh."""
+    _headline(tree, out)
+    counts = tree["alarm_counts"]
+    out.print()
+    if tree["alarms_total"]:
+        said = Text("alarms  ")
+        for severity in ("critical", "warning", "info"):
+            if counts.get(severity):
+                said.append(f"{counts[severity]} {severity}  ", TONES[severity])
+        if counts.get("shelved"):
+            said.append(f"{counts['shelved']} shelved", "dim")
+        out.print(said)
+        _alarm_rows(tree["alarms"][:10], out)
+        if tree["alarms_total"] > 10:
+            out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarms", "dim"))
+    else:
+        out.print(Text("alarms  none", "green"))
+    out.print()
+    _commanded(tree, out)
+    out.print()
+    rows = [[p["name"], p["kind"], safe(p["state"], "" if p["state"] == "running" else "red"),
+             span(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
+    grid(out, ("part", "", "state", "for", ""), rows, "no sources, sinks or services")
+
+
+def _headline(tree: dict[str, Any], out: Console) -> None:
+    ticks = tree["ticks"]
+    head = Text(clean(tree["site"]), "bold")
+    head.append("  ")
+    head.append(clean(tree["role"]), "green" if tree["role"] == "leader" else "yellow")
+    head.append(f" (epoch {tree['epoch']})  ")
+    head.append(clean(tree["mode"]), "" if tree["mode"] == "normal" else "bold red")
+    if tree["simulated"]:
+        head.append("  simulated", "cyan")
+    if not tree["ready"]:
+        head.append("  not ready", "red")
+    out.print(head)
+    levels: dict[str, list[str]] = {}
+    for policy in tree["policies"]:
+        level = "suspended" if policy["suspended"] else policy["authority"]
+        levels.setdefault(level, []).append(policy["name"])
+    said = Text("authority  ")
+    for level in ("suspended", "act", "approve", "advise", "off"):
+        if level in levels:
+            tone = {"act": "bold", "suspended": "red", "approve": "yellow"}.get(level, "dim")
+            said.append(f"{level}: {clean(', '.join(levels[level]), 300)}  ", tone)
+    out.print(said)
+    late = ticks["age_s"] > max(LATE_S, 3 * ticks["every_s"])
+    text = Text("tick  ")
+    text.append(f"{ticks['tick']}, {span(ticks['age_s'])} ago", "bold red" if late else "")
+    text.append(f"; {ticks['skipped']} skipped", "yellow" if ticks["skipped"] else "")
+    took = ticks["took_s_p99"]
+    text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
+    out.print(text)
+
+
+def _commanded(tree: dict[str, Any], out: Console) -> None:
+    rows = []
+    for c in tree["commanded"]:
+        low, high = number(c["low"]), number(c["high"])
+        value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
+        rows.append([f"{c['control']} {value}", f"{c['count']} x", c["policy"],
+                     "; ".join(c["reasons"]) or "as before"])  # fmt: skip
+    grid(out, ("commanded", "", "by", "because"), rows, "nothing is commanded")
+    for w in tree["wanting"]:
+        out.print(
+            safe(
+                f"{w['policy']} waits for approval on {w['control']} of {w['count']}: {w['reason']}", "yellow"
+            )
+        )
+
+
+def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
+    rows = []
+    for a in alarms:
+        where = ", ".join(str(e) for e in a.get("entities", [])[:4])
+        more = a.get("count", 0) - min(4, len(a.get("entities", [])))
+        said = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
+                                     *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
+        what = Text(clean(a.get("title", ""), 300), "bold")
+        what.append(f"\n{clean(said, 600)}\n{clean(a.get('id', ''), 200)}", "dim")
+        rows.append(
+            [safe(a.get("severity"), TONES.get(str(a.get("severity")), "")), safe(a.get("state")), what]
+        )
+    grid(out, ("", "", ""), rows, "no alarms")
+
+
+def show_alarms(tree: dict[str, Any], out: Console) -> None:
+    """Alarms with evidence, what to do, and the id that `ack` and `shelve` take."""
+    _alarm_rows(tree["alarms"], out)
+    if tree["next_offset"] is not None:
+        out.print(
+            Text(f"{tree['total'] - len(tree['alarms'])} more; narrow it with --severity or --entity", "dim")
+        )
+
+
+def show_decisions(tree: dict[str, Any], out: Console) -> None:
+    """Decisions, newest last, as one reads a log."""
+    rows = [[when(d["now_ns"]), str(d["tick"]), d["kind"], d["text"]] for d in reversed(tree["decisions"])]
+    grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no decisions yet")
+
+
+def show_approvals(tree: dict[str, Any], out: Console) -> None:
+    """What waits for approval, and what has it."""
+    rows = [[w["policy"], f"{w['control']} {bounds(w['low'], w['high'])} for {w['count']}: {w['reason']}"
+             + ("; approved for some" if w["approved_partly"] else "")] for w in tree["wanting"]]  # fmt: skip
+    grid(out, ("waits for approval", ""), rows, "nothing waits for approval")
+    out.print()
+    held = [[a["id"], f"{a['policy']} may act on {a['control']} of {few(a) or 'all'} until "
+             f"{when(a.get('expires_ns'))}; by {a['author']}"] for a in tree["approvals"]]  # fmt: skip
+    grid(out, ("approval", ""), held, "no approvals stand")
+
+
+def show_requests(tree: dict[str, Any], out: Console) -> None:
+    """Standing requests."""
+    rows = []
+    for r in tree["requests"]:
+        until = f" until {when(r['expires_ns'])}" if r.get("expires_ns") else ""
+        said = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {few(r)}{until}; by {r['author']}"
+        rows.append([r["id"], said + (f": {r['reason']}" if r.get("reason") else "")])
+    grid(out, ("request", ""), rows, "no requests stand")
+
+
+def bounds(low: Any, high: Any) -> str:
+    """An interval; null is no bound."""
+    if low is None or high is None:
+        return "any" if low is None and high is None else f"at {'most' if low is None else 'least'} " + (
+            number(high if low is None else low))  # fmt: skip
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
+
+
+def few(tree: dict[str, Any]) -> str:
+    """The first names, and how many more."""
+    shown, total = tree["names"][:2], tree["names_total"]
+    return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
+
+
+def show_authority(tree: dict[str, Any], out: Console) -> None:
+    """What each policy may do and says."""
+    rows = [[p["name"], "suspended" if p["suspended"] else p["authority"], ", ".join(p["controls"]),
+             "; ".join(p["reasons"])] for p in tree["policies"]]  # fmt: skip
+    grid(out, ("policy", "authority", "controls", "says"), rows, "no policies")
+
+
+def show_maintenance(tree: dict[str, Any], out: Console) -> None:
+    """Open windows."""
+    rows = [[w["id"], f"{w['table']} {few(w)} until {when(w['until_ns'])}; by {w['author']}: "
+             + w.get("reason", "")]
+            for w in tree["windows"]]  # fmt: skip
+    grid(out, ("window", ""), rows, "nobody works on anything")
+
+
+def show_done(tree: dict[str, Any], out: Console) -> None:
+    """What an action came to."""
+    said = {k: v for k, v in tree.items() if k not in ("done", "id", "tick")}
+    text = Text("done")
+    if "id" in tree:
+        text.append(f"  {clean(tree['id'], 200)}", "bold")
+    for key, value in said.items():
+        text.append(f"  {key} {when(value) if key.endswith('_ns') else clean(value)}")
+    out.print(text)
+
+
+def show_tokens(held: list[Token], warnings: list[str], as_json: bool, out: Console, err: Console) -> None:
+    """Who holds a token; never its hash."""
+    for warning in warnings:
+        err.print(safe(f"warning {warning}", "yellow"))
+    if as_json:
+        rows = [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires} for t in held]
+        out.file.write(json.dumps({"tokens": rows}) + "\n")
+        return
+    grid(out, ("name", "role", "created", "expires"), [[t.name, t.role, t.created, t.expires] for t in held],
+         "no tokens")  # fmt: skip
+
+
+SHOW: dict[str, Callable[[dict[str, Any], Console], None]] = {
+    "status": show_status,
+    "alarms": show_alarms,
+    "decisions": show_decisions,
+    "approvals": show_approvals,
+    "requests": show_requests,
+    "authority": show_authority,
+    "maintenance": show_maintenance,
+    "done": show_done,
+}

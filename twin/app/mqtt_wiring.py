@@ -1,0 +1,80 @@
+"""From a configuration to a link: settings with their secrets, routes of the extra topics, the source itself.
+
+Part of the shell.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from connectors.mqtt import LinkSettings, Presence
+from connectors.mqtt_source import MqttSource
+from connectors.routing import Router, extra_route
+from twin.app.broker import HOST
+from twin.app.config import Broker, Loaded, Tls
+from twin.errors import ConfigError
+from twin.site import Site
+
+
+def link_settings(loaded: Loaded, embedded_port: int | None = None) -> LinkSettings:
+    """How to reach the configured broker. Raises ConfigError for a file that is absent; quotes no secret.
+
+    `embedded_port` is that of the embedded broker, where the configuration asks for it.
+    """
+    broker = loaded.config.broker
+    if not isinstance(broker, Broker):
+        if embedded_port is None:
+            raise ConfigError(
+                f"{loaded.path}: $.broker: the embedded broker is part of a running daemon; expected its port"
+            )
+        return LinkSettings(HOST, embedded_port)
+    tls = broker.tls
+    files = {} if tls is None else _tls_files(loaded, tls)
+    return LinkSettings(
+        host=broker.host,
+        port=broker.port,
+        client_id=broker.client_id,
+        username=broker.username,
+        password=loaded.secret(broker.password_file),
+        tls=tls is not None,
+        ca_file=files.get("ca_file"),
+        cert_file=files.get("cert_file"),
+        key_file=files.get("key_file"),
+        keepalive_s=broker.keepalive_s,
+        queue_messages=broker.queue_messages,
+        queue_bytes=broker.queue_bytes,
+        max_message_bytes=broker.max_message_bytes,
+    )
+
+
+def make_source(
+    loaded: Loaded, site: Site, embedded_port: int | None = None, presence: Presence | None = None
+) -> MqttSource:
+    """The source of a daemon; `.link` is the way out, `.router.bms` encodes requests to the BMS."""
+    broker = loaded.config.broker
+    integration = broker.integration if isinstance(broker, Broker) else "racktwin"
+    topics = broker.topics if isinstance(broker, Broker) else []
+    try:
+        extra = [extra_route(topic) for topic in topics]
+    except ConfigError as error:
+        raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
+    router = Router(site, extra=extra, ours=(integration,), integration=integration)
+    return MqttSource(link_settings(loaded, embedded_port), router, integration, topics, presence)
+
+
+def _tls_files(loaded: Loaded, tls: Tls) -> dict[str, str | None]:
+    """Absolute paths of the files, which must be readable. Raises ConfigError with all that are not."""
+    if (tls.cert_file is None) != (tls.key_file is None):
+        raise ConfigError(f"{loaded.path}: $.broker.tls: expected cert_file and key_file, or neither")
+    found: dict[str, str | None] = {}
+    problems: list[str] = []
+    for key in ("ca_file", "cert_file", "key_file"):
+        name = getattr(tls, key)
+        path: Path | None = None if name is None else loaded.file(name)
+        if path is not None and not os.access(path, os.R_OK):
+            problems.append(f"{loaded.path}: $.broker.tls.{key}: {path}: cannot be read")
+        found[key] = None if path is None else str(path)
+    if problems:
+        raise ConfigError(problems)
+    return found

@@ -1,0 +1,75 @@
+"""What a replay came to: its counts, and the one JSON object that programs read. Part of the shell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from twin.engine import Engine
+from twin.frame import NS
+from twin.site import Site
+
+
+@dataclass
+class Outcome:
+    """What a replay came to."""
+
+    ticks: int = 0
+    commands: int = 0
+    advice: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    journal_head: str = ""
+    compared_lines: int = 0
+    damage: list[str] = field(default_factory=list)
+    inbox: dict[str, int] = field(default_factory=dict)
+
+
+def summary(
+    engine: Engine, outcome: Outcome, messages: dict[str, Any] | None, wall_s: float
+) -> dict[str, Any]:
+    """The replay as one JSON object; its keys are kept stable."""
+    site = engine.site
+    power = engine.state.tables["rack"].value[
+        next(s.row for s in engine.state.tables["rack"].signals if s.name == "power_w")
+    ]
+    capture = engine.estimator.liquid_capture()
+    racks = {
+        _shortest(site, "rack", i): {
+            "power_w": _number(power[i]),
+            "liquid_capture": _number(capture[i], 4),
+        }
+        for i in range(site.sizes["rack"])
+    }
+    residual, inferred = engine.estimator.tree_residual_pu()
+    return {
+        "site": site.file.site,
+        "messages": messages,
+        "racks": racks,
+        "power_tree": {"residual_pu": _number(residual, 6), "inferred_edges": inferred},
+        "ticks": outcome.ticks,
+        "commands": outcome.commands,
+        "advice": outcome.advice,
+        "findings": [f.title for f in engine.findings.active.values()],
+        "span_s": (outcome.last_ns - outcome.first_ns) / NS,
+        "inbox": outcome.inbox,
+        "events": engine.intake.counts,
+        "compared_lines": outcome.compared_lines,
+        "damage": outcome.damage,
+        "state_checksum": engine.checksum(),
+        "journal_head": outcome.journal_head,
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def _shortest(site: Site, table: str, entity: int) -> str:
+    """The local name where it is the only one, else the full path."""
+    path = site.name(table, entity)
+    local = path.rpartition("/")[2]
+    return local if site.entity(table, local) == entity else path
+
+
+def _number(value: Any, digits: int = 1) -> float | None:
+    return None if value is None or not np.isfinite(value) else round(float(value), digits)
