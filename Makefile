@@ -13,7 +13,7 @@ LOCK := uv pip compile -q --upgrade --universal --generate-hashes --python-versi
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help demo test check bench storm format lock clean distclean setup-run setup-dev
+.PHONY: help demo test check bench storm format lock clean distclean setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -21,7 +21,7 @@ help: ## List the targets
 demo: setup-run ## Set up what is missing and show a simulated site under control
 	@.venv/bin/racktwin demo $(ARGS)
 
-test: setup-dev ## Run all tests
+test: setup-dev setup-servers ## Run all tests
 	@$(RUN) -m pytest $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
@@ -58,3 +58,6 @@ setup-run:
 
 setup-dev:
 	@deploy/setup/venv.sh dev
+
+setup-servers:
+	@deploy/setup/servers.sh

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 
 from connectors.mqtt import Link, LinkSettings, Presence
 from connectors.routing import Router
+from connectors.sparkplug_payload import rebirth
 from twin.contracts import Inlet
 from twin.errors import BadMessage, ConnectorError
 from twin.reading import Ignored, Message
 
 LOOK_EVERY_S = 1.0
 REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
-# Sparkplug 3.0, 6.4.22: a metric named so, of datatype 11 (boolean), true
-_REBIRTH = b"\x12\x1a\x0a\x14Node Control/Rebirth\x20\x0b\x70\x01"
 
 
 def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[str, int], ...]:
@@ -99,14 +98,4 @@ class MqttSource:
                 if now - asked.get(topic, -REBIRTH_EVERY_S) >= REBIRTH_EVERY_S and len(asked) < MAX_NODES:
                     asked[topic] = now
                     with contextlib.suppress(ConnectorError):
-                        await self.link.publish(topic, _instant(time.time_ns() // 10**6) + _REBIRTH)
-
-
-def _instant(t_ms: int) -> bytes:
-    """Field 1 of a Sparkplug payload: its timestamp."""
-    out = bytearray(b"\x08")
-    while t_ms > 0x7F:
-        out.append(t_ms & 0x7F | 0x80)
-        t_ms >>= 7
-    out.append(t_ms)
-    return bytes(out)
+                        await self.link.publish(topic, rebirth(time.time_ns() // 10**6))

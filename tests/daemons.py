@@ -1,4 +1,4 @@
-"""A real daemon in a process of its own, its configuration written by the test, followed through its interface.
+"""A real daemon in a process of its own, configured by the test, followed through its interface.
 
 with running(tmp_path, broker=port) as daemon:
     daemon.until(lambda s: s["ready"])
@@ -84,10 +84,9 @@ class RunningDaemon:
         if self.process.poll() is not None:
             raise AssertionError(f"the daemon ended with {self.process.returncode}: {self.words()}")
         try:
-            state = self.get("/api/v1/state")
+            return bool(self.get("/api/v1/summary")["ready"])
         except (OSError, http.client.HTTPException, AssertionError):
             return False
-        return bool(state.get("tick", -1) >= 0)
 
     def until(self, holds: Callable[[], Any], within_s: float = 20.0, what: str = "a condition") -> Any:
         """Wait until `holds()` gives something true; fails with the log's end."""

@@ -23,7 +23,7 @@ class Signal:
     which an unheard value is assumed to drift, by `slew_per_s`. `period_s` is how often a healthy source
     speaks. `quantum` is the resolution to which the Inbox rounds, at or below the sensor's own. A line named
     like another plus `_max` or `_min` is its *companion*: whoever reports `power_w` feeds `power_w_max` too.
-    A reading at or above `urgent_at`, or below the share `urgent_drop_pu` of the one before, closes the frame.
+    A reading at or above `urgent_at`, or below the share `urgent_drop_pu` of the one before, is urgent.
     """
 
     table: str

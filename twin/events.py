@@ -112,8 +112,8 @@ class PluginRestored(_Event, frozen=True):
 class EpochChanged(_Event, frozen=True):
     """A new leader's term: commands carry it, so that devices refuse a deposed daemon.
 
-    `head` is the predecessor's last known journal head. With `adopt` the leader is new to this site: it adopts
-    what it finds, and changes nothing for one lease unless protective.
+    `head` is the predecessor's last known journal head. With `adopt` the leader is new to this site: it
+    adopts what it finds, and changes nothing for one lease unless protective.
     """
 
     epoch: int
@@ -148,7 +148,7 @@ class JobEnded(_Event, frozen=True):
 
 
 class MaintenanceBegun(_Event, frozen=True):
-    """People work on these entities and all below them until `until_ns`: no alarms, no commands, no learning."""
+    """People work on these entities and all below them: no alarms, no commands, no learning till then."""
 
     author: str
     table: str

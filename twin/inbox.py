@@ -2,8 +2,9 @@
 
 Rejects what is older than what it has, clamps times from the future, reduces several readings within a tick
 by each signal's own rule, rounds to the quantum, and counts all of it. Bounded by the size of the site plus a
-limit on events. What arrives late in one burst (a broker's backlog) is reduced by its own times: only what lies
-within a tick of each other. Pure: time comes in as an argument. May import the catalogue, frames and readings.
+limit on events. What arrives late in one burst (a broker's backlog) is reduced by its own times: only what
+lies within a tick of each other. Pure: time comes in as an argument. May import the catalogue, frames and
+readings.
 """
 
 from __future__ import annotations

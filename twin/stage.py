@@ -54,8 +54,8 @@ class Layout:
         self.in_order = order == list(range(len(counters)))
         self.urgent = [(k, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
                        if (at := spec.gauges[row].urgent_at) is not None]  # fmt: skip
-        self.drops = [Drop(k, row, share, spec.gauges[row].low, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
-                      if (share := spec.gauges[row].urgent_drop_pu) > 0]  # fmt: skip
+        fed = [(k, row, spec.gauges[row]) for k, row in enumerate(self.rows.tolist())]
+        self.drops = [Drop(k, row, g.urgent_drop_pu, g.low, g.high) for k, row, g in fed if g.urgent_drop_pu]
 
 
 class Cell(NamedTuple):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from racktwin_agent import VERSION
 from racktwin_agent.__main__ import main
+from racktwin_agent.agent import Agent
 from racktwin_agent.clock import NS, Instant
-from racktwin_agent.config import ConfigError, load_config
+from racktwin_agent.config import Broker, ConfigError, load_config
+from racktwin_agent.devices import Sample
 from racktwin_agent.inbox import Inbox
+from racktwin_agent.link import MAX_WAITING, Link
 from racktwin_agent.node import Node
 from racktwin_agent.notify import notify
+from racktwin_agent.publish import Out
 from racktwin_agent.simulated import SimulatedDevices
 from racktwin_agent.store import FileStore, MemoryStore
 from racktwin_agent.triggers import Watch
@@ -209,6 +215,44 @@ def test_a_node_obeys_its_own_topics(topic: str) -> None:
         node.take(topic, b"{}", Instant(NS, NS))
 
 
+class BrokenDevices(SimulatedDevices):
+    """Breaks the promise that `sample` never raises."""
+
+    def sample(self, t_ns: int) -> Sample:
+        raise ZeroDivisionError("a bug")
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_bug_in_a_thread_ends_the_agent_instead_of_leaving_half_of_it(tmp_path: Path) -> None:
+    text = SOUND.replace("localhost", "127.0.0.1") + f"port = {closed_port()}\n"
+    config = load_config(written(tmp_path, 'kernel_log = "off"\n' + text))
+    with pytest.raises(ZeroDivisionError):
+        Agent(config, BrokenDevices(1)).run()
+    agent = Agent(config, SimulatedDevices(1))  # the folder is free again
+    agent.link.is_alive = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="connection ended"):
+        agent.run()
+
+
+def test_frames_results_and_events_wait_for_the_broker_within_bounds() -> None:
+    broker = Broker("127.0.0.1", closed_port(), "x")
+    link = Link(broker, [], Out("w", b""), lambda topic, payload: None, lambda connected, why: None)
+    for i in range(MAX_WAITING + 5):
+        link.send(Out("result", b"%d" % i, 1))
+        link.send(Out("frame", b"%d" % i))
+    assert link.dropped == 5
+    assert [o.payload for o in list(link._waiting)[:1]] == [b"5"]
+    assert link._latest == {"frame": Out("frame", b"%d" % (MAX_WAITING + 4))}
+    for i in range(2 * MAX_WAITING):
+        link.send(Out(f"frame{i}", b""))
+    assert len(link._latest) == MAX_WAITING
+
+
 def test_what_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify("READY=1")
@@ -220,3 +264,17 @@ def test_what_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert sock.recv(100) == b"READY=1"
     os.unlink(tmp_path / "n")
     notify("WATCHDOG=1")  # nobody listens any more
+
+
+def test_the_unit_says_only_what_systemd_understands(server: Callable[..., Path], tmp_path: Path) -> None:
+    """`verify` names unknown settings on stderr and ends with 0 all the same."""
+    shipped = (ROOT / "deploy/agent/racktwin-agent.service").read_text()
+    unit = tmp_path / "racktwin-agent.service"
+    unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", shipped))
+    analyse = str(server("systemd-analyze", "systemd"))
+    answer = subprocess.run([analyse, "verify", str(unit)], capture_output=True, text=True, check=False)
+    complaints = [line for line in answer.stderr.splitlines() if "racktwin-agent.service" in line]
+    assert (answer.returncode, complaints) == (0, [])
+    security = [analyse, "security", "--offline=true", "--threshold=30", "--no-pager", str(unit)]
+    answer = subprocess.run(security, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout[-2000:]

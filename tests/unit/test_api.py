@@ -46,6 +46,8 @@ def test_rows_are_chosen_by_name_or_by_what_they_are_below(tmp_path: Path) -> No
     async def check(pod: Pod) -> None:
         _, tree = await pod.ask("GET", "/api/v1/state/gpu?prefix=lab/h/r1")
         assert tree["total"] == 72  # and not those of r10
+        _, tree = await pod.ask("GET", "/api/v1/state/rack?prefix=lab/h/r1/")
+        assert tree["names"] == ["lab/h/r1"]
         _, tree = await pod.ask("GET", f"/api/v1/state/gpu?names={GPU},r1/node0/gpu3")
         assert tree["names"] == [GPU, "lab/h/r1/node0/gpu3"]
 

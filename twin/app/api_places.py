@@ -1,6 +1,5 @@
 """Places: the tables and entities that a question names, and what is inside a rack or hall.
 
-
 A name is a full path or a local name that is unique; one that stands for nothing is refused.
 """
 

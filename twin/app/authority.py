@@ -1,7 +1,7 @@
 """Authority that outlives the process: what each policy may do, as configured and as people changed it since.
 
-The engine holds what is in force; on standby that is `advise` at most. Here is what it becomes again when this
-daemon leads. Part of the shell.
+The engine holds what is in force; on standby that is `advise` at most. Here is what it becomes again when
+this daemon leads. Part of the shell.
 """
 
 from __future__ import annotations

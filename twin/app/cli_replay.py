@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from connectors.capture import open_bytes
 from connectors.tabular import read_mapping
 from twin.app.collect import Collector
+from twin.app.journal_files import journal_exists
+from twin.app.recorded import open_recorded
 from twin.app.replay import Outcome, replay_arrivals, replay_frames, summary
 from twin.app.report import render_terminal, write_report
 from twin.app.report_text import clean
@@ -235,7 +237,7 @@ def _native(
         # What a later segment shows was decided with a memory that it does not hold.
         err.print(f"{path}: begins at tick {header.first_tick}; not compared with the journal", markup=False)
         journal = None
-    if journal is not None and not journal.is_file():
+    if journal is not None and not journal_exists(journal):
         journal = None
     outside = outside_plug_ins(site.file)
     if outside and args.site is None and not args.trust_plugins:
@@ -243,7 +245,12 @@ def _native(
             f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); give your own "
             "copy of the site with --site, or --trust-plugins if you know where the trace comes from"
         )
-    engine = _engine(site, args, _recorded_authority(journal))
+    authority, since = _recorded_authority(journal), None
+    if path.is_dir() and header.first_tick > 0:
+        # Its beginning was pruned: it is taken up at the oldest snapshot that the trace follows.
+        engine, spec, since = open_recorded(path, lambda s: _engine(build(s), args, authority))
+    else:
+        engine = _engine(site, args, authority)
     compare = journal if not args.no_compare and args.out is None else None
     collector = Collector()
     bar = Bar(
@@ -251,7 +258,7 @@ def _native(
     )
     try:
         outcome = replay_frames(
-            engine, reader, compare, (collector, bar), speed, (spec, args.out) if args.out else None
+            engine, reader, compare, (collector, bar), speed, (spec, args.out) if args.out else None, since
         )
     finally:
         bar.close()

@@ -44,6 +44,8 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
         for problem in error.problems:
             print(f"racktwin: {problem}", file=sys.stderr)
         return WRONG_CONFIG
+    # Until the loop has its own handlers: a stop that comes this early is a clean one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     writer = set_up("debug" if args.verbose else "info", as_json=args.log_json)
     try:
         import uvloop

@@ -16,6 +16,7 @@ from connectors.capture import BadRow, read_capture
 from connectors.discovery import discover, to_yaml
 from connectors.ipmi import discover_ipmi, hosts_of
 from twin.app.cli import escape
+from twin.app.journal_files import journal_exists
 from twin.app.report_text import clean
 from twin.app.sources import form_of
 from twin.app.storage import TraceReader, verify_journal
@@ -139,12 +140,13 @@ def _run_info(path: Path) -> dict[str, Any]:
         "span_s": (last_ns - first_ns) / NS,
         "bytes": sum(p.stat().st_size for p in reader.segments()),
     }
+    damage += reader.gaps
     journal = path / "journal.jsonl"
-    if path.is_dir() and journal.exists():
+    if path.is_dir() and journal_exists(journal):
         verdict = verify_journal(journal)
         info |= {"journal_lines": verdict.lines, "journal_head": verdict.head}
         if verdict.fault:
-            damage.append(f"journal.jsonl line {verdict.line_no}, byte {verdict.position}: {verdict.fault}")
+            damage.append(f"{verdict.file} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}")
     return info | {"damage": damage}
 
 

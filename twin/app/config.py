@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from twin.app.logs import conceal
 from twin.app.wiring import read_yaml
 from twin.errors import ConfigError
 from twin.events import JobKind
@@ -209,6 +210,7 @@ class Loaded:
             raise ConfigError(f"{path}: the secret cannot be read: {why}") from error
         if not text:
             raise ConfigError(f"{path}: is empty; expected a secret")
+        conceal(text)
         return text
 
 
@@ -267,6 +269,8 @@ def _problems(config: Config) -> list[str]:
         within("broker.queue_messages", config.broker.queue_messages, 10, 10_000_000)
         within("broker.queue_bytes", config.broker.queue_bytes, 2**16, 2**34)
         within("broker.max_message_bytes", config.broker.max_message_bytes, 1024, 256 * 2**20)
+        if config.broker.queue_bytes < config.broker.max_message_bytes:
+            out.append("$.broker.queue_bytes: expected room for one message of max_message_bytes at least")
         if set("+#/") & set(config.broker.integration) or not config.broker.integration:
             out.append(
                 f"$.broker.integration: expected a level of a topic, without + # /, got "
@@ -285,6 +289,7 @@ def _problems(config: Config) -> list[str]:
         http("history.influx.url", config.history.influx.url)
     if config.api is not None:
         within("api.port", config.api.port, 0, 65_535)
+        within("api.max_clients", config.api.max_clients, 4, 10_000)
         local = config.api.host in ("127.0.0.1", "::1", "localhost")
         if not local and (config.api.tls is None or config.api.tokens_file is None):
             out.append(

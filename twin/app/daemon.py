@@ -25,7 +25,7 @@ from twin.app.config import Loaded
 from twin.app.fitting import Fitter
 from twin.app.inflow import Inflow
 from twin.app.leading import Leading
-from twin.app.live import Live
+from twin.app.live import Line, Live
 from twin.app.opening import Opened, open_run
 from twin.app.reloading import Reloading
 from twin.app.sdnotify import SdNotify
@@ -39,6 +39,7 @@ from twin.frame import NS, Frame
 log = logging.getLogger(__name__)
 STOP_S = 4.0  # for all parts together; systemd is told five seconds
 TRACE_RETRY_S = 10.0
+MAX_NOTES = 1000  # between two ticks
 
 
 class Daemon:
@@ -54,17 +55,18 @@ class Daemon:
         self.clock = Clock(loaded.config.tick_s, opened.last_ns)
         self.tick_no = opened.last_tick + 1
         self.fitter = Fitter()
-        self.alarms = AlarmBook(loaded.state)
+        self._notes: list[tuple[str, dict[str, Any]]] = []
+        self.alarms = AlarmBook(loaded.state, self._note)
         self.authority: AuthorityBook = opened.authority
         self.live = Live(loaded, self.engine, time.time_ns(), run_dir=str(opened.folder), version=VERSION)
         self.live.alarms, self.live.put_event = self.alarms, self.inflow.put_event
-        self.live.write_note, self.live.messages = self._note, self.inflow.summary
+        self.live.write_note = self._note
         self.supervisor = Supervisor(self.live.parts, self._part_alarm)
         self.leading = Leading(self)
         self.services = Services(self)
+        self.live.messages = self.services.messages
         self.reloading = Reloading(self)
         self.live.veto, self.live.reload = self.leading.veto, self.reloading.reload
-        self._notes: list[tuple[str, dict[str, Any]]] = []
         self._trace_retry = 0.0
         self._trace_lost = False
 
@@ -74,6 +76,12 @@ class Daemon:
             log.warning("start: %s", fault)
         self._note("daemon", {"started": VERSION, "resumed_at": self.opened.last_tick,
                               "faults": self.opened.faults[:20]})  # fmt: skip
+        if 0 < self.notify.watchdog_s < 2.5 * self.loaded.config.tick_s:
+            raise ConfigError(
+                f"{self.loaded.path}: $.tick_s: {self.loaded.config.tick_s:g} s, but the service manager's "
+                f"watchdog wants a tick every {self.notify.watchdog_s:g} s; expected WatchdogSec of at least "
+                "2.5 ticks in the unit"
+            )
         try:
             await self.leading.start()
             await self.services.start()
@@ -189,8 +197,10 @@ class Daemon:
 
     def _note(self, kind: str, body: dict[str, Any]) -> None:
         """A line for the journal, written with the next tick's; bounded, since people can cause them."""
-        if len(self._notes) < 1000:
+        if len(self._notes) < MAX_NOTES:
             self._notes.append((kind, body))
+            state = self.engine.state
+            self.live.lines.append(Line(kind, state.tick, state.now_ns, body))
         else:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 
@@ -213,6 +223,7 @@ class Daemon:
         except TimeoutError:
             log.error("some parts did not end within %g s; they are left behind", STOP_S)
         self.fitter.close()
+        self.alarms.save()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(StorageError, ConfigError):
             await loop.run_in_executor(self.disk, self._finish)

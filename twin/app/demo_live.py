@@ -1,8 +1,8 @@
 """The live demo: a broker, a simulated pod that publishes in real time, the daemon, and a view of it.
 
 Three processes as on a real site: the daemon (with the embedded broker), the pod, and this one, which asks
-the daemon over HTTP as any operator's terminal would. Ctrl-C ends it; then the run is replayed, as proof. Part of
-the shell.
+the daemon over HTTP as any operator's terminal would. Ctrl-C ends it; then the run is replayed, as proof.
+Part of the shell.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ def _unit(value: float | None, factor: float, unit: str) -> str:
 def _line(state: dict[str, Any]) -> str:
     racks = "; ".join(
         f"{r['name'].rpartition('/')[2]} {_unit(r['power_w'], 1e-3, 'kW')} "
-        f"{_unit(r['flow_lpm'], 1, 'l/min')} hottest {_unit(r['gpu_temp_c_max'], 1, 'C')} capped {r['gpus_capped']}"
+        f"{_unit(r['flow_lpm'], 1, 'l/min')} hottest {_unit(r['gpu_temp_c_max'], 1, 'C')} "
+        f"capped {r['gpus_capped']}"
         for r in state["racks"]
     )
     return f"tick {state['ticks']['tick']}: {racks}; {_alarm_words(state['alarm_counts'])[0]}"

@@ -62,6 +62,9 @@ class Fitter:
             ring = engine.history.rings.get(key)
             if ring is not None:
                 t_ns, values = ring.ordered()
+                mask = engine.windows.mask(key.partition(".")[0])
+                if mask is not None:  # nothing is learned where people work
+                    values = np.where(mask, np.float32(np.nan), values)
                 series["t_ns"], series[key] = t_ns, values
         future, why = None, "no history is declared for its signals"
         if series:

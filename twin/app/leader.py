@@ -179,6 +179,7 @@ class HostElection:
     def _take(self) -> bool:
         """Try to get the lock. The file is never removed: another process may wait on it."""
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self._open()
         except PermissionError:
             if not self._error:
@@ -287,14 +288,13 @@ def told(data: bytes) -> dict[str, Any]:
 def lock_path(loaded: Loaded, site: str) -> Path:
     """One lock per host, site and broker, whatever the state folder and the user: in /run/lock, which every
     user may write on Debian and Ubuntu; else in the service's or the user's own run folder; else beside the
-    state folder. An embedded broker belongs to one daemon, so there the state folder counts as well.
+    state folder. An embedded broker belongs to one daemon, and so does its lock.
     """
     broker = loaded.config.broker
-    if isinstance(broker, Broker):
-        host = broker.host.lower().rstrip(".")
-        where = f"{'loopback' if host in _LOOPBACK else host}:{broker.port}"
-    else:
-        where = str(loaded.state.resolve())
+    if not isinstance(broker, Broker):
+        return loaded.state.resolve() / "leader.lock"
+    host = broker.host.lower().rstrip(".")
+    where = f"{'loopback' if host in _LOOPBACK else host}:{broker.port}"
     digest = hashlib.blake2b(f"{site}\0{where}".encode(), digest_size=6).hexdigest()
     name = f"racktwin-{re.sub(r'[^A-Za-z0-9_-]', '_', site)[:40]}-{digest}.lock"
     run = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]

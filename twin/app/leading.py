@@ -13,8 +13,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from twin.app.authority import on_standby, stricter
-from twin.app.leader import Term, make_election
+from twin.app.leader import MAX_HEAD, Term, make_election
 from twin.app.opening import ARMED, unarmed_because
 from twin.app.startup import LEVELS
 from twin.contracts import Decision
@@ -25,6 +27,8 @@ from twin.events import (
     EpochChanged,
     Event,
     Held,
+    MaintenanceBegun,
+    OperatorRequest,
     Released,
     RequestWithdrawn,
     Resumed,
@@ -102,6 +106,7 @@ class Leading:
             daemon.put(self._authorities({}, standby=True))
             daemon.live.role = "standby"
             daemon.live.note("leader", {"lost": before.epoch})
+            daemon.services.announce()
             return
         own = daemon.engine.arbiter.epoch
         told = _told(term.predecessor_head)
@@ -120,7 +125,14 @@ class Leading:
             events.append(Held(author="takeover", reason="the leader before held the site"))
         elif adopt and told.get("mode") == "released":
             events.append(Released(author="takeover", reason="the leader before had released the site"))
+        if adopt:
+            events = [*_asked_of(told), *events]
+            if told.get("asked_lost"):
+                log.warning(
+                    "%s standing requests of the leader before are not known here", told["asked_lost"]
+                )
         daemon.put(events)
+        daemon.services.announce()
         self._first.set()
 
     def _authorities(self, told: Any, standby: bool) -> list[Event]:
@@ -147,7 +159,13 @@ class Leading:
         if self.term is not None:
             told = {"head": self.daemon.recorder.chain.head, "authority": engine.intake.authority,
                     "mode": engine.arbiter.mode}  # fmt: skip
-            self.election.publish_head(json.dumps(told))
+            # What people asked of us holds for a successor too, as far as the place for it allows.
+            asked: list[Event] = [*engine.windows.events(), *engine.intake.requests.values()]
+            told["asked"] = [msgspec.to_builtins(e) for e in asked]
+            text = json.dumps(told)
+            if len(text) > MAX_HEAD:
+                text = json.dumps(told | {"asked": [], "asked_lost": len(asked)})
+            self.election.publish_head(text)
 
     def keep_authority(self) -> None:
         """People changed what a policy may do: remember it beyond this process."""
@@ -178,6 +196,17 @@ class Leading:
     def status(self) -> dict[str, Any]:
         """For interfaces."""
         return {**self.election.status(), "may_act": self.may_act(), "at_s": time.monotonic()}
+
+
+def _asked_of(told: dict[str, Any]) -> list[Event]:
+    """Maintenance windows and requests that people gave to the leader before."""
+    out: list[Event] = []
+    for tree in told.get("asked", []) if isinstance(told.get("asked"), list) else []:
+        try:
+            out.append(msgspec.convert(tree, MaintenanceBegun | OperatorRequest))
+        except msgspec.ValidationError as error:
+            log.warning("the leader before left a request that cannot be read: %s", error)
+    return out
 
 
 def _told(text: str) -> dict[str, Any]:

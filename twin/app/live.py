@@ -56,6 +56,18 @@ class Line:
     body: dict[str, Any]
 
 
+def _nobody(event: Event) -> bool:  # noqa: ARG001
+    return False
+
+
+def _nothing(event: Event) -> str | None:  # noqa: ARG001
+    return None
+
+
+def _nowhere(kind: str, body: dict[str, Any]) -> None:
+    """Until the daemon says where notes go."""
+
+
 @dataclass
 class Live:
     """The daemon's present. `role` is `leader` where commands may leave, else `standby`."""
@@ -75,9 +87,9 @@ class Live:
     counts: dict[str, int] = field(default_factory=dict)  # of the shell: dropped, lines not written, ...
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     # Set by the daemon before interfaces start.
-    put_event: Callable[[Event], bool] = lambda event: False
-    veto: Callable[[Event], str | None] = lambda event: None  # why this may not even be asked, or None
-    write_note: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
+    put_event: Callable[[Event], bool] = _nobody
+    veto: Callable[[Event], str | None] = _nothing  # why this may not even be asked, or None
+    write_note: Callable[[str, dict[str, Any]], None] = _nowhere
     reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
     messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
     alarms: Any = None  # twin.app.alarms.AlarmBook

@@ -150,11 +150,11 @@ class DaemonSeries(Collector):
         for name, what, values in (("took", "what a tick takes", stats.took_s),
                                    ("late", "how late a tick begins", stats.late_s)):  # fmt: skip
             metric = GaugeMetricFamily(f"racktwin_tick_{name}_seconds", f"{what}; the last few hundred",
-                                       labels=["quantile"])  # fmt: skip
+                                       labels=["percentile"])  # fmt: skip
             for share in (0.5, 0.99):
                 value = quantile(values, share)
                 if value is not None:
-                    metric.add_metric([f"{share:g}"], value)
+                    metric.add_metric([f"{100 * share:g}"], value)
             yield metric
         yield GaugeMetricFamily("racktwin_ready", "1 after the first tick", float(live.ready))
         yield GaugeMetricFamily("racktwin_leads", "1 where commands may leave", float(live.role == "leader"))

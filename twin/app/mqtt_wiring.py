@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from connectors.mqtt import LinkSettings, Presence
-from connectors.mqtt_source import MqttSource
-from connectors.routing import Router, extra_route
+from connectors.mqtt import LinkSettings
 from twin.app.broker import HOST
 from twin.app.config import Broker, Loaded, Tls
 from twin.errors import ConfigError
-from twin.site import Site
 
 
 def link_settings(loaded: Loaded, embedded_port: int | None = None) -> LinkSettings:
@@ -46,21 +43,6 @@ def link_settings(loaded: Loaded, embedded_port: int | None = None) -> LinkSetti
         queue_bytes=broker.queue_bytes,
         max_message_bytes=broker.max_message_bytes,
     )
-
-
-def make_source(
-    loaded: Loaded, site: Site, embedded_port: int | None = None, presence: Presence | None = None
-) -> MqttSource:
-    """The source of a daemon; `.link` is the way out, `.router.bms` encodes requests to the BMS."""
-    broker = loaded.config.broker
-    integration = broker.integration if isinstance(broker, Broker) else "racktwin"
-    topics = broker.topics if isinstance(broker, Broker) else []
-    try:
-        extra = [extra_route(topic) for topic in topics]
-    except ConfigError as error:
-        raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
-    router = Router(site, extra=extra, ours=(integration,), integration=integration)
-    return MqttSource(link_settings(loaded, embedded_port), router, integration, topics, presence)
 
 
 def _tls_files(loaded: Loaded, tls: Tls) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from twin.app.api import open_tokens, server_tls
 from twin.app.authority import AuthorityBook
 from twin.app.config import Loaded
 from twin.app.replay import Keeping, Recorder
@@ -20,7 +21,7 @@ from twin.app.startup import Resumed, resume
 from twin.app.wiring import arming_faults, load_site, make_engine, make_policies
 from twin.engine import Engine
 from twin.errors import ConfigError, StorageError
-from twin.events import AuthorityChanged, Event, SiteChanged, TicksSkipped
+from twin.events import AuthorityChanged, EpochChanged, Event, SiteChanged, TicksSkipped
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
 
@@ -59,9 +60,21 @@ def load_checked(loaded: Loaded) -> tuple[SiteSpec, Site, dict[str, str]]:
     for policy, level in configured.items():
         if level in ARMED and (why := unarmed_because(loaded)):
             faults.append(f"{path}: $.policies.{policy}.authority: {level}, but {why}")
+    if loaded.config.api is not None:
+        for check in (server_tls, _tokens):
+            try:
+                check(loaded)
+            except ConfigError as error:
+                faults += error.problems
     if faults:
         raise ConfigError(faults)
     return spec, site, configured
+
+
+def _tokens(loaded: Loaded) -> None:
+    """A tokens file that is named must be there and readable; our own is made when it is needed."""
+    if loaded.config.api is not None and loaded.config.api.tokens_file is not None:
+        open_tokens(loaded)
 
 
 def unarmed_because(loaded: Loaded) -> str | None:
@@ -101,12 +114,14 @@ def open_run(loaded: Loaded) -> Opened:
 def _resumed(
     loaded: Loaded, resumed: Resumed, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook
 ) -> Opened:
-    events: list[Event] = [e for e in [*resumed.bridge(), *resumed.pending] if not isinstance(e, AuthorityChanged)]
+    # Authority and epoch come with the term that this process wins.
+    told = [*resumed.bridge(), *resumed.pending]
+    events: list[Event] = [e for e in told if not isinstance(e, AuthorityChanged | EpochChanged)]
     if not any(isinstance(e, TicksSkipped) for e in events):
         events.insert(0, TicksSkipped(count=1, why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
         events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
-    how = {"tick": resumed.last_tick, "snapshot_tick": resumed.snapshot_tick, "replayed": resumed.replayed}
+    how = resumed.told()
     recorder = Recorder(resumed.engine, resumed.spec, folder, True, Keeping.of(loaded.config), how)
     return Opened(
         resumed.engine,

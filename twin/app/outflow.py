@@ -1,8 +1,8 @@
-"""Outflow: commands on their way to the sinks; one queue and one task per sink, so that none waits for another.
+"""Outflow: commands on their way to the sinks; a queue and a task per sink, so that none waits for another.
 
 A sink that refuses or fails gives a negative ack, and the engine sends again while the lease lives; a renewal
-that failed is repeated here, since the engine takes it for sent. Commands leave only while `may_act` says so at
-that very moment, and never after their lease. Part of the shell.
+that failed is repeated here, since the engine takes it for sent. Commands leave only while `may_act` says so
+at that very moment, and never after their lease. Part of the shell.
 """
 
 from __future__ import annotations

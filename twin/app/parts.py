@@ -17,16 +17,15 @@ from connectors.routing import Route, Router, extra_route
 from connectors.series import Sums
 from connectors.series_map import load_map
 from connectors.slurm import SlurmSource
-from connectors.sparkplug_payload import rebirth
 from twin.app.config import Broker, Loaded, Scrape, Tls
 from twin.app.mqtt_wiring import link_settings
 from twin.contracts import Item, Sink, Source
-from twin.errors import ActuationError, ConfigError, ConnectorError
+from twin.errors import ActuationError, ConfigError
 from twin.reading import Ignored, Message
 from twin.site import Site
 
 SYSTEM = (f"{PUB_METADATA}System/", f"{PUB_VALUE}System/")
-BEAT_S, REBIRTH_S = 1.0, 10.0  # between looks whether a heartbeat is due, and between two askings
+BEAT_S = 1.0  # between looks whether a heartbeat is due
 
 
 class Links:
@@ -75,21 +74,14 @@ class Links:
         return self.agents, self.bms
 
     async def beat(self, leads: Callable[[], bool]) -> None:
-        """What the daemon that leads says of its own accord: the heartbeat that the BMS expects of its
-        integration, and to Sparkplug edges of which messages were missed, that they announce themselves anew.
-        """
-        asked_s = 0.0
+        """The heartbeat that the BMS expects of its integration, from the daemon that leads."""
         while True:
             await asyncio.sleep(BEAT_S)
             if not (leads() and self.source.link.connected):
                 continue
             try:
                 await self.bms.beat(time.time_ns())
-                if time.monotonic() - asked_s >= REBIRTH_S:
-                    asked_s = time.monotonic()
-                    for topic in list(self.source.router.wanted_births()):
-                        await self.source.link.publish(topic, rebirth(time.time_ns() // 1_000_000))
-            except (ActuationError, ConnectorError):
+            except ActuationError:
                 continue  # the link's own alarm says why
 
 

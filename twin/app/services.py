@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class Services:
         self.api = ApiServer()
         self._snapshot: asyncio.Task[None] | None = None
         self._wrong: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._snapshot_now, self._snapshot_ns = False, time.time_ns()
 
     def _history(self) -> HistoryService:
@@ -78,6 +80,7 @@ class Services:
         self.start_links()
         if loaded.config.api is not None:
             supervisor.start("api", "service", lambda: self.api.run(daemon.live))
+        self.notifier.prime(daemon.alarms.active(), time.time_ns())
         supervisor.start("notify", "service", self.notifier.run)
         supervisor.start("upkeep", "service", self._keep_up)
         supervisor.start("contingency", "service", self._prepare)
@@ -101,6 +104,28 @@ class Services:
         names = [n for n, p in self.daemon.live.parts.items() if p.kind in ("source", "sink")]
         await self.daemon.supervisor.stop(*names)
         self.outflows.clear()
+
+    def announce(self) -> None:
+        """Our role changed: the retained presence says so."""
+        if self.links is not None and self.links.source.link.connected:
+            task = asyncio.create_task(self._announce(self.links), name="announce")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _announce(self, links: Links) -> None:
+        try:
+            await links.source.link.announce()
+        except ConnectorError as error:
+            log.debug("presence: %s", error)  # the next connection announces anew
+
+    def messages(self) -> dict[str, Any]:
+        """What became of received messages, and of the link that they came by."""
+        out = self.daemon.inflow.summary()
+        if self.links is not None:
+            link = self.links.source.link
+            out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
+        out["sinks"] = {f.sink.name: dict(f.counts) for f in self.outflows}
+        return out
 
     def _role(self) -> tuple[str, int]:
         return self.daemon.live.role, self.daemon.live.epoch
@@ -182,7 +207,7 @@ class Services:
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + UPKEEP_EVERY_S
-            for kind, body in await loop.run_in_executor(daemon.disk, self.upkeep.run, time.time_ns()):
+            for kind, body in await loop.run_in_executor(self.slow, self.upkeep.run, time.time_ns()):
                 daemon.live.note(kind, body)
 
     async def _prepare(self) -> None:
@@ -215,7 +240,15 @@ class Services:
     async def _deliver_contingency(self, epoch: int) -> None:
         site, now_ns = self.daemon.engine.site, time.time_ns()
         profiles = {n: parse_profile(t, n) for n, t in self.daemon.opened.spec.profiles.items()}
-        caps = contingency_caps(site, profiles).caps_w
+        found = contingency_caps(site, profiles)
+        if found.infeasible:
+            self.daemon.alarms.condition(
+                "contingency", "warning", "No caps keep every budget with a feed lost", found.infeasible[:8],
+                "Lower other load, or raise the budgets, if they may be.",
+            )  # fmt: skip
+        else:
+            self.daemon.alarms.clear("contingency")
+        caps = found.caps_w
         index = np.flatnonzero(np.isfinite(caps)).astype(np.int32)
         if len(index) == 0 or self.links is None:
             return
@@ -249,6 +282,7 @@ class Services:
         if differs(old, new, "notify"):
             await supervisor.stop("notify")
             self.notifier = Notifier(daemon.loaded, daemon.engine.site.file.site)
+            self.notifier.prime(daemon.alarms.active(), time.time_ns())
             supervisor.start("notify", "service", self.notifier.run)
         if differs(old, new, "quotas"):
             self.upkeep = Upkeep(daemon.opened.folder, new.quotas)

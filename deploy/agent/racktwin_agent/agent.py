@@ -1,0 +1,201 @@
+"""The agent's loop: one queue that everything comes through, a step each second without drift, and its
+threads.
+
+The network, the sampling of devices and the kernel's log have a thread each, so that a device that hangs
+delays no command. Imports everything else of the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from racktwin_agent.clock import NS, Instant, boot_id, now
+from racktwin_agent.config import Config
+from racktwin_agent.devices import Devices, Sample
+from racktwin_agent.inbox import Inbox
+from racktwin_agent.kernel_log import Fault, KernelLog
+from racktwin_agent.link import Link
+from racktwin_agent.node import Node
+from racktwin_agent.notify import notify
+from racktwin_agent.nvml import NvmlDevices
+from racktwin_agent.publish import Out, fault_of
+from racktwin_agent.simulated import SimulatedDevices
+from racktwin_agent.store import FileStore
+from racktwin_agent.triggers import Watch, read_inputs
+from racktwin_agent.wire import Refused
+from racktwin_agent.xid_events import XidEvents
+
+log = logging.getLogger("racktwin-agent")
+STALL_S = 10.0
+
+
+def open_devices(config: Config) -> Devices:
+    """The devices that the configuration names. Raises DeviceError."""
+    if config.devices == "simulated":
+        return SimulatedDevices(config.simulated_gpus, config.simulated_seed)
+    return NvmlDevices(config.gpu_bus_ids)
+
+
+class Agent:
+    """One node's agent. Raises OSError where its state folder cannot be used.
+
+    A bug in a thread of its own ends it: the next start takes the leases over.
+    """
+
+    def __init__(self, config: Config, devices: Devices) -> None:
+        self.config, self.devices = config, devices
+        self.inbox = Inbox()
+        self._told_lost = 0
+        self.store = FileStore(config.state_dir)
+        self.watch = Watch(config.broker_gone_s, config.power_brake_s)
+        boot = boot_id()
+        self.node = Node(config.node, devices, self.store, self.watch, boot, config.integration, log.info)
+        at = now()
+        self._resume()
+        will = self.node.status("offline", at)
+        self.link = Link(config.broker, self.node.topics(), will, self._received, self._changed)
+        self._connected = False
+        self.watch.connected(False, at)
+        self._stop = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, name="sampler", daemon=True)
+        self._inputs = threading.Thread(target=self._read_inputs, name="inputs", daemon=True)
+        self._faults: KernelLog | XidEvents | None = None
+        if config.kernel_log == "nvml":
+            if isinstance(devices, NvmlDevices):
+                self._faults = XidEvents(devices, boot, self._give, log.warning)
+        elif config.kernel_log != "off":
+            self._faults = KernelLog(config.kernel_log, boot, devices, self._give, log.warning)
+        self._sampled_ns = at.boot_ns
+        self._stalled = False
+        self._failed: Exception | None = None
+
+    def _resume(self) -> None:
+        try:
+            self.node.resume(now())
+        except ValueError as error:
+            aside = self.store.put_aside()
+            log.error("%s; moved to %s. Caps stay as they are until the daemon renews them.", error, aside)
+
+    def stop(self) -> None:
+        """Let `run` end; callable from a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until `stop`. Leases go on: their lapses are carried out by whoever runs next."""
+        self.link.start()
+        self._sampler.start()
+        if self.config.psu:
+            self._inputs.start()
+        if self._faults is not None:
+            self._faults.start()
+        notify("READY=1")
+        log.info("agent of %s: %d GPUs, %s devices", self.config.node, self.devices.gpus, self.config.devices)
+        try:
+            self._loop()
+        finally:
+            notify("STOPPING=1")
+            self._stop.set()
+            self.link.stop([self.node.status("offline", now())])
+            if self._faults is not None:
+                self._faults.stop()
+            self._sampler.join(timeout=2.0)
+            self.store.close()
+
+    def _loop(self) -> None:
+        interval_ns = round(min(self.config.interval_s, 1.0) * NS)
+        due_ns = now().boot_ns
+        while not self._stop.is_set():
+            at = now()
+            if at.boot_ns >= due_ns:
+                self._step()
+                due_ns += interval_ns * (1 + (at.boot_ns - due_ns) // interval_ns)
+            until_ns = due_ns
+            ends_ns = self.node.next_ns()
+            if ends_ns is not None and at.boot_ns < ends_ns < due_ns:
+                until_ns = ends_ns
+            got = self.inbox.get(min((until_ns - now().boot_ns) / NS, 0.5))
+            if got is not None:
+                self._take(*got)
+            elif until_ns != due_ns and now().boot_ns >= until_ns:
+                self._send(self.node.step(now()))
+
+    def _step(self) -> None:
+        at = now()
+        self._note_link(at)
+        self._send(self.node.step(at))
+        if self._failed is not None:
+            raise self._failed
+        if not self.link.is_alive():
+            raise RuntimeError("the thread of the connection ended")
+        if self.inbox.lost > self._told_lost:
+            self._told_lost = self.inbox.lost
+            log.error("%d messages lost so far: more came than could be carried out", self._told_lost)
+        stalled = at.boot_ns - self._sampled_ns > max(STALL_S, 3 * self.config.interval_s) * NS
+        if stalled and not self._stalled:
+            log.error(
+                "no sample for %g s: a device or its driver hangs", (at.boot_ns - self._sampled_ns) / NS
+            )
+        self._stalled = stalled
+        notify("WATCHDOG=1")
+
+    def _take(self, what: str, item: Any) -> None:
+        at = now()
+        if what == "message":
+            topic, payload = item
+            try:
+                self._send(self.node.take(topic, payload, at))
+            except Refused as error:
+                self.node.say_once(f"{topic[:200]}: refused: {error}")
+        elif what == "sample":
+            self._sampled_ns = at.boot_ns
+            self.link.send(self.node.report(item, at))
+        elif what == "fault":
+            self.link.send(fault_of(self.config.node, item.id, item.table, item.name, item.code, item.detail))
+        elif what == "inputs":
+            for text in self.watch.inputs(item):
+                log.warning("%s", text)
+            self._send(self.node.step(at))
+        elif what == "link":
+            log.info("broker: %s", item)
+            self._note_link(at)
+
+    def _note_link(self, at: Instant) -> None:
+        """Asked of the link itself, since what it tells may be lost in a flood."""
+        was, self._connected = self._connected, self.link.connected
+        self.watch.connected(self._connected, at)
+        if self._connected and not was:
+            self._send([self.node.status("online", at)])
+
+    def _send(self, outs: list[Out]) -> None:
+        for out in outs:
+            self.link.send(out)
+
+    def _received(self, topic: str, payload: bytes) -> None:
+        self.inbox.put("message", (topic, payload), len(payload))
+
+    def _changed(self, connected: bool, why: str) -> None:
+        self.inbox.put("link", why)
+
+    def _give(self, fault: Fault) -> None:
+        self.inbox.put("fault", fault)
+
+    def _sample(self) -> None:
+        due_ns = now().boot_ns
+        interval_ns = round(self.config.interval_s * NS)
+        while not self._stop.is_set():
+            try:
+                sample: Sample = self.devices.sample(now().wall_ns)
+            except Exception as error:
+                self._failed = error  # the loop ends with it, and systemd starts anew
+                return
+            self.inbox.put("sample", sample)
+            at_ns = now().boot_ns
+            due_ns += interval_ns * (1 + max(0, at_ns - due_ns) // interval_ns)
+            self._stop.wait(max(0.0, (due_ns - at_ns) / NS))
+
+    def _read_inputs(self) -> None:
+        while not self._stop.is_set():
+            self.inbox.put("inputs", read_inputs(self.config.psu))
+            self._stop.wait(1.0)

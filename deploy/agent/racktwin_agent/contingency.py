@@ -1,0 +1,127 @@
+"""Contingency: caps that were delivered beforehand and are applied here on a local trigger, without the
+daemon.
+
+Says which ceilings stand and why; `settings.py` puts them in force. Only ever lowers. Pure: time and
+triggers are passed in. Imports the agent's clock and wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from racktwin_agent.clock import NS, Deadline, Instant
+from racktwin_agent.wire import Plan
+
+MAX_PLAN_NS = 400 * 86_400 * NS
+
+
+@dataclass(slots=True)
+class Armed:
+    """The plan of this node."""
+
+    epoch: int
+    issued_ns: int
+    until: Deadline
+    triggers: tuple[str, ...]
+    hold_s: float
+    caps: dict[str, float]  # name within the node -> watts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step changed: ceilings to put in force (none: to be taken away), and a sentence for people."""
+
+    caps: dict[str, float]
+    text: str
+    began: str = ""  # the trigger that began it
+
+
+@dataclass(slots=True)
+class Contingency:
+    """The plan, and whether it is in force: `trigger` began it, and all are gone since `quiet_ns`."""
+
+    plan: Armed | None = None
+    trigger: str = ""
+    quiet_ns: int | None = None
+    caps: dict[str, float] = field(default_factory=dict)
+
+    def take(self, plan: Plan, caps: dict[str, float], at: Instant, epoch: int) -> str | None:
+        """Arm a plan; why not, or None. `caps` are those of this node, `epoch` the highest that was seen."""
+        if plan.epoch < epoch:
+            return f"epoch {plan.epoch} is older than {epoch}: another daemon leads"
+        span = plan.expires_ns - plan.issued_ns
+        if not 0 < span <= MAX_PLAN_NS:
+            return f"a plan for {span / NS:g} s; expected up to {MAX_PLAN_NS // NS} s"
+        if plan.expires_ns <= at.wall_ns:
+            return "the plan has expired"
+        held = self.plan
+        if held is not None and (plan.epoch, plan.issued_ns) < (held.epoch, held.issued_ns):
+            return "a newer plan is armed"
+        if held is not None and (plan.epoch, plan.issued_ns) == (held.epoch, held.issued_ns):
+            return None  # retained: it comes again with every connection
+        until = Deadline.after(plan.expires_ns, span, at)
+        self.plan = Armed(plan.epoch, plan.issued_ns, until, plan.triggers, plan.hold_s, dict(caps))
+        return None
+
+    def withdraw(self) -> None:
+        """The plan is taken back; what is in force stays until its trigger is gone."""
+        self.plan = None
+
+    def step(self, present: Mapping[str, str], at: Instant) -> Change | None:
+        """The triggers that are present now, each with its evidence; what changes by it."""
+        if self.plan is not None and self.plan.until.over(at) and not self.trigger:
+            self.plan = None
+        if not self.trigger:
+            return self._begin(present, at)
+        wanted = self.plan.triggers if self.plan is not None else (self.trigger,)
+        if any(t in wanted for t in present):
+            self.quiet_ns = None
+        elif self.quiet_ns is None:
+            self.quiet_ns = at.boot_ns
+        hold_s = self.plan.hold_s if self.plan is not None else 0.0
+        if self.quiet_ns is not None and at.boot_ns - self.quiet_ns >= hold_s * NS:
+            text = f"contingency over: {self.trigger} gone for {hold_s:g} s"
+            self.trigger, self.quiet_ns, self.caps = "", None, {}
+            return Change({}, text)
+        if self.plan is not None and self.plan.caps != self.caps:
+            self.caps = dict(self.plan.caps)
+            return Change(self.caps, "contingency: caps of a new plan")
+        return None
+
+    def _begin(self, present: Mapping[str, str], at: Instant) -> Change | None:
+        if self.plan is None or not self.plan.caps:
+            return None
+        for trigger in self.plan.triggers:
+            if trigger in present:
+                self.trigger, self.quiet_ns, self.caps = trigger, None, dict(self.plan.caps)
+                text = f"contingency: {trigger} ({present[trigger]}), {len(self.caps)} caps in force"
+                return Change(self.caps, text, trigger)
+        return None
+
+    @property
+    def state(self) -> str:
+        """As the agent's status tells it."""
+        if self.trigger:
+            return f"active:{self.trigger}"
+        return "armed" if self.plan is not None and self.plan.caps else "none"
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that a restart must know."""
+        plan = self.plan
+        armed = plan and [plan.epoch, plan.issued_ns, list(plan.until), plan.triggers, plan.hold_s, plan.caps]
+        return {"plan": armed, "trigger": self.trigger, "quiet_ns": self.quiet_ns, "caps": self.caps}
+
+    def restore(self, data: Mapping[str, Any], at: Instant, same_boot: bool) -> None:
+        """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
+        if data["plan"] is not None:
+            epoch, issued_ns, until, triggers, hold_s, caps = data["plan"]
+            deadline = Deadline(*(int(x) for x in until))
+            deadline = deadline if same_boot else deadline.rebooted(at)
+            caps = {str(k): float(v) for k, v in caps.items()}
+            self.plan = Armed(int(epoch), int(issued_ns), deadline, tuple(triggers), float(hold_s), caps)
+        if same_boot:  # a reboot gave the devices their defaults back; a trigger that lasts fires again
+            self.trigger = str(data["trigger"])
+            self.quiet_ns = None if data["quiet_ns"] is None else int(data["quiet_ns"])
+            self.caps = {str(k): float(v) for k, v in data["caps"].items()}

@@ -1,0 +1,104 @@
+"""What the agent asks of a node's devices, whichever they are: a sample of columns, and settings with
+limits.
+
+`nvml.py` is the real thing, `simulated.py` a stand-in; whoever drives a fleet may bring another. Imports
+nothing of the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+Column = list[float | int | None]
+GPU_CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
+READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_readback_w")}
+# Clock-event bits: hardware slowdown, and power brake by an outside signal.
+HW_SLOWDOWN, POWER_BRAKE = 0x08, 0x80
+
+
+class DeviceError(Exception):
+    """A device cannot be reached or refuses; the text says which and why."""
+
+
+class Key(NamedTuple):
+    """One setting: a control, and the name of the device within the node (`gpu3`; "" is the node itself)."""
+
+    control: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One instant of all devices: signal -> one value per device in order, None where there is none."""
+
+    t_ns: int
+    gpu: Mapping[str, Column]
+    node: Mapping[str, Column] = field(default_factory=dict)
+
+    def clock_bits(self) -> int:
+        """The clock-event bits of all GPUs together."""
+        bits = 0
+        for value in self.gpu.get("clock_event_bits", ()):
+            bits |= int(value or 0)
+        return bits
+
+
+class Devices(Protocol):
+    """The devices of one node. Calls may come from two threads: one samples, the other sets."""
+
+    gpus: int
+
+    def sample(self, t_ns: int) -> Sample:
+        """Everything that can be read now. Never raises: what cannot be read is None."""
+        ...
+
+    def limits(self, key: Key) -> tuple[float, float] | None:
+        """What a setting may be; None where there is no such device or it has no such setting."""
+        ...
+
+    def get(self, key: Key) -> float | None:
+        """What a setting is now; None where it cannot be read."""
+        ...
+
+    def set(self, key: Key, value: float) -> None:
+        """Change a setting. Raises DeviceError."""
+        ...
+
+    def gpu_at(self, bus_id: str) -> int | None:
+        """The GPU at a PCI address such as `0000:41:00`, or None."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the devices; settings stay."""
+        ...
+
+
+def settings(devices: Devices) -> list[Key]:
+    """All settings that these devices have, in order."""
+    keys = [Key(GPU_CAP, f"gpu{i}") for i in range(devices.gpus)] + [Key(NODE_CAP, "")]
+    return [k for k in keys if devices.limits(k) is not None]
+
+
+def readbacks(devices: Devices, controls: set[str]) -> tuple[dict[str, Column], dict[str, Column]]:
+    """(GPU columns, node columns) that echo these controls."""
+    gpu: dict[str, Column] = {}
+    node: dict[str, Column] = {}
+    if GPU_CAP in controls:
+        gpu["power_limit_w"] = [devices.get(Key(GPU_CAP, f"gpu{i}")) for i in range(devices.gpus)]
+    if NODE_CAP in controls:
+        node["power_cap_readback_w"] = [devices.get(Key(NODE_CAP, ""))]
+    return gpu, node
+
+
+def short_bus_id(text: str) -> str:
+    """`00000000:41:00.0`, `0000:41:00` and `41:00` alike as `0000:41:00`."""
+    parts = text.strip().lower().split(".", 1)[0].split(":")
+    if len(parts) == 2:
+        parts = ["0", *parts]
+    try:
+        domain, bus, device = (int(p, 16) for p in parts)
+    except ValueError:
+        return text.strip().lower()
+    return f"{domain:04x}:{bus:02x}:{device:02x}"

@@ -1,0 +1,247 @@
+"""NVIDIA GPUs through NVML: what can be read as columns, and power limits.
+
+A feature that a GPU lacks is a column of nothing; a GPU that fell off the bus loses its own values and
+nothing else. Units are those of racktwin's catalogue. Imports the agent's devices, and pynvml when it is
+opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from racktwin_agent.devices import GPU_CAP, Column, DeviceError, Key, Sample, short_bus_id
+
+NVLINK_ALL = 0xFFFFFFFF  # the scope of a field value: all links together
+RETRY_LOST_S = 10.0
+Number = float | int | None
+Query = tuple[str, Callable[[Any, Any], Number]]
+
+
+def _field(name: str, scope: int | None = None) -> Callable[[Any, Any], Number]:
+    """The value of a field by the name of its number."""
+
+    def read(nvml: Any, device: Any) -> Number:
+        number = getattr(nvml, name)
+        wanted = [number if scope is None else (number, scope)]
+        (found,) = nvml.nvmlDeviceGetFieldValues(device, wanted)
+        if found.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(found.nvmlReturn)
+        kinds = {
+            nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        }
+        kind = kinds.get(found.valueType)
+        return None if kind is None else getattr(found.value, kind)
+
+    return read
+
+
+def _clock_events(nvml: Any, device: Any) -> Number:
+    read = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    read = read or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+    return int(read(device)) & 0xFFFF
+
+
+def _memory_used(nvml: Any, device: Any) -> Number:
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    return memory.used / memory.total if memory.total else None
+
+
+def _ecc(kind: str) -> Callable[[Any, Any], Number]:
+    return lambda n, d: int(n.nvmlDeviceGetTotalEccErrors(d, getattr(n, kind), n.NVML_AGGREGATE_ECC))
+
+
+def _throttled(policy: str) -> Callable[[Any, Any], Number]:
+    return lambda n, d: int(n.nvmlDeviceGetViolationStatus(d, getattr(n, policy)).violationTime)
+
+
+QUERIES: tuple[Query, ...] = (
+    ("power_w", lambda n, d: n.nvmlDeviceGetPowerUsage(d) / 1e3),
+    ("temp_c", lambda n, d: float(n.nvmlDeviceGetTemperature(d, n.NVML_TEMPERATURE_GPU))),
+    ("hbm_temp_c", _field("NVML_FI_DEV_MEMORY_TEMP")),
+    ("thermal_margin_k", lambda n, d: float(n.nvmlDeviceGetMarginTemperature(d))),
+    ("util_pu", lambda n, d: n.nvmlDeviceGetUtilizationRates(d).gpu / 100),
+    ("mem_used_pu", _memory_used),
+    ("sm_clock_hz", lambda n, d: n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM) * 1e6),
+    ("mem_clock_hz", lambda n, d: n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_MEM) * 1e6),
+    ("power_limit_w", lambda n, d: n.nvmlDeviceGetEnforcedPowerLimit(d) / 1e3),
+    ("clock_event_bits", _clock_events),
+    ("row_remap_pending_state", lambda n, d: int(n.nvmlDeviceGetRemappedRows(d)[2])),
+    ("recovery_action_state", _field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")),
+    ("energy_mj", lambda n, d: int(n.nvmlDeviceGetTotalEnergyConsumption(d))),
+    ("throttle_power_ns", _throttled("NVML_PERF_POLICY_POWER")),
+    ("throttle_thermal_ns", _throttled("NVML_PERF_POLICY_THERMAL")),
+    ("pcie_replay_count", lambda n, d: int(n.nvmlDeviceGetPcieReplayCounter(d))),
+    ("ecc_sbe_count", _ecc("NVML_MEMORY_ERROR_TYPE_CORRECTED")),
+    ("ecc_dbe_count", _ecc("NVML_MEMORY_ERROR_TYPE_UNCORRECTED")),
+    ("row_remap_count", lambda n, d: sum(n.nvmlDeviceGetRemappedRows(d)[:2])),
+    ("nvlink_error_count", _field("NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL")),
+)
+# signal -> (a field that counts KiB, its scope): read as rates
+RATES: tuple[tuple[str, Callable[[Any, Any], Number]], ...] = (
+    ("nvlink_tx_bytes_per_s", _field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", NVLINK_ALL)),
+    ("nvlink_rx_bytes_per_s", _field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", NVLINK_ALL)),
+)
+
+
+class _Gpu:
+    """One GPU: its handle while it is there, what it lacks, and the last counts of its rates."""
+
+    def __init__(self, bus_id: str) -> None:
+        self.bus_id, self.handle = bus_id, None
+        self.lacks: set[str] = set()
+        self.counts: dict[str, tuple[int, int]] = {}
+        self.retry_s = 0.0
+
+
+class NvmlDevices:
+    """The GPUs of this node, in the order of `bus_ids` if given, else of NVML. Raises DeviceError.
+
+    With `bus_ids`, a GPU that is missing at the start keeps its place, empty.
+    """
+
+    def __init__(self, bus_ids: Sequence[str] = (), nvml: Any = None) -> None:
+        self.nvml = importlib.import_module("pynvml") if nvml is None else nvml
+        try:
+            self.nvml.nvmlInit()
+            count = self.nvml.nvmlDeviceGetCount()
+            found: dict[str, Any] = {}
+            for i in range(count):
+                try:
+                    handle = self.nvml.nvmlDeviceGetHandleByIndex(i)
+                    found[self._bus_id(handle)] = handle
+                except self.nvml.NVMLError:
+                    continue  # lost: NVML still counts it
+        except self.nvml.NVMLError as error:
+            raise DeviceError(
+                f"NVML cannot be used: {error}; expected NVIDIA's driver on this node"
+            ) from None
+        self._gpus = [_Gpu(short_bus_id(b)) for b in (bus_ids or sorted(found))]
+        for gpu in self._gpus:
+            gpu.handle = found.get(gpu.bus_id)
+        self.gpus = len(self._gpus)
+        self._limits: dict[int, tuple[float, float]] = {}
+        if self.gpus == 0:
+            raise DeviceError("NVML knows no GPU on this node; expected at least one, or gpu_bus_ids")
+
+    def _bus_id(self, handle: Any) -> str:
+        raw = self.nvml.nvmlDeviceGetPciInfo(handle).busId
+        return short_bus_id(raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw))
+
+    def sample(self, t_ns: int) -> Sample:
+        """See Devices."""
+        columns: dict[str, Column] = {name: [None] * self.gpus for name, _ in (*QUERIES, *RATES)}
+        for i, gpu in enumerate(self._gpus):
+            for name, query in QUERIES:
+                columns[name][i] = self._ask(gpu, name, query)
+            for name, query in RATES:
+                columns[name][i] = self._rate(gpu, name, self._ask(gpu, name, query))
+        # A column of nothing from every GPU is a feature that this node lacks.
+        return Sample(
+            t_ns, {k: v for k, v in columns.items() if any(x is not None for x in v) or k == "power_w"}
+        )
+
+    def _ask(self, gpu: _Gpu, name: str, query: Callable[[Any, Any], Number]) -> Number:
+        if name in gpu.lacks or not self._is_there(gpu):
+            return None
+        nvml = self.nvml
+        try:
+            value = query(nvml, gpu.handle)
+        except nvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+                gpu.handle, gpu.retry_s = None, time.monotonic() + RETRY_LOST_S
+            elif code in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                          nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NO_PERMISSION):  # fmt: skip
+                gpu.lacks.add(name)
+            return None
+        except (AttributeError, TypeError, ValueError, IndexError):
+            gpu.lacks.add(name)  # a library or driver older than the query
+            return None
+        return value if isinstance(value, int | float) and value >= -1e6 else None
+
+    def _is_there(self, gpu: _Gpu) -> bool:
+        """Whether it answers; one that was lost is looked for now and then, as after a reset."""
+        if gpu.handle is None and time.monotonic() >= gpu.retry_s:
+            gpu.retry_s = time.monotonic() + RETRY_LOST_S
+            try:
+                handle = self.nvml.nvmlDeviceGetHandleByPciBusId(f"{gpu.bus_id}.0".encode("ascii"))
+                self.nvml.nvmlDeviceGetPowerUsage(handle)
+                gpu.handle, gpu.counts = handle, {}
+            except (self.nvml.NVMLError, AttributeError):
+                gpu.handle = None
+        return gpu.handle is not None
+
+    def _rate(self, gpu: _Gpu, name: str, count: Number) -> Number:
+        """Bytes per second since the last sample, from a count of KiB."""
+        now = time.monotonic_ns()
+        before = gpu.counts.get(name)
+        if count is None:
+            return None
+        gpu.counts[name] = (int(count), now)
+        if before is None or count < before[0] or now <= before[1]:
+            return None
+        return (int(count) - before[0]) * 1024 * 1e9 / (now - before[1])
+
+    def _number(self, key: Key) -> int | None:
+        digits = key.name.removeprefix("gpu")
+        if key.control != GPU_CAP or digits == key.name or not (digits.isascii() and digits.isdigit()):
+            return None
+        return int(digits) if len(digits) < 4 and int(digits) < self.gpus else None
+
+    def limits(self, key: Key) -> tuple[float, float] | None:
+        """See Devices: NVML's constraints on the power limit."""
+        at = self._number(key)
+        if at is None:
+            return None
+        if at not in self._limits and self._is_there(self._gpus[at]):
+            try:
+                low, high = self.nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._gpus[at].handle)
+                self._limits[at] = (low / 1e3, high / 1e3)
+            except self.nvml.NVMLError:
+                return None
+        return self._limits.get(at)
+
+    def get(self, key: Key) -> float | None:
+        """See Devices: the limit that is set; one that hardware enforces below it is in samples."""
+        at = self._number(key)
+        if at is None or not self._is_there(self._gpus[at]):
+            return None
+        try:
+            return float(self.nvml.nvmlDeviceGetPowerManagementLimit(self._gpus[at].handle) / 1e3)
+        except self.nvml.NVMLError:
+            return None
+
+    def set(self, key: Key, value: float) -> None:
+        """See Devices: takes root."""
+        at = self._number(key)
+        if at is None:
+            raise DeviceError(f"no {key.control} of {key.name or 'this node'}")
+        if not self._is_there(self._gpus[at]):
+            raise DeviceError(f"{key.name} at {self._gpus[at].bus_id} does not answer")
+        try:
+            self.nvml.nvmlDeviceSetPowerManagementLimit(self._gpus[at].handle, round(value * 1e3))
+        except self.nvml.NVMLError as error:
+            raise DeviceError(f"{key.name}: a limit of {value:g} W was refused: {error}") from None
+
+    def gpu_at(self, bus_id: str) -> int | None:
+        """See Devices."""
+        wanted = short_bus_id(bus_id)
+        return next((i for i, g in enumerate(self._gpus) if g.bus_id == wanted), None)
+
+    def handles(self) -> list[tuple[int, Any]]:
+        """(number, NVML's handle) of the GPUs that are there."""
+        return [(i, g.handle) for i, g in enumerate(self._gpus) if g.handle is not None]
+
+    def close(self) -> None:
+        """See Devices."""
+        try:
+            self.nvml.nvmlShutdown()
+        except self.nvml.NVMLError:
+            return

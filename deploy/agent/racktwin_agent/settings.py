@@ -1,0 +1,102 @@
+"""What devices are set to: what leases want of them, below the ceilings of a contingency while there is one.
+
+Only this file changes a device. While a ceiling stands, what leases want is held back and given when it goes.
+Imports `racktwin_agent.devices` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from racktwin_agent.devices import DeviceError, Devices, Key
+
+TOLERANCE = 0.5  # a setting this close is the same: devices round to what they can do
+
+
+class Settings:
+    """The settings of one node. `held` is what each device under a ceiling should have without it."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.ceilings: dict[Key, float] = {}
+        self.held: dict[Key, float] = {}
+
+    def put(self, key: Key, value: float) -> bool:
+        """Set a device, as far as its ceiling allows; False if it is held back. Raises DeviceError."""
+        ceiling = self.ceilings.get(key)
+        if ceiling is None:
+            self._set(key, value)
+            return True
+        self.held[key] = value
+        self._set(key, min(value, ceiling))
+        return value <= ceiling
+
+    def remember(self, ceilings: Mapping[Key, float]) -> None:
+        """Note what devices are set to before ceilings come down on them."""
+        for key in ceilings:
+            if key not in self.held:
+                found = self.devices.get(key)
+                if found is not None:
+                    self.held[key] = found
+
+    def lower(self, ceilings: Mapping[Key, float]) -> list[str]:
+        """Put ceilings in force, or other ones in place of those; what failed. Never raises a setting
+        above what is wanted of it."""
+        self.remember(ceilings)
+        failed = self._give_back([k for k in self.ceilings if k not in ceilings])
+        for key, ceiling in ceilings.items():
+            before = self.ceilings.get(key)
+            self.ceilings[key] = ceiling
+            try:
+                wanted = self.held.get(key)
+                if wanted is None or wanted > ceiling or (before is not None and ceiling > before):
+                    self._set(key, ceiling if wanted is None else min(wanted, ceiling))
+            except DeviceError as error:
+                failed.append(str(error))
+        return failed
+
+    def enforce(self) -> list[str]:
+        """Lower again what stands above its ceiling, by a retry or by somebody else's hand; what failed."""
+        failed = []
+        for key, ceiling in self.ceilings.items():
+            found = self.devices.get(key)
+            if found is not None and found > ceiling + TOLERANCE:
+                try:
+                    self.devices.set(key, ceiling)
+                except DeviceError as error:
+                    failed.append(str(error))
+        return failed
+
+    def release(self) -> list[str]:
+        """Take all ceilings away and give what was held back; what failed."""
+        return self._give_back(list(self.ceilings))
+
+    def _give_back(self, keys: list[Key]) -> list[str]:
+        failed = []
+        for key in keys:
+            del self.ceilings[key]
+            wanted = self.held.pop(key, None)
+            try:
+                if wanted is not None:
+                    self._set(key, wanted)
+            except DeviceError as error:
+                failed.append(str(error))
+        return failed
+
+    def _set(self, key: Key, value: float) -> None:
+        found = self.devices.get(key)
+        if found is None or abs(found - value) > TOLERANCE:
+            self.devices.set(key, value)
+
+    def dump(self) -> dict[str, Any]:
+        """What a restart must know: ceilings in force, and what stands behind them."""
+        return {
+            "ceilings": [[*k, v] for k, v in self.ceilings.items()],
+            "held": [[*k, v] for k, v in self.held.items()],
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
+        self.ceilings = {Key(str(c), str(n)): float(v) for c, n, v in data["ceilings"]}
+        self.held = {Key(str(c), str(n)): float(v) for c, n, v in data["held"]}

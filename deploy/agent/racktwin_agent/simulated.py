@@ -1,0 +1,119 @@
+"""Simulated devices: GPUs that exist nowhere, for tests and demonstrations. NOT a measurement of anything.
+
+Seeded. Each GPU draws what a made-up training job wants, up to its power limit, and warms by a first-order
+law; a test may take its power, its link or its coolant away. Imports the agent's devices.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from racktwin_agent.devices import (
+    GPU_CAP,
+    NODE_CAP,
+    POWER_BRAKE,
+    Column,
+    DeviceError,
+    Key,
+    Sample,
+    short_bus_id,
+)
+
+IDLE_W, WANTED_W = 90.0, 880.0
+K_PER_W, TAU_S = 0.028, 7.0
+
+
+class SimulatedDevices:
+    """`gpus` GPUs of one node. All public fields may be changed while it runs."""
+
+    def __init__(
+        self, gpus: int, seed: int = 0, low_w: float = 200.0, high_w: float = 1200.0, coolant_c: float = 33.0
+    ) -> None:
+        self.gpus, self.low_w, self.high_w, self.coolant_c = gpus, low_w, high_w, coolant_c
+        self.load_pu = 1.0
+        self.lost: set[int] = set()
+        self.refuses = False
+        self.braked = False
+        self._dice = random.Random(seed)
+        self._limit = [high_w] * gpus
+        self._node_limit = high_w * gpus
+        self._power = [IDLE_W] * gpus
+        self._temp = [coolant_c] * gpus
+        self._energy = [0] * gpus
+        self._last_ns = 0
+        self._lock = threading.Lock()
+
+    def _step(self, t_ns: int) -> None:
+        dt = min(max((t_ns - self._last_ns) / 1e9, 0.0), 60.0) if self._last_ns else 1.0
+        self._last_ns = t_ns
+        share = self._node_limit / max(self.gpus, 1)
+        for i in range(self.gpus):
+            wanted = IDLE_W + (WANTED_W - IDLE_W) * self.load_pu + self._dice.gauss(0, 5)
+            self._power[i] = max(IDLE_W, min(wanted, self._limit[i], share))
+            aim = self.coolant_c + self._power[i] * K_PER_W
+            self._temp[i] += (aim - self._temp[i]) * min(1.0, dt / TAU_S)
+            self._energy[i] += round(self._power[i] * dt * 1e3)
+
+    def sample(self, t_ns: int) -> Sample:
+        """See Devices."""
+        with self._lock:
+            self._step(t_ns)
+            capped = [self._limit[i] <= self._power[i] + 1 for i in range(self.gpus)]
+            bits = [(4 if c else 0) | (POWER_BRAKE if self.braked else 0) for c in capped]
+            gpu: dict[str, Column] = {
+                "power_w": [round(p, 1) for p in self._power],
+                "temp_c": [round(t, 1) for t in self._temp],
+                "util_pu": [self.load_pu] * self.gpus,
+                "sm_clock_hz": [1.98e9 * (p / WANTED_W) ** 0.4 for p in self._power],
+                "power_limit_w": list(self._limit),
+                "clock_event_bits": list(bits),
+                "energy_mj": list(self._energy),
+                "ecc_sbe_count": [0] * self.gpus,
+            }
+            for column in gpu.values():
+                for i in self.lost:
+                    column[i] = None
+            node: dict[str, Column] = {
+                "power_w": [round(sum(self._power) + 700, 1)],
+                "power_cap_readback_w": [self._node_limit],
+            }
+        return Sample(t_ns, gpu, node)
+
+    def _number(self, key: Key) -> int | None:
+        names = {f"gpu{i}": i for i in range(self.gpus)}
+        return names.get(key.name) if key.control == GPU_CAP else None
+
+    def limits(self, key: Key) -> tuple[float, float] | None:
+        """See Devices."""
+        if key == Key(NODE_CAP, ""):
+            return self.low_w * self.gpus, self.high_w * self.gpus
+        return (self.low_w, self.high_w) if self._number(key) is not None else None
+
+    def get(self, key: Key) -> float | None:
+        """See Devices."""
+        if key == Key(NODE_CAP, ""):
+            return self._node_limit
+        at = self._number(key)
+        return None if at is None or at in self.lost else self._limit[at]
+
+    def set(self, key: Key, value: float) -> None:
+        """See Devices."""
+        at = self._number(key)
+        if self.refuses or at in self.lost:
+            raise DeviceError(f"{key.name or 'the node'} refuses")
+        with self._lock:
+            if key == Key(NODE_CAP, ""):
+                self._node_limit = value
+            elif at is None:
+                raise DeviceError(f"no {key.name}")
+            else:
+                self._limit[at] = value
+
+    def gpu_at(self, bus_id: str) -> int | None:
+        """See Devices: GPU n sits on bus n + 1."""
+        wanted = short_bus_id(bus_id)
+        return next((i for i in range(self.gpus) if short_bus_id(f"0:{i + 1:x}:0") == wanted), None)
+
+    def close(self) -> None:
+        """See Devices."""

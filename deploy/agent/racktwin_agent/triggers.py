@@ -1,0 +1,105 @@
+"""Local triggers: a power supply that lost its input, a power brake, a broker that is gone.
+
+Each is told with its evidence. What cannot be read is no trigger: it is unknown, and said so. Imports the
+agent's clock and devices.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from racktwin_agent.clock import NS, Instant
+from racktwin_agent.devices import HW_SLOWDOWN, POWER_BRAKE
+
+
+@dataclass(frozen=True, slots=True)
+class PsuInput:
+    """Where to read whether a power supply has input: a file, or a command whose status 0 is yes and 1 is no.
+
+    A file's text is compared with `lost`; with `min` its number must be at least that.
+    """
+
+    name: str
+    file: str = ""
+    command: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ("0", "lost", "offline")
+    min: float | None = None
+    timeout_s: float = 5.0
+
+    def read(self) -> bool | None:
+        """True with input, False without, None if nobody knows."""
+        return self._run() if self.command else self._look()
+
+    def _run(self) -> bool | None:
+        try:
+            done = subprocess.run(self.command, timeout=self.timeout_s, check=False, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return {0: True, 1: False}.get(done.returncode)
+
+    def _look(self) -> bool | None:
+        try:
+            with open(Path(self.file), encoding="utf-8") as file:
+                text = file.read(256).strip()
+            return float(text) >= self.min if self.min is not None else text.lower() not in self.lost
+        except (OSError, ValueError):
+            return None
+
+
+def read_inputs(inputs: tuple[PsuInput, ...]) -> dict[str, bool | None]:
+    """All inputs by name."""
+    return {x.name: x.read() for x in inputs}
+
+
+@dataclass(slots=True)
+class Watch:
+    """Turns what was read into the triggers that are present. Times since boot."""
+
+    broker_gone_s: float = 60.0
+    power_brake_s: float = 2.0
+    lost: dict[str, bool | None] = field(default_factory=dict)
+    _apart_ns: int | None = None
+    _braked_ns: int | None = None
+    _bits: int = 0
+
+    def connected(self, is_connected: bool, at: Instant) -> None:
+        """Whether the broker is there now."""
+        if is_connected:
+            self._apart_ns = None
+        elif self._apart_ns is None:
+            self._apart_ns = at.boot_ns
+
+    def clocks(self, bits: int, at: Instant) -> None:
+        """The clock-event bits of the node's GPUs now."""
+        if bits & (HW_SLOWDOWN | POWER_BRAKE):
+            self._bits = bits
+            if self._braked_ns is None:
+                self._braked_ns = at.boot_ns
+        else:
+            self._braked_ns = None
+
+    def inputs(self, found: dict[str, bool | None]) -> list[str]:
+        """What the power supplies say now; which ones changed."""
+        said = []
+        for name, has_input in found.items():
+            if name not in self.lost or self.lost[name] is not has_input:
+                word = {True: "has input", False: "lost its input", None: "cannot be read"}[has_input]
+                if has_input is not True or name in self.lost:
+                    said.append(f"power supply {name} {word}")
+        self.lost = found
+        return said
+
+    def present(self, at: Instant) -> dict[str, str]:
+        """The triggers that are present, with their evidence."""
+        out = {}
+        lost = [name for name, has_input in self.lost.items() if has_input is False]
+        if lost:
+            out["psu_lost"] = f"no input at {', '.join(lost[:8])}"
+        if self._braked_ns is not None and at.boot_ns - self._braked_ns >= self.power_brake_s * NS:
+            out["power_brake"] = f"clock events {self._bits:#x}"
+        if self._apart_ns is not None and at.boot_ns - self._apart_ns > self.broker_gone_s * NS:
+            out["broker_gone"] = f"for {(at.boot_ns - self._apart_ns) / NS:.0f} s"
+        return out
