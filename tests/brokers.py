@@ -35,6 +35,7 @@ class Mosquitto:
         lines = [
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(open_to_all).lower()}",
+            "set_tcp_nodelay true",
             "persistence true",
             f"persistence_location {folder}/",
             "log_type all",

@@ -124,12 +124,17 @@ class Inbox:
                 ok = trusted and value is not None and 0 <= value < 2**63
                 raw = int(cast(float, value)) if ok else -1
                 self._count_one(stage, single.counter, entity, raw, t_ns, before)
+            anew = False
+            if hits:
+                first_ns = before if hits == 1 else stage.first_ns.item(group, entity)
+                anew = t_ns - first_ns >= self.tick_ns
+                stage.first_ns[group, entity] = t_ns if anew else first_ns
             for cell in cells:
                 if cell.urgent_drop_pu:
                     last = stage.value.item(cell.row, entity)
                     if last <= cell.high and cell.low <= number < cell.urgent_drop_pu * last:
                         self.urgent = True
-                if hits and (cell.keeps or t_ns - before < self.tick_ns):
+                if hits and (cell.keeps or not anew):
                     stage.merge_one(cell, entity, number, hits == 1)
                 elif hits:
                     stage.begin_anew(cell.row, entity, number)
@@ -171,13 +176,15 @@ class Inbox:
         if len(counters):
             new = counts[np.searchsorted(layout.counter_rows, counters)][:, newer]
             self._count(stage, counters, entity, new, t_ns, before[newer])
+        first_ns = np.where(hits > 1, stage.first_ns[group, entity], before[newer])
+        anew = seen & (t_ns - first_ns >= self.tick_ns)
+        stage.first_ns[group, entity] = np.where(anew, t_ns, first_ns)
         if layout.drops:
             mine_only = [d for d in layout.drops if d[1] in gauges]
             self._watch_drops(stage, layout, values[:, newer], entity, mine_only)
         if len(gauges):
             fresh = values[np.ix_(mine, newer)]
             stage.value[gauges[:, None], entity[~seen]] = fresh[:, ~seen]
-            anew = seen & (t_ns - before[newer] >= self.tick_ns)
             if anew.any():
                 free = ~stage.keeps[gauges]
                 seen &= ~anew

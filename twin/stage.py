@@ -102,6 +102,7 @@ class Stage:
         self.partition = Partition(len(spec.gauges) + len(spec.counters))
         self.t_ns = np.zeros((1, n), np.int64)  # [n_groups, n] last accepted device time
         self.hits = np.zeros((1, n), np.uint16)  # [n_groups, n] arrivals since the last tick
+        self.first_ns = np.zeros((1, n), np.int64)  # [n_groups, n] of what is pending; valid where hits > 1
         self.dirty: set[int] = set()
         self.layouts: dict[tuple[tuple[str, ...], tuple[str, ...]], Layout] = {}
         self.singles: dict[str, Single] = {}
@@ -141,6 +142,7 @@ class Stage:
         for parent, child in splits:
             self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
             self.hits = np.vstack([self.hits, self.hits[parent : parent + 1]])
+            self.first_ns = np.vstack([self.first_ns, self.first_ns[parent : parent + 1]])
             if parent in self.dirty:
                 self.dirty.add(child)
             self.group_rows.clear()
@@ -203,7 +205,7 @@ class Stage:
     def resume(self, table: TableState) -> None:
         """Times and counters of a restored table; nothing is pending."""
         self.partition, self.t_ns = table.partition.copy(), table.t_ns.copy()
-        self.hits = np.zeros(self.t_ns.shape, np.uint16)
+        self.hits, self.first_ns = np.zeros(self.t_ns.shape, np.uint16), np.zeros(self.t_ns.shape, np.int64)
         self.raw, self.gain[:], self.held_ns[:], self.n_held = table.raw.copy(), 0, 0, 0
         self.dirty.clear()
         self.group_rows.clear()

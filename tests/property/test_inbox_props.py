@@ -40,6 +40,7 @@ class Slow:
         self.null: dict[Any, bool] = {}
         self.counts: Counter[str] = Counter()
         self.urgent = False
+        self.first_ns: dict[Any, int] = {}  # of the pending readings of this tick
         self.before: dict[Any, list[float]] = {}  # the readings of the last tick that had any
 
     def put(self, table: str, start: int, columns: dict[str, list[Any]], t_ns: int, now_ns: int) -> None:
@@ -67,8 +68,12 @@ class Slow:
         self.counts["accepted"] += 1
         self.watch_drop(key, value)
         self.counts["coalesced"] += bool(self.pending.get(key))
-        if TABLES[key[0]].by_name[key[1]].kind == "gauge" and t_ns - before >= NS:
-            self.pending[key] = []  # a backlog: what belongs to an earlier tick
+        first = self.first_ns.get(key, t_ns) if self.pending.get(key) else t_ns
+        if t_ns - first >= NS:
+            first = t_ns
+            if TABLES[key[0]].by_name[key[1]].kind == "gauge":
+                self.pending[key] = []  # a backlog: what belongs to an earlier tick
+        self.first_ns[key] = first
         self.pending.setdefault(key, []).append(value)
         self.t_ns[key] = t_ns
         signal = TABLES[key[0]].by_name[key[1]]
