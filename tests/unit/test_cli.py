@@ -360,7 +360,7 @@ def test_a_reader_that_leaves_is_no_error(lab: Path) -> None:
 
 def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "twin.app", "demo", "--out", str(folder)],
+        [sys.executable, "-m", "twin.app", "demo", "--recorded", "--out", str(folder)],
         cwd=ROOT,
         env={**os.environ, "RACKTWIN_TRACES": str(traces)},
         capture_output=True,
@@ -368,6 +368,24 @@ def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_the_live_demo(tmp_path: Path) -> None:
+    """Broker, pod and daemon for a few seconds; then the run is made again from its trace."""
+    done = subprocess.run(
+        [sys.executable, "-m", "twin.app", "demo", "--seconds", "8", "--out", str(tmp_path / "demo")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "the daemon answers at http://127.0.0.1:" in done.stdout
+    assert "kW" in done.stdout
+    assert "byte-identical" in done.stdout
+    assert (tmp_path / "demo/live/report.html").stat().st_size > 5000
 
 
 @pytest.mark.slow

@@ -89,8 +89,14 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
             commands.add_parser(name, help=what)
     cli_live.add_parsers(commands)
 
-    demo = commands.add_parser("demo", help="replay a real recording, and a simulated pod that gets hot")
+    demo = commands.add_parser("demo", help="a simulated pod, live under control of the daemon, until Ctrl-C")
     demo.add_argument("--out", type=Path, default=Path("build/demo"))
+    demo.add_argument("--seconds", type=float, help="end by itself after so long")
+    demo.add_argument(
+        "--recorded",
+        action="store_true",
+        help="instead: replay a real recording and a simulated one; reports",
+    )
     return top
 
 
@@ -142,9 +148,13 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
 
         return run_replay(args, out, err)
     if args.command == "demo":
-        from twin.app.demo import run_demo
+        if args.recorded:
+            from twin.app.demo import run_demo
 
-        return run_demo(args.out, out, err)
+            return run_demo(args.out, out, err)
+        from twin.app.demo_live import run_live_demo
+
+        return run_live_demo(args.out, args.seconds, out)
     from twin.app import cli_site
 
     actions: dict[str, Any] = {

@@ -57,7 +57,7 @@ class Broker(_Strict, frozen=True):
 
 
 class Scrape(_Strict, frozen=True):
-    """A Prometheus exporter. `map` names a mapping table (packaged, or a file); `place` is the entity that
+    """A Prometheus exporter. `map` names a mapping table (packaged: dcgm, ascend, neuron, node, storage; or a file); `place` is the entity that
     all its series belong to, if the labels do not say."""
 
     url: str

@@ -38,7 +38,7 @@ from twin.site import SiteSpec
 from twin.sitebuild import build
 
 START_S, STOP_S = 30.0, 10.0
-LINE_EVERY_S = 10.0  # without a terminal, a line this often
+LINE_EVERY_S = 5.0  # without a terminal, a line this often
 SHOWN_LINES = 8
 AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
 CONFIG = """\
