@@ -3,7 +3,8 @@ only.
 
 `IT/v1/{integration}/Request/{control}/{rack path}` carries the leases of one rack as columns, and
 `.../Result/{control}/{node path}` an agent's answers. Names are relative to the path of the topic, so that
-nobody can speak of what is not below it. May import the core's contracts, events, readings and catalogue.
+nobody can speak of what is not below it. May import the core's contracts, events, readings and catalogue, and
+allowances.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from connectors.allowance import Allowance
 from twin.contracts import CommandBatch
 from twin.errors import ActuationError, BadMessage
 from twin.events import CommandAcked
@@ -29,6 +31,7 @@ TABLES_OF_AGENTS = ("rack", "node", "gpu")
 MAX_NAMES = 4096  # in one message; a rack with more gets several
 MAX_RESULT, MAX_STATUS = 2 * 2**20, 16 * 2**10
 MAX_DETAIL = 500
+ANSWER_BURST, ANSWER_PER_S = 2**22, 2**18  # bytes of a node or rack
 MAX_EPOCH = 2**53
 Publication = tuple[str, bytes]
 
@@ -199,6 +202,7 @@ class ResultDecoder:
 
     def __init__(self, site: Site, integration: str | None = None, epoch: int | None = None) -> None:
         self.site, self.integration, self.epoch = site, integration, epoch
+        self._allowance = Allowance("answers", ANSWER_BURST, ANSWER_PER_S)
         self._result, self._status = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Status)
 
     def rebind(self, site: Site) -> None:
@@ -223,6 +227,7 @@ class ResultDecoder:
         if control is None or control.table not in TABLES_OF_AGENTS:
             raise BadMessage(f"a result for {key[:80]!r}, which is no control of a rack, node or GPU")
         base = self._base(path)
+        self._allowance.spend(base, len(message.payload), message.t_ns)
         try:
             result = self._result.decode(message.payload)
         except (ValueError, RecursionError) as error:

@@ -2,9 +2,9 @@
 
 `IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
 msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault of what is below it,
-`IT/v1/PUB/Event/jobs/{source}` (or any path that is no entity) a job event, each with an id. Columns are
-keyed by signal name or by DCGM field number. A payload may say whom it is `from`: then it must be its
-topic's path. May import the core's readings, events and catalogue.
+`IT/v1/PUB/Event/jobs/{source}` a job event, each with an id. Columns are keyed by signal name or by DCGM
+field number. A payload may say whom it is `from`: then it must be its topic's path. May import the core's
+readings, events and catalogue, and allowances.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from connectors.allowance import Allowance
 from twin.errors import BadMessage
 from twin.events import FaultReported, JobEnded, JobStarted
 from twin.reading import Block, Ignored, Message, Names
 from twin.signals import TABLES
 
-FRAME, EVENT = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/"
+FRAME, EVENT, JOBS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/"
 MAX_PAYLOAD = 16 * 2**20
 MAX_COLUMNS = 200
 MAX_PLACES = 1_000_000
 MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
+MAX_NODE_NAME = 512
+FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand faults, then a dozen a second
+JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
 DCGM: dict[str, tuple[str, float]] = {
     "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
@@ -68,13 +72,15 @@ class ItDecoder:
     def __init__(self, names: Names) -> None:
         self.names = names
         self._place: dict[str, tuple[str, int]] = {}
+        self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
+        self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
 
     def decode(self, message: Message) -> list[Block | _ItEvent] | Ignored:
         """Blocks and events of one message. Raises BadMessage for what is neither."""
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         if message.topic.startswith(EVENT):
-            return [self._event(message.payload, message.topic[len(EVENT) :])]
+            return [self._event(message)]
         if not message.topic.startswith(FRAME):
             return Ignored(message.topic[:40], "not a topic of the IT side")
         place = self._find(message.topic[len(FRAME) :])
@@ -95,7 +101,8 @@ class ItDecoder:
                 blocks.append(self._block(kind, columns, table, entity, frame.t_ns))
         return blocks
 
-    def _event(self, payload: bytes, path: str) -> _ItEvent:
+    def _event(self, message: Message) -> _ItEvent:
+        payload, path = message.payload, message.topic[len(EVENT) :]
         if len(payload) > MAX_EVENT:
             raise BadMessage(f"{len(payload)} bytes of event; expected at most {MAX_EVENT}")
         try:
@@ -105,32 +112,29 @@ class ItDecoder:
             raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
         if not event.id:
             raise BadMessage("an event needs an id, so that a repeated delivery counts once")
-        for name in event.__struct_fields__:
-            held = getattr(event, name)
-            if isinstance(held, str) and len(held) > (MAX_ID if name == "id" else MAX_TEXT):
-                raise BadMessage(
-                    f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
-                )
-            if isinstance(held, int) and abs(held) >= 2**31:
-                raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
-        self._check_speaker(event, path)
+        _check_size(event)
+        if isinstance(event, FaultReported):
+            speaker = self._check_fault(event, path)
+            self._faults.spend(speaker, len(payload), message.t_ns)
+            # An id is one among those of its speaker: nobody uses up the ids of another.
+            return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
+        if not path.startswith(JOBS):
+            raise BadMessage(f"a job event on the topic of {path[:200]!r}; expected it on {EVENT}{JOBS}...")
+        self._jobs.spend("all sources", len(payload), message.t_ns)
         return event
 
-    def _check_speaker(self, event: _ItEvent, path: str) -> None:
-        """A node speaks of itself and what is below it; of jobs speaks whoever is no entity."""
+    def _check_fault(self, event: FaultReported, path: str) -> str:
+        """A node speaks of itself and what is below it; its full name."""
         place = self._find(path)
-        if not isinstance(event, FaultReported):
-            if place is not None:
-                raise BadMessage(f"a job event on the topic of {path[:200]}; expected it on {EVENT}jobs/...")
-            return
         if place is None:
             raise BadMessage(f"a fault on the topic of {path[:200]!r}, which is no rack or node of this site")
         site: Any = self.names
-        full = site.name(*place)
+        full: str = site.name(*place)
         if event.name != full and not event.name.startswith(f"{full}/"):
             raise BadMessage(
                 f"a fault of {event.name[:200]!r} on the topic of {full}; expected what is below"
             )
+        return full
 
     def _find(self, path: str) -> tuple[str, int] | None:
         found = self._place.get(path)
@@ -197,6 +201,19 @@ class ItDecoder:
             return first, last - first
         start = int(site.gpu_start_of_node[first])
         return start, int(site.gpu_start_of_node[last]) - start
+
+
+def _check_size(event: _ItEvent) -> None:
+    for name in event.__struct_fields__:
+        held = getattr(event, name)
+        if isinstance(held, str) and len(held) > (MAX_ID if name == "id" else MAX_TEXT):
+            raise BadMessage(
+                f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
+            )
+        if isinstance(held, int) and abs(held) >= 2**31:
+            raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
+        if isinstance(held, tuple) and any(len(text) > MAX_NODE_NAME for text in held):
+            raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
 
 
 def _check_sender(sender: str | None, path: str) -> None:

@@ -11,6 +11,7 @@
 #   --destdir DIR   try it below DIR; no user, no systemd
 #   --venv DIR      use this virtual environment as it is, instead of making one
 set -euo pipefail
+umask 022 # what the service runs must be readable to its user, and writable to root alone, whoever calls
 
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 prefix=/opt/racktwin destdir='' wheel='' venv='' python='' restart='' action=install

@@ -371,18 +371,21 @@ def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_live_demo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_live_demo(tmp_path: Path, terminal: bool) -> None:
     """Broker, pod and daemon for a few seconds; then the run is made again from its trace."""
+    call = [sys.executable, "-m", "twin.app", "demo", "--seconds", "8", "--out", str(tmp_path / "demo")]
     done = subprocess.run(
-        [sys.executable, "-m", "twin.app", "demo", "--seconds", "8", "--out", str(tmp_path / "demo")],
+        ["script", "-qec", shlex.join(call), "/dev/null"] if terminal else call,
         cwd=ROOT,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "the daemon answers at http://127.0.0.1:" in done.stdout
+    assert "http://127.0.0.1:" in done.stdout
     assert "kW" in done.stdout
     assert "byte-identical" in done.stdout
     assert (tmp_path / "demo/live/report.html").stat().st_size > 5000

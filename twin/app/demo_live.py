@@ -7,12 +7,8 @@ Part of the shell.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,22 +21,21 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
+from twin.app.children import end_child, free_port, need_agent, reached, start_child, start_daemon
 from twin.app.cli_live_show import TONES, safe, when
-from twin.app.client import Client, connect
+from twin.app.client import Client
 from twin.app.collect import Collector
 from twin.app.demo_pod import FAULT_AT_S, PERIOD_S, SITE
 from twin.app.replay import replay_frames, summary
 from twin.app.report import write_report
 from twin.app.storage import TraceReader
 from twin.app.wiring import make_engine
-from twin.errors import ConnectorError, StorageError, TwinError
+from twin.errors import ConnectorError
 from twin.site import SiteSpec
 from twin.sitebuild import build
 
-START_S, STOP_S = 30.0, 10.0
 LINE_EVERY_S = 5.0  # without a terminal, a line this often
 SHOWN_LINES = 8
-AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
 CONFIG = """\
 # Made by `racktwin demo`. The embedded broker knows no identities: `act` is allowed over it only because the
 # site is a simulated pod.
@@ -55,62 +50,25 @@ history: {{every_s: 1}}
 
 def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
     """Until Ctrl-C, or for so many seconds."""
-    if importlib.util.find_spec("racktwin_agent") is None and not AGENT.is_dir():
-        raise StorageError("the agent (deploy/agent) is not installed: pip install deploy/agent")
+    need_agent()
     folder = folder / "live"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "demo-pod.yaml").write_text(SITE, encoding="utf-8")
-    broker, api = _free_port(18830), _free_port(8077)
+    broker, api = free_port(18830), free_port(8077)
     config = folder / "racktwin.yaml"
     config.write_text(CONFIG.format(broker=broker, api=api), encoding="utf-8")
     children: list[subprocess.Popen[bytes]] = []
     try:
-        command = [sys.executable, "-m", "twin.app", "run", "--config", str(config)]
-        children.append(_child(command, folder / "daemon.log"))
-        client = _reached(config, children[0], folder / "daemon.log")
+        children.append(start_daemon(config, folder / "daemon.log"))
+        client = reached(config, children[0], folder / "daemon.log")
         pod = [sys.executable, "-m", "twin.app.demo_fleet", str(broker)]
-        children.append(_child(pod, folder / "pod.log"))
+        children.append(start_child(pod, folder / "pod.log"))
         _watch(client, folder, children, seconds, out)
     finally:
         for child in reversed(children):
-            _end(child)
+            end_child(child)
     return _prove(folder, out)
-
-
-def _free_port(wanted: int) -> int:
-    """This port of loopback if it is free, else any."""
-    for port in (wanted, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise StorageError("no port of 127.0.0.1 is free")
-
-
-def _child(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    env = dict(os.environ)
-    if importlib.util.find_spec("racktwin_agent") is None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), env.get("PYTHONPATH", ""))))
-    with log.open("ab") as file:
-        # A session of its own: Ctrl-C is for this process, which ends the others in order.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
-        )
-
-
-def _reached(config: Path, daemon: subprocess.Popen[bytes], log: Path) -> Client:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if daemon.poll() is not None:
-            break
-        with contextlib.suppress(TwinError):
-            client = connect(None, config, None)
-            if client.get("/summary")["ready"]:
-                return client
-        time.sleep(0.1)
-    tail = log.read_text(errors="replace")[-1500:]
-    raise ConnectorError(f"the daemon did not come up; the end of {log}:\n{tail}")
 
 
 def _watch(
@@ -120,7 +78,7 @@ def _watch(
     begun = time.monotonic()
     stop = {"now": False}
     before = signal.signal(signal.SIGTERM, lambda *_: stop.update(now=True))
-    head = f"{client.url}  ·  token: {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
+    head = f"{client.url}  ·  token in {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
     plain = not out.is_terminal
     if plain:
         out.print(f"the daemon answers at {head}", markup=False, soft_wrap=True)
@@ -167,7 +125,7 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
     for rack in state["racks"]:
         tone = TONES.get(rack["severity"], "")
         racks.add_row(
-            safe(rack["name"], tone),
+            safe(rack["name"].partition("/")[2], tone),
             _unit(rack["power_w"], 1e-3, "kW"),
             _unit(rack["flow_lpm"], 1, "l/min"),
             _unit(rack["supply_temp_c"], 1, "°C"),
@@ -181,7 +139,7 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
     for row in state["commanded"][:4]:
         parts.append(
             safe(
-                f"commanded: {row['control']} {row['low']:g} to {row['high']:g} {row['unit']} for "
+                f"commanded: {row['control']} {_span(row['low'], row['high'])} {row['unit']} for "
                 f"{row['count']} by {row['policy']}: {'; '.join(row['reasons'])}",
                 "cyan",
             )
@@ -192,14 +150,14 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
         parts.append(Text(f"all is well; rack r2 will lose its coolant in about {wait:.0f} s", "green"))
     parts.append(Text())
     parts += [
-        safe(f"{when(line['now_ns'])[6:]}  {line['words']}", "dim", 160)
+        safe(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160)
         for line in _told(lines)[:SHOWN_LINES]
     ]
     return Group(*parts)
 
 
 def _told(lines: dict[str, Any]) -> list[dict[str, Any]]:
-    kinds = ("command", "finding", "cleared", "lapsed", "withdrawn", "event", "leader")
+    kinds = ("command", "finding", "cleared", "lapsed", "withdrawn")
     return [line for line in lines["decisions"] if line["kind"] in kinds]
 
 
@@ -207,6 +165,10 @@ def _alarm_words(counts: dict[str, int]) -> tuple[str, str]:
     told = [f"{n} {name}" for name, n in counts.items() if n]
     tone = "bold red" if counts.get("critical") else "yellow" if told else "green"
     return (", ".join(told) or "no alarms", tone)
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _unit(value: float | None, factor: float, unit: str) -> str:
@@ -221,16 +183,6 @@ def _line(state: dict[str, Any]) -> str:
         for r in state["racks"]
     )
     return f"tick {state['ticks']['tick']}: {racks}; {_alarm_words(state['alarm_counts'])[0]}"
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def _prove(folder: Path, out: Console) -> int:

@@ -79,8 +79,8 @@ class Tokens:
         state.mkdir(parents=True, exist_ok=True)
         path, secret_file = (state / name for name in LOCAL_FILES)
         try:
-            secret = secret_file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
+            secret = read_secret(secret_file)  # one that everybody could read is a secret no more
+        except ConfigError:
             secret = ""
         known = {t.hash for t in read_tokens(path)} if path.exists() else set()
         if not secret or hash_of(secret) not in known:

@@ -19,6 +19,15 @@ from racktwin_agent.config import ConfigError, load_config
 from racktwin_agent.devices import DeviceError, settings
 
 
+class OneLine(logging.Formatter):
+    """A record on one line, whatever text of others is in it: nobody forges a line or drives a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line; a traceback that follows is ours."""
+        text = super().formatMessage(record)
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="racktwin-agent", description="The node agent of racktwin.")
@@ -26,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="check the file and the devices, change nothing")
     parser.add_argument("--version", action="version", version=f"racktwin-agent {VERSION}")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for out in logging.getLogger().handlers:
+        out.setFormatter(OneLine("%(levelname)s %(message)s"))
     try:
         config = load_config(given.config)
         config.broker.password()

@@ -2,7 +2,7 @@
 daemon.
 
 Says which ceilings stand and why; `settings.py` puts them in force. Only ever lowers. Pure: time and
-triggers are passed in. Imports the agent's clock and wire.
+triggers are passed in. Imports the agent's clock, stored and wire.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from racktwin_agent.clock import NS, Deadline, Instant
+from racktwin_agent.stored import deadline, seconds, table, text, whole
 from racktwin_agent.wire import Plan
 
 MAX_PLAN_NS = 400 * 86_400 * NS
@@ -117,11 +118,10 @@ class Contingency:
         """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
         if data["plan"] is not None:
             epoch, issued_ns, until, triggers, hold_s, caps = data["plan"]
-            deadline = Deadline(*(int(x) for x in until))
-            deadline = deadline if same_boot else deadline.rebooted(at)
-            caps = {str(k): float(v) for k, v in caps.items()}
-            self.plan = Armed(int(epoch), int(issued_ns), deadline, tuple(triggers), float(hold_s), caps)
+            names = tuple(text(t) for t in triggers)
+            ends = deadline(until, at, same_boot, MAX_PLAN_NS)
+            self.plan = Armed(whole(epoch), whole(issued_ns), ends, names, seconds(hold_s), table(caps))
         if same_boot:  # a reboot gave the devices their defaults back; a trigger that lasts fires again
-            self.trigger = str(data["trigger"])
-            self.quiet_ns = None if data["quiet_ns"] is None else int(data["quiet_ns"])
-            self.caps = {str(k): float(v) for k, v in data["caps"].items()}
+            quiet_ns = data["quiet_ns"]
+            self.trigger, self.caps = text(data["trigger"]), table(data["caps"])
+            self.quiet_ns = None if quiet_ns is None else whole(quiet_ns)

@@ -1,7 +1,7 @@
 """The leases of one node: which request is carried out, and what happens when a lease ends.
 
 The agent's core. Pure but for the settings that it is given: time is passed in. A command that is not renewed
-lapses here, whoever is reachable. Imports the agent's clock, devices, settings and wire.
+lapses here, whoever is reachable. Imports the agent's clock, devices, settings, stored and wire.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from racktwin_agent.clock import NS, Deadline, Instant
 from racktwin_agent.devices import DeviceError, Key
 from racktwin_agent.settings import Settings
+from racktwin_agent.stored import deadline, number, text, whole
 from racktwin_agent.wire import Order, Request
 
 MAX_SPAN_NS = 3600 * NS
@@ -208,12 +209,18 @@ class LeaseBook:
         """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
         leases: dict[Key, Lease] = {}
         for control, name, fields in data["leases"]:
-            until = Deadline(*(int(x) for x in fields["until"]))
-            lease = Lease(**{**fields, "until": until if same_boot else until.rebooted(at)})
+            until = deadline(fields["until"], at, same_boot, MAX_SPAN_NS)
+            lapse = fields["lapse"]
+            lease = Lease(
+                whole(fields["epoch"]), whole(fields["command"]), whole(fields["generation"]),
+                whole(fields["issued_ns"]), number(fields["value"]),
+                None if lapse is None else number(lapse),
+                text(fields["policy"]), until, text(fields["phase"]),
+            )  # fmt: skip
             if lease.phase not in (RUNNING, ENDED):
                 raise ValueError(f"phase {lease.phase!r}")
-            leases[Key(str(control), str(name))] = lease
-        self.epoch, self.leases = int(data["epoch"]), leases
+            leases[Key(text(control), text(name))] = lease
+        self.epoch, self.leases = whole(data["epoch"]), leases
 
 
 def _is_repeat(request: Request, order: Order, held: Lease) -> bool:

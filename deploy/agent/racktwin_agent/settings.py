@@ -1,7 +1,7 @@
 """What devices are set to: what leases want of them, below the ceilings of a contingency while there is one.
 
 Only this file changes a device. While a ceiling stands, what leases want is held back and given when it goes.
-Imports `racktwin_agent.devices` only.
+Imports the agent's devices and stored.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from racktwin_agent.devices import DeviceError, Devices, Key
+from racktwin_agent.stored import number, text
 
 TOLERANCE = 0.5  # a setting this close is the same: devices round to what they can do
 
@@ -98,5 +99,5 @@ class Settings:
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
-        self.ceilings = {Key(str(c), str(n)): float(v) for c, n, v in data["ceilings"]}
-        self.held = {Key(str(c), str(n)): float(v) for c, n, v in data["held"]}
+        self.ceilings = {Key(text(c), text(n)): number(v) for c, n, v in data["ceilings"]}
+        self.held = {Key(text(c), text(n)): number(v) for c, n, v in data["held"]}

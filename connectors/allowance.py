@@ -1,0 +1,33 @@
+"""Allowances: how many bytes a speaker may put on record, at once and in the long run.
+
+What is recorded forever (events, answers) is paid for by its size, so that one hostile or broken device can
+neither fill the disk nor press the records of others out of their quota. Time is that of arrival: a replay
+decides the same. May import the core's errors.
+"""
+
+from __future__ import annotations
+
+from twin.errors import BadMessage
+
+NS = 1_000_000_000
+MAX_SPEAKERS = 1_000_000
+
+
+class Allowance:
+    """A store of `burst` bytes for each speaker, which fills again by `per_s`. Name known speakers only."""
+
+    def __init__(self, what: str, burst: int, per_s: int) -> None:
+        self.what, self.burst, self.per_s = what, burst, per_s
+        self._left: dict[str, tuple[float, int]] = {}  # speaker -> (bytes that are left, when that was)
+
+    def spend(self, speaker: str, size: int, t_ns: int) -> None:
+        """Take `size` bytes. Raises BadMessage where there is not as much left; nothing is taken then."""
+        left, since_ns = self._left.get(speaker, (float(self.burst), t_ns))
+        left = min(self.burst, left + self.per_s * max(0, t_ns - since_ns) / NS)
+        if size > left:
+            raise BadMessage(
+                f"more {self.what} of {speaker[:200]} than {self.burst} bytes at once and {self.per_s} a "
+                "second: not taken; look at what floods there"
+            )
+        if speaker in self._left or len(self._left) < MAX_SPEAKERS:
+            self._left[speaker] = (left - size, max(since_ns, t_ns))

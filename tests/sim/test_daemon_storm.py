@@ -1,0 +1,277 @@
+"""The daemon as a process, killed at any moment and left alone by its broker and its history server.
+
+Each with a short form for every day and a long one for the storm (`make storm`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+
+from tests.brokers import Mosquitto, mosquitto
+from tests.daemons import RunningDaemon, running
+from tests.pods import Pod, pod
+from tests.storms import LEASE_S, Leases, Wire, alarms_of, lines_of, numbers_of, ticks_of, until
+from tests.victoria import Victoria
+from twin.app.replay import replay_frames
+from twin.app.startup import resume
+from twin.app.storage import TraceReader, read_holes, verify_journal
+from twin.app.wiring import make_engine
+from twin.contracts import Decision
+from twin.engine import Engine
+from twin.frame import Frame
+from twin.site import SiteSpec
+from twin.sitebuild import build
+
+Server = Callable[..., Path]
+short, long = pytest.mark.slow, pytest.mark.storm
+WARM_C = 110.0  # of the coolant: beyond the guard within seconds
+
+
+@pytest.fixture
+def broker(server: Server, tmp_path: Path) -> Iterator[Mosquitto]:
+    with mosquitto(server, tmp_path) as running_broker:
+        yield running_broker
+
+
+class Decided:
+    """All commands of a run that is made again."""
+
+    def __init__(self) -> None:
+        self.commands: set[tuple[int, int, float, int]] = set()
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
+        """See Observer."""
+        for c in decision.commands:
+            for number, value in zip(c.command.tolist(), c.value.tolist(), strict=True):
+                self.commands.add((c.epoch, number, value, c.expires_ns))
+
+
+def made_again(run: Path) -> tuple[Engine, Decided]:
+    """The run from its first frame, byte by byte against its journal: Divergence where they differ."""
+    reader = TraceReader(run)
+    spec = msgspec.json.decode(reader.first_header().spec, type=SiteSpec)
+    engine, decided = make_engine(build(spec)), Decided()
+    outcome = replay_frames(engine, reader, run / "journal.jsonl", (decided,))
+    assert not outcome.damage
+    assert not read_holes(run)
+    assert outcome.compared_lines > 0
+    return engine, decided
+
+
+class Killer:
+    """Kills a daemon at drawn moments and judges how it goes on."""
+
+    def __init__(self, daemon: RunningDaemon, racks: Pod, wire: Wire, tmp_path: Path, seed: int) -> None:
+        self.daemon, self.racks, self.wire, self.tmp_path = daemon, racks, wire, tmp_path
+        self.rng = np.random.default_rng(seed)
+        self.in_start = self.tails = self.in_flight = 0
+
+    def live(self, seconds: float) -> int:
+        """Let it run, heat coming and going; the last tick that it told."""
+        told, end = -1, time.monotonic() + seconds
+        flip = time.monotonic()
+        while time.monotonic() < end:
+            told = max(told, int(ticks_of(self.daemon)["tick"]))
+            if time.monotonic() >= flip:
+                flip = time.monotonic() + 0.5
+                node = int(self.rng.integers(0, 36))
+                if self.rng.random() < 0.6:
+                    self.racks.heat(node, WARM_C)
+                else:
+                    self.racks.cool(node)
+        return told
+
+    def once(self, deep: bool) -> None:
+        """A life, a kill, sometimes one in the start behind it, and what is there then."""
+        run = self.daemon.run_folder
+        told = self.live(float(self.rng.uniform(0.3, 3.0)))
+        self.daemon.kill()
+        if self.rng.random() < 0.4:
+            self.daemon.start(wait=False)
+            time.sleep(float(self.rng.uniform(0.2, 1.5)))
+            self.daemon.kill()
+            self.in_start += 1
+        sent = {(a.epoch, a.command) for a in list(self.wire.asked)}
+        journal = lines_of(run)
+        assert sent <= numbers_of(journal), "a command left before it was in the journal"
+        journaled = max(line["tick"] for line in journal)
+        if deep:
+            self._tail(run)
+        self.daemon.start()
+        resumed = [x["body"]["resumed"] for x in lines_of(run, "manifest") if "resumed" in x["body"]][-1]
+        assert resumed["lost"] is None, resumed
+        assert told <= resumed["last_tick"], (told, resumed)
+        # A trace may know of the tick in flight, and the one of a start that was killed.
+        assert journaled <= resumed["last_tick"] <= journaled + 3, (journaled, resumed)
+        self.in_flight += resumed["last_tick"] > journaled
+        self.tails += resumed["snapshot_tick"] >= 0 and resumed["replayed"] > 0
+        assert ticks_of(self.daemon)["tick"] > resumed["last_tick"]
+        verdict = verify_journal(run / "journal.jsonl")
+        assert verdict.fault is None or verdict.fault.startswith("the last line"), verdict
+
+    def _tail(self, run: Path) -> None:
+        """Snapshot and tail give what the whole run gives."""
+        copy = self.tmp_path / "copy"
+        shutil.copytree(run, copy)
+        resumed = resume(copy, lambda spec: make_engine(build(spec)))
+        assert resumed.snapshot_tick >= 0, "a snapshot takes part"
+        whole, _ = made_again(copy)
+        assert whole.state.tick == resumed.engine.state.tick
+        assert whole.checksum() == resumed.engine.checksum()
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [pytest.param(4, 1, marks=short), pytest.param(50, 2, marks=long)]
+)
+def test_killed_at_any_moment_it_goes_on_where_it_was(
+    broker: Mosquitto, tmp_path: Path, kills: int, seed: int
+) -> None:
+    quotas = {"journal_reserve_mb": 1, "journal_segment_mb": 1}
+    with (
+        running(tmp_path / "d", broker.port, snapshot_every_s=2, quotas=quotas) as daemon,
+        pod(broker.port) as racks,
+        Wire(broker.port) as wire,
+        Leases(racks) as leases,
+    ):
+        racks.heat(0, WARM_C)
+        daemon.until(lambda: leases.running() > 0, what="the first leases")
+        killer = Killer(daemon, racks, wire, tmp_path, seed)
+        killer.live(2.0)
+        for number in range(kills):
+            killer.once(deep=number % max(1, kills // 4) == 0)
+        racks.heat(35, WARM_C)
+        daemon.until(lambda: racks.caps(35).max() < 1200.0, what="caps after the last kill")
+        assert killer.tails > 0
+        if kills > 10:
+            assert killer.in_start > 0
+            daemon.kill()
+            until(leases.lapsed, LEASE_S + 2, "all caps at their safe value")
+            assert leases.running() == 0
+            daemon.start()
+        assert daemon.stop() == 0
+        asked = {(a.epoch, a.command, a.value, a.expires_ns) for a in wire.asked}
+        wire.check()
+        assert leases.looks > 50
+        assert leases.outlived == []
+    assert verify_journal(daemon.run_folder / "journal.jsonl").fault is None
+    _, decided = made_again(daemon.run_folder)
+    assert len(asked) > 10
+    assert asked <= decided.commands, "what left was decided, renewals too"
+    print(f"{kills} kills: {len(asked)} commands on the wire, {killer.in_flight} ticks in flight, "
+          f"{killer.tails} tails, {killer.in_start} killed in the start")  # fmt: skip
+
+
+POINT = "Rack/RackLiquidSupplyTemperature"
+
+
+class Bms:
+    """A BMS that tells the supply temperature of both racks; its metadata is retained, and told once."""
+
+    def __init__(self, port: int) -> None:
+        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, "a-bms", clean_session=False)
+        self.client.reconnect_delay_set(1, 1)
+        self.client.connect("127.0.0.1", port)
+        self.client.loop_start()
+        self.told_c = 0.0
+        for rack in ("r1", "r2"):
+            body = {"objectType": "Rack", "pointType": "RackLiquidSupplyTemperature",
+                    "rackLocationId": f"lab/h/{rack}", "engUnit": "Celsius"}  # fmt: skip
+            told = self.client.publish(f"BMS/v1/PUB/Metadata/{POINT}/{rack}", json.dumps(body), 1, True)
+            told.wait_for_publish(10)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stop.wait(0.5):
+            if not self.client.is_connected():
+                continue
+            count += 1
+            self.told_c = 30.0 + 0.1 * (count % 20)
+            for rack in ("r1", "r2"):
+                body = {"value": self.told_c, "timestamp": time.time_ns() // 10**6, "quality": 1}
+                self.client.publish(f"BMS/v1/PUB/Value/{POINT}/{rack}", json.dumps(body))
+
+    def close(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join(5)
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+def good(daemon: RunningDaemon, key: str) -> int:
+    """How many entities have a good value of a signal."""
+    table, _, name = key.partition(".")
+    column = daemon.get(f"/api/v1/state/{table}?signals={name}&limit=1000")["signals"][name]
+    return sum(q.lower() == "good" for q in column["quality"])
+
+
+@pytest.mark.parametrize("away_s", [pytest.param(8.0, marks=short), pytest.param(60.0, marks=long)])
+def test_without_its_broker_it_ticks_on_and_takes_up_again(
+    broker: Mosquitto, tmp_path: Path, away_s: float
+) -> None:
+    with (
+        running(tmp_path / "d", broker.port) as daemon,
+        pod(broker.port) as racks,
+        Wire(broker.port) as wire,
+        Leases(racks) as leases,
+    ):
+        bms = Bms(broker.port)
+        try:
+            daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, what="all GPUs heard")
+            daemon.until(lambda: good(daemon, "rack.supply_temp_c") == 2, what="values of the BMS")
+            racks.heat(0, WARM_C)
+            daemon.until(lambda: leases.running() == 4, what="leases")
+            before, begun = ticks_of(daemon), time.monotonic()
+            broker.stop()
+            daemon.until(lambda: any(i.startswith("silent/") for i in alarms_of(daemon)), 30, "silence")
+            daemon.until(lambda: "part/mqtt" in alarms_of(daemon), 30, "the alarm of the link")
+            if away_s > LEASE_S:
+                until(leases.lapsed, LEASE_S + 2, "agents that let their leases lapse by themselves")
+                assert leases.running() == 0
+            time.sleep(max(0.0, away_s - (time.monotonic() - begun)))
+            away = time.monotonic() - begun
+            after = ticks_of(daemon)
+            assert after["skipped"] == 0
+            assert after["count"] - before["count"] >= away * 0.9 - 2
+            assert max(after["took_s_p99"], after["late_s_p99"]) < 0.5, after
+            broker.start()
+            back = time.monotonic()
+            daemon.until(lambda: good(daemon, "rack.supply_temp_c") == 2, 10, "values of the BMS again")
+            flowing_s = time.monotonic() - back
+            daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, 45, "all agents again")
+            asked = len(wire.asked)
+            racks.heat(35, WARM_C)
+            daemon.until(lambda: racks.caps(35).max() < 1200.0, 30, "commands again")
+            assert len(wire.asked) > asked
+            daemon.until(lambda: "part/mqtt" not in alarms_of(daemon), 30, "the alarm's end")
+            # What was retained outlived the broker: another process of ours learns it again.
+            daemon.kill()
+            daemon.start()
+            daemon.until(lambda: good(daemon, "rack.supply_temp_c") == 2, 10, "metadata, retained")
+            assert daemon.stop() == 0
+        finally:
+            bms.close()
+        wire.check()
+        assert leases.outlived == []
+    made_again(daemon.run_folder)
+    print(f"away {away:.1f} s: {after}; data after {flowing_s:.1f} s")
+
+
+def test_dummy() -> None:
+    assert Victoria
+    assert Any
