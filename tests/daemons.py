@@ -54,6 +54,13 @@ class RunningDaemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "daemon.log"
 
+    def __enter__(self) -> RunningDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.kill()
+
     def write_site(self, tree: dict[str, Any]) -> None:
         self.site_path.write_text(yaml.safe_dump(tree), encoding="utf-8")
 
@@ -164,10 +171,6 @@ class RunningDaemon:
 @contextmanager
 def running(folder: Path, broker: int | str, **settings: Any) -> Iterator[RunningDaemon]:
     """A daemon that runs and is ready."""
-    daemon = RunningDaemon(folder, broker, **settings)
-    daemon.start()
-    try:
+    with RunningDaemon(folder, broker, **settings) as daemon:
+        daemon.start()
         yield daemon
-    finally:
-        if daemon.process is not None:
-            daemon.kill()

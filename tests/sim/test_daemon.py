@@ -83,21 +83,21 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
     spec, site = load_site(with_site)
     engine = make_engine(site)
     replay_arrivals(engine, spec, MessageSource([capture], site), 1.0)
-    daemon = RunningDaemon(tmp_path / "d", broker.port)
-    daemon.site_path.write_text(site_yaml, encoding="utf-8")
-    daemon.start()
-    rows = [m for m in read_capture(capture) if isinstance(m, Message)]
-    daemon.until(lambda: _part(daemon, "mqtt") == "running")
-    publish(broker.port, rows, in_real_time)
-    total = len(rows)
+    with RunningDaemon(tmp_path / "d", broker.port) as daemon:
+        daemon.site_path.write_text(site_yaml, encoding="utf-8")
+        daemon.start()
+        rows = [m for m in read_capture(capture) if isinstance(m, Message)]
+        daemon.until(lambda: _part(daemon, "mqtt") == "running")
+        publish(broker.port, rows, in_real_time)
+        total = len(rows)
 
-    def all_decoded() -> bool:
-        link = daemon.get("/api/v1/messages")["messages"]["link"]
-        return bool(link["received"] >= total and link["waiting"] == 0)
+        def all_decoded() -> bool:
+            link = daemon.get("/api/v1/messages")["messages"]["link"]
+            return bool(link["received"] >= total and link["waiting"] == 0)
 
-    daemon.until(all_decoded, 30, "all messages of the capture")
-    time.sleep(2.5)
-    assert daemon.stop() == 0
+        daemon.until(all_decoded, 30, "all messages of the capture")
+        time.sleep(2.5)
+        assert daemon.stop() == 0
     live = resume(daemon.run_folder, lambda s: make_engine(build(s))).engine
     equal, near = compared(engine, live, last_readings(capture, site))
     assert equal > 100

@@ -187,7 +187,7 @@ class Bms:
         self.told_c = 0.0
         for rack in ("r1", "r2"):
             body = {"objectType": "Rack", "pointType": "RackLiquidSupplyTemperature",
-                    "rackLocationId": f"lab/h/{rack}", "engUnit": "Celsius"}  # fmt: skip
+                    "rackLocationId": rack, "engUnit": "degC"}  # fmt: skip
             told = self.client.publish(f"BMS/v1/PUB/Metadata/{POINT}/{rack}", json.dumps(body), 1, True)
             told.wait_for_publish(10)
         self._stop = threading.Event()
@@ -272,6 +272,62 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
     print(f"away {away:.1f} s: {after}; data after {flowing_s:.1f} s")
 
 
-def test_dummy() -> None:
-    assert Victoria
-    assert Any
+@pytest.mark.parametrize("away_s", [pytest.param(8.0, marks=short), pytest.param(60.0, marks=long)])
+def test_without_its_history_server_nothing_waits_and_nothing_is_lost(
+    broker: Mosquitto, server: Server, tmp_path: Path, away_s: float
+) -> None:
+    victoria = Victoria(server("victoria-metrics"), tmp_path)
+    victoria.start()
+    outside = {"influx": {"url": victoria.url, "resend_s": 120.0}, "every_s": 1.0}
+    name = "lab/h/r1/node7/gpu2"
+    try:
+        with running(tmp_path / "d", broker.port, history=outside) as daemon, pod(broker.port):
+
+            def known() -> dict[str, Any]:
+                found: dict[str, Any] = daemon.get("/api/v1/messages")["messages"]["history"]
+                return found
+
+            def kept() -> set[int]:
+                found = daemon.get(f"/api/v1/history?signal=gpu.power_w&name={name}&last_s=600&step=1")
+                pairs = zip(found["t_ns"], found["values"][name], strict=True)
+                return {t // 10**6 for t, v in pairs if v is not None}
+
+            daemon.until(lambda: known()["influx"]["written_points"] > 400, what="points written")
+            victoria.stop()
+            begun, before = time.monotonic(), ticks_of(daemon)
+            daemon.until(lambda: known()["influx"]["error"], 20, "the outage noticed")
+            time.sleep(max(0.0, away_s - (time.monotonic() - begun)))
+            away = time.monotonic() - begun
+            if away_s > 40:
+                assert "history/influx" in alarms_of(daemon)
+            assert known()["influx"]["queue_points"] > 144
+            newest_s = time.time() - max(kept()) / 1000
+            assert newest_s < 5, "the embedded history answers, and goes on"
+            after = ticks_of(daemon)
+            assert after["skipped"] == 0
+            assert after["count"] - before["count"] >= away * 0.9 - 2
+            assert max(after["took_s_p99"], after["late_s_p99"]) < 0.5, after
+            held = kept()
+            assert len(held) >= away * 0.9 - 2
+            victoria.start()
+            daemon.until(lambda: not known()["influx"]["error"] and known()["influx"]["queue_points"] < 1000,
+                         30, "what waited is written")  # fmt: skip
+            told = known()
+            assert (told["dropped"], told["influx"]["dropped_points"], told["influx"]["refused_points"]) == (
+                0,
+                0,
+                0,
+            )
+            daemon.until(lambda: "history/influx" not in alarms_of(daemon), 10, "the alarm's end")
+            wanted = {"rack": "r1", "node": "node7", "gpu": "gpu2"}
+
+            def missing() -> set[int]:
+                for labels, points in victoria.series("gpu_power_w").items():
+                    if wanted.items() <= dict(labels).items():
+                        return held - set(points)
+                return held
+
+            daemon.until(lambda: not missing(), 20, "every instant of the outage on the server")
+            print(f"away {away:.1f} s: {len(held)} instants, {after}, {told['influx']}")
+    finally:
+        victoria.stop()

@@ -260,7 +260,7 @@ def figures(task: Task) -> Iterator[tuple[str, float]]:
                     sums[way] += uvloop.run(measure(way, task.port, site, path, task.seconds))
             path.unlink()
             key = f"wire.gpus{gpus}.{form}"
-            per_cpu_s = {way: count / cpu_s for way, (count, _, cpu_s) in sums.items()}
+            per_cpu_s = {way: float(count / cpu_s) for way, (count, _, cpu_s) in sums.items()}
             count, took_s, cpu_s = sums["staged"].tolist()
             yield f"{key}.payload_bytes", size
             yield f"{key}.messages_per_core_s", per_cpu_s["staged"]

@@ -6,9 +6,11 @@ For the demo and the benchmark, which play a whole site on one machine. Part of 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -52,7 +54,13 @@ def start_child(
     with log.open("ab") as file:
         # A session of its own: Ctrl-C is for this process, which ends the others in order.
         return subprocess.Popen(command, stdin=stdin, stdout=file if stdout is None else stdout, stderr=file,
-                                env=env, start_new_session=True)  # fmt: skip
+                                env=env, start_new_session=True, preexec_fn=_end_with_parent)  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM once its parent is gone, however that went (prctl(2))."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:

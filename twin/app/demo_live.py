@@ -77,7 +77,8 @@ def _watch(
     """Show what the daemon says each second, until it is enough."""
     begun = time.monotonic()
     stop = {"now": False}
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.update(now=True))
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: stop.update(now=True)) for number in ends]
     head = f"{client.url}  ·  token in {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
     plain = not out.is_terminal
     if plain:
@@ -100,7 +101,8 @@ def _watch(
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
 
 
 class _NoScreen:
@@ -150,8 +152,7 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
         parts.append(Text(f"all is well; rack r2 will lose its coolant in about {wait:.0f} s", "green"))
     parts.append(Text())
     parts += [
-        safe(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160)
-        for line in _told(lines)[:SHOWN_LINES]
+        safe(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160) for line in _told(lines)[:SHOWN_LINES]
     ]
     return Group(*parts)
 

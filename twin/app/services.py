@@ -119,12 +119,13 @@ class Services:
             log.debug("presence: %s", error)  # the next connection announces anew
 
     def messages(self) -> dict[str, Any]:
-        """What became of received messages, and of the link that they came by."""
+        """What became of received messages, of the link that they came by, and of what went on to the history."""
         out = self.daemon.inflow.summary()
         if self.links is not None:
             link = self.links.source.link
             out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
         out["sinks"] = {f.sink.name: dict(f.counts) for f in self.outflows}
+        out["history"] = self.history.stats()
         return out
 
     def _role(self) -> tuple[str, int]:

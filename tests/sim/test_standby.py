@@ -1,0 +1,242 @@
+"""Two daemons for one site, of which one may act: what the other does meanwhile, and what happens when it takes
+over, is deposed, or nobody can be elected. Agents, broker and etcd are real; devices are simulated."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.daemons import RunningDaemon
+from twin.app.storage import journal_lines
+from twin.journal import line_hash
+from tests.standbys import CAP, HOT_C, SAFE_W, TAKEOVER_S, TERM_S, TOP_W, Pair, epoch, levels, pair, role
+
+pytestmark = pytest.mark.slow
+Server = Callable[..., Path]
+NAME = "lab/h/r1/node{}/gpu{}"
+
+
+def heads(one: RunningDaemon) -> list[str]:
+    """The head of its journal after each line, from the oldest."""
+    return [line_hash(line) for line in journal_lines(one.run_folder / "journal.jsonl")]
+
+
+def term_of(one: RunningDaemon) -> dict[str, Any]:
+    """What its journal says of the last term that it won."""
+    said = [line["body"] for line in one.journal("leader") if "epoch" in line["body"]]
+    assert said, "no term in the journal"
+    return said[-1]
+
+
+def test_a_standby_follows_and_takes_over_with_caps_in_force(server: Server, tmp_path: Path) -> None:
+    with pair(server, tmp_path) as two:
+        two.start()
+        caps = two.capped(two.a, node=3)
+        the_standby_looks_on(two)
+        old, mark = epoch(two.a), two.client.mark()
+        two.a.kill()
+        killed = time.monotonic()
+        two.until_leads(two.b)
+        new = epoch(two.b)
+        assert new > old
+        first = two.client.wait(lambda m: "/Request/" in m.topic and m.body["epoch"] == new, mark)
+        print(f"\nkill -9: the first command after {first.at_s - killed:.2f} s")
+        assert first.at_s - killed < TAKEOVER_S
+        two.b.until(lambda: settled_on(two, new, caps), what="every cap under the new epoch")
+        # A protective decrease passes at once, while all else rests.
+        two.racks.heat(7, HOT_C)
+        two.b.until(lambda: two.racks.caps(7).max() < SAFE_W, what="caps on the second hot node")
+        seen = two.eye.since(killed - 1)
+        others = np.ones(caps.shape, bool)
+        others[4 * 7 : 4 * 8] = False
+        assert (seen[:, others] == caps[others]).all(), "nothing else moves: neither up nor to the safe value"
+        assert (np.diff(seen[:, ~others], axis=0) <= 0).all(), "downwards alone"
+        told = term_of(two.b)
+        assert (told["epoch"], told["predecessor"], told["adopt"]) == (new, "a", True)
+        assert told["head"] in heads(two.a)[-60:], "a recent head of the dead one's journal"
+        assert any(e["body"]["event"].get("head") == told["head"] for e in two.b.journal("event"))
+        assert two.b.journal("settling")
+
+
+def settled_on(two: Pair, new: int, caps: Any) -> bool:
+    """Whether every cap that was in force is leased under the new epoch, at its value."""
+    held = two.b.get(f"/api/v1/leases?control={CAP}&limit=1000")["leases"]
+    done = {row["name"] for row in held if row["state"] == "done"}
+    leased = [i for n in two.racks.fleet.nodes.values() for i in n.book.leases.values() if i.epoch == new]
+    count = int((caps < TOP_W).sum())
+    return len(done) >= count and len(leased) >= count
+
+
+def the_standby_looks_on(two: Pair) -> None:
+    """`b` sees what `a` sees, says so, and nobody may ask it for anything."""
+    b = two.b
+    assert role(b) == "standby"
+    assert set(levels(b).values()) == {"advise"}
+    a_temp, b_temp = (
+        np.array(one.get("/api/v1/state/gpu?signals=temp_c&limit=1000")["signals"]["temp_c"]["value"], float)
+        for one in (two.a, b)
+    )
+    np.testing.assert_allclose(a_temp, b_temp, atol=2.0)
+    assert b.journal("advice"), "it advises what it would do"
+    assert not b.journal("command")
+    asked = {
+        "hold": {"reason": "a test"},
+        "requests": {"control": CAP, "names": ["lab/h/r1"], "hi": 900, "reason": "a test", "for_s": 60},
+        "maintenance": {"table": "node", "names": ["lab/h/r1/node1"], "reason": "a test", "for_s": 60},
+        "authority": {"policy": "thermal_guard", "authority": "off", "reason": "a test"},
+    }
+    for path, body in asked.items():
+        status, answer = b.ask("POST", f"/api/v1/{path}", body)
+        assert status == 409
+        assert "stands by; ask the one that leads" in json.dumps(answer)
+    led = epoch(two.a)
+    assert set(two.eye.epochs()) == {led}, "only the leader's commands were accepted"
+    said = {(m.body["state"], m.body["role"]) for m in two.client.heard if "/Daemon/" in m.topic}
+    assert ("online", "standby") in said, said
+    assert ("online", "leader") in said, said
+
+
+def test_a_leader_that_was_stopped_for_longer_than_its_term_gets_nothing_through(
+    server: Server, tmp_path: Path
+) -> None:
+    with pair(server, tmp_path) as two:
+        two.start()
+        caps = two.capped(two.a, node=2)
+        old = epoch(two.a)
+        forged = [m for m in two.client.heard if "/Request/" in m.topic][-1]
+        two.a.send(signal.SIGSTOP)
+        stopped = time.monotonic()
+        two.until_leads(two.b)
+        new = epoch(two.b)
+        two.b.until(lambda: settled_on(two, new, caps), what="every cap under the new epoch")
+        two.racks.heat(5, HOT_C)  # the one that was stopped has something to say when it wakes
+        mark = two.client.mark()
+        two.a.send(signal.SIGCONT)
+        two.a.until(lambda: role(two.a) == "standby", what="the deposed one to notice")
+        two.b.until(lambda: two.racks.caps(5).max() < SAFE_W, what="caps by the new leader")
+        assert not [m for m in two.client.heard[mark:] if "/Request/" in m.topic and m.body["epoch"] == old]
+        assert [line["body"] for line in two.a.journal("leader")][-1] == {"lost": old}
+        the_old_epoch_is_refused(two, forged, old, new)
+        assert (two.eye.since(stopped)[:, : 4 * 5] == caps[: 4 * 5]).all()
+        # Later the first leads again, above both.
+        time.sleep(1.5)
+        two.b.kill()
+        took = two.until_leads(two.a)
+        assert epoch(two.a) > new
+        assert levels(two.a) == {"thermal_guard": "act", "operator": "act"}
+        two.a.until(lambda: two.eye.epochs()[-1] > new, what="commands of the new term")
+        print(f"\nand back: {took:.2f} s")
+        accepted = two.eye.epochs()
+        assert accepted == sorted(accepted)
+        assert two.racks.caps()[4 * 2 : 4 * 3].max() < SAFE_W
+
+
+def the_old_epoch_is_refused(two: Pair, forged: Any, old: int, new: int) -> None:
+    """What the deposed one might have published late: agents refuse it and say why."""
+    now_ns = time.time_ns()
+    count = len(forged.body["names"])
+    late = forged.body | {"issued_ns": now_ns, "expires_ns": now_ns + 30 * 10**9, "renewal": False,
+                          "commands": list(range(900_000, 900_000 + count)), "values": [1100.0] * count}  # fmt: skip
+    assert late["epoch"] == old
+    mark = two.client.mark()
+    two.client.say(forged.topic, json.dumps(late).encode())
+    answer = two.client.wait(lambda m: "/Result/" in m.topic and "failed" in m.body["states"], mark)
+    assert f"epoch {old} is older than {new}: another daemon leads" in answer.body["details"]
+    assert two.racks.caps().max() <= TOP_W
+    assert not (two.racks.caps() == 1100.0).any()
+
+
+def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_devices_fall_to_safe(
+    server: Server, tmp_path: Path
+) -> None:
+    with pair(server, tmp_path) as two:
+        assert two.etcd is not None
+        two.start()
+        two.capped(two.a, node=1)
+        led = epoch(two.a)
+        two.etcd.stop()
+        gone = time.monotonic()
+        two.a.until(lambda: role(two.a) == "standby", TERM_S + 3, "its term to end")
+        ended = time.monotonic()
+        assert 0.3 < ended - gone < TERM_S + 1
+        two.a.until(lambda: two.racks.caps(1).min() == SAFE_W, 40, "leases to lapse to the safe value")
+        print(f"\netcd gone: no leader after {ended - gone:.2f} s, safe after {time.monotonic() - gone:.1f} s")
+        assert (role(two.a), role(two.b)) == ("standby", "standby")
+        accepted = [t for t in two.eye.taken if t.at_s > ended + 0.5]
+        assert not accepted, "nobody commands without a term"
+        two.etcd.start()
+        one = two.a.until(lambda: next((d for d in (two.a, two.b) if role(d) == "leader"), None), 15, "a leader")
+        assert epoch(one) > led
+        one.until(lambda: two.racks.caps(1).max() < SAFE_W - 50, what="the hot node to be capped again")
+        assert sorted((role(two.a), role(two.b))) == ["leader", "standby"]
+
+
+def test_what_people_decided_holds_at_the_successor(server: Server, tmp_path: Path) -> None:
+    with pair(server, tmp_path) as two:
+        two.start()
+        a = two.a
+        asked = a.post("/api/v1/requests", {"control": CAP, "names": ["lab/h/r2"], "hi": 900, "reason": "quiet",
+                                            "for_s": 600})  # fmt: skip
+        window = a.post("/api/v1/maintenance", {"table": "node", "names": ["lab/h/r1/node1"], "reason": "a fan",
+                                                "for_s": 600})  # fmt: skip
+        a.until(lambda: two.racks.caps()[72:].max() <= 900, what="the request to be carried out")
+        a.post("/api/v1/hold", {"reason": "wait"})
+        # Disarmed at the very last moment: the one that dies has answered, so its successor knows.
+        a.post("/api/v1/authority", {"policy": "thermal_guard", "authority": "off", "reason": "a test"})
+        time.sleep(0.1)
+        a.kill()
+        b = two.b
+        two.until_leads(b)
+        b.until(lambda: levels(b)["operator"] == "act", what="its policies to be armed")
+        assert levels(b) == {"thermal_guard": "off", "operator": "act"}
+        assert b.get("/api/v1/summary")["mode"] == "held"
+        assert [r["id"] for r in b.get("/api/v1/requests")["requests"]] == [asked["id"]]
+        assert [w["id"] for w in b.get("/api/v1/maintenance")["windows"]] == [window["id"]]
+        # People go on at the successor; the first, when it leads again, knows that and not what it knew before.
+        b.post("/api/v1/authority", {"policy": "thermal_guard", "authority": "act", "reason": "a test",
+                                     "acknowledge": "thermal_guard may act on lab"})  # fmt: skip
+        b.post("/api/v1/resume", {})
+        for path in (f"maintenance/{window['id']}", f"requests/{asked['id']}"):
+            assert b.ask("DELETE", f"/api/v1/{path}")[0] == 200
+        a.start()
+        assert role(a) == "standby"
+        assert levels(a)["thermal_guard"] == "off"
+        b.kill()
+        two.until_leads(a)
+        a.until(lambda: levels(a)["thermal_guard"] == "act", what="its policies to be armed")
+        assert a.get("/api/v1/summary")["mode"] == "normal"
+        assert not a.get("/api/v1/requests")["requests"]
+        assert not a.get("/api/v1/maintenance")["windows"]
+
+
+@pytest.mark.parametrize("kind", ["etcd", "host"])
+def test_a_clean_stop_hands_over_sooner_than_a_term(server: Server, tmp_path: Path, kind: str) -> None:
+    with pair(server, tmp_path, kind) as two:
+        two.start()
+        caps = two.capped(two.a, node=4)
+        old, began = epoch(two.a), time.monotonic()
+        assert two.a.process is not None
+        two.a.send(signal.SIGTERM)
+        two.until_leads(two.b)
+        took = time.monotonic() - began
+        print(f"\n{kind}, SIGTERM: {took:.2f} s")
+        assert took < TERM_S
+        assert epoch(two.b) > old
+        assert two.a.stop() == 0
+        two.b.until(lambda: settled_on(two, epoch(two.b), caps), what="every cap under the new epoch")
+        assert (two.eye.since(began) == caps).all()
+        told = term_of(two.b)
+        assert told["adopt"]
+        assert told["head"] in heads(two.a)[-60:]
+        if kind == "host":  # and when it ends without a word
+            two.a.start()
+            assert role(two.a) == "standby"
+            two.b.kill()
+            assert two.until_leads(two.a) < TERM_S
