@@ -55,6 +55,8 @@ def test_whatever_a_request_holds_the_devices_stay_within_their_limits() -> None
     forms: list[tuple[str, dict[str, Any]]] = [(f"Request/{CAP}", REQUEST), ("Contingency", PLAN)]
     refused = 0
     for i in range(4000):
+        if i % 20 == 0:
+            one = node()  # a forged epoch fences all that follows
         what, form = rng.choice(forms)
         body = copy.deepcopy(form)
         for _ in range(rng.choice((1, 1, 2, 3))):

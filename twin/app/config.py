@@ -6,7 +6,10 @@ files (or systemd credentials) that hold them. Part of the shell.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +22,7 @@ from twin.errors import ConfigError
 from twin.events import JobKind
 from twin.sitefile import convert
 
+log = logging.getLogger(__name__)
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 
 
@@ -211,7 +215,16 @@ class Loaded:
         if not text:
             raise ConfigError(f"{path}: is empty; expected a secret")
         conceal(text)
+        warn_exposed(path)
         return text
+
+
+def warn_exposed(path: Path) -> None:
+    """Say so where everybody on this host can read or change a file that holds a secret."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o007:
+            log.warning("%s: mode %o shows the secret to everybody; 0600 is meant (chmod 600)", path, mode)
 
 
 def load_config(path: Path) -> Loaded:

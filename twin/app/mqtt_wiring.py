@@ -10,7 +10,7 @@ from pathlib import Path
 
 from connectors.mqtt import LinkSettings
 from twin.app.broker import HOST
-from twin.app.config import Broker, Loaded, Tls
+from twin.app.config import Broker, Loaded, Tls, warn_exposed
 from twin.errors import ConfigError
 
 
@@ -57,6 +57,8 @@ def _tls_files(loaded: Loaded, tls: Tls) -> dict[str, str | None]:
         if path is not None and not os.access(path, os.R_OK):
             problems.append(f"{loaded.path}: $.broker.tls.{key}: {path}: cannot be read")
         found[key] = None if path is None else str(path)
+        if key == "key_file" and path is not None:
+            warn_exposed(path)
     if problems:
         raise ConfigError(problems)
     return found
