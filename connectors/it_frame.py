@@ -48,6 +48,9 @@ DCGM: dict[str, tuple[str, float]] = {
 _STRONGER = {"160": "164"}
 
 
+_NUMBERS = frozenset((float, int))
+
+
 class _Frame(msgspec.Struct):
     """`t_ns` is the instant of all columns; a column is a list, or raw bytes (float32; counters int64)."""
 
@@ -233,11 +236,12 @@ def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
                 raise BadMessage(f"{name}: expected whole numbers below 2^63 or null")
             array = array.astype(np.int64)
         else:
-            if any(isinstance(v, str | bool | list | dict) for v in column):
-                raise BadMessage(f"{name}: expected numbers or null")
+            if not _NUMBERS.issuperset(map(type, column)):  # nearly always plain numbers
+                if any(isinstance(v, str | bool | list | dict) for v in column):
+                    raise BadMessage(f"{name}: expected numbers or null")
+                column = [np.nan if v is None else v for v in column]
             with np.errstate(over="ignore"):
-                array = np.array([np.nan if v is None else v for v in column], np.float64)
-                array = np.clip(array, -1e38, 1e38).astype(np.float32)
+                array = np.array(column, np.float64).clip(-1e38, 1e38).astype(np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"{name}: {str(error)[:100]}") from error
     if array.shape != (n,):

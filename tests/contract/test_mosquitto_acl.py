@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import io
 import re
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -18,16 +17,14 @@ import pytest
 from rich.console import Console
 
 from connectors.mqtt import Link, LinkSettings
-from tests.brokers import Mosquitto, mosquitto
-from twin.app import acl, record
+from tests.secured import PATIENCE_S, Authority, Secured, secured_broker
+from twin.app import record
 from twin.app.acl import agent_user, identities
 from twin.app.config import load_config
 from twin.app.mqtt_wiring import link_settings
 from twin.errors import ConfigError, ConnectorError
 from twin.reading import Message
 
-PATIENCE_S = 30.0
-SHIPPED = Path(__file__).parents[2] / "deploy/mosquitto/racktwin.conf"
 SITE = """
 site: lab
 halls:
@@ -39,91 +36,11 @@ halls:
 NODE, NEXT, FAR = "lab/h1/r1/node0", "lab/h1/r1/node1", "lab/h1/r2/node0"
 
 
-def openssl(server: Callable[..., Path], *args: str) -> None:
-    subprocess.run([str(server("openssl")), *args], check=True, capture_output=True, timeout=PATIENCE_S)
-
-
-class Authority:
-    """Issues certificates, each with its key beside it."""
-
-    def __init__(self, server: Callable[..., Path], folder: Path, name: str = "ca") -> None:
-        self.server, self.folder, self.name = server, folder, name
-        self.ca = folder / f"{name}.pem"
-        new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-        files = ("-keyout", str(folder / f"{name}.key"), "-out", str(self.ca))
-        openssl(server, *new, "-subj", f"/CN={name}", *files)
-
-    def issue(self, user: str, more: str = "") -> tuple[str, str]:
-        """(certificate, key) of a common name."""
-        stem = self.folder / f"{self.name}-{user}"
-        key, request, cert, extra = (f"{stem}{end}" for end in (".key", ".csr", ".pem", ".ext"))
-        Path(extra).write_text(more or "extendedKeyUsage=clientAuth\n")
-        new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-        openssl(self.server, *new, "-subj", f"/CN={user}", "-keyout", key, "-out", request)
-        signed = ("-CA", str(self.ca), "-CAkey", str(self.ca.with_suffix(".key")), "-CAcreateserial")
-        openssl(
-            self.server,
-            "x509",
-            "-req",
-            "-in",
-            request,
-            *signed,
-            "-days",
-            "2",
-            "-extfile",
-            extra,
-            "-out",
-            cert,
-        )
-        return cert, key
-
-
-class Secured:
-    """A broker as we ship it, and clients by user name."""
-
-    def __init__(self, broker: Mosquitto, authority: Authority) -> None:
-        self.broker, self.authority = broker, authority
-        self._issued: dict[str, tuple[str, str]] = {}
-
-    def settings(self, user: str, client_id: str = "") -> LinkSettings:
-        if user not in self._issued:
-            self._issued[user] = self.authority.issue(user)
-        cert, key = self._issued[user]
-        return LinkSettings(
-            "127.0.0.1", self.broker.port, client_id or user, tls=True, ca_file=str(self.authority.ca),
-            cert_file=cert, key_file=key, persistent=False,
-        )  # fmt: skip
-
-
 @pytest.fixture
 def secured(server: Callable[..., Path], tmp_path: Path) -> Iterator[Secured]:
-    """The shipped file, with only its paths and its port changed; the list is made by the command."""
-    site = tmp_path / "site.yaml"
-    site.write_text(SITE)
-    top = argparse.ArgumentParser()
-    acl.add_parser(top.add_subparsers())
-    out = tmp_path / "racktwin.acl"
-    args = top.parse_args(
-        ["broker-acl", "--site", str(site), "-o", str(out), "--users", str(tmp_path / "users")]
-    )
-    assert acl.run_broker_acl(args, Console(file=io.StringIO()), Console(file=io.StringIO())) == 0
-    assert f"{agent_user(NODE)}\tagent of node {NODE}\n" in (tmp_path / "users").read_text()
-    authority = Authority(server, tmp_path)
-    cert, key = authority.issue("broker", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    lines = SHIPPED.read_text()
-    for shipped, here in (
-        ("/etc/mosquitto/racktwin/ca.pem", str(authority.ca)),
-        ("/etc/mosquitto/racktwin/broker.pem", cert),
-        ("/etc/mosquitto/racktwin/broker.key", key),
-        ("/etc/mosquitto/racktwin.acl", str(out)),
-    ):
-        assert shipped in lines
-        lines = lines.replace(shipped, here)
-    body = [
-        line for line in lines.splitlines() if not re.match(r"listener|persistence |allow_anonymous", line)
-    ]
-    with mosquitto(server, tmp_path, tuple(body), open_to_all=False) as broker:
-        yield Secured(broker, authority)
+    with secured_broker(server, tmp_path, SITE) as broker:
+        assert f"{agent_user(NODE)}\tagent of node {NODE}\n" in (tmp_path / "users").read_text()
+        yield broker
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:

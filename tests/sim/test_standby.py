@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.daemons import RunningDaemon
+from tests.standbys import CAP, HOT_C, SAFE_W, TAKEOVER_S, TERM_S, TOP_W, Pair, epoch, levels, pair, role
 from twin.app.storage import journal_lines
 from twin.journal import line_hash
-from tests.standbys import CAP, HOT_C, SAFE_W, TAKEOVER_S, TERM_S, TOP_W, Pair, epoch, levels, pair, role
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -167,12 +167,16 @@ def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_devices_fall_to
         ended = time.monotonic()
         assert 0.3 < ended - gone < TERM_S + 1
         two.a.until(lambda: two.racks.caps(1).min() == SAFE_W, 40, "leases to lapse to the safe value")
-        print(f"\netcd gone: no leader after {ended - gone:.2f} s, safe after {time.monotonic() - gone:.1f} s")
+        print(
+            f"\netcd gone: no leader after {ended - gone:.2f} s, safe after {time.monotonic() - gone:.1f} s"
+        )
         assert (role(two.a), role(two.b)) == ("standby", "standby")
         accepted = [t for t in two.eye.taken if t.at_s > ended + 0.5]
         assert not accepted, "nobody commands without a term"
         two.etcd.start()
-        one = two.a.until(lambda: next((d for d in (two.a, two.b) if role(d) == "leader"), None), 15, "a leader")
+        one = two.a.until(
+            lambda: next((d for d in (two.a, two.b) if role(d) == "leader"), None), 15, "a leader"
+        )
         assert epoch(one) > led
         one.until(lambda: two.racks.caps(1).max() < SAFE_W - 50, what="the hot node to be capped again")
         assert sorted((role(two.a), role(two.b))) == ["leader", "standby"]

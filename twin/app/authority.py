@@ -28,38 +28,61 @@ def on_standby(level: str) -> str:
 
 
 class AuthorityBook:
-    """Levels per policy in `authority.json`, with what the configuration said when they were set."""
+    """Levels per policy in `authority.json`, with what the configuration said when they were set.
+
+    `decided_ns` is when people last set a policy's, here or at a leader whose place we took.
+    """
 
     def __init__(self, folder: Path, configured: dict[str, str]) -> None:
         self.path, self.configured = folder / "authority.json", dict(configured)
         self.levels = dict(configured)
-        for policy, (level, then) in self._read().items():
+        self.decided_ns: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+        for policy, (level, then, decided_ns) in self._read().items():
             if policy not in configured:
                 continue
+            self.decided_ns[policy] = decided_ns
             if then == configured[policy]:
                 self.levels[policy] = level  # as people left it
             else:  # the file was edited since: neither the edit nor the person is overruled upwards
                 self.levels[policy] = stricter(level, configured[policy])
 
-    def _read(self) -> dict[str, tuple[str, str]]:
+    def _read(self) -> dict[str, tuple[str, str, int]]:
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
-            held = {p: (str(e["level"]), str(e["configured"])) for p, e in tree.items()}
+            held = {
+                p: (str(e["level"]), str(e["configured"]), int(e.get("decided_ns", 0)))
+                for p, e in tree.items()
+            }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             log.error(
                 "%s: cannot be read (%s); every policy is taken back to advise at most", self.path, error
             )
-            return {p: (on_standby(level), level) for p, level in self.configured.items()}
+            return {p: (on_standby(level), level, 0) for p, level in self.configured.items()}
         return {p: e for p, e in held.items() if e[0] in LEVELS and e[1] in LEVELS}
+
+    def after(self, policy: str, level: str, decided_ns: int) -> str:
+        """What a policy may do after a leader under whom it might do `level`, set by people at `decided_ns`.
+
+        The later decision of people holds, but none lets a policy do more than this daemon's own
+        configuration, or than the leader before allowed.
+        """
+        if decided_ns > self.decided_ns.get(policy, 0):
+            self.decided_ns[policy] = decided_ns
+            return stricter(self.configured[policy], level)
+        return stricter(self.levels[policy], level)
 
     def set(self, levels: dict[str, str]) -> None:
         """What people decided. Raises StorageError if it cannot be kept."""
-        if levels == self.levels and self.path.exists():
+        if levels == self.levels and self.decided_ns == self._kept and self.path.exists():
             return
-        self.levels = dict(levels)
-        tree = {p: {"level": v, "configured": self.configured.get(p, v)} for p, v in levels.items()}
+        self.levels, self._kept = dict(levels), dict(self.decided_ns)
+        tree = {
+            p: {"level": v, "configured": self.configured.get(p, v), "decided_ns": self.decided_ns.get(p, 0)}
+            for p, v in levels.items()
+        }
         draft = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

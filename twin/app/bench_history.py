@@ -7,8 +7,8 @@ shell.
 from __future__ import annotations
 
 import contextlib
-import io
-import sys
+import itertools
+import sqlite3
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +31,7 @@ from twin.sitebuild import build
 from twin.state import GOOD, State
 
 EVERY_S = 10.0
+BASELINE_ROWS, BASELINE_LINES = 100_000, 500
 FIELDS = 7  # of noise, shifted from sample to sample
 Figures = dict[str, float | int]
 
@@ -130,6 +131,37 @@ def _spelled(source: _Source) -> Figures:
     }
 
 
+def _plain_rows(folder: Path, source: _Source) -> float:
+    """What a table with a row per point takes: the baseline of the store, in points per second."""
+    gpu = next(t for t in source.sample(0)[0].tables if t.table == "gpu")
+    rows = ((START_NS, k, i, v) for k, row in enumerate(gpu.value.tolist()) for i, v in enumerate(row))
+    some = list(itertools.islice(rows, BASELINE_ROWS))
+    with contextlib.closing(sqlite3.connect(folder / "plain.sqlite")) as db:
+        db.execute("CREATE TABLE point (t_ns INTEGER, signal INTEGER, entity INTEGER, value REAL)")
+        began = time.perf_counter()
+        db.executemany("INSERT INTO point VALUES (?, ?, ?, ?)", some)
+        db.commit()
+        return len(some) / (time.perf_counter() - began)
+
+
+def _client_points(source: _Source) -> float:
+    """Line protocol by the client library's own Point, in points per second."""
+    from influxdb_client.client.write import point as client
+
+    make: Any = client.Point
+    gpu = next(t for t in source.sample(0)[0].tables if t.table == "gpu")
+    names = source.layout.names("gpu")[:BASELINE_LINES]
+    columns = gpu.value[:, : len(names)].T.tolist()
+    began, count = time.perf_counter(), 0
+    for name, column in zip(names, columns, strict=True):
+        point = make("gpu").tag("name", name).time(START_NS)
+        for key, value in zip(GAUGES, column, strict=False):
+            point.field(key, value)
+            count += 1
+        point.to_line_protocol()
+    return count / (time.perf_counter() - began)
+
+
 def bench_history(day_samples: int = 8640, large_gpus: int = 100_000, large_samples: int = 61) -> Figures:
     """Figures by name: of a site of 576 GPUs over a day, and of a large one over one window."""
     out: Figures = {}
@@ -141,13 +173,14 @@ def bench_history(day_samples: int = 8640, large_gpus: int = 100_000, large_samp
             if gpus == 576:
                 found |= _asked(Path(folder), samples)
             found |= _spelled(source)
+            rows_per_s, client_per_s = _plain_rows(Path(folder), source), _client_points(source)
+            found["plain_rows_points_per_s"], found["client_point_points_per_s"] = rows_per_s, client_per_s
+            found["store_per_plain_rows"] = found["store_points_per_s"] / rows_per_s
+            found["influx_text_per_client_point"] = found["influx_text_points_per_s"] / client_per_s
         out |= {f"{label}.{key}": value for key, value in found.items()}
-    for key, value in out.items():
-        print(f"{key:50} {value:14,.4g}" if value < 1e4 else f"{key:50} {value:14,.0f}")
     return out
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(io.UnsupportedOperation):
-        sys.stdout.flush()
-    bench_history()
+    for name, figure in bench_history().items():
+        print(f"{name:50} {figure:14,.4g}" if figure < 1e4 else f"{name:50} {figure:14,.0f}")

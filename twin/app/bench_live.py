@@ -1,13 +1,14 @@
-"""The live part of the benchmark: a broker, publishers, agents and the real daemon, each a process of its own.
+"""The live part of the benchmark: broker, publishers, agents and the real daemon, each a process of its own.
 
-What receiving costs (`bench_wire`), how late the daemon's ticks are while much arrives, and how long it takes
-from a reading to the cap that answers it (`bench_react`). Nothing here is judged by its time but in the table.
-Part of the shell.
+What receiving costs (`bench_wire`), how late the daemon's ticks are while much arrives, how long it takes
+from a reading to the cap that answers it (`bench_react`), and the history. Part of the shell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,18 +23,33 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from twin.app import bench_react, bench_wire
+from twin.app import bench_plan, bench_wire
 from twin.app.bench_history import bench_history
 from twin.app.bench_load import GPUS_PER_RACK
 from twin.app.bench_wire import FORMS, PLACES, SIGNALS, SMALL, Publisher, make_round, wire_site
-from twin.app.children import HOST, a_broker, end_child, free_port, need_agent, reached, start_child
-from twin.app.children import start_daemon, tail
+from twin.app.children import (
+    HOST,
+    a_broker,
+    end_child,
+    free_port,
+    need_agent,
+    reached,
+    start_child,
+    start_daemon,
+    tail,
+)
 from twin.app.client import Client
 from twin.errors import ConnectorError
 
 Figures = dict[str, float | int | str]
 STREAM_RATE = 16  # rounds of 64 racks a second: what 74 thousand GPUs say at 1 Hz
 NOT_MEASURED = "not measured: no Redfish sink yet"
+NOTE = (
+    "Broker, publishers, agents and daemon share this machine; a rate of one core is per second of the "
+    "receiver's own processor time. 64 speakers, each once a tick; the publisher waits for what it sent. "
+    "Latencies: published at random instants; agents store their leases on the disk, 18 of a rack one after "
+    "another in one process; read back as seen by an observer at the broker, by one monotonic clock."
+)
 # (key, whether more is better, bound): from the reading to the read-back, at a tick of 1 s
 GOALS: tuple[tuple[str, bool, float], ...] = (
     ("live.ordinary_latency_s_p99", False, 2.5),
@@ -79,18 +95,20 @@ def measure_live(quick: bool, scratch: Path, say: Callable[[str], None]) -> Figu
             say(f"live: {what}: receiving frames of {SMALL} and of {GPUS_PER_RACK} GPUs")
             out |= {"live.broker": what, **_receive(folder, port, quick)}
             say("live: the daemon while much arrives")
-            out |= _stream(folder, port, 3.0 if quick else 20.0)
+            out |= _stream(folder, port, 2.0 if quick else 20.0)
         # A broker of its own: nothing that is retained there concerns the other site.
         with a_broker(folder) as (_, port):
             say("live: from a reading to the cap that answers it")
             out |= _react(folder, port, quick)
     say("live: history")
-    history = bench_history(60, 1000, 6) if quick else bench_history()
+    history = bench_history(130, 1000, 70) if quick else bench_history()
     return out | {"live.redfish_latency_s": NOT_MEASURED} | history
 
 
 def _receive(folder: Path, port: int, quick: bool) -> Figures:
-    task = bench_wire.Task(port, 0.25 if quick else 1.5, 1 if quick else 2, str(folder))
+    task = bench_wire.Task(port, 1.5, 2, str(folder))
+    if quick:
+        task = bench_wire.Task(port, 0.2, 1, str(folder), 0.1)
     command = [sys.executable, "-m", "twin.app.bench_wire", msgspec.json.encode(task).decode()]
     log = folder / "receiver.log"
     child = start_child(command, log, stdout=subprocess.PIPE)
@@ -118,18 +136,21 @@ def _stream(folder: Path, port: int, seconds: float) -> Figures:
 
 
 def _react(folder: Path, port: int, quick: bool) -> Figures:
-    task = bench_react.Task(port, 6, 4, 0.2, 0.3) if quick else bench_react.Task(port, 120, 40)
+    state = str(folder / "agents")
+    task = bench_plan.Task(port, 120, 40, state)
+    if quick:
+        task = bench_plan.Task(port, 6, 4, state, 0.2, 0.3, 1.0)
     out: Figures = {}
     command = [sys.executable, "-m", "twin.app.bench_react", msgspec.json.encode(task).decode()]
     log = folder / "agents.log"
-    with _daemon(folder / "react", port, bench_react.site_tree(task.racks)) as daemon:
+    with _daemon(folder / "react", port, bench_plan.site_tree(task.racks)) as daemon:
         child = start_child(command, log, stdout=subprocess.PIPE)
         try:
             assert child.stdout is not None
             daemon.until_received(1)
             daemon.mark()
             for line in child.stdout:
-                got = msgspec.json.decode(line, type=bench_react.Outcome)
+                got = msgspec.json.decode(line, type=bench_plan.Outcome)
                 if got.unanswered or not got.latency_s:
                     raise ConnectorError(
                         f"{got.unanswered} readings beyond their guard had no answer ({got.kind}); the "
@@ -141,7 +162,7 @@ def _react(folder: Path, port: int, quick: bool) -> Figures:
                 if got.kind == "urgent":  # while all of it still speaks
                     out |= daemon.figures("live.act", task.racks * GPUS_PER_RACK)
             if child.wait() or "live.urgent_samples" not in out:
-                raise ConnectorError(f"the agents of the benchmark ended with {child.returncode}: {tail(log)}")
+                raise ConnectorError(f"the benchmark's agents ended with {child.returncode}: {tail(log)}")
         finally:
             end_child(child)
     return out
@@ -161,7 +182,7 @@ class _Daemon:
         self._from: tuple[float, int, float] = (0.0, 0, 0.0)
 
     def _link(self) -> dict[str, Any]:
-        link: dict[str, Any] = self.client.get("/messages")["link"]
+        link: dict[str, Any] = self.client.get("/messages")["messages"]["link"]
         return link
 
     def until_received(self, count: int) -> None:
@@ -189,8 +210,6 @@ class _Daemon:
         return {f"{key}.{name}": value for name, value in out.items()}
 
     def _cpu_s(self) -> float:
-        import os
-
         text = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -228,7 +247,7 @@ def show_live(found: Figures, out: Console) -> None:
     if "live.broker" not in found:
         return
     cases = [(gpus, form) for gpus in (SMALL, GPUS_PER_RACK) for form in FORMS]
-    wire = Table(title=f"Through {found['live.broker']}: frames of {SIGNALS} signals, from the socket to the Inbox")
+    wire = Table(title=f"{found['live.broker']}: frames of {SIGNALS} signals, from the socket to the Inbox")
     wire.add_column("", no_wrap=True)
     for gpus, form in cases:
         wire.add_column(f"{gpus} GPUs, {form}", justify="right", no_wrap=True)
@@ -241,7 +260,7 @@ def show_live(found: Figures, out: Console) -> None:
     for title, key, factor in LIVE_ROWS:
         ends = [short(found.get(f"{key}_{end}"), factor) for end in ("p50", "p99", "max")]
         live.add_row(title, *ends, short(found.get(f"{key.rsplit('_', 2)[0]}_samples"), 1.0))
-    live.add_row("by Redfish", NOT_MEASURED, "", "", "")
+    live.add_row("by Redfish (no sink for it yet)", "not measured", "", "", "")
     out.print(live)
     daemon = Table(title="The daemon meanwhile, with history each second")
     for heading in ("", "many messages", "acting"):
@@ -251,10 +270,11 @@ def show_live(found: Figures, out: Console) -> None:
         daemon.add_row(title, *cells)
     out.print(daemon)
     _show_history(found, out)
+    out.print(NOTE, markup=False, highlight=False)
 
 
 def _show_history(found: Figures, out: Console) -> None:
-    labels = sorted({key.split(".")[1] for key in found if key.startswith("history.")}, key=len)
+    labels = list(dict.fromkeys(key.split(".")[1] for key in found if key.startswith("history.")))
     table = Table(title="History")
     for heading in ("", *(f"{label[1:]} GPUs" for label in labels)):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
@@ -273,7 +293,7 @@ def _show_history(found: Figures, out: Console) -> None:
 
 def short(value: float | int | str | None, factor: float) -> str:
     """Three digits, or all of a large number."""
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return "-"
     number = value * factor
     return f"{number:,.0f}" if abs(number) >= 100 or number == round(number) else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""From a reading to the cap that answers it: agents, a building and an observer in one process, with one clock.
+"""From a reading to the cap that answers it: agents, building and observer in one process, with one clock.
 
 `python -m twin.app.bench_react TASK` plays the site of a running daemon. The agents are real ones
 (`racktwin_agent`) on simulated devices. A sample begins when a reading beyond its guard is published, at an
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,56 +26,17 @@ from racktwin_agent.fleet import Fleet
 from racktwin_agent.publish import Out
 from racktwin_agent.simulated import SimulatedDevices
 
+from twin.app.bench_plan import DROPS, PER_RACK, PER_TRAY, TRAYS, Outcome, Task
 from twin.errors import ConnectorError
 
 HOST, SITE, CONTROL = "127.0.0.1", "bench/hall1", "gpu.power_cap_w"
-TRAYS, PER_TRAY = 18, 4
-PER_RACK = TRAYS * PER_TRAY
 HOT_C, FLOW_LPM = 85.0, 96.0  # a guard is at 82 degC; flow is strained below 40 l/min
-DROPS = (36.0, 12.0)  # each less than half of the flow before, each with a lower cap
 POINT = "RackLiquidFlow"
-FRAMES, REQUESTS, PLANS = "IT/v1/PUB/Frame/", f"IT/v1/racktwin/Request/{CONTROL}/", "IT/v1/racktwin/Contingency/"
-READY_S, SETTLE_S, ANSWER_S = 40.0, 3.0, 15.0
+FRAMES, REQUESTS = "IT/v1/PUB/Frame/", f"IT/v1/racktwin/Request/{CONTROL}/"
+DAEMONS = "IT/v1/racktwin/Daemon/"
+READY_S, ANSWER_S = 40.0, 15.0
 LOWER_W = 1.0
 Key = tuple[str, int]  # the path of a node, the number of a GPU
-
-
-class Task(msgspec.Struct, frozen=True):
-    """How many samples of each kind, and how many seconds apart on average."""
-
-    port: int
-    ordinary: int
-    urgent: int
-    ordinary_gap_s: float = 0.33
-    urgent_gap_s: float = 0.7
-
-    @property
-    def hot_racks(self) -> int:
-        """Racks whose GPUs become hot, one after another, each once."""
-        return -(-self.ordinary // PER_RACK)
-
-    @property
-    def racks(self) -> int:
-        """With those that lose their flow, each twice."""
-        return self.hot_racks + -(-self.urgent // len(DROPS))
-
-
-class Outcome(msgspec.Struct):
-    """Of one kind: seconds to the read-back, and of these, until the request was seen."""
-
-    kind: str
-    latency_s: list[float]
-    request_s: list[float]
-    unanswered: int
-
-
-def site_tree(racks: int) -> dict[str, Any]:
-    """The daemon's site for so many racks: armed, on liquid."""
-    names = f"r[1-{racks}]"
-    hall = {"name": "hall1", "racks": [{"name": names, "profile": "gb200-nvl72"}],
-            "cdus": [{"name": "cdu1", "serves": [names]}]}  # fmt: skip
-    armed = {"thermal_guard": {"authority": "act"}}
-    return {"site": "bench", "halls": [hall], "policies": armed, "periods_s": {"gpu": 1.0}}
 
 
 class Tray(SimulatedDevices):
@@ -133,15 +94,14 @@ class Observer:
     """Sees what passes the broker, and dates it."""
 
     def __init__(self, port: int) -> None:
-        self.plans: set[str] = set()
+        self.role = ""  # of the daemon
         self.watt: dict[Key, float] = {}
         self._of: dict[Key, Wait] = {}
         self._paths: dict[str, int] = {}  # nodes and racks that somebody waits for
         self._lock = threading.Lock()
         client = self.client = mqtt.Client(CallbackAPIVersion.VERSION2, "bench-observer")
-        client.on_socket_open = lambda c, u, sock: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.on_message = self._on_message
-        client.on_connect = lambda c, *_: c.subscribe([(f + "#", 0) for f in (FRAMES, REQUESTS, PLANS)])
+        client.on_connect = lambda c, *_: c.subscribe([(f + "#", 0) for f in (FRAMES, REQUESTS, DAEMONS)])
         client.connect(HOST, port)
         client.loop_start()
 
@@ -168,8 +128,8 @@ class Observer:
                 path = topic[len(FRAMES) :]
                 if path in self._paths or (path, 0) not in self.watt:
                     self._frame(path, json.loads(message.payload), at_s)
-            elif topic.startswith(PLANS):
-                self.plans.add(topic)
+            elif topic.startswith(DAEMONS):
+                self.role = json.loads(message.payload).get("role", "")
             elif topic[len(REQUESTS) :] in self._paths:
                 self._request(topic[len(REQUESTS) :], json.loads(message.payload), at_s)
 
@@ -210,7 +170,7 @@ class Play:
         }
         self.building = Building(task.racks)
         broker = Broker(HOST, task.port, "bench-agents")
-        self.fleet = Fleet(self.trays, broker, before_step=self.building.step)
+        self.fleet = Fleet(self.trays, broker, before_step=self.building.step, state_dir=Path(task.state))
         self.observer = Observer(task.port)
 
     def run(self) -> None:
@@ -235,18 +195,16 @@ class Play:
         self.observer.close()
 
     def _ready(self) -> None:
-        """The daemon leads and has prepared every rack, and the observer knows every GPU."""
-        end = time.monotonic() + READY_S
-        while time.monotonic() < end:
-            heard = len(self.observer.watt) == len(self.trays) * PER_TRAY
-            if heard and len(self.observer.plans) == self.task.racks:
-                time.sleep(SETTLE_S)
-                return
+        """The daemon leads, and the observer knows every GPU."""
+        end, observer, gpus = time.monotonic() + READY_S, self.observer, len(self.trays) * PER_TRAY
+        while len(observer.watt) < gpus or observer.role != "leader":
+            if time.monotonic() > end:
+                raise ConnectorError(
+                    f"{len(observer.watt)} of {gpus} GPUs were heard within {READY_S:g} s, and the daemon is "
+                    f"{observer.role or 'unheard of'}; expected all, and a leader"
+                )
             time.sleep(0.05)
-        raise ConnectorError(
-            f"{len(self.observer.plans)} of {self.task.racks} racks got their contingency caps within "
-            f"{READY_S:g} s, {len(self.observer.watt)} GPUs were heard; does the daemon lead?"
-        )
+        time.sleep(self.task.settle_s)
 
     def _heat(self, key: Key) -> Wait:
         """A GPU is beyond its guard, and its agent says so."""

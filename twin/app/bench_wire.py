@@ -1,4 +1,4 @@
-"""What receiving costs: frames of 8 and of 72 GPUs through a broker, decoded and staged, against aiomqtt alone.
+"""What receiving costs: frames of 8 and of 72 GPUs through a broker, decoded and staged, and aiomqtt alone.
 
 `python -m twin.app.bench_wire TASK` is the process that receives. The publisher sends a round when the one
 before has arrived, so nothing is lost and the receiver is what is measured; a rate is per second of its own
@@ -12,7 +12,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from twin.sitebuild import build
 PLACES, SMALL = 64, 8  # speakers in a round; GPUs of a small one
 SIGNALS = len(GAUGES) + len(COUNTERS)
 AHEAD = 4  # rounds under way: fewer messages than a broker keeps for a client that lags
-WARM_S, LATE_S = 0.3, 10.0
+LATE_S = 10.0
 TOPICS = (("IT/v1/PUB/#", 1),)
 FORMS = ("json", "msgpack")
 WAYS = ("staged", "received", "aiomqtt")
@@ -55,12 +55,13 @@ TREE: dict[str, Any] = {
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What the process is to measure; each way `again` times for `seconds`."""
+    """What the process is to measure; each way `again` times for `seconds`, after `warm_s`."""
 
     port: int
     seconds: float
     again: int
     folder: str
+    warm_s: float = 0.3
 
 
 def wire_site() -> Site:
@@ -76,7 +77,7 @@ def make_round(folder: Path, site: Site, gpus: int, form: str) -> tuple[Path, fl
     packets, places, size = [], [], 0
     for number, name in enumerate(speakers):
         at = slice(number * GPUS_PER_RACK, number * GPUS_PER_RACK + gpus)
-        columns = {key: load.value[k, at] for k, key in enumerate(GAUGES)}
+        columns: dict[str, np.ndarray] = {key: load.value[k, at] for k, key in enumerate(GAUGES)}
         columns |= {key: load.counts[k, at] for k, key in enumerate(COUNTERS)}
         payload = _text(columns) if form == "json" else encode_frame(START_NS, columns)
         whole = packet(FRAME + name, payload)
@@ -137,31 +138,26 @@ class Publisher:
 
 
 class _Counting(Inflow):
-    """The daemon's own inlet, which also tells the publisher."""
+    """The daemon's own inlet. It cuts a frame after each round, as where each speaks once a tick."""
 
-    arrived: Callable[[], None]
+    publisher: Publisher
+    tick = 0
 
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         super().stage(items, now_ns)
-        self.arrived()
+        self.publisher.arrived()
+        if self.publisher.count % PLACES == 0:
+            self.take(self.tick, now_ns, 1.0)
+            self.tick += 1
 
 
 @contextlib.asynccontextmanager
 async def _staged(port: int, site: Site, publisher: Publisher) -> AsyncIterator[None]:
-    """As the daemon: decoded, staged, and a frame cut each second."""
+    """As the daemon: decoded, staged, taken."""
     inlet = _Counting(site, {})
-    inlet.arrived = publisher.arrived
+    inlet.publisher = publisher
     source = MqttSource(LinkSettings(HOST, port, "bench-staged", persistent=False), Router(site))
-    link = source.link
-
-    async def cut() -> None:
-        tick = 0
-        while True:
-            await asyncio.sleep(1.0)
-            inlet.take(tick, time.time_ns(), 1.0)
-            tick += 1
-
-    async with _running(link, source.run(inlet), cut()):
+    async with _running(source.link, source.run(inlet)):
         yield
     bad = inlet.counts["bad"] + inlet.counts["ignored"] + inlet.counts["dropped"]
     if bad or inlet.counts["staged"] < publisher.count:
@@ -169,39 +165,38 @@ async def _staged(port: int, site: Site, publisher: Publisher) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def _received(port: int, site: Site, publisher: Publisher) -> AsyncIterator[None]:
+async def _received(port: int, _: Site, publisher: Publisher) -> AsyncIterator[None]:
     """Only the link: what aiomqtt does, with bounded memory and late acknowledgement."""
     link = Link(LinkSettings(HOST, port, "bench-received", persistent=False), TOPICS)
 
     def take(message: Message) -> None:
-        publisher.arrived()
+        if message.payload:
+            publisher.arrived()
 
     def lost(where: str, why: str, count: int) -> None:
-        raise ConnectorError(f"{count} messages lost: {why}")
+        raise ConnectorError(f"{where}: {count} messages lost: {why}")
 
     async with _running(link, link.run(take, lost)):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _running(link: Link, *work: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(w) for w in work]
+async def _running(link: Link, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
     try:
         end = time.monotonic() + LATE_S
-        while not link.connected and not any(t.done() for t in tasks) and time.monotonic() < end:
+        while not link.connected and not task.done() and time.monotonic() < end:
             await asyncio.sleep(0.01)
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        faults = [x for x in await asyncio.gather(*tasks, return_exceptions=True)
-                  if isinstance(x, Exception)]  # fmt: skip
-    if faults:
-        raise faults[0]
+        task.cancel()
+        (fault,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(fault, Exception):
+        raise fault
 
 
 @contextlib.asynccontextmanager
-async def _aiomqtt(port: int, site: Site, publisher: Publisher) -> AsyncIterator[None]:
+async def _aiomqtt(port: int, _: Site, publisher: Publisher) -> AsyncIterator[None]:
     """The baseline: the library's own iterator; nothing is decoded."""
     async with aiomqtt.Client(HOST, port, identifier="bench-aiomqtt") as client:
         await client.subscribe(list(TOPICS))
@@ -222,15 +217,15 @@ async def _aiomqtt(port: int, site: Site, publisher: Publisher) -> AsyncIterator
 _OPEN = {"staged": _staged, "received": _received, "aiomqtt": _aiomqtt}
 
 
-async def measure(way: str, port: int, site: Site, path: Path, seconds: float) -> tuple[int, float, float]:
+async def measure(way: str, task: Task, site: Site, path: Path) -> tuple[int, float, float]:
     """(messages, seconds, seconds of processor time). Raises ConnectorError if any message was lost."""
-    publisher = Publisher(port, path)
+    publisher = Publisher(task.port, path)
     try:
-        async with _OPEN[way](port, site, publisher):
+        async with _OPEN[way](task.port, site, publisher):
             publisher.start()
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(task.warm_s)
             count, begun, cpu_s = publisher.count, time.perf_counter(), time.process_time()
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(task.seconds)
             count = publisher.count - count
             took = (count, time.perf_counter() - begun, time.process_time() - cpu_s)
             publisher.hush()
@@ -257,7 +252,7 @@ def figures(task: Task) -> Iterator[tuple[str, float]]:
             sums = {way: np.zeros(3) for way in WAYS}
             for _ in range(task.again):
                 for way in WAYS:
-                    sums[way] += uvloop.run(measure(way, task.port, site, path, task.seconds))
+                    sums[way] += uvloop.run(measure(way, task, site, path))
             path.unlink()
             key = f"wire.gpus{gpus}.{form}"
             per_cpu_s = {way: float(count / cpu_s) for way, (count, _, cpu_s) in sums.items()}

@@ -177,7 +177,11 @@ class Daemon:
         if decision.commands:
             self.services.send(decision.commands)
         self.live.settle(decision, frame.events)
-        self.services.after(frame, decision)
+        try:
+            self.services.after(frame, decision)
+        except Exception:  # what is around the ticks must not end them
+            log.exception("after tick %d", decision.tick)
+            self.live.counts["after_failed"] = self.live.counts.get("after_failed", 0) + 1
         if self.clock.ahead_ns:
             self.alarms.condition("clock", "warning", "The wall clock stepped back",
                                   (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead and wait for it",),
@@ -200,7 +204,7 @@ class Daemon:
         if len(self._notes) < MAX_NOTES:
             self._notes.append((kind, body))
             state = self.engine.state
-            self.live.lines.append(Line(kind, state.tick, state.now_ns, body))
+            self.live.keep(Line(kind, state.tick, state.now_ns, body))
         else:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 

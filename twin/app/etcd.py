@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from twin.app.config import Loaded, Tls
-from twin.app.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, told
+from twin.app.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, pause, told
 from twin.errors import ConfigError, ConnectorError
 
 log = logging.getLogger(__name__)
@@ -162,8 +162,8 @@ class EtcdElection:
         self._until = 0.0
         self._lease = self._created = 0
         self._offer: Term | None = None  # what our last transaction asked for
-        self._head, self._stored = "", ""
-        self._leader, self._error = "", ""
+        self._head = self._stored = self._leader = self._error = ""
+        self._soon = asyncio.Event()  # what the successor is told should not wait
 
     async def run(self, on_change: OnChange) -> None:
         """Contend until cancelled, then resign. Raises StorageError when the epoch cannot be kept."""
@@ -192,10 +192,12 @@ class EtcdElection:
         """True strictly before the end of the last confirmed grant, less a margin."""
         return self.term is not None and (self._clock() if now_s is None else now_s) < self._until
 
-    def publish_head(self, head: str) -> None:
-        """Keep `head` for the successor; stored with the next renewal."""
+    def publish_head(self, head: str, soon: bool = False) -> None:
+        """Keep `head` for the successor; stored with the next renewal, or with one that is made at once."""
         if len(head) <= MAX_HEAD:
             self._head = head
+            if soon:
+                self._soon.set()
 
     def status(self) -> dict[str, Any]:
         """For people."""
@@ -279,7 +281,7 @@ class EtcdElection:
             left_s = self._until - self._clock()
             if left_s <= 0:
                 return f"etcd did not confirm it in time: {self._error or 'this process was held up'}"
-            await asyncio.sleep(min(pause_s, left_s))
+            await pause(min(pause_s, left_s), self._soon)
             left_s = self._until - self._clock()
             if left_s <= 0:
                 continue
@@ -312,9 +314,8 @@ class EtcdElection:
 
     async def _resign(self, held: Term | None) -> None:
         if held is not None and self._head != self._stored:
-            await self.etcd.call("/v3/kv/txn", {
-                "compare": [self._in_office()], "success": [_put(self._memory, self._left(held, self._head))],
-            })  # fmt: skip
+            left = _put(self._memory, self._left(held, self._head))
+            await self.etcd.call("/v3/kv/txn", {"compare": [self._in_office()], "success": [left]})
         if self._lease:
             await self._revoke()
 

@@ -59,8 +59,8 @@ class Election(Protocol):
         """Whether our term surely holds at `now_s` of `clock_s` (default: now)."""
         ...
 
-    def publish_head(self, head: str) -> None:
-        """What a successor is told of us: kept, and stored at a modest rate."""
+    def publish_head(self, head: str, soon: bool = False) -> None:
+        """What a successor is told of us: kept, and stored at a modest rate; `soon`: without waiting."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -71,6 +71,14 @@ class Election(Protocol):
 def clock_s() -> float:
     """Seconds that nobody can set, and that pass while the host sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def pause(seconds: float, unless: asyncio.Event) -> None:
+    """Sleep, but not on when `unless` is set; it is taken."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await unless.wait()
+    unless.clear()
 
 
 class EpochFile:
@@ -163,10 +171,12 @@ class HostElection:
             return False
         return self._is_ours(self._file)
 
-    def publish_head(self, head: str) -> None:
-        """Keep `head` for the successor; written once a second."""
+    def publish_head(self, head: str, soon: bool = False) -> None:
+        """Keep `head` for the successor; written once a second, or at once."""
         if len(head) <= MAX_HEAD:
             self._head = head
+            if soon:
+                self._write()
 
     def status(self) -> dict[str, Any]:
         """For people."""

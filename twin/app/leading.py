@@ -13,12 +13,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
-from twin.app.authority import on_standby, stricter
-from twin.app.leader import MAX_HEAD, Term, make_election
+from twin.app.authority import on_standby
+from twin.app.handover import Handover, read_handover
+from twin.app.leader import Term, make_election
 from twin.app.opening import ARMED, unarmed_because
-from twin.app.startup import LEVELS
 from twin.contracts import Decision
 from twin.errors import StorageError
 from twin.events import (
@@ -27,8 +25,7 @@ from twin.events import (
     EpochChanged,
     Event,
     Held,
-    MaintenanceBegun,
-    OperatorRequest,
+    MaintenanceEnded,
     Released,
     RequestWithdrawn,
     Resumed,
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FIRST_TERM_S = 1.0  # a lock on this host is won at once; then the first tick leads already
 # What a standby may be asked: nothing that only the leader can carry out.
+OURS = ("standby", "takeover", "configuration")  # authors of what no person decided
 _WITHDRAWALS = (RequestWithdrawn, ApprovalWithdrawn)
 
 
@@ -57,6 +55,8 @@ class Leading:
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
         self._asked: dict[str, str] | None = None  # levels on their way to the engine
+        self._published: Handover | None = None
+        self._text: dict[str, Any] = {}  # the same, made anew only where more than the head changed
 
     async def start(self) -> None:
         """Run for office; wait a moment for the answer, so that a lone daemon leads from its first tick."""
@@ -65,7 +65,7 @@ class Leading:
             async with asyncio.timeout(FIRST_TERM_S):
                 await self._first.wait()
         except TimeoutError:
-            self.daemon.put(self._authorities({}, standby=True))
+            self.daemon.put(self._authorities(None, standby=True))
             self.daemon.live.role = "standby"
             log.info("standing by: another daemon leads, or nobody can be asked yet")
 
@@ -91,7 +91,7 @@ class Leading:
         return (
             self.term is not None
             and not self.daemon.live.stopping
-            and self.daemon.engine.arbiter.epoch == self.term.epoch
+            and self._leads()
             and self.election.may_act()
         )
 
@@ -103,73 +103,101 @@ class Leading:
                 return
             log.warning("leads no longer; commands end here")
             daemon.services.forget_commands()
-            daemon.put(self._authorities({}, standby=True))
+            daemon.put(self._authorities(None, standby=True))
             daemon.live.role = "standby"
             daemon.live.note("leader", {"lost": before.epoch})
             daemon.services.announce()
             return
         own = daemon.engine.arbiter.epoch
-        told = _told(term.predecessor_head)
-        adopt = term.predecessor_epoch not in (0, own) or (own == 0 and bool(told))
+        left = read_handover(term.predecessor_head)
+        adopt = term.predecessor_epoch not in (0, own) or (own == 0 and bool(term.predecessor_head))
         log.info("leads with epoch %d%s", term.epoch, "; adopts what it finds" if adopt else "")
         daemon.live.role, daemon.live.epoch = "leader", term.epoch
         daemon.live.note(
             "leader",
-            {"epoch": term.epoch, "predecessor": term.predecessor, "head": told.get("head", ""),
-             "adopt": adopt},
-        )  # fmt: skip
-        head = str(told.get("head", ""))[:64]
-        events: list[Event] = [EpochChanged(epoch=term.epoch, head=head, adopt=adopt)]
-        events += self._authorities(told.get("authority", {}) if adopt else {}, standby=False)
-        if adopt and told.get("mode") == "held":
-            events.append(Held(author="takeover", reason="the leader before held the site"))
-        elif adopt and told.get("mode") == "released":
-            events.append(Released(author="takeover", reason="the leader before had released the site"))
+            {"epoch": term.epoch, "predecessor": term.predecessor, "head": left.head, "adopt": adopt},
+        )
+        events: list[Event] = self._asked_of(left) if adopt else []
+        events.append(EpochChanged(epoch=term.epoch, head=left.head, adopt=adopt))
+        events += self._authorities(left if adopt else None, standby=False)
         if adopt:
-            events = [*_asked_of(told), *events]
-            if told.get("asked_lost"):
-                log.warning(
-                    "%s standing requests of the leader before are not known here", told["asked_lost"]
-                )
+            events += self._mode_of(left)
         daemon.put(events)
         daemon.services.announce()
+        self._published = None
         self._first.set()
 
-    def _authorities(self, told: Any, standby: bool) -> list[Event]:
+    def _mode_of(self, left: Handover) -> list[Event]:
+        """A hold or a release of the leader before, or the end of ours, which it had ended since."""
+        if left.windows is None and left.lost:
+            log.error("%d windows and requests of the leader before are not known here: held", left.lost)
+            return [Held(author="takeover", reason="not all maintenance windows are known here")]
+        if left.mode == "held":
+            return [Held(author="takeover", reason="the leader before held the site")]
+        if left.mode == "released":
+            return [Released(author="takeover", reason="the leader before had released the site")]
+        ended = left.mode == "normal" and self.daemon.engine.arbiter.mode != "normal"
+        return [Resumed(author="takeover")] if ended else []
+
+    def _asked_of(self, left: Handover) -> list[Event]:
+        """What people asked of the leader before, and the end of what it knew no more."""
+        engine = self.daemon.engine
+        if left.lost:
+            log.warning("%d standing requests of the leader before are not known here", left.lost)
+        out: list[Event] = [*(left.windows or ()), *(left.requests or ())]
+        if left.windows is not None:
+            known = {w.id for w in left.windows}
+            out += [MaintenanceEnded(author="takeover", window=w.id)
+                    for w in engine.windows.events() if w.id not in known]  # fmt: skip
+        if left.requests is not None:
+            known = {r.id for r in left.requests}
+            out += [RequestWithdrawn(author="takeover", request=r)
+                    for r in engine.intake.requests if r not in known]  # fmt: skip
+        return out
+
+    def _authorities(self, left: Handover | None, standby: bool) -> list[Event]:
         """What each policy may do from the next frame on; never more than the leader before allowed it."""
         out: list[Event] = []
-        told = told if isinstance(told, dict) else {}
+        book = self.daemon.authority
         present = self._asked or self.daemon.engine.intake.authority
         asked = dict(present)
-        for policy, level in self.daemon.authority.levels.items():
+        for policy, level in book.levels.items():
             wanted = on_standby(level) if standby else level
-            if told.get(policy) in LEVELS:
-                wanted = stricter(wanted, told[policy])
+            if left is not None and policy in left.authority:
+                wanted = book.after(policy, left.authority[policy], left.decided_ns.get(policy, 0))
             if policy in present and wanted != present[policy]:
                 author, asked[policy] = "standby" if standby else "takeover", wanted
                 out.append(AuthorityChanged(author=author, policy=policy, authority=cast(Any, wanted)))
         self._asked = asked if out else self._asked
         return out
 
+    def _leads(self) -> bool:
+        """Whether the engine has taken up our term; until then it holds what a standby may do."""
+        return self.term is not None and self.daemon.engine.arbiter.epoch == self.term.epoch
+
     def after(self, frame: Frame, decision: Decision) -> None:
-        """After a tick: tell a successor where we are."""
-        engine = self.daemon.engine
-        if any(isinstance(e, AuthorityChanged) for e in frame.events):
-            self._asked = None
-        if self.term is not None:
-            told = {"head": self.daemon.recorder.chain.head, "authority": engine.intake.authority,
-                    "mode": engine.arbiter.mode}  # fmt: skip
-            # What people asked of us holds for a successor too, as far as the place for it allows.
-            asked: list[Event] = [*engine.windows.events(), *engine.intake.requests.values()]
-            told["asked"] = [msgspec.to_builtins(e) for e in asked]
-            text = json.dumps(told)
-            if len(text) > MAX_HEAD:
-                text = json.dumps(told | {"asked": [], "asked_lost": len(asked)})
-            self.election.publish_head(text)
+        """After a tick: tell a successor where we are, and at once where people changed anything."""
+        engine, book = self.daemon.engine, self.daemon.authority
+        for event in frame.events:
+            if isinstance(event, AuthorityChanged):
+                self._asked = None
+                if event.author not in OURS:
+                    book.decided_ns[event.policy] = frame.now_ns
+        if not self._leads():
+            return
+        left = Handover(self.daemon.recorder.chain.head, dict(engine.intake.authority), dict(book.decided_ns),
+                        engine.arbiter.mode, engine.windows.events(),
+                        tuple(engine.intake.requests.values()))  # fmt: skip
+        if left.same_but_head(self._published) and self._text:
+            self._text["head"] = left.head
+        else:
+            self._text = json.loads(left.text())
+        self.election.publish_head(json.dumps(self._text), soon=not left.same_but_head(self._published))
+        self._published = left
 
     def keep_authority(self) -> None:
         """People changed what a policy may do: remember it beyond this process."""
-        if self.term is None:
+        if not self._leads():
             return
         try:
             self.daemon.authority.set(dict(self.daemon.engine.intake.authority))
@@ -196,23 +224,3 @@ class Leading:
     def status(self) -> dict[str, Any]:
         """For interfaces."""
         return {**self.election.status(), "may_act": self.may_act(), "at_s": time.monotonic()}
-
-
-def _asked_of(told: dict[str, Any]) -> list[Event]:
-    """Maintenance windows and requests that people gave to the leader before."""
-    out: list[Event] = []
-    for tree in told.get("asked", []) if isinstance(told.get("asked"), list) else []:
-        try:
-            out.append(msgspec.convert(tree, MaintenanceBegun | OperatorRequest))
-        except msgspec.ValidationError as error:
-            log.warning("the leader before left a request that cannot be read: %s", error)
-    return out
-
-
-def _told(text: str) -> dict[str, Any]:
-    """What a leader left behind; nothing of it is trusted to be well formed."""
-    try:
-        tree = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return tree if isinstance(tree, dict) else {}

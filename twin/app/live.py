@@ -12,12 +12,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from twin.app.config import Loaded
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.events import Event
 
 MAX_LINES = 2000  # journal records that interfaces can show without reading the file
+MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
 MAX_WAITING = 1000  # requests whose outcome somebody waits for
 MAX_FOLLOWERS = 64
 FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
@@ -95,6 +98,7 @@ class Live:
     alarms: Any = None  # twin.app.alarms.AlarmBook
     history: Any = None  # twin.app.history_store.HistoryStore
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
+    _lines_bytes: int = 0
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
 
     async def submit(self, event: Event, timeout_s: float = 10.0) -> str | None:
@@ -134,12 +138,21 @@ class Live:
                 waiting.set_result(refused.get((type(event).__name__, event.id)))
         for record in decision.records:
             body = {k: v for k, v in record.items() if k != "kind"}
-            self.lines.append(Line(record["kind"], decision.tick, decision.now_ns, body))
+            self.keep(Line(record["kind"], decision.tick, decision.now_ns, body))
         self.decision = decision
         for queue in self._followers:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(decision)
+
+    def keep(self, line: Line) -> None:
+        """Remember a record for interfaces; the oldest go beyond a number, and beyond their size."""
+        if len(self.lines) == self.lines.maxlen:
+            self._lines_bytes -= _columns_bytes(self.lines.popleft().body)
+        self.lines.append(line)
+        self._lines_bytes += _columns_bytes(line.body)
+        while self._lines_bytes > MAX_LINES_BYTES and len(self.lines) > 1:
+            self._lines_bytes -= _columns_bytes(self.lines.popleft().body)
 
     def follow(self) -> asyncio.Queue[Decision | None] | None:
         """A queue that gets each decision, the oldest lost to a slow reader; None when too many follow."""
@@ -152,3 +165,12 @@ class Live:
     def unfollow(self, queue: asyncio.Queue[Decision | None]) -> None:
         """The follower is gone."""
         self._followers.discard(queue)
+
+
+def _columns_bytes(value: Any) -> int:
+    """What the arrays of a record hold."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, dict):
+        return sum(_columns_bytes(v) for v in value.values())
+    return sum(_columns_bytes(v) for v in value) if isinstance(value, list | tuple) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -42,9 +43,7 @@ class Links:
         broker = loaded.config.broker
         options = broker if isinstance(broker, Broker) else Broker(host="")
         settings = link_settings(loaded, port)
-        if loaded.config.leader.kind == "etcd":
-            # Two daemons of one site must not put each other off the broker.
-            settings = dataclasses.replace(settings, client_id=f"{settings.client_id}-{name}")
+        settings = dataclasses.replace(settings, client_id=_client_id(loaded, settings.client_id, name))
         try:
             extra = [
                 _route(loaded, options, topic) for topic in dict.fromkeys((*options.topics, *options.maps))
@@ -83,6 +82,16 @@ class Links:
                 await self.bms.beat(time.time_ns())
             except ActuationError:
                 continue  # the link's own alarm says why
+
+
+def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
+    """Two daemons of one site must not put each other off the broker, nor share a session."""
+    if loaded.config.leader.kind == "etcd" or loaded.config.leader.name:
+        return f"{client_id}-{name}"
+    if not isinstance(loaded.config.broker, Broker) or client_id != Broker(host="").client_id:
+        return client_id
+    folder = str(loaded.state.resolve()).encode()
+    return f"{client_id}-{hashlib.blake2b(folder, digest_size=4).hexdigest()}"
 
 
 class _Hearing(Router):

@@ -1,0 +1,119 @@
+"""Handover: what a leader leaves behind for whoever leads after it, as one short text.
+
+The head of its journal, what each policy may do and since when, a hold, and what people asked for: windows of
+maintenance first, then requests. What finds no room is told by number. Nothing that is read here is trusted
+to be well formed. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from twin.app.leader import MAX_EPOCH, MAX_HEAD
+from twin.app.startup import LEVELS
+from twin.events import MaintenanceBegun, OperatorRequest
+
+log = logging.getLogger(__name__)
+
+MODES = ("normal", "held", "released")
+MAX_ASKED_BYTES = 4 << 20
+E = TypeVar("E", MaintenanceBegun, OperatorRequest)
+
+
+@dataclass
+class Handover:
+    """`decided_ns` is when people last set a policy's authority. `windows` and `requests` that are None are
+    not known: there was no room for them; `lost` says how many."""
+
+    head: str = ""
+    authority: dict[str, str] = field(default_factory=dict)
+    decided_ns: dict[str, int] = field(default_factory=dict)
+    mode: str = ""
+    windows: Sequence[MaintenanceBegun] | None = None
+    requests: Sequence[OperatorRequest] | None = None
+    lost: int = 0
+
+    def text(self) -> str:
+        """At most MAX_HEAD characters."""
+        body: dict[str, Any] = {"head": self.head, "authority": self.authority,
+                                "decided_ns": self.decided_ns, "mode": self.mode}  # fmt: skip
+        windows, requests = self.windows or (), self.requests or ()
+        for kept, lost in (
+            ({"windows": windows, "requests": requests}, 0),
+            ({"windows": windows}, len(requests)),
+            ({}, len(windows) + len(requests)),
+        ):
+            text = json.dumps(body | {"asked": _packed(kept), "lost": lost})
+            if len(text) <= MAX_HEAD:
+                break
+        return text
+
+    def same_but_head(self, other: Handover | None) -> bool:
+        """Whether nothing but the journal went on since."""
+        return other is not None and (
+            (self.authority, self.decided_ns, self.mode, self.windows, self.requests)
+            == (other.authority, other.decided_ns, other.mode, other.windows, other.requests)
+        )
+
+
+def read_handover(text: str) -> Handover:
+    """What a leader left; empty where it left nothing that can be read."""
+    tree = _object(text)
+    levels, decided = tree.get("authority"), tree.get("decided_ns")
+    out = Handover(head=str(tree.get("head", ""))[:64])
+    if isinstance(levels, dict):
+        out.authority = {p: v for p, v in levels.items() if v in LEVELS}
+    if isinstance(decided, dict):
+        out.decided_ns = {p: v for p, v in decided.items() if type(v) is int and 0 <= v < 2**63}
+    if tree.get("mode") in MODES:
+        out.mode = tree["mode"]
+    lost = tree.get("lost", 0)
+    out.lost = lost if type(lost) is int and 0 <= lost <= MAX_EPOCH else 0
+    asked = _object(_unpacked(tree.get("asked")))
+    if "windows" in asked:
+        out.windows = _events(asked["windows"], MaintenanceBegun)
+    if "requests" in asked:
+        out.requests = _events(asked["requests"], OperatorRequest)
+    return out
+
+
+def _packed(asked: dict[str, Any]) -> str:
+    # Not msgspec's JSON: a bound may be infinite.
+    text = json.dumps({kind: [msgspec.to_builtins(e) for e in events] for kind, events in asked.items()})
+    return base64.b85encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+def _unpacked(text: Any) -> str:
+    if not isinstance(text, str) or not text:
+        return ""
+    try:
+        return zlib.decompressobj().decompress(base64.b85decode(text), MAX_ASKED_BYTES).decode()
+    except (ValueError, zlib.error) as error:
+        log.warning("what the leader before was asked for cannot be read: %s", error)
+        return ""
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _events(trees: Any, kind: type[E]) -> list[E]:
+    out: list[E] = []
+    for tree in trees if isinstance(trees, list) else []:
+        try:
+            out.append(msgspec.convert(tree, kind))
+        except msgspec.ValidationError as error:
+            log.warning("the leader before left a request that cannot be read: %s", error)
+    return out
