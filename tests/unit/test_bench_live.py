@@ -32,7 +32,9 @@ def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixtu
             assert value > 0 or (value == 0 and any(part in key for part in MAY_BE_ZERO)), (key, value)
     for gpus in (8, 72):
         for form in ("json", "msgpack"):
-            assert {f"wire.gpus{gpus}.{form}.{suffix}" for _, suffix, _ in bench_live.WIRE_ROWS} <= found.keys()
+            assert {
+                f"wire.gpus{gpus}.{form}.{suffix}" for _, suffix, _ in bench_live.WIRE_ROWS
+            } <= found.keys()
     for _, key, _ in bench_live.LIVE_ROWS:
         assert {f"{key}_{end}" for end in ("p50", "p99", "max")} <= found.keys()
     for case in ("stream", "act"):

@@ -135,7 +135,19 @@ class _Busy(asyncio.Protocol):
 
 
 class _Connection(web.RequestHandler):
-    """A client. What cannot be read is not sent back, as aiohttp would: it may hold a token."""
+    """A client. What cannot be read is not sent back, as aiohttp would: it may hold a token.
+
+    One that has not shown a valid token gives way to a newcomer when all places are taken: silent strangers
+    must not be able to lock the operators out.
+    """
+
+    admitted = False
+    leaving = False
+
+    def give_way(self) -> None:
+        """End, so that somebody else has the place."""
+        self.leaving = True
+        self.force_close()
 
     def handle_error(
         self,
@@ -220,8 +232,12 @@ async def _bind(runner: web.AppRunner, config: Api, context: ssl.SSLContext | No
     loop, quiet = asyncio.get_running_loop(), _quiet()
 
     def protocol() -> asyncio.Protocol:
-        if len(server.connections) >= config.max_clients:
-            return _Busy()
+        held = [c for c in server.connections if isinstance(c, _Connection) and not c.leaving]
+        if len(held) >= config.max_clients:
+            stranger = next((c for c in held if not c.admitted), None)  # the one that is here longest
+            if stranger is None:
+                return _Busy()
+            stranger.give_way()
         return _Connection(
             server,
             loop=loop,

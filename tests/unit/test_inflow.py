@@ -1,0 +1,85 @@
+"""Where sources leave what they decoded: staged, counted by place within bounds, urgent at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.builders import site_of, spec_of, two_racks
+from twin.app import inflow as inflow_module
+from twin.app.inflow import Inflow
+from twin.contracts import Inlet
+from twin.events import EntityReplaced, JobEnded, SiteChanged
+from twin.frame import NS
+from twin.reading import Reading
+
+T = 1_700_000_000 * NS
+
+
+@pytest.fixture
+def inflow() -> Inflow:
+    return Inflow(site_of(two_racks()), {})
+
+
+def test_it_is_an_inlet(inflow: Inflow) -> None:
+    inlet: Inlet = inflow
+    inlet.stage([Reading("rack", 0, "power_w", 1000.0, T), JobEnded(id="e", job="j")], T)
+    frame = inflow.take(0, T, 1.0)
+    assert len(frame.updates) >= 1
+    assert frame.events == (JobEnded(id="e", job="j"),)
+    assert inflow.counts["staged"] == 1
+    assert inflow.last_ns == T
+
+
+def test_what_does_not_fit_is_counted_and_the_rest_is_staged(inflow: Inflow) -> None:
+    inflow.stage([Reading("rack", 0, "no_such_signal", 1.0, T), Reading("rack", 1, "power_w", 5.0, T)], T)
+    assert inflow.counts["bad"] == 1
+    assert inflow.take(0, T, 1.0).updates
+
+
+def test_an_urgent_reading_wakes_the_loop(inflow: Inflow) -> None:
+    async def scene() -> bool:
+        asyncio.get_running_loop().call_soon(
+            lambda: inflow.stage([Reading("rack", 0, "leak_state", 1.0, T)], T)
+        )
+        async with asyncio.timeout(2):
+            await inflow.urgent.wait()
+        inflow.take(0, T, 0.1)
+        return inflow.urgent.is_set()
+
+    assert not asyncio.run(scene())
+
+
+def test_places_are_bounded(inflow: Inflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflow_module, "MAX_PLACES", 10)
+    for n in range(100):
+        inflow.spoil(f"topic/{n}", "nonsense")
+        inflow.drop(f"topic/{n}", "too large", 2)
+        inflow.ignore(f"kind{n}", "unknown")
+    told = inflow.summary()
+    assert len(told["bad_by_place"]) == 11
+    assert told["bad_by_place"]["others"]["count"] == 90
+    assert (told["bad"], told["dropped"], told["ignored"]) == (100, 200, 100)
+    assert len(told["bad_samples"]) == inflow_module.SAMPLES
+
+
+def test_a_changed_site_takes_the_events_along_and_drops_old_numbers(inflow: Inflow) -> None:
+    inflow.stage([Reading("rack", 1, "power_w", 5.0, T), JobEnded(id="e", job="j")], T)
+    spec = spec_of(two_racks(racks="r[1-3]"))
+    site = inflow.change_site(SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    assert site.sizes["rack"] == 3
+    inflow.stage([Reading("rack", 2, "power_w", 7.0, T)], T)
+    frame = inflow.take(0, T, 1.0)
+    assert [type(e).__name__ for e in frame.events] == ["JobEnded", "SiteChanged"]
+    assert frame.updates[0].entity is not None
+    assert frame.updates[0].entity.tolist() == [2]
+
+
+def test_a_replaced_device_counts_from_its_own_beginning(inflow: Inflow) -> None:
+    inflow.stage([Reading("gpu", 0, "energy_mj", 5_000_000, T)], T)
+    inflow.take(0, T, 1.0)
+    inflow.put_event(EntityReplaced(id="x", table="gpu", name="lab/h/r1/node0/gpu0", serial="new"))
+    inflow.stage([Reading("gpu", 0, "energy_mj", 1_000, T + NS)], T + NS)
+    frame = inflow.take(1, T + NS, 1.0)
+    assert frame.counts[0].gain.tolist() == [[0]]

@@ -1,0 +1,107 @@
+"""Supervision: what fails comes back, waits longer each time, and never reaches anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from twin.app import supervise
+from twin.app.live import Part
+from twin.app.supervise import Supervisor
+from twin.errors import ConnectorError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "FIRST_S", 0.002)
+    monkeypatch.setattr(supervise, "LONGEST_S", 0.02)
+    monkeypatch.setattr(supervise, "ALARM_S", 0.05)
+    monkeypatch.setattr(supervise, "STOP_S", 0.2)
+
+
+class World:
+    def __init__(self) -> None:
+        self.parts: dict[str, Part] = {}
+        self.told: list[tuple[str, str | None]] = []
+        self.supervisor = Supervisor(self.parts, lambda part, error: self.told.append((part.name, error)))
+
+
+async def until(holds: Any, within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("error", [ConnectorError("the link is down"), RuntimeError("a bug"), None])
+def test_what_fails_or_ends_is_started_again_and_alarmed(error: Exception | None) -> None:
+    async def scene() -> None:
+        world, runs, well = World(), 0, asyncio.Event()
+
+        async def part() -> None:
+            nonlocal runs
+            runs += 1
+            if not well.is_set():
+                if error is not None:
+                    raise error
+                return
+            await asyncio.Event().wait()
+
+        async def steady() -> None:
+            await asyncio.Event().wait()
+
+        world.supervisor.start("other", "service", steady)
+        world.supervisor.start("mqtt", "source", part)
+        await until(lambda: world.told)
+        assert world.told[0][0] == "mqtt"
+        assert world.told[0][1]
+        assert runs >= 3
+        assert world.parts["other"].restarts == 0
+        well.set()
+        await until(lambda: world.told[-1][1] is None)
+        assert world.parts["mqtt"].state == "running"
+        assert world.parts["mqtt"].error == ""
+        await world.supervisor.stop()
+        assert not world.parts
+
+    asyncio.run(scene())
+
+
+def test_a_part_that_will_not_end_is_left_behind() -> None:
+    async def scene() -> None:
+        world, leave = World(), asyncio.Event()
+
+        async def stubborn() -> None:
+            while not leave.is_set():
+                try:
+                    await leave.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        world.supervisor.start("stubborn", "sink", stubborn)
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(2):
+            await world.supervisor.stop("stubborn")
+        assert "stubborn" not in world.parts
+        leave.set()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(scene())
+
+
+def test_names_are_unique_and_free_again() -> None:
+    async def scene() -> None:
+        world = World()
+
+        async def part() -> None:
+            await asyncio.Event().wait()
+
+        world.supervisor.start("a", "service", part)
+        with pytest.raises(ValueError, match="runs already"):
+            world.supervisor.start("a", "service", part)
+        await world.supervisor.stop("a", "unknown")
+        world.supervisor.start("a", "service", part)
+        await world.supervisor.stop()
+
+    asyncio.run(scene())
