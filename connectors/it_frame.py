@@ -27,7 +27,7 @@ MAX_COLUMNS = 200
 MAX_PLACES = 1_000_000
 MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
 MAX_NODE_NAME = 512
-FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand faults, then a dozen a second
+FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
 DCGM: dict[str, tuple[str, float]] = {

@@ -16,6 +16,7 @@ from pathlib import Path
 KINDS = ("frame", "forged", "foreign", "broken", "unknown")
 WEIGHTS = (70, 10, 8, 7, 5)
 STEP_S = 0.02
+NODES = 18
 
 
 def packet(topic: str, payload: bytes) -> bytes:
@@ -39,10 +40,10 @@ def connected(port: int) -> socket.socket:
 
 
 def packets(kind: str, t_ns: int) -> list[bytes]:
-    """One of a kind for each node of two racks."""
+    """One of a kind for each node of the second rack; what the first one says is left to others."""
     out = []
-    for number in range(36):
-        path = f"lab/h/r{1 + number // 18}/node{number % 18}"
+    for number in range(NODES):
+        path = f"lab/h/r2/node{number}"
         gpu = {"temp_c": [44.0 + number % 7] * 4, "power_w": [700.0 + number] * 4, "util_pu": [0.9] * 4}
         body = {"t_ns": t_ns, "gpu": gpu}
         if kind == "forged":
@@ -74,7 +75,7 @@ def main(port: int, rate: int, seconds: float, stop: Path) -> None:
             time.sleep(STEP_S / 4)
             continue
         kinds = dice.choices(KINDS, WEIGHTS, k=min(due, rate))
-        link.sendall(b"".join(ready[kind][dice.randrange(36)] for kind in kinds))
+        link.sendall(b"".join(ready[kind][dice.randrange(NODES)] for kind in kinds))
         for kind in kinds:
             sent[kind] += 1
         total += len(kinds)

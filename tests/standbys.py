@@ -129,7 +129,7 @@ class Pair:
         by.until(lambda: self.resting(), what="the caps rest")
         return self.racks.caps()
 
-    def resting(self, for_s: float = 2.5) -> bool:
+    def resting(self, for_s: float = 1.5) -> bool:
         """Whether no limit changed for so long."""
         return time.monotonic() - self.eye.seen[-1][0] >= for_s
 

@@ -29,7 +29,8 @@ Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
 WARM_C = 110.0  # of the coolant: beyond the guard within seconds
 LAG_S = 0.2
-RSS_BYTES = 400 * 2**20
+RSS_BYTES = 250 * 2**20
+MOST_WAITING = 20_000  # broker.queue_messages
 
 
 @pytest.fixture
@@ -74,37 +75,48 @@ def link_of(daemon: RunningDaemon) -> dict[str, Any]:
 def test_a_flood_delays_no_tick_and_what_is_lost_of_it_is_counted(
     broker: Mosquitto, tmp_path: Path, rate: int, seconds: float
 ) -> None:
-    with running(tmp_path / "d", broker.port) as daemon:
-        daemon.until(lambda: link_of(daemon)["link"]["connected"], what="the link")
-        before = ticks_of(daemon)
-        begun = time.monotonic()
-        with Probe(daemon) as probe, flood(broker, tmp_path, rate, seconds + 20) as end:
-            time.sleep(seconds)
+    most = 0
+    with running(tmp_path / "d", broker.port) as daemon, pod(broker.port) as racks:
+        daemon.until(lambda: link_of(daemon)["staged"] > 36, what="the pod heard")
+        before, begun = ticks_of(daemon), time.monotonic()
+        with Probe(daemon) as probe, flood(broker, tmp_path, rate, seconds + 30) as end:
+            racks.heat(3, WARM_C)
+            capped_s = 0.0
+            while (now_s := time.monotonic() - begun) < seconds + 15:
+                most = max(most, link_of(daemon)["link"]["waiting"])
+                if not capped_s and racks.caps(3).max() < 1200.0:
+                    capped_s = now_s
+                if capped_s and now_s > seconds:
+                    break
+                time.sleep(0.1)
             sent = end()
             took_s = time.monotonic() - begun
-            daemon.until(lambda: link_of(daemon)["link"]["waiting"] == 0, 20, "all that waits decoded")
+        racks.fleet.stop()
         daemon.until(lambda: settled(daemon), 20, "the end of what arrives")
         after, found = ticks_of(daemon), link_of(daemon)
         link = found["link"]
         print(f"{sent}; {after}; p99 {probe.p99_s():.4f}, max {max(probe.took_s):.4f} s, rss "
-              f"{probe.rss_bytes / 2**20:.0f} MB; {link}; "
+              f"{probe.rss_bytes / 2**20:.0f} MB; capped after {capped_s:.1f} s; most {most}; {link}; "
               f"{ {k: found[k] for k in ('staged', 'bad', 'ignored', 'dropped')} }")  # fmt: skip
-        assert sent["total"] >= 0.5 * rate * seconds, "the flood is one"
+        assert sent["total"] >= 0.8 * rate * seconds, "the flood is one"
+        assert capped_s > 0, "heat is answered in the midst of it"
         assert after["skipped"] == 0
         assert after["count"] - before["count"] >= took_s - 2
         assert after["late_s_p99"] < LAG_S
         assert probe.failed == 0
         assert probe.p99_s() < LAG_S
         assert probe.rss_bytes < RSS_BYTES
-        # Beside the flood only our own canary and presence come by this link.
+        assert most <= MOST_WAITING
         assert link["connections"] == 1
-        assert 0 < link["received"] <= sent["total"] + 5
+        assert link["received"] > 0.5 * sent["total"]
+        # Each is staged, bad, ignored or dropped; only our own canary is none of that.
         told = found["staged"] + found["bad"] + found["ignored"] + found["dropped"]
-        assert abs(link["received"] - told) <= 5, "each is staged, bad, ignored or dropped"
+        assert abs(link["received"] - told) <= 5
         assert found["dropped"] == link["dropped"]
-        share = sent["sent"]["forged"] / sent["total"]
-        assert found["bad"] > 0.5 * share * (link["received"] - link["dropped"]), "forged ones are told"
-        assert daemon.get("/api/v1/state/gpu?signals=temp_c&limit=1")["signals"]["temp_c"]["value"][0] > 40
+        kept = 1 - link["dropped"] / link["received"]
+        for kind, count in (("bad", ("forged", "broken")), ("ignored", ("unknown",))):
+            share = sum(sent["sent"][k] for k in count) / sent["total"]
+            assert found[kind] > 0.5 * share * kept * link["received"], kind
 
 
 def settled(daemon: RunningDaemon) -> bool:
@@ -231,7 +243,9 @@ def _quiet(run: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_it_stops_in_time_under_load_and_follows_a_storm_of_reloads(broker: Mosquitto, tmp_path: Path) -> None:
+def test_it_stops_in_time_under_load_and_follows_a_storm_of_reloads(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
     with running(tmp_path / "d", broker.port) as daemon, pod(broker.port):
         daemon.until(lambda: link_of(daemon)["staged"] > 36, what="the pod heard")
         with flood(broker, tmp_path, 8000, 60) as end:

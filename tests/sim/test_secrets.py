@@ -23,6 +23,7 @@ from typing import Any
 import paho.mqtt.client as paho
 import psutil
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.brokers import free_port, mosquitto
 from tests.daemons import RunningDaemon
@@ -107,7 +108,7 @@ def settings(files: dict[str, str], port: int, election: str) -> dict[str, Any]:
 
 def measure(port: int) -> None:
     """A reading, so that there is history to write."""
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client = paho.Client(CallbackAPIVersion.VERSION2)
     client.username_pw_set("twin", SECRETS["broker"])
     client.connect("127.0.0.1", port)
     client.loop_start()
@@ -205,7 +206,7 @@ def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Pa
     )  # fmt: skip
     accounts.chmod(0o644)
     tokens_file = tmp_path / "tokens.yaml"
-    tokens = {role: add_token(tokens_file, role, role) for role in ROLES}
+    tokens: dict[str, str] = {role: add_token(tokens_file, role, role) for role in ROLES}
     lines = (f"password_file {accounts}",)
     with mosquitto(server, tmp_path, lines, open_to_all=False) as broker, parrot() as (port, heard):
         more = settings(paths, port, election)

@@ -96,7 +96,8 @@ def stored() -> dict[str, Any]:
 
 
 def test_a_spoilt_state_is_refused_at_the_start_or_does_no_harm_later() -> None:
-    state, bad = stored(), (None, True, -1, 1e308, float("inf"), 10**400, "x", [], {}, [1], {"a": 1})
+    state = stored()
+    bad: tuple[Any, ...] = (None, True, -1, 1e308, float("inf"), 10**400, "x", [], {}, [1], {"a": 1})
     refused = 0
     for place in places(state):
         for value in bad:

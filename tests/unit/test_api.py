@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -224,10 +225,43 @@ def test_the_page_is_whole_and_its_policy_allows_nothing_else(tmp_path: Path) ->
     serve(tmp_path, check)
 
 
+async def kept_open(pod: Pod) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection by which a viewer has asked something."""
+    host, port = pod.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"Host: localhost\r\nAuthorization: Bearer {pod.secrets['viewer']}\r\n\r\n"
+    writer.write(f"GET /api/v1/whoami HTTP/1.1\r\n{head}".encode())
+    assert b" 200 " in await reader.readline()
+    return reader, writer
+
+
+def test_strangers_who_say_nothing_give_way_to_whoever_comes(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        host, port = pod.url.removeprefix("http://").split(":")
+        async with asyncio.timeout(20):
+            held = await kept_open(pod)
+            silent = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+            for _, writer in silent[::2]:
+                writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+            for _ in range(5):
+                assert (await pod.ask("GET", "/api/v1/summary", "viewer"))[0] == 200
+            assert await silent[0][0].read() == b""  # it is over, and so is the next to oldest
+            assert await silent[1][0].read() == b""
+            held[1].write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while b"alive" not in await held[0].readuntil(b"}"):  # who was let in stays
+                pass
+        for _, writer in (*silent, held):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    serve(tmp_path, check, api=Api(port=0, max_clients=4))
+
+
 def test_more_clients_than_places_are_turned_away_and_let_in_again(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         host, port = pod.url.removeprefix("http://").split(":")
-        idle = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+        idle = [await kept_open(pod) for _ in range(4)]
         reader, writer = await asyncio.open_connection(host, int(port))
         async with asyncio.timeout(10):
             said = await reader.read()

@@ -64,6 +64,20 @@ def test_places_are_bounded(inflow: Inflow, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(told["bad_samples"]) == inflow_module.SAMPLES
 
 
+def test_who_invents_places_hides_no_real_one(inflow: Inflow) -> None:
+    most = inflow_module.MAX_PLACES
+    for n in range(3 * most):
+        inflow.spoil(f"invented/{n}", "nonsense")
+        if n % 100 == 0:
+            inflow.spoil("a real place", "its decoder failed")
+    inflow.spoil("a later place", "not JSON")
+    found = inflow.spoiled
+    assert len(found) == most + 1
+    assert found["a real place"] == [15, "its decoder failed"]
+    assert found["a later place"] == [1, "not JSON"]
+    assert sum(count for count, _ in found.values()) == inflow.counts["bad"] == 3 * most + 16
+
+
 def test_a_changed_site_takes_the_events_along_and_drops_old_numbers(inflow: Inflow) -> None:
     inflow.stage([Reading("rack", 1, "power_w", 5.0, T), JobEnded(id="e", job="j")], T)
     spec = spec_of(two_racks(racks="r[1-3]"))

@@ -41,7 +41,7 @@ URL_FILE = "api.url"
 
 def make_app(live: Live, tokens: Tokens) -> web.Application:
     """The application. Its background task follows the daemon as long as it runs."""
-    app = web.Application(middlewares=[access.admit], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[access.admit, _keep_place], client_max_size=MAX_BODY)
     refusals = access.Refusals(live.note)
     updates = Updates(live)
     app[LIVE], app[access.TOKENS], app[access.REFUSALS] = live, tokens, refusals
@@ -60,6 +60,14 @@ def make_app(live: Live, tokens: Tokens) -> web.Application:
     app.on_shutdown.append(_end_streams)
     app.cleanup_ctx.append(_background)
     return app
+
+
+@web.middleware
+async def _keep_place(request: web.Request, handler: access.Answering) -> web.StreamResponse:
+    """Whoever was admitted by a token gives way to nobody."""
+    if access.WHO in request and isinstance(request.protocol, _Connection):
+        request.protocol.admitted = True
+    return await handler(request)
 
 
 async def _end_streams(app: web.Application) -> None:

@@ -189,7 +189,6 @@ async def admit(request: web.Request, handler: Answering) -> web.StreamResponse:
         gate = request.app[GATES].get((method, _place(request)), Gate("viewer", ()))
         if gate.role is not None:
             request[WHO] = _admitted(request, gate.role)
-            request.app[REFUSALS].passed(request)
         known_query(request, *gate.params)
         return await handler(request)
     except Refused as error:

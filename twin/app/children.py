@@ -49,7 +49,7 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start it, with the agent importable; what it says goes to `log` unless `stdout` is given."""
     env = dict(os.environ)
-    if importlib.util.find_spec("racktwin_agent") is None:
+    if AGENT.is_dir():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), env.get("PYTHONPATH", ""))))
     with log.open("ab") as file:
         # A session of its own: Ctrl-C is for this process, which ends the others in order.

@@ -26,6 +26,7 @@ from twin.sitebuild import build
 log = logging.getLogger(__name__)
 MAX_PLACES = 500  # topics and addresses whose faults are told apart
 SAMPLES = 20
+OTHERS = "others"
 
 
 class Inflow:
@@ -124,11 +125,17 @@ class Inflow:
 
 
 def _note(places: OrderedDict[str, list[Any]], place: str, why: str, count: int) -> int:
-    """Count under a place; beyond the limit all strangers share one."""
+    """Count under a place. Beyond the limit the one that was quiet longest joins the others: who invents
+    names must not hide what real places say."""
     key = place[:200]
-    if key not in places and len(places) >= MAX_PLACES:
-        key = "others"
     entry = places.setdefault(key, [0, ""])
     entry[0] += count
     entry[1] = why[:300]
+    places.move_to_end(key)
+    while len(places) > MAX_PLACES + (OTHERS in places):
+        quiet = next(name for name in places if name != OTHERS)
+        gone = places.pop(quiet)
+        others = places.setdefault(OTHERS, [0, ""])
+        others[0] += gone[0]
+        others[1] = gone[1]
     return int(entry[0])

@@ -119,7 +119,7 @@ class Services:
             log.debug("presence: %s", error)  # the next connection announces anew
 
     def messages(self) -> dict[str, Any]:
-        """What became of received messages, of the link that they came by, and of what went on to the history."""
+        """What became of received messages, of the link they came by, and of what went to the history."""
         out = self.daemon.inflow.summary()
         if self.links is not None:
             link = self.links.source.link

@@ -112,7 +112,10 @@ def resume(folder: Path, engine_factory: EngineFactory, authority: dict[str, str
     mend_last(folder, faults)
     if engine is None:
         if not segments:
-            raise StorageError(f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts")
+            raise StorageError(
+                f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts that can be read; to "
+                "begin anew, move this folder away"
+            )
         first = segments[0].header
         spec = msgspec.json.decode(first.spec, type=SiteSpec)
         engine = made(spec)

@@ -22,7 +22,7 @@ from racktwin_agent.devices import DeviceError, settings
 class OneLine(logging.Formatter):
     """A record on one line, whatever text of others is in it: nobody forges a line or drives a terminal."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """The line; a traceback that follows is ours."""
         text = super().formatMessage(record)
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
