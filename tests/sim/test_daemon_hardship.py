@@ -27,7 +27,7 @@ from twin.app.storage import verify_journal
 
 Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
-WARM_C = 110.0  # of the coolant: beyond the guard within seconds
+WARM_C = 125.0  # of the coolant: beyond the guard within seconds
 LAG_S = 0.2
 RSS_BYTES = 250 * 2**20
 MOST_WAITING = 20_000  # broker.queue_messages
@@ -134,8 +134,8 @@ def test_oversized_messages_are_skipped_and_counted(
     publisher = server("mosquitto_pub", "mosquitto-clients")
     huge = tmp_path / "huge"
     huge.write_bytes(b'{"t_ns":1,"gpu":{"temp_c":[' + b"1," * 5_000_000)
-    with running(tmp_path / "d", broker.port) as daemon, pod(broker.port) as racks:
-        daemon.until(lambda: link_of(daemon)["staged"] > 36, what="the pod heard")
+    with running(tmp_path / "d", broker.port) as daemon:
+        daemon.until(lambda: link_of(daemon)["link"]["connected"], what="the link")
         before = ticks_of(daemon)
         with Probe(daemon) as probe:
             for number in range(count):
@@ -147,8 +147,6 @@ def test_oversized_messages_are_skipped_and_counted(
                 return sum(v["count"] for v in link_of(daemon)["dropped_by_place"].values()) >= count
 
             daemon.until(all_told, 30, "all of them told")
-            racks.heat(1, WARM_C)
-            daemon.until(lambda: racks.caps(1).max() < 1200.0, 30, "commands all the same")
         after, found = ticks_of(daemon), link_of(daemon)
         assert found["link"]["dropped"] == found["dropped"] == count
         assert all("at most 4194304 are taken" in v["why"] for v in found["dropped_by_place"].values())
@@ -269,7 +267,7 @@ def test_it_stops_in_time_under_load_and_follows_a_storm_of_reloads(
 
 @pytest.mark.slow
 def test_damaged_history_and_alarms_are_moved_aside_and_told(broker: Mosquitto, tmp_path: Path) -> None:
-    with running(tmp_path / "d", broker.port, history={"every_s": 1.0}) as daemon:
+    with running(tmp_path / "d", broker.port, history={"every_s": 0.5}) as daemon:
         daemon.until(lambda: link_of(daemon)["history"]["samples"] > 1, what="a history")
         daemon.kill()
         state = daemon.folder / "state"
