@@ -22,13 +22,14 @@ from racktwin_agent.clock import now
 from racktwin_agent.leases import ENDED, RUNNING
 
 from tests.daemons import RunningDaemon
-from tests.pods import Pod
+from tests.pods import PER_TRAY, Pod
 from twin.app.storage import journal_lines
 from twin.frame import NS
 from twin.journal import column
 
 LEASE_S = 30.0  # of gpu.power_cap_w
 FULL_W = 1200.0
+WARM_C, HOT_C = 125.0, 88.0  # of coolant; of a GPU: beyond its limit of 87
 LATE_S = 1.0  # the agents of a pod share one thread, which looks at leases each 0.2 s
 
 
@@ -190,6 +191,12 @@ class Probe(Watcher):
     def p99_s(self) -> float:
         """Of the answers' times."""
         return float(np.quantile(self.took_s, 0.99))
+
+
+def scald(pod: Pod, node: int) -> None:
+    """The coolant of a tray is far too warm, and its GPUs have become hot already."""
+    pod.heat(node, WARM_C)
+    pod.node(node)._temp[:] = [HOT_C] * PER_TRAY
 
 
 def lines_of(run: Path, *kinds: str) -> list[dict[str, Any]]:

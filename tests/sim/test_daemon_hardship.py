@@ -22,12 +22,11 @@ import pytest
 from tests.brokers import Mosquitto, mosquitto
 from tests.daemons import ROOT, RunningDaemon, running
 from tests.pods import pod
-from tests.storms import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, ticks_of
+from tests.storms import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of
 from twin.app.storage import verify_journal
 
 Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
-WARM_C = 125.0  # of the coolant: beyond the guard within seconds
 LAG_S = 0.2
 RSS_BYTES = 250 * 2**20
 MOST_WAITING = 20_000  # broker.queue_messages
@@ -80,7 +79,7 @@ def test_a_flood_delays_no_tick_and_what_is_lost_of_it_is_counted(
         daemon.until(lambda: link_of(daemon)["staged"] > 36, what="the pod heard")
         before, begun = ticks_of(daemon), time.monotonic()
         with Probe(daemon) as probe, flood(broker, tmp_path, rate, seconds + 30) as end:
-            racks.heat(3, WARM_C)
+            scald(racks, 3)
             capped_s = 0.0
             while (now_s := time.monotonic() - begun) < seconds + 15:
                 most = max(most, link_of(daemon)["link"]["waiting"])
@@ -147,11 +146,11 @@ def test_oversized_messages_are_skipped_and_counted(
                 return sum(v["count"] for v in link_of(daemon)["dropped_by_place"].values()) >= count
 
             daemon.until(all_told, 30, "all of them told")
+            daemon.until(lambda: ticks_of(daemon)["count"] >= before["count"] + 2)
         after, found = ticks_of(daemon), link_of(daemon)
         assert found["link"]["dropped"] == found["dropped"] == count
         assert all("at most 4194304 are taken" in v["why"] for v in found["dropped_by_place"].values())
         assert after["skipped"] == 0
-        assert after["count"] > before["count"]
         assert probe.p99_s() < LAG_S
         assert probe.rss_bytes < RSS_BYTES
         print(f"p99 {probe.p99_s():.4f} s, rss {probe.rss_bytes / 2**20:.0f} MB, {after}")
@@ -205,7 +204,7 @@ def test_on_a_full_disk_it_ticks_on_untraced_then_says_a_last_word_and_ends(
         daemon.until(lambda: ticks_of(daemon)["tick"] >= at + 2, 10, "ticks without a trace")
         assert daemon.get("/api/v1/messages")["counts"]["ticks_not_traced"] > 0
         for node in range(36):
-            racks.heat(node, WARM_C)  # findings and commands: more than the journal's last page holds
+            scald(racks, node)  # findings and commands: more than the journal's last page holds
         assert daemon.process is not None
         assert daemon.process.wait(40) == 1
         assert "nothing more is commanded" in daemon.words()

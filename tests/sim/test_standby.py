@@ -210,6 +210,7 @@ def test_what_people_decided_holds_at_the_successor(server: Server, tmp_path: Pa
         b.post("/api/v1/resume", {})
         for path in (f"maintenance/{window['id']}", f"requests/{asked['id']}"):
             assert b.ask("DELETE", f"/api/v1/{path}")[0] == 200
+        nothing_rises_while_it_settles(two, b)
         a.start()
         assert role(a) == "standby"
         assert levels(a)["thermal_guard"] == "off"
@@ -223,6 +224,15 @@ def test_what_people_decided_holds_at_the_successor(server: Server, tmp_path: Pa
         assert a.get("/api/v1/summary")["mode"] == "normal"
         assert not a.get("/api/v1/requests")["requests"]
         assert not a.get("/api/v1/maintenance")["windows"]
+
+
+def nothing_rises_while_it_settles(two: Pair, one: RunningDaemon) -> None:
+    """Somebody asks a leader that is new for more than it found: not before a lease has passed."""
+    body = {"control": CAP, "names": ["lab/h/r2"], "lo": 1000, "reason": "a test", "for_s": 600}
+    asked = one.post("/api/v1/requests", body)
+    one.until(lambda: one.get("/api/v1/summary")["ticks"]["tick"] >= asked["tick"] + 3, what="three ticks")
+    assert (two.racks.caps()[72:] == 900).all()
+    assert one.ask("DELETE", f"/api/v1/requests/{asked['id']}")[0] == 200
 
 
 @pytest.mark.parametrize("kind", [pytest.param("etcd", marks=pytest.mark.storm), "host"])

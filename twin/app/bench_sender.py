@@ -7,6 +7,7 @@ standard input; else so many rounds per second until that is closed. Part of the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -59,6 +60,13 @@ def connect(port: int, name: str) -> socket.socket:
     return sock
 
 
+def _linger(sock: socket.socket) -> int:
+    """A broker may forget what it has not read when the connection goes: wait to be ended, but not for ever."""
+    with contextlib.suppress(OSError):
+        sock.recv(1)
+    return 0
+
+
 def main(argv: list[str]) -> int:
     """The process."""
     port, rate = int(argv[1]), float(argv[3])
@@ -74,11 +82,11 @@ def main(argv: list[str]) -> int:
             due_ns += period_ns
             wait_s = max(0.0, (due_ns - time.monotonic_ns()) / NS)
             if select.select([sys.stdin], [], [], wait_s)[0]:
-                return 0
+                return _linger(sock)
         else:
             rounds = len(os.read(0, 64))
             if not rounds:
-                return 0
+                return _linger(sock)
         for _ in range(rounds):
             t_ns = time.time_ns()
             stamp = str(t_ns).encode() if text else struct.pack(">Q", t_ns)

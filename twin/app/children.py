@@ -53,8 +53,15 @@ def start_child(
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), env.get("PYTHONPATH", ""))))
     with log.open("ab") as file:
         # A session of its own: Ctrl-C is for this process, which ends the others in order.
-        return subprocess.Popen(command, stdin=stdin, stdout=file if stdout is None else stdout, stderr=file,
-                                env=env, start_new_session=True, preexec_fn=_end_with_parent)  # noqa: PLW1509  # fmt: skip
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=file if stdout is None else stdout,
+            stderr=file,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509
+        )
 
 
 def _end_with_parent() -> None:

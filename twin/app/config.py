@@ -61,8 +61,8 @@ class Broker(_Strict, frozen=True):
 
 
 class Scrape(_Strict, frozen=True):
-    """A Prometheus exporter. `map` names a mapping table: a packaged one (dcgm, ascend, neuron, node, storage)
-    or a file; `place` is the entity that all its series belong to, if the labels do not say.
+    """A Prometheus exporter. `map` names a mapping table: a packaged one (dcgm, ascend, neuron, node,
+    storage) or a file; `place` is the entity that all its series belong to, if the labels do not say.
     """
 
     url: str

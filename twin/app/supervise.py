@@ -17,7 +17,7 @@ from twin.app.live import Part
 from twin.errors import ConnectorError
 
 log = logging.getLogger(__name__)
-FIRST_S, LONGEST_S = 0.5, 5.0  # however long a broker was away, its data flows 10 s after it is back
+FIRST_S, LONGEST_S = 0.5, 4.0  # however long a broker was away, its data flows 10 s after it is back
 STEADY_S = 60.0  # having run this long, a part starts its waiting times anew
 ALARM_S = 10.0  # a part that is away this long is worth an alarm
 STOP_S = 3.0  # a part that does not end within this time is left behind, and said so
