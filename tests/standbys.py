@@ -107,8 +107,10 @@ class Pair:
         self.a, self.b = daemon("a"), daemon("b")
         self.client = Client(port, hears=HEARS)
 
-    def start(self) -> None:
-        """`a` leads, `b` stands by, and both have heard every GPU."""
+    def start(self, hot: int | None = None) -> None:
+        """`a` leads, `b` stands by, and both have heard every GPU; a node may grow `hot` meanwhile."""
+        if hot is not None:
+            self.racks.heat(hot, HOT_C)
         self.a.start()
         self.until_leads(self.a)
         self.b.start()

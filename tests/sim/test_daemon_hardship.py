@@ -23,7 +23,7 @@ from tests.brokers import Mosquitto, mosquitto
 from tests.daemons import ROOT, RunningDaemon, running
 from tests.pods import pod
 from tests.storms import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of
-from twin.app.storage import verify_journal
+from twin.app.storage import TraceReader, verify_journal
 
 Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
@@ -262,6 +262,22 @@ def test_it_stops_in_time_under_load_and_follows_a_storm_of_reloads(
     assert verify_journal(daemon.run_folder / "journal.jsonl").fault is None
     assert lines_of(daemon.run_folder)[-1]["kind"] == "end"
     print(f"stopped in {took_s:.2f} s")
+
+
+@pytest.mark.slow
+def test_a_first_start_that_was_killed_at_once_is_begun_anew(broker: Mosquitto, tmp_path: Path) -> None:
+    daemon = RunningDaemon(tmp_path / "d", broker.port)
+    daemon.run_folder.mkdir(parents=True)
+    (daemon.run_folder / "trace-000000.rt").write_bytes(b"")
+    daemon.start()
+    try:
+        daemon.until(lambda: ticks_of(daemon)["tick"] >= 1)
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+    assert TraceReader(daemon.run_folder).first_header().first_tick == 0
+    assert (daemon.run_folder / "trace-000000.torn").exists()
+    assert "set aside, and the run begins anew" in daemon.words()
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def term_of(one: RunningDaemon) -> dict[str, Any]:
 
 def test_a_standby_follows_and_takes_over_with_caps_in_force(server: Server, tmp_path: Path) -> None:
     with pair(server, tmp_path) as two:
-        two.start()
+        two.start(hot=3)
         caps = two.capped(two.a, node=3)
         the_standby_looks_on(two)
         old, mark = epoch(two.a), two.client.mark()
@@ -107,7 +107,7 @@ def test_a_leader_that_was_stopped_for_longer_than_its_term_gets_nothing_through
     server: Server, tmp_path: Path
 ) -> None:
     with pair(server, tmp_path) as two:
-        two.start()
+        two.start(hot=2)
         caps = two.capped(two.a, node=2)
         old = epoch(two.a)
         forged = [m for m in two.client.heard if "/Request/" in m.topic][-1]
@@ -161,7 +161,7 @@ def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_no_longer(
 ) -> None:
     with pair(server, tmp_path) as two:
         assert two.etcd is not None
-        two.start()
+        two.start(hot=1)
         two.capped(two.a, node=1)
         led = epoch(two.a)
         two.etcd.stop()
@@ -238,7 +238,7 @@ def nothing_rises_while_it_settles(two: Pair, one: RunningDaemon) -> None:
 @pytest.mark.parametrize("kind", [pytest.param("etcd", marks=pytest.mark.storm), "host"])
 def test_a_clean_stop_hands_over_sooner_than_a_term(server: Server, tmp_path: Path, kind: str) -> None:
     with pair(server, tmp_path, kind) as two:
-        two.start()
+        two.start(hot=4)
         caps = two.capped(two.a, node=4)
         old, began = epoch(two.a), time.monotonic()
         assert two.a.process is not None

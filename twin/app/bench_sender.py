@@ -61,7 +61,7 @@ def connect(port: int, name: str) -> socket.socket:
 
 
 def _linger(sock: socket.socket) -> int:
-    """A broker may forget what it has not read when the connection goes: wait to be ended, but not for ever."""
+    """A broker may forget what it has not read when a connection goes: wait to be ended, not for ever."""
     with contextlib.suppress(OSError):
         sock.recv(1)
     return 0

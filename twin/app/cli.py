@@ -89,6 +89,11 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
             commands.add_parser(name, help=what)
     cli_live.add_parsers(commands)
 
+    _demo_parser(commands)
+    return top
+
+
+def _demo_parser(commands: Any) -> None:
     demo = commands.add_parser("demo", help="a simulated pod, live under control of the daemon, until Ctrl-C")
     demo.add_argument("--out", type=Path, default=Path("build/demo"))
     demo.add_argument("--seconds", type=float, help="end by itself after so long")
@@ -97,7 +102,6 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
         action="store_true",
         help="instead: replay a real recording and a simulated one; reports",
     )
-    return top
 
 
 def _journal_parser(commands: Any) -> None:

@@ -17,6 +17,7 @@ from twin.app.api import open_tokens, server_tls
 from twin.app.authority import AuthorityBook
 from twin.app.config import Loaded
 from twin.app.replay import Keeping, Recorder
+from twin.app.run_files import mend_last, opening
 from twin.app.startup import Resumed, resume
 from twin.app.wiring import arming_faults, load_site, make_engine, make_policies
 from twin.engine import Engine
@@ -97,13 +98,20 @@ def open_run(loaded: Loaded) -> Opened:
         book = AuthorityBook(state, configured)
         if unarmed_because(loaded):  # whatever was set while another configuration held
             book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
-        if any(folder.glob("trace-*.rt")) or any(folder.glob("snapshot-*.rts")):
+        traces, snapshots = list(folder.glob("trace-*.rt")), list(folder.glob("snapshot-*.rts"))
+        # A first start that was killed within its first instants leaves nothing to go on with.
+        stillborn = len(traces) == 1 and not snapshots and opening(traces[0])[0] is None
+        if (traces or snapshots) and not stillborn:
             resumed = resume(folder, lambda s: make_engine(build(s), book.levels))
             opened = _resumed(loaded, resumed, spec, site, folder, book)
         else:
+            faults: list[str] = []
+            if stillborn:
+                mend_last(folder, faults)
+                faults.append(f"{traces[0].name}: has no readable header; set aside, and the run begins anew")
             engine = make_engine(site, book.levels)
             recorder = Recorder(engine, spec, folder, True, Keeping.of(loaded.config))
-            opened = Opened(engine, spec, recorder, folder, book, -1, 0)
+            opened = Opened(engine, spec, recorder, folder, book, -1, 0, faults=faults)
     except BaseException:
         lock.close()
         raise
