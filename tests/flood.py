@@ -16,7 +16,7 @@ from pathlib import Path
 KINDS = ("frame", "forged", "foreign", "broken", "unknown")
 WEIGHTS = (70, 10, 8, 7, 5)
 STEP_S = 0.02
-NODES = 18
+NODES, STRANGERS = 18, 300
 
 
 def packet(topic: str, payload: bytes) -> bytes:
@@ -42,7 +42,7 @@ def connected(port: int) -> socket.socket:
 def packets(kind: str, t_ns: int) -> list[bytes]:
     """One of a kind for each node of the second rack; what the first one says is left to others."""
     out = []
-    for number in range(NODES):
+    for number in range(STRANGERS if kind == "foreign" else NODES):
         path = f"lab/h/r2/node{number}"
         gpu = {"temp_c": [44.0 + number % 7] * 4, "power_w": [700.0 + number] * 4, "util_pu": [0.9] * 4}
         body = {"t_ns": t_ns, "gpu": gpu}
@@ -50,7 +50,7 @@ def packets(kind: str, t_ns: int) -> list[bytes]:
             body["from"] = "lab/h/r1/node99"
         topic = f"IT/v1/PUB/Frame/{path}"
         if kind == "foreign":
-            topic = f"IT/v1/PUB/Frame/elsewhere/h/r{number}"
+            topic = f"IT/v1/PUB/Event/elsewhere/h/r{number}"
         text = json.dumps(body).encode()
         if kind == "broken":
             text = text[: len(text) // 2]
@@ -75,7 +75,7 @@ def main(port: int, rate: int, seconds: float, stop: Path) -> None:
             time.sleep(STEP_S / 4)
             continue
         kinds = dice.choices(KINDS, WEIGHTS, k=min(due, rate))
-        link.sendall(b"".join(ready[kind][dice.randrange(NODES)] for kind in kinds))
+        link.sendall(b"".join(dice.choice(ready[kind]) for kind in kinds))
         for kind in kinds:
             sent[kind] += 1
         total += len(kinds)

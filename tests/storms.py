@@ -29,7 +29,7 @@ from twin.journal import column
 
 LEASE_S = 30.0  # of gpu.power_cap_w
 FULL_W = 1200.0
-WARM_C, HOT_C = 125.0, 88.0  # of coolant; of a GPU: beyond its limit of 87
+WARM_C, HOT_C = 100.0, 88.0  # of coolant; of a GPU: beyond its limit of 87
 LATE_S = 1.0  # the agents of a pod share one thread, which looks at leases each 0.2 s
 
 

@@ -112,8 +112,11 @@ def test_a_flood_delays_no_tick_and_what_is_lost_of_it_is_counted(
         told = found["staged"] + found["bad"] + found["ignored"] + found["dropped"]
         assert abs(link["received"] - told) <= 5
         assert found["dropped"] == link["dropped"]
+        told = daemon.get("/metrics")
+        for name in ("link.dropped", "bad", "history.samples"):  # whatever topics strangers invent
+            assert f'racktwin_messages_total{{what="{name}"}}' in told, name
         kept = 1 - link["dropped"] / link["received"]
-        for kind, count in (("bad", ("forged", "broken")), ("ignored", ("unknown",))):
+        for kind, count in (("bad", ("forged", "broken", "foreign")), ("ignored", ("unknown",))):
             share = sum(sent["sent"][k] for k in count) / sent["total"]
             assert found[kind] > 0.5 * share * kept * link["received"], kind
 

@@ -83,10 +83,11 @@ class Daemon:
                 "2.5 ticks in the unit"
             )
         try:
+            # A site that changed while we were away comes first: sources speak in its numbers.
+            self.put(self.opened.events)
+            self.services.history.change_site(self.inflow.site)
             await self.leading.start()
             await self.services.start()
-            for event in self.opened.events:
-                self.inflow.put_event(event)
             gc.collect()
             gc.freeze()  # what lives as long as the daemon need not be looked at again
             while not self.live.stopping:
@@ -197,7 +198,7 @@ class Daemon:
             if isinstance(event, SiteChanged):
                 self.inflow.change_site(event)
             else:
-                self.inflow.put_event(event)
+                self.inflow.force_event(event)
 
     def _note(self, kind: str, body: dict[str, Any]) -> None:
         """A line for the journal, written with the next tick's; bounded, since people can cause them."""

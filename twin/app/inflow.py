@@ -68,6 +68,11 @@ class Inflow:
             self._forget(event)
         return self.inbox.put_event(event)
 
+    def force_event(self, event: Event) -> None:
+        """Queue an event of the shell itself, also where strangers have filled the queue."""
+        if not self.put_event(event):
+            self.inbox.events.append(event)
+
     def change_site(self, event: SiteChanged) -> Site:
         """The next frame changes the site; what is staged from now on is in the new numbering.
 

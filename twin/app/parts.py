@@ -30,7 +30,10 @@ BEAT_S = 1.0  # between looks whether a heartbeat is due
 
 
 class Links:
-    """The connection to the broker, and the sinks that publish over it. `role` says (role, epoch) of us."""
+    """The connection to the broker, and the sinks that publish over it, which they do only while `may_act`.
+
+    `role` says (role, epoch) of us.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Links:
         port: int | None,
         name: str,
         role: Callable[[], tuple[str, int]],
+        may_act: Callable[[], bool],
     ) -> None:
         broker = loaded.config.broker
         options = broker if isinstance(broker, Broker) else Broker(host="")
@@ -62,8 +66,14 @@ class Links:
         presence = Presence(topic, online, offline)
         topics = tuple(dict.fromkeys((*options.topics, *options.maps)))
         self.source = MqttSource(settings, router, integration, topics, presence)
-        self.agents = MqttSink(site, integration, self.source.link.publish)
-        self.bms = BmsSink(site, router.bms, integration, self.source.link.publish)
+
+        async def command(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
+            if not may_act():  # asked for each publication: a large batch takes its time
+                raise ActuationError("another daemon leads by now")
+            await self.source.link.publish(topic, payload, qos, retain)
+
+        self.agents = MqttSink(site, integration, command)
+        self.bms = BmsSink(site, router.bms, integration, command)
         router.pulse = self.bms.hear
         self.integration = integration
 

@@ -89,7 +89,8 @@ class Services:
         """Sources and sinks for the present site and configuration."""
         daemon, loaded, site = self.daemon, self.daemon.loaded, self.daemon.inflow.site
         port = self.broker.port if self.broker is not None else None
-        links = self.links = Links(loaded, site, port, loaded.config.leader.name or _host(), self._role)
+        links = self.links = Links(loaded, site, port, loaded.config.leader.name or _host(), self._role,
+                                   daemon.leading.may_act)  # fmt: skip
         sources = [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, self._jobs)]
         for source in sources:
             daemon.supervisor.start(source.name, "source", partial(source.run, daemon.inflow))
@@ -120,13 +121,14 @@ class Services:
 
     def messages(self) -> dict[str, Any]:
         """What became of received messages, of the link they came by, and of what went to the history."""
-        out = self.daemon.inflow.summary()
+        # First what is of fixed size: strangers invent the names behind it, and metrics are bounded.
+        out: dict[str, Any] = {}
         if self.links is not None:
             link = self.links.source.link
             out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
         out["sinks"] = {f.sink.name: dict(f.counts) for f in self.outflows}
         out["history"] = self.history.stats()
-        return out
+        return out | self.daemon.inflow.summary()
 
     def _role(self) -> tuple[str, int]:
         return self.daemon.live.role, self.daemon.live.epoch

@@ -147,6 +147,8 @@ class Node:
         if why is not None:
             self.say_once(f"contingency plan refused: {why}")
             return []
+        # Where nothing is commanded, a plan is how a node learns of a new leader.
+        self.book.epoch = max(self.book.epoch, plan.epoch)
         self._try_save(True)
         return [self.status("online", at)]
 
