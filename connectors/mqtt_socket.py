@@ -32,7 +32,7 @@ class LinkSettings:
     cert_file: str | None = None
     key_file: str | None = None
     keepalive_s: float = 15.0
-    queue_messages: int = 20_000
+    queue_messages: int = 5_000
     queue_bytes: int = 64 * 2**20
     max_message_bytes: int = 4 * 2**20
     persistent: bool = True

@@ -372,6 +372,8 @@ class Arbiter:
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
-        self.verdicts, self.settling = dict(data["verdicts"]), dict(data["settling"])
+        self.verdicts, settling = dict(data["verdicts"]), data["settling"]
+        # In the order of the leases, as it was made: a snapshot sorts its keys.
+        self.settling = {key: settling[key] for key in self.leases if key in settling}
         for key, lease in self.leases.items():
             lease.restore(data["leases"][key])

@@ -1,7 +1,7 @@
 """Findings: conditions that people should know of, raised once, kept while they last, cleared once.
 
-A balance that does not close, a read-back that differs, telemetry that fell silent, an entity that nothing
-guards, a plug-in that was suspended. What people work at is left out. Decides nothing. May import contracts,
+A balance that does not close, a read-back that differs, telemetry that fell silent or never came, an entity
+that nothing guards, a plug-in that was suspended. What people work at is left out. Decides nothing. May import contracts,
 the site, maintenance windows and the estimator.
 
 What is active is always as last evaluated. The journal hears of a finding when it begins, when it got worse
@@ -21,6 +21,7 @@ from twin.maintenance import Windows
 from twin.signals import find_signal
 from twin.site import Site
 from twin.state import GOOD, OUT_OF_RANGE, QUALITY_NAMES, STALE_PERIODS, UNTRUSTED, State, TableState
+from twin.unheard import Unheard
 
 MAX_ACTIVE = 10_000
 # A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
@@ -47,6 +48,7 @@ class Findings:
         self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
         self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
         self.unguarded_since_ns = _nobody(site)
+        self.unheard = Unheard(site)
         self.silence_ns = 0
         self.counts = {"dropped": 0}
 
@@ -128,7 +130,7 @@ class Findings:
         return records + self._keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
 
     def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[dict[str, Any]]:
-        """What was heard once and is not usable now, by signal, and whom nothing guards; every 10 s."""
+        """What was heard once and is not usable now, whom nothing guards, who never spoke; every 10 s."""
         windows = Windows(site) if windows is None else windows
         if state.now_ns - self.silence_ns < SILENCE_EVERY_S * NS:
             return []
@@ -138,7 +140,9 @@ class Findings:
         unguarded = [
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
-        return self._keep_only("silent/", silent) + self._keep_only("unguarded/", unguarded)
+        unheard = self.unheard.look(site, state, windows)
+        records = self._keep_only("silent/", silent) + self._keep_only("unguarded/", unguarded)
+        return records + self._keep_only("unheard/", unheard)
 
     def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
@@ -274,8 +278,9 @@ class Findings:
             )
         )
 
-    def remap(self, site: Site, estimator: Estimator) -> None:
-        """The site changed: durations are counted afresh."""
+    def remap(self, site: Site, estimator: Estimator, old_of_new: dict[str, I32]) -> None:
+        """The site changed: durations are counted afresh, but for those who were never heard."""
+        self.unheard = self.unheard.remapped(site, old_of_new)
         self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
         self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
         self.unguarded_since_ns = _nobody(site)
@@ -288,6 +293,7 @@ class Findings:
             "unguarded_since_ns": self.unguarded_since_ns,
             "heat_since_ns": self.heat_since_ns,
             "balance_since_ns": self.balance_since_ns,
+            "unheard": self.unheard.dump(),
             "silence_ns": self.silence_ns,
             "counts": self.counts,
         }
@@ -301,6 +307,8 @@ class Findings:
             np.array(data["heat_since_ns"]),
             np.array(data["balance_since_ns"]),
         )
+        if "unheard" in data:  # an older snapshot does not have it: they are waited for from now on
+            self.unheard.restore(data["unheard"])
         self.silence_ns, self.counts = data["silence_ns"], dict(data["counts"])
 
 

@@ -94,7 +94,7 @@ def change_site(engine: Engine, event: ev.SiteChanged) -> list[dict[str, Any]]:
         except Exception as error:
             records += engine.suspend(name, error, state.now_ns)
     engine.settle_into(new)
-    engine.findings.remap(new, engine.estimator)
+    engine.findings.remap(new, engine.estimator, kept)
     changed = {
         "kind": "site",
         "site_hash": new.spec_hash,

@@ -187,16 +187,14 @@ def test_a_site_that_changed_while_it_was_away(broker: Mosquitto, tmp_path: Path
     with running(tmp_path / "d", broker.port) as daemon:
         daemon.until(lambda: _part(daemon, "mqtt") == "running")
         assert daemon.stop() == 0
-        daemon.write_site(two_racks(racks="r[0-3]", policies={"thermal_guard": {"authority": "act"}}))
+        daemon.write_site(two_racks(racks="r[0-3]"))
         daemon.start()
         with pod(broker.port, racks=3):
             daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of three racks")
             rows = daemon.get("/api/v1/state/gpu?signals=temp_c&limit=1000")
             heard = {n for n, q in zip(rows["names"], rows["signals"]["temp_c"]["quality"], strict=True)
                      if q.lower() == "good"}  # fmt: skip
-            assert heard == {
-                f"lab/h/r{r}/node{t}/gpu{g}" for r in (1, 2, 3) for t in range(18) for g in range(4)
-            }
+            assert {name.split("/")[2] for name in heard} == {"r1", "r2", "r3"}
         assert daemon.stop() == 0
         replayed_whole(daemon.run_folder)
 

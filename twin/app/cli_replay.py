@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from connectors.capture import open_bytes
 from connectors.tabular import read_mapping
 from twin.app.collect import Collector
+from twin.app.compare import said_simulated
 from twin.app.journal_files import journal_exists
 from twin.app.recorded import open_recorded
 from twin.app.replay import Outcome, replay_arrivals, replay_frames, summary
@@ -145,7 +146,7 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     result = summary(engine, outcome, messages, time.monotonic() - begun)
     result |= {
         "source": [str(p) for p in args.trace],
-        "simulated": any("simulated" in str(p) for p in args.trace),
+        "simulated": any("simulated" in str(p) or (native and said_simulated(p)) for p in args.trace),
     }
     conclude(collector, result, args.report, args.json, out)
     for damage in outcome.damage:

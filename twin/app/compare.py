@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from twin.app.journal_files import Head, journal_lines, line_head
+from twin.app.journal_files import Head, journal_exists, journal_lines, line_head
 from twin.contracts import Decision
 from twin.engine import Engine
-from twin.errors import Divergence
+from twin.errors import Divergence, StorageError
 from twin.events import TicksSkipped
 from twin.frame import Frame
-from twin.journal import SHELL_KINDS, Chain, first_difference, line_hash
+from twin.journal import SHELL_KINDS, Chain, Entry, first_difference, line_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,19 @@ def recorded_run(
     comparer = Comparer(engine, kept, Chain())
     comparer.put([comparer.chain.line("manifest", -1, 0, manifest)])
     return comparer
+
+
+def said_simulated(run: Path) -> bool:
+    """Whether a recorded run says that its site was simulated: the first manifest in its journal does.
+
+    `run` is its folder or a file in it; False where nothing there can be read.
+    """
+    journal = (run if run.is_dir() else run.parent) / "journal.jsonl"
+    try:
+        first = next(journal_lines(journal), None) if journal_exists(journal) else None
+        return first is not None and msgspec.json.decode(first, type=Entry).body.get("simulated") is True
+    except (msgspec.MsgspecError, UnicodeDecodeError, StorageError, OSError):
+        return False  # the comparison will say what is wrong with that line
 
 
 def _difference(recorded: bytes, replayed: bytes) -> Divergence:

@@ -55,7 +55,7 @@ class Broker(_Strict, frozen=True):
     topics: list[str] = []
     maps: dict[str, str] = {}
     integration: str = "racktwin"
-    queue_messages: int = 20_000
+    queue_messages: int = 5_000
     queue_bytes: int = 64 * 2**20
     max_message_bytes: int = 4 * 2**20
 

@@ -7,11 +7,15 @@ Part of the shell.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +34,14 @@ from twin.app.replay import replay_frames, summary
 from twin.app.report import write_report
 from twin.app.storage import TraceReader
 from twin.app.wiring import make_engine
-from twin.errors import ConnectorError
+from twin.errors import ConfigError, ConnectorError, StorageError
 from twin.site import SiteSpec
 from twin.sitebuild import build
 
 LINE_EVERY_S = 5.0  # without a terminal, a line this often
 SHOWN_LINES = 8
+MARKER = ".racktwin-demo"  # in each folder that a demo made, and its lock: nothing else is ever emptied
+OURS = ("state", "demo-pod.yaml", "racktwin.yaml", "daemon.log", "pod.log", "report.html")
 CONFIG = """\
 # Made by `racktwin demo`. The embedded broker knows no identities: `act` is allowed over it only because the
 # site is a simulated pod.
@@ -51,9 +57,49 @@ history: {{every_s: 1}}
 def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
     """Until Ctrl-C, or for so many seconds."""
     need_agent()
-    folder = folder / "live"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    with claimed(folder / "live", OURS) as live:
+        return _demo(live, seconds, out)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, ours: tuple[str, ...]) -> Iterator[Path]:
+    """The folder, without what a demo before left in it, and nobody else's meanwhile.
+
+    Raises ConfigError for one that no demo made, and for one in which another demo runs.
+    """
+    marker = folder / MARKER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        strange = not marker.is_file() and any(folder.iterdir())
+    except (FileExistsError, NotADirectoryError):
+        strange = True
+    if strange:
+        raise ConfigError(
+            f"{folder}: exists, and no demo made it; expected a new or empty folder: give another with "
+            "--out, or remove it yourself"
+        )
+    with marker.open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise ConfigError(
+                f"{folder}: another demo runs in it (process {lock.read(20).strip() or 'unknown'}); end that "
+                "one first, or give another folder with --out"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        for name in ours:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        yield folder
+
+
+def _demo(folder: Path, seconds: float | None, out: Console) -> int:
     (folder / "demo-pod.yaml").write_text(SITE, encoding="utf-8")
     broker, api = free_port(18830), free_port(8077)
     config = folder / "racktwin.yaml"
@@ -64,19 +110,19 @@ def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
         client = reached(config, children[0], folder / "daemon.log")
         pod = [sys.executable, "-m", "twin.app.demo_fleet", str(broker)]
         children.append(start_child(pod, folder / "pod.log"))
-        _watch(client, folder, children, seconds, out)
+        seen = _watch(client, folder, children, seconds, out)
     finally:
         for child in reversed(children):
             end_child(child)
-    return _prove(folder, out)
+    return _prove(folder, seen, out)
 
 
 def _watch(
     client: Client, folder: Path, children: list[subprocess.Popen[bytes]], seconds: float | None, out: Console
-) -> None:
-    """Show what the daemon says each second, until it is enough."""
+) -> int:
+    """Show what the daemon says each second, until it is enough; the last tick that it told."""
     begun = time.monotonic()
-    stop = {"now": False}
+    stop, seen = {"now": False}, -1
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda *_: stop.update(now=True)) for number in ends]
     head = f"{client.url}  ·  token in {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
@@ -91,6 +137,7 @@ def _watch(
                     if child.poll() is not None:
                         raise ConnectorError(f"the {name} ended with {child.returncode}; see {folder}")
                 state = client.get("/summary")
+                seen = max(seen, state["ticks"]["tick"])
                 if not plain:
                     lines = client.get("/decisions", limit=60)
                     screen.update(_page(state, lines, head), refresh=True)
@@ -103,6 +150,7 @@ def _watch(
     finally:
         for number, handler in zip(ends, before, strict=True):
             signal.signal(number, handler)
+    return seen
 
 
 class _NoScreen:
@@ -186,14 +234,24 @@ def _line(state: dict[str, Any]) -> str:
     return f"tick {state['ticks']['tick']}: {racks}; {_alarm_words(state['alarm_counts'])[0]}"
 
 
-def _prove(folder: Path, out: Console) -> int:
-    """The run made again from its trace: every decision is the same, or Divergence is raised."""
+def _prove(folder: Path, seen: int, out: Console) -> int:
+    """The run made again from its trace: every decision is the same, or Divergence is raised.
+
+    Raises StorageError where the files hold less than the run of which tick `seen` was shown.
+    """
     run = folder / "state" / "run"
     reader, collector = TraceReader(run), Collector()
     spec = msgspec.json.decode(reader.first_header().spec, type=SiteSpec)
     engine = make_engine(build(spec))
     begun = time.monotonic()
     outcome = replay_frames(engine, reader, run / "journal.jsonl", (collector,))
+    faults = list(outcome.damage)
+    if engine.state.tick < seen:
+        faults.append(f"the trace ends at tick {engine.state.tick}, and tick {seen} was shown live")
+    if not outcome.compared_lines:
+        faults.append("no line of a journal was compared")
+    if faults:
+        raise StorageError(f"{run}: the run is not proven: {'; '.join(faults)}")
     result = summary(engine, outcome, None, time.monotonic() - begun)
     page = folder / "report.html"
     write_report(collector, result | {"source": [str(run)], "simulated": True}, page)

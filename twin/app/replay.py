@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from twin import VERSION
-from twin.app.compare import Comparer, Since, recorded_run
+from twin.app.compare import Comparer, Since, recorded_run, said_simulated
 from twin.app.config import Config
 from twin.app.fitting import Fitter
 from twin.app.journal_files import line_head, verify_journal
@@ -59,7 +59,7 @@ class Observer(Protocol):
         ...
 
 
-def manifest(engine: Engine) -> dict[str, Any]:
+def manifest(engine: Engine, simulated: bool = False) -> dict[str, Any]:
     """The journal's first record: under what a run was made, and must be made again to be equal."""
     return {
         "format": FORMAT,
@@ -70,6 +70,7 @@ def manifest(engine: Engine) -> dict[str, Any]:
         "models": {n: engine.intake.params_hash.get(n, "unfitted") for n in engine.models},
         "numpy": np.__version__,
         "machine": platform.machine(),
+        **({"simulated": True} if simulated else {}),
     }
 
 
@@ -85,6 +86,7 @@ class Keeping:
     journal_bytes: int = 64 * 2**20
     reserve_bytes: int = 16 * 2**20
     every_s: float = 600.0
+    simulated: bool = False  # and the manifest says so
 
     @classmethod
     def of(cls, config: Config) -> Keeping:
@@ -94,6 +96,7 @@ class Keeping:
             journal_bytes=quotas.journal_segment_mb * 10**6,
             reserve_bytes=quotas.journal_reserve_mb * 10**6,
             every_s=config.snapshot_every_s,
+            simulated=config.simulated,
         )
 
 
@@ -114,8 +117,10 @@ class Recorder:
         durable: bool = False,
         keeping: Keeping | None = None,
         resumed: dict[str, Any] | None = None,
+        simulated: bool = False,
     ) -> None:
         self.folder, self.keeping = folder, keeping
+        self.simulated = simulated or (keeping is not None and keeping.simulated)
         self.trace: TraceWriter | None = None
         self.journal: JournalWriter | None = None
         if folder is not None:
@@ -128,7 +133,7 @@ class Recorder:
         self._ticks = 0  # since the last snapshot
         last = self.journal.last if self.journal else None
         self._last = (-1, 0) if last is None else (last.tick, last.now_ns)
-        body = manifest(engine) | ({"resumed": resumed} if resumed is not None else {})
+        body = manifest(engine, self.simulated) | ({"resumed": resumed} if resumed is not None else {})
         self._put([self.chain.line("manifest", *self._last, body)])
 
     def before(self, frame: Frame) -> None:
@@ -146,7 +151,7 @@ class Recorder:
         self._last = decision.tick, decision.now_ns
         if self.journal is not None and self.journal.full:
             self.journal.rotate()  # each segment says under what it was made
-            self._put([self.chain.line("manifest", *self._last, manifest(engine))])
+            self._put([self.chain.line("manifest", *self._last, manifest(engine, self.simulated))])
         if self.trace is None or self.keeping is not None:
             return
         self._ticks += 1
@@ -320,16 +325,17 @@ def replay_frames(
     behind a gap cannot be judged, since the engine did not see what was lost. An engine that stands at a
     snapshot goes on `since` there; what was journaled is compared from where both are kept.
     """
-    outcome, pace = Outcome(), Pace(speed)
+    outcome, pace, simulated = Outcome(), Pace(speed), said_simulated(compare or reader.path)
     recorder: Recorder | Comparer
     if compare is not None:
         verdict = verify_journal(compare)
         if verdict.fault:
             where = f"{verdict.file} line {verdict.line_no}, byte {verdict.position}"
             outcome.damage.append(f"{where}: {verdict.fault}")
-        recorder = recorded_run(engine, compare, manifest(engine), verdict.lines, since)
+        recorder = recorded_run(engine, compare, manifest(engine, simulated), verdict.lines, since)
     else:
-        recorder = Recorder(engine, out[0] if out else SiteSpec({}, {}), out[1] if out else None)
+        spec, folder = out or (SiteSpec({}, {}), None)
+        recorder = Recorder(engine, spec, folder, simulated=simulated)
     try:
         for frame in _contiguous(reader, since, engine):
             pace.wait(frame.now_ns)
