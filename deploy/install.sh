@@ -7,7 +7,7 @@
 #   deploy/install.sh --restart        restart the service if it runs and something changed
 #   deploy/install.sh --uninstall      remove programs and unit; configuration, state and user stay
 #
-#   --prefix DIR    instead of /opt/racktwin         --python PROGRAM   interpreter (>= 3.11)
+#   --prefix DIR    instead of /opt/racktwin         --python PROGRAM   interpreter (>= 3.11, in no home)
 #   --destdir DIR   try it below DIR; no user, no systemd
 #   --venv DIR      use this virtual environment as it is, instead of making one
 set -euo pipefail
@@ -64,13 +64,22 @@ put() {
 own() { if [[ -z $destdir ]]; then chown "root:$1" "$2"; fi; }
 
 choose_python() {
-    local candidate
-    for candidate in ${python:-python3.13 python3.12 python3.11 python3}; do
-        if "$candidate" -I -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>&-; then
-            python=$(command -v "$candidate")
-            return
+    local candidate base hidden=''
+    for candidate in ${python:-python3.13 python3.12 python3.11 python3 /usr/bin/python3 /usr/local/bin/python3}; do
+        if ! "$candidate" -I -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>&-; then
+            continue
         fi
+        # The unit has ProtectHome=yes: what lies in a home (pyenv, say) is not there for the service.
+        base=$("$candidate" -I -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>&-)/
+        if [[ $base =~ ^/(root|home|run/user)/ ]]; then
+            hidden=${base%/}
+            continue
+        fi
+        python=$(command -v "$candidate")
+        return
     done
+    [[ -z $hidden ]] || die "the Python in $hidden is in somebody's home, which the service cannot read;" \
+        "expected another (--python /usr/bin/python3). Remedy: apt-get install python3-venv"
     die "expected Python >= 3.11 with venv${python:+, got $python}. Remedy: apt-get install python3-venv"
 }
 
@@ -160,7 +169,8 @@ configure() {
         fi
     done
     mkdir -p "$home/share"
-    cp "$source_dir/README.md" "$source_dir"/deploy/config/*.yaml "$home/share/"
+    cp "$source_dir/README.md" "$source_dir/deploy/config/site.yaml" "$home/share/"
+    rm -f "$home/share/lab.yaml" # of an earlier version; it needs a checkout around it
 }
 
 install_unit() {

@@ -242,7 +242,8 @@ def _follow_up(
         records += findings.mismatches(engine.site, key, off, evidence)
         period_s = float(engine.state.tables[control.table].period_s[signal.row])
         wait_s = STALE_PERIODS * period_s + MISMATCH_S
-        unread = _outside(lease.unread(heard_ns, wait_s, now_ns), barred)
+        resumed_ns = int(engine.state.tables[control.table].resumed_ns[0])
+        unread = _outside(lease.unread(heard_ns, wait_s, now_ns, resumed_ns), barred)
         records += findings.unread(engine.site, key, unread, wait_s)
     return records
 

@@ -156,7 +156,7 @@ class Engine:
         if skipped and frame.dt_s >= RESUME_GAP_S:
             for table in self.state.tables.values():
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
-                    table.resumed_ns[0] = frame.now_ns
+                    table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)
 
     def _end_windows(self, now_ns: int) -> list[dict[str, Any]]:
         """Maintenance windows whose time is over, and what people left behind in those that ended."""

@@ -1,8 +1,8 @@
 """Findings: conditions that people should know of, raised once, kept while they last, cleared once.
 
 A balance that does not close, a read-back that differs, telemetry that fell silent or never came, an entity
-that nothing guards, a plug-in that was suspended. What people work at is left out. Decides nothing. May import contracts,
-the site, maintenance windows and the estimator.
+that nothing guards, a plug-in that was suspended. What people work at is left out. Decides nothing. May
+import contracts, the site, maintenance windows, who was never heard, and the estimator.
 
 What is active is always as last evaluated. The journal hears of a finding when it begins, when it got worse
 or doubled, and, if the evaluation before said so too, when it shrank to half or concerns others than told.
@@ -261,7 +261,7 @@ class Findings:
         )
 
     def unread(self, site: Site, control: str, index: I32, wait_s: float) -> list[dict[str, Any]]:
-        """Devices that answered a command and have not read back what they do since."""
+        """Devices that answered a command and do not say, or no longer say, what they do."""
         if len(index) == 0:
             return self.clear(f"unread/{control}")
         table = control.partition(".")[0]
@@ -269,11 +269,11 @@ class Findings:
             Finding(
                 f"unread/{control}",
                 "warning",
-                f"{len(index)} {table} answer {control} but do not read it back",
+                f"{control} of {len(index)} {table} is not confirmed: nothing is read back",
                 tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-                (f"no read-back for {wait_s:.0f} s after the command",),
+                (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
                 1.0,
-                "Check the source of the read-back: nobody sees whether these devices obey.",
+                "Check the agents of these devices: nobody sees what they do.",
                 len(index),
             )
         )

@@ -195,13 +195,17 @@ class Leases:
         late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
         return np.flatnonzero(late).astype(np.int32)
 
-    def unread(self, heard_ns: I64, wait_s: float, now_ns: int) -> I32:
-        """Answered commands of which no read-back has been heard for so long."""
-        if self.n == 0 or heard_ns.min() > self.issued_ns.max():
+    def unread(self, heard_ns: I64, wait_s: float, now_ns: int, resumed_ns: int = 0) -> I32:
+        """Answered commands of which no read-back has been heard for so long, or no longer.
+
+        `resumed_ns`: nobody listened before. A device that fell silent may have let its lease lapse.
+        """
+        since_ns = max(now_ns - round(wait_s * NS), 0)
+        if self.n == 0 or heard_ns.min() > since_ns or resumed_ns > since_ns:
             return np.zeros(0, np.int32)
         answered = (self.state >= ACCEPTED) & (self.state <= DONE)
-        silent = self.running() & answered & (heard_ns <= self.issued_ns)
-        return np.flatnonzero(silent & (now_ns - self.issued_ns >= round(wait_s * NS))).astype(np.int32)
+        silent = self.running() & answered & (np.maximum(heard_ns, self.issued_ns) <= since_ns)
+        return np.flatnonzero(silent).astype(np.int32)
 
     def drop(self, entity: int) -> None:
         """Another device sits here: the old one's lease is not its own."""

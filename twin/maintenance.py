@@ -176,7 +176,7 @@ class Windows:
         if (heard_ns >= ended_ns[index]).all():
             return slew_per_s
         free_s = DRIFT_PERIODS * table.period_s[row]
-        age_s = (now_ns - np.maximum(heard_ns, int(table.resumed_ns[0]))) / NS
+        age_s = table.silence_s((now_ns - heard_ns) / NS, now_ns)
         late_s = np.maximum(age_s - free_s, 0.0)
         since_s = np.maximum(np.minimum(age_s, (now_ns - ended_ns[index]) / NS) - free_s, 0.0)
         out = np.full(table.n, table.slew_per_s[row]) if slew_per_s is None else slew_per_s.copy()

@@ -64,7 +64,7 @@ class TableState:
         self.resets = np.zeros((len(spec.counters), n), np.int32)
         self.generation = np.zeros(n, np.int32)
         self.period_s = np.array([s.period_s for s in (*spec.gauges, *spec.counters)], np.float64)
-        self.resumed_ns = np.zeros(1, np.int64)  # no silence before this counts: nobody was listening
+        self.resumed_ns = np.zeros(2, np.int64)  # the last pause in which nobody listened: its end, its begin
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
 
     def _groups_of(self, rows: I32) -> tuple[int, ...]:
@@ -155,6 +155,14 @@ class TableState:
         quality[(quality == GOOD) & (self.age_s(signal, now_ns) > STALE_PERIODS * period_s)] = STALE
         return quality
 
+    def silence_s(self, age_s: F64, now_ns: int) -> F64:
+        """How long something of this age [n] was silent while we listened: the last pause does not count."""
+        resumed, stopped = (
+            (now_ns - float(self.resumed_ns[0])) / NS,
+            (now_ns - float(self.resumed_ns[1])) / NS,
+        )
+        return age_s - np.clip(np.minimum(age_s, stopped) - resumed, 0.0, None)
+
     def worst(self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None) -> F32:
         """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
 
@@ -169,7 +177,7 @@ class TableState:
         t_ns = self.t_ns[self.partition.group_of_row[signal.row]]
         if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
             return value.copy()  # all heard in time: nothing has drifted
-        age_s = np.minimum(self.age_s(signal, now_ns), (now_ns - int(self.resumed_ns[0])) / NS)
+        age_s = self.silence_s(self.age_s(signal, now_ns), now_ns)
         late_s = np.maximum(age_s - DRIFT_PERIODS * self.period_s[signal.row], 0.0)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
@@ -213,7 +221,8 @@ class TableState:
         """Take over what `arrays` gave."""
         for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
-        self.resumed_ns = np.array(arrays["resumed_ns"])
+        pause = np.array(arrays["resumed_ns"])
+        self.resumed_ns = pause if len(pause) == 2 else np.repeat(pause, 2)
         self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
 

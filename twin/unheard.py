@@ -16,11 +16,11 @@ from twin.frame import I32, NS
 from twin.maintenance import Windows
 from twin.signals import TABLES
 from twin.site import Site
-from twin.state import OUT_OF_RANGE, STALE_PERIODS, UNTRUSTED, State, TableState
+from twin.state import DRIFT_PERIODS, OUT_OF_RANGE, UNTRUSTED, State, TableState
 
 # Kinds of entities of which each is expected to report something as long as it lives.
 SPEAKING = ("rack", "cdu", "feeder", "node", "gpu")
-AFTER_S = 60.0
+AFTER_S = 60.0  # or longer where messages are rarer
 # Between two looks no more than this counts as waiting: in a longer gap nobody listened.
 LOOK_S = 20.0
 SHOWN_ENTITIES = 8
@@ -42,15 +42,15 @@ class Unheard:
             if site.sizes[table] == 0:
                 continue
             period_s = _period_s(state, table)
-            spoke = spoken(site, state, table) | site_spares(site, table)
+            spoke = spoken(site, state, table) | spares(site, table)
             if (spared := windows.spared(table, state.now_ns, period_s)) is not None:
                 spoke |= spared
             waited_ns = self.waited_ns[table]
             waited_ns += min(gap_ns, round(max(LOOK_S, period_s) * NS))
             waited_ns[spoke] = 0
-            late = np.flatnonzero(waited_ns >= round(max(AFTER_S, STALE_PERIODS * period_s) * NS))
+            late = np.flatnonzero(waited_ns >= round(_patience_s(period_s) * NS))
             if len(late):
-                found.append(_finding(site, table, late))
+                found.append(_finding(site, table, late, _patience_s(period_s)))
         return found
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Unheard:
@@ -86,7 +86,7 @@ def heard_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
             for table in SPEAKING if site.sizes[table]}  # fmt: skip
 
 
-def site_spares(site: Site, table: str) -> np.ndarray:
+def spares(site: Site, table: str) -> np.ndarray:
     """Who stands in a spare rack, of which nothing is expected [n]."""
     rack_of = {"node": lambda: site.rack_of_node, "gpu": lambda: site.rack_of_gpu}
     if table == "rack":
@@ -109,13 +109,18 @@ def _period_s(state: State, table: str) -> float:
     return float(state.tables[table].period_s[: len(TABLES[table].gauges)].min(initial=np.inf))
 
 
-def _finding(site: Site, table: str, late: np.ndarray) -> Finding:
+def _patience_s(period_s: float) -> float:
+    """What reports rarely has its period, and is late only then."""
+    return max(AFTER_S, DRIFT_PERIODS * period_s)
+
+
+def _finding(site: Site, table: str, late: np.ndarray, patience_s: float) -> Finding:
     return Finding(
         f"unheard/{table}",
         "warning",
         f"{len(late)} of {site.sizes[table]} {table} entities were never heard",
         tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
-        (f"the site file has them, and nothing has come of them in {AFTER_S:.0f} s or more",),
+        (f"the site file has them, and nothing has come of them in {patience_s:.0f} s or more",),
         1.0,
         "Check their agents and sources, and that these use the names of the site file.",
         len(late),

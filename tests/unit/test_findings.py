@@ -13,7 +13,13 @@ from twin.findings import MAX_ACTIVE, Findings
 
 
 def kinds(twin: Twin) -> list[tuple[str, str]]:
-    return [(r["kind"], r["id"]) for r in twin.decision.records if r["kind"] in ("finding", "cleared")]
+    """Findings of the last tick, but for those about who never speaks in these stories."""
+    said = [(r["kind"], r["id"]) for r in twin.decision.records if r["kind"] in ("finding", "cleared")]
+    return [s for s in said if not s[1].startswith("unheard/")]
+
+
+def active(twin: Twin) -> list[Finding]:
+    return [f for f in twin.decision.findings if not f.id.startswith("unheard/")]
 
 
 def healthy(rng: np.random.Generator, bias: float = 1.0, flow: float = 1.0) -> dict[str, Any]:
@@ -40,12 +46,12 @@ def test_a_meter_that_goes_wrong_is_found_after_a_minute_and_cleared_when_mended
     second, kind, name = raised[0]
     assert (kind, name) == ("finding", "balance/a+b")
     assert 60 <= second <= 62
-    (found,) = twin.decision.findings
+    (found,) = active(twin)
     assert found.entities == ("lab/h/a", "lab/h/b")
     assert found.confidence_pu > 0.9999
     twin.tick(healthy(rng))
     assert kinds(twin) == [("cleared", "balance/a+b")]
-    assert twin.decision.findings == ()
+    assert active(twin) == []
 
 
 def test_a_flow_reading_that_goes_wrong_is_found_on_its_rack() -> None:
@@ -66,9 +72,9 @@ def test_one_odd_reading_that_stands_for_long_is_still_one_reading() -> None:
         twin.tick(healthy(rng), dt_s=100.0)
     twin.tick(healthy(rng, bias=1.2), dt_s=100.0)
     twin.run(99)
-    assert twin.decision.findings == ()
+    assert active(twin) == []
     twin.tick(healthy(rng, bias=1.2))
-    assert [f.id for f in twin.decision.findings] == ["balance/a+b"], "the second one confirms it"
+    assert [f.id for f in active(twin)] == ["balance/a+b"], "the second one confirms it"
 
 
 def test_silence_is_told_by_table_and_only_of_what_once_spoke() -> None:

@@ -276,9 +276,9 @@ def test_without_a_store_questions_are_refused(tmp_path: Path) -> None:
     service.close()
 
 
-def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_runs() -> None:
     found = bench_history(day_samples=130, large_gpus=1000, large_samples=61)
     assert found["history.n576.store_points_per_s"] > 0
     assert found["history.n1k.store_bytes_per_point"] < 2
     assert found["history.n576.query_rack_day_ms"] > 0
-    assert "history.n1k.influx_text_points_per_s" in capsys.readouterr().out
+    assert found["history.n1k.influx_text_points_per_s"] > 0

@@ -13,6 +13,7 @@ from tests.builders import NS, Twin, two_racks
 from twin import events as ev
 from twin.contracts import Memory, Proposal, View
 from twin.errors import TwinError
+from twin.signals import find_signal
 
 CAP = "gpu.power_cap_w"
 OK = {"gpu.temp_c": 60.0, "gpu.power_limit_w": 1200.0}
@@ -188,3 +189,39 @@ def test_a_replaced_rack_is_learned_afresh() -> None:
     values = twin.engine.history.rings["gpu.temp_c"].ordered()[1]
     assert np.isnan(values[:, 3]).all()
     assert np.isfinite(values[:-1, 2]).any()
+
+
+def test_a_pause_is_no_silence_but_what_was_silent_before_it_stays_so() -> None:
+    twin = Twin(two_racks(), [ThermalGuard()], act=True)
+    twin.run(3, {"gpu.temp_c": 50.0, "rack.supply_temp_c": 30.0})
+    twin.run(60, {"gpu.temp_c": 50.0})  # the rack's sensor died, the GPUs' live
+    row = find_signal("rack.supply_temp_c")
+    gpu = find_signal("gpu.temp_c")
+    assert row is not None
+    assert gpu is not None
+    racks, gpus = twin.engine.state.tables["rack"], twin.engine.state.tables["gpu"]
+    racks.period_s[row.row] = 1.0
+    before = racks.worst(row, twin.now_ns)[0]
+    assert before > 30.0
+    twin.tick(None, ev.TicksSkipped(count=600, why="restart"), dt_s=600.0)
+    assert racks.worst(row, twin.now_ns)[0] == pytest.approx(before, abs=0.1), "the pause alone is not counted"
+    assert gpus.worst(gpu, twin.now_ns)[0] == 50.0
+    twin.run(30, {"gpu.temp_c": 50.0})
+    assert racks.worst(row, twin.now_ns)[0] > before
+
+
+def test_a_lease_whose_device_fell_silent_is_not_taken_for_done() -> None:
+    twin = Twin(two_racks(), [ThermalGuard()], act=True)
+    twin.run(3, {"gpu.temp_c": 50.0, "gpu.power_limit_w": 1200.0})
+    twin.run(3, {"gpu.temp_c": 86.0, "gpu.power_limit_w": 1200.0})
+    cap = twin.engine.arbiter.leases["gpu.power_cap_w"].value[0]
+    assert cap < 1200.0
+    for _ in range(30):
+        cap = twin.engine.arbiter.leases["gpu.power_cap_w"].value
+        twin.tick({"gpu.temp_c": 86.0, "gpu.power_limit_w": cap})
+    assert "unread/gpu.power_cap_w" not in twin.engine.findings.active
+    twin.run(20)
+    assert "unread/gpu.power_cap_w" in twin.engine.findings.active
+    cap = twin.engine.arbiter.leases["gpu.power_cap_w"].value
+    twin.tick({"gpu.temp_c": 86.0, "gpu.power_limit_w": cap})
+    assert "unread/gpu.power_cap_w" not in twin.engine.findings.active

@@ -18,6 +18,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "FIRST_S", 0.002)
     monkeypatch.setattr(supervise, "LONGEST_S", 0.02)
     monkeypatch.setattr(supervise, "ALARM_S", 0.05)
+    monkeypatch.setattr(supervise, "BACK_S", 0.05)
     monkeypatch.setattr(supervise, "STOP_S", 0.2)
 
 

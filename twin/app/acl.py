@@ -44,7 +44,11 @@ def agent_user(path: str) -> str:
 
 
 def identities(
-    site: Site, integration: str = "racktwin", aggregators: bool = False, viewers: Sequence[str] = ("viewer",)
+    site: Site,
+    integration: str = "racktwin",
+    aggregators: bool = False,
+    viewers: Sequence[str] = ("viewer",),
+    sparkplug: Sequence[str] = (),
 ) -> list[Identity]:
     """Everyone who may connect. Raises ConfigError for names that collide or cannot be levels of a topic."""
     if not _LEVEL.fullmatch(integration):
@@ -66,6 +70,7 @@ def identities(
         Identity("grid", "the gateway of the grid operator", ("topic readwrite grid/v1/#",)),
         Identity("jobs", "whoever announces jobs", ("topic write IT/v1/PUB/Event/jobs/#",)),
         Identity("telegraf", "Telegraf, with line protocol", ("topic write telegraf/#",)),
+        *(_sparkplug(place) for place in sparkplug),
         *(Identity(v, f"{v}: only looks, as `racktwin record` does", ("topic read #",)) for v in viewers),
     ]
     racks = [site.name("rack", i) for i in range(site.sizes["rack"])]
@@ -88,6 +93,25 @@ def identities(
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _sparkplug(place: str) -> Identity:
+    """An edge node, which speaks of itself and its devices and hears what it is asked."""
+    group, slash, node = place.partition("/")
+    if not slash or not _LEVEL.fullmatch(group) or not _LEVEL.fullmatch(node):
+        raise ConfigError(f"--sparkplug {place!r}: expected GROUP/NODE, each without + # / and spaces")
+    own = f"spBv1.0/{group}"
+    return Identity(
+        f"sparkplug.{group}.{node}",
+        f"Sparkplug edge node {place}",
+        (
+            *(f"topic write {own}/N{what}/{node}" for what in ("BIRTH", "DATA", "DEATH")),
+            *(f"topic write {own}/D{what}/{node}/+" for what in ("BIRTH", "DATA", "DEATH")),
+            f"topic read {own}/NCMD/{node}",
+            f"topic read {own}/DCMD/{node}/+",
+            "topic read spBv1.0/STATE/#",
+        ),
+    )
 
 
 def _agent(path: str, rack: str, kind: str, own: str) -> Identity:
@@ -129,13 +153,21 @@ def add_parser(commands: Any) -> None:
     acl.add_argument(
         "--viewer", action="append", metavar="NAME", help="users that only read (default viewer); repeatable"
     )
+    acl.add_argument(
+        "--sparkplug",
+        metavar="GROUP/NODE",
+        action="append",
+        help="also a user `sparkplug.GROUP.NODE` for this Sparkplug edge node; repeatable",
+    )
     acl.add_argument("--aggregators", action="store_true", help="also an agent for each rack")
 
 
 def run_broker_acl(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Write the files whole, or not at all: a broker may read them at any moment."""
     _, site = load_site(args.site)
-    found = identities(site, args.integration, args.aggregators, args.viewer or ("viewer",))
+    found = identities(
+        site, args.integration, args.aggregators, args.viewer or ("viewer",), args.sparkplug or ()
+    )
     text = acl_text(found, args.site.name)
     if args.users is not None:
         _replace(args.users, users_text(found))

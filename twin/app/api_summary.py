@@ -17,6 +17,7 @@ from twin.app.report_text import clean
 from twin.frame import NS
 from twin.signals import Control, find_signal
 from twin.state import GOOD
+from twin.unheard import heard_counts
 
 SEVERITIES = ("critical", "warning", "info")
 SHOWN_RACKS = 400
@@ -49,6 +50,7 @@ def summary(live: Live, pulse: Pulse, alarms: list[dict[str, Any]] | None = None
         "alarms": [brief_alarm(a) for a in alarms[:SHOWN_ALARMS]], "alarms_total": len(alarms),
         "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
+        "heard": heard_counts(engine.site, engine.state),
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip
 

@@ -81,7 +81,8 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
         if tree["alarms_total"] > 10:
             out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarms", "dim"))
     else:
-        out.print(Text("alarms  none", "green"))
+        # Of what never spoke nothing is known: no alarms is then no good news.
+        out.print(Text("alarms  none", "green" if _all_heard(tree) else "yellow"))
     out.print()
     _commanded(tree, out)
     out.print()
@@ -119,6 +120,16 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     took = ticks["took_s_p99"]
     text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
     out.print(text)
+    said = Text("heard  ")
+    for table, count in tree.get("heard", {}).items():
+        share = f"{count['heard']} of {count['of']} {clean(table)}  "
+        said.append(share, "" if count["heard"] == count["of"] else "yellow")
+    if tree.get("heard"):
+        out.print(said)
+
+
+def _all_heard(tree: dict[str, Any]) -> bool:
+    return all(count["heard"] == count["of"] for count in tree.get("heard", {}).values())
 
 
 def _commanded(tree: dict[str, Any], out: Console) -> None:

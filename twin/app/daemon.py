@@ -74,8 +74,9 @@ class Daemon:
         """Until `stop`. Raises StorageError when the journal fails, TwinError for a broken invariant."""
         for fault in self.opened.faults:
             log.warning("start: %s", fault)
-        self._note("daemon", {"started": VERSION, "resumed_at": self.opened.last_tick,
-                              "faults": self.opened.faults[:20]})  # fmt: skip
+        opened = self.opened
+        self._note("daemon", {"started": VERSION, "resumed_at": opened.last_tick, "wall_ns": time.time_ns(),
+                              "faults": opened.faults[:20]})  # fmt: skip
         if 0 < self.notify.watchdog_s < 2.5 * self.loaded.config.tick_s:
             raise ConfigError(
                 f"{self.loaded.path}: $.tick_s: {self.loaded.config.tick_s:g} s, but the service manager's "
@@ -163,6 +164,7 @@ class Daemon:
             return
         if self._trace_lost:
             self._trace_lost = False
+            log.warning("the trace is written again")
             self.alarms.clear("trace")
             self.services.snapshot_soon()  # so that a restart need not cross the gap
 

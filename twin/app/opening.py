@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -23,6 +24,7 @@ from twin.app.wiring import arming_faults, load_site, make_engine, make_policies
 from twin.engine import Engine
 from twin.errors import ConfigError, StorageError
 from twin.events import AuthorityChanged, EpochChanged, Event, SiteChanged, TicksSkipped
+from twin.frame import NS
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
 
@@ -126,7 +128,7 @@ def _resumed(
     told = [*resumed.bridge(), *resumed.pending]
     events: list[Event] = [e for e in told if not isinstance(e, AuthorityChanged | EpochChanged)]
     if not any(isinstance(e, TicksSkipped) for e in events):
-        events.insert(0, TicksSkipped(count=1, why="restart"))
+        events.insert(0, TicksSkipped(count=_missed(loaded, resumed), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
         events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
     how = resumed.told()
@@ -142,6 +144,11 @@ def _resumed(
         events,
         list(resumed.faults),
     )
+
+
+def _missed(loaded: Loaded, resumed: Resumed) -> int:
+    """Ticks that did not happen while nobody ran."""
+    return max(1, round((time.time_ns() - resumed.last_ns) / NS / loaded.config.tick_s) - 1)
 
 
 def _hold(state: Path) -> IO[str]:

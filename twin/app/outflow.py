@@ -38,6 +38,7 @@ class Outflow:
         self.sink, self._stage, self._may_act, self._now_ns = sink, stage, may_act, now_ns
         self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
         self._again: tuple[Site, Commands] | None = None
+        self.fault = ""  # why the last commands did not leave
         self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
 
     def offer(self, site: Site, commands: Commands) -> None:
@@ -80,6 +81,7 @@ class Outflow:
             async with asyncio.timeout(APPLY_S):
                 await self.sink.apply(alive)
             self.counts["sent"] += _size(alive)
+            self.fault = ""
             return
         except (ActuationError, ConnectorError, TimeoutError) as error:
             why = str(error) or f"no answer within {APPLY_S:g} s"
@@ -88,6 +90,7 @@ class Outflow:
             log.exception("%s failed", self.sink.name)
             why = f"{type(error).__name__}: {error}"
         self.counts["failed"] += _size(alive)
+        self.fault = why[:300]
         renewals = tuple(c for c in alive if c.renewal)
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()

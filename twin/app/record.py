@@ -196,13 +196,14 @@ def _settings(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]]:
     if args.config is not None:
         loaded = load_config(args.config)
         broker = loaded.config.broker
-        if not isinstance(broker, Broker):
+        embedded = loaded.config.embedded_port
+        if not isinstance(broker, Broker) and not embedded:
             raise ConfigError(
                 f"{args.config}: $.broker: the daemon chooses the port of its embedded broker; expected "
-                "--broker 127.0.0.1:PORT instead of --config"
+                "`embedded_port` there, or --broker 127.0.0.1:PORT instead of --config"
             )
-        settings = link_settings(loaded)
-        if not args.topic:
+        settings = link_settings(loaded, embedded or None)
+        if isinstance(broker, Broker) and not args.topic:
             topics += broker.topics
     else:
         host, _, port = args.broker.rpartition(":") if ":" in args.broker else (args.broker, "", "1883")
@@ -248,6 +249,26 @@ def _identity(settings: LinkSettings, args: argparse.Namespace) -> LinkSettings:
     return settings
 
 
+def advised(fault: str, tls: bool) -> str:
+    """Why no connection was made, with what to give instead where TLS is what the two ends differ in."""
+    low = fault.lower()
+    if "certificate required" in low or "handshake failure" in low:
+        return f"{fault}: give --cert-file and --key-file of a user who only reads (and --ca-file)"
+    if not any(
+        sign in low for sign in ("reset by peer", "ended the connection", "eof occurred", "wrong_version")
+    ):
+        return fault
+    if tls:
+        return (
+            f"{fault}; does this port speak TLS? Without TLS (mostly port 1883) leave --ca-file and "
+            "--cert-file out, or `tls` in a configuration"
+        )
+    return (
+        f"{fault}; is it a port with TLS (mostly 8883)? Then give --ca-file, with --cert-file and --key-file "
+        "where it wants a client certificate"
+    )
+
+
 async def _record(
     link: Link, files: CaptureFiles, lost: dict[str, int], seconds: float | None, err: Console
 ) -> str:
@@ -265,7 +286,7 @@ async def _record(
                 await link.run(lambda message: files.put(message, link.retained), count_lost)
             except ConnectorError as error:
                 if not link.counts.connections:
-                    raise
+                    raise ConnectorError(advised(str(error), link.settings.tls)) from None
                 err.print(f"{clean(str(error), 1000)}; trying again", markup=False, soft_wrap=True)
             await asyncio.sleep(RETRY_S)
 

@@ -96,6 +96,16 @@ def _power(collector: Collector) -> list[KeyFigure]:
     return out
 
 
+def doubt(greatest: float) -> str:
+    """What is said beside learned shares of heat of which one is more than all."""
+    if greatest <= 1.0:
+        return ""
+    return (
+        " More than 100 % cannot be: load or flow changed while it was learned, or a meter is off; do not "
+        "rely on it."
+    )
+
+
 def _cooling(collector: Collector) -> list[KeyFigure]:
     out = []
     rows = collector.heat_rows(1_000_000)
@@ -106,7 +116,8 @@ def _cooling(collector: Collector) -> list[KeyFigure]:
                 "Heat taken by liquid",
                 percent(float(np.median(shares))),
                 f"Share of a rack's power that its coolant carries away (middle of {len(rows)} racks, "
-                f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest.",
+                f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest."
+                + doubt(float(shares.max())),
             )
         )
     margin = collector.time.tracks.get("margin")

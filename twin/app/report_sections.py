@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from twin.app.collect import Collector
-from twin.app.report_figures import power_series
+from twin.app.report_figures import doubt, power_series
 from twin.app.report_plots import Gallery, figure, pair
 from twin.app.report_svg import Line, plot, whiskers
 from twin.app.report_text import Unit, number, percent, quantity, safe, short, unit_for
@@ -219,7 +219,8 @@ def _capture(collector: Collector) -> str:
     return figure(
         "Heat taken by the liquid, per rack",
         "Share of the electric power that the coolant carries, as learned by the end of the run, with the "
-        "interval that would hold it with 90 % probability if load and flow were steady; a fault shifts it.",
+        "interval that would hold it with 90 % probability if load and flow were steady; a fault shifts it."
+        + doubt(max(r.capture_pu for r in rows)),
         drawn,
     )
 

@@ -27,6 +27,7 @@ from twin.app.mqtt_wiring import link_settings
 from twin.app.notify import Notifier
 from twin.app.outflow import Outflow
 from twin.app.parts import Links, make_jobs, make_scrapes
+from twin.app.telling import tell_alarms, tell_decision
 from twin.app.upkeep import Upkeep
 from twin.contingency import contingency_caps
 from twin.contracts import CommandBatch, Decision
@@ -153,6 +154,8 @@ class Services:
         changes = daemon.alarms.update(decision.findings, decision.now_ns)
         if changes:
             self.notifier.offer(changes)
+            tell_alarms(changes)
+        tell_decision(decision, frame.events, daemon.engine.site)
         for record in decision.records:
             if record["kind"] in ("finding", "command"):
                 self.upkeep.pin(decision.now_ns, record["kind"])
@@ -175,6 +178,10 @@ class Services:
             wrong[f"notify/{name}"] = ("warning", f"Alarms cannot be sent to {name}", fault)
         if self.upkeep.fault:
             wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        for flow in self.outflows:
+            if flow.fault:
+                name = flow.sink.name
+                wrong[f"sink/{name}"] = ("critical", f"Commands do not reach {name}", flow.fault)
         if self.links is not None and self.links.source.link.fault:
             wrong["broker"] = ("critical", "The broker denies us", self.links.source.link.fault)
         for identity in self._wrong - wrong.keys():

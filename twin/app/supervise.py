@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 0.5, 4.0  # however long a broker was away, its data flows 10 s after it is back
 STEADY_S = 60.0  # having run this long, a part starts its waiting times anew
 ALARM_S = 10.0  # a part that is away this long is worth an alarm
+BACK_S = 3.0  # a part that was away and runs this long is back
 STOP_S = 3.0  # a part that does not end within this time is left behind, and said so
 
 
@@ -44,7 +45,8 @@ class Supervisor:
         wait_s, away_since = FIRST_S, None
         while True:
             begun = time.monotonic()
-            _turn(part, "running", "")
+            if away_since is None:  # else it runs when it has run for a while
+                _turn(part, "running", "")
             watch = asyncio.create_task(self._back_again(part))
             try:
                 await run()
@@ -62,7 +64,9 @@ class Supervisor:
                 watch.cancel()
             now = time.monotonic()
             if now - begun >= STEADY_S:
-                wait_s, away_since = FIRST_S, None
+                wait_s = FIRST_S
+            if now - begun >= BACK_S:
+                away_since = None
             away_since = begun if away_since is None else away_since
             part.restarts += 1
             _turn(part, "waiting", error[:500])
@@ -74,8 +78,9 @@ class Supervisor:
             wait_s = min(LONGEST_S, wait_s * 2)
 
     async def _back_again(self, part: Part) -> None:
-        """A part that has run for a while after an alarm is well again."""
-        await asyncio.sleep(ALARM_S)
+        """A part that has run for a while after it failed is well again."""
+        await asyncio.sleep(BACK_S)
+        _turn(part, "running", "")
         part.restarts = 0
         if part.name in self._alarmed:
             self._alarmed.discard(part.name)
