@@ -360,7 +360,7 @@ def _tree(found: _Found, site: str) -> dict[str, Any]:
             found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
     parts = ("racks", "cdus", "feeders")
     tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
-    blank = {"profile": None, "nodes": 0, "gpus_per_node": 0}  # the hardware is for the operator to say
+    blank = {"profile": None}  # the hardware is for the operator to say; a profile brings its own layout
     for rack in racks:
         tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
     for cdu in sorted(c for c in found.cdus if c in names):

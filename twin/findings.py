@@ -206,9 +206,11 @@ class Findings:
             surely = read[index] < bound[index] if falling else read[index] > bound[index]
             table, _, name = key.partition(".")
             first = int(index[0])
+            unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
+            who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
             evidence = (
-                f"{site.name(table, first)}: read {read[first]:.4g}, by now perhaps {worst[first]:.4g}, "
-                f"{level} {bound[first]:.4g}"
+                f"{who}read {read[first]:.4g}{unit}, by now perhaps {worst[first]:.4g}{unit}, "
+                f"{level} {bound[first]:.4g}{unit}"
             )
             found.append(
                 Finding(
@@ -222,7 +224,11 @@ class Findings:
                     len(index),
                 )
             )
-        return self._keep_only("beyond/", found)
+        records, now = self._keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
+        for record in records:  # what got worse, or only less bad, is not over
+            if record["kind"] == "cleared" and (by := now.get(record["id"].rpartition("/")[0])):
+                record["superseded_by"] = by
+        return records
 
     def mismatches(self, site: Site, control: str, index: I32, evidence: str = "") -> list[dict[str, Any]]:
         """Devices whose read-back has differed from the setpoint; `evidence` compares the first one's."""

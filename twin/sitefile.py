@@ -13,7 +13,7 @@ import reprlib
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -212,12 +212,22 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
         at = re.search(r" - at `\$(.*)`$", str(error))
         why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
         why = why[:1].lower() + why[1:]
+        if why.startswith("invalid enum value") and (words := _choices(kind)):
+            why = f"expected one of {', '.join(words)}"
         faults.problems.append(
             f"{path}{at.group(1) if at else ''}: {why}, got {short(raw)}{_hint(kind, raw)}"
         )
         faults.names_lost |= origin is list
         return _Lost
     return raw
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that a `Literal` allows, wherever it stands within a kind."""
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    found = (words for part in get_args(kind) if (words := _choices(part)))
+    return next(found, [])
 
 
 def _mend_struct(

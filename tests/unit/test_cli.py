@@ -304,7 +304,7 @@ def test_any_file_in_any_place_is_met_with_a_clear_line(
         (["journal"], 2, "required"),
         (["journal", "show", "journal.jsonl", "--limit", "x"], 2, "invalid int"),
         (["bogus"], 2, "invalid choice"),
-        (["discover", "text"], 1, "needs --map"),
+        (["discover", "text"], 1, "no capture; expected"),
         (["discover", "noise.jsonl"], 1, "no retained metadata"),
         (["discover", "capture.jsonl"], 1, "BMS/v1/PUB/Metadata"),
         (["journal", "verify", "empty.jsonl"], 1, "is empty; expected"),

@@ -19,6 +19,7 @@ SERVERS = ROOT / "deploy" / "setup" / "servers.sh"
 PYTHON = """#!/bin/bash
 case "$*" in
     *sys.version_info*) exit 0 ;;
+    *sys.base_prefix*) echo "${FAKE_BASE:-/usr}" ;;
     *sys.version*) echo "${FAKE_VERSION:-3.11}" ;;
     "-m venv "*) mkdir -p "$3/bin" "$3/lib"; cp "$0" "$3/bin/python"; echo venv "$3" >>"$FAKE_LOG" ;;
     *"pip "*)
@@ -87,6 +88,15 @@ def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) 
     assert "requirements.lock" in log
     assert "nothing had to be changed" in host.install()
     assert host.log.read_text() == log
+
+
+@pytest.mark.parametrize("base", ["/root/.pyenv/versions/3.11.9", "/home/ada/python", "/run/user/0/python"])
+def test_a_python_in_a_home_is_refused_for_the_service_sees_none(host: Host, base: str) -> None:
+    said = host.install(code=1, FAKE_BASE=base)
+    assert f"the Python in {base} is in somebody's home" in said
+    assert "--python /usr/bin/python3" in said
+    assert host.log.read_text() == ""
+    host.install(FAKE_BASE="/opt/root/python")
 
 
 def test_what_people_wrote_is_kept(host: Host) -> None:

@@ -205,7 +205,7 @@ FAULTS = [
         "$.controls.gpu.power_cap_w.max.value: expected at most",
     ),
     (edit("controls/gpu.power_cap_w/max/value", 4000), "$.controls.gpu.power_cap_w.max.value: expected a"),
-    (edit("cooling", "oil"), "$.cooling: invalid enum value"),
+    (edit("cooling", "oil"), "$.cooling: expected one of"),
     (edit("colour", "green"), "$.colour: unknown key"),
     (edit("name", ""), "$.name: expected"),
     (remove("title"), "$.title: missing"),

@@ -33,6 +33,7 @@ from twin.app.api_bodies import (
     said,
     until,
 )
+from twin.app.api_doubts import doubts
 from twin.app.api_places import expand, table_of
 from twin.app.report_text import clean
 from twin.errors import ConfigError
@@ -117,12 +118,15 @@ async def ask(request: web.Request) -> web.Response:
     if body.lo is None and body.hi is None and body.want is None:
         raise Refused(400, "lo, hi, want: expected at least one of them")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
+    low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
+    warnings = doubts(live, control, names, low, high, want)
     event = ev.OperatorRequest(
         id=new_id(request), author=author(request), control=control.key, names=names,
-        lo=level(control, body.lo, -math.inf, "lo"), hi=level(control, body.hi, math.inf, "hi"), want=want,
+        lo=low, hi=high, want=want,
         reason=said(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
     )  # fmt: skip
-    return await submit(request, event, names=len(names), expires_ns=event.expires_ns)
+    more = {"warnings": warnings} if warnings else {}
+    return await submit(request, event, names=len(names), expires_ns=event.expires_ns, **more)
 
 
 async def withdraw(request: web.Request) -> web.Response:
@@ -142,6 +146,9 @@ async def approve(request: web.Request) -> web.Response:
         id=new_id(request), author=author(request), policy=body.policy, control=control.key, names=names,
         expires_ns=until(live, body.for_s, body.expires_ns),
     )  # fmt: skip
+    if body.policy not in live.engine.intake.authority:
+        known = ", ".join(live.engine.intake.authority)
+        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
     level_now = live.engine.intake.authority.get(body.policy)
     if level_now is not None and level_now != "approve":
         raise Refused(
@@ -229,6 +236,8 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
     try:
         noted = act(live.alarms, held)
     except KeyError:
+        if held in getattr(live.alarms, "alarms", ()):
+            raise Refused(409, f"{clean(held, 200)} is not shelved; it stands as it is") from None
         raise Refused(404, f"no alarm {clean(held, 200)}; it may be over") from None
     except ValueError as error:
         raise Refused(409, str(error)) from None

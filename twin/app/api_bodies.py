@@ -135,9 +135,8 @@ def level(control: Control, value: float | str | None, default: float, name: str
         return default
     if isinstance(value, str):
         if value not in control.states:
-            raise Refused(
-                400, f"{name}: expected a number or one of {', '.join(control.states) or 'no names'}"
-            )
+            words = f" or one of {', '.join(control.states)}" if control.states else ""
+            raise Refused(400, f"{name}: expected a number{words}, got {clean(value, 60)!r}")
         return float(control.states.index(value))
     if not math.isfinite(value):
         raise Refused(400, f"{name}: expected a number")

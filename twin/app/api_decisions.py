@@ -22,10 +22,10 @@ from twin.app.api_answer import (
     number_of,
     seconds_of,
 )
-from twin.app.api_places import entity_of
+from twin.app.api_places import entity_of, is_below
 from twin.app.api_state import alarms_of
-from twin.app.api_summary import brief_alarm, parts, severities, urgency, wanting
-from twin.app.api_words import line_of
+from twin.app.api_summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
+from twin.app.api_words import KINDS, line_of
 from twin.app.history_query import HistoryError
 from twin.app.live import Live
 from twin.app.report_text import clean
@@ -38,12 +38,13 @@ MAX_NAMES = 100  # entities of one question to the history
 HISTORY_WAIT_S = 20.0
 DAY_S = 86_400
 # Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
+STATES = ("raised", "acknowledged", "shelved", "flapping", "cleared", "active")
 QUIET = ("mark", "renewal", "acks", "proposals", "duplicates")
 
 
 async def decisions(request: web.Request) -> web.Response:
     """The journal's latest lines with reasons, newest first; `before` is the `next` of the page before."""
-    live, kinds, control = live_of(request), listed(request, "kind"), request.query.get("control")
+    live, kinds, control = live_of(request), _among(request, "kind", KINDS), request.query.get("control")
     if control is not None and find_control(control) is None:
         raise Refused(404, f"{clean(control, 60)} is not a control of the catalogue")
     about = _about(live, request.query.get("entity"))
@@ -69,6 +70,15 @@ async def decisions(request: web.Request) -> web.Response:
             break
         rows.append({"at": f"{mark[0]}.{mark[1]}", **shown})
     return answer({"tick": live.engine.state.tick, "decisions": rows, "next": more, "kept": len(live.lines)})
+
+
+def _among(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
+    """A filter's words, each of them known: a misspelt one would find nothing, and say that all is well."""
+    words = listed(request, name)
+    for word in words:
+        if word not in known:
+            raise Refused(400, f"{name}: {clean(word, 60)!r} is unknown; expected some of {', '.join(known)}")
+    return words
 
 
 def _marked(live: Live) -> list[tuple[tuple[int, int], Any]]:
@@ -105,8 +115,10 @@ async def alarms(request: web.Request) -> web.Response:
     """Alarms, the gravest first; filters by severity, state and entity (and all below it)."""
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
-    wanted, states = listed(request, "severity"), listed(request, "state")
-    every = alarms_of(live, request.query.get("entity", ""), "cleared" in states)
+    wanted, states = _among(request, "severity", SEVERITIES), _among(request, "state", STATES)
+    every = alarms_of(live, cleared="cleared" in states)
+    if name := request.query.get("entity", ""):
+        every = _at(live, every, name)
     rows = [a for a in every if (not wanted or a.get("severity") in wanted)
             and (not states or a.get("state") in states)]  # fmt: skip
     rows.sort(key=urgency)
@@ -114,6 +126,15 @@ async def alarms(request: web.Request) -> web.Response:
     return answer({"counts": severities(every), "total": len(rows), "offset": offset,
                    "next_offset": offset + limit if more else None,
                    "alarms": [brief_alarm(a) for a in rows[offset : offset + limit]]})  # fmt: skip
+
+
+def _at(live: Live, every: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Alarms of an entity and what is below it; what alarms name need not be of the site."""
+    named = [a for a in every if any(is_below(e, name) for e in a.get("entities", ()))]
+    if named:
+        return named
+    path = (_about(live, name) or ("", 0, name))[2]
+    return [a for a in every if any(is_below(e, path) for e in a.get("entities", ()))]
 
 
 async def history(request: web.Request) -> web.Response:

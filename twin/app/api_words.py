@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from twin.app.live import Line
 from twin.app.report_text import clean
+from twin.frame import NS
+from twin.journal import SHELL_KINDS
 from twin.signals import find_control
 from twin.site import Site
 
+# Every kind of line that a journal may hold: a filter for any other would find nothing, and say all is well.
+KINDS = (
+    "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed", "kept_back",
+    "proposals", "renewal", "acks", "duplicates", "settling", "settled", "site", "mark", "fit_requested",
+    "fit_expired", "grant_expired", "request_expired", "approval_expired", "approval_dropped",
+    "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
+)  # fmt: skip
 SHOWN_NAMES = 2
 MAX_TEXT = 400
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
@@ -141,7 +151,23 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             said = [*body["evidence"], *([_few(body["entities"], body["count"])] if body["entities"] else [])]
             return text + (f"; {'; '.join(said)}" if said else "")
         case "cleared":
+            if "superseded_by" in body:
+                return f"superseded: {body['id']}, by {body['superseded_by'].rpartition('/')[2]}"
             return f"over: {body['id']}"
+        case "daemon" if "started" in body:
+            begun = "a new run" if body["resumed_at"] < 0 else f"goes on after tick {body['resumed_at']}"
+            faults = f"; mended: {'; '.join(map(str, body['faults']))}" if body["faults"] else ""
+            return f"the daemon started (racktwin {body['started']}): {begun}{faults}"
+        case "leader" if "lost" in body:
+            return f"leads no longer (it did with epoch {body['lost']})"
+        case "leader" if "epoch" in body:
+            after = f", after {body['predecessor']}" if body["predecessor"] else ""
+            adopts = "; adopts what it finds commanded" if body["adopt"] else ""
+            return f"leads with epoch {body['epoch']}{after}{adopts}"
+        case "kept_back":
+            return f"kept back {body['control']} of {body['count']} under {body['window']}: {body['why']}"
+        case "settling":
+            return f"{body['why']} (epoch {body['epoch']})"
         case "event":
             return _event(body["event"]) + (f"; refused: {body['refused']}" if "refused" in body else "")
         case "proposals":
@@ -151,7 +177,24 @@ def _words(kind: str, body: dict[str, Any]) -> str:
         case "mark":
             return "check of the state"
         case _:
-            return ", ".join(f"{k} {v}" for k, v in body.items())
+            return ", ".join(_said(k, v) for k, v in body.items())
+
+
+def _said(name: str, value: Any) -> str:
+    """One key of a record that has no sentence of its own."""
+    if isinstance(value, list):
+        return f"{name} {_few(value, len(value)) if value else 'none'}"
+    if name.endswith("_ns") and isinstance(value, int):
+        return f"{name[:-3]} {_instant(value)}"
+    return f"{name} {'none' if value in ('', None, {}) else value}"
+
+
+def _instant(now_ns: int) -> str:
+    try:
+        text = datetime.fromtimestamp(now_ns / NS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    return text if now_ns > 0 else "never"
 
 
 def _proposal(p: dict[str, Any]) -> str:
@@ -176,7 +219,7 @@ def _event(event: dict[str, Any]) -> str:
     if "lo" in rest and "hi" in rest:
         key = str(rest.pop("control", ""))
         rest = {"bounds": f"{key} {_bounds(rest.pop('lo'), rest.pop('hi'), key)}", **rest}
-    said = [f"{k} {_few(v, len(v)) if isinstance(v, list) else v}" for k, v in rest.items()]
+    said = [_said(k, v) for k, v in rest.items()]
     text += f": {', '.join(said)}" if said else ""
     return text + (f" ({event['reason']})" if event.get("reason") else "")
 

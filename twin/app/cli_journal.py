@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twin.app.api_words import KINDS
 from twin.app.cli import escape
 from twin.app.journal_files import (
     OPEN,
@@ -27,7 +28,7 @@ from twin.app.journal_files import (
     verify_journal,
 )
 from twin.app.report_text import clean
-from twin.errors import StorageError
+from twin.errors import ConfigError, StorageError
 from twin.frame import NS
 from twin.journal import Entry, column
 
@@ -112,6 +113,8 @@ def _as_json(path: Path, where: Path, verdict: JournalVerdict, cut: bool) -> dic
 
 
 def _show(args: argparse.Namespace, out: Console) -> int:
+    if args.kind and args.kind not in KINDS:
+        raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(KINDS)}")
     path = _journal(args.path)
     table = Table(box=None, pad_edge=False)
     for head in ("time (UTC)", "tick", "kind", "what"):

@@ -157,10 +157,24 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
                                      *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
         what.append(f"\n{clean(said, 600)}\n{clean(a.get('id', ''), 200)}", "dim")
+        if people := _people(a):
+            what.append(f"\n{clean(people, 600)}", "cyan")
         rows.append(
             [safe(a.get("severity"), TONES.get(str(a.get("severity")), "")), safe(a.get("state")), what]
         )
     grid(out, ("", "", ""), rows, "no alarms")
+
+
+def _people(a: dict[str, Any]) -> str:
+    """Who knows of an alarm or has shelved it, until when and why."""
+    said = []
+    if a.get("ack_author"):
+        note = f": {a['ack_note']}" if a.get("ack_note") else ""
+        said.append(f"known to {a['ack_author']} since {when(a.get('ack_ns'))}{note}")
+    if a.get("state") == "shelved":
+        said.append(f"shelved by {a.get('shelf_author')} until {when(a.get('shelved_until_ns'))}"
+                    f": {a.get('shelf_reason')}")  # fmt: skip
+    return "; ".join(said)
 
 
 def show_alarms(tree: dict[str, Any], out: Console) -> None:
@@ -230,13 +244,15 @@ def show_maintenance(tree: dict[str, Any], out: Console) -> None:
 
 def show_done(tree: dict[str, Any], out: Console) -> None:
     """What an action came to."""
-    said = {k: v for k, v in tree.items() if k not in ("done", "id", "tick")}
+    said = {k: v for k, v in tree.items() if k not in ("done", "id", "tick", "warnings")}
     text = Text("done")
     if "id" in tree:
         text.append(f"  {clean(tree['id'], 200)}", "bold")
     for key, value in said.items():
         text.append(f"  {key} {when(value) if key.endswith('_ns') else clean(value)}")
     out.print(text)
+    for warning in tree.get("warnings", ()):
+        out.print(safe(f"warning: {warning}", "yellow"))
 
 
 def show_tokens(held: list[Token], warnings: list[str], as_json: bool, out: Console, err: Console) -> None:

@@ -19,7 +19,7 @@ from connectors.capture import open_bytes
 from connectors.tabular import read_mapping
 from twin.app.collect import Collector
 from twin.app.compare import said_simulated
-from twin.app.journal_files import journal_exists
+from twin.app.journal_files import closed_segments, journal_exists
 from twin.app.recorded import open_recorded
 from twin.app.replay import Outcome, replay_arrivals, replay_frames, summary
 from twin.app.report import render_terminal, write_report
@@ -144,6 +144,7 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     engine, outcome, messages, collector = (_native if native else _arrivals)(args, speed, err)
     result = summary(engine, outcome, messages, time.monotonic() - begun)
+    result |= _compared(args, native, outcome)
     result |= {
         "source": [str(p) for p in args.trace],
         "simulated": any("simulated" in str(p) or (native and said_simulated(p)) for p in args.trace),
@@ -172,9 +173,28 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     if outcome.ticks == 0:
         what = ", ".join(str(p) for p in args.trace)
         raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
-    if outcome.compared_lines and not args.json:
-        out.print(f"equal to its journal: {outcome.compared_lines} lines compared", markup=False)
+    if native and not args.json:
+        said, of = outcome.compared_lines, result.get("journal_lines", outcome.compared_lines)
+        text = f"equal to its journal: {said} lines compared" if said == of else (
+            f"equal to its journal: {said} of {of} lines; the rest is not compared")  # fmt: skip
+        out.print(f"not compared: {why}" if (why := result.get("not_compared")) else text,
+                  markup=False, soft_wrap=True)  # fmt: skip
     return 1 if outcome.damage else 0
+
+
+def _compared(args: argparse.Namespace, native: bool, outcome: Outcome) -> dict[str, Any]:
+    """How much of a recorded run's journal was compared, or why nothing was."""
+    if not native:
+        return {}
+    path: Path = args.trace[0]
+    journal = (path if path.is_dir() else path.parent) / "journal.jsonl"
+    if args.no_compare or args.out is not None:
+        return {"not_compared": "as asked" if args.no_compare else "--out makes a run of its own"}
+    if not journal_exists(journal):
+        return {"not_compared": f"no journal here ({journal}), so nothing shows that this run is as it was"}
+    if not outcome.damage:
+        return {}
+    return {"journal_lines": sum(_lines(p) for p in (*closed_segments(journal.parent), journal))}
 
 
 def conclude(

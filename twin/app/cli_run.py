@@ -67,10 +67,14 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
 
 def _check(loaded: Loaded, out: Console) -> int:
     from twin.app.opening import load_checked
+    from twin.app.outside_files import outside_faults, without_uncheckable
 
-    _, site, configured = load_checked(loaded)
+    faults, notes = outside_faults(loaded)
+    _, site, configured = load_checked(without_uncheckable(loaded), faults)
     sizes = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
     out.print(f"{loaded.path}: ok ({sizes})", markup=False, soft_wrap=True)
+    for note in notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
     out.print(
         "authority: " + ", ".join(f"{p} {v}" for p, v in configured.items()), markup=False, soft_wrap=True
     )

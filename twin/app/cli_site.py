@@ -20,10 +20,17 @@ from twin.app.journal_files import journal_exists
 from twin.app.report_text import clean
 from twin.app.sources import form_of
 from twin.app.storage import TraceReader, verify_journal
-from twin.app.wiring import load_site, site_faults
-from twin.errors import StorageError
+from twin.app.wiring import load_site, read_yaml, site_faults
+from twin.errors import ConfigError, StorageError
 from twin.frame import NS
 from twin.reading import Message
+from twin.site import Site
+from twin.sitefile import expand
+
+
+IT = ("IT/v1/PUB/Frame/", "IT/v1/PUB/Agent/")  # behind them come full names, the site's first
+MAX_SITES = 64
+NAMELESS = "site"  # the default: nobody said how it is called
 
 
 def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -31,6 +38,9 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     results: dict[str, Any] = {}
     for path in args.site:
         site, faults = site_faults(path)
+        if faults and _is_configuration(path):
+            faults = [f"{path}: is the configuration of a daemon, not a site; `racktwin run --config {path} "
+                      "--check` checks it, and the site that it names"]  # fmt: skip
         sizes = (
             {} if site is None else {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
         )
@@ -41,6 +51,8 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
                 out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
+            for note in _empty_racks(site):
+                out.print(f"warning: {note}", markup=False, soft_wrap=True)
             profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
             bare = [rack for rack, profile in profiles if profile is None]
             if bare:
@@ -55,21 +67,51 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0 if all(r["ok"] for r in results.values()) else 1
 
 
+def _is_configuration(path: Path) -> bool:
+    try:
+        tree = read_yaml(path)
+    except ConfigError:
+        return False
+    return isinstance(tree, dict) and "broker" in tree and "halls" not in tree
+
+
+def _empty_racks(site: Site | None) -> list[str]:
+    """Racks whose profile the file overrides to nothing: usually left from before they had one."""
+    groups = [g for hall in site.file.halls for g in hall.racks] if site else []
+    return [f"rack {g.name} has a profile but 0 GPUs, as `{key}: 0` overrides it; leave that key out to have "
+            f"what {g.profile} says"
+            for g in groups if g.profile is not None
+            for key, n in (("nodes", g.nodes), ("gpus_per_node", g.gpus_per_node)) if n == 0]  # fmt: skip
+
+
 def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     """A site file from metadata alone."""
     if not args.recording.exists():
         raise StorageError(f"{args.recording}: no such file")
-    if form_of(args.recording, None) == "ipmi":
+    try:
+        form = form_of(args.recording, None)
+    except ConfigError:
+        raise ConfigError(
+            f"{args.recording}: no capture; expected one of `racktwin record` (.jsonl), a CSV with the columns "
+            "offset,topic,payload, or an archive of IPMI recordings"
+        ) from None
+    if form == "ipmi":
         text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)
         notes: list[str] = []
     else:
         bad: list[BadRow] = []
-        found = discover(_good(read_capture(args.recording), bad), args.name)
+        sites: set[str] = set()
+        found = discover(_good(read_capture(args.recording), bad, sites), args.name)
         if not found.counts.get("points"):
             raise StorageError(
                 f"{args.recording}: no retained metadata of a BMS in it; "
                 "expected messages on BMS/v1/PUB/Metadata/..."
             )
+        if args.name == NAMELESS and len(sites) == 1 and _is_name(min(sites)):
+            found.site["site"] = min(sites)  # or what agents say would be of another site
+            found.notes.insert(0, f"the site is called {min(sites)}, as all topics of the IT tree say")
+        elif args.name == NAMELESS and sites:
+            found.notes.insert(0, f"the IT tree names sites {', '.join(sorted(sites)[:8])}: none was taken")
         text, notes = to_yaml(found), list(found.notes)
         if bad:
             notes.append(
@@ -91,12 +133,22 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
-def _good(rows: Iterable[Message | BadRow], bad: list[BadRow]) -> Iterator[Message]:
+def _good(rows: Iterable[Message | BadRow], bad: list[BadRow], sites: set[str]) -> Iterator[Message]:
+    """The messages; what is none goes to `bad`, and the sites that the IT tree names to `sites`."""
     for row in rows:
         if isinstance(row, BadRow):
             bad.append(row)
-        else:
-            yield row
+            continue
+        if row.topic.startswith(IT) and len(sites) < MAX_SITES:
+            sites.add(row.topic.split("/", 5)[4])
+        yield row
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return expand(text) == [text]
+    except ValueError:
+        return False
 
 
 def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:

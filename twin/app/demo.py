@@ -6,7 +6,6 @@ Without a recording it says so and shows only what it generated itself. Part of 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -17,6 +16,7 @@ from connectors.capture import read_capture
 from connectors.discovery import discover, to_yaml
 from twin.app.cli_replay import conclude, run_replay
 from twin.app.collect import Collector
+from twin.app.demo_live import claimed
 from twin.app.demo_pod import SITE, PodSource
 from twin.app.replay import replay_arrivals, replay_frames, summary
 from twin.app.storage import TraceReader
@@ -73,9 +73,12 @@ def run_demo(folder: Path, out: Console, err: Console) -> int:
 
 
 def _simulated(folder: Path, out: Console) -> None:
+    with claimed(folder, ("run", "demo-pod.yaml", "simulated-pod.jsonl", "report.html")):
+        _play(folder, out)
+
+
+def _play(folder: Path, out: Console) -> None:
     run = folder / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo-pod.yaml"
     path.write_text(SITE, encoding="utf-8")
     spec, site = load_site(path)

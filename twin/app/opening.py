@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -54,12 +55,12 @@ class Opened:
             self._lock = None
 
 
-def load_checked(loaded: Loaded) -> tuple[SiteSpec, Site, dict[str, str]]:
-    """(spec, site, configured authority). Raises ConfigError with every fault, arming included."""
+def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Site, dict[str, str]]:
+    """(spec, site, configured authority). Raises ConfigError with every fault, arming and `more` included."""
     path = loaded.file(loaded.config.site)
     spec, site = load_site(path)
     _, configured = make_policies(site.file)
-    faults = [f"{path}: {fault}" for fault in arming_faults(spec, site)]
+    faults = [*more, *(f"{path}: {fault}" for fault in arming_faults(spec, site))]
     for policy, level in configured.items():
         if level in ARMED and (why := unarmed_because(loaded)):
             faults.append(f"{path}: $.policies.{policy}.authority: {level}, but {why}")
@@ -68,7 +69,7 @@ def load_checked(loaded: Loaded) -> tuple[SiteSpec, Site, dict[str, str]]:
             try:
                 check(loaded)
             except ConfigError as error:
-                faults += error.problems
+                faults += [p for p in error.problems if p not in faults]
     if faults:
         raise ConfigError(faults)
     return spec, site, configured
