@@ -17,7 +17,7 @@ from twin.events import Event
 from twin.frame import ABSURD_Q, F32, I32, I64, MISSING_Q, NS, UNTRUSTED_Q, Counts, Frame, Update
 from twin.reading import Block, Reading
 from twin.signals import Signal
-from twin.stage import MAX_HITS, Drop, Layout, Stage
+from twin.stage import MAX_HITS, Layout, Stage
 
 if TYPE_CHECKING:
     from twin.state import State
@@ -85,8 +85,8 @@ class Inbox:
                 of_row = stage.partition.group_of_row[rows + np.int32(len(stage.signals))]
                 before = stage.t_ns[groups[0], at] if len(groups) == 1 else stage.t_ns[of_row, at]
                 self._count(stage, rows, at, counts, t_ns, before)
-            if layout.drops:
-                self._watch_drops(stage, layout, values, at)
+            if layout.urgent or layout.drops:
+                self._watch(stage, layout, values, at)
             stage.value[layout.rows, at] = values
             for group in groups:
                 stage.hits[group, at] = 1
@@ -95,7 +95,6 @@ class Inbox:
             for group in groups:
                 self._merge(stage, group, layout, at, values, counts, t_ns)
         stage.dirty.update(groups)
-        self._watch(layout, values)
 
     def put(self, reading: Reading, now_ns: int) -> None:
         """Stage one value, as a block of one would. Raises KeyError for an unknown signal."""
@@ -130,6 +129,10 @@ class Inbox:
                 anew = t_ns - first_ns >= self.tick_ns
                 stage.first_ns[group, entity] = t_ns if anew else first_ns
             for cell in cells:
+                if cell.urgent_at is not None and cell.urgent_at <= number <= cell.high:
+                    # What lasts is urgent once: on the way in.
+                    was = cell.urgent_at <= stage.value.item(cell.row, entity) <= cell.high
+                    self.urgent = self.urgent or not was
                 if cell.urgent_drop_pu:
                     last = stage.value.item(cell.row, entity)
                     if last <= cell.high and cell.low <= number < cell.urgent_drop_pu * last:
@@ -140,8 +143,6 @@ class Inbox:
                     stage.begin_anew(cell.row, entity, number)
                 else:
                     stage.value[cell.row, entity] = number
-                if cell.urgent_at is not None and cell.urgent_at <= number <= cell.high:
-                    self.urgent = True
             stage.hits[group, entity] = min(hits + 1, MAX_HITS)
             stage.t_ns[group, entity] = t_ns
             stage.dirty.add(group)
@@ -179,9 +180,8 @@ class Inbox:
         first_ns = np.where(hits > 1, stage.first_ns[group, entity], before[newer])
         anew = seen & (t_ns - first_ns >= self.tick_ns)
         stage.first_ns[group, entity] = np.where(anew, t_ns, first_ns)
-        if layout.drops:
-            mine_only = [d for d in layout.drops if d[1] in gauges]
-            self._watch_drops(stage, layout, values[:, newer], entity, mine_only)
+        if layout.urgent or layout.drops:
+            self._watch(stage, layout, values[:, newer], entity, gauges)
         if len(gauges):
             fresh = values[np.ix_(mine, newer)]
             stage.value[gauges[:, None], entity[~seen]] = fresh[:, ~seen]
@@ -260,20 +260,22 @@ class Inbox:
             stage.held_ns[row, entity] = 0
             stage.n_held -= 1
 
-    def _watch(self, layout: Layout, values: F32) -> None:
-        """Raise the urgent flag when an urgent signal reads at or above its threshold."""
-        for k, at, high in layout.urgent:
-            if bool(((values[k] >= at) & (values[k] <= high)).any()):
-                self.urgent = True
+    def _watch(self, stage: Stage, layout: Layout, values: F32, at: Any, rows: I32 | None = None) -> None:
+        """Raise the urgent flag where a value enters its threshold, or falls below a share of the last.
 
-    def _watch_drops(
-        self, stage: Stage, layout: Layout, values: F32, at: Any, drops: list[Drop] | None = None
-    ) -> None:
-        """Raise the urgent flag when a signal falls to less than a share of what it read before."""
-        for k, row, share, low, high in layout.drops if drops is None else drops:
-            last = stage.value[row, at]
-            if bool(((values[k] < share * last) & (values[k] >= low) & (last <= high)).any()):
-                self.urgent = True
+        Asked before `values` are staged; what lasts is urgent once. `rows`: those staged (None: all).
+        """
+        for k, row, threshold, high in layout.urgent:
+            if rows is None or row in rows:
+                last = stage.value[row, at]
+                new = (values[k] >= threshold) & (values[k] <= high)
+                if bool((new & ~((last >= threshold) & (last <= high))).any()):
+                    self.urgent = True
+        for k, row, share, low, high in layout.drops:
+            if rows is None or row in rows:
+                last = stage.value[row, at]
+                if bool(((values[k] < share * last) & (values[k] >= low) & (last <= high)).any()):
+                    self.urgent = True
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
         """Cut a frame: what arrived since the last one, quantised; then begin anew."""

@@ -52,7 +52,7 @@ class Layout:
         self.counter_source = np.array(order, np.int32)
         self.all_rows = np.concatenate([self.rows, self.counter_rows + len(spec.gauges)]).astype(np.int32)
         self.in_order = order == list(range(len(counters)))
-        self.urgent = [(k, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
+        self.urgent = [(k, row, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
                        if (at := spec.gauges[row].urgent_at) is not None]  # fmt: skip
         fed = [(k, row, spec.gauges[row]) for k, row in enumerate(self.rows.tolist())]
         self.drops = [Drop(k, row, g.urgent_drop_pu, g.low, g.high) for k, row, g in fed if g.urgent_drop_pu]

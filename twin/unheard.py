@@ -7,7 +7,7 @@ it. May import contracts, the site, maintenance windows and the state.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -88,16 +88,16 @@ def heard_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
 
 def spares(site: Site, table: str) -> np.ndarray:
     """Who stands in a spare rack, of which nothing is expected [n]."""
-    rack_of = {"node": lambda: site.rack_of_node, "gpu": lambda: site.rack_of_gpu}
     if table == "rack":
-        return cast(np.ndarray, site.spare_rack.copy())
-    if table in rack_of and site.spare_rack.any():
-        return cast(np.ndarray, site.spare_rack[rack_of[table]()])
+        return site.spare_rack.copy()
+    if table in ("node", "gpu") and site.spare_rack.any():
+        rack_of: np.ndarray = site.rack_of_node if table == "node" else site.rack_of_gpu
+        return np.asarray(site.spare_rack[rack_of])
     return np.zeros(site.sizes[table], np.bool_)
 
 
 def _reported(column: TableState) -> np.ndarray:
-    out: np.ndarray = np.isfinite(column.value).any(axis=0)
+    out = np.asarray(np.isfinite(column.value).any(axis=0))
     if not out.all():  # in a large table that all speaks, this is the usual end
         out |= ((column.quality == UNTRUSTED) | (column.quality == OUT_OF_RANGE)).any(axis=0)
         out |= (column.raw >= 0).any(axis=0)

@@ -79,11 +79,13 @@ class Slow:
         signal = TABLES[key[0]].by_name[key[1]]
         if signal.kind == "counter":
             self.counter(key, value, t_ns)
-        elif signal.urgent_at is not None and signal.urgent_at <= value <= signal.high:
-            self.urgent = True
 
     def watch_drop(self, key: Any, value: Any) -> None:
         signal, held = TABLES[key[0]].by_name[key[1]], self.pending.get(key) or self.before.get(key)
+        if signal.urgent_at is not None and signal.urgent_at <= value <= signal.high:
+            sane = [v for v in held or [] if signal.low <= v <= signal.high]
+            if not sane or max(sane) < signal.urgent_at:
+                self.urgent = True
         if signal.urgent_drop_pu and held:
             sane = [v for v in held if signal.low <= v <= signal.high]
             if sane and signal.low <= value < signal.urgent_drop_pu * min(sane):

@@ -204,6 +204,19 @@ def test_show_prints_what_lies_before_the_damage(lab: Path, capsys: pytest.Captu
     assert "line 2" in told.err
 
 
+def test_a_replay_says_how_much_it_compared(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--trace", "run"]) == 0
+    assert "equal to its journal: " in capsys.readouterr().out
+    journal = lab / "run" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[3:]]))
+    assert main(["replay", "--trace", "run"]) == 1
+    assert f"equal to its journal: 2 of {len(lines)} lines" in capsys.readouterr().out
+    journal.unlink()
+    assert main(["replay", "--trace", "run"]) == 0
+    assert "not compared: no journal here" in capsys.readouterr().out
+
+
 def test_one_segment_of_a_run(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A segment ends before the journal does, which is no difference."""
     assert main(["replay", "--trace", "run/trace-000000.rt", "--json"]) == 0

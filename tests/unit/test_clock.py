@@ -119,3 +119,15 @@ def test_time_always_advances(moves: list[tuple[int, int, bool]], step_s: float)
             assert tick.dt_s > 0
             last = tick.now_ns
         assert clock.now_ns() >= last
+
+
+def test_a_step_ahead_of_less_than_a_tick_is_followed_at_once() -> None:
+    world = World()
+    clock = world.clock(300.0)
+    world.pass_(round(clock.wait_s() * NS))
+    clock.regular()
+    world.wall += 120 * NS
+    world.pass_(round(clock.wait_s() * NS))
+    tick = clock.regular()
+    assert abs(tick.now_ns - world.wall) < NS
+    assert (tick.skipped, tick.dt_s) == (0, pytest.approx(420.0))

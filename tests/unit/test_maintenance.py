@@ -204,6 +204,11 @@ def test_no_advice_there() -> None:
     assert twin.records("kept_back") == [], "nothing was kept back that could have been sent"
 
 
+def alarmed(twin: Twin) -> list[str]:
+    """Findings, but for those about who never speaks in these stories."""
+    return [i for i in twin.engine.findings.active if not i.startswith("unheard/")]
+
+
 def test_alarms_of_what_is_worked_at_end_and_begin_again() -> None:
     twin = Twin(two_racks())
     silent = OK | {"gpu.temp_c": np.where(in_first_rack(twin), np.nan, 60.0)}
@@ -211,14 +216,14 @@ def test_alarms_of_what_is_worked_at_end_and_begin_again() -> None:
     twin.run(20, silent)
     assert twin.engine.findings.active["silent/gpu.temp_c"].count == 72
     twin.tick(silent, begun("r1"))
-    assert twin.engine.findings.active == {}, "at once"
+    assert alarmed(twin) == [], "at once"
     twin.run(200, silent)
-    assert twin.engine.findings.active == {}
+    assert alarmed(twin) == []
     twin.tick(silent, ended())
     for _ in range(3):
         twin.engine.findings.silence_ns = 0  # looked at in each tick
         twin.tick(silent)
-        assert twin.engine.findings.active == {}, "there has been no time to speak"
+        assert alarmed(twin) == [], "there has been no time to speak"
     twin.run(20, silent)
     assert twin.engine.findings.active["silent/gpu.temp_c"].count == 72
 

@@ -183,3 +183,40 @@ def test_what_waits_is_forgotten_when_we_lead_no_longer(world: World) -> None:
         assert world.flow.counts["not_leading"] == 3
 
     world.run(scene)
+
+
+def test_a_renewal_is_repeated_under_steady_traffic_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "AGAIN_S", 0.05)
+
+    async def scene() -> None:
+        world.sink.error = ConnectorError("down")
+        offer(world, world.batch(0, renewal=True))
+        await until(lambda: world.flow.counts["failed"])
+        assert "down" in world.flow.fault
+        for n in range(40):
+            offer(world, world.batch(1))
+            await asyncio.sleep(0.005)
+            if n == 5:
+                world.sink.error = None
+        assert any(b.renewal for got in world.sink.got for b in got)
+        assert world.flow.fault == ""
+
+    world.run(scene)
+
+
+def test_a_failure_because_another_leads_is_no_fault(world: World) -> None:
+    class Deposed(Sink):
+        async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+            world.leads = False
+            raise ActuationError("another daemon leads by now")
+
+    async def scene() -> None:
+        world.flow.sink = Deposed()
+        offer(world, world.batch(0))
+        await until(lambda: world.flow.counts["not_leading"])
+        assert world.flow.fault == ""
+        assert not world.staged
+
+    world.run(scene)

@@ -204,7 +204,9 @@ def test_a_pause_is_no_silence_but_what_was_silent_before_it_stays_so() -> None:
     before = racks.worst(row, twin.now_ns)[0]
     assert before > 30.0
     twin.tick(None, ev.TicksSkipped(count=600, why="restart"), dt_s=600.0)
-    assert racks.worst(row, twin.now_ns)[0] == pytest.approx(before, abs=0.1), "the pause alone is not counted"
+    assert racks.worst(row, twin.now_ns)[0] == pytest.approx(before, abs=0.1), (
+        "the pause alone is not counted"
+    )
     assert gpus.worst(gpu, twin.now_ns)[0] == 50.0
     twin.run(30, {"gpu.temp_c": 50.0})
     assert racks.worst(row, twin.now_ns)[0] > before

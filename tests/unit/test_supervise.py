@@ -63,7 +63,7 @@ def test_what_fails_or_ends_is_started_again_and_alarmed(error: Exception | None
         await until(lambda: world.told[-1][1] is None)
         assert world.parts["mqtt"].state == "running"
         assert world.parts["mqtt"].error == ""
-        await world.supervisor.stop()
+        await world.supervisor.stop_all()
         assert not world.parts
 
     asyncio.run(scene())
@@ -71,9 +71,11 @@ def test_what_fails_or_ends_is_started_again_and_alarmed(error: Exception | None
 
 def test_a_part_that_will_not_end_is_left_behind() -> None:
     async def scene() -> None:
-        world, leave = World(), asyncio.Event()
+        world, leave, runs = World(), asyncio.Event(), 0
 
         async def stubborn() -> None:
+            nonlocal runs
+            runs += 1
             while not leave.is_set():
                 try:
                     await leave.wait()
@@ -87,6 +89,23 @@ def test_a_part_that_will_not_end_is_left_behind() -> None:
         assert "stubborn" not in world.parts
         leave.set()
         await asyncio.sleep(0.05)
+        assert runs == 1, "it does not come back as nobody's"
+
+    asyncio.run(scene())
+
+
+def test_to_stop_nothing_stops_nothing() -> None:
+    async def scene() -> None:
+        world = World()
+
+        async def part() -> None:
+            await asyncio.Event().wait()
+
+        world.supervisor.start("api", "service", part)
+        await world.supervisor.stop()
+        await asyncio.sleep(0.01)
+        assert world.parts["api"].state == "running"
+        await world.supervisor.stop_all()
 
     asyncio.run(scene())
 
@@ -103,6 +122,6 @@ def test_names_are_unique_and_free_again() -> None:
             world.supervisor.start("a", "service", part)
         await world.supervisor.stop("a", "unknown")
         world.supervisor.start("a", "service", part)
-        await world.supervisor.stop()
+        await world.supervisor.stop_all()
 
     asyncio.run(scene())

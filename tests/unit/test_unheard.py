@@ -1,4 +1,4 @@
-"""Who never spoke is told after a minute, once for each table, and not where people work. May import `twin`."""
+"""Who never spoke is told after a minute, once for each table, and not where people work."""
 
 from __future__ import annotations
 

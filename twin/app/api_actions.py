@@ -119,12 +119,12 @@ async def ask(request: web.Request) -> web.Response:
         raise Refused(400, "lo, hi, want: expected at least one of them")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
     low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
-    warnings = doubts(live, control, names, low, high, want)
     event = ev.OperatorRequest(
         id=new_id(request), author=author(request), control=control.key, names=names,
         lo=low, hi=high, want=want,
         reason=said(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
     )  # fmt: skip
+    warnings = doubts(live, control, names, low, high, want)
     more = {"warnings": warnings} if warnings else {}
     return await submit(request, event, names=len(names), expires_ns=event.expires_ns, **more)
 

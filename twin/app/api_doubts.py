@@ -44,7 +44,9 @@ def _within(
         missed |= (want < least) | (want > most)
     if missed.all():
         raise Refused(400, f"lo, hi, want: outside what these may be, {bounds}; expected a value within")
-    out = [f"{int(missed.sum())} of {len(least)} may not be that; these allow {bounds}"] if missed.any() else []
+    out = list[str]()
+    if missed.any():
+        out.append(f"{int(missed.sum())} of {len(least)} may not be that; these allow {bounds}")
     if want is None and ((low <= least) & (high >= most)).all():
         out.append(f"this changes nothing: these may only be {bounds} in any case")
     return out

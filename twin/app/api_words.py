@@ -22,10 +22,10 @@ from twin.site import Site
 
 # Every kind of line that a journal may hold: a filter for any other would find nothing, and say all is well.
 KINDS = (
-    "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed", "kept_back",
-    "proposals", "renewal", "acks", "duplicates", "settling", "settled", "site", "mark", "fit_requested",
-    "fit_expired", "grant_expired", "request_expired", "approval_expired", "approval_dropped",
-    "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
+    "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed",
+    "kept_back", "proposals", "renewal", "acks", "duplicates", "settling", "settled", "site", "mark",
+    "fit_requested", "fit_expired", "grant_expired", "request_expired", "approval_expired",
+    "approval_dropped", "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
 )  # fmt: skip
 SHOWN_NAMES = 2
 MAX_TEXT = 400

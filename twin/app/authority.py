@@ -95,9 +95,17 @@ class AuthorityBook:
             raise StorageError(f"{self.path}: cannot be written: {error}") from error
 
     def reconfigure(self, configured: dict[str, str]) -> None:
-        """A new configuration: what changed in it holds, in both directions; the rest stays."""
+        """A new configuration: what changed in it holds, in both directions; the rest stays.
+
+        Raises StorageError where it cannot be kept; then nothing has changed.
+        """
+        was, levels = (self.configured, self.levels), dict(self.levels)
         for policy, level in configured.items():
             if self.configured.get(policy) != level:
-                self.levels[policy] = level
+                levels[policy] = level
         self.configured = dict(configured)
-        self.set({p: v for p, v in self.levels.items() if p in configured})
+        try:
+            self.set({p: v for p, v in levels.items() if p in configured})
+        except StorageError:
+            self.configured, self.levels = was
+            raise

@@ -205,7 +205,10 @@ def _approve(args: argparse.Namespace) -> Asked:
     if args.policy is None:
         return lambda c: c.get("/approvals"), "approvals"
     if args.control is None:
-        raise WrongCall("a control is missing: racktwin approve POLICY CONTROL [NAME ...] --for 1h")
+        raise WrongCall(
+            "a control is missing: racktwin approve POLICY CONTROL [NAME ...] --for 1h; "
+            "`racktwin authority` lists the policies and their controls"
+        )
     body = {"policy": args.policy, "control": args.control, "names": args.names, "for_s": args.for_s}
     return lambda c: c.post("/approvals", body), "done"
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from twin.app.config import Loaded, load_config
 from twin.app.logs import set_up, take_down
 from twin.app.sdnotify import SdNotify
-from twin.errors import ConfigError, StorageError, TwinError
+from twin.errors import ConfigError, ConnectorError, StorageError, TwinError
 
 log = logging.getLogger("racktwin")
 WRONG_CONFIG = 78  # EX_CONFIG of sysexits.h
@@ -46,6 +46,7 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
         return WRONG_CONFIG
     # Until the loop has its own handlers: a stop that comes this early is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is read at the start is new anyway
     writer = set_up("debug" if args.verbose else "info", as_json=args.log_json)
     try:
         import uvloop
@@ -57,6 +58,9 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
         return WRONG_CONFIG
     except StorageError as error:
         log.critical("%s; nothing more is commanded, and the daemon ends", error)
+        return 1
+    except ConnectorError as error:
+        log.critical("cannot start: %s", error)
         return 1
     except TwinError:
         log.critical("an invariant is broken; leases lapse, and the daemon ends", exc_info=True)

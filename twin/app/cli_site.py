@@ -27,7 +27,6 @@ from twin.reading import Message
 from twin.site import Site
 from twin.sitefile import expand
 
-
 IT = ("IT/v1/PUB/Frame/", "IT/v1/PUB/Agent/")  # behind them come full names, the site's first
 MAX_SITES = 64
 NAMELESS = "site"  # the default: nobody said how it is called
@@ -92,8 +91,8 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         form = form_of(args.recording, None)
     except ConfigError:
         raise ConfigError(
-            f"{args.recording}: no capture; expected one of `racktwin record` (.jsonl), a CSV with the columns "
-            "offset,topic,payload, or an archive of IPMI recordings"
+            f"{args.recording}: no capture; expected one of `racktwin record` (.jsonl), a CSV with the "
+            "columns offset,topic,payload, or an archive of IPMI recordings"
         ) from None
     if form == "ipmi":
         text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)

@@ -88,6 +88,8 @@ class Clock:
             missed += jump
             why = "the clock went ahead, or the host slept"
             off -= jump * self.step_ns
+        elif off > STEP_TOLERANCE_NS:  # less than a tick ahead: leases are counted by the wall clock
+            at_ns, off = at_ns + off, 0
         at_ns, due, pace = self._follow(at_ns, due, off)
         self.ahead_ns = max(0, -off) if -off > STEP_TOLERANCE_NS else 0
         dt_s = (at_ns - self.last_ns) / NS

@@ -39,6 +39,7 @@ from twin.frame import NS, Frame
 log = logging.getLogger(__name__)
 STOP_S = 4.0  # for all parts together; systemd is told five seconds
 TRACE_RETRY_S = 10.0
+LONG_TICK_S = 2.0  # events of people and of a new term close the frame of a longer one
 MAX_NOTES = 1000  # between two ticks
 
 
@@ -48,6 +49,7 @@ class Daemon:
     def __init__(self, loaded: Loaded, notify: SdNotify) -> None:
         self.loaded, self.notify = loaded, notify
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self.between = asyncio.Lock()  # held by a tick from its frame to its commands
         opened: Opened = open_run(loaded)
         self.opened, self.engine, self.recorder = opened, opened.engine, opened.recorder
         self.inflow = Inflow(self.engine.site, self.engine.intake.serials, loaded.config.tick_s)
@@ -59,7 +61,7 @@ class Daemon:
         self.alarms = AlarmBook(loaded.state, self._note)
         self.authority: AuthorityBook = opened.authority
         self.live = Live(loaded, self.engine, time.time_ns(), run_dir=str(opened.folder), version=VERSION)
-        self.live.alarms, self.live.put_event = self.alarms, self.inflow.put_event
+        self.live.alarms, self.live.put_event = self.alarms, self._asked
         self.live.write_note = self._note
         self.supervisor = Supervisor(self.live.parts, self._part_alarm)
         self.leading = Leading(self)
@@ -94,7 +96,8 @@ class Daemon:
             while not self.live.stopping:
                 tick = await self._due()
                 if tick is not None:
-                    await self._step(tick)
+                    async with self.between:
+                        await self._step(tick)
         finally:
             await self._close()
 
@@ -194,6 +197,13 @@ class Daemon:
         if any(isinstance(e, AuthorityChanged) for e in frame.events):
             self.leading.keep_authority()
 
+    def _asked(self, event: Event) -> bool:
+        """What people ask does not wait for a long tick."""
+        taken = self.inflow.put_event(event)
+        if self.loaded.config.tick_s > LONG_TICK_S:
+            self.inflow.urgent.set()
+        return taken
+
     def put(self, events: list[Event]) -> None:
         """Events of the shell itself, into the next frame."""
         for event in events:
@@ -201,6 +211,8 @@ class Daemon:
                 self.inflow.change_site(event)
             else:
                 self.inflow.force_event(event)
+        if events and self.loaded.config.tick_s > LONG_TICK_S:
+            self.inflow.urgent.set()
 
     def _note(self, kind: str, body: dict[str, Any]) -> None:
         """A line for the journal, written with the next tick's; bounded, since people can cause them."""

@@ -206,6 +206,8 @@ class Leading:
 
     def veto(self, event: Event) -> str | None:
         """Why people may not ask this of this daemon now; None if they may."""
+        if self.daemon.live.stopping:
+            return "the daemon stops"
         if self.term is None and not isinstance(event, _WITHDRAWALS):
             return "this daemon stands by; ask the one that leads"
         if isinstance(event, AuthorityChanged) and event.authority in ARMED:
@@ -217,8 +219,6 @@ class Leading:
                 faults = lapse_faults(self.daemon.engine.site, profiles)
                 if faults:
                     return faults[0]
-        if isinstance(event, Resumed) and self.daemon.live.stopping:
-            return "the daemon stops"
         return None
 
     def status(self) -> dict[str, Any]:

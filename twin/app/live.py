@@ -101,8 +101,10 @@ class Live:
     _lines_bytes: int = 0
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
 
-    async def submit(self, event: Event, timeout_s: float = 10.0) -> str | None:
+    async def submit(self, event: Event, timeout_s: float | None = None) -> str | None:
         """Put an event (with an id) into the next frame; why it was refused, or None if it holds."""
+        if timeout_s is None:
+            timeout_s = max(10.0, 2.5 * self.loaded.config.tick_s)
         if not event.id:
             return "an event needs an id"
         if (why := self.veto(event)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from twin.contracts import CommandBatch, Item, Sink
@@ -21,6 +22,7 @@ QUEUE = 64  # ticks' worth of commands; a sink that lags further has lost its li
 MAX_ACKS = 20_000  # negative acks of one failure; what is beyond runs into its deadline
 APPLY_S = 10.0
 AGAIN_S = 2.0  # between two tries of a renewal
+FORGET_S = 60.0  # a failure that nothing followed is over
 
 Commands = tuple[CommandBatch, ...]
 
@@ -38,7 +40,8 @@ class Outflow:
         self.sink, self._stage, self._may_act, self._now_ns = sink, stage, may_act, now_ns
         self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
         self._again: tuple[Site, Commands] | None = None
-        self.fault = ""  # why the last commands did not leave
+        self._again_s = self._failed_s = 0.0
+        self._fault = ""
         self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
 
     def offer(self, site: Site, commands: Commands) -> None:
@@ -52,21 +55,29 @@ class Outflow:
 
     def clear(self) -> None:
         """Forget what waits: we lead no longer, or the site is another."""
-        self._again = None
+        self._again, self._fault = None, ""
         while not self._queue.empty():
             self.counts["not_leading"] += _size(self._queue.get_nowait()[1])
 
     async def run(self) -> None:
         """Carry out what is offered, in order, until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(AGAIN_S if self._again else None):
-                    site, commands = await self._queue.get()
-            except TimeoutError:
-                if self._again is None:
-                    continue
+            left_s = self._again_s - time.monotonic()
+            if self._again is not None and left_s <= 0:
                 (site, commands), self._again = self._again, None
+            else:
+                try:
+                    async with asyncio.timeout(None if self._again is None else left_s):
+                        site, commands = await self._queue.get()
+                except TimeoutError:
+                    continue
             await self._carry_out(site, commands)
+
+    @property
+    def fault(self) -> str:
+        """Why the last commands did not leave; empty once others did, or when it is long over."""
+        old = time.monotonic() - self._failed_s >= FORGET_S and self._again is None and self._queue.empty()
+        return "" if old else self._fault
 
     async def _carry_out(self, site: Site, commands: Commands) -> None:
         if not self._may_act():
@@ -81,7 +92,8 @@ class Outflow:
             async with asyncio.timeout(APPLY_S):
                 await self.sink.apply(alive)
             self.counts["sent"] += _size(alive)
-            self.fault = ""
+            self._fault = ""
+            self._again_s = 0.0  # the way is free
             return
         except (ActuationError, ConnectorError, TimeoutError) as error:
             why = str(error) or f"no answer within {APPLY_S:g} s"
@@ -89,12 +101,16 @@ class Outflow:
         except Exception as error:
             log.exception("%s failed", self.sink.name)
             why = f"{type(error).__name__}: {error}"
+        if not self._may_act():
+            self.counts["not_leading"] += _size(alive)
+            return
         self.counts["failed"] += _size(alive)
-        self.fault = why[:300]
+        self._fault, self._failed_s = why[:300], time.monotonic()
         renewals = tuple(c for c in alive if c.renewal)
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()
             self._again = (site, (*before, *renewals)[-QUEUE:])
+            self._again_s = time.monotonic() + AGAIN_S
         self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
 
 

@@ -77,8 +77,8 @@ def _named(part: Any, where: str) -> Iterator[tuple[str, str, str]]:
 def _mappings(loaded: Loaded) -> list[str]:
     faults: list[str] = []
     named = [(f"$.scrapes[{i}].map", scrape.map) for i, scrape in enumerate(loaded.config.scrapes)]
-    broker = loaded.config.broker
-    for topic in dict.fromkeys((*broker.topics, *broker.maps)) if isinstance(broker, Broker) else ():
+    broker = loaded.config.broker if isinstance(loaded.config.broker, Broker) else Broker(host="")
+    for topic in dict.fromkeys((*broker.topics, *broker.maps)):
         try:
             extra_route(topic)
         except (ConfigError, ValueError) as error:

@@ -13,7 +13,7 @@ from twin.app.config import load_config
 from twin.app.opening import load_checked
 from twin.errors import ConfigError, TwinError
 from twin.events import AuthorityChanged, Event, SiteChanged
-from twin.site import Site, SiteSpec
+from twin.site import SiteSpec
 from twin.sitefile import SiteFile
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Reloading:
 
     async def reload(self, author: str) -> list[str]:
         """Take over the file as it is now; the problems, none if it holds. `author` is in the journal."""
-        if self._busy:
-            return ["a reload is under way"]
+        if self._busy or self.daemon.live.stopping:
+            return ["the daemon stops" if self.daemon.live.stopping else "a reload is under way"]
         self._busy = True
         daemon = self.daemon
         daemon.notify.reloading()
@@ -71,34 +71,36 @@ class Reloading:
         problems += _plug_ins_differ(daemon.engine.site.file, site.file, str(loaded.file(new.site)))
         if problems:
             return problems
-        daemon.services.check(loaded)  # secrets and mappings can be read; raises ConfigError
+        # Whatever can be refused is refused here, before anything is touched.
+        prepared = daemon.services.prepare(loaded, site)
+        before = dict(daemon.authority.levels)
+        daemon.authority.reconfigure(configured)
         changed = site.spec_hash != daemon.inflow.site.spec_hash
         links = changed or any(getattr(new, name) != getattr(old, name) for name in LINKS)
-        if links:
-            await daemon.services.stop_links()
-        daemon.loaded = daemon.live.loaded = loaded
-        self._follow(spec, site, configured, changed, author)
-        if links:
-            daemon.services.start_links()
-        await daemon.services.reconfigure(old, new)
+        async with daemon.between:  # not while a tick is in flight: its commands speak of the old site
+            if daemon.live.stopping:
+                return ["the daemon stops"]
+            if links:
+                await daemon.services.stop_links()
+            daemon.loaded = daemon.live.loaded = loaded
+            self._follow(spec, changed, before, author)
+            if links:
+                daemon.services.start_links(prepared)
+        await daemon.services.reconfigure(old, new, prepared)
         return []
 
-    def _follow(
-        self, spec: SiteSpec, site: Site, configured: dict[str, str], changed: bool, author: str
-    ) -> None:
+    def _follow(self, spec: SiteSpec, changed: bool, before: dict[str, str], author: str) -> None:
         daemon = self.daemon
         events: list[Event] = []
         if changed:
-            events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
+            events.append(SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
             daemon.opened.spec = spec
-            daemon.services.history.change_site(site)
-        before = dict(daemon.authority.levels)
-        daemon.authority.reconfigure(configured)
         if daemon.leading.term is not None:
             for policy, level in daemon.authority.levels.items():
                 if before.get(policy) != level:
                     events.append(AuthorityChanged(author=author, policy=policy, authority=cast(Any, level)))
         daemon.put(events)
+        daemon.services.history.change_site(daemon.inflow.site)
 
 
 def _plug_ins_differ(old: SiteFile, new: SiteFile, path: str) -> list[str]:

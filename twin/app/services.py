@@ -11,37 +11,41 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from connectors.it_command import contingency_of
 from twin.app.api import ApiServer
+from twin.app.beforehand import Beforehand
 from twin.app.broker import EmbeddedBroker
-from twin.app.config import Broker, Config, Loaded, differs
+from twin.app.config import Config, Loaded, differs
 from twin.app.history_service import HistoryService
-from twin.app.mqtt_wiring import link_settings
 from twin.app.notify import Notifier
 from twin.app.outflow import Outflow
 from twin.app.parts import Links, make_jobs, make_scrapes
 from twin.app.telling import tell_alarms, tell_decision
 from twin.app.upkeep import Upkeep
-from twin.contingency import contingency_caps
-from twin.contracts import CommandBatch, Decision
+from twin.contracts import CommandBatch, Decision, Source
 from twin.errors import ConnectorError, StorageError
 from twin.frame import NS, Frame
-from twin.profile import parse_profile
+from twin.site import Site
 
 if TYPE_CHECKING:
     from twin.app.daemon import Daemon
 
 log = logging.getLogger(__name__)
-CONTINGENCY_EVERY_S, CONTINGENCY_LASTS_S = 600.0, 7 * 86_400.0
 UPKEEP_EVERY_S = 60.0
-CAP = "gpu.power_cap_w"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a configuration asks for, ready to be started."""
+
+    links: Links
+    sources: list[Source]
+    notifier: Notifier
+    influx_token: str | None
 
 
 class Services:
@@ -54,7 +58,8 @@ class Services:
         self.links: Links | None = None
         self.outflows: list[Outflow] = []
         self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
-        self.history = self._history()
+        influx = loaded.config.history.influx
+        self.history = self._history(loaded.secret(influx.token_file) if influx else None)
         daemon.live.history = self.history
         self.upkeep = Upkeep(daemon.opened.folder, loaded.config.quotas)
         self.notifier = Notifier(loaded, engine.site.file.site)
@@ -64,11 +69,21 @@ class Services:
         self._tasks: set[asyncio.Task[None]] = set()
         self._snapshot_now, self._snapshot_ns = False, time.time_ns()
 
-    def _history(self) -> HistoryService:
+    def prepare(self, loaded: Loaded, site: Site) -> Prepared:
+        """All that a configuration asks for, made and not started. Raises ConfigError; changes nothing."""
+        settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
+        name = loaded.config.leader.name or _host()
+        links = Links(loaded, site, port, name, self._role, self.daemon.leading.may_act)
+        return Prepared(
+            links,
+            [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, self._jobs)],
+            Notifier(loaded, site.file.site),
+            loaded.secret(settings.influx.token_file) if settings.influx else None,
+        )
+
+    def _history(self, token: str | None) -> HistoryService:
         loaded = self.daemon.loaded
-        settings = loaded.config.history
-        token = loaded.secret(settings.influx.token_file) if settings.influx else None
-        return HistoryService(settings, loaded.state / "history", self.daemon.engine.site, token)
+        return HistoryService(loaded.config.history, loaded.state / "history", self.daemon.inflow.site, token)
 
     async def start(self) -> None:
         """Start all of it; what cannot be reached yet is tried again by itself."""
@@ -78,28 +93,25 @@ class Services:
             self.broker = EmbeddedBroker(loaded.config.embedded_port)
             await self.broker.start()
             supervisor.start("broker", "service", self.broker.run)
-        self.start_links()
+        self.start_links(self.prepare(loaded, daemon.inflow.site))
         if loaded.config.api is not None:
             supervisor.start("api", "service", lambda: self.api.run(daemon.live))
         self.notifier.prime(daemon.alarms.active(), time.time_ns())
         supervisor.start("notify", "service", self.notifier.run)
         supervisor.start("upkeep", "service", self._keep_up)
-        supervisor.start("contingency", "service", self._prepare)
+        supervisor.start("contingency", "service", Beforehand(daemon).run)
 
-    def start_links(self) -> None:
-        """Sources and sinks for the present site and configuration."""
-        daemon, loaded, site = self.daemon, self.daemon.loaded, self.daemon.inflow.site
-        port = self.broker.port if self.broker is not None else None
-        links = self.links = Links(loaded, site, port, loaded.config.leader.name or _host(), self._role,
-                                   daemon.leading.may_act)  # fmt: skip
-        sources = [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, self._jobs)]
-        for source in sources:
+    def start_links(self, prepared: Prepared) -> None:
+        """Sources and sinks, for the site that frames are in from now on."""
+        daemon = self.daemon
+        self.links = prepared.links
+        for source in prepared.sources:
             daemon.supervisor.start(source.name, "source", partial(source.run, daemon.inflow))
-        for sink in links.sinks:
+        for sink in prepared.links.sinks:
             flow = Outflow(sink, daemon.inflow.stage, daemon.leading.may_act, daemon.clock.now_ns)
             self.outflows.append(flow)
             daemon.supervisor.start(f"to-{sink.name}", "sink", flow.run)
-        daemon.supervisor.start("heartbeat", "sink", partial(links.beat, daemon.leading.may_act))
+        daemon.supervisor.start("heartbeat", "sink", partial(prepared.links.beat, daemon.leading.may_act))
 
     async def stop_links(self) -> None:
         """Before the site or the broker changes."""
@@ -151,17 +163,34 @@ class Services:
     def after(self, frame: Frame, decision: Decision) -> None:
         """After each tick: alarms, history, pins, snapshots."""
         daemon = self.daemon
-        changes = daemon.alarms.update(decision.findings, decision.now_ns)
+        steps = {"alarms": self._alarms, "pins": self._pin, "history": self._keep_history,
+                 "conditions": self._conditions, "snapshots": self._snapshot_if_due}  # fmt: skip
+        for name, step in steps.items():
+            try:
+                step(frame, decision)
+                daemon.alarms.clear(f"after/{name}")
+            except Exception as error:  # what is around the ticks must not end them, nor each other
+                log.exception("after tick %d: %s", decision.tick, name)
+                daemon.alarms.condition(f"after/{name}", "critical", f"The daemon's {name} fail",
+                                        (f"{type(error).__name__}: {error}"[:300],))  # fmt: skip
+
+    def _alarms(self, frame: Frame, decision: Decision) -> None:
+        changes = self.daemon.alarms.update(decision.findings, decision.now_ns)
         if changes:
             self.notifier.offer(changes)
             tell_alarms(changes)
-        tell_decision(decision, frame.events, daemon.engine.site)
-        for record in decision.records:
-            if record["kind"] in ("finding", "command"):
-                self.upkeep.pin(decision.now_ns, record["kind"])
-                break
-        self.history.offer(daemon.engine, decision)
-        self._conditions()
+        tell_decision(decision, frame.events, self.daemon.engine.site)
+
+    def _pin(self, frame: Frame, decision: Decision) -> None:
+        kinds = [r["kind"] for r in decision.records if r["kind"] in ("finding", "command")]
+        if kinds:
+            self.upkeep.pin(decision.now_ns, kinds[0])
+
+    def _keep_history(self, frame: Frame, decision: Decision) -> None:
+        self.history.offer(self.daemon.engine, decision)
+
+    def _snapshot_if_due(self, frame: Frame, decision: Decision) -> None:
+        daemon = self.daemon
         idle = self._snapshot is None or self._snapshot.done()
         every_ns = round(daemon.loaded.config.snapshot_every_s * NS)
         if idle and (self._snapshot_now or decision.now_ns - self._snapshot_ns >= every_ns):
@@ -170,7 +199,7 @@ class Services:
             job = daemon.recorder.snapshot_job(daemon.engine)
             self._snapshot = asyncio.create_task(self._take_snapshot(job), name="snapshot")
 
-    def _conditions(self) -> None:
+    def _conditions(self, frame: Frame, decision: Decision) -> None:
         """What is wrong with services that do not fail as a whole."""
         alarms = self.daemon.alarms
         wrong = {i: (severity, title, text) for i, severity, title, text in self.history.alarms()}
@@ -220,78 +249,16 @@ class Services:
             for kind, body in await loop.run_in_executor(self.slow, self.upkeep.run, time.time_ns()):
                 daemon.live.note(kind, body)
 
-    async def _prepare(self) -> None:
-        """Deliver caps for when we are not there, as long as we lead and may act."""
-        daemon = self.daemon
-        told: tuple[str, int] | None = None
-        told_s = 0.0
-        while True:
-            await asyncio.sleep(1.0)
-            site, term = daemon.engine.site, daemon.leading.term
-            key = (site.spec_hash, term.epoch if term else -1)
-            if term is None or not daemon.leading.may_act() or not self._armed():
-                continue
-            if key == told and time.monotonic() - told_s < CONTINGENCY_EVERY_S:
-                continue
-            try:
-                await self._deliver_contingency(term.epoch)
-            except ConnectorError as error:
-                log.warning("contingency caps: %s", error)
-                continue
-            told, told_s = key, time.monotonic()
-
-    def _armed(self) -> bool:
-        """Whether any policy may act on caps of GPUs: what agents are told beforehand is an action too."""
-        engine = self.daemon.engine
-        return engine.site.sizes["gpu"] > 0 and any(
-            engine.intake.authority[p.name] == "act" and CAP in p.controls for p in engine.policies
-        )
-
-    async def _deliver_contingency(self, epoch: int) -> None:
-        site, now_ns = self.daemon.engine.site, time.time_ns()
-        profiles = {n: parse_profile(t, n) for n, t in self.daemon.opened.spec.profiles.items()}
-        found = contingency_caps(site, profiles)
-        if found.infeasible:
-            self.daemon.alarms.condition(
-                "contingency", "warning", "No caps keep every budget with a feed lost", found.infeasible[:8],
-                "Lower other load, or raise the budgets, if they may be.",
-            )  # fmt: skip
-        else:
-            self.daemon.alarms.clear("contingency")
-        caps = found.caps_w
-        index = np.flatnonzero(np.isfinite(caps)).astype(np.int32)
-        if len(index) == 0 or self.links is None:
-            return
-        publications = contingency_of(
-            site,
-            index,
-            caps[index],
-            integration=self.links.integration,
-            epoch=epoch,
-            issued_ns=now_ns,
-            expires_ns=now_ns + round(CONTINGENCY_LASTS_S * NS),
-        )
-        for topic, payload in publications:
-            await self.links.source.link.publish(topic, payload, 1, True)
-
-    def check(self, loaded: Loaded) -> None:
-        """Whether what a new configuration names can be read. Raises ConfigError."""
-        site = self.daemon.inflow.site
-        make_scrapes(loaded, site)
-        make_jobs(loaded, site, self._jobs)
-        if isinstance(loaded.config.broker, Broker):
-            link_settings(loaded)
-
-    async def reconfigure(self, old: Config, new: Config) -> None:
+    async def reconfigure(self, old: Config, new: Config, prepared: Prepared) -> None:
         """Sections that concern one service: it alone begins anew."""
         daemon, supervisor = self.daemon, self.daemon.supervisor
         if differs(old, new, "history"):
-            before, self.history = self.history, self._history()
+            before, self.history = self.history, self._history(prepared.influx_token)
             daemon.live.history = self.history
             await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
         if differs(old, new, "notify"):
             await supervisor.stop("notify")
-            self.notifier = Notifier(daemon.loaded, daemon.engine.site.file.site)
+            self.notifier = prepared.notifier
             self.notifier.prime(daemon.alarms.active(), time.time_ns())
             supervisor.start("notify", "service", self.notifier.run)
         if differs(old, new, "quotas"):
@@ -306,7 +273,7 @@ class Services:
 
     async def stop(self) -> None:
         """End all parts; then what holds files."""
-        await self.daemon.supervisor.stop()
+        await self.daemon.supervisor.stop_all()
         if self.broker is not None:
             await self.broker.stop()
         loop = asyncio.get_running_loop()

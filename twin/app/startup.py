@@ -328,6 +328,9 @@ def _end_of(journal: Path, out: Resumed, place: dict[str, Any]) -> tuple[int, st
             with file.open("rb") as opened:
                 line, _ = last_line(opened)
     if not line:
+        out.faults.append(
+            f"{journal.name}: holds no line; the snapshot knows of {place['seq']}: all of them are missing"
+        )
         return 0, GENESIS, -1, 0
     found = line_head(line)
     if found.seq + 1 < place["seq"]:

@@ -62,6 +62,9 @@ class Supervisor:
                 log.exception("%s failed; it is started again", part.name)
             finally:
                 watch.cancel()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it swallowed its cancellation: it ends all the same
+                raise asyncio.CancelledError
             now = time.monotonic()
             if now - begun >= STEADY_S:
                 wait_s = FIRST_S
@@ -86,9 +89,13 @@ class Supervisor:
             self._alarmed.discard(part.name)
             self._alarm(part, None)
 
+    async def stop_all(self) -> None:
+        """End all parts."""
+        await self.stop(*self._tasks)
+
     async def stop(self, *names: str) -> None:
-        """End these parts (none named: all), each within a time limit."""
-        chosen = [n for n in (names or tuple(self._tasks)) if n in self._tasks]
+        """End these parts, each within a time limit."""
+        chosen = [n for n in names if n in self._tasks]
         tasks = [self._tasks.pop(n) for n in chosen]
         for task in tasks:
             task.cancel()

@@ -1,0 +1,143 @@
+"""What a new user meets: filters that are mistyped, requests without effect, files that are not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import START_NS, two_racks
+from tests.serving import Pod, serve
+from twin.app.api_words import KINDS, words
+from twin.app.cli import main
+from twin.frame import NS
+
+CAP = "gpu.power_cap_w"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_kind_of_line_that_the_core_writes_is_known_to_the_filters() -> None:
+    made = {k for p in (ROOT / "twin").glob("*.py") for k in re.findall(r'"kind": "(\w+)"', p.read_text())}
+    assert made <= set(KINDS) | {"etcd"}
+
+
+def test_a_filter_that_nothing_can_match_is_refused_and_short_names_are_places(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        pod.tick({"gpu.temp_c": 95.0})
+        for path, status, why in (
+            ("/alarms?severity=crit", 400, "expected some of critical, warning, info"),
+            ("/alarms?state=open", 400, "expected some of raised"),
+            ("/alarms?entity=r9", 404, "no entity r9"),
+            ("/decisions?kind=foo", 400, "'foo' is unknown; expected some of command"),
+        ):
+            got, tree = await pod.ask("GET", f"/api/v1{path}")
+            assert (got, why in tree["error"]) == (status, True), tree
+        _, full = await pod.ask("GET", "/api/v1/alarms?entity=lab/h/r1")
+        _, short = await pod.ask("GET", "/api/v1/alarms?entity=r1")
+        assert full["total"] == short["total"] > 0
+
+    serve(tmp_path, check)
+
+
+def test_a_request_that_can_do_nothing_says_so(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        body = {"control": CAP, "names": ["r1"], "reason": "x", "for_s": 60}
+        for bounds in ({"lo": 5000}, {"hi": 10}, {"want": 9000}):
+            got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | bounds)
+            assert (got, "outside what these may be, 200 to 1200 W" in tree["error"]) == (400, True)
+        got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | {"hi": 800_000})
+        assert (got, len(tree["warnings"])) == (200, 1)
+        assert "changes nothing" in tree["warnings"][0]
+        got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | {"hi": 900})
+        assert (got, "warnings" in tree) == (200, False)
+        work = {"table": "rack", "names": ["r1"], "reason": "x", "for_s": 60}
+        assert (await pod.ask("POST", "/api/v1/maintenance", "operator", work))[0] == 200
+        got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | {"hi": 700})
+        assert (got, tree["warnings"][0][:30]) == (200, "72 of 72 are under maintenance")
+        got, tree = await pod.ask("POST", "/api/v1/approvals", "operator",
+                                  {"policy": "nope", "control": CAP, "names": [], "for_s": 60})  # fmt: skip
+        assert (got, "expected one of" in tree["error"]) == (404, True)
+
+    serve(tmp_path, check)
+
+
+def test_the_summary_counts_who_was_heard(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        _, tree = await pod.ask("GET", "/api/v1/summary")
+        assert tree["heard"]["feeder"] == {"heard": 0, "of": 2}
+        pod.tick({"feeder.power_w": [9e4, float("nan")]})
+        _, tree = await pod.ask("GET", "/api/v1/summary")
+        assert tree["heard"]["feeder"] == {"heard": 1, "of": 2}
+
+    serve(tmp_path, check)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("daemon", {"started": "1", "resumed_at": -1, "faults": []}, "started (racktwin 1): a new run"),
+        ("daemon", {"started": "1", "resumed_at": 7, "faults": ["a"]}, "goes on after tick 7; mended: a"),
+        ("leader", {"epoch": 3, "predecessor": "", "head": "", "adopt": False}, "leads with epoch 3"),
+        ("cleared", {"id": "beyond/x/guard", "superseded_by": "beyond/x/limit"}, "by limit"),
+        ("event", {"event": {"type": "Approved", "expires_ns": START_NS}}, "expires 2023-11-14 22:13:20 UTC"),
+        ("kept_back", {"window": "w", "control": CAP, "count": 2, "why": "people"}, "of 2 under w: people"),
+    ],
+)  # fmt: skip
+def test_records_are_told_in_words(kind: str, body: dict[str, object], said: str) -> None:
+    text = words(kind, body)
+    assert said in text
+    assert "_ns" not in text
+    assert "[]" not in text
+
+
+def written(folder: Path, **more: object) -> Path:
+    (folder / "site.yaml").write_text(yaml.safe_dump({"site": "lab", "halls": [{"name": "h"}]}))
+    path = folder / "racktwin.yaml"
+    path.write_text(yaml.safe_dump({"site": "site.yaml", "broker": "embedded", "state": "state", **more}))
+    return path
+
+
+def test_a_check_of_the_configuration_looks_at_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    broker: dict[str, object] = {"host": "b", "password_file": "none.txt", "tls": {"ca_file": "ca.pem"}}
+    broker["maps"] = {"t/#": "no-map"}
+    path = written(tmp_path, broker=broker, state="site.yaml/state")
+    assert main(["run", "--config", str(path), "--check"]) == 78
+    err = capsys.readouterr().err
+    for what in ("$.broker.password_file", "$.broker.tls.ca_file", "$.broker.maps.t/#", "$.state"):
+        assert what in err
+    path = written(tmp_path, broker={"host": "b", "password_file": "credential:mqtt"})
+    assert main(["run", "--config", str(path), "--check"]) == 0
+    assert "not checkable here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_hints_for_the_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, leader={"kind": "etc"})
+    assert main(["run", "--config", str(path), "--check"]) == 78
+    assert "$.leader.kind: expected one of host, etcd, got 'etc'" in capsys.readouterr().err
+    assert main(["check", str(path)]) == 1
+    assert f"racktwin run --config {path} --check" in capsys.readouterr().err.replace("\n", "")
+    tree = two_racks()
+    tree["halls"][0]["racks"][0] |= {"nodes": 0}
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["check", str(tmp_path / "site.yaml")]) == 0
+    assert "has a profile but 0 GPUs" in capsys.readouterr().out
+
+
+def test_alarms_beyond_a_limit_carry_units_and_are_superseded(tmp_path: Path) -> None:
+    from tests.builders import Twin
+
+    twin = Twin(two_racks())
+    site = twin.site
+    guard, most = (float(getattr(site.limits["gpu.temp_c"], n)[0]) for n in ("guard", "max"))
+    twin.tick({"gpu.temp_c": (guard + most) / 2})
+    twin.tick({"gpu.temp_c": most + 2})
+    (over,) = twin.records("cleared")
+    assert over["superseded_by"] == "beyond/gpu.temp_c/limit"
+    (found,) = [r for r in twin.records("finding") if r["id"] == "beyond/gpu.temp_c/limit"]
+    assert " degC" in found["evidence"][0]
+    assert twin.now_ns > NS
