@@ -101,6 +101,19 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["role"] == "leader"
 
 
+def test_status_shows_what_people_set_and_may_have_forgotten(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.run("request", CAP, "r1", "--hi", "900", "--reason", "noise") == 0
+    assert desk.run("maintenance", "rack", "r2", "--for", "2h", "--reason", "pump") == 0
+    capsys.readouterr()
+    assert desk.run("status") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"asks for {CAP} at most 900 of lab/h/r1/node0/gpu0 and 71 more, without an end: noise" in said
+    assert "maintenance of rack lab/h/r2 until" in said or "maintenance of rack r2 until" in said
+    assert "no protection there (pump)" in said
+
+
 def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.do(lambda: desk.pod.tick({"gpu.temp_c": 95.0}))
     assert desk.run("request", CAP, "r1", "--hi", "900", "--for", "2h", "--reason", "noise", "--json") == 0

@@ -48,6 +48,7 @@ def summary(live: Live, pulse: Pulse, alarms: list[dict[str, Any]] | None = None
         "now_ns": engine.state.now_ns, "started_ns": live.started_ns, "ticks": ticks(live, pulse),
         "policies": policy_rows(live), "alarm_counts": severities(alarms),
         "alarms": [brief_alarm(a) for a in alarms[:SHOWN_ALARMS]], "alarms_total": len(alarms),
+        "windows": windows(live), "standing": standing(live),
         "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "heard": heard_counts(engine.site, engine.state),
@@ -122,6 +123,27 @@ def commanded(live: Live) -> list[dict[str, Any]]:
                 "first": engine.site.name(lease.control.table, int(mine[0])),
                 "expires_ns": int(lease.expires_ns[mine].min()),
             })  # fmt: skip
+    return out
+
+
+def windows(live: Live) -> list[dict[str, Any]]:
+    """Where people work: nothing protects these entities until then."""
+    out = []
+    for w in live.engine.windows.events()[:50]:
+        names = [clean(n) for n in w.names[:4]]
+        out.append({"id": w.id, "author": clean(w.author), "table": w.table, "names": names,
+                    "count": len(w.names), "until_ns": w.until_ns,
+                    "reason": clean(w.reason, 200)})  # fmt: skip
+    return out
+
+
+def standing(live: Live) -> list[dict[str, Any]]:
+    """What people asked for and nobody took back."""
+    out = []
+    for r in list(live.engine.intake.requests.values())[:50]:
+        out.append({"id": r.id, "author": clean(r.author), "control": r.control, "lo": r.lo, "hi": r.hi,
+                    "first": clean(r.names[0]), "count": len(r.names), "expires_ns": r.expires_ns,
+                    "reason": clean(r.reason, 200)})  # fmt: skip
     return out
 
 

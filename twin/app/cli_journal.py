@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -119,18 +120,21 @@ def _show(args: argparse.Namespace, out: Console) -> int:
     table = Table(box=None, pad_edge=False)
     for head in ("time (UTC)", "tick", "kind", "what"):
         table.add_column(head, overflow="fold")
-    shown, fault = 0, None
+    since_ns, until_ns = _instant(args.since, 0), _instant(args.until, 2**63)
+    found: deque[tuple[Entry, bytes]] = deque(maxlen=max(0, args.limit) if args.last else None)
+    fault = None
     for number, line in enumerate(journal_lines(path), start=1):
         try:
             entry = msgspec.json.decode(line, type=Entry)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             fault = f"{path} line {number}: {error}; run `racktwin journal verify`"
             break
-        if args.kind and entry.kind != args.kind:
+        if (args.kind and entry.kind != args.kind) or not since_ns <= entry.now_ns <= until_ns:
             continue
-        if shown >= args.limit:
+        if not args.last and len(found) >= args.limit:
             break
-        shown += 1
+        found.append((entry, line))
+    for entry, line in found:
         if args.json:
             out.file.write(line.decode() + "\n")
         else:
@@ -139,11 +143,22 @@ def _show(args: argparse.Namespace, out: Console) -> int:
             )
     if not args.json:
         out.print(table)
-    if fault is None and shown < args.limit and is_torn(path):
+    if fault is None and (args.last or len(found) < args.limit) and is_torn(path):
         fault = f"{path}: the last line is torn; run `racktwin journal verify`"
     if fault is not None:
         raise StorageError(fault)  # after what lies before was shown
     return 0
+
+
+def _instant(text: str | None, otherwise: int) -> int:
+    """An instant as a person writes it, UTC unless it says so. Raises ConfigError."""
+    if text is None:
+        return otherwise
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text[:60]!r}: expected a time such as 2026-11-21T02:00") from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
 
 
 def _when(now_ns: int) -> str:

@@ -85,6 +85,7 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
         out.print(Text("alarms  none", "green" if _all_heard(tree) else "yellow"))
     out.print()
     _commanded(tree, out)
+    _by_people(tree, out)
     out.print()
     rows = [[p["name"], p["kind"], safe(p["state"], "" if p["state"] == "running" else "red"),
              span(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
@@ -148,6 +149,20 @@ def _commanded(tree: dict[str, Any], out: Console) -> None:
         )
 
 
+def _by_people(tree: dict[str, Any], out: Console) -> None:
+    """Maintenance windows and standing requests: what somebody set and somebody else may have forgotten."""
+    for w in tree.get("windows", []):
+        more = f" and {w['count'] - len(w['names'])} more" if w["count"] > len(w["names"]) else ""
+        text = f"maintenance of {w['table']} {', '.join(w['names'])}{more} until {when(w['until_ns'])} by "
+        text += f"{w['author']}: no alarms, no commands, no protection there ({w['reason'] or 'no reason'})"
+        out.print(safe(text, "yellow"))
+    for r in tree.get("standing", []):
+        more = f" and {r['count'] - 1} more" if r["count"] > 1 else ""
+        end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
+        text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {r['first']}{more}"
+        out.print(safe(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
+
+
 def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
     rows = []
     for a in alarms:
@@ -156,7 +171,8 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
         said = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
                                      *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
-        what.append(f"\n{clean(said, 600)}\n{clean(a.get('id', ''), 200)}", "dim")
+        since = f"since {when(a.get('raised_ns'))}  " if a.get("raised_ns") else ""
+        what.append(f"\n{clean(said, 600)}\n{since}{clean(a.get('id', ''), 200)}", "dim")
         if people := _people(a):
             what.append(f"\n{clean(people, 600)}", "cyan")
         rows.append(
