@@ -1,4 +1,4 @@
-"""Jobs read from Slurm by `squeue`, in its text form: every version writes it, `--json` needs a plugin.
+"""Jobs and service levels read from Slurm by `squeue` and `sinfo`, in text: `--json` needs a plugin.
 
 Read only. What changed between two listings becomes JobStarted and JobEnded, with ids that a restart repeats.
 A scheduler that does not answer ends no job. `parse_listing` and `Ledger` are pure; `SlurmSource` runs the
@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from connectors.hostlist import expand_hosts, expand_names
+from connectors.slurm_nodes import FORMAT as NODE_FORMAT
+from connectors.slurm_nodes import SIGNAL, parse_levels
 from twin.contracts import Inlet
 from twin.errors import BadMessage, ConnectorError
 from twin.events import JobEnded, JobKind, JobStarted
+from twin.reading import Reading
 
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
@@ -202,6 +205,11 @@ class Ledger:
             time_limit_s=job.time_limit_s,
         )
 
+    def entity_of(self, host: str) -> int | None:
+        """The node that a host is, by the site's number."""
+        name = self._node(host)
+        return None if name is None else self._site.entity("node", name)
+
     def _node(self, host: str) -> str | None:
         """Full path of a host: as named in the configuration, else by its own name, or of a rack of one."""
         known = self._nodes.get(host)
@@ -247,6 +255,7 @@ class SlurmSource:
         while True:
             if await self._list(inlet, known):
                 known = ()
+            await self._levels(inlet)
             due_s = max(due_s + self._period_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
@@ -268,6 +277,20 @@ class SlurmSource:
         if events:
             inlet.stage(events, time.time_ns())
         return not bad
+
+    async def _levels(self, inlet: Inlet) -> None:
+        """Stage the service level of each node; jobs are listed also where this fails."""
+        try:
+            text = await self._ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}")
+        except ConnectorError as error:
+            inlet.spoil(self.name, str(error))
+            return
+        now_ns = time.time_ns()
+        readings = [Reading("node", entity, SIGNAL, level, now_ns)
+                    for host, level in parse_levels(text).items()
+                    if (entity := self.ledger.entity_of(host)) is not None]  # fmt: skip
+        if readings:
+            inlet.stage(readings, now_ns)
 
     async def _cluster(self) -> str:
         text = await self._ask("scontrol", "show", "config")

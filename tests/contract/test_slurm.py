@@ -16,6 +16,7 @@ from tests.slurm import Cluster, Find
 from twin.contracts import Item
 from twin.errors import ConnectorError
 from twin.events import JobEnded, JobStarted
+from twin.reading import Reading
 from twin.site import Site
 
 pytestmark = pytest.mark.slow
@@ -155,3 +156,20 @@ def test_a_fresh_source_repeats_the_ids(slurm: Cluster) -> None:
     for _ in range(2):
         watched(source(slurm), seen)
     assert len(ids) == 1
+
+
+def test_service_levels_are_read_back(slurm: Cluster) -> None:
+    async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
+        def level(node: int) -> float | None:
+            told = [e.value for e in inlet.events if isinstance(e, Reading) and e.entity == node]
+            return told[-1] if told else None
+
+        await until(lambda: level(0) == 0.0 and level(1) == 0.0, task)
+        slurm.run("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=test")
+        await until(lambda: level(1) == 3.0, task)
+        assert level(0) == 0.0
+        slurm.run("scontrol", "update", "NodeName=gpu2", "State=RESUME")
+        await until(lambda: level(1) == 0.0, task)
+
+    inlet = watched(source(slurm), story)
+    assert {e.signal for e in inlet.events if isinstance(e, Reading)} == {"service_level_state"}
