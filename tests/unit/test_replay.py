@@ -55,8 +55,10 @@ def test_ticks_are_nominal_and_without_holes() -> None:
 
 
 def test_an_urgent_reading_closes_the_frame_but_not_at_once_again() -> None:
-    leak = lambda s: Reading("rack", 0, "leak_state", 1.0, START_NS + round(s * NS))  # noqa: E731
-    arrivals = [arrival(0.1), arrival(1.3, leak(1.3)), arrival(1.32, leak(1.32)), arrival(1.9), arrival(2.5)]
+    leak = lambda s, rack: Reading("rack", rack, "leak_state", 1.0, START_NS + round(s * NS))  # noqa: E731
+    # Of two racks, one after the other; a leak that lasts is urgent once.
+    arrivals = [arrival(0.1), arrival(1.3, leak(1.3, 0)), arrival(1.32, leak(1.32, 1)),
+                arrival(1.9, leak(1.9, 0)), arrival(2.5, leak(2.5, 1))]  # fmt: skip
     frames, _ = cut(arrivals)
     assert [(since(f), f.urgent) for f in frames] == [
         (1, False), (1.3, True), (1.4, True), (2, False), (3, False),

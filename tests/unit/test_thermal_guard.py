@@ -126,7 +126,10 @@ def test_what_was_never_heard_is_not_capped() -> None:
     twin.tick({"gpu.temp_c": NAN, "rack.flow_lpm": NAN})
     twin.run(400)
     assert twin.decision.commands == ()
-    assert twin.decision.findings == ()
+    # Never heard is not healthy: said for each table, and nothing else is.
+    assert {f.id for f in twin.decision.findings} == {
+        f"unheard/{table}" for table in ("gpu", "node", "rack", "cdu", "feeder")
+    }
     assert np.isnan(twin.lease(CAP)).all()
 
 
