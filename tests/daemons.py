@@ -7,6 +7,7 @@ with running(tmp_path, broker=port) as daemon:
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -23,6 +24,8 @@ import yaml
 
 from tests.brokers import free_port
 from tests.builders import two_racks
+from twin.app.config import load_config
+from twin.app.leader import lock_path
 from twin.app.storage import journal_lines
 
 START_S = 30.0
@@ -53,6 +56,13 @@ class RunningDaemon:
         self.write_config()
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "daemon.log"
+        # Of an earlier test whose broker had the same port: this is no successor of that daemon.
+        if not (folder / "state").exists() and "leader" not in settings:
+            with contextlib.suppress(OSError, KeyError):
+                name = yaml.safe_load(self.site_path.read_text(encoding="utf-8"))["site"]
+                path = lock_path(load_config(self.config_path), name)
+                if path.exists() and time.time() - path.stat().st_mtime > 60:
+                    path.unlink()
 
     def __enter__(self) -> RunningDaemon:
         return self
