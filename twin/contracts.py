@@ -181,6 +181,10 @@ class View(Protocol):
         """A comparison of the estimator, such as `rack.heat`."""
         ...
 
+    def faults(self) -> tuple[Fault, ...]:
+        """What the diagnosis holds to be wrong now."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Residual:
@@ -199,6 +203,29 @@ class Residual:
     def difference(self) -> F64:
         """measured - expected"""
         return self.measured - self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A diagnosis: what is wrong, at the lowest entity that accounts for all that deviates.
+
+    `kind` is one of `twin.diagnosis.kinds.KINDS`; `signal` names the sensor where the sensor is at fault.
+    """
+
+    kind: str
+    table: str
+    entity: int
+    signal: str
+    severity: str  # info, warning, critical
+    confidence_pu: float
+    since_ns: int
+    evidence: tuple[str, ...]
+    count: int = 1  # entities whose deviation it explains
+
+    @property
+    def cooling(self) -> bool:
+        """Whether the facility's cooling is at fault: throttling that follows from it is no GPU's fault."""
+        return self.table in ("rack", "cdu", "loop", "site", "hall") and not self.signal
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from twin.design import Design
 from twin.frame import F32, F64, I32
 from twin.sitefile import SiteFile
 
@@ -122,6 +123,7 @@ class Site:
     profile_of_rack: list[str | None]
     envelopes: dict[str, Envelope]
     limits: dict[str, Limit]
+    design: Design
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
@@ -195,6 +197,7 @@ class Site:
 
     def freeze(self) -> None:
         """From here on read only: no plug-in can widen its own envelope by writing into it."""
+        self.design.freeze()
         held = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
         for part in held:
             for array in (getattr(part, f.name) for f in fields(cast(Any, part))):

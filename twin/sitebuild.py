@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin.design import design_of
 from twin.envelope import envelopes_of, limits_of
 from twin.errors import ConfigError
 from twin.profile import Profile, parse_profile
@@ -182,7 +183,7 @@ def _assemble(
     draft.problems += problems
     if draft.problems or not sound:
         return None
-    # What a profile says of its racks is said of those that hold nodes, not of racks of switches.
+    # Of racks of switches a profile says nothing.
     compute_profile = [p if n else None for p, n in zip(rack_profile, draft.rack_nodes, strict=True)]
     groups = draft.feeder_group
     nan = float("nan")
@@ -217,6 +218,16 @@ def _assemble(
         profile_of_rack=rack_profile,
         envelopes=envelopes,
         limits=limits_of(profiles, compute_profile, rack_of_entity, sizes),
+        design=design_of(
+            profiles,
+            rack_profile,
+            nodes,
+            np.array(draft.rack_gpus_per_node, np.int32),
+            cdu_of_rack,
+            loop_of_cdu,
+            envelopes["cdu.supply_temp_target_c"].safe,
+            sizes["loop"],
+        ),
     )
     site.freeze()
     return site

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from twin.arbiter import Arbiter
-from twin.contracts import Forecast, Residual, mask_index, read_only
+from twin.contracts import Fault, Forecast, Residual, mask_index, read_only
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
@@ -41,12 +41,14 @@ class EngineView:
         dt_s: float,
         targets: Callable[[OperatorRequest], I32],
         windows: Windows,
+        faults: tuple[Fault, ...] = (),
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
         self._state, self._arbiter, self._estimator, self._history = state, arbiter, estimator, history
         self._budget_w = budget_w
         self._targets, self._windows = targets, windows
+        self._faults = faults
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -155,3 +157,7 @@ class EngineView:
     def residual(self, name: str) -> Residual | None:
         """A comparison of the estimator."""
         return self._estimator.residuals.get(name)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What the diagnosis holds to be wrong now."""
+        return self._faults

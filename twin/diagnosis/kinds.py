@@ -1,0 +1,81 @@
+"""What can be wrong: the kinds of fault that a diagnosis tells apart, and what an operator should do of each.
+
+The same words name the fault scripts of the plant. Data only; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault: the tables whose entities can have it, its gravity, and the first thing to do."""
+
+    name: str
+    tables: tuple[str, ...]
+    severity: str  # info, warning, critical
+    title: str  # with {name} for the entity
+    action: str
+    cooling: bool = False  # of the facility: throttling that follows is no GPU's fault
+
+
+KINDS: dict[str, Kind] = {
+    k.name: k
+    for k in (
+        Kind("pump_trip", ("cdu",), "critical", "A pump of {name} has stopped",
+             "Restart it or start the other one; caps hold the racks meanwhile.", True),
+        Kind("pump_worn", ("cdu",), "warning", "The pumps of {name} give less than their speed promises",
+             "Plan an inspection of the pumps.", True),
+        Kind("filter_blocked", ("cdu",), "critical", "The filter of {name} is blocked",
+             "Change over to the other filter, then clean it.", True),
+        Kind("exchanger_fouled", ("cdu",), "warning", "The heat exchanger of {name} is fouled",
+             "Plan a cleaning; check the facility water's filter.", True),
+        Kind("valve_stuck", ("cdu",), "critical", "The facility-water valve of {name} does not move",
+             "Move it by hand; check its actuator.", True),
+        Kind("branch_blocked", ("rack",), "critical", "The coolant of {name} is blocked",
+             "Check valves, hoses and quick disconnects of this rack.", True),
+        Kind("tray_blocked", ("node",), "warning", "The coolant of tray {name} is blocked",
+             "Drain the node and check its quick disconnects.", True),
+        Kind("plate_degraded", ("gpu",), "warning", "The cold plate of {name} conducts badly",
+             "Renew the thermal paste at the next maintenance.", False),
+        Kind("leak", ("node", "rack", "cdu", "loop"), "critical", "{name} leaks",
+             "Look at once; isolate it when a second detector agrees.", True),
+        Kind("cooler_failed", ("loop",), "critical", "The heat rejection of {name} does less than it should",
+             "Check fans, pumps and chillers of this loop.", True),
+        Kind("heat_wave", ("site",), "warning", "The weather is hotter than the cooling was made for",
+             "Lower the load before the supply passes its limit.", True),
+        Kind("sensor_frozen", ("gpu", "node", "rack", "cdu", "loop", "feeder", "site"), "warning",
+             "A sensor of {name} stands still", "Replace or restart the sensor; do not trust it."),
+        Kind("sensor_biased", ("gpu", "node", "rack", "cdu", "loop", "feeder", "site"), "warning",
+             "A sensor of {name} reads wrong", "Calibrate the sensor; do not trust it."),
+        Kind("sensor_spiking", ("gpu", "node", "rack", "cdu", "loop", "feeder", "site"), "warning",
+             "A sensor of {name} jumps", "Check its wiring; do not trust it."),
+        Kind("sensor_silent", ("gpu", "node", "rack", "cdu", "loop", "feeder", "site"), "warning",
+             "A sensor of {name} no longer reports", "Check the sensor and its source."),
+        Kind("psu_lost", ("node",), "warning", "{name} runs on one power supply",
+             "Replace the supply; the other carries all."),
+        Kind("feed_lost", ("feeder",), "critical", "{name} has no voltage",
+             "Check the supply side; the other feed carries all."),
+        Kind("breaker_tripped", ("feeder",), "critical", "The breaker of {name} has tripped",
+             "Find the overload or fault before closing it."),
+        Kind("grid_event", ("site",), "critical", "The grid's voltage sags over the whole site",
+             "Nothing here is broken: expect the UPS to carry it, and shed load if it lasts."),
+        Kind("xid_burst", ("gpu",), "warning", "{name} reports errors (XID) again and again",
+             "Drain the node and run diagnostics."),
+        Kind("ecc_growth", ("gpu",), "warning", "Memory errors of {name} grow",
+             "Reset the GPU when its node is drained; replace it if remapping fails."),
+        Kind("nvlink_flaps", ("gpu",), "warning", "The NVLinks of {name} retrain or count errors",
+             "Reseat or replace tray or cable."),
+        Kind("gpu_off_bus", ("gpu",), "critical", "{name} has fallen off the bus",
+             "Drain the node, power it off and on; replace the GPU if it comes again."),
+        Kind("node_silent", ("node",), "warning", "{name} no longer reports, and draws power",
+             "Check its agent and its network."),
+        Kind("node_down", ("node",), "critical", "{name} is off",
+             "Check its supply, then start it."),
+        Kind("link_congested", ("link",), "info", "{name} drops or delays traffic",
+             "Look at what shares its path."),
+        Kind("link_down", ("link",), "warning", "{name} is down",
+             "Check cable and transceiver."),
+    )
+}  # fmt: skip

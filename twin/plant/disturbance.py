@@ -1,0 +1,84 @@
+"""What is wrong with a simulated site now: factors and switches that fault scripts set and the plant reads.
+
+Neutral values change nothing. Several scripts may act at once: factors multiply, so a script that ends
+divides its own out again by rebuilding all from neutral each step. May import the site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from twin.frame import F64, Bool
+from twin.site import Site
+
+SensorTrouble = Literal["frozen", "biased", "spiking", "silent"]
+
+
+@dataclass(frozen=True, slots=True)
+class SensorFault:
+    """A sensor that lies: `amount` is the bias in the signal's unit, or the height of its spikes."""
+
+    table: str
+    entity: int
+    signal: str
+    trouble: SensorTrouble
+    amount: float = 0.0
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """Factors are 1, switches True where all is well, additions 0."""
+
+    gpu_plate_factor: F64  # [n_gpu] on the resistance: dried paste
+    gpu_alive: Bool  # [n_gpu] on the bus
+    gpu_xid: np.ndarray  # [n_gpu] int64: code raised in this step, 0 = none
+    gpu_sbe_per_s: F64
+    gpu_dbe_per_s: F64
+    gpu_nvlink_errors_per_s: F64
+    node_plate_factor: F64  # [n_node] on the resistance of all plates of a tray: blocked
+    node_psu_ok: Bool  # [n_node, 2]
+    node_leak_lpm: F64
+    rack_branch_factor: F64  # [n_rack] on the hydraulic resistance
+    rack_leak_lpm: F64
+    rack_fan_factor: F64  # on the air flow of an air-cooled rack
+    cdu_pump_ok: Bool  # [n_cdu, 2]
+    cdu_pump_head_factor: F64  # [n_cdu, 2] worn
+    cdu_filter_factor: F64  # on the filter's hydraulic resistance
+    cdu_ua_factor: F64  # fouling: below 1
+    cdu_valve_stuck_pu: F64  # NaN = free
+    cdu_leak_lpm: F64
+    loop_fan_factor: F64  # on the heat rejection's air flow
+    feeder_ok: Bool  # [n_feeder] energised from above
+    feeder_trip: Bool  # the breaker opens
+    link_down: Bool
+    link_rate_factor: F64
+    link_errors_per_s: F64
+    link_discards_per_s: F64
+    outdoor_add_k: float = 0.0
+    grid_voltage_pu: float = 1.0
+    sensors: list[SensorFault] = field(default_factory=list)
+
+
+def neutral(site: Site) -> Disturbance:
+    """Nothing is wrong."""
+    n = site.sizes
+    gpu, node, rack, cdu = n["gpu"], n["node"], n["rack"], n["cdu"]
+    loop, feeder, link = n["loop"], n["feeder"], n["link"]
+    one, none = np.ones, np.zeros
+
+    def yes(*shape: int) -> Bool:
+        return np.ones(shape, np.bool_)
+
+    return Disturbance(
+        gpu_plate_factor=one(gpu), gpu_alive=yes(gpu), gpu_xid=none(gpu, np.int64), gpu_sbe_per_s=none(gpu),
+        gpu_dbe_per_s=none(gpu), gpu_nvlink_errors_per_s=none(gpu), node_plate_factor=one(node),
+        node_psu_ok=yes(node, 2), node_leak_lpm=none(node), rack_branch_factor=one(rack),
+        rack_leak_lpm=none(rack), rack_fan_factor=one(rack), cdu_pump_ok=yes(cdu, 2),
+        cdu_pump_head_factor=one((cdu, 2)), cdu_filter_factor=one(cdu), cdu_ua_factor=one(cdu),
+        cdu_valve_stuck_pu=np.full(cdu, np.nan), cdu_leak_lpm=none(cdu), loop_fan_factor=one(loop),
+        feeder_ok=yes(feeder), feeder_trip=none(feeder, np.bool_), link_down=none(link, np.bool_),
+        link_rate_factor=one(link), link_errors_per_s=none(link), link_discards_per_s=none(link),
+    )  # fmt: skip
