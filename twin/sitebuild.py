@@ -183,8 +183,6 @@ def _assemble(
     draft.problems += problems
     if draft.problems or not sound:
         return None
-    # Of racks of switches a profile says nothing.
-    compute_profile = [p if n else None for p, n in zip(rack_profile, draft.rack_nodes, strict=True)]
     groups = draft.feeder_group
     nan = float("nan")
     site = Site(
@@ -217,7 +215,7 @@ def _assemble(
         planes=list(draft.planes),
         profile_of_rack=rack_profile,
         envelopes=envelopes,
-        limits=limits_of(profiles, compute_profile, rack_of_entity, sizes),
+        limits=limits_of(profiles, _of_nodes(rack_profile, draft.rack_nodes), rack_of_entity, sizes),
         design=design_of(
             profiles,
             rack_profile,
@@ -231,3 +229,8 @@ def _assemble(
     )
     site.freeze()
     return site
+
+
+def _of_nodes(profile_of_rack: list[str | None], nodes: list[int]) -> list[str | None]:
+    """Profiles of racks with nodes: of racks of switches a profile says nothing."""
+    return [p if n else None for p, n in zip(profile_of_rack, nodes, strict=True)]
