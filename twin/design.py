@@ -97,7 +97,7 @@ def design_of(
     supply_target_c: F64,
     n_loop: int,
 ) -> Design:
-    """The design of racks [n_rack] with these profiles; `supply_target_c` [n_cdu] is NaN where none is set."""
+    """The design of racks [n_rack] with these profiles; `supply_target_c` [n_cdu]: NaN = none set."""
     n = len(profile_of_rack)
     rack: dict[str, F64] = {name: np.full(n, np.nan) for name in _RACK}
     liquid = np.zeros(n, np.bool_)
