@@ -5,11 +5,13 @@ A policy is pure and knows only the core's contracts; others name theirs `module
 
 from __future__ import annotations
 
+from policies.leak_guard import LeakGuard
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
 from twin.contracts import Policy
 
 REGISTRY: dict[str, type[Policy]] = {
     "thermal_guard": ThermalGuard,
+    "leak_guard": LeakGuard,
     "operator": Operator,
 }

@@ -173,6 +173,8 @@ class Intake:
             return f"{event.control} is not a control of the catalogue"
         if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
             return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
+        if control.table == "rack" and control.disruptive and len(event.names) != 1:
+            return f"an approval of {control.key} names exactly one rack, got {len(event.names) or 'all'}"
         if late := _late(event.expires_ns, now_ns):
             return late
         if len(self.approvals) >= MAX_REQUESTS and event.id not in self.approvals:

@@ -18,6 +18,7 @@ from twin.sitebuild import build
 
 START_NS = 1_700_000_000 * NS
 CAP = "gpu.power_cap_w"
+HOT_C = 80.0
 
 
 def site(racks: int = 2) -> Site:
@@ -67,6 +68,9 @@ class World:
             for rack in range(sizes["rack"]):
                 for signal, value in (("power_w", 9e3), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
                     self.inbox.put(Reading("rack", rack, signal, value, now_ns), now_ns)
+            if sizes["rack"] and temp_c > HOT_C:  # and wet
+                self.inbox.put(Reading("rack", 0, "leak_state", 1.0, now_ns), now_ns)
+                self.inbox.put(Reading("node", 1, "leak_state", 1.0, now_ns), now_ns)
         self.frame = self.inbox.take(self.tick, now_ns, 1.0)
         self.tick += 1
         return self.engine.tick(self.frame)

@@ -1,6 +1,6 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come and
-go, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack, a new term begins.
-Seeded, so that it is always the same."""
+go, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack, one leaks, a new
+term begins. Seeded, so that it is always the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from twin.sitebuild import build
 
 START_NS = 1_700_000_000 * NS
 SECONDS = 230
-REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT = 30, 60, 95, 130, 105
+REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT, SECOND_LEAK_AT = 30, 60, 95, 130, 105, 205
 WORKED_UNTIL = 190
 CAP = "gpu.power_cap_w"
 
@@ -46,7 +46,7 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
         ],
         "max_jobs": 4,
         "history_s": {"rack.power_w": 120},
-        "policies": {"thermal_guard": {"authority": "act"}, "operator": {"authority": "act"}},
+        "policies": {p: {"authority": "act"} for p in ("thermal_guard", "leak_guard", "operator")},
         "models": {"persistence": {"horizons_s": [4, 10], "settings": {"fit_every_s": 60}}},
         **more,
     }
@@ -137,6 +137,9 @@ class Story:
             out.append(Reading("rack", rack, "return_temp_c", 33.0 + 0.95 * it_w / 3900.0, t_ns))
         if second == LEAK_AT:
             out.append(Reading("rack", 0, "leak_state", 1.0, t_ns))
+        if second == SECOND_LEAK_AT:
+            tray = int(self.site.node_start_of_rack[-2])
+            out.append(Reading("node", tray, "leak_state", 1.0, t_ns))
         return out
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:

@@ -205,7 +205,7 @@ def _tail(folder: Path, segments: list[Segment], out: Resumed, place: dict[str, 
             comparer = None
         out.replayed += 1
         out.last_tick, out.last_ns = frame.tick, frame.now_ns
-    if comparer is not None and comparer.beyond:
+    if comparer is not None and comparer.beyond and not _completed_before(comparer, place, journal_tick):
         writer = JournalWriter(folder)
         writer.chain.sides.update(comparer.chain.sides)
         writer.append(comparer.beyond)
@@ -222,6 +222,13 @@ def _tail(folder: Path, segments: list[Segment], out: Resumed, place: dict[str, 
             f"what was seen in between is lost"
         )
         out.last_tick, out.last_ns = journal_tick, max(out.last_ns, journal_ns)
+
+
+def _completed_before(comparer: Comparer, place: dict[str, Any], journal_tick: int) -> bool:
+    """Whether a journal that is shorter than the snapshot knows it has these lines from an earlier start."""
+    beyond = comparer.beyond or []
+    begun = comparer.chain.seq - len(beyond)
+    return begun < place.get("seq", 0) and line_head(beyond[-1]).tick <= journal_tick
 
 
 def frames_since(segments: list[Segment], out: Resumed, mend: bool = True) -> Iterator[Frame]:
