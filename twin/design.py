@@ -39,6 +39,8 @@ CONVECTIVE_SHARE = 0.6  # of a plate's resistance at nominal flow that falls wit
 RACK_VOLUME_MIN, CDU_VOLUME_MIN, LOOP_VOLUME_MIN = 0.2, 0.33, 2.0
 RISE_NOMINAL_K = 10.0  # of a rack's coolant where a profile states no flow; domain.md B
 GPU_TAU_LIQUID_S, GPU_TAU_AIR_S = 7.0, 30.0  # domain.md B: 5-9 s and 20-60 s
+NODE_OTHER_LEAST_W = 50.0  # fans, NICs, disks of the smallest node; source: estimate
+NODE_LOSS_LEAST_PU, NODE_LOSS_MOST_PU = 0.02, 0.45  # beyond, a profile is doubted; source: estimate
 SLOWDOWN_C, SHUTDOWN_C = 89.0, 95.0  # as an H100 reports; source: estimate elsewhere
 
 
@@ -55,7 +57,8 @@ class Design:
     gpu_shutdown_c: F64
     cpu_idle_w: F64  # of all CPUs of a node
     cpu_max_w: F64
-    node_other_w: F64  # fans, NICs, disks, losses: what a node draws beside its GPUs and CPUs
+    node_other_w: F64  # fans, NICs, disks: what an idle node draws beside its GPUs and CPUs
+    node_loss_pu: F64  # of the power of its GPUs and CPUs: regulators and fans, which rise with the load
     rack_overhead_w: F64  # switches, shelves: what a rack draws beside its nodes
     rack_max_w: F64
     capture_pu: F64  # share of a rack's power that its liquid carries; 0 in air
@@ -137,12 +140,12 @@ def design_of(
 
 
 _RACK = ("gpu_idle_w", "gpu_max_w", "gpu_resistance_k_per_w", "gpu_tau_s", "gpu_slowdown_c", "gpu_shutdown_c",
-         "cpu_idle_w", "cpu_max_w", "node_other_w", "rack_overhead_w", "rack_max_w", "capture_pu",
-         "rack_flow_lpm")  # fmt: skip
+         "cpu_idle_w", "cpu_max_w", "node_other_w", "node_loss_pu", "rack_overhead_w", "rack_max_w",
+         "capture_pu", "rack_flow_lpm")  # fmt: skip
 
 
 def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
-    """What a profile says of a rack with so many nodes of so many GPUs (a site may override its layout)."""
+    """What a profile says of a rack with so many nodes of so many GPUs (a site may override them)."""
 
     def get(name: str, otherwise: float) -> float:
         found = profile.get(name)
@@ -157,10 +160,14 @@ def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
     cpu_idle, cpu_max = cpus * get("cpu_idle_w", 60.0), cpus * get("cpu_max_w", 300.0)
     # By difference from the profile's own node, so that an overridden count of GPUs does not eat it up
     other = get("node_idle_w", np.nan) - profile.gpus_per_node * gpu_idle - cpu_idle
-    rest = get("node_max_w", np.nan) - profile.gpus_per_node * gpu_max - cpu_max
-    other = max(50.0, np.nanmin([other, rest]) if np.isfinite([other, rest]).any() else 50.0)
+    other = max(NODE_OTHER_LEAST_W, other) if np.isfinite(other) else NODE_OTHER_LEAST_W
+    chips_w = profile.gpus_per_node * gpu_max + cpu_max
+    loss = get("node_max_w", np.nan) - chips_w - other
+    loss_pu = NODE_LOSS_LEAST_PU
+    if np.isfinite(loss):
+        loss_pu = min(max(loss / chips_w, NODE_LOSS_LEAST_PU), NODE_LOSS_MOST_PU)
     overhead = get("rack_overhead_w", 0.0)
-    whole = nodes * (gpus * gpu_max + cpu_max + other) + overhead
+    whole = nodes * ((gpus * gpu_max + cpu_max) * (1.0 + loss_pu) + other) + overhead
     rack_max = min(get("rack_max_w", np.inf) * max(1.0, nodes / usual), whole)
     capture = get("liquid_fraction_pu", 0.9) if profile.has_liquid else 0.0
     flow = get("rack_flow_nominal_lpm", np.nan)
@@ -174,6 +181,7 @@ def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
         "cpu_idle_w": cpu_idle,
         "cpu_max_w": cpu_max,
         "node_other_w": other,
+        "node_loss_pu": loss_pu,
         "rack_overhead_w": overhead,
         "rack_max_w": rack_max,
         "capture_pu": capture,

@@ -1,8 +1,8 @@
 """The engine: one synchronous, deterministic function, `tick(frame) -> decision`.
 
-Order of a tick: events, image, history, estimator, models, policies, arbiter, findings, journal bodies. Live,
-replay and what-if all call this and nothing else. It has no clock, no files and no randomness. May import the
-core; policies and models are handed in.
+Order of a tick: events, image, history, estimator, diagnosis, models, policies, arbiter, findings, journal
+bodies. Live, replay and what-if all call this and nothing else. It has no clock, no files and no randomness.
+May import the core; policies and models are handed in.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from twin.contracts import (
     Proposal,
     read_only,
 )
+from twin.diagnosis.diagnosis import Diagnosis
 from twin.errors import ContractError, TwinError
 from twin.estimator import Estimator
 from twin.findings import Findings
@@ -49,6 +50,7 @@ MARK_EVERY = 60  # ticks between checks of the state in the journal
 MARK_AT = 30  # not in the tick in which a trace writes its keyframe, which is as much work
 FIT_DEADLINE_S = 600.0
 MAX_FORECASTS = 1000  # of one model
+BALANCED = ("rack.heat", "feeder.balance")  # comparisons that are findings of their own, unless explained
 _DEFAULT_AUTHORITY = "advise"
 
 
@@ -79,6 +81,7 @@ class Engine:
         self.settle_into(site)
         self.arbiter = Arbiter(site)
         self.estimator = Estimator(site)
+        self.diagnosis = Diagnosis(site)
         self.findings = Findings(site, self.estimator)
 
     def settle_into(self, site: Site) -> None:
@@ -126,11 +129,14 @@ class Engine:
         records += self._end_windows(frame.now_ns)
         self.history.push(self.state)
         self.estimator.update(self.state, frame.dt_s, self.windows)
+        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, frame.events, frame.dt_s)
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         self._ask_policies(view, frame, records)
         commands, advice, deferred = arbitrate(self, view, frame, records)
-        records += self.findings.deviations(self.site, self.estimator, self.windows)
+        explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
+        records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
+        records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
         records += self.findings.silences(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
         if not frame.urgent:
@@ -196,6 +202,7 @@ class Engine:
             assert entity is not None  # or it would have been refused
             self.history.forget(event.table, entity)
             self.estimator.forget(event.table, entity)
+            self.diagnosis.forget(event.table, entity)
             for policy in self.policies:
                 if policy.memory is not None and policy.memory.table == event.table:
                     for column in self.memory[policy.name].values():
@@ -219,6 +226,7 @@ class Engine:
             dt_s,
             lambda request: self.intake.targets(request, self.site),
             self.windows,
+            self.diagnosis.faults,
         )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from twin.contracts import Finding, View
 from twin.estimator import Estimator
-from twin.frame import I32, NS
+from twin.frame import I32, NS, Bool
 from twin.maintenance import Windows
 from twin.signals import find_signal
 from twin.site import Site
@@ -75,7 +75,8 @@ class Findings:
         self.told.pop(identity, None)
         return [] if self.active.pop(identity, None) is None else [{"kind": "cleared", "id": identity}]
 
-    def _keep_only(self, prefix: str, current: list[Finding]) -> list[dict[str, Any]]:
+    def keep_only(self, prefix: str, current: list[Finding]) -> list[dict[str, Any]]:
+        """Of the findings with this prefix these are true now; the others are over."""
         records: list[dict[str, Any]] = []
         ids = {f.id for f in current}
         for identity in [k for k in self.active if k.startswith(prefix) and k not in ids]:
@@ -84,12 +85,17 @@ class Findings:
             records += self.raise_(finding)
         return records
 
-    def deviations(self, site: Site, estimator: Estimator, windows: Windows) -> list[dict[str, Any]]:
-        """Balances that have been off, surely, for a while; none that rests on what people work at."""
+    def deviations(
+        self, site: Site, estimator: Estimator, windows: Windows, explained: dict[str, Bool] | None = None
+    ) -> list[dict[str, Any]]:
+        """Balances off, surely, for a while; none that people work at, or that a diagnosis explains."""
         heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
         # Time is counted between readings: one odd reading that stands for long is still one reading.
         heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
         heat_off, balance_off = heat.confidence_pu > SURE_PU, balance.confidence_pu > SURE_PU
+        told = explained or {}
+        heat_off &= ~told.get("rack.heat", np.False_)
+        balance_off &= ~told.get("feeder.balance", np.False_)
         racks, feeders = windows.mask("rack"), windows.mask("feeder")
         if racks is not None:
             heat_off &= ~racks
@@ -126,8 +132,8 @@ class Findings:
                     "Check the meters, then look for a load that the site file lacks.",
                 )
             )
-        records = self._keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
-        return records + self._keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
+        records = self.keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
+        return records + self.keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
 
     def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[dict[str, Any]]:
         """What was heard once and is not usable now, whom nothing guards, who never spoke; every 10 s."""
@@ -141,8 +147,8 @@ class Findings:
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
         unheard = self.unheard.look(site, state, windows)
-        records = self._keep_only("silent/", silent) + self._keep_only("unguarded/", unguarded)
-        return records + self._keep_only("unheard/", unheard)
+        records = self.keep_only("silent/", silent) + self.keep_only("unguarded/", unguarded)
+        return records + self.keep_only("unheard/", unheard)
 
     def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
@@ -224,7 +230,7 @@ class Findings:
                     len(index),
                 )
             )
-        records, now = self._keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
+        records, now = self.keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
         for record in records:  # what got worse, or only less bad, is not over
             if record["kind"] == "cleared" and (by := now.get(record["id"].rpartition("/")[0])):
                 record["superseded_by"] = by

@@ -75,6 +75,7 @@ def change_site(engine: Engine, event: ev.SiteChanged) -> list[dict[str, Any]]:
     engine.jobs = engine.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
     engine.arbiter = engine.arbiter.remapped(new, kept)
     engine.estimator = engine.estimator.remapped(new, kept)
+    engine.diagnosis = engine.diagnosis.remapped(new, kept)
     engine.windows, dropped = engine.windows.remapped(new, kept)
     engine.memory = {
         p.name: remap_memory(engine.memory[p.name], p.memory, kept, new) for p in engine.policies

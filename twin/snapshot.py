@@ -37,6 +37,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "jobs": engine.jobs.dump(),
         "arbiter": engine.arbiter.dump(),
         "estimator": engine.estimator.dump(),
+        "diagnosis": engine.diagnosis.dump(),
         "findings": engine.findings.dump(),
         "intake": engine.intake.dump(),
         "windows": engine.windows.dump(),
@@ -72,6 +73,8 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.jobs.restore(data["jobs"])
     engine.arbiter.restore(data["arbiter"])
     engine.estimator.restore(data["estimator"])
+    if "diagnosis" in data:  # one of a version before has none: faults are found again
+        engine.diagnosis.restore(data["diagnosis"])
     engine.findings.restore(data["findings"])
     engine.intake.restore(data["intake"])
     engine.windows.restore(data["windows"])

@@ -1,0 +1,233 @@
+"""Devices as a whole: pumps that stop, GPUs and nodes that fall silent, the weather, sensors that misbehave.
+
+Silence is told at the lowest device that accounts for all of it: a node with its GPUs is one node. May import
+the state, the site and causes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.growth import OFF_BUS_XID, Growth
+from twin.diagnosis.places import Places
+from twin.diagnosis.reports import good, heard
+from twin.diagnosis.tracks import Tracks
+from twin.diagnosis.verdict import amount
+from twin.diagnosis.watch import Watch
+from twin.frame import F64, Bool
+from twin.state import State
+
+RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
+RAN_S = 30.0  # a pump that ran so long and stands now has stopped
+SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
+WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
+WEATHER_USUAL_S = 6 * 3600.0
+GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
+POWERED = ("gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
+
+
+class Devices:
+    """Remembers which pumps ran, the usual weather, and how much hotter each GPU's memory is than its chip."""
+
+    def __init__(self, places: Places) -> None:
+        self.places, n = places, places.sizes
+        self.ran_s = np.zeros((n["cdu"], 2))
+        self.stopped_ns = np.zeros((n["cdu"], 2), np.int64)
+        self.usual_c = np.full(2, np.nan)  # outdoor dry and wet bulb
+        self.weather_s = 0.0
+        self.weather_ns = 0
+        # Of each GPU: mean memory activity squared, and its product with the gap
+        self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
+        self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
+        self.gap_count = 0
+
+    def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+        """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
+        if not heard(state, "cdu.pump1_speed_pu"):
+            return []
+        speed = np.stack([good(state, "cdu.pump1_speed_pu"), good(state, "cdu.pump2_speed_pu")], axis=1)
+        stands = speed < STOPPED_PU
+        self.ran_s = np.where(speed > RUNNING_PU, np.minimum(self.ran_s + dt_s, 2 * RAN_S), self.ran_s)
+        stopped = stands & (self.ran_s >= RAN_S)
+        if (mask := spared.get("cdu")) is not None:
+            stopped[mask] = False
+        self.stopped_ns[stopped & (self.stopped_ns == 0)] = state.now_ns
+        self.stopped_ns[~stopped] = 0
+        if not stopped.any():
+            return []
+        out = []
+        flow = good(state, "cdu.flow_lpm")
+        for cdu in np.flatnonzero(stopped.any(axis=1)).tolist():
+            which = " and ".join(str(i + 1) for i in np.flatnonzero(stopped[cdu]))
+            other = speed[cdu][~stopped[cdu]]
+            evidence = [f"pump {which} stands"]
+            if len(other) and np.isfinite(other[0]):
+                evidence.append(f"the other one runs at {other[0]:.0%}")
+            if np.isfinite(flow[cdu]):
+                evidence.append(f"flow {flow[cdu]:.0f} l/min")
+            racks = len(self.places.below("cdu", cdu, "rack"))
+            out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), max(1, racks), 0.0, 30.0))
+        return out
+
+    def silences(
+        self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool], lost: Bool
+    ) -> list[Cause]:
+        """Nodes that are off or silent, GPUs off the bus, single sensors that are silent."""
+        out: list[Cause] = []
+        quiet = self._quiet(watch)
+        node, gpu = quiet.get("node"), quiet.get("gpu")
+        off = self._off(state, spared)
+        site = self.places.site
+        dark_node = off.copy()
+        for i in np.flatnonzero(off).tolist():
+            out.append(
+                Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
+            )
+        if node is not None and node.any():
+            dark_node |= node
+            silent = node & ~off
+            if np.count_nonzero(silent) <= max(2.0, SOURCE_SHARE * len(node)):
+                for i in np.flatnonzero(silent).tolist():
+                    out.append(Cause("node_silent", "node", i, "", 0.95,
+                                     ("neither the node nor its GPUs report",), 1, 0.0, 15.0))  # fmt: skip
+        if gpu is not None and gpu.any():
+            alone = gpu & ~dark_node[site.node_of_gpu]
+            if np.count_nonzero(alone) <= max(2.0, SOURCE_SHARE * len(gpu)):
+                for i in np.flatnonzero(alone).tolist()[:200]:
+                    evidence = ["it no longer reports; its node does"]
+                    if OFF_BUS_XID in growth.xid_of(i):
+                        evidence.append(f"XID {OFF_BUS_XID} before")
+                    out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, 0.0, 15.0))
+        return out
+
+    def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
+        """Nodes whose controller says that they are off [n_node]."""
+        off = np.zeros(self.places.sizes["node"], np.bool_)
+        if heard(state, "node.power_on_state"):
+            off = good(state, "node.power_on_state") == 0.0
+            if (mask := spared.get("node")) is not None:
+                off &= ~mask
+        return off
+
+    def _quiet(self, watch: Watch) -> dict[str, Bool]:
+        """Entities of which nothing that was ever heard is heard any more, per table."""
+        out: dict[str, Bool] = {}
+        for table in ("node", "gpu"):
+            meters = watch.meters.get(table)
+            if meters is not None and meters.anything and meters.silent.any():
+                known = meters.count > 0
+                out[table] = (meters.silent | ~known).all(axis=0) & known.any(axis=0)
+        return out
+
+    def sensors(self, watch: Watch, tracks: Tracks, dark: dict[str, Bool]) -> list[Cause]:
+        """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole."""
+        out: list[Cause] = []
+        for table, meters in watch.meters.items():
+            if not meters.anything:
+                continue
+            hidden = dark.get(table)
+            for k, name in enumerate(meters.names):
+                key = f"{table}.{name}"
+                for kind, flags in (("silent", meters.silent[k]), ("frozen", meters.frozen[k]),
+                                    ("spiking", meters.jumping[k])):  # fmt: skip
+                    if not flags.any():
+                        continue
+                    found = flags if hidden is None else flags & ~hidden
+                    many = np.count_nonzero(found)
+                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(found)):
+                        continue
+                    for entity in np.flatnonzero(found).tolist()[:50]:
+                        if kind == "spiking" and not _agrees(key, entity, tracks):
+                            continue
+                        text = self._words(kind, key, meters, k, entity)
+                        out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1,
+                                         0.0 if kind != "spiking" else 4.0, 30.0))  # fmt: skip
+        return out
+
+    @staticmethod
+    def _words(kind: str, key: str, meters: Any, k: int, entity: int) -> str:
+        value = amount(key, float(meters.last[k, entity]))
+        if kind == "silent":
+            return f"no reading for more than {4 * meters.period_s[k] + 2:.0f} s, last {value}"
+        if kind == "frozen":
+            return f"{value} for {int(meters.run[k, entity])} readings, which never happened before"
+        return f"jumps far beyond its noise and back, now {value}"
+
+    def weather(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+        """A heat wave warms both bulbs; one thermometer that is wrong warms only itself."""
+        column = state.tables["site"]
+        if not heard(state, "site.outdoor_temp_c") or "site" in spared:
+            return []
+        now_c = np.array([good(state, "site.outdoor_temp_c")[0], good(state, "site.outdoor_wet_bulb_c")[0]])
+        heard_ns = int(column.t_ns.max())
+        usual = np.where(np.isnan(self.usual_c), now_c, self.usual_c)
+        over = now_c - usual
+        off = np.abs(over[0]) > WEATHER_K
+        if heard_ns > self.weather_ns:
+            step_s = (heard_ns - self.weather_ns) / 1e9 if self.weather_ns else 60.0
+            self.weather_ns, self.weather_s = heard_ns, self.weather_s + step_s
+            share = max(step_s / WEATHER_USUAL_S, step_s / self.weather_s) * (0.1 if off else 1.0)
+            usual = usual + np.where(np.isfinite(over), min(share, 1.0) * over, 0.0)
+        self.usual_c = usual
+        if not off or self.weather_s < 600.0:
+            return []
+        text = f"outdoors {now_c[0]:.1f} degC, usual {usual[0]:.1f} degC"
+        wet = f"wet bulb {now_c[1]:.1f} degC, usual {usual[1]:.1f} degC"
+        if np.isnan(over[1]) or (over[0] > 0 and over[1] > max(WET_BULB_K, 0.2 * over[0])):
+            return [Cause("heat_wave", "site", 0, "", 0.9, (text, wet), 1, 60.0, 300.0)]
+        return [Cause("sensor_biased", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 60.0, 300.0)]
+
+    def gaps(self, state: State, tracks: Tracks) -> F64:
+        """How many sigmas each GPU's memory is off its usual distance to its chip [n_gpu]."""
+        n = self.places.sizes["gpu"]
+        if n == 0 or not heard(state, "gpu.hbm_temp_c"):
+            return np.zeros(n)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gap = (good(state, "gpu.hbm_temp_c") - good(state, "gpu.temp_c")).astype(np.float32)
+            busy = np.nan_to_num(good(state, "gpu.dram_active_pu")).astype(np.float32)
+            off = gap - busy * self.gap_xy / np.maximum(self.gap_xx, np.float32(1e-4))
+        calm = np.isfinite(gap)
+        if (on := tracks.on("gpu.temp_c")) is not None:
+            calm &= on == 0
+        self.gap_count += 1
+        share = np.float32(max(1.0 / self.gap_count, 1.0 / GAP_MEMORY))
+        self.gap_xx += np.where(calm, share * (busy * busy - self.gap_xx), 0.0).astype(np.float32)
+        self.gap_xy += np.where(calm, share * (busy * gap - self.gap_xy), 0.0).astype(np.float32)
+        off = np.nan_to_num(off)
+        self.gap_mean += np.float32(0.1) * (off - self.gap_mean)
+        self.gap_var += np.where(calm, share * (off * off - self.gap_var), 0.0).astype(np.float32)
+        # The mean over about twenty readings has a quarter of the noise of one
+        return (self.gap_mean / (0.25 * np.sqrt(np.maximum(self.gap_var, 0.02)))).astype(np.float64)
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot."""
+        if table == "cdu":
+            self.ran_s[entity] = 0.0
+        elif table == "gpu":
+            self.gap_xx[entity] = self.gap_xy[entity] = self.gap_mean[entity] = 0.0
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name in _KEPT:
+            value = data[name]
+            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
+
+
+_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "gap_xx", "gap_xy", "gap_mean", "gap_var",
+         "gap_count")  # fmt: skip
+
+
+def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
+    """A jump of power may be the work's: its own comparisons must have jumped as well, where there are any."""
+    own = [t for name, t in tracks.tracks.items() if name == key or name.startswith(key + "/")]
+    own = [t for t in own if entity < len(t.wild)]
+    if not own:
+        return key not in POWERED
+    return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)

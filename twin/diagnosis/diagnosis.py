@@ -1,0 +1,171 @@
+"""The diagnosis: what is wrong, told once, at the lowest entity that accounts for all that deviates.
+
+Each tick: deviations of the estimator's comparisons that last, sensors that misbehave, and what devices
+report become symptoms; hypotheses are covered greedily, the one that accounts for most first, and what is
+left over is looked at again, so that two faults at once are two. May import the core; never the plant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from twin.contracts import Fault, Finding
+from twin.diagnosis.cause import Book, Cause, finding_of
+from twin.diagnosis.devices import Devices
+from twin.diagnosis.growth import Growth
+from twin.diagnosis.places import Places
+from twin.diagnosis.pursuit import Pursuit
+from twin.diagnosis.reports import Reports
+from twin.diagnosis.signature import Hypothesis, Now
+from twin.diagnosis.tracks import Readings, Tracks
+from twin.diagnosis.verdict import Verdicts
+from twin.diagnosis.wake import Wake
+from twin.diagnosis.watch import Watch
+from twin.estimator import Estimator
+from twin.events import Event
+from twin.frame import I32, Bool
+from twin.jobs import Jobs
+from twin.maintenance import Windows
+from twin.site import Site
+from twin.state import State
+
+FORMAT = 1
+
+
+class Diagnosis:
+    """Faults of a site and the symptoms behind them."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.places = site, Places(site)
+        self.readings, self.tracks = Readings(), Tracks()
+        self.reports, self.devices = Reports(self.places), Devices(self.places)
+        self.watch, self.growth = Watch(site.sizes), Growth(site)
+        self.pursuit, self.verdicts = Pursuit(self.places), Verdicts(self.watch)
+        self.wake = Wake(self.places)
+        self.book = Book()
+        self.faults: tuple[Fault, ...] = ()
+        self._balanced = False
+
+    def update(
+        self,
+        state: State,
+        estimator: Estimator,
+        jobs: Jobs,
+        windows: Windows,
+        events: Sequence[Event],
+        dt_s: float,
+    ) -> None:
+        """Look at this tick, after the estimator. Raises nothing for bad or missing data."""
+        if not self._balanced:
+            members = [(b.meters, b.feeders, b.racks) for b in estimator.balances]
+            self.pursuit.set_balances(self.site, members)
+            self._balanced = True
+        spared = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
+        self.readings.begin()
+        self.watch.update(state, self.readings, spared, dt_s)
+        self.tracks.update(estimator.residuals, state, self.readings, spared)
+        gaps = self.devices.gaps(state, self.tracks)
+        outright = self._outright(state, events, spared, dt_s)
+        causes = [*outright, *self._deduced(state, estimator, outright, gaps)]
+        self.book.update(causes, state.now_ns)
+        self.faults = self.book.faults()
+
+    def _outright(
+        self, state: State, events: Sequence[Event], spared: dict[str, Bool], dt_s: float
+    ) -> list[Cause]:
+        """What needs no comparison: reports, silences, stopped pumps, counters, single sensors."""
+        causes = self.reports.causes(state, spared, dt_s)
+        causes += self.devices.pumps(state, spared, dt_s)
+        causes += self.growth.causes(state, events, spared)
+        whole = self.devices.silences(state, self.watch, self.growth, spared, self.reports.lost)
+        causes += whole
+        causes += self.devices.weather(state, spared)
+        causes += self.devices.sensors(self.watch, self.tracks, self._dark(whole, state))
+        return causes
+
+    def _dark(self, whole: list[Cause], state: State) -> dict[str, Bool]:
+        """Devices that are told as a whole, and what is inside them [n per table]."""
+        out: dict[str, Bool] = {}
+        for cause in whole:
+            for table in ("node", "gpu") if cause.table == "node" else (cause.table,):
+                mask = out.setdefault(table, np.zeros(self.site.sizes[table], np.bool_))
+                mask[self.places.below(cause.table, cause.entity, table)] = True
+        if self.reports.lost.any():
+            out["feeder"] = self.reports.lost
+        return out
+
+    def _deduced(
+        self, state: State, estimator: Estimator, outright: list[Cause], gaps: np.ndarray
+    ) -> list[Cause]:
+        """What only comparisons tell, of what is not explained by reports already."""
+        self.wake.update(outright, state.now_ns)
+        if not self.tracks.active():
+            return []
+        now = Now(state, self.places)
+        found = self.pursuit.find(
+            self.tracks, estimator.residuals, now, self.wake.covered, lambda h: self._told(h)
+        )
+        causes = [self.verdicts.cause(f, now, estimator.residuals, gaps) for f in found]
+        return [c for c in causes if c is not None]
+
+    def _told(self, h: Hypothesis) -> Bool | None:
+        signal = h.signal if h.kind == "sensor_biased" else ""
+        mine = [k[2] for k in self.book.told if k[0] == h.kind and k[1] == h.table and k[3] == signal]
+        if not mine:
+            return None
+        out = np.zeros(self.site.sizes[h.table], np.bool_)
+        out[mine] = True
+        return out
+
+    def explained(self, residual: str) -> Bool | None:
+        """Rows [n] of a comparison whose deviation a told fault accounts for; None if there are none."""
+        track = self.tracks.tracks.get(residual)
+        return None if track is None else cast("Bool | None", self.book.covered(residual, len(track.on)))
+
+    def findings(self, site: Site) -> list[Finding]:
+        """The faults as people are told of them."""
+        return [finding_of(f, site) for f in self.faults]
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what was wrong with the old one is not true of it."""
+        for part in (self.tracks, self.watch, self.growth, self.devices):
+            part.forget(table, entity)
+        self.book.forget(table, entity)
+        self.faults = self.book.faults()
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Diagnosis:
+        """What is told, for a changed site; what was not yet sure is looked at anew."""
+        out = Diagnosis(site)
+        out.book = self.book.remapped(old_of_new)
+        out.tracks = self.tracks.remapped(old_of_new, site.sizes)
+        out.watch = self.watch.remapped(old_of_new, site.sizes)
+        out.verdicts = Verdicts(out.watch)
+        out.growth = self.growth.remapped(site, old_of_new)
+        out.faults = out.book.faults()
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {
+            "format": FORMAT,
+            "readings": self.readings.dump(),
+            "tracks": self.tracks.dump(),
+            "watch": self.watch.dump(),
+            "growth": self.growth.dump(),
+            "devices": self.devices.dump(),
+            "reports": self.reports.dump(),
+            "wake": self.wake.dump(),
+            "book": self.book.dump(),
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave; one of another format is left: faults are found again."""
+        if data.get("format") != FORMAT:
+            return
+        self.readings.restore(data["readings"])
+        for name in ("tracks", "watch", "growth", "devices", "reports", "wake", "book"):
+            getattr(self, name).restore(data[name])
+        self.faults = self.book.faults()

@@ -1,0 +1,172 @@
+"""Counters that grow and errors that come again: memory, NVLinks, ports, XIDs.
+
+Growth is judged over about a minute, against a least number and against what is usual for that entity. May
+import events, the state and causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.cause import Cause
+from twin.events import Event, FaultReported
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.signals import TABLES
+from twin.site import Site
+from twin.state import State
+
+EVERY_S = 2.0  # between looks at counters
+RECENT_S, USUAL_S = 60.0, 3600.0
+UNUSUAL = 10.0  # times the usual growth
+CLEAR_S = 180.0
+# The catalogue of NVIDIA says "again": domain.md C has 5 of the same in 24 h for support; three within ten
+# minutes are a burst; source: estimate.
+XIDS, XID_S = 3, 600.0
+XID_KEPT = 32  # per GPU
+OFF_BUS_XID = 79
+HARMLESS_XIDS = (43, 63, 92, 121, 137)  # "ignore", domain.md C
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter, what its growth means, and the least growth within about a minute that means it."""
+
+    table: str
+    counter: str
+    kind: str
+    least: float
+    words: str
+
+
+COUNTED = (
+    Counted("gpu", "ecc_dbe_count", "ecc_growth", 1.0, "double-bit errors"),
+    Counted("gpu", "ecc_sbe_count", "ecc_growth", 10.0, "single-bit errors"),
+    Counted("gpu", "nvlink_error_count", "nvlink_flaps", 10.0, "NVLink errors"),
+    Counted("gpu", "nvlink_recovery_count", "nvlink_flaps", 2.0, "NVLink recoveries"),
+    Counted("link", "discard_count", "link_congested", 100.0, "discarded packets"),
+    Counted("link", "error_count", "link_congested", 100.0, "errors"),
+)
+
+
+class Growth:
+    """Recent and usual growth per counter and entity, and the instants of XIDs."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.last: dict[str, I64] = {}
+        self.recent: dict[str, F64] = {}
+        self.usual: dict[str, F64] = {}
+        self.looked_ns = 0
+        self.xids: dict[int, list[list[int]]] = {}  # gpu -> [[instant, code], ...]
+
+    def causes(
+        self, state: State, events: Sequence[Event], spared: dict[str, Bool], restarted: Bool | None = None
+    ) -> list[Cause]:
+        """What grows now."""
+        self._hear(events, state.now_ns)
+        if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
+            self._look(state)
+        out: dict[tuple[str, int], Cause] = {}
+        for counted in COUNTED:
+            key = f"{counted.table}.{counted.counter}"
+            recent = self.recent.get(key)
+            if recent is None or recent.max(initial=0.0) < counted.least:
+                continue
+            many = (recent >= counted.least) & (recent > UNUSUAL * self.usual[key] * RECENT_S)
+            if (mask := spared.get(counted.table)) is not None:
+                many &= ~mask
+            for entity in np.flatnonzero(many).tolist()[:100]:
+                text = f"about {recent[entity]:.0f} {counted.words} in the last minute"
+                known = out.get((counted.kind, entity))
+                if known is not None:
+                    known.evidence += (text,)
+                    continue
+                out[counted.kind, entity] = Cause(counted.kind, counted.table, entity, "", 0.99, (text,), 1, 0.0,
+                                                  CLEAR_S)  # fmt: skip
+        return [*out.values(), *self._bursts(state.now_ns, spared.get("gpu"))]
+
+    def _look(self, state: State) -> None:
+        step_s = (state.now_ns - self.looked_ns) / NS if self.looked_ns else EVERY_S
+        self.looked_ns = state.now_ns
+        fade = float(np.exp(-step_s / RECENT_S))
+        slow = min(1.0, step_s / USUAL_S)
+        for counted in COUNTED:
+            column = state.tables.get(counted.table)
+            if column is None or column.n == 0:
+                continue
+            row = TABLES[counted.table].by_name[counted.counter].row
+            key, total = f"{counted.table}.{counted.counter}", column.total[row]
+            last = self.last.get(key)
+            if last is None or len(last) != len(total):
+                self.last[key], self.recent[key] = total.copy(), np.zeros(len(total))
+                self.usual[key] = np.zeros(len(total))
+                continue
+            recent, usual = self.recent[key], self.usual[key]
+            if np.array_equal(total, last) and not recent.any():
+                continue
+            grown = np.maximum(total - last, 0).astype(np.float64)
+            recent *= fade
+            recent += grown
+            recent[recent < 0.05] = 0.0
+            calm = recent < counted.least
+            usual += np.where(calm, slow * (grown / step_s - usual), 0.0)
+            self.last[key] = total.copy()
+
+    def _hear(self, events: Sequence[Event], now_ns: int) -> None:
+        for event in events:
+            if not isinstance(event, FaultReported) or event.table != "gpu" or event.code in HARMLESS_XIDS:
+                continue
+            gpu = self.site.entity("gpu", event.name)
+            if gpu is not None:
+                self.xids.setdefault(gpu, []).append([now_ns, event.code])
+                del self.xids[gpu][:-XID_KEPT]
+        for gpu in [g for g, some in self.xids.items() if now_ns - some[-1][0] > XID_S * NS]:
+            del self.xids[gpu]
+
+    def _bursts(self, now_ns: int, spared: Bool | None) -> list[Cause]:
+        out = []
+        for gpu, some in sorted(self.xids.items()):
+            late = [code for at, code in some if now_ns - at <= XID_S * NS]
+            if len(late) >= XIDS and (spared is None or not spared[gpu]):
+                codes = ", ".join(str(c) for c in sorted(set(late)))
+                text = f"{len(late)} XIDs in {XID_S / 60:.0f} min: {codes}"
+                out.append(Cause("xid_burst", "gpu", gpu, "", 0.99, (text,), 1, 0.0, CLEAR_S))
+        return out
+
+    def xid_of(self, gpu: int) -> list[int]:
+        """Codes heard of a GPU within the last minutes."""
+        return [code for _, code in self.xids.get(gpu, [])]
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot."""
+        for key in self.recent:
+            if key.partition(".")[0] == table:
+                self.recent[key][entity] = self.usual[key][entity] = 0.0
+        if table == "gpu":
+            self.xids.pop(entity, None)
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Growth:
+        """XIDs move along; counters are looked at anew."""
+        out = Growth(site)
+        source = old_of_new["gpu"]
+        for gpu, some in self.xids.items():
+            for new in np.flatnonzero(source == gpu).tolist():
+                out.xids[new] = [list(x) for x in some]
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"last": dict(self.last), "recent": dict(self.recent), "usual": dict(self.usual),
+                "looked_ns": self.looked_ns,
+                "xids": [[gpu, [list(x) for x in some]] for gpu, some in sorted(self.xids.items())]}  # fmt: skip
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name in ("last", "recent", "usual"):
+            setattr(self, name, {k: np.array(v) for k, v in data[name].items()})
+        self.looked_ns = int(data["looked_ns"])
+        self.xids = {int(g): [[int(a), int(c)] for a, c in some] for g, some in data["xids"]}

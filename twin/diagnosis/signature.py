@@ -1,0 +1,280 @@
+"""Signatures: how each hypothesis would show in the comparisons of the estimator, per unit of what it changes.
+
+A sensor that reads too much by one unit, a branch that passes less: each moves the residuals of several
+relations by known amounts. The signs and sizes follow from the relations themselves. An absent relation or an
+unknown value takes no part. May import the design's constants and the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.design import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
+from twin.diagnosis.places import Places
+from twin.diagnosis.reports import good
+from twin.frame import F64
+from twin.state import State
+
+# Flow goes with the resistance of a plate by about this power: share of convection times its exponent
+PLATE_FLOW_POWER = 0.42
+
+
+class Term(NamedTuple):
+    """One relation's share in a signature: the change of its residual per unit.
+
+    `child` "" is the hypothesis's own entity or, where the relation is of a table above, its ancestor; else
+    the relation's rows are of the table `child` below. `slope` has the length of the hypothesis's table, or of
+    the child's.
+    """
+
+    relation: str
+    slope: F64
+    child: str = ""
+
+
+class Hypothesis(NamedTuple):
+    """What could be wrong of every entity of a table at once. `sign` +1 or -1: only changes of this sign."""
+
+    kind: str
+    table: str
+    signal: str
+    sign: int
+    weight: float
+    relations: tuple[str, ...]  # in which it shows
+    terms: Callable[[Now], list[Term]]
+
+
+class Now:
+    """The values of this tick, read when they are asked for."""
+
+    def __init__(self, state: State, places: Places) -> None:
+        self.state, self.places = state, places
+        self._read: dict[str, F64] = {}
+
+    def __getitem__(self, key: str) -> F64:
+        if key not in self._read:
+            self._read[key] = good(self.state, key)
+        return self._read[key]
+
+    def one(self, table: str) -> F64:
+        return np.ones(self.places.sizes[table])
+
+    def up(self, key: str, child: str) -> F64:
+        """A value of an ancestor's table for each entity of `child`."""
+        values = self[key]
+        at = self.places.above(child, key.partition(".")[0])
+        if len(values) == 0:
+            return np.full(len(at), np.nan)
+        return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+
+    def rise(self) -> F64:
+        """Of each rack's coolant, K."""
+        return np.maximum(self["rack.return_temp_c"] - self["rack.supply_temp_c"], 1.0)
+
+    def over_supply(self) -> F64:
+        """Of each GPU over its rack's coolant, K."""
+        supply = self.up("rack.supply_temp_c", "gpu")
+        return np.maximum(self["gpu.temp_c"] - np.where(np.isfinite(supply), supply, 25.0), 2.0)
+
+    def inner_pa(self) -> F64:
+        """What a CDU loses inside itself, with what its pumps lose of their shut-off head [n_cdu]."""
+        nominal = self.places.site.design.cdu_flow_lpm
+        at_nominal = CDU_INNER_DROP_PA + (PUMP_SHUTOFF_RATIO - 1.0) * (CDU_INNER_DROP_PA + RACK_DROP_PA)
+        return np.maximum(at_nominal * (self["cdu.flow_lpm"] / nominal) ** 2, 1000.0)
+
+
+BRANCH, HEAT_FLOW, HEAT = "rack.flow_lpm/pressure", "rack.flow_lpm/heat", "rack.heat"
+RACK_SUPPLY, DROP, RACK_POWER = "rack.supply_temp_c", "rack.diff_pressure_pa", "rack.power_w"
+SUM, PUMP, FILTER = "cdu.flow_lpm/racks", "cdu.flow_lpm/pump", "cdu.filter_diff_pressure_pa"
+MIX, SUPPLY, SETPOINT = "cdu.return_temp_c", "cdu.supply_temp_c", "cdu.supply_temp_c/setpoint"
+WATER_BACK, VALVE, WATER = "cdu.facility_return_temp_c", "cdu.facility_flow_lpm", "cdu.facility_supply_temp_c"
+APPROACH, LOOP_BACK, LOOP_FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
+GPU_TEMP, GPU_POWER, GPU_CLOCK, NODE_POWER = "gpu.temp_c", "gpu.power_w", "gpu.sm_clock_hz", "node.power_w"
+SPLIT = "feeder.power_w/split"
+
+
+def _rack_flow(now: Now) -> list[Term]:
+    rise, flow = now.rise(), now["rack.flow_lpm"]
+    return [
+        Term(BRANCH, now.one("rack")),
+        Term(HEAT_FLOW, now.one("rack")),
+        Term(HEAT, rise / np.maximum(flow, 5.0)),
+        Term(SUM, -now.one("rack")),
+        Term(
+            GPU_TEMP,
+            PLATE_FLOW_POWER * now.over_supply() / np.maximum(now.up("rack.flow_lpm", "gpu"), 5.0),
+            "gpu",
+        ),
+    ]
+
+
+def _rack_supply(now: Now) -> list[Term]:
+    rise, flow = now.rise(), now["rack.flow_lpm"]
+    return [
+        Term(RACK_SUPPLY, now.one("rack")),
+        Term(HEAT, -now.one("rack")),
+        Term(HEAT_FLOW, -flow / rise),
+        Term(GPU_TEMP, -now.one("gpu"), "gpu"),
+    ]
+
+
+def _rack_return(now: Now) -> list[Term]:
+    flow = now["rack.flow_lpm"]
+    return [
+        Term(HEAT, now.one("rack")),
+        Term(HEAT_FLOW, flow / now.rise()),
+        Term(MIX, -flow / np.maximum(now.up("cdu.flow_lpm", "rack"), 5.0)),
+    ]
+
+
+def _rack_drop(now: Now) -> list[Term]:
+    drop = np.maximum(now["rack.diff_pressure_pa"], 2000.0)
+    return [Term(DROP, now.one("rack")), Term(BRANCH, -now["rack.flow_lpm"] / (2.0 * drop))]
+
+
+def _rack_power(now: Now) -> list[Term]:
+    power = np.maximum(now["rack.power_w"], 1000.0)
+    return [
+        Term(RACK_POWER, now.one("rack")),
+        Term(HEAT, -now.rise() / power),
+        Term(HEAT_FLOW, -now["rack.flow_lpm"] / power),
+        Term("feeder.balance", -now.one("rack")),
+    ]
+
+
+def _cdu_flow(now: Now) -> list[Term]:
+    flow = np.maximum(now["cdu.flow_lpm"], 5.0)
+    carried = now["cdu.facility_return_temp_c"] - now["cdu.facility_supply_temp_c"]
+    return [
+        Term(SUM, now.one("cdu")),
+        Term(PUMP, now.one("cdu")),
+        Term(FILTER, -2.0 * now["cdu.filter_diff_pressure_pa"] / flow),
+        Term(WATER_BACK, -carried / flow),
+    ]
+
+
+def _water_ratio(now: Now) -> F64:
+    """Kelvin of the facility water per kelvin of the racks' water [n_cdu]."""
+    return now["cdu.flow_lpm"] / np.maximum(now["cdu.facility_flow_lpm"], 5.0)
+
+
+def _cdu_supply(now: Now) -> list[Term]:
+    return [
+        Term(SUPPLY, now.one("cdu")),
+        Term(SETPOINT, now.one("cdu")),
+        Term(WATER_BACK, _water_ratio(now)),
+        Term(RACK_SUPPLY, -now.one("rack"), "rack"),
+    ]
+
+
+def _cdu_return(now: Now) -> list[Term]:
+    return [Term(MIX, now.one("cdu")), Term(SUPPLY, -_left(now)), Term(WATER_BACK, -_water_ratio(now))]
+
+
+def _left(now: Now) -> F64:
+    """Share of the difference of its entries that the warm stream keeps [n_cdu]."""
+    back, cool = now["cdu.return_temp_c"], now["cdu.facility_supply_temp_c"]
+    return np.clip((now["cdu.supply_temp_c"] - cool) / np.maximum(back - cool, 1.0), 0.05, 0.95)
+
+
+def _cdu_drop(now: Now) -> list[Term]:
+    return [
+        Term(DROP, -now.one("rack"), "rack"),
+        Term(PUMP, now["cdu.flow_lpm"] / (2.0 * now.inner_pa())),
+    ]
+
+
+def _filter(now: Now) -> list[Term]:
+    return [Term(FILTER, now.one("cdu")), Term(PUMP, -now["cdu.flow_lpm"] / (2.0 * now.inner_pa()))]
+
+
+def _water_flow(now: Now) -> list[Term]:
+    flow = np.maximum(now["cdu.facility_flow_lpm"], 5.0)
+    carried = now["cdu.facility_return_temp_c"] - now["cdu.facility_supply_temp_c"]
+    return [Term(VALVE, now.one("cdu")), Term(WATER_BACK, carried / flow), Term(LOOP_FLOW, -now.one("cdu"))]
+
+
+def _water_supply(now: Now) -> list[Term]:
+    return [
+        Term(WATER, now.one("cdu")),
+        Term(WATER_BACK, -now.one("cdu")),
+        Term(SUPPLY, -(1.0 - _left(now))),
+    ]
+
+
+def _water_back(now: Now) -> list[Term]:
+    share = now["cdu.facility_flow_lpm"] / np.maximum(now.up("loop.flow_lpm", "cdu"), 5.0)
+    return [Term(WATER_BACK, now.one("cdu")), Term(LOOP_BACK, -share)]
+
+
+def _loop_supply(now: Now) -> list[Term]:
+    return [Term(APPROACH, now.one("loop")), Term(WATER, -now.one("cdu"), "cdu")]
+
+
+def _gpu_power(now: Now) -> list[Term]:
+    power = np.maximum(now["gpu.power_w"], 50.0)
+    return [
+        Term(GPU_POWER, now.one("gpu")),
+        Term(NODE_POWER, -now.one("gpu")),
+        Term(GPU_TEMP, -now.over_supply() / power),
+    ]
+
+
+def _only(relation: str, table: str) -> Callable[[Now], list[Term]]:
+    return lambda now: [Term(relation, now.one(table))]
+
+
+def _plates(now: Now) -> list[Term]:
+    return [Term(GPU_TEMP, now.over_supply())]
+
+
+def _tray(now: Now) -> list[Term]:
+    return [Term(GPU_TEMP, now.over_supply(), "gpu")]
+
+
+def _of(
+    kind: str, key: str, sign: int, weight: float, terms: Callable[[Now], list[Term]], *relations: str
+) -> Hypothesis:
+    table, _, signal = key.partition(".")
+    return Hypothesis(kind, table, signal, sign, weight, relations, terms)
+
+
+_BIASED = "sensor_biased"
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    _of("plate_degraded", "gpu", 1, 1.0, _plates, GPU_TEMP),
+    _of(_BIASED, "gpu.temp_c", 0, 0.99, _only(GPU_TEMP, "gpu"), GPU_TEMP),
+    _of(_BIASED, "gpu.power_w", 0, 1.0, _gpu_power, GPU_POWER, GPU_TEMP, NODE_POWER),
+    _of(_BIASED, "gpu.sm_clock_hz", 0, 1.0, _only(GPU_CLOCK, "gpu"), GPU_CLOCK),
+    _of("tray_blocked", "node", 1, 1.0, _tray, GPU_TEMP),
+    _of(_BIASED, "node.power_w", 0, 1.0,
+        lambda now: [Term(NODE_POWER, now.one("node")), Term(RACK_POWER, -now.one("node"))],
+        NODE_POWER, RACK_POWER),
+    _of("branch_blocked", "rack", -1, 1.0, _only(BRANCH, "rack"), BRANCH),
+    _of(_BIASED, "rack.flow_lpm", 0, 1.0, _rack_flow, BRANCH, HEAT_FLOW, HEAT, SUM),
+    _of(_BIASED, "rack.supply_temp_c", 0, 1.0, _rack_supply, RACK_SUPPLY, HEAT, HEAT_FLOW, GPU_TEMP),
+    _of(_BIASED, "rack.return_temp_c", 0, 1.0, _rack_return, HEAT, HEAT_FLOW, MIX),
+    _of(_BIASED, "rack.diff_pressure_pa", 0, 1.0, _rack_drop, DROP, BRANCH),
+    _of(_BIASED, "rack.power_w", 0, 1.0, _rack_power, RACK_POWER, HEAT, HEAT_FLOW, "feeder.balance"),
+    _of("filter_blocked", "cdu", 1, 1.0, _filter, FILTER, PUMP),
+    _of("pump_worn", "cdu", -1, 1.0, _only(PUMP, "cdu"), PUMP),
+    _of("exchanger_fouled", "cdu", 1, 1.0, _only(SUPPLY, "cdu"), SUPPLY),
+    _of("valve_stuck", "cdu", 0, 1.0, _only(SETPOINT, "cdu"), SETPOINT),
+    _of(_BIASED, "cdu.flow_lpm", 0, 1.0, _cdu_flow, SUM, PUMP, FILTER, WATER_BACK),
+    _of(_BIASED, "cdu.supply_temp_c", 0, 1.0, _cdu_supply, SUPPLY, SETPOINT, WATER_BACK, RACK_SUPPLY),
+    _of(_BIASED, "cdu.return_temp_c", 0, 1.0, _cdu_return, MIX, SUPPLY, WATER_BACK),
+    _of(_BIASED, "cdu.diff_pressure_pa", 0, 1.0, _cdu_drop, DROP, PUMP),
+    _of(_BIASED, "cdu.filter_diff_pressure_pa", 0, 0.98, _only(FILTER, "cdu"), FILTER),
+    _of(_BIASED, "cdu.facility_flow_lpm", 0, 1.0, _water_flow, VALVE, WATER_BACK, LOOP_FLOW),
+    _of(_BIASED, "cdu.facility_supply_temp_c", 0, 1.0, _water_supply, WATER, WATER_BACK, SUPPLY),
+    _of(_BIASED, "cdu.facility_return_temp_c", 0, 1.0, _water_back, WATER_BACK, LOOP_BACK),
+    _of("cooler_failed", "loop", 1, 1.0, _only(APPROACH, "loop"), APPROACH),
+    _of(_BIASED, "loop.supply_temp_c", 0, 1.0, _loop_supply, APPROACH, WATER),
+    _of(_BIASED, "loop.return_temp_c", 0, 1.0, _only(LOOP_BACK, "loop"), LOOP_BACK),
+    _of(_BIASED, "loop.flow_lpm", 0, 1.0, _only(LOOP_FLOW, "loop"), LOOP_FLOW),
+    _of(_BIASED, "feeder.power_w", 0, 1.0,
+        lambda now: [Term("feeder.balance", now.one("feeder")), Term(SPLIT, now.one("feeder"))],
+        "feeder.balance", SPLIT),
+)  # fmt: skip

@@ -1,0 +1,151 @@
+"""Verdicts: what a hypothesis that was found is called, how long it must hold, and the sentences that say why.
+
+Where the comparisons alone cannot tell two kinds apart, what else is known decides: the memory of a GPU for
+its temperature sensor, the position of a valve, the digits of a meter. May import the core's data types.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.contracts import Residual
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.pursuit import Found
+from twin.diagnosis.signature import GPU_TEMP, SETPOINT, Now
+from twin.diagnosis.watch import Watch
+from twin.signals import find_signal
+
+# Seconds for which a cause must be the best account before it is told: loss of flow cannot wait.
+HOLD_S = {"branch_blocked": 2.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
+          "valve_stuck": 20.0, "cooler_failed": 20.0, "plate_degraded": 15.0, "tray_blocked": 10.0,
+          "sensor_biased": 10.0}  # fmt: skip
+CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 120.0, "tray_blocked": 60.0,
+           "valve_stuck": 60.0, "cooler_failed": 60.0, "pump_worn": 60.0}  # fmt: skip
+FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
+STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
+UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
+         "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
+# What a comparison rests on, for people.
+FROM = {
+    "rack.flow_lpm/pressure": "from {rack.diff_pressure_pa} across the rack",
+    "rack.flow_lpm/heat": "from its heat balance",
+    "rack.heat": "from power and flow",
+    "rack.supply_temp_c": "from its CDU's supply",
+    "rack.diff_pressure_pa": "from its CDU's pressure",
+    "rack.power_w": "from its nodes",
+    "cdu.flow_lpm/racks": "from the sum of its racks",
+    "cdu.flow_lpm/pump": "from the pumps' speed and pressure",
+    "cdu.filter_diff_pressure_pa": "from its flow",
+    "cdu.return_temp_c": "from the racks' returns",
+    "cdu.supply_temp_c": "from its exchanger when clean",
+    "cdu.supply_temp_c/setpoint": "its set point",
+    "cdu.facility_return_temp_c": "from the heat of its racks",
+    "cdu.facility_flow_lpm": "from its valve",
+    "cdu.facility_supply_temp_c": "from its loop",
+    "loop.supply_temp_c": "from the weather",
+    "loop.return_temp_c": "from its CDUs",
+    "loop.flow_lpm/cdus": "from the sum of its CDUs",
+    "gpu.temp_c": "from its power and coolant",
+    "gpu.power_w": "from its activity",
+    "gpu.sm_clock_hz": "from its cap and temperature",
+    "node.power_w": "from its GPUs and CPUs",
+    "feeder.power_w/split": "from the other feeds",
+}
+
+
+def amount(key: str, value: float) -> str:
+    """A value of a signal in the unit in which people say it."""
+    signal = find_signal(key)
+    factor, unit, digits = UNITS.get("" if signal is None else signal.unit, (1.0, "", 2))
+    text = f"{value * factor:.{digits}f}"
+    return f"{text} {unit}".strip()
+
+
+def sentence(relation: str, row: int, residual: Residual, now: Now, who: str = "") -> str:
+    """One comparison: what is read, what was expected, and from what."""
+    table, _, rest = relation.partition(".")
+    signal = rest.partition("/")[0]
+    key = "rack.return_temp_c" if relation == "rack.heat" else f"{table}.{signal}"
+    if relation == "feeder.balance":
+        return f"meters {amount('feeder.power_w', float(residual.measured[row]))}, " \
+               f"loads {amount('feeder.power_w', float(residual.expected[row]))}"  # fmt: skip
+    why = FROM.get(relation, "")
+    if "{" in why:
+        inside = why[why.index("{") + 1 : why.index("}")]
+        why = why.replace("{" + inside + "}", amount(inside, float(now[inside][row])))
+    name = _WORDS.get(key.partition(".")[2], key.partition(".")[2])
+    said = amount(key, float(residual.measured[row]))
+    ought = amount(key, float(residual.expected[row]))
+    return f"{who}{name} {said}, expected {ought} {why}".rstrip()
+
+
+_WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power", "supply_temp_c": "supply",
+          "return_temp_c": "return", "diff_pressure_pa": "pressure across", "sm_clock_hz": "clock",
+          "filter_diff_pressure_pa": "pressure across the filter", "facility_flow_lpm": "facility flow",
+          "facility_supply_temp_c": "facility supply", "facility_return_temp_c": "facility return"}  # fmt: skip
+
+
+class Verdicts:
+    """Turns what was found into causes."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def cause(
+        self, found: Found, now: Now, residuals: dict[str, Residual], gap_z: np.ndarray
+    ) -> Cause | None:
+        """The cause, or None where it is better to wait or where it is nobody's fault."""
+        h, entity = found.hypothesis, found.entity
+        kind, signal = h.kind, h.signal if h.kind == "sensor_biased" else ""
+        if h.relations == (GPU_TEMP,) and h.table == "gpu":
+            kind, signal = self._plate_or_sensor(entity, gap_z)
+        elif (
+            SETPOINT in h.relations
+            and kind == "valve_stuck"
+            and not _stands_in_the_way(now, entity, found.size)
+        ):
+            return None
+        if kind == "sensor_biased" and self._stands_still(h.table, signal, entity):
+            return None
+        evidence = self._evidence(found, now, residuals)
+        count = max(1, max((len(rows) for name, rows in found.rows.items()), default=1))
+        confidence = float(np.clip(1.0 - np.exp(-0.5 * found.energy) * 10.0, 0.5, 0.999)) * found.share**0.25
+        return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count,
+                     HOLD_S.get(kind, 10.0), CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
+
+    def _evidence(self, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
+        h, out = found.hypothesis, []
+        site = now.places.site
+        for name, rows in found.rows.items():
+            table = name.partition(".")[0]
+            first = int(rows[0])
+            own = table == h.table and first == found.entity
+            who = "" if own or name == "feeder.balance" else f"{site.name(table, first)}: "
+            out.append(sentence(name, first, residuals[name], now, who))
+            if len(rows) > 1:
+                out.append(f"{len(rows) - 1} more {table} likewise")
+        if h.kind == "sensor_biased":
+            out.insert(0, f"it reads {amount(f'{h.table}.{h.signal}', abs(found.size))} "
+                          f"too {'much' if found.size > 0 else 'little'}")  # fmt: skip
+        return out
+
+    def _plate_or_sensor(self, gpu: int, gap_z: np.ndarray) -> tuple[str, str]:
+        """The memory beside it is as hot as its chip: if it disagrees with the reading, the sensor is wrong."""
+        disagrees = len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0
+        return ("sensor_biased", "temp_c") if disagrees else ("plate_degraded", "")
+
+    def _stands_still(self, table: str, signal: str, entity: int) -> bool:
+        meters = self.watch.meters.get(table)
+        if meters is None or signal not in meters.names:
+            return False
+        k = meters.index(signal)
+        run, moves = int(meters.run[k, entity]), float(meters.moves[k, entity])
+        return run >= STANDING and moves > 0.5
+
+
+def _stands_in_the_way(now: Now, cdu: int, error_k: float) -> bool:
+    """Whether the valve could do more against the error and does not: too warm and not open, or the reverse."""
+    valve = float(now["cdu.facility_valve1_pu"][cdu])
+    if not np.isfinite(valve):
+        return False
+    return valve < FULL_VALVE_PU if error_k > 0 else valve > SHUT_VALVE_PU

@@ -1,0 +1,105 @@
+"""The wake of a fault: comparisons that are off because of it and say nothing new.
+
+A pump that stops stirs every flow and temperature behind it for a while; a sensor that stands still spoils
+each comparison that it takes part in, as long as it does. May import causes and places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.cause import Cause, Key
+from twin.diagnosis.places import Places
+from twin.diagnosis.signature import HYPOTHESES
+from twin.frame import NS, Bool
+
+STIR_S = 150.0  # for which water and plates take to settle after a fault that stirs them; source: estimate
+LINGER_S = 20.0  # after a cause has gone
+# Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
+STIRRED: dict[str, tuple[str, ...]] = {
+    "pump_trip": ("cdu", "rack", "gpu"),
+    "breaker_tripped": ("feeder", "rack", "node", "gpu"),
+    "feed_lost": ("feeder", "rack", "node", "gpu"),
+    "grid_event": ("feeder", "rack", "node"),
+    "node_down": ("node", "rack"),
+    "node_silent": ("node",),
+    "psu_lost": ("node",),
+}
+LASTING = ("breaker_tripped", "feed_lost", "node_down", "node_silent", "psu_lost", "grid_event")
+
+
+class Wake:
+    """Which rows of which comparisons are in the wake of what was reported outright."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.since_ns: dict[Key, tuple[int, int]] = {}  # (first, last) support
+        self._now_ns = 0
+
+    def update(self, causes: list[Cause], now_ns: int) -> None:
+        """The causes of this tick."""
+        self._now_ns = now_ns
+        for cause in causes:
+            if cause.kind in STIRRED or cause.kind.startswith("sensor_"):
+                first, _ = self.since_ns.get(cause.key, (now_ns, now_ns))
+                self.since_ns[cause.key] = (first, now_ns)
+        for key in [k for k, (_, last) in self.since_ns.items() if now_ns - last > LINGER_S * NS]:
+            del self.since_ns[key]
+
+    def covered(self, relation: str, n: int) -> Bool | None:
+        """Rows [n] of a comparison that are in a wake; None if none is."""
+        out: Bool | None = None
+        table = relation.partition(".")[0]
+        for (kind, at, entity, signal), (first, _) in self.since_ns.items():
+            rows = self._rows(kind, at, entity, signal, relation, table, n, self._now_ns - first)
+            if rows is not None:
+                out = np.zeros(n, np.bool_) if out is None else out
+                out[rows] = True
+        return out
+
+    def _rows(
+        self, kind: str, at: str, entity: int, signal: str, relation: str, table: str, n: int, age_ns: int
+    ) -> Any:
+        if kind.startswith("sensor_"):
+            return self._of_sensor(at, entity, signal, relation, table)
+        if table not in STIRRED[kind] or (kind not in LASTING and age_ns > STIR_S * NS):
+            return None
+        if at in ("feeder", "site"):
+            return slice(None)
+        if n != self.places.sizes.get(table):
+            return None
+        if table == at:
+            return [entity]
+        ladder = ("gpu", "node", "rack", "cdu", "loop")
+        if ladder.index(table) < ladder.index(at):
+            return self.places.below(at, entity, table)
+        return self.places.above(at, table)[[entity]]
+
+    def _of_sensor(self, at: str, entity: int, signal: str, relation: str, table: str) -> Any:
+        """Rows of a comparison in which this sensor takes part."""
+        if relation == "feeder.balance":
+            return slice(None) if (at, signal) in (("rack", "power_w"), ("feeder", "power_w")) else None
+        for h in HYPOTHESES:
+            if h.table == at and h.signal == signal and relation in h.relations:
+                break
+        else:
+            return None
+        if table == at:
+            return [entity] if relation != "feeder.power_w/split" else slice(None)
+        ladder = ("gpu", "node", "rack", "cdu", "loop", "site")
+        if table not in ladder or at not in ladder:
+            return None
+        if ladder.index(table) < ladder.index(at):
+            return self.places.below(at, entity, table)
+        above = self.places.above(at, table)[[entity]]
+        return above[above >= 0]
+
+    def dump(self) -> list[Any]:
+        return [[list(k), list(v)] for k, v in self.since_ns.items()]
+
+    def restore(self, data: list[Any]) -> None:
+        self.since_ns = {
+            (str(k[0]), str(k[1]), int(k[2]), str(k[3])): (int(v[0]), int(v[1])) for k, v in data
+        }

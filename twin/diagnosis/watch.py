@@ -1,0 +1,202 @@
+"""Sensors by themselves: which fell silent, stand still, or jump, judged by how each usually behaves.
+
+Every meter of a physical quantity has noise: one that repeats its last digit far longer than it ever did
+stands still. A jump is a reading far from both of its neighbours. Nothing here says what is right: that a
+reading is *wrong* only its relations to others can say. May import frames and the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.tracks import SLICE, Readings
+from twin.frame import F32, F64, I32, NS, Bool
+from twin.signals import TABLES
+from twin.state import GOOD, State
+
+# Gauges that a healthy device reports on and on, and whose last digit moves.
+WATCHED: dict[str, tuple[str, ...]] = {
+    "gpu": ("power_w", "temp_c", "hbm_temp_c", "sm_clock_hz"),
+    "node": ("power_w", "cpu_power_w", "inlet_temp_c", "outlet_temp_c", "psu1_power_w", "psu2_power_w"),
+    "rack": ("power_w", "supply_temp_c", "return_temp_c", "flow_lpm", "diff_pressure_pa", "valve_pu",
+             "inlet_temp_c"),
+    "cdu": ("supply_temp_c", "return_temp_c", "flow_lpm", "supply_pressure_pa", "return_pressure_pa",
+            "diff_pressure_pa", "filter_diff_pressure_pa", "facility_supply_temp_c",
+            "facility_return_temp_c", "facility_flow_lpm", "facility_supply_pressure_pa",
+            "facility_return_pressure_pa", "facility_valve1_pu", "facility_valve2_pu", "pump1_speed_pu",
+            "pump2_speed_pu"),
+    "hall": ("cold_aisle_temp_c", "hot_aisle_temp_c"),
+    "loop": ("supply_temp_c", "return_temp_c", "flow_lpm"),
+    "feeder": ("power_w", "voltage_v", "current_a", "apparent_power_va"),
+    "site": ("outdoor_temp_c", "outdoor_wet_bulb_c"),
+}  # fmt: skip
+# Positions and settings without noise: they may stand still, and move when the process does.
+NOISELESS = (
+    "sm_clock_hz",
+    "valve_pu",
+    "facility_valve1_pu",
+    "facility_valve2_pu",
+    "pump1_speed_pu",
+    "pump2_speed_pu",
+)
+# Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
+RUN_LOG, RUN_LEAST = 20.0, 8
+USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
+KNOWN_READINGS = 30  # before anything is called unusual
+JUMP_SCALES = 7.0  # a jump is so many times the usual one
+JUMPS_KEPT, JUMPS = 0.96, 2.5  # so many among about the last 25
+SILENT_PERIODS, SILENT_LEAST_S = 4.0, 6.0
+COLUMNS = ("last", "before", "run", "moves", "count", "jump", "jumps")
+
+
+class Meters:
+    """The watched gauges of a table: arrays [k, n]."""
+
+    def __init__(self, table: str, n: int) -> None:
+        spec = TABLES[table]
+        self.table, self.n = table, n
+        self.names = WATCHED[table]
+        self.rows = np.array([spec.by_name[name].row for name in self.names], np.int32)
+        k = len(self.rows)
+        self.last, self.before = np.full((k, n), np.nan, np.float32), np.full((k, n), np.nan, np.float32)
+        self.run, self.count = np.zeros((k, n), np.int32), np.zeros((k, n), np.int32)
+        self.moves, self.jump = np.ones((k, n), np.float32), np.zeros((k, n), np.float32)
+        self.jumps = np.zeros((k, n), np.float32)
+        self.period_s = np.full(k, np.nan)  # between readings, as learned
+        self.heard_s = 0.0
+        self.silent: Bool = np.zeros((k, n), np.bool_)
+        self.frozen: Bool = np.zeros((k, n), np.bool_)
+        self.jumping: Bool = np.zeros((k, n), np.bool_)
+        self.noisy = np.array([name not in NOISELESS for name in self.names])[:, None]
+        self.anything = False
+
+    def update(self, state: State, readings: Readings, spared: Bool | None, dt_s: float) -> None:
+        """Take in the readings of this tick; of a large table a part."""
+        column = state.tables[self.table]
+        parts = max(1, -(-self.n // SLICE))
+        at = state.tick % parts
+        part = slice(at * self.n // parts, (at + 1) * self.n // parts)
+        new = np.ones((len(self.rows), part.stop - part.start), np.bool_)
+        share = np.empty(len(self.rows))
+        for k, row in enumerate(self.rows.tolist()):
+            fresh = readings.fresh(state, self.table, row)
+            share[k] = 1.0
+            if fresh is not None:
+                new[k] = fresh[part]
+                share[k] = np.count_nonzero(fresh) / self.n
+        self._silence(state, share, spared, dt_s)
+        if any(column.bad_count[row] for row in self.rows.tolist()):
+            new &= column.quality[self.rows, part] == GOOD
+        if not new.any():
+            return
+        self._behaviour(column.value[self.rows, part], new, part)
+        if spared is not None:
+            self.frozen[:, spared], self.jumping[:, spared] = False, False
+        self.anything = bool(self.silent.any() or self.frozen.any() or self.jumping.any())
+
+    def _behaviour(self, value: F32, new: Bool, part: slice) -> None:
+        last, before = self.last[:, part], self.before[:, part]
+        run, count, moves = self.run[:, part], self.count[:, part], self.moves[:, part]
+        same = value == last
+        run[new] = np.where(same, run + 1, 0)[new]
+        # A share of changes learned while it stands still would make standing still usual.
+        learn = new & (run * moves < 4.0)
+        rate = np.maximum(USUAL_PER_READING, 1.0 / (count + 1.0)).astype(np.float32)
+        moves += np.where(learn, rate * (~same - moves), np.float32(0.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            need = np.maximum(RUN_LEAST, RUN_LOG / -np.log1p(-np.minimum(moves, 0.999)))
+            known = (count >= KNOWN_READINGS) & (value != 0.0) & self.noisy
+            self.frozen[:, part] = np.where(new, known & (run >= need), self.frozen[:, part])
+            up, down = last - before, last - value
+            back = np.where(up * down > 0.0, np.minimum(np.abs(up), np.abs(down)), np.float32(0.0))
+        usable = new & np.isfinite(back)
+        jump = self.jump[:, part]
+        far = usable & (count >= KNOWN_READINGS) & (back > JUMP_SCALES * jump) & (jump > 0.0) & self.noisy
+        jumps = self.jumps[:, part]
+        jumps *= np.where(new, np.float32(JUMPS_KEPT), np.float32(1.0))
+        jumps += far
+        jump += np.where(usable & ~far, rate * (back - jump), np.float32(0.0))
+        self.jumping[:, part] = jumps >= JUMPS
+        count += new
+        np.copyto(before, last, where=new)
+        np.copyto(last, value, where=new)
+
+    def _silence(self, state: State, share: F64, spared: Bool | None, dt_s: float) -> None:
+        column = state.tables[self.table]
+        self.heard_s = min(self.heard_s + dt_s, 1e6)
+        rate = max(0.01, min(1.0, dt_s / self.heard_s))
+        per_s = share / dt_s
+        known = np.isfinite(self.period_s)
+        usual = np.where(known, 1.0 / np.where(known, self.period_s, 1.0), per_s)
+        usual += rate * (per_s - usual)
+        with np.errstate(divide="ignore"):
+            self.period_s = 1.0 / usual
+        for k, row in enumerate(self.rows.tolist()):
+            if not np.isfinite(self.period_s[k]):
+                continue
+            late_ns = state.now_ns - round(max(SILENT_PERIODS * self.period_s[k] + 2.0, SILENT_LEAST_S) * NS)
+            t_ns = column.t_ns[column.partition.group_of_row[row]]
+            if not column.bad_count[row] and t_ns.min(initial=state.now_ns) >= late_ns:
+                if self.silent[k].any():
+                    self.silent[k] = False
+                continue
+            since = np.where(column.quality[row] == GOOD, t_ns, column.good_ns[row])
+            silent = (since > 0) & (since < late_ns) & np.isfinite(column.value[row])
+            if spared is not None:
+                silent &= ~spared
+            self.silent[k] = silent
+
+    def forget(self, entity: int) -> None:
+        """Another device sits in this slot."""
+        fresh = Meters(self.table, 1)
+        for name in COLUMNS:
+            getattr(self, name)[:, entity] = getattr(fresh, name)[:, 0]
+
+    def index(self, name: str) -> int:
+        return self.names.index(name)
+
+
+class Watch:
+    """The meters of all tables."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.meters = {t: Meters(t, sizes[t]) for t in WATCHED if sizes.get(t, 0)}
+
+    def update(self, state: State, readings: Readings, spared: dict[str, Bool], dt_s: float) -> None:
+        """Take in a tick."""
+        for table, meters in self.meters.items():
+            meters.update(state, readings, spared.get(table), dt_s)
+
+    def forget(self, table: str, entity: int) -> None:
+        if table in self.meters:
+            self.meters[table].forget(entity)
+
+    def remapped(self, old_of_new: dict[str, I32], sizes: dict[str, int]) -> Watch:
+        """What was learned of each meter, for a changed site."""
+        out = Watch(sizes)
+        for table, meters in out.meters.items():
+            old, source = self.meters.get(table), old_of_new.get(table)
+            if old is None or source is None:
+                continue
+            kept = np.flatnonzero(source >= 0)
+            for name in COLUMNS:
+                getattr(meters, name)[:, kept] = getattr(old, name)[:, source[kept]]
+            meters.period_s, meters.heard_s = old.period_s.copy(), old.heard_s
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything learned."""
+        kept = (*COLUMNS, "period_s", "heard_s", "silent", "frozen", "jumping")
+        return {t: {name: getattr(m, name) for name in kept} for t, m in self.meters.items()}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for table, held in data.items():
+            meters = self.meters.get(table)
+            if meters is None or np.shape(held["last"]) != meters.last.shape:
+                continue
+            for name, value in held.items():
+                setattr(meters, name, float(value) if name == "heard_s" else np.array(value))
+            meters.anything = bool(meters.silent.any() or meters.frozen.any() or meters.jumping.any())
