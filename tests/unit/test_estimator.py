@@ -11,16 +11,9 @@ import pytest
 from tests.builders import START_NS, Twin, site_of, two_racks
 from twin.contracts import Residual
 from twin.errors import ConfigError
-from twin.estimator import (
-    CAPTURE_PRIOR,
-    CAPTURE_SIGMA,
-    METER_NOISE_PU,
-    NOISE_WARMUP,
-    Noise,
-    _erf,
-    balances_of,
-    confidence_of,
-)  # fmt: skip
+from twin.estimate.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
+from twin.estimate.noise import NOISE_WARMUP, Noise, _erf, confidence_of
+from twin.estimate.power_tree import METER_NOISE_PU, balances_of
 from twin.frame import NS
 from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
 
@@ -70,7 +63,7 @@ def test_the_share_converges_to_the_truth(capture: float) -> None:
     assert np.isnan(twin.engine.estimator.liquid_capture()).all()
     rng = np.random.default_rng(3)
     for _ in range(300):
-        twin.tick(readings(rng.uniform(60e3, 120e3, 2), capture * (1 + rng.normal(0, 0.005))))
+        twin.tick(readings([60e3, 110e3], capture * (1 + rng.normal(0, 0.005))))
     assert twin.engine.estimator.liquid_capture() == pytest.approx([capture] * 2, abs=0.005)
     assert np.abs(residual(twin, "rack.heat").difference).max() < 0.5
 

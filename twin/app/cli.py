@@ -24,6 +24,8 @@ _LARGE = {
     "run": ("twin.app.cli_run", "the daemon: mirror a site live, and act by its policies"),
     "record": ("twin.app.record", "capture live MQTT to files that replay reads"),
     "broker-acl": ("twin.app.acl", "make Mosquitto's access list from a site file"),
+    "simulate": ("twin.app.cli_simulate", "run a simulated site under a scenario, for hours or months"),
+    "whatif": ("twin.app.cli_whatif", "run a scenario from the twin's state, with policies and without"),
 }
 
 
@@ -140,6 +142,14 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.app.acl import run_broker_acl
 
         return run_broker_acl(args, out, err)
+    if args.command == "simulate":
+        from twin.app.cli_simulate import run_simulate
+
+        return run_simulate(args, out, err)
+    if args.command == "whatif":
+        from twin.app.cli_whatif import run_whatif
+
+        return run_whatif(args, out, err)
     from twin.app.cli_live import COMMANDS
 
     if args.command in COMMANDS:

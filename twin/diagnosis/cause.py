@@ -114,7 +114,7 @@ class Book:
         """Another device sits in this slot."""
         for book in (self.waiting, self.told):
             for key in [k for k in book if k[1] == table and k[2] == entity]:
-                del book[key]  # type: ignore[attr-defined]
+                del book[key]
 
     def remapped(self, old_of_new: dict[str, I32]) -> Book:
         """What is told, on a changed site; what was waiting waits anew."""

@@ -1,4 +1,4 @@
-"""Devices as a whole: pumps that stop, GPUs and nodes that fall silent, the weather, sensors that misbehave.
+"""Devices as a whole: pumps that stop, GPUs and nodes that fall silent, the weather, odd sensors.
 
 Silence is told at the lowest device that accounts for all of it: a node with its GPUs is one node. May import
 the state, the site and causes.
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from twin.contracts import Residual
+from twin.design import CDU_FILTER_DROP_PA
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.growth import OFF_BUS_XID, Growth
 from twin.diagnosis.places import Places
@@ -25,6 +27,10 @@ RAN_S = 30.0  # a pump that ran so long and stands now has stopped
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
 WEATHER_USUAL_S = 6 * 3600.0
+STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's drop
+BURNT_K = 6.0  # below slowdown, one tick before
+LOOP_USUAL = "loop.supply_temp_c/usual"
+LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 POWERED = ("gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
 
@@ -37,12 +43,16 @@ class Devices:
         self.ran_s = np.zeros((n["cdu"], 2))
         self.stopped_ns = np.zeros((n["cdu"], 2), np.int64)
         self.usual_c = np.full(2, np.nan)  # outdoor dry and wet bulb
-        self.weather_s = 0.0
+        self.weather_s = self.warmer_k = 0.0  # outdoors over usual
         self.weather_ns = 0
         # Of each GPU: mean memory activity squared, and its product with the gap
         self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
         self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
         self.gap_count = 0
+        self.quiet_gpu: Bool | None = None  # GPUs of which nothing is heard [n_gpu]
+        loops = n["loop"]
+        self.loop_c, self.loop_var = np.full(loops, np.nan), np.zeros(loops)
+        self.loop_count = np.zeros(loops, np.int64)
 
     def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
@@ -72,9 +82,26 @@ class Devices:
             out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), max(1, racks), 0.0, 30.0))
         return out
 
-    def silences(
-        self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool], lost: Bool
-    ) -> list[Cause]:
+    def filters(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+        """Filters that take all of the pressure while next to nothing flows; no other comparison is left."""
+        if not heard(state, "cdu.filter_diff_pressure_pa"):
+            return []
+        nominal = self.places.site.design.cdu_flow_lpm
+        ratio = good(state, "cdu.flow_lpm") / nominal
+        drop = good(state, "cdu.filter_diff_pressure_pa")
+        with np.errstate(invalid="ignore"):
+            blocked = (ratio < STARVED_PU) & (drop > BLOCKED_DROPS * CDU_FILTER_DROP_PA)
+        if (mask := spared.get("cdu")) is not None:
+            blocked &= ~mask
+        out = []
+        for cdu in np.flatnonzero(blocked).tolist():
+            text = (f"{drop[cdu] / 1e3:.0f} kPa across the filter",
+                    f"flow {ratio[cdu] * nominal[cdu]:.0f} l/min, nominal {nominal[cdu]:.0f} l/min")  # fmt: skip
+            racks = len(self.places.below("cdu", cdu, "rack"))
+            out.append(Cause("filter_blocked", "cdu", cdu, "", 0.99, text, max(1, racks), 2.0, 60.0))
+        return out
+
+    def silences(self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool]) -> list[Cause]:
         """Nodes that are off or silent, GPUs off the bus, single sensors that are silent."""
         out: list[Cause] = []
         quiet = self._quiet(watch)
@@ -93,8 +120,9 @@ class Devices:
                 for i in np.flatnonzero(silent).tolist():
                     out.append(Cause("node_silent", "node", i, "", 0.95,
                                      ("neither the node nor its GPUs report",), 1, 0.0, 15.0))  # fmt: skip
+        self.quiet_gpu = gpu
         if gpu is not None and gpu.any():
-            alone = gpu & ~dark_node[site.node_of_gpu]
+            alone = gpu & ~dark_node[site.node_of_gpu] & ~self._burnt(watch)
             if np.count_nonzero(alone) <= max(2.0, SOURCE_SHARE * len(gpu)):
                 for i in np.flatnonzero(alone).tolist()[:200]:
                     evidence = ["it no longer reports; its node does"]
@@ -103,9 +131,17 @@ class Devices:
                     out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, 0.0, 15.0))
         return out
 
+    def _burnt(self, watch: Watch) -> Bool:
+        """GPUs that were about to shut down by heat when last heard [n_gpu]: what heated them is the fault."""
+        meters, site = watch.meters["gpu"], self.places.site
+        limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
+        with np.errstate(invalid="ignore"):
+            hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
+        return hot
+
     def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
-        off = np.zeros(self.places.sizes["node"], np.bool_)
+        off: Bool = np.zeros(self.places.sizes["node"], np.bool_)
         if heard(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
             if (mask := spared.get("node")) is not None:
@@ -119,7 +155,8 @@ class Devices:
             meters = watch.meters.get(table)
             if meters is not None and meters.anything and meters.silent.any():
                 known = meters.count > 0
-                out[table] = (meters.silent | ~known).all(axis=0) & known.any(axis=0)
+                quiet: Bool = (meters.silent | ~known).all(axis=0) & known.any(axis=0)
+                out[table] = quiet
         return out
 
     def sensors(self, watch: Watch, tracks: Tracks, dark: dict[str, Bool]) -> list[Cause]:
@@ -144,7 +181,7 @@ class Devices:
                             continue
                         text = self._words(kind, key, meters, k, entity)
                         out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1,
-                                         0.0 if kind != "spiking" else 4.0, 30.0))  # fmt: skip
+                                         3.0, 30.0))  # fmt: skip
         return out
 
     @staticmethod
@@ -171,7 +208,7 @@ class Devices:
             self.weather_ns, self.weather_s = heard_ns, self.weather_s + step_s
             share = max(step_s / WEATHER_USUAL_S, step_s / self.weather_s) * (0.1 if off else 1.0)
             usual = usual + np.where(np.isfinite(over), min(share, 1.0) * over, 0.0)
-        self.usual_c = usual
+        self.usual_c, self.warmer_k = usual, float(np.nan_to_num(over[0]))
         if not off or self.weather_s < 600.0:
             return []
         text = f"outdoors {now_c[0]:.1f} degC, usual {usual[0]:.1f} degC"
@@ -179,6 +216,23 @@ class Devices:
         if np.isnan(over[1]) or (over[0] > 0 and over[1] > max(WET_BULB_K, 0.2 * over[0])):
             return [Cause("heat_wave", "site", 0, "", 0.9, (text, wet), 1, 60.0, 300.0)]
         return [Cause("sensor_biased", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 60.0, 300.0)]
+
+    def loops(self, state: State, tracks: Tracks) -> Residual:
+        """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop]."""
+        n = self.places.sizes["loop"]
+        supply = good(state, "loop.supply_temp_c") if n else np.zeros(0)
+        expected = self.loop_c.copy()
+        off = supply - expected
+        on = tracks.on(LOOP_USUAL)
+        calm = np.isfinite(supply) if on is None else np.isfinite(supply) & (on == 0)
+        self.loop_count += np.isfinite(supply)
+        share = np.maximum(1.0 / np.maximum(self.loop_count, 1), 1.0 / LOOP_MEMORY)
+        known = np.isfinite(expected)
+        self.loop_c = np.where(known, np.where(calm, expected + share * off, expected), supply)
+        self.loop_var += np.where(calm & known, share * (off * off - self.loop_var), 0.0)
+        sigma = np.maximum(np.sqrt(self.loop_var), LOOP_FLOOR_K)
+        sigma[self.loop_count < LOOP_KNOWN] = np.nan
+        return Residual(LOOP_USUAL, expected, supply, sigma, np.full(n, np.nan))
 
     def gaps(self, state: State, tracks: Tracks) -> F64:
         """How many sigmas each GPU's memory is off its usual distance to its chip [n_gpu]."""
@@ -221,7 +275,7 @@ class Devices:
 
 
 _KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "gap_xx", "gap_xy", "gap_mean", "gap_var",
-         "gap_count")  # fmt: skip
+         "gap_count", "loop_c", "loop_var", "loop_count")  # fmt: skip
 
 
 def _agrees(key: str, entity: int, tracks: Tracks) -> bool:

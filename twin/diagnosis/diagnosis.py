@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from twin.contracts import Fault, Finding
+from twin.contracts import Fault, Finding, Residual
 from twin.diagnosis.cause import Book, Cause, finding_of
-from twin.diagnosis.devices import Devices
+from twin.diagnosis.devices import LOOP_USUAL, Devices
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.pursuit import Pursuit
 from twin.diagnosis.reports import Reports
-from twin.diagnosis.signature import Hypothesis, Now
+from twin.diagnosis.signature import DRIFTS, Hypothesis, Now
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
 from twin.diagnosis.wake import Wake
@@ -33,6 +33,7 @@ from twin.site import Site
 from twin.state import State
 
 FORMAT = 1
+WARM_K = 1.0  # outdoors over what was usual
 
 
 class Diagnosis:
@@ -66,10 +67,13 @@ class Diagnosis:
         spared = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
         self.readings.begin()
         self.watch.update(state, self.readings, spared, dt_s)
-        self.tracks.update(estimator.residuals, state, self.readings, spared)
+        residuals = dict(estimator.residuals)
+        residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks)
+        residuals |= _drifts(estimator)
+        self.tracks.update(residuals, state, self.readings, spared)
         gaps = self.devices.gaps(state, self.tracks)
         outright = self._outright(state, events, spared, dt_s)
-        causes = [*outright, *self._deduced(state, estimator, outright, gaps)]
+        causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns)
         self.faults = self.book.faults()
 
@@ -79,8 +83,9 @@ class Diagnosis:
         """What needs no comparison: reports, silences, stopped pumps, counters, single sensors."""
         causes = self.reports.causes(state, spared, dt_s)
         causes += self.devices.pumps(state, spared, dt_s)
+        causes += self.devices.filters(state, spared)
         causes += self.growth.causes(state, events, spared)
-        whole = self.devices.silences(state, self.watch, self.growth, spared, self.reports.lost)
+        whole = self.devices.silences(state, self.watch, self.growth, spared)
         causes += whole
         causes += self.devices.weather(state, spared)
         causes += self.devices.sensors(self.watch, self.tracks, self._dark(whole, state))
@@ -93,23 +98,24 @@ class Diagnosis:
             for table in ("node", "gpu") if cause.table == "node" else (cause.table,):
                 mask = out.setdefault(table, np.zeros(self.site.sizes[table], np.bool_))
                 mask[self.places.below(cause.table, cause.entity, table)] = True
+        if self.devices.quiet_gpu is not None:
+            out["gpu"] = out.get("gpu", np.bool_(False)) | self.devices.quiet_gpu
         if self.reports.lost.any():
             out["feeder"] = self.reports.lost
         return out
 
     def _deduced(
-        self, state: State, estimator: Estimator, outright: list[Cause], gaps: np.ndarray
+        self, state: State, residuals: dict[str, Residual], outright: list[Cause], gaps: np.ndarray
     ) -> list[Cause]:
         """What only comparisons tell, of what is not explained by reports already."""
         self.wake.update(outright, state.now_ns)
         if not self.tracks.active():
             return []
         now = Now(state, self.places)
-        found = self.pursuit.find(
-            self.tracks, estimator.residuals, now, self.wake.covered, lambda h: self._told(h)
-        )
-        causes = [self.verdicts.cause(f, now, estimator.residuals, gaps) for f in found]
-        return [c for c in causes if c is not None]
+        found = self.pursuit.find(self.tracks, residuals, now, self.wake.covered, self._told)
+        causes = [self.verdicts.cause(f, now, residuals, gaps) for f in found]
+        warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
+        return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
 
     def _told(self, h: Hypothesis) -> Bool | None:
         signal = h.signal if h.kind == "sensor_biased" else ""
@@ -169,3 +175,16 @@ class Diagnosis:
         for name in ("tracks", "watch", "growth", "devices", "reports", "wake", "book"):
             getattr(self, name).restore(data[name])
         self.faults = self.book.faults()
+
+
+def _drifts(estimator: Estimator) -> dict[str, Residual]:
+    """What was learned of devices beside what it was at first, as comparisons."""
+    out: dict[str, Residual] = {}
+    known = getattr(estimator, "parameters", {})
+    for name, share in DRIFTS.items():
+        p = known.get(name)
+        if p is not None and len(p.value):
+            sigma = np.hypot(share * np.abs(p.reference), np.nan_to_num(p.sigma))
+            key = f"{name}/drift"
+            out[key] = Residual(key, p.reference, p.value, sigma, p.confidence_pu)
+    return out

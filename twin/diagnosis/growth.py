@@ -28,7 +28,6 @@ CLEAR_S = 180.0
 XIDS, XID_S = 3, 600.0
 XID_KEPT = 32  # per GPU
 OFF_BUS_XID = 79
-HARMLESS_XIDS = (43, 63, 92, 121, 137)  # "ignore", domain.md C
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,7 @@ class Growth:
         self.looked_ns = 0
         self.xids: dict[int, list[list[int]]] = {}  # gpu -> [[instant, code], ...]
 
-    def causes(
-        self, state: State, events: Sequence[Event], spared: dict[str, Bool], restarted: Bool | None = None
-    ) -> list[Cause]:
+    def causes(self, state: State, events: Sequence[Event], spared: dict[str, Bool]) -> list[Cause]:
         """What grows now."""
         self._hear(events, state.now_ns)
         if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
@@ -118,7 +115,7 @@ class Growth:
 
     def _hear(self, events: Sequence[Event], now_ns: int) -> None:
         for event in events:
-            if not isinstance(event, FaultReported) or event.table != "gpu" or event.code in HARMLESS_XIDS:
+            if not isinstance(event, FaultReported) or event.table != "gpu":
                 continue
             gpu = self.site.entity("gpu", event.name)
             if gpu is not None:

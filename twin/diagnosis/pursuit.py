@@ -16,9 +16,28 @@ import numpy as np
 
 from twin.contracts import Residual
 from twin.diagnosis.places import Places
-from twin.diagnosis.signature import HYPOTHESES, Hypothesis, Now
+from twin.diagnosis.signature import (
+    BRANCH,
+    DROP,
+    FILTER,
+    GPU_CLOCK,
+    GPU_POWER,
+    HEAT_FLOW,
+    HYPOTHESES,
+    LOOP_FLOW,
+    NODE_POWER,
+    PUMP,
+    RACK_POWER,
+    RACK_SUPPLY,
+    SPLIT,
+    SUM,
+    VALVE,
+    WATER,
+    Hypothesis,
+    Now,
+)
 from twin.diagnosis.tracks import Tracks
-from twin.frame import F64, I32, Bool
+from twin.frame import F64, I32, I64, NS, Bool
 from twin.site import Site
 
 MAX_CAUSES = 12  # looked for in one tick
@@ -26,6 +45,30 @@ LEAST_ENERGY = 9.0  # squared sigmas: three sigmas of a mean over a few readings
 # Of the energy in the relations that a hypothesis touches it accounts for at least this share.
 LEAST_SHARE = 0.45
 SIGNIFICANT = 0.03  # of a direction's squared length: relations with less say nothing of it
+# What it predicts so plainly in a relation without delay must be there to this share, or it is not the cause.
+PLAIN, PRESENT_PU = 8.0, 0.25
+# The newest reading of a row agrees with the mean over the last few to this share: it is not over.
+LASTING_PU = 0.33
+PROMPT = frozenset(
+    (
+        BRANCH,
+        SUM,
+        DROP,
+        PUMP,
+        RACK_SUPPLY,
+        VALVE,
+        WATER,
+        LOOP_FLOW,
+        NODE_POWER,
+        RACK_POWER,
+        FILTER,
+        HEAT_FLOW,
+        SPLIT,
+        GPU_POWER,
+        GPU_CLOCK,
+    )
+)
+RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
 STICKY = 1.5  # what is told needs this much more energy against it: no flapping
 
 
@@ -48,6 +91,7 @@ class Found:
     energy: float
     share: float  # of the energy that it touches
     rows: dict[str, I32]
+    streak: int  # readings in a row in which the relation that tells most was off
 
 
 class Pursuit:
@@ -86,14 +130,16 @@ class Pursuit:
             residual = residuals.get(name)
             if residual is None or len(residual.expected) != len(track.on):
                 continue
-            z[name] = track.mean.astype(np.float64)
+            gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
+            z[name] = np.where(gone, 0.0, track.mean).astype(np.float64)
             on[name] = track.on != 0
             if (hidden := covered(name, len(track.on))) is not None:
                 z[name][hidden] = 0.0
                 on[name] &= ~hidden
         lively = {name for name in active if name in on and on[name].any()}
+        since = {name: tracks.tracks[name].since_ns for name in on}
         tried = [
-            (h, self._pairs(h, now, residuals, z), is_told(h))
+            (h, self._ripened(h, self._pairs(h, now, residuals, z), on, since, now.state.now_ns), is_told(h))
             for h in HYPOTHESES
             if self.places.sizes.get(h.table) and not lively.isdisjoint(h.relations)
         ]
@@ -103,6 +149,7 @@ class Pursuit:
             if best is None:
                 break
             found, pairs = best
+            found.streak = _streak(found, pairs, tracks)
             out.append(found)
             for p in pairs:
                 mine = p.entity == found.entity
@@ -141,6 +188,23 @@ class Pursuit:
             out.append(Pairs(term.relation, entity[known], row[known], slope[known]))
         return out
 
+    def _ripened(
+        self, h: Hypothesis, pairs: list[Pairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int
+    ) -> list[Pairs]:
+        """The pairs, with those of relations that lag weighted by how far they can have come by now."""
+        n = self.places.sizes[h.table]
+        first_ns = np.full(n, now_ns, np.int64)
+        seen = np.zeros(n, np.bool_)
+        for p in pairs:
+            if p.relation in PROMPT:
+                hit = on[p.relation][p.row]
+                np.minimum.at(first_ns, p.entity[hit], since[p.relation][p.row[hit]])
+                seen[p.entity[hit]] = True
+        if not seen.any():
+            return pairs
+        ripe = np.where(seen, -np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), 1.0)
+        return [p if p.relation in PROMPT else p._replace(slope=p.slope * ripe[p.entity]) for p in pairs]
+
     def _best(
         self,
         tried: list[tuple[Hypothesis, list[Pairs], Bool | None]],
@@ -163,6 +227,8 @@ class Pursuit:
             size, energy = along / length, along**2 / length
             share = energy / np.maximum(whole, 1e-12)
             fits = (hit > 0) & (energy >= LEAST_ENERGY) & (share >= LEAST_SHARE)
+            if len(pairs) > 1 and fits.any():
+                fits &= ~_contradicted(pairs, size, z, n)
             if h.sign:
                 fits &= np.sign(size) == h.sign
             if not fits.any():
@@ -175,13 +241,35 @@ class Pursuit:
                 best = (float(value[at]), h, pairs, at, float(size[at]), float(energy[at]), float(share[at]))
         if best is None:
             return None
-        _, h, pairs, at, size, energy, share = best
+        _, h, pairs, at, amount, most, part = best
         rows: dict[str, I32] = {}
         for p in pairs:
             mine = p.row[(p.entity == at) & on[p.relation][p.row]]
             if len(mine):
                 rows[p.relation] = np.unique(mine).astype(np.int32)
-        return Found(h, at, size, energy, share, rows), pairs
+        return Found(h, at, amount, most, part, rows, 0), pairs
+
+
+def _streak(found: Found, pairs: list[Pairs], tracks: Tracks) -> int:
+    """The longest streak of the rows that are off and that the cause moves."""
+    out = 0
+    for name, rows in found.rows.items():
+        if name in PROMPT or len(found.rows) == 1 or not any(r in PROMPT for r in found.rows):
+            out = max(out, int(np.median(tracks.tracks[name].streak[rows])))
+    return out
+
+
+def _contradicted(pairs: list[Pairs], size: F64, z: dict[str, F64], n: int) -> Bool:
+    """Entities [n] of which a prompt relation does not show what the hypothesis plainly predicts of it."""
+    out = np.zeros(n, np.bool_)
+    for p in pairs:
+        if p.relation in PROMPT:
+            predicted = size[p.entity] * p.slope
+            absent = z[p.relation][p.row] * np.sign(predicted) < PRESENT_PU * np.abs(predicted)
+            plain = np.abs(predicted) > PLAIN
+            against = np.bincount(p.entity, plain & absent, n)
+            out |= (against > 0) & (2 * against >= np.bincount(p.entity, plain, n))
+    return out
 
 
 def _many(pairs: Pairs, n: int) -> F64:

@@ -29,7 +29,7 @@ def good(state: State, key: str) -> F64:
     signal = find_signal(key)
     assert signal is not None, key
     column = state.tables[signal.table]
-    value = column.value[signal.row].astype(np.float64)
+    value: F64 = column.value[signal.row].astype(np.float64)
     if column.bad_count[signal.row]:
         value[column.quality[signal.row] != GOOD] = np.nan
     return value
@@ -87,7 +87,7 @@ class Reports:
         if wet["node"].any():
             rack_of = site.rack_of_node
             for rack in np.unique(rack_of[wet["node"]]).tolist():
-                trays = np.flatnonzero(wet["node"] & (rack_of == rack))
+                trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
                 first = int(trays[np.lexsort((trays, self.wet_ns["node"][trays]))[0]])
                 out.append(self._leak(state, "node", first, trays, wet, explained))
         for table in ("rack", "cdu", "loop"):
@@ -105,10 +105,9 @@ class Reports:
         if len(trays) > 1:
             evidence.append(f"{len(trays) - 1} more trays of its rack are wet, later")
         detectors = max(1, len(trays))
-        for higher in ("rack", "cdu", "loop"):
-            at = int(places.above(table, higher)[entity]) if table not in (higher, "loop") else -1
-            if table == "cdu" and higher == "rack":
-                at = -1
+        ladder = ("node", "rack", "cdu", "loop")
+        for higher in ladder[ladder.index(table) + 1 :]:
+            at = int(places.above(table, higher)[entity])
             if at >= 0 and wet[higher][at]:
                 told[higher][at] = True
                 detectors += 1
@@ -164,7 +163,7 @@ class Reports:
         with np.errstate(invalid="ignore", divide="ignore"):
             first = np.isnan(self.usual_v) & (volts > 1.0)
             self.usual_v = np.where(first, volts, self.usual_v)
-            pu = volts / self.usual_v
+            pu: F64 = volts / self.usual_v
             calm = np.abs(pu - 1.0) < 1.0 - SAG_PU
         self.usual_v = np.where(
             calm, self.usual_v + REFERENCE_PER_READING * (volts - self.usual_v), self.usual_v

@@ -21,6 +21,14 @@ from twin.state import State
 # Flow goes with the resistance of a plate by about this power: share of convection times its exponent
 PLATE_FLOW_POWER = 0.42
 
+# Relative change of what an exchanger takes off, over that of its streams, about balanced; source: estimate
+FLOW_SHARE, WATER_SHARE = 0.5, 0.4
+
+
+# Parameters whose drift is a symptom, and the share of the early value that no healthy one drifts; source:
+# estimate.
+DRIFTS = {"cdu.pump_head": 0.02, "cdu.ua": 0.04, "cdu.filter": 0.08, "gpu.resistance": 0.05}
+
 
 class Term(NamedTuple):
     """One relation's share in a signature: the change of its residual per unit.
@@ -92,7 +100,9 @@ SUM, PUMP, FILTER = "cdu.flow_lpm/racks", "cdu.flow_lpm/pump", "cdu.filter_diff_
 MIX, SUPPLY, SETPOINT = "cdu.return_temp_c", "cdu.supply_temp_c", "cdu.supply_temp_c/setpoint"
 WATER_BACK, VALVE, WATER = "cdu.facility_return_temp_c", "cdu.facility_flow_lpm", "cdu.facility_supply_temp_c"
 APPROACH, LOOP_BACK, LOOP_FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
+LOOP_USUAL = "loop.supply_temp_c/usual"
 GPU_TEMP, GPU_POWER, GPU_CLOCK, NODE_POWER = "gpu.temp_c", "gpu.power_w", "gpu.sm_clock_hz", "node.power_w"
+PSU1, PSU2 = "node.psu1_power_w", "node.psu2_power_w"
 SPLIT = "feeder.power_w/split"
 
 
@@ -153,7 +163,13 @@ def _cdu_flow(now: Now) -> list[Term]:
         Term(PUMP, now.one("cdu")),
         Term(FILTER, -2.0 * now["cdu.filter_diff_pressure_pa"] / flow),
         Term(WATER_BACK, -carried / flow),
+        Term(SUPPLY, -FLOW_SHARE * _drawn_k(now) / flow),
     ]
+
+
+def _drawn_k(now: Now) -> F64:
+    """What an exchanger takes from the racks' water [n_cdu]."""
+    return np.maximum(now["cdu.return_temp_c"] - now["cdu.supply_temp_c"], 0.0)
 
 
 def _water_ratio(now: Now) -> F64:
@@ -194,7 +210,12 @@ def _filter(now: Now) -> list[Term]:
 def _water_flow(now: Now) -> list[Term]:
     flow = np.maximum(now["cdu.facility_flow_lpm"], 5.0)
     carried = now["cdu.facility_return_temp_c"] - now["cdu.facility_supply_temp_c"]
-    return [Term(VALVE, now.one("cdu")), Term(WATER_BACK, carried / flow), Term(LOOP_FLOW, -now.one("cdu"))]
+    return [
+        Term(VALVE, now.one("cdu")),
+        Term(WATER_BACK, carried / flow),
+        Term(LOOP_FLOW, -now.one("cdu")),
+        Term(SUPPLY, WATER_SHARE * _drawn_k(now) / flow),
+    ]
 
 
 def _water_supply(now: Now) -> list[Term]:
@@ -211,7 +232,11 @@ def _water_back(now: Now) -> list[Term]:
 
 
 def _loop_supply(now: Now) -> list[Term]:
-    return [Term(APPROACH, now.one("loop")), Term(WATER, -now.one("cdu"), "cdu")]
+    return [
+        Term(APPROACH, now.one("loop")),
+        Term(LOOP_USUAL, now.one("loop")),
+        Term(WATER, -now.one("cdu"), "cdu"),
+    ]
 
 
 def _gpu_power(now: Now) -> list[Term]:
@@ -223,8 +248,18 @@ def _gpu_power(now: Now) -> list[Term]:
     ]
 
 
+def _node_power(now: Now) -> list[Term]:
+    one = now.one("node")
+    return [Term(NODE_POWER, one), Term(PSU1, -0.5 * one), Term(PSU2, -0.5 * one), Term(RACK_POWER, -one)]
+
+
 def _only(relation: str, table: str) -> Callable[[Now], list[Term]]:
     return lambda now: [Term(relation, now.one(table))]
+
+
+def _drifts(parameter: str) -> Callable[[Now], list[Term]]:
+    table = parameter.partition(".")[0]
+    return lambda now: [Term(f"{parameter}/drift", now.one(table))]
 
 
 def _plates(now: Now) -> list[Term]:
@@ -250,8 +285,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     _of(_BIASED, "gpu.sm_clock_hz", 0, 1.0, _only(GPU_CLOCK, "gpu"), GPU_CLOCK),
     _of("tray_blocked", "node", 1, 1.0, _tray, GPU_TEMP),
     _of(_BIASED, "node.power_w", 0, 1.0,
-        lambda now: [Term(NODE_POWER, now.one("node")), Term(RACK_POWER, -now.one("node"))],
-        NODE_POWER, RACK_POWER),
+_node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
     _of("branch_blocked", "rack", -1, 1.0, _only(BRANCH, "rack"), BRANCH),
     _of(_BIASED, "rack.flow_lpm", 0, 1.0, _rack_flow, BRANCH, HEAT_FLOW, HEAT, SUM),
     _of(_BIASED, "rack.supply_temp_c", 0, 1.0, _rack_supply, RACK_SUPPLY, HEAT, HEAT_FLOW, GPU_TEMP),
@@ -261,17 +295,25 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     _of("filter_blocked", "cdu", 1, 1.0, _filter, FILTER, PUMP),
     _of("pump_worn", "cdu", -1, 1.0, _only(PUMP, "cdu"), PUMP),
     _of("exchanger_fouled", "cdu", 1, 1.0, _only(SUPPLY, "cdu"), SUPPLY),
+    _of("pump_worn", "cdu", -1, 0.9, _drifts("cdu.pump_head"), "cdu.pump_head/drift"),
+    _of("exchanger_fouled", "cdu", -1, 0.9, _drifts("cdu.ua"), "cdu.ua/drift"),
+    _of("filter_blocked", "cdu", 1, 0.9, _drifts("cdu.filter"), "cdu.filter/drift"),
+    _of("plate_degraded", "gpu", 1, 0.9, _drifts("gpu.resistance"), "gpu.resistance/drift"),
+    _of("tray_blocked", "node", 1, 0.95,
+        lambda now: [Term("gpu.resistance/drift", now.one("gpu"), "gpu")], "gpu.resistance/drift"),
     _of("valve_stuck", "cdu", 0, 1.0, _only(SETPOINT, "cdu"), SETPOINT),
-    _of(_BIASED, "cdu.flow_lpm", 0, 1.0, _cdu_flow, SUM, PUMP, FILTER, WATER_BACK),
+    _of(_BIASED, "cdu.flow_lpm", 0, 1.0, _cdu_flow, SUM, PUMP, FILTER, WATER_BACK, SUPPLY),
     _of(_BIASED, "cdu.supply_temp_c", 0, 1.0, _cdu_supply, SUPPLY, SETPOINT, WATER_BACK, RACK_SUPPLY),
     _of(_BIASED, "cdu.return_temp_c", 0, 1.0, _cdu_return, MIX, SUPPLY, WATER_BACK),
     _of(_BIASED, "cdu.diff_pressure_pa", 0, 1.0, _cdu_drop, DROP, PUMP),
     _of(_BIASED, "cdu.filter_diff_pressure_pa", 0, 0.98, _only(FILTER, "cdu"), FILTER),
-    _of(_BIASED, "cdu.facility_flow_lpm", 0, 1.0, _water_flow, VALVE, WATER_BACK, LOOP_FLOW),
+    _of(_BIASED, "cdu.facility_flow_lpm", 0, 1.0, _water_flow, VALVE, WATER_BACK, LOOP_FLOW, SUPPLY),
     _of(_BIASED, "cdu.facility_supply_temp_c", 0, 1.0, _water_supply, WATER, WATER_BACK, SUPPLY),
     _of(_BIASED, "cdu.facility_return_temp_c", 0, 1.0, _water_back, WATER_BACK, LOOP_BACK),
-    _of("cooler_failed", "loop", 1, 1.0, _only(APPROACH, "loop"), APPROACH),
-    _of(_BIASED, "loop.supply_temp_c", 0, 1.0, _loop_supply, APPROACH, WATER),
+    _of("cooler_failed", "loop", 1, 1.0,
+        lambda now: [Term(APPROACH, now.one("loop")), Term(LOOP_USUAL, now.one("loop"))],
+        APPROACH, LOOP_USUAL),
+    _of(_BIASED, "loop.supply_temp_c", 0, 1.0, _loop_supply, APPROACH, LOOP_USUAL, WATER),
     _of(_BIASED, "loop.return_temp_c", 0, 1.0, _only(LOOP_BACK, "loop"), LOOP_BACK),
     _of(_BIASED, "loop.flow_lpm", 0, 1.0, _only(LOOP_FLOW, "loop"), LOOP_FLOW),
     _of(_BIASED, "feeder.power_w", 0, 1.0,

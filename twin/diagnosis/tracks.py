@@ -21,9 +21,11 @@ from twin.state import State
 ALLOWANCE, CERTAIN = 2.5, 8.0
 MOST = 5.0 + ALLOWANCE  # of one reading, lest one wild one be enough
 FARTHEST = 1000.0
+OFF_SIGMAS = 2.0
+HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
 MEAN_PER_READING = np.float32(0.4)
 WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
-KEPT = ("above", "below", "on", "since_ns", "mean", "wild")
+KEPT = ("above", "below", "on", "since_ns", "mean", "wild", "last", "streak")
 # Tables with more rows are looked at a part per tick: the cost of a tick stays the same.
 SLICE = 16_384
 
@@ -68,12 +70,16 @@ class Track:
     since_ns: I64
     mean: F32  # of the last few deviations, in sigmas
     wild: F32  # far readings among the last ones
+    last: F32  # the newest deviation, in sigmas
+    streak: np.ndarray  # int16: readings in a row that were off to the side of the mean
     active: bool = False
 
     @classmethod
     def of(cls, n: int) -> Track:
         zero = np.zeros(n, np.float32)
-        return cls(zero, zero.copy(), np.zeros(n, np.int8), np.zeros(n, np.int64), zero.copy(), zero.copy())
+        on, since_ns = np.zeros(n, np.int8), np.zeros(n, np.int64)
+        streak = np.zeros(n, np.int16)
+        return cls(zero, zero.copy(), on, since_ns, zero.copy(), zero.copy(), zero.copy(), streak)
 
     def update(self, z: F64, fresh: Bool | None, part: slice, now_ns: int) -> None:
         """Take in deviations in sigmas of a part of the rows; where nothing is known, sums fade away."""
@@ -82,6 +88,8 @@ class Track:
         moved = MEAN_PER_READING * (z - mean)
         far = np.abs(z) > WILD_SIGMAS
         step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
+        if (huge := np.abs(z) > HUGE_SIGMAS).any():
+            step[huge] = np.copysign(np.float32(ALLOWANCE + CERTAIN), z[huge])
         allowance: Any = np.float32(ALLOWANCE)
         if fresh is not None:
             moved *= fresh
@@ -89,6 +97,12 @@ class Track:
             step *= fresh
             allowance = fresh * np.float32(ALLOWANCE)
         mean += moved
+        np.copyto(self.last[part], z, where=True if fresh is None else fresh)
+        out = z * np.sign(mean) > OFF_SIGMAS
+        if out.any() or self.streak.any():
+            streak = self.streak[part]
+            again = np.where(out, np.minimum(streak + 1, 999), 0).astype(np.int16)
+            np.copyto(streak, again, where=True if fresh is None else fresh)
         if far.any() or self.wild.any():
             wild = self.wild[part]
             wild *= np.float32(WILD_KEPT) if fresh is None else np.where(fresh, WILD_KEPT, 1.0)

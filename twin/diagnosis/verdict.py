@@ -16,13 +16,17 @@ from twin.diagnosis.watch import Watch
 from twin.signals import find_signal
 
 # Seconds for which a cause must be the best account before it is told: loss of flow cannot wait.
-HOLD_S = {"branch_blocked": 2.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
+HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
           "valve_stuck": 20.0, "cooler_failed": 20.0, "plate_degraded": 15.0, "tray_blocked": 10.0,
           "sensor_biased": 10.0}  # fmt: skip
 CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 120.0, "tray_blocked": 60.0,
            "valve_stuck": 60.0, "cooler_failed": 60.0, "pump_worn": 60.0}  # fmt: skip
 FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
+LEAST_K, LEAST_GPU_K, LEAST_PU = 1.0, 1.5, 0.03  # a sensor that is off by less is not told
+STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
+VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
+LONG_RUN = 8  # equal readings, while what it measures has moved
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
 # What a comparison rests on, for people.
@@ -43,12 +47,19 @@ FROM = {
     "cdu.facility_flow_lpm": "from its valve",
     "cdu.facility_supply_temp_c": "from its loop",
     "loop.supply_temp_c": "from the weather",
+    "loop.supply_temp_c/usual": "as usual",
+    "cdu.pump_head/drift": "as it was at first",
+    "cdu.ua/drift": "as it was at first",
+    "cdu.filter/drift": "as it was at first",
+    "gpu.resistance/drift": "as it was at first",
     "loop.return_temp_c": "from its CDUs",
     "loop.flow_lpm/cdus": "from the sum of its CDUs",
     "gpu.temp_c": "from its power and coolant",
     "gpu.power_w": "from its activity",
     "gpu.sm_clock_hz": "from its cap and temperature",
     "node.power_w": "from its GPUs and CPUs",
+    "node.psu1_power_w": "from the node's power",
+    "node.psu2_power_w": "from the node's power",
     "feeder.power_w/split": "from the other feeds",
 }
 
@@ -73,12 +84,17 @@ def sentence(relation: str, row: int, residual: Residual, now: Now, who: str = "
     if "{" in why:
         inside = why[why.index("{") + 1 : why.index("}")]
         why = why.replace("{" + inside + "}", amount(inside, float(now[inside][row])))
+    if rest.endswith("/drift"):
+        change = float(residual.measured[row] / residual.expected[row]) - 1.0
+        return f"{who}{_DRIFTS.get(signal, signal)} {change:+.0%} since it was learned first"
     name = _WORDS.get(key.partition(".")[2], key.partition(".")[2])
     said = amount(key, float(residual.measured[row]))
     ought = amount(key, float(residual.expected[row]))
     return f"{who}{name} {said}, expected {ought} {why}".rstrip()
 
 
+_DRIFTS = {"pump_head": "head of the pumps", "ua": "conductance of the exchanger",
+           "filter": "resistance of the filter", "resistance": "resistance of the cold plate"}  # fmt: skip
 _WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power", "supply_temp_c": "supply",
           "return_temp_c": "return", "diff_pressure_pa": "pressure across", "sm_clock_hz": "clock",
           "filter_diff_pressure_pa": "pressure across the filter", "facility_flow_lpm": "facility flow",
@@ -98,20 +114,31 @@ class Verdicts:
         h, entity = found.hypothesis, found.entity
         kind, signal = h.kind, h.signal if h.kind == "sensor_biased" else ""
         if h.relations == (GPU_TEMP,) and h.table == "gpu":
-            kind, signal = self._plate_or_sensor(entity, gap_z)
-        elif (
-            SETPOINT in h.relations
-            and kind == "valve_stuck"
-            and not _stands_in_the_way(now, entity, found.size)
-        ):
+            kind, signal = self._plate_or_sensor(entity, gap_z, found.size)
+        elif SETPOINT in h.relations and kind == "valve_stuck" and not self._stuck(now, entity, found.size):
             return None
-        if kind == "sensor_biased" and self._stands_still(h.table, signal, entity):
+        if kind in ("sensor_biased", "plate_degraded"):
+            run, moves = self._run(h.table, signal or "temp_c", entity)
+            if run >= LONG_RUN and run * moves > 4.0:
+                kind, signal = "sensor_frozen", signal or "temp_c"
+            elif run >= STANDING and moves > 0.5:
+                return None  # it may be frozen: the watch will tell in some readings
+        if found.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK):
+            return None
+        if kind == "sensor_biased" and self._slight(h.table, signal, entity, found.size, now):
             return None
         evidence = self._evidence(found, now, residuals)
         count = max(1, max((len(rows) for name, rows in found.rows.items()), default=1))
         confidence = float(np.clip(1.0 - np.exp(-0.5 * found.energy) * 10.0, 0.5, 0.999)) * found.share**0.25
         return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count,
                      HOLD_S.get(kind, 10.0), CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
+
+    @staticmethod
+    def _slight(table: str, signal: str, entity: int, size: float, now: Now) -> bool:
+        """Whether a sensor is off by no more than models are."""
+        if signal.endswith("temp_c"):
+            return abs(size) < (LEAST_GPU_K if table == "gpu" else LEAST_K)
+        return abs(size) < LEAST_PU * abs(float(now[f"{table}.{signal}"][entity]) - size)
 
     def _evidence(self, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
         h, out = found.hypothesis, []
@@ -129,23 +156,24 @@ class Verdicts:
                           f"too {'much' if found.size > 0 else 'little'}")  # fmt: skip
         return out
 
-    def _plate_or_sensor(self, gpu: int, gap_z: np.ndarray) -> tuple[str, str]:
+    @staticmethod
+    def _plate_or_sensor(gpu: int, gap_z: np.ndarray, size: float) -> tuple[str, str]:
         """The memory beside it is as hot as its chip: if it disagrees with the reading, the sensor is wrong."""
-        disagrees = len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0
+        disagrees = size < 0 or (len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0)
         return ("sensor_biased", "temp_c") if disagrees else ("plate_degraded", "")
 
-    def _stands_still(self, table: str, signal: str, entity: int) -> bool:
+    def _run(self, table: str, signal: str, entity: int) -> tuple[int, float]:
+        """(equal readings in a row, usual share of readings that change)."""
         meters = self.watch.meters.get(table)
         if meters is None or signal not in meters.names:
-            return False
+            return 0, 1.0
         k = meters.index(signal)
-        run, moves = int(meters.run[k, entity]), float(meters.moves[k, entity])
-        return run >= STANDING and moves > 0.5
+        return int(meters.run[k, entity]), float(meters.moves[k, entity])
 
-
-def _stands_in_the_way(now: Now, cdu: int, error_k: float) -> bool:
-    """Whether the valve could do more against the error and does not: too warm and not open, or the reverse."""
-    valve = float(now["cdu.facility_valve1_pu"][cdu])
-    if not np.isfinite(valve):
-        return False
-    return valve < FULL_VALVE_PU if error_k > 0 else valve > SHUT_VALVE_PU
+    def _stuck(self, now: Now, cdu: int, error_k: float) -> bool:
+        """Whether the valve could do more against the error and does not move: too warm and not open, say."""
+        valve = float(now["cdu.facility_valve1_pu"][cdu])
+        run, _ = self._run("cdu", "facility_valve1_pu", cdu)
+        if not np.isfinite(valve) or run < VALVE_RUN:
+            return False
+        return valve < FULL_VALVE_PU if error_k > 0 else valve > SHUT_VALVE_PU

@@ -20,14 +20,16 @@ LINGER_S = 20.0  # after a cause has gone
 # Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
 STIRRED: dict[str, tuple[str, ...]] = {
     "pump_trip": ("cdu", "rack", "gpu"),
+    "filter_blocked": ("cdu", "rack", "gpu"),
     "breaker_tripped": ("feeder", "rack", "node", "gpu"),
     "feed_lost": ("feeder", "rack", "node", "gpu"),
+    "heat_wave": ("loop", "cdu"),
     "grid_event": ("feeder", "rack", "node"),
     "node_down": ("node", "rack"),
     "node_silent": ("node",),
     "psu_lost": ("node",),
 }
-LASTING = ("breaker_tripped", "feed_lost", "node_down", "node_silent", "psu_lost", "grid_event")
+LASTING = ("breaker_tripped", "feed_lost", "node_down", "node_silent", "psu_lost", "grid_event", "heat_wave")
 
 
 class Wake:

@@ -41,13 +41,18 @@ NOISELESS = (
     "pump1_speed_pu",
     "pump2_speed_pu",
 )
+# Read in such coarse steps that they often repeat themselves: only their comparisons tell that they stand still.
+COARSE = ("temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c")
 # Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
 RUN_LOG, RUN_LEAST = 20.0, 8
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
 KNOWN_READINGS = 30  # before anything is called unusual
-JUMP_SCALES = 7.0  # a jump is so many times the usual one
+JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
 JUMPS_KEPT, JUMPS = 0.96, 2.5  # so many among about the last 25
 SILENT_PERIODS, SILENT_LEAST_S = 4.0, 6.0
+# A jump is at least this large: in kelvin, or as a share of the value for anything else.
+LEAST_JUMP_K, LEAST_JUMP_GPU_K, LEAST_JUMP_PU = 1.0, 3.0, 0.04
+LIVELY = 0.5  # share of changes from which standing still is odd in itself
 COLUMNS = ("last", "before", "run", "moves", "count", "jump", "jumps")
 
 
@@ -69,7 +74,13 @@ class Meters:
         self.silent: Bool = np.zeros((k, n), np.bool_)
         self.frozen: Bool = np.zeros((k, n), np.bool_)
         self.jumping: Bool = np.zeros((k, n), np.bool_)
+        warm = np.array([name.endswith("temp_c") for name in self.names])[:, None]
+        least_k = LEAST_JUMP_GPU_K if table == "gpu" else LEAST_JUMP_K
+        self.least_k = np.where(warm, least_k, 0.0).astype(np.float32)
+        self.least_pu = np.where(warm, 0.0, LEAST_JUMP_PU).astype(np.float32)
         self.noisy = np.array([name not in NOISELESS for name in self.names])[:, None]
+        fine = np.array([table not in ("gpu", "node") or name not in COARSE for name in self.names])[:, None]
+        self.fine = fine & self.noisy
         self.anything = False
 
     def update(self, state: State, readings: Readings, spared: Bool | None, dt_s: float) -> None:
@@ -107,17 +118,19 @@ class Meters:
         moves += np.where(learn, rate * (~same - moves), np.float32(0.0))
         with np.errstate(divide="ignore", invalid="ignore"):
             need = np.maximum(RUN_LEAST, RUN_LOG / -np.log1p(-np.minimum(moves, 0.999)))
-            known = (count >= KNOWN_READINGS) & (value != 0.0) & self.noisy
+            known = (count >= KNOWN_READINGS) & (value != 0.0) & (moves > LIVELY) & self.fine
             self.frozen[:, part] = np.where(new, known & (run >= need), self.frozen[:, part])
             up, down = last - before, last - value
             back = np.where(up * down > 0.0, np.minimum(np.abs(up), np.abs(down)), np.float32(0.0))
         usable = new & np.isfinite(back)
         jump = self.jump[:, part]
-        far = usable & (count >= KNOWN_READINGS) & (back > JUMP_SCALES * jump) & (jump > 0.0) & self.noisy
+        with np.errstate(invalid="ignore"):
+            least = np.maximum(JUMP_SCALES * np.sqrt(jump), self.least_k + self.least_pu * np.abs(value))
+            far = usable & (count >= KNOWN_READINGS) & (back > least) & self.noisy
         jumps = self.jumps[:, part]
         jumps *= np.where(new, np.float32(JUMPS_KEPT), np.float32(1.0))
         jumps += far
-        jump += np.where(usable & ~far, rate * (back - jump), np.float32(0.0))
+        jump += np.where(usable & ~far, rate * (back * back - jump), np.float32(0.0))
         self.jumping[:, part] = jumps >= JUMPS
         count += new
         np.copyto(before, last, where=new)

@@ -51,6 +51,7 @@ class Disturbance:
     cdu_valve_stuck_pu: F64  # NaN = free
     cdu_leak_lpm: F64
     loop_fan_factor: F64  # on the heat rejection's air flow
+    loop_leak_lpm: F64
     feeder_ok: Bool  # [n_feeder] energised from above
     feeder_trip: Bool  # the breaker opens
     link_down: Bool
@@ -79,6 +80,7 @@ def neutral(site: Site) -> Disturbance:
         rack_leak_lpm=none(rack), rack_fan_factor=one(rack), cdu_pump_ok=yes(cdu, 2),
         cdu_pump_head_factor=one((cdu, 2)), cdu_filter_factor=one(cdu), cdu_ua_factor=one(cdu),
         cdu_valve_stuck_pu=np.full(cdu, np.nan), cdu_leak_lpm=none(cdu), loop_fan_factor=one(loop),
+        loop_leak_lpm=none(loop),
         feeder_ok=yes(feeder), feeder_trip=none(feeder, np.bool_), link_down=none(link, np.bool_),
         link_rate_factor=one(link), link_errors_per_s=none(link), link_discards_per_s=none(link),
     )  # fmt: skip

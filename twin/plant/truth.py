@@ -44,6 +44,7 @@ class Truth:
     node_outlet_c: F64
     node_on: Bool
     node_leak: Bool  # its detector
+    node_service_level: I64  # as commanded
     # [n_rack]
     rack_power_w: F64
     rack_flow_lpm: F64
@@ -69,6 +70,7 @@ class Truth:
     cdu_pump_power_w: F64
     cdu_valve_pu: F64  # of the facility water
     cdu_primary_flow_lpm: F64
+    cdu_primary_supply_c: F64
     cdu_primary_return_c: F64
     cdu_heat_w: F64  # across the exchanger
     cdu_setpoint_c: F64
@@ -77,6 +79,10 @@ class Truth:
     cdu_filled_l: F64  # made up since the beginning
     cdu_filling: Bool
     cdu_leak: Bool
+    # [n_hall] air
+    hall_cold_c: F64
+    hall_hot_c: F64
+    hall_rh_pu: F64  # of the cold aisle
     # [n_loop]
     loop_supply_c: F64
     loop_return_c: F64
@@ -114,7 +120,7 @@ class Truth:
 
 def shapes(site: Site) -> dict[str, int]:
     """Rows of each prefix of a column's name."""
-    tables = ("gpu", "node", "rack", "cdu", "loop", "feeder", "link")
+    tables = ("gpu", "node", "rack", "cdu", "hall", "loop", "feeder", "link")
     return {t: site.sizes[t] for t in tables}
 
 
@@ -128,7 +134,8 @@ def blank(site: Site) -> Truth:
             continue
         table = name.partition("_")[0]
         rows = n["gpu"] if name in ("throttle_s", "trips") else n.get(table, 0)
-        shape = (rows, 2) if name in ("node_psu_power_w", "cdu_pump_speed_pu") else (rows,)
         dtype = {"F64": np.float64, "I64": np.int64, "Bool": np.bool_}[str(kind)]
-        made[name] = np.zeros(shape, dtype)
+        # The columns of pairs are contiguous: A and B, or both pumps, are each computed in one go
+        pair = name in ("node_psu_power_w", "cdu_pump_speed_pu")
+        made[name] = np.zeros((2, rows), dtype).T if pair else np.zeros(rows, dtype)
     return Truth(**made)  # type: ignore[arg-type]

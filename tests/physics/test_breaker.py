@@ -1,0 +1,123 @@
+"""The breaker against closed forms, Runge-Kutta and the bands of UL 489. May import `twin.physics`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twin.physics.breaker import (
+    CONTINUOUS_PU,
+    HOLD_PU,
+    MAGNETIC_PU,
+    TAU_S,
+    load_held_for_pu,
+    load_pu,
+    seconds_to_trip,
+    step,
+    theta_steady,
+    trips,
+)
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
+
+
+def runge_kutta(theta: float, load: float, time_s: float, steps: int) -> float:
+    def slope(x: float) -> float:
+        return ((load / HOLD_PU) ** 2 - x) / TAU_S
+
+    dt = time_s / steps
+    for _ in range(steps):
+        k1 = slope(theta)
+        k2 = slope(theta + dt / 2 * k1)
+        k3 = slope(theta + dt / 2 * k2)
+        k4 = slope(theta + dt * k3)
+        theta += dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return theta
+
+
+loads = st.floats(0, 6.9)
+
+
+@settings(max_examples=100)
+@given(st.floats(0, 1), loads, st.floats(0.1, 3600))
+def test_a_step_is_exact_and_may_be_halved(theta: float, load: float, dt_s: float) -> None:
+    whole = step(array(theta), array(load), dt_s)
+    halves = step(step(array(theta), array(load), dt_s / 2), array(load), dt_s / 2)
+    assert halves == pytest.approx(whole, rel=1e-12, abs=1e-14)
+    assert whole == pytest.approx(runge_kutta(theta, load, dt_s, 200), rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=200)
+@given(st.floats(0, 0.99), st.floats(HOLD_PU + 0.01, MAGNETIC_PU - 0.01))
+def test_the_time_to_trip_is_when_theta_reaches_one(theta: float, load: float) -> None:
+    time_s = float(seconds_to_trip(array(theta), array(load))[0])
+    assert np.isfinite(time_s)
+    assert step(array(theta), array(load), time_s) == pytest.approx(1.0, rel=1e-9)
+    assert not trips(step(array(theta), array(load), 0.99 * time_s), array(load))[0]
+    assert trips(step(array(theta), array(load), 1.01 * time_s + 1e-3), array(load))[0]
+
+
+@settings(max_examples=200)
+@given(st.floats(0, 0.99), st.floats(1, 7200))
+def test_the_load_held_for_a_time_trips_just_then(theta: float, time_s: float) -> None:
+    load = load_held_for_pu(array(theta), time_s)
+    if load[0] < MAGNETIC_PU:
+        assert step(array(theta), load, time_s) == pytest.approx(1.0, rel=1e-9)
+        assert seconds_to_trip(array(theta), 1.01 * load)[0] < time_s
+    assert load[0] >= HOLD_PU * (1 - 1e-9)
+
+
+def test_ul_489_bands() -> None:
+    cold = array(0, 0, 0, 0)
+    times = seconds_to_trip(cold, array(CONTINUOUS_PU, 1.0, 1.35, 2.0))
+    assert np.isinf(times[:2]).all()
+    assert times[2] < 3600
+    assert 120 <= times[3] <= 480
+    # it has carried its continuous load for long: sooner, and still not at once
+    warm = seconds_to_trip(theta_steady(array(CONTINUOUS_PU)), array(2.0))
+    assert 60 <= warm[0] < times[3]
+
+
+def test_the_magnet_trips_at_once() -> None:
+    load = array(MAGNETIC_PU, MAGNETIC_PU - 0.01)
+    assert seconds_to_trip(array(0, 0), load)[0] == 0
+    assert seconds_to_trip(array(0, 0), load)[1] > 0
+    assert trips(array(0, 0), load).tolist() == [True, False]
+
+
+def test_tripped_stays_tripped_and_unknown_never_trips() -> None:
+    assert seconds_to_trip(array(1.0), array(0.1)) == 0
+    assert load_held_for_pu(array(1.0), 60.0) == 0
+    assert not trips(array(np.nan, 0.1), array(1.0, np.nan)).any()
+    assert np.isnan(seconds_to_trip(array(np.nan, 0.1), array(1.0, np.nan))).all()
+
+
+def test_more_load_and_more_history_trip_sooner() -> None:
+    load = np.linspace(1.2, 6.9, 50)
+    assert (np.diff(seconds_to_trip(np.zeros(50), load)) < 0).all()
+    theta = np.linspace(0, 0.99, 50)
+    assert (np.diff(seconds_to_trip(theta, np.full(50, 1.5))) < 0).all()
+    assert (np.diff(load_held_for_pu(theta, 120.0)) < 0).all()
+
+
+def test_a_sag_draws_more_current() -> None:
+    assert load_pu(array(400e3), array(450e3), 0.8) == pytest.approx(400 / 450 / 0.8)
+    assert np.isfinite(load_pu(array(400e3), array(450e3), 0.0)).all()
+
+
+def test_against_scipy() -> None:
+    integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
+
+    def slope(t: float, y: np.ndarray) -> np.ndarray:
+        load = 1.6 if t < 300 else 0.7
+        return ((load / HOLD_PU) ** 2 - y) / TAU_S
+
+    rival = integrate.solve_ivp(slope, (0, 900), [0.2], rtol=1e-9, atol=1e-12, max_step=5.0).y[0, -1]
+    theta = array(0.2)
+    for load, dt_s in ((1.6, 300.0), (0.7, 600.0)):
+        theta = step(theta, array(load), dt_s)
+    assert theta == pytest.approx(rival, rel=1e-5)

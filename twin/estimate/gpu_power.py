@@ -1,0 +1,221 @@
+"""Power and clock that GPUs ought to have: from their activities, clock and cap.
+
+P = idle + (a sm + b tensor + c dram) s^gamma, at most the cap, where s is the clock over the highest. The
+coefficients of each GPU are learned around those of all GPUs of its profile. May import parameters, noise,
+readings, the design, the site and the physics of GPU power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.estimate.noise import Noise
+from twin.estimate.parameter import Delayed, Fit, Reference, solve
+from twin.estimate.reading import Readings
+from twin.frame import F64, I32, I64, Bool
+from twin.physics.gpu_power import ACTIVITY_WEIGHTS, EXPONENT
+from twin.site import Site
+
+MEMORY_S = 3600.0  # of the coefficients; source: estimate
+SETTLED_S = 600.0  # of weighted readings before a coefficient's value is its reference; source: estimate
+# 1 sigma of the prior as shares of idle or of the dynamic power at full activity: of a profile's coefficients
+# around the design, and of one GPU's around its profile's; source: estimate.
+POOL_IDLE, POOL_SHARE = 0.25, 0.3
+OWN_IDLE, OWN_SHARE = 0.08, 0.04
+MODEL_ERROR_PU = 0.01  # of one reading of power, of the highest power; source: estimate
+NOISE_PU = 0.003  # floor of the learned noise, of the highest power: a GPU's meter; source: estimate
+IDLE_WEIGHT = 0.05  # an idle reading teaches so much of what one at full activity does; source: estimate
+SLOWED_PU = 0.985  # below, a clock is lowered: two steps of 15 MHz below 1980 MHz are not
+LEAST_TEACHING_PU = 0.93  # of the clock: above, the exponent is lost in noise; source: estimate
+EXPONENT_LOW, EXPONENT_HIGH = 1.5, 3.5  # what is physically plausible; domain facts give 2.5-3
+EXPONENT_SPREAD, EXPONENT_ERROR = 0.25, 0.5  # of the prior, and of one reading; source: estimate
+AT_CAP_PU = 0.08  # a power by the clock so near the cap is the cap; source: estimate
+POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
+MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
+WORKING_PU = 0.1  # of SM activity: below, a GPU may lower its clock as it likes; source: estimate
+# Parameters [5, n]
+IDLE, SM, TENSOR, DRAM, GAMMA = range(5)
+
+
+class GpuPower:
+    """Expectations of `gpu.power_w` and `gpu.sm_clock_hz`, and the coefficients behind them."""
+
+    def __init__(self, site: Site) -> None:
+        design, of = site.design, site.rack_of_gpu
+        n = self.n = site.sizes["gpu"]
+        self.idle_w, self.max_w = design.gpu_idle_w[of], design.gpu_max_w[of]
+        self.span_w = self.max_w - self.idle_w
+        first = np.stack([self.idle_w, *(w * self.span_w for w in ACTIVITY_WEIGHTS), np.full(n, EXPONENT)])
+        self.set = Delayed(first)
+        self.fit = Fit(4, n, MEMORY_S)
+        self.gamma_var = np.full(n, EXPONENT_SPREAD**2)
+        self.reference = Reference(2, n, SETTLED_S)
+        self.clock = Delayed(np.full((1, n), np.nan))  # highest seen at work
+        self.top_hz = np.full(n, np.nan)  # the same of the whole profile, in use
+        profiles = sorted({p or "" for p in site.profile_of_rack})
+        of_rack = np.array([profiles.index(p or "") for p in site.profile_of_rack], np.int32)
+        self.group: I32 = of_rack[of]
+        self.n_group = max(len(profiles), 1)
+        stride = n // POOLED + 1
+        self._sample = slice(0, n, stride + 1 - stride % 2)  # odd: all places in a tray have their turn
+        self.pool = np.full((4, self.n_group), np.nan)
+        self.pool_var = np.full((4, self.n_group), np.nan)
+        self._design = self._by_group(first[:4])
+        span = self._design[1:].sum(axis=0)
+        self._design_spread = np.stack([POOL_IDLE * self._design[0], *[POOL_SHARE * span] * 3])
+        self.noise = Noise(n, np.where(np.isfinite(self.max_w), NOISE_PU * self.max_w, 1.0))
+        self.sigma = np.full(n, np.nan)
+        self.expected, self.activity = np.full(n, np.nan), np.zeros(n)
+        self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
+        self._features: list[F64] = []
+
+    def _by_group(self, values: F64) -> F64:
+        """Of each group the values [k, group] of its first GPU; NaN where it has none."""
+        out = np.full((len(values), self.n_group), np.nan)
+        groups, first = np.unique(self.group, return_index=True)
+        out[:, groups] = values[:, first]
+        return out
+
+    def expect(self, readings: Readings) -> F64:
+        """Expected power [n], W, by activity, clock and cap of this tick."""
+        whole = readings.known("gpu", "sm_active_pu")
+        sm, _ = readings.good("gpu", "sm_active_pu" if whole else "util_pu")
+        idle_w, sm_w, tensor_w, dram_w, _ = self.set.in_use
+        self._features = [sm]
+        demand = np.multiply(sm_w, sm)
+        for name, of_all_w in (("tensor_active_pu", tensor_w), ("dram_active_pu", dram_w)):
+            if whole and readings.known("gpu", name):
+                share, _ = readings.good("gpu", name)
+                demand += of_all_w * share
+                self._features.append(share)
+            else:
+                self._features.append(np.zeros(0))
+        self.activity, self.dynamic_w, self.static_w = sm, demand, idle_w
+        expected: F64 = demand + idle_w
+        cap_w, _ = readings.good("gpu", "power_limit_w")
+        met: F64 = np.minimum(expected, np.fmin(cap_w, np.inf))  # no reading of a cap is none
+        clock_hz, _ = readings.good("gpu", "sm_clock_hz")
+        slowed = np.flatnonzero((clock_hz < SLOWED_PU * self.top_hz) & (sm > 0.0))
+        if len(slowed):
+            by_clock = self._slowed(clock_hz, slowed)
+            at_cap = met[slowed]
+            near = np.abs(by_clock - at_cap) <= AT_CAP_PU * at_cap
+            met[slowed] = np.where(near, at_cap, by_clock)
+        return met
+
+    def _slowed(self, clock_hz: F64, at: np.ndarray) -> F64:
+        """Power of GPUs `at` whose clock is lowered."""
+        pu = (clock_hz[at] / self.top_hz[at]).astype(np.float32)
+        factor = np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * np.log(np.maximum(pu, 1e-3)))
+        return np.asarray(self.static_w[at] + self.dynamic_w[at] * factor, np.float64)
+
+    def expect_clock(self, readings: Readings, hot: Bool) -> F64:
+        """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat."""
+        cap_w, _ = readings.good("gpu", "power_limit_w")
+        expected = np.where((self.activity > WORKING_PU) & ~hot, self.top_hz, np.nan)
+        at = np.flatnonzero(self.static_w + self.dynamic_w > cap_w)
+        if len(at):
+            room = np.maximum((cap_w[at] - self.static_w[at]) / self.dynamic_w[at], 1e-3)
+            expected[at] *= np.exp(np.log(room.astype(np.float32)) / self.set.in_use[GAMMA, at])
+        return expected
+
+    def learn(
+        self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
+    ) -> None:
+        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
+        m = rows.stop - rows.start
+        power, heard, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        sm = self._features[0][rows]
+        features = [np.ones(m), sm, *(f[rows] if len(f) else np.zeros(m) for f in self._features[1:])]
+        finite = np.isfinite(expected - power) & taught
+        clock_hz, _ = readings.good("gpu", "sm_clock_hz")
+        top = self.top_hz[rows]
+        full = ~(clock_hz[rows] < SLOWED_PU * top)
+        working = sm > WORKING_PU
+        seen = self.clock.learning[0, rows]
+        np.fmax(seen, np.where(taught & working, clock_hz[rows], np.nan), out=seen)
+        lasting = self.noise.lasting(heard, rows)
+        usable = finite & ~lasting
+        weight = np.where(usable & full, IDLE_WEIGHT + (1.0 - IDLE_WEIGHT) * np.minimum(sm, 1.0), 0.0)
+        sigma = self.sigma[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf)
+        y = np.minimum(np.maximum(power, expected - bound), expected + bound)
+        self.fit.learn(rows, features, y, MODEL_ERROR_PU * self.max_w[rows], weight, dt_s)
+        self._learn_exponent(rows, power, clock_hz[rows] / top, usable & ~full & working)
+
+    def _learn_exponent(self, rows: slice, power: F64, pu: F64, usable: Bool) -> None:
+        at = np.flatnonzero(
+            usable & (pu < LEAST_TEACHING_PU) & (self.dynamic_w[rows] > 0.3 * self.span_w[rows])
+        )
+        if not len(at):
+            return
+        share = (power[at] - self.static_w[rows][at]) / self.dynamic_w[rows][at]
+        fall = np.log(pu[at])
+        implied = np.clip(np.log(np.clip(share, 0.02, 1.0)) / fall, EXPONENT_LOW, EXPONENT_HIGH)
+        var = self.gamma_var[rows][at]
+        gain = var / (var + (EXPONENT_ERROR * 0.2 / -fall) ** 2)
+        learning = self.set.learning[GAMMA, rows]
+        learning[at] += gain * (implied - learning[at])
+        self.gamma_var[rows][at] = np.maximum((1.0 - gain) * var, 1e-4)
+
+    def refresh_pool(self) -> None:
+        """The coefficients of each profile, from what its GPUs have shown, and the highest clock."""
+        group = self.group[self._sample]
+        summed = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.normal]
+        moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
+        trust = 1.0 / self._design_spread**2
+        self.pool, self.pool_var = solve(np.array(summed), np.array(moment), self._design, trust)
+        highest = np.full(self.n_group, -np.inf)
+        np.maximum.at(highest, self.group, np.nan_to_num(self.clock.in_use[0], nan=-np.inf))
+        self.top_hz = np.where(highest > 0.0, highest, np.nan)[self.group]
+
+    def move(self, rows: slice) -> None:
+        """What was learned moves on towards its use."""
+        of = self.group[rows]
+        prior, var = self.pool[:, of], self.pool_var[:, of]
+        own = np.stack([OWN_IDLE * self.idle_w[rows], *[OWN_SHARE * self.span_w[rows]] * 3])
+        # A GPU is as far from its profile's coefficients as GPUs are, and those are not certain either
+        spread = np.sqrt(own**2 + np.minimum(var, self._design_spread[:, of] ** 2))
+        theta, variance = self.fit.solve(rows, prior, spread)
+        self.set.learning[:4, rows] = theta
+        self.set.move(rows)
+        self.clock.move(rows)
+        value = np.stack([theta[IDLE], theta[SM:].sum(axis=0)])
+        self.reference.settle(rows, value, self.fit.taught_s[rows])
+        self.reference.sigma[0, rows] = np.sqrt(variance[IDLE])
+        self.reference.sigma[1, rows] = np.sqrt(variance[SM:].sum(axis=0))
+
+    def reset(self, entity: int) -> None:
+        """Another GPU sits here."""
+        of = int(self.group[entity])
+        known = self.pool[:, of] if np.isfinite(self.pool[:, of]).all() else self._design[:, of]
+        self.set.reset(entity, np.append(known, EXPONENT))
+        self.fit.reset(entity)
+        self.reference.reset(entity)
+        self.clock.reset(entity, np.full(1, np.nan))
+        self.gamma_var[entity], self.sigma[entity] = EXPONENT_SPREAD**2, np.nan
+        self.noise.forget(entity)
+
+    def adopt(self, old: GpuPower, to: I64, source: I32) -> None:
+        """GPUs `to` were `source` before."""
+        for name in ("set", "fit", "reference", "clock", "noise"):
+            getattr(self, name).adopt(getattr(old, name), to, source)
+        for name in ("gamma_var", "sigma", "top_hz"):
+            getattr(self, name)[to] = getattr(old, name)[source]
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "set": self.set.dump(), "fit": self.fit.dump(), "reference": self.reference.dump(),
+            "clock": self.clock.dump(), "noise": self.noise.dump(), "gamma_var": self.gamma_var,
+            "sigma": self.sigma, "top_hz": self.top_hz, "pool": self.pool, "pool_var": self.pool_var,
+            "expected": self.expected,
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        for name in ("set", "fit", "reference", "clock", "noise"):
+            getattr(self, name).restore(data[name])
+        for name in ("gamma_var", "sigma", "top_hz", "pool", "pool_var", "expected"):
+            setattr(self, name, np.array(data[name]))

@@ -1,0 +1,80 @@
+"""The latest good readings of a table as float64, several signals at a time, and lags that follow them.
+
+What is stale, distrusted or missing is NaN. May import the catalogue, frames and the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from twin.frame import F64, I64, NS
+from twin.signals import TABLES
+from twin.state import GOOD, STALE_PERIODS, State
+
+# After a gap this long a lag knows nothing and begins anew where its aim is; source: estimate.
+LOST_S = 30.0
+
+
+class Latest:
+    """Readings of some signals of one table at one tick; `self[name]` [n], NaN where there is no good one."""
+
+    def __init__(self, table: str, names: Sequence[str]) -> None:
+        spec = TABLES[table]
+        self.table = table
+        self.at = {name: i for i, name in enumerate(names)}
+        self._rows = np.array([spec.by_name[name].row for name in names], np.int32)
+        self._stale_ns = np.array([[spec.by_name[name].period_s * STALE_PERIODS * NS] for name in names])
+        self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
+
+    def take(self, state: State) -> None:
+        """Look at the state as it is now."""
+        column = state.tables[self.table]
+        self._values = column.value[self._rows].astype(np.float64)
+        self._heard_ns = column.t_ns[column.partition.group_of_row[self._rows]]
+        bad = (column.quality[self._rows] != GOOD) | (state.now_ns - self._heard_ns > self._stale_ns)
+        self._values[bad] = np.nan
+
+    def __getitem__(self, name: str) -> F64:
+        values: F64 = self._values[self.at[name]]
+        return values
+
+    def heard_ns(self, *names: str) -> I64:
+        """Instant of the oldest of these readings [n]."""
+        found: I64 = self._heard_ns[self.at[names[0]]]
+        for name in names[1:]:
+            found = np.minimum(found, self._heard_ns[self.at[name]])
+        return found
+
+
+class Lag:
+    """Free-running first-order models, k of them for each of n entities."""
+
+    def __init__(self, k: int, n: int) -> None:
+        self.level, self.known_ns = np.full((k, n), np.nan), np.zeros(n, np.int64)
+
+    def toward(self, aim: F64, share: F64, now_ns: int) -> F64:
+        """Move by `share` of the way to `aim` (both [k, n]); NaN in a column where an aim is unknown."""
+        known = np.isfinite(aim).all(axis=0)
+        lost = known & (now_ns - self.known_ns > LOST_S * NS)
+        np.copyto(self.level, aim, where=lost)
+        self.level += np.where(known, (aim - self.level) * share, 0.0)
+        self.known_ns[known] = now_ns
+        return np.where(known, self.level, np.nan)
+
+    def forget(self, entity: int) -> None:
+        """Begin anew for one entity."""
+        self.known_ns[entity] = 0
+
+    def dump(self) -> dict[str, Any]:
+        return {"level": self.level, "known_ns": self.known_ns}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        self.level, self.known_ns = np.array(data["level"]), np.array(data["known_ns"])
+
+
+def share_of(dt_s: float, tau_s: F64) -> F64:
+    """Share of the way that a first-order lag goes in a step: exact for an aim that stands still."""
+    return np.asarray(-np.expm1(-dt_s / tau_s), np.float64)

@@ -1,0 +1,151 @@
+"""A signal that is linear in others, y = x . theta, per entity: compared in every tick, learned in turns.
+
+May import noise, parameters, contracts and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from twin.contracts import Residual
+from twin.estimate.noise import Noise, confidence_of
+from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference
+from twin.frame import F64, I32, I64, Bool
+
+PART = 4_096  # rows that learn in one tick, at most
+NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
+SETTLED_S = 900.0  # of readings before a parameter's value is its reference; source: estimate
+MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
+
+
+class Linear:
+    """A relation over a table: `prior` and `spread` [k, n]; `error` [n] of one reading, `floor` of noise."""
+
+    def __init__(
+        self, name: str, prior: F64, spread: F64, error: F64, floor: F64, memory_s: float = 3600.0
+    ) -> None:
+        self.name, self.table = name, name.partition(".")[0]
+        self.k, self.n = prior.shape
+        self.prior, self.spread, self.error = prior, spread, error
+        self.set, self.fit = Delayed(prior), Fit(self.k, self.n, memory_s)
+        self.reference = Reference(self.k, self.n, SETTLED_S)
+        self.noise = Noise(self.n, floor)
+        self.sigma, self.expected = np.full(self.n, np.nan), np.full(self.n, np.nan)
+        self.taught_ns = np.zeros(self.n, np.int64)
+        count = max(-(-self.n // PART), 1)
+        cuts = np.linspace(0, self.n, count + 1).astype(np.int64).tolist()
+        self.parts = [slice(a, b) for a, b in pairwise(cuts)]
+        self.elapsed_s, self.since_s = np.zeros(count), np.zeros(count)
+        self.moves, self.turn = np.zeros(count, np.int64), 0
+
+    def compare(
+        self,
+        features: list[F64],
+        measured: F64,
+        heard_ns: I64,
+        dt_s: float,
+        untouched: Bool | None = None,
+        doubt: F64 | None = None,
+    ) -> Residual:
+        """The comparison of this tick; `features` k times [n]. Learns from new readings that are `untouched`.
+
+        `doubt` [n] is more uncertainty in y's unit.
+        """
+        self.elapsed_s += dt_s
+        self.since_s += dt_s
+        part = self.turn % len(self.parts)
+        self.turn += 1
+        if self.since_s[part] >= MOVE_S:
+            self._move(part)
+        before, expected = self.expected, np.zeros(self.n)
+        for theta, x in zip(self.set.in_use, features, strict=True):
+            expected += theta * x
+        self.expected = expected
+        moved = np.abs(expected - before)
+        loose = MOVE_PU * np.where(np.isfinite(moved), moved, 0.0)
+        if doubt is not None:
+            loose += doubt
+        sigma = self.sigma + loose
+        self._learn(part, features, measured, heard_ns, untouched, loose)
+        return Residual(self.name, expected, measured, sigma, confidence_of(measured - expected, sigma))
+
+    def _move(self, part: int) -> None:
+        rows = self.parts[part]
+        theta, variance = self.fit.solve(rows, self.prior[:, rows], self.spread[:, rows])
+        self.set.learning[:, rows] = theta
+        self.set.move(rows)
+        self.reference.settle(rows, theta, self.fit.taught_s[rows])
+        self.reference.sigma[:, rows] = np.sqrt(variance)
+        early = self.reference.value[:, rows]
+        self.reference.confidence[:, rows] = confidence_of(
+            self.set.in_use[:, rows] - early, self.reference.sigma[:, rows]
+        )
+        self.since_s[part] = 0.0
+        self.moves[part] += 1
+
+    def _learn(
+        self,
+        part: int,
+        features: list[F64],
+        measured: F64,
+        heard_ns: I64,
+        untouched: Bool | None,
+        loose: F64,
+    ) -> None:
+        rows, dt_s = self.parts[part], float(self.elapsed_s[part])
+        self.elapsed_s[part] = 0.0
+        heard, y, expected = heard_ns[rows], measured[rows], self.expected[rows]
+        fresh = heard > self.taught_ns[rows]
+        self.taught_ns[rows] = heard
+        if untouched is not None:
+            fresh &= untouched[rows]
+        usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(heard, rows)
+        sigma = self.sigma[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + loose[rows]
+        held = np.minimum(np.maximum(y, expected - bound), expected + bound)
+        # What comes while it moves errs by more
+        weight = np.where(usable, 1.0 / (1.0 + (loose[rows] / self.error[rows]) ** 2), 0.0)
+        self.fit.learn(rows, [x[rows] for x in features], held, self.error[rows], weight, dt_s)
+        if self.moves[part] < NOISE_AFTER_MOVES:
+            return
+        off = y - expected
+        off = np.sign(off) * np.maximum(np.abs(off) - loose[rows], 0.0)
+        self.noise.learn(np.where(fresh, off, np.nan), heard, dt_s, rows)
+        self.sigma[rows] = self.noise.sigma()[rows]
+
+    def parameter(self, name: str, k: int) -> Parameter:
+        """One coefficient, as now in use; views, to be read only."""
+        of = self.reference
+        return Parameter(name, self.table, self.set.in_use[k], of.value[k], of.sigma[k], of.confidence[k])
+
+    def forget(self, entity: int) -> None:
+        """Another device: nothing is known of it."""
+        self.set.reset(entity, self.prior[:, entity])
+        self.fit.reset(entity)
+        self.reference.reset(entity)
+        self.noise.forget(entity)
+        self.sigma[entity], self.taught_ns[entity] = np.nan, 0
+
+    def adopt(self, old: Linear, to: I64, source: I32) -> None:
+        """Rows `to` were `source` before."""
+        for name in ("set", "fit", "reference", "noise"):
+            getattr(self, name).adopt(getattr(old, name), to, source)
+        self.sigma[to], self.taught_ns[to] = old.sigma[source], old.taught_ns[source]
+        self.moves[:] = int(old.moves.min(initial=0))
+
+    _KEPT = ("sigma", "expected", "taught_ns", "elapsed_s", "since_s", "moves")
+
+    def dump(self) -> dict[str, Any]:
+        out = {name: getattr(self, name).dump() for name in ("set", "fit", "reference", "noise")}
+        return out | {name: getattr(self, name) for name in self._KEPT} | {"turn": self.turn}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        for name in ("set", "fit", "reference", "noise"):
+            getattr(self, name).restore(data[name])
+        for name in self._KEPT:
+            setattr(self, name, np.array(data[name]))
+        self.turn = int(data["turn"])

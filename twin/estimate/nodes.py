@@ -1,0 +1,193 @@
+"""Nodes and racks by their power: a node against its GPUs and CPUs, its supplies against it, a rack against
+its nodes.
+
+What a building reports of a rack is some seconds old, and nobody says how much: the delay is learned as the
+one under which rack and nodes agree best. May import linear relations, parameters, readings, contracts, the
+design and the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.contracts import Residual
+from twin.estimate.linear import Linear
+from twin.estimate.parameter import Delayed, Parameter
+from twin.estimate.reading import Readings
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.site import Site
+
+# Of a node: loss of its supplies in proportion, domain.md B (Titanium, 94-96 %) with most inside `other`.
+NODE_LOSS_PU, NODE_LOSS_SPREAD = 0.02, 0.05
+OTHER_SPREAD_PU, OTHER_SPREAD_W = 0.3, 60.0  # of what a node draws beside GPUs and CPUs; source: estimate
+RACK_LOSS_PU, RACK_LOSS_SPREAD = 0.01, 0.03  # shelves and bars; source: estimate
+OVERHEAD_SPREAD_PU, OVERHEAD_SPREAD_W = 0.4, 300.0  # source: estimate
+SHARE_SPREAD = 0.1  # of a node's power that its first supply carries; source: estimate
+ERROR_PU, FLOOR_PU = 0.01, 0.003  # of one reading, of the highest power; source: estimate
+DELAYS_S = (0.0, 1.0, 2.0, 3.0, 4.0)  # that a rack's reading may have; source: estimate
+DELAY_MEMORY_S = 900.0  # of how well each delay fits; source: estimate
+DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; source: estimate
+RING = 12  # ticks of the nodes' power that are remembered
+NODE, PSU1, PSU2, RACK = "node.power_w", "node.psu1_power_w", "node.psu2_power_w", "rack.power_w"
+
+
+class NodeEstimator:
+    """Residuals and learned parameters of nodes, and of racks by the power of their nodes."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        design, of = site.design, site.rack_of_node
+        n, n_rack = site.sizes["node"], site.sizes["rack"]
+        nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
+        rated = ((design.rack_max_w - np.nan_to_num(design.rack_overhead_w)) / nodes)[of]
+        other = design.node_other_w[of]
+        one = np.ones(n)
+        self.relations = {
+            NODE: Linear(
+                NODE, np.stack([other, one + NODE_LOSS_PU]),
+                np.stack([OTHER_SPREAD_PU * other + OTHER_SPREAD_W, one * NODE_LOSS_SPREAD]),
+                ERROR_PU * rated, _known(FLOOR_PU * rated)),
+            RACK: Linear(
+                RACK, np.stack([design.rack_overhead_w, np.ones(n_rack) + RACK_LOSS_PU]),
+                np.stack([OVERHEAD_SPREAD_PU * design.rack_overhead_w + OVERHEAD_SPREAD_W,
+                          np.full(n_rack, RACK_LOSS_SPREAD)]),
+                ERROR_PU * design.rack_max_w, _known(FLOOR_PU * design.rack_max_w)),
+        }  # fmt: skip
+        for name in (PSU1, PSU2):
+            self.relations[name] = Linear(name, 0.5 * one[None], SHARE_SPREAD * one[None], ERROR_PU * rated,
+                                          _known(FLOOR_PU * rated))  # fmt: skip
+        self._filled: Bool = np.diff(site.node_start_of_rack) > 0
+        self.ring, self.ring_ns = np.full((RING, n_rack), np.nan), np.zeros(RING, np.int64)
+        self.then = np.full((len(DELAYS_S), n_rack), np.nan)  # nodes' power when the rack's reading was taken
+        self.misfit = np.zeros((len(DELAYS_S), n_rack))
+        self.delay = Delayed(np.full((1, n_rack), 2.0))  # which of DELAYS_S
+        self.rack_ns = np.zeros(n_rack, np.int64)
+
+    def update(
+        self, readings: Readings, dt_s: float, touched: dict[str, Bool] | None = None
+    ) -> dict[str, Residual]:
+        """Compare all, then learn; nothing of nodes and racks that are `touched` (by table, [n])."""
+        untouched = {table: ~mask for table, mask in (touched or {}).items()}
+        out: dict[str, Residual] = {}
+        if self.site.sizes["node"] and any(readings.known("node", k) for k in ("power_w", "psu1_power_w")):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                out |= self._nodes(readings, dt_s, untouched.get("node"))
+                out[RACK] = self._rack(readings, dt_s, untouched.get("rack"))
+            return out
+        for name in (NODE, PSU1, PSU2, RACK):
+            none = np.full(self.relations[name].n, np.nan)
+            out[name] = Residual(name, none, none, none, none)
+        return out
+
+    def _nodes(self, readings: Readings, dt_s: float, untouched: Bool | None) -> dict[str, Residual]:
+        power_w, heard_ns = readings.good("node", "power_w")
+        gpu_w, _ = readings.good("gpu", "power_w")
+        inner_w = self._of_gpus(gpu_w)
+        if readings.known("node", "cpu_power_w"):
+            inner_w = inner_w + readings.good("node", "cpu_power_w")[0]
+        out = {NODE: self.relations[NODE].compare([np.ones_like(inner_w), inner_w], power_w, heard_ns, dt_s,
+                                                  untouched)}  # fmt: skip
+        for name in (PSU1, PSU2):
+            supply_w, supply_ns = readings.good("node", name.partition(".")[2])
+            out[name] = self.relations[name].compare([power_w], supply_w, supply_ns, dt_s, untouched)
+        return out
+
+    def _of_gpus(self, gpu_w: F64) -> F64:
+        """Sum over each node's GPUs [n_node]; NaN where one is unknown."""
+        start = self.site.gpu_start_of_node
+        out = np.zeros(len(start) - 1)
+        filled = np.flatnonzero(np.diff(start))
+        if len(filled):
+            out[filled] = np.add.reduceat(gpu_w, start[filled])
+        return out
+
+    def _rack(self, readings: Readings, dt_s: float, untouched: Bool | None) -> Residual:
+        power_w, heard_ns = readings.good("rack", "power_w")
+        node_w, _ = readings.good("node", "power_w")
+        sums = np.where(self._filled, self.site.sum_by_rack("node", node_w), np.nan)
+        self.ring = np.roll(self.ring, 1, axis=0)
+        self.ring_ns = np.roll(self.ring_ns, 1)
+        # One node that missed a tick does not hide its rack: the sum before stands in
+        self.ring[0] = np.where(np.isfinite(sums), sums, self._last(readings.now_ns))
+        self.ring_ns[0] = readings.now_ns
+        fresh = heard_ns > self.rack_ns
+        self.rack_ns = heard_ns.copy()
+        for k, delay_s in enumerate(DELAYS_S):
+            np.copyto(self.then[k], self._at(heard_ns - round(delay_s * NS)), where=fresh)
+        self.delay.advance(dt_s)
+        relation = self.relations[RACK]
+        overhead, slope = relation.set.in_use
+        off = (overhead + slope * self.then - power_w) / relation.error
+        fits = fresh & np.isfinite(off).all(axis=0)
+        share = min(dt_s / DELAY_MEMORY_S, 1.0)
+        self.misfit += np.where(fits, share * (np.minimum(off * off, 100.0) - self.misfit), 0.0)
+        self.delay.learning[0] = np.where(self.misfit.any(axis=0), self.misfit.argmin(axis=0), 2.0)
+        chosen = self.delay.in_use[0].astype(np.intp)
+        then = np.take_along_axis(self.then, chosen[None], axis=0)[0]
+        span = self.then.max(axis=0) - self.then.min(axis=0)
+        doubt = DELAY_DOUBT * np.nan_to_num(slope * span)
+        return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
+
+    def _last(self, now_ns: int) -> F64:
+        recent = now_ns - self.ring_ns[1] <= 3 * NS
+        return self.ring[1] if recent else np.full(self.ring.shape[1], np.nan)
+
+    def _at(self, t_ns: I64) -> F64:
+        """The nodes' power at these instants [n_rack]; NaN where that is not remembered."""
+        newer = (self.ring_ns[:, None] > t_ns + NS // 2).sum(axis=0)
+        found = np.take_along_axis(self.ring, np.minimum(newer, RING - 1)[None], axis=0)[0]
+        return np.where(newer < RING, found, np.nan)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """What is learned, as now in use; views, to be read only."""
+        out = [
+            self.relations[NODE].parameter("node.other_w", 0),
+            self.relations[NODE].parameter("node.loss_factor", 1),
+            self.relations[RACK].parameter("rack.overhead", 0),
+            self.relations[RACK].parameter("rack.loss_factor", 1),
+            self.relations[PSU1].parameter("node.psu1_share", 0),
+        ]
+        return {p.name: p for p in out}
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot."""
+        for relation in self.relations.values():
+            if relation.table == table:
+                relation.forget(entity)
+
+    def remapped(self, site: Site, old_of_new: Mapping[str, I32]) -> NodeEstimator:
+        """What was learned, for a changed site; sums over nodes begin anew."""
+        out = NodeEstimator(site)
+        for name, relation in out.relations.items():
+            kept = np.flatnonzero(old_of_new[relation.table] >= 0)
+            relation.adopt(self.relations[name], kept, old_of_new[relation.table][kept])
+        kept = np.flatnonzero(old_of_new["rack"] >= 0)
+        out.delay.adopt(self.delay, kept, old_of_new["rack"][kept])
+        out.misfit[:, kept] = self.misfit[:, old_of_new["rack"][kept]]
+        return out
+
+    _KEPT = ("ring", "ring_ns", "then", "misfit", "rack_ns")
+
+    def dump(self) -> dict[str, Any]:
+        """Everything learned, for a snapshot or a checksum."""
+        out: dict[str, Any] = {name: getattr(self, name) for name in self._KEPT}
+        return out | {
+            "delay": self.delay.dump(),
+            "relations": {k: r.dump() for k, r in self.relations.items()},
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name in self._KEPT:
+            setattr(self, name, np.array(data[name]))
+        self.delay.restore(data["delay"])
+        for name, relation in self.relations.items():
+            relation.restore(data["relations"][name])
+
+
+def _known(floor: F64) -> F64:
+    """A floor of noise where no profile gives one: 1 W."""
+    return np.where(np.isfinite(floor), floor, 1.0)

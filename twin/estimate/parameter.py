@@ -1,0 +1,206 @@
+"""What is learned of devices: parameters with their drift, their late entry into use, and the least squares.
+
+An expectation may not know a reading of its own signal that is younger than a minute. So what is learned
+passes through three sets, in use <- waiting <- learning, and moves on every 60 s of data time. May import
+frames only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twin.frame import F64, Bool
+
+MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
+# Readings closer than this err alike (models err, not noise), so they count as one; source: estimate
+ALIKE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A learned quantity of the entities of `table`, in the unit that its name says [n].
+
+    `reference` is what it was when it had first settled (NaN before), `sigma` the uncertainty of `value`, and
+    `confidence_pu` the probability that the two truly differ.
+    """
+
+    name: str
+    table: str
+    value: F64
+    reference: F64
+    sigma: F64
+    confidence_pu: F64
+
+    @property
+    def drift(self) -> F64:
+        """value / reference - 1"""
+        return self.value / self.reference - 1.0
+
+
+class Delayed:
+    """k parameters of n rows in three sets [k, n]. `learning` is written to, `in_use` is read."""
+
+    def __init__(self, first: F64) -> None:
+        self.learning = np.array(first, np.float64)
+        self.waiting, self.in_use = self.learning.copy(), self.learning.copy()
+        self.since_s = 0.0
+
+    def advance(self, dt_s: float) -> bool:
+        """Call before learning: moves all rows on when a minute has gone, and says whether it did."""
+        self.since_s += dt_s
+        if self.since_s < MOVE_S:
+            return False
+        self.since_s = 0.0
+        self.move()
+        return True
+
+    def move(self, rows: slice = slice(None)) -> None:
+        """Move these rows on; for callers that keep the time themselves."""
+        self.in_use[:, rows] = self.waiting[:, rows]
+        self.waiting[:, rows] = self.learning[:, rows]
+
+    def reset(self, entity: int, first: F64) -> None:
+        """Begin anew for one entity with `first` [k]."""
+        for held in (self.learning, self.waiting, self.in_use):
+            held[:, entity] = first
+
+    def adopt(self, old: Delayed, to: Any, source: Any) -> None:
+        """Rows `to` are what `source` was of another."""
+        for name in ("learning", "waiting", "in_use"):
+            getattr(self, name)[:, to] = getattr(old, name)[:, source]
+        self.since_s = old.since_s
+
+    def dump(self) -> dict[str, Any]:
+        return {"learning": self.learning, "waiting": self.waiting, "in_use": self.in_use,
+                "since_s": self.since_s}  # fmt: skip
+
+    def restore(self, data: dict[str, Any]) -> None:
+        for name in ("learning", "waiting", "in_use"):
+            setattr(self, name, np.array(data[name]))
+        self.since_s = float(data["since_s"])
+
+
+class Fit:
+    """Least squares per row, y = x . theta, with k features, forgetting, and a prior that never fades.
+
+    Kept are the normal equations of what was seen: `normal` [k (k + 1) / 2, n], `moment` [k, n]. Adding the
+    prior's when solving bounds the covariance by the prior's, whatever is or is not excited.
+    """
+
+    def __init__(self, k: int, n: int, memory_s: float) -> None:
+        self.k, self.n, self.memory_s = k, n, memory_s
+        self.normal, self.moment = np.zeros((k * (k + 1) // 2, n)), np.zeros((k, n))
+        self.taught_s = np.zeros(n)  # seconds of readings taken in, by their weight
+
+    def learn(self, rows: slice, features: list[F64], y: F64, error: F64, weight: F64, dt_s: float) -> None:
+        """Take in a reading per row: `features` k times [m]; `error` is its 1 sigma; weight 0 is none.
+
+        What was seen before fades only as far as new readings come in. Features and y are finite where the
+        weight is not 0.
+        """
+        taken = weight > 0.0
+        keep = 1.0 - weight * min(dt_s / self.memory_s, 1.0)
+        information = weight * (min(dt_s / ALIKE_S, 1.0) / error**2)
+        clean = taken.all()
+        xs = features if clean else [np.where(taken, x, 0.0) for x in features]
+        target = y if clean else np.where(taken, y, 0.0)
+        at = 0
+        for i, x in enumerate(xs):
+            weighted = information * x
+            for other in xs[i:]:
+                cell = self.normal[at, rows]
+                cell *= keep
+                cell += weighted * other
+                at += 1
+            cell = self.moment[i, rows]
+            cell *= keep
+            cell += weighted * target
+        self.taught_s[rows] += weight * dt_s
+
+    def solve(self, rows: slice, prior: F64, spread: F64) -> tuple[F64, F64]:
+        """(theta, its variance) [k, m] with this prior and its 1 sigma, both [k, m] or [k, 1]."""
+        trust = 1.0 / (spread * spread)
+        return solve(self.normal[:, rows], self.moment[:, rows], prior, trust)
+
+    def reset(self, entity: int) -> None:
+        """Forget what was seen of one row."""
+        self.normal[:, entity], self.moment[:, entity], self.taught_s[entity] = 0.0, 0.0, 0.0
+
+    def adopt(self, old: Fit, to: Any, source: Any) -> None:
+        """Rows `to` are what `source` was of another."""
+        self.normal[:, to], self.moment[:, to] = old.normal[:, source], old.moment[:, source]
+        self.taught_s[to] = old.taught_s[source]
+
+    def dump(self) -> dict[str, Any]:
+        return {"normal": self.normal, "moment": self.moment, "taught_s": self.taught_s}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        for name in ("normal", "moment", "taught_s"):
+            setattr(self, name, np.array(data[name]))
+
+
+def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> tuple[F64, F64]:
+    """(theta, variance) [k, m] of (N + diag(trust)) theta = moment + trust * prior, by Cholesky, row by row.
+
+    `normal` [k (k + 1) / 2, m] holds the upper triangle of N, row after row.
+    """
+    k, m = moment.shape
+    place: dict[tuple[int, int], int] = {}
+    for i in range(k):
+        for j in range(i, k):
+            place[i, j] = len(place)
+    low: dict[tuple[int, int], F64] = {}
+    inverse: dict[tuple[int, int], F64] = {}  # of the lower triangle
+    right = moment + trust * prior
+    half: list[F64] = []
+    for i in range(k):
+        for j in range(i):
+            low[i, j] = normal[place[j, i]] - sum((low[i, p] * low[j, p] for p in range(j)), np.zeros(m))
+            low[i, j] *= inverse[j, j]
+        square = normal[place[i, i]] + trust[i] - sum((low[i, p] ** 2 for p in range(i)), np.zeros(m))
+        inverse[i, i] = 1.0 / np.sqrt(square)
+        half.append((right[i] - sum((low[i, p] * half[p] for p in range(i)), np.zeros(m))) * inverse[i, i])
+        for j in range(i):
+            total = sum((low[i, p] * inverse[p, j] for p in range(j, i)), np.zeros(m))
+            inverse[i, j] = -total * inverse[i, i]
+    theta, variance = np.zeros((k, m)), np.zeros((k, m))
+    for j in range(k):
+        for i in range(j, k):
+            theta[j] += inverse[i, j] * half[i]
+            variance[j] += inverse[i, j] ** 2
+    return theta, variance
+
+
+class Reference:
+    """The settled early value of k parameters of n rows, and the doubt about a drift away from it."""
+
+    def __init__(self, k: int, n: int, settled_s: float) -> None:
+        self.settled_s = settled_s
+        self.value, self.sigma = np.full((k, n), np.nan), np.full((k, n), np.nan)
+        self.confidence = np.full((k, n), np.nan)
+
+    def settle(self, rows: slice, value: F64, taught_s: F64) -> None:
+        """Where so much has been taken in for the first time, `value` [k, m] is the reference."""
+        held = self.value[:, rows]
+        fresh: Bool = np.isnan(held[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
+        np.copyto(held, value, where=fresh)
+
+    def reset(self, entity: int) -> None:
+        """Another device: nothing has settled."""
+        for held in (self.value, self.sigma, self.confidence):
+            held[:, entity] = np.nan
+
+    def adopt(self, old: Reference, to: Any, source: Any) -> None:
+        """Rows `to` are what `source` was of another."""
+        for name in ("value", "sigma", "confidence"):
+            getattr(self, name)[:, to] = getattr(old, name)[:, source]
+
+    def dump(self) -> dict[str, Any]:
+        return {"value": self.value, "sigma": self.sigma, "confidence": self.confidence}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        for name in ("value", "sigma", "confidence"):
+            setattr(self, name, np.array(data[name]))

@@ -1,0 +1,73 @@
+"""A breaker: a thermal accumulator that forgets, and a magnetic trip. NumPy only; imports nothing of ours.
+
+tau d(theta)/dt = (x / hold)^2 - theta, with x the current over the rating; trips at theta = 1. `hold` is the
+load that it would just carry for ever. All steps are exact while the load is constant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+# Between 100 %, which UL 489 lets no breaker trip at, and 135 %, at which it has to within 1 or 2 h;
+# IEC 60898 has 113 % and 145 %. source: estimate
+HOLD_PU = 1.15
+# From cold: 200 % in 4 min, 135 % in 13 min. UL 489 asks for 2-8 min by size, and 1-2 h. source: estimate
+TAU_S = 600.0
+MAGNETIC_PU = 7.0  # 5-10 times the rating for usual frames; source: estimate
+CONTINUOUS_PU = 0.8  # a continuous load may have so much of the rating; source: US National Electrical Code
+
+
+def load_pu(power_w: F64, rating_w: F64, voltage_pu: F64 | float = 1.0) -> F64:
+    """Current over rated current [n]: supplies keep their power, so a lower voltage draws more of it."""
+    return np.asarray(power_w / (rating_w * np.maximum(voltage_pu, 1e-3)), np.float64)
+
+
+def theta_steady(load_pu: F64, hold_pu: F64 | float = HOLD_PU) -> F64:
+    """Where theta goes under this load for ever [n]; above 1 = it trips."""
+    return np.asarray((load_pu / hold_pu) ** 2, np.float64)
+
+
+def step(
+    theta: F64, load_pu: F64, dt_s: float, tau_s: F64 | float = TAU_S, hold_pu: F64 | float = HOLD_PU
+) -> F64:
+    """Theta after `dt_s` at a constant load [n], exact for any step."""
+    aim = theta_steady(load_pu, hold_pu)
+    return np.asarray(aim + (theta - aim) * np.exp(-dt_s / np.asarray(tau_s, np.float64)), np.float64)
+
+
+def trips(theta: F64, load_pu: F64, magnetic_pu: F64 | float = MAGNETIC_PU) -> Bool:
+    """True where the breaker opens [n]: by heat or at once by its magnet; NaN never trips."""
+    return np.asarray((theta >= 1.0) | (load_pu >= magnetic_pu), np.bool_)
+
+
+def seconds_to_trip(
+    theta: F64,
+    load_pu: F64,
+    tau_s: F64 | float = TAU_S,
+    hold_pu: F64 | float = HOLD_PU,
+    magnetic_pu: F64 | float = MAGNETIC_PU,
+) -> F64:
+    """Time to its trip at a constant load, s [n]: tau ln((a - theta) / (a - 1)); inf = never."""
+    aim = theta_steady(load_pu, hold_pu)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time_s = tau_s * np.log((aim - theta) / (aim - 1.0))
+    time_s = np.where(aim > 1.0, time_s, np.where(np.isnan(aim + theta), np.nan, np.inf))
+    return np.where(trips(theta, load_pu, magnetic_pu), 0.0, time_s)
+
+
+def load_held_for_pu(
+    theta: F64,
+    time_s: F64 | float,
+    tau_s: F64 | float = TAU_S,
+    hold_pu: F64 | float = HOLD_PU,
+    magnetic_pu: F64 | float = MAGNETIC_PU,
+) -> F64:
+    """The highest constant load that holds for `time_s` > 0, over the rating [n]; 0 once tripped."""
+    left = np.exp(-np.asarray(time_s, np.float64) / tau_s)
+    aim = np.maximum(1.0 - theta * left, 0.0) / (1.0 - left)
+    held = np.minimum(hold_pu * np.sqrt(aim), magnetic_pu)
+    return np.where(theta >= 1.0, 0.0, held)

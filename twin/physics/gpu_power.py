@@ -1,0 +1,113 @@
+"""Power of a GPU against temperature, activity, clock and cap. NumPy only; imports nothing of ours.
+
+P = P_static(T) + P_dynamic * activity * r(s), where s is the clock over the highest clock and r the dynamic
+power over that at the highest clock: r = s^gamma while voltage follows the clock, and in proportion to s
+below the knee at which the voltage has reached its lowest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+
+REF_TEMP_C = 40.0  # at which an idle power is stated; source: estimate
+# Leakage grows by e over so many kelvin, near double in 40 K; source: estimate
+LEAKAGE_SCALE_K = 60.0
+EXPONENT = 2.7  # of power over clock, with voltage following; domain facts give 2.5-3
+# Shares of full dynamic power that streaming multiprocessors, tensor cores and memory draw; source: estimate
+ACTIVITY_WEIGHTS = (0.35, 0.40, 0.25)
+# An H100 goes from 345 to 1980 MHz; a cap that is not met at that clock is exceeded. source: estimate
+CLOCK_MIN_PU = 0.17
+_LEAST_W = 1e-9
+
+
+def static_power_w(idle_w: F64, leakage_w_per_k: F64, temp_c: F64) -> F64:
+    """Power that no work is needed for, W [n].
+
+    `idle_w` holds at 40 degC, where leakage rises by `leakage_w_per_k`. Leakage is exponential in
+    temperature; its series is cut after the second order, so that nothing overflows, and held where it is
+    lowest.
+    """
+    away_k = np.maximum(temp_c - REF_TEMP_C, -LEAKAGE_SCALE_K)
+    return np.asarray(
+        idle_w + leakage_w_per_k * away_k * (1.0 + away_k / (2.0 * LEAKAGE_SCALE_K)), np.float64
+    )
+
+
+def activity_pu(sm_pu: F64, tensor_pu: F64, dram_pu: F64) -> F64:
+    """Activities 0..1 as one share of the full dynamic power [n]; 1 when all three are 1."""
+    sm, tensor, dram = ACTIVITY_WEIGHTS
+    return sm * sm_pu + tensor * tensor_pu + dram * dram_pu
+
+
+def demand_w(static_w: F64, dynamic_w: F64, activity_pu: F64) -> F64:
+    """Power at the highest clock, W [n]; `dynamic_w` is what all activity at once adds."""
+    return static_w + dynamic_w * activity_pu
+
+
+def dynamic_share_pu(clock_pu: F64, exponent: F64 | float, knee_pu: F64 | float = 0.0) -> F64:
+    """Dynamic power at a clock over that at the highest clock [n]: s^gamma, and linear below the knee."""
+    scaled = np.maximum(clock_pu, knee_pu)
+    return np.asarray(scaled**exponent * np.minimum(clock_pu / np.maximum(scaled, _LEAST_W), 1.0), np.float64)
+
+
+def clock_of_share_pu(share_pu: F64, exponent: F64 | float, knee_pu: F64 | float = 0.0) -> F64:
+    """The clock at which dynamic power has this share [n]; the inverse of `dynamic_share_pu`."""
+    gamma, knee = np.asarray(exponent, np.float64), np.asarray(knee_pu, np.float64)
+    if not knee.any():
+        return np.asarray(share_pu ** (1.0 / gamma), np.float64)
+    at_knee = knee**gamma
+    root = np.maximum(share_pu, at_knee) ** (1.0 / gamma)
+    return np.asarray(np.where(share_pu < at_knee, knee * share_pu / np.maximum(at_knee, _LEAST_W), root))
+
+
+def power_at_clock_w(
+    static_w: F64, demand_w: F64, clock_pu: F64, exponent: F64 | float, knee_pu: F64 | float = 0.0
+) -> F64:
+    """Power at a clock that something else than a cap has set, W [n]."""
+    share = dynamic_share_pu(clock_pu, exponent, knee_pu)
+    return np.asarray(static_w + (demand_w - static_w) * share, np.float64)
+
+
+def capped(
+    static_w: F64,
+    demand_w: F64,
+    cap_w: F64,
+    exponent: F64 | float,
+    clock_min_pu: F64 | float = CLOCK_MIN_PU,
+    knee_pu: F64 | float = 0.0,
+) -> tuple[F64, F64]:
+    """(power W, clock 0..1) [n] of GPUs that lower their clock until they meet their cap.
+
+    s = min(1, ((cap - static) / (demand - static))^(1/gamma)), not below `clock_min_pu`: a cap below what
+    that clock draws is exceeded. No cap is inf. NaN stays NaN.
+    """
+    power, clock = np.array(demand_w, np.float64), np.ones(np.shape(demand_w))
+    slowed = np.flatnonzero(
+        ~(cap_w >= power)
+    )  # the root is dear: taken only where it is needed, NaN included
+    if not len(slowed):
+        return power, clock
+    static, cap, gamma, least, knee = (
+        np.broadcast_to(np.asarray(x, np.float64), power.shape)[slowed]
+        for x in (static_w, cap_w, exponent, clock_min_pu, knee_pu)
+    )
+    dynamic = power[slowed] - static
+    share = np.clip((cap - static) / np.maximum(dynamic, _LEAST_W), 0.0, 1.0)
+    wanted = clock_of_share_pu(share, gamma, knee)
+    low = np.flatnonzero(wanted < least)
+    share[low] = dynamic_share_pu(least[low], gamma[low], knee[low])
+    # What does not work needs no lower clock: it would save nothing
+    clock[slowed] = np.where(dynamic <= _LEAST_W, 1.0, np.maximum(wanted, least))
+    power[slowed] = static + dynamic * share
+    return power, clock
+
+
+def performance_pu(clock_pu: F64, compute_share_pu: F64 | float) -> F64:
+    """Speed of work over that at the highest clock [n]: 1 / (c/s + 1 - c); the clock is above 0.
+
+    `compute_share_pu` is the share of time, at the highest clock, that waits for the clock.
+    """
+    return np.asarray(clock_pu / (compute_share_pu + (1.0 - compute_share_pu) * clock_pu), np.float64)

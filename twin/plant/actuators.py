@@ -1,0 +1,102 @@
+"""What a plant's devices make of commands: they obey, answer, and fall back when a lease runs out.
+
+Leases are kept by their length from the moment a command is heard, as agents do, so that no clock needs to
+agree with another. May import contracts, events, the site and NumPy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from twin.contracts import CommandBatch
+from twin.events import CommandAcked
+from twin.frame import F64, NS
+from twin.signals import find_control
+from twin.site import Site
+
+OBEYED = (
+    "gpu.power_cap_w", "node.power_cap_w", "cdu.supply_temp_target_c", "rack.liquid_isolation",
+    "rack.electrical_isolation", "node.service_level", "job.checkpoint_since_s", "job.checkpoint_interval_s",
+)  # fmt: skip
+MAX_UNASKED = 10_000  # batches whose answers nobody has asked for; older ones are lost
+
+
+class Actuators:
+    """Values in force per control [n], NaN = none was ever commanded, and until when (plant's time)."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.value: dict[str, F64] = {}
+        self.until_s: dict[str, F64] = {}
+        self.next_s = np.inf  # when the first lease ends
+        self.epoch = -1
+        self._answers: deque[tuple[CommandBatch, str]] = deque(maxlen=MAX_UNASKED)
+
+    def take(self, commands: Sequence[CommandBatch], time_s: float) -> list[str]:
+        """Obey; the controls that got a new value. A deposed daemon's commands are refused."""
+        new: list[str] = []
+        for batch in commands:
+            control = find_control(batch.control)
+            if control is None or batch.control not in OBEYED:
+                self._answers.append((batch, "failed"))
+                continue
+            if batch.epoch < self.epoch:
+                self._answers.append((batch, "failed"))
+                continue
+            self.epoch = batch.epoch
+            n = self.site.sizes[control.table]
+            value = self.value.setdefault(batch.control, np.full(n, np.nan))
+            until = self.until_s.setdefault(batch.control, np.full(n, np.inf))
+            value[batch.index] = batch.value
+            length_s = (batch.expires_ns - batch.issued_ns) / NS
+            ends = batch.final or control.on_expiry == "keep"
+            until[batch.index] = np.inf if ends else time_s + length_s
+            if not ends:
+                self.next_s = min(self.next_s, time_s + length_s)
+            if not batch.renewal and not batch.final:
+                self._answers.append((batch, "done"))
+            if batch.control not in new:
+                new.append(batch.control)
+        return new
+
+    def lapse(self, time_s: float) -> list[str]:
+        """End what has run out: the safe value of the site where there is one, else what was there stays."""
+        if time_s < self.next_s:
+            return []
+        changed: list[str] = []
+        self.next_s = np.inf
+        for key, until in self.until_s.items():
+            over = until <= time_s
+            if over.any():
+                safe = self.site.envelopes[key].safe[over]
+                self.value[key][over] = np.where(np.isfinite(safe), safe, self.value[key][over])
+                until[over] = np.inf
+                changed.append(key)
+            self.next_s = min(self.next_s, float(until.min(initial=np.inf)))
+        return changed
+
+    def get(self, control: str) -> F64 | None:
+        """What is in force [n]; None if nothing ever was."""
+        return self.value.get(control)
+
+    def answers(self) -> list[CommandAcked]:
+        """What devices said since last asked."""
+        out: list[CommandAcked] = []
+        while self._answers:
+            batch, state = self._answers.popleft()
+            table = batch.control.partition(".")[0]
+            for k, entity in enumerate(batch.index.tolist()):
+                out.append(
+                    CommandAcked(
+                        control=batch.control,
+                        name=self.site.name(table, entity),
+                        generation=int(batch.generation[k]),
+                        command=f"{batch.epoch}-{batch.command[k]}",
+                        state="done" if state == "done" else "failed",
+                        detail="" if state == "done" else "not obeyed here, or of an older epoch",
+                    )
+                )
+        return out

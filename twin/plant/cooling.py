@@ -1,0 +1,294 @@
+"""The way of the heat in a plant: racks' coolant, CDU, exchanger to the facility water, and the air of halls.
+
+Every volume is a mixed tank. What a tank gives in a step is its mean over the step, by the exact exponential;
+only the pipe that closes the circle gives what it held when the step began. Each exchange is one number that
+leaves one tank and enters another, so energy is kept to rounding. May import the truth, disturbances, hidden
+parameters, `twin.physics` and NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.frame import F64
+from twin.physics.exchanger import film_factor
+from twin.plant.disturbance import Disturbance
+from twin.plant.hydraulics import LEAST_W_PER_K, Hydraulics
+from twin.plant.layout import Groups
+from twin.plant.leaks import ROOM_C
+from twin.plant.parameters import AIR_RISE_K, FACILITY_MARGIN_K, STAGNANT_SHARE, Parameters
+from twin.plant.truth import Truth
+from twin.site import Site
+
+VALVE_GAIN_PER_K, VALVE_INTEGRAL_PER_K_S = 0.04, 0.004  # source: estimate
+VALVE_SLEW_PER_S = 0.03  # of its actuator: half a minute for the whole way; source: estimate
+VALVE_MIN_PU = 0.02  # leaks by that much
+FILM_PU = 3e-3  # a facility flow that changed by less leaves the films as they are: 0.1 % of them
+UNMIXED_MIN = 1.0 + 1e-9  # keeps 1 - C off zero
+DEW_MARGIN_K = 2.5  # supply above the dew point of the hall, domain.md B
+FAN_MIN_PU = 0.35  # source: estimate
+FAN_TAU_S = 15.0  # of a fan's control; source: estimate
+FAN_PER_K = 0.025  # more fan per kelvin of inlet above 24 degC; source: estimate
+AIR_BAND_K = 2.0  # of the air handlers' control from nothing to full capacity; source: estimate
+AIR_HANDLER_W_PER_W, AIR_HANDLER_COP = 0.05, 4.5  # fans, and the chillers behind them; source: estimate
+
+
+def phi(x: F64) -> F64:
+    """(1 - e^-x)/x, 1 at 0: the mean of a decay over its step."""
+    small = np.maximum(x, 1e-12)
+    return -np.expm1(-small) / small
+
+
+class Cooling:
+    """Tanks of racks, CDUs and halls. Temperatures that no table has stand here."""
+
+    def __init__(self, site: Site, p: Parameters, h: Hydraulics) -> None:
+        n = site.sizes
+        self.racks, self.h = h.racks, h
+        self.halls = Groups(site.hall_of_rack.astype(np.intp), n["hall"])
+        self.hot_c = p.cdu_supply_c + 10.0  # hot leg [n_cdu]
+        self.cold_c = p.cdu_supply_c.copy()  # behind the exchanger
+        self.pipe_c = p.cdu_supply_c.copy()  # on the way to the racks
+        self.primary_supply_c = p.cdu_supply_c - 6.0
+        self.target_c = p.cdu_supply_c.copy()  # as requested
+        self.error_before_k = np.zeros(n["cdu"])
+        self.gain_rack, self.gain_hot, self.gain_cold = (
+            np.zeros(n["rack"]),
+            np.zeros(n["cdu"]),
+            np.zeros(n["cdu"]),
+        )
+        self.gain_pipe, self.tank_w_per_k = np.zeros(n["cdu"]), np.zeros(n["rack"])
+        self.stagnant = np.zeros(n["rack"])
+        self.film_at = np.full(n["cdu"], np.nan)  # primary ratio for which the films hold
+        self.film = np.ones(n["cdu"])
+        self.valve_ratio = p.cdu_primary_lpm / (1.1 * p.cdu_flow_lpm)
+        self.ua_factor = np.ones(n["cdu"])
+        self.stuck: F64 | None = None  # valve positions that do not move; NaN = free
+        self.fan = np.full(n["rack"], 0.6)
+        self.fan_factor = np.ones(n["rack"])
+        self.hall_air_w = np.zeros(n["hall"])  # carried away by the air handlers
+        self.hall_heat_w = np.zeros(n["hall"])
+        self.hall_low_c, self.hall_k_per_w = p.hall_set_c - 0.5 * AIR_BAND_K, AIR_BAND_K / p.hall_air_max_w
+        self.before_hall_c = p.hall_set_c.copy()
+        self.reference_c = np.zeros(n["rack"])
+        self.primary_w_per_k = np.zeros(n["cdu"])
+        self.leak_w, self.pump_loss_w = np.zeros(n["cdu"]), np.zeros(n["cdu"])
+        self.a, self.b, self.out_w = np.zeros(n["rack"]), np.zeros(n["rack"]), np.zeros(n["rack"])
+        self.c, self.e, self.mixed = np.zeros(n["cdu"]), np.zeros(n["cdu"]), np.zeros(n["cdu"])
+        self.hot_out_c = self.hot_c.copy()
+        # What the legs held when the step began
+        self.before_hot_c, self.before_cold_c, self.before_pipe_c = (x.copy() for x in (
+            self.hot_c, self.cold_c, self.pipe_c))  # fmt: skip
+        self.into_w, self.least, self.most, self.eps = (np.zeros(n["cdu"]) for _ in range(4))
+        self.setpoint_stale = True
+        self.hall_of_cdu = np.where(site.hall_of_cdu >= 0, site.hall_of_cdu, 0)
+
+    def read_disturbance(self, d: Disturbance) -> None:
+        """Fouling, stuck valves, blocked fans."""
+        if not np.array_equal(d.cdu_ua_factor, self.ua_factor):
+            self.ua_factor[:] = d.cdu_ua_factor
+            self.film_at[:] = np.nan
+        self.stuck = d.cdu_valve_stuck_pu.copy() if np.isfinite(d.cdu_valve_stuck_pu).any() else None
+        self.fan_factor[:] = d.rack_fan_factor
+
+    def tune(self, p: Parameters, dt_s: float) -> None:
+        """Gains of the tanks at the present flows."""
+        h = self.h
+        np.multiply(phi(h.rack_w_per_k * (dt_s / p.rack_tank_j_per_k)), dt_s / p.rack_tank_j_per_k,
+                    out=self.gain_rack)  # fmt: skip
+        self.gain_rack *= p.rack_liquid
+        np.divide(p.rack_tank_j_per_k, dt_s, out=self.tank_w_per_k)
+        w = h.cdu_w_per_k
+        np.multiply(phi(w * (dt_s / p.cdu_hot_j_per_k)), dt_s / p.cdu_hot_j_per_k, out=self.gain_hot)
+        np.multiply(phi(w * (dt_s / p.cdu_cold_j_per_k)), dt_s / p.cdu_cold_j_per_k, out=self.gain_cold)
+        np.divide(dt_s, p.cdu_pipe_j_per_k, out=self.gain_pipe)
+        np.divide(STAGNANT_SHARE, STAGNANT_SHARE + np.maximum(h.ratio, 0.0), out=self.stagnant)
+        self.stagnant *= p.rack_liquid
+        self.film_at[:] = np.nan
+        self.hall_settled = -np.expm1(-dt_s * p.hall_air_max_w / (AIR_BAND_K * p.hall_j_per_k))
+        self.hall_gain = p.hall_j_per_k / dt_s
+
+    def plates(self, t: Truth, p: Parameters) -> F64:
+        """What the plates of each rack, or its heat sinks in air, stand against, degC [n_rack]."""
+        ref = self.reference_c
+        self.racks.spread(self.pipe_c, t.rack_supply_c)
+        np.subtract(t.rack_return_c, t.rack_supply_c, out=ref)
+        ref *= self.stagnant
+        ref += t.rack_supply_c
+        np.copyto(ref, t.rack_inlet_c, where=~p.rack_liquid)
+        return ref
+
+    def air_side(self, t: Truth, p: Parameters, dt_s: float) -> F64:
+        """Fans of racks, and their power [n_rack] W: they follow load and inlet, a little late."""
+        a, b = self.a, self.b
+        np.divide(t.rack_air_heat_w, p.rack_air_max_w, out=a)
+        np.subtract(t.rack_inlet_c, 24.0, out=b)
+        b *= FAN_PER_K
+        a += b
+        np.maximum(a, FAN_MIN_PU, out=a)
+        np.minimum(a, 1.0, out=a)
+        a -= self.fan
+        a *= -np.expm1(-dt_s / FAN_TAU_S)
+        self.fan += a
+        np.multiply(self.fan, self.fan, out=b)
+        b *= self.fan
+        b *= p.rack_fan_w
+        return b
+
+    def rack_step(self, t: Truth, p: Parameters, plates_w: F64, gpu_w: F64, dt_s: float) -> None:
+        """Heat of the racks into coolant and air, and their coolant's temperature."""
+        h, a, q, air = self.h, self.a, t.rack_liquid_heat_w, t.rack_air_heat_w
+        np.subtract(t.rack_return_c, t.rack_inlet_c, out=a)
+        a *= p.rack_to_air_w_per_k
+        np.subtract(t.rack_power_w, gpu_w, out=q)
+        np.add(q, plates_w, out=air)
+        q *= p.rack_rest_capture_pu
+        np.multiply(plates_w, p.rack_plate_capture_pu, out=self.b)
+        q += self.b
+        q -= a
+        air -= q
+        # The tank: dT = (q - W (T - Ts)) g, with what flows out by difference
+        np.subtract(t.rack_return_c, t.rack_supply_c, out=a)
+        a *= h.rack_w_per_k
+        np.subtract(q, a, out=a)
+        a *= self.gain_rack
+        t.rack_return_c += a
+        a *= self.tank_w_per_k
+        np.subtract(q, a, out=self.out_w)
+
+    def cdu_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        """Hot leg, exchanger, cold leg and pipe of every CDU, then its valve."""
+        h, c, e = self.h, self.c, self.e
+        w = h.cdu_w_per_k
+        np.copyto(self.before_hot_c, self.hot_c)
+        np.copyto(self.before_cold_c, self.cold_c)
+        np.copyto(self.before_pipe_c, self.pipe_c)
+        self.racks.sums(self.out_w, self.mixed)
+        into = self.into_w
+        np.add(self.mixed, h.pump_heat_w, out=into)
+        into -= self.leak_w
+        np.subtract(self.hot_c, self.pipe_c, out=c)
+        c *= w
+        np.subtract(into, c, out=c)
+        c *= self.gain_hot
+        self.hot_c += c
+        c *= p.cdu_hot_j_per_k
+        c /= -dt_s
+        c += into  # W (mean of the hot leg - pipe)
+        np.divide(c, w, out=e)
+        e += self.pipe_c
+        self.hot_out_c[:] = e
+        self._exchange(t, p, e)
+        np.subtract(e, self.cold_c, out=e)
+        e *= w
+        e -= t.cdu_heat_w
+        np.multiply(e, self.gain_cold, out=c)
+        np.subtract(self.cold_c, self.pipe_c, out=into)
+        into *= w
+        self.cold_c += c
+        c *= p.cdu_cold_j_per_k
+        c /= -dt_s
+        c += e
+        c += into  # W (mean of the cold leg - pipe)
+        c *= self.gain_pipe
+        self.pipe_c += c
+        np.copyto(t.cdu_supply_c, self.cold_c)
+        np.copyto(t.cdu_return_c, self.hot_c)
+        self._valve(t, p, dt_s)
+
+    def _exchange(self, t: Truth, p: Parameters, warm_c: F64) -> None:
+        """Heat to the facility water, from the mean of the hot leg and the water as it comes."""
+        np.multiply(t.cdu_valve_pu, p.cdu_primary_lpm, out=t.cdu_primary_flow_lpm)
+        cold = self.primary_w_per_k
+        np.multiply(t.cdu_primary_flow_lpm, p.watt_per_k_per_lpm, out=cold)
+        np.maximum(cold, LEAST_W_PER_K, out=cold)
+        warm, least, most, eps, heat = self.h.cdu_w_per_k, self.least, self.most, self.eps, t.cdu_heat_w
+        self._films(t, p)
+        # Counterflow: f = (1 - e^(-N (1 - C)))/(1 - C), eps = f/(1 + C f)
+        np.minimum(warm, cold, out=least)
+        np.maximum(warm, cold, out=most)
+        np.divide(least, most, out=most)
+        np.subtract(UNMIXED_MIN, most, out=eps)
+        np.divide(self.film, least, out=heat)
+        heat *= eps
+        np.negative(heat, out=heat)
+        np.expm1(heat, out=heat)
+        heat /= eps
+        np.negative(heat, out=heat)
+        most *= heat
+        most += 1.0
+        heat /= most
+        heat *= least
+        np.subtract(warm_c, self.primary_supply_c, out=eps)
+        heat *= eps
+        np.divide(heat, cold, out=t.cdu_primary_return_c)
+        t.cdu_primary_return_c += self.primary_supply_c
+        np.copyto(t.cdu_primary_supply_c, self.primary_supply_c)
+
+    def _films(self, t: Truth, p: Parameters) -> None:
+        """Conductance of the exchangers where the flows have changed."""
+        ratio = self.eps
+        np.multiply(t.cdu_valve_pu, self.valve_ratio, out=ratio)
+        np.subtract(ratio, self.film_at, out=self.least)
+        np.abs(self.least, out=self.least)
+        if not (len(ratio) and np.maximum.reduce(self.least) < FILM_PU):  # NaN: flows have changed altogether
+            self.film_at[:] = ratio
+            films = film_factor(np.maximum(ratio, 1e-4), np.maximum(t.cdu_flow_lpm / p.cdu_flow_lpm, 1e-4))
+            np.divide(p.cdu_ua_w_per_k * self.ua_factor, films, out=self.film)
+
+    def _valve(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        error, move, valve = self.c, self.e, t.cdu_valve_pu
+        np.subtract(t.cdu_supply_c, t.cdu_setpoint_c, out=error)
+        np.subtract(error, self.error_before_k, out=move)
+        np.copyto(self.error_before_k, error)
+        move *= VALVE_GAIN_PER_K
+        error *= VALVE_INTEGRAL_PER_K_S * dt_s
+        move += error
+        limit = VALVE_SLEW_PER_S * dt_s
+        np.maximum(move, -limit, out=move)
+        np.minimum(move, limit, out=move)
+        valve += move
+        np.maximum(valve, VALVE_MIN_PU, out=valve)
+        np.minimum(valve, 1.0, out=valve)
+        if self.stuck is not None:
+            np.copyto(valve, self.stuck, where=np.isfinite(self.stuck))
+
+    def set_points(self, t: Truth, p: Parameters) -> None:
+        """Supply set points: as requested, but never near the dew point of the hall."""
+        dew = p.hall_moisture_c[self.hall_of_cdu] if len(p.hall_moisture_c) else 0.0
+        np.maximum(self.target_c, dew + DEW_MARGIN_K, out=t.cdu_setpoint_c)
+
+    def facility_aim_c(self, t: Truth, p: Parameters) -> F64:
+        """Set point of each loop [n_loop + 1]: cold enough for the coldest CDU on it."""
+        aim = np.full(len(p.loop_heat_w), np.inf)
+        np.minimum.at(aim, p.loop_of_cdu, t.cdu_setpoint_c)
+        return np.where(np.isfinite(aim), aim, 32.0) - 4.0 - FACILITY_MARGIN_K
+
+    def hall_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        """The air of every hall: heat of racks in, air handlers take it away in proportion to its excess."""
+        heat, taken, cold = self.hall_heat_w, self.hall_air_w, t.hall_cold_c
+        self.halls.sums(t.rack_air_heat_w, heat)
+        np.copyto(self.before_hall_c, cold)
+        # dT/dt = (heat - max (T - T0)/band)/C, exact between the ends of the band
+        np.multiply(heat, self.hall_k_per_w, out=taken)
+        taken += self.hall_low_c
+        taken -= cold
+        taken *= self.hall_settled
+        taken *= self.hall_gain
+        np.subtract(heat, taken, out=taken)
+        np.maximum(taken, 0.0, out=taken)
+        np.minimum(taken, p.hall_air_max_w, out=taken)
+        np.subtract(heat, taken, out=heat)
+        heat /= self.hall_gain
+        cold += heat
+        np.add(cold, AIR_RISE_K * 0.8, out=t.hall_hot_c)
+        self.halls.spread(cold, t.rack_inlet_c)
+        t.rack_inlet_c += p.rack_inlet_add_k
+
+    def air_power_w(self) -> float:
+        """Electric power of air handlers and the chillers behind them."""
+        return float(np.add.reduce(self.hall_air_w)) * (AIR_HANDLER_W_PER_W + 1.0 / AIR_HANDLER_COP)
+
+    def leak_heat(self, lost_w_per_k: F64) -> None:
+        """Coolant leaves from the hot leg and is made up from the reserve at room temperature."""
+        np.multiply(lost_w_per_k, self.hot_c - ROOM_C, out=self.leak_w)

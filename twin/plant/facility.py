@@ -1,0 +1,127 @@
+"""The loops that give a plant's heat to the outside: coolers with fans, a chiller where needed.
+
+One integrator per loop: up to 1 it is the speed of the fans, from 1 to 2 the share of the chiller. A site has
+few loops, so they are gone through one by one. May import the truth, disturbances, hidden parameters,
+weather, `twin.physics` and NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from twin.frame import F64
+from twin.physics.facility import EVAPORATION_L_PER_KWH, FAN_RATED_W_PER_W, cop
+from twin.physics.moist_air import wet_bulb_c
+from twin.plant.disturbance import Disturbance
+from twin.plant.layout import Groups
+from twin.plant.parameters import Parameters
+from twin.plant.truth import Truth
+from twin.plant.weather import HUMIDITY_PER_K, Weather
+from twin.site import Site
+
+FAN_FLOOR_PU = 0.15  # the lowest speed of a fan that runs; source: estimate
+GAIN_PER_K, INTEGRAL_PER_K_S = 0.10, 0.002  # of the supply control; source: estimate
+SLEW_PER_S = 0.05  # source: estimate
+AIR_EXPONENT = 0.8  # of conductance over fan speed
+LOOP_PUMP_W_PER_LPM = 4.5  # 150 kPa at 55 % wire to water; source: estimate
+BYPASS_PU = 0.1  # of the nominal flow that passes the CDUs by; source: estimate
+WEATHER_PERIOD_S = 60.0
+LEAK_FELT_L = 5.0  # in the pit of a loop; source: estimate
+
+
+class Facility:
+    """Hot and cold legs of every loop [n_loop + 1]; the last serves CDUs of which no loop is known."""
+
+    def __init__(self, site: Site, p: Parameters, weather: Weather) -> None:
+        n = len(p.loop_heat_w)
+        self.weather = weather
+        self.n_loop = site.sizes["loop"]
+        self.cdus = Groups(p.loop_of_cdu, n)
+        self.used = np.flatnonzero(np.bincount(p.loop_of_cdu, minlength=n)).tolist()
+        self.cold_c, self.hot_c, self.aim_c = np.full(n, 25.0), np.full(n, 32.0), np.full(n, 25.0)
+        self.before_hot_c, self.before_cold_c = self.hot_c.copy(), self.cold_c.copy()
+        self.level = [0.5] * n
+        self.error_before_k = [0.0] * n
+        self.fan_factor = np.ones(n)
+        self.leak_lpm, self.leaked_l = np.zeros(n), np.zeros(n)
+        self.leaking = False
+        self.flow_lpm, self.into_w, self.rejected_w = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.power_w, self.water_l, self.fan_pu = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.weather_s = -np.inf
+        self.add_k = 0.0
+        self.air_c = np.zeros(n)
+
+    def read_disturbance(self, d: Disturbance) -> None:
+        """Fans that fail, leaks, hotter weather."""
+        self.fan_factor[: self.n_loop] = d.loop_fan_factor
+        self.leak_lpm[: self.n_loop] = d.loop_leak_lpm
+        self.leaking = bool(self.leak_lpm.any())
+        if d.outdoor_add_k != self.add_k:
+            self.add_k, self.weather_s = d.outdoor_add_k, -np.inf
+
+    def look_outside(self, t: Truth, p: Parameters) -> None:
+        """Weather moves slowly: once a minute."""
+        if t.time_s - self.weather_s < WEATHER_PERIOD_S:
+            return
+        self.weather_s = t.time_s
+        dry, rh = self.weather.at(t.time_s)
+        t.outdoor_c = dry + self.add_k
+        rh = float(np.clip(rh * math.exp(-HUMIDITY_PER_K * self.add_k), 0.05, 1.0))
+        t.wet_bulb_c = float(wet_bulb_c(np.array([t.outdoor_c]), np.array([rh]))[0])
+        self.air_c[:] = np.where(p.loop_wet, t.wet_bulb_c, t.outdoor_c)
+
+    def step(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        """Heat of the CDUs through hot leg, cooler and cold leg."""
+        np.copyto(self.before_hot_c, self.hot_c)
+        np.copyto(self.before_cold_c, self.cold_c)
+        self.cdus.sums(t.cdu_heat_w, self.into_w)
+        self.cdus.sums(t.cdu_primary_flow_lpm, self.flow_lpm)
+        for i in self.used:
+            self._loop(p, i, dt_s)
+        if self.leaking:
+            self.leaked_l += self.leak_lpm * (dt_s / 60.0)
+            np.greater(self.leaked_l[: self.n_loop], LEAK_FELT_L, out=t.loop_leak)
+        n = self.n_loop
+        if n:
+            t.loop_supply_c[:], t.loop_return_c[:] = self.cold_c[:n], self.hot_c[:n]
+            t.loop_flow_lpm[:], t.loop_power_w[:] = self.flow_lpm[:n], self.power_w[:n]
+            t.loop_fan_pu[:], t.loop_rejected_w[:] = self.fan_pu[:n], self.rejected_w[:n]
+            t.loop_water_l[:] = self.water_l[:n]
+
+    def _loop(self, p: Parameters, i: int, dt_s: float) -> None:
+        """One loop: both legs exactly, with what the other gives held over the step."""
+        hot, cold, level = float(self.hot_c[i]), float(self.cold_c[i]), self.level[i]
+        into, flow, nominal = float(self.into_w[i]), float(self.flow_lpm[i]), float(p.loop_heat_w[i])
+        gain = dt_s / float(p.loop_tank_j_per_k[i])
+        w = (flow + BYPASS_PU * float(p.loop_flow_lpm[i])) * p.watt_per_k_per_lpm
+        moved = (into / w + cold - hot) * -math.expm1(-w * gain)
+        self.hot_c[i] = hot + moved
+        out = into - moved / gain  # W (mean of the hot leg - cold leg)
+        fan = min(1.0, level)
+        air_factor = max(fan * float(self.fan_factor[i]), 1e-3)
+        conductance = nominal / float(p.loop_approach_k[i]) * air_factor**AIR_EXPONENT
+        chilled = max(0.0, level - 1.0) * nominal
+        air = float(self.air_c[i])
+        moved = (air + (out - chilled) / conductance - cold) * -math.expm1(-conductance * gain)
+        # A cooler does not heat: where the air is warmer, its dampers shut
+        rejected = max(out - moved / gain, chilled)
+        cold += (out - rejected) * gain
+        self.cold_c[i], self.rejected_w[i], self.fan_pu[i] = cold, rejected, fan
+        work = 0.0
+        if chilled > 0.0:
+            work = chilled / float(cop(np.array([cold]), np.array([air + 10.0]))[0])
+        self.power_w[i] = FAN_RATED_W_PER_W * nominal * fan**3 + work + LOOP_PUMP_W_PER_LPM * flow
+        if p.loop_wet[i]:
+            self.water_l[i] += (rejected + work) / 3.6e6 * EVAPORATION_L_PER_KWH * dt_s
+        error = cold - float(self.aim_c[i])
+        move = GAIN_PER_K * (error - self.error_before_k[i]) + INTEGRAL_PER_K_S * dt_s * error
+        self.error_before_k[i] = error
+        limit = SLEW_PER_S * dt_s
+        level += min(limit, max(-limit, move))
+        self.level[i] = min(1.0 + float(p.loop_chiller_pu[i]), max(FAN_FLOOR_PU, level))
+
+    def supply(self, out: F64) -> F64:
+        """Facility water as each CDU gets it, degC [n_cdu]."""
+        return self.cdus.spread(self.cold_c, out)

@@ -1,0 +1,249 @@
+"""A workload that goes on as it was seen: every GPU keeps its activity, the jobs that ran go on running.
+
+What a mirrored plant works on, since nobody knows the jobs to come. Jobs save as they said they do; one that
+is synchronous loses what it did since when a member dies, and starts again on the nodes that are left. It
+has the public face of `twin.plant.workload.Workload`. May import the table of jobs, events, the truth and
+physics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from twin.events import Event, JobEnded, JobStarted
+from twin.frame import F64, I32, NS, Bool
+from twin.jobs import KINDS, Jobs
+from twin.physics.gpu_power import performance_pu
+from twin.plant.tally import COMPUTE_SHARE_PU, SLOWEST_PU, Progress
+from twin.plant.truth import Truth
+from twin.site import Site
+
+COUNT_S = 10.0  # between looks at how fast the jobs go
+SAVING_PU = 0.05  # activity while a checkpoint is written; source: estimate
+SAVE_S, RESTART_S = 30.0, 300.0  # where a job does not say; source: estimate
+
+
+@dataclass(slots=True)
+class HeldJob:
+    """A job of the twin's table; `nodes` and `gpus` are its rows, those of dead nodes too."""
+
+    name: str
+    kind: str
+    synchronous: bool
+    priority: int
+    tenant: str
+    nodes: I32
+    gpus: I32
+    interval_s: float  # between saves; inf = it never saves
+    save_s: float
+    restart_s: float
+    saved_s: float  # when the last whole save began
+    save_begun_s: float
+    next_s: float = inf  # when the next save begins or ends, or it starts again
+    saving: bool = False
+    running: bool = True
+    unsaved_gpu_s: float = 0.0
+    at_save_gpu_s: float = 0.0  # of it, done when the running save began: it is in that save
+    alive: I32 = field(default_factory=lambda: np.zeros(0, np.int32))  # its GPUs that work
+
+
+class HeldWorkload:
+    """The jobs of `jobs` on GPUs that keep their `activity` [3, n_gpu]: sm, tensor, dram, 0..1.
+
+    `checkpoint_age_s` [n_job] is since the last save of each slot, NaN where nobody says; then a job is taken
+    to save at its interval from its start.
+    """
+
+    def __init__(self, site: Site, jobs: Jobs, activity: F64, checkpoint_age_s: F64, now_ns: int) -> None:
+        self.site, self.activity = site, activity.copy()
+        self.progress = Progress()
+        self._jobs = [
+            self._job(jobs, slot, checkpoint_age_s, now_ns) for slot in np.flatnonzero(jobs.alive).tolist()
+        ]
+        self._next_s = min((job.next_s for job in self._jobs), default=inf)
+        self._counted_s, self._count_next_s = 0.0, COUNT_S
+        self._dead = np.zeros(site.sizes["node"], np.bool_)
+        self._alive_seen = (-1, -1)
+        self._begun, self._now_s = False, 0.0
+
+    def _job(self, jobs: Jobs, slot: int, checkpoint_age_s: F64, now_ns: int) -> HeldJob:
+        nodes = jobs.nodes[slot]
+        gpus = self._gpus_of(nodes)
+        kind, told_s = KINDS[int(jobs.kind[slot])], float(jobs.checkpoint_interval_s[slot])
+        saves = told_s > 0.0 and kind in ("training", "unknown")
+        save_s, restart_s = (float(x[slot]) for x in (jobs.checkpoint_save_s, jobs.checkpoint_restart_s))
+        save_s, restart_s = save_s or SAVE_S, restart_s or RESTART_S
+        interval_s = max(told_s, save_s) if saves else inf
+        age_s = float(checkpoint_age_s[slot])
+        if not np.isfinite(age_s):
+            ran_s = max(0.0, (now_ns - int(jobs.started_ns[slot])) / NS)
+            age_s = ran_s % interval_s if saves else ran_s
+        return HeldJob(
+            jobs.names[slot], kind, bool(jobs.synchronous[slot]), int(jobs.priority[slot]),
+            jobs.tenants[slot],
+            nodes.copy(), gpus, interval_s, save_s, restart_s, -age_s, -age_s,
+            next_s=max(0.0, interval_s - age_s) if saves else inf, unsaved_gpu_s=age_s * len(gpus),
+            alive=gpus,
+        )  # fmt: skip
+
+    def _gpus_of(self, nodes: I32) -> I32:
+        start = self.site.gpu_start_of_node
+        return np.concatenate(
+            [np.zeros(0, np.int32), *(np.arange(start[i], start[i + 1]) for i in nodes)]
+        ).astype(np.int32)
+
+    @property
+    def jobs(self) -> tuple[HeldJob, ...]:
+        """What runs now."""
+        return tuple(job for job in self._jobs if job.running)
+
+    def lost_work(self) -> float:
+        """GPU-seconds of work lost since the beginning, as members of synchronous jobs died."""
+        return self.progress.lost_gpu_s
+
+    def checkpoint_age_s(self, job: str, time_s: float) -> float | None:
+        """Since the last whole save of this job began; None if it is unknown or never saves."""
+        found = self._find(job)
+        return None if found is None else time_s - found.saved_s
+
+    def checkpoint(self, job: str, since_s: float) -> float | None:
+        """Ask for a save that began no earlier than `since_s`; seconds until it is whole, 0 = it is there.
+
+        A save that is needed begins at once, or when the one that runs is whole. None: no such job saves.
+        """
+        found = self._find(job)
+        if found is None:
+            return None
+        left_s = max(0.0, found.next_s - self._now_s) if found.saving else 0.0
+        if found.save_begun_s >= since_s:
+            return left_s
+        if not found.saving:
+            found.next_s = self._now_s
+            self._next_s = min(self._next_s, self._now_s)
+        return left_s + found.save_s
+
+    def checkpoint_interval(self, job: str, interval_s: float) -> bool:
+        """From its next save on a job saves each `interval_s`; False if no such job saves."""
+        found = self._find(job)
+        if found is None:
+            return False
+        found.interval_s = max(interval_s, found.save_s)
+        return True
+
+    def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
+        """Write what changes in the step from `time_s` on; returns the jobs that fail or start."""
+        events: list[Event] = []
+        self._now_s = time_s
+        if not self._begun:
+            self._begun, self._counted_s, self._count_next_s = True, time_s, time_s + COUNT_S
+            for column, held in zip(_columns(truth), self.activity, strict=True):
+                column[:] = held
+        alive = (int(np.count_nonzero(truth.gpu_alive)), int(np.count_nonzero(truth.node_on)))
+        if alive != self._alive_seen:
+            self._alive_seen = alive
+            self._deaths(truth, time_s, events)
+        if self._next_s < time_s + dt_s:
+            for job in self._jobs:
+                while job.next_s < time_s + dt_s:
+                    self._act(job, truth, max(job.next_s, time_s), events)
+            self._next_s = min((job.next_s for job in self._jobs), default=inf)
+        if time_s >= self._count_next_s:
+            self._count(truth, time_s)
+            self._count_next_s = time_s + COUNT_S
+        return events
+
+    def _find(self, name: str) -> HeldJob | None:
+        return next((j for j in self._jobs if j.running and j.name == name and j.interval_s < inf), None)
+
+    def _act(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
+        """A save begins or is whole, or a job that failed starts again."""
+        self._count(truth, at_s)
+        if not job.running:
+            self._restart(job, truth, at_s, events)
+        elif job.saving:
+            job.saving, job.saved_s = False, job.save_begun_s
+            job.unsaved_gpu_s -= job.at_save_gpu_s
+            job.next_s = at_s + job.interval_s
+            self._write(truth, job, 1.0)
+        else:
+            job.saving, job.save_begun_s, job.at_save_gpu_s = True, at_s, job.unsaved_gpu_s
+            job.next_s = at_s + job.save_s
+            self._write(truth, job, SAVING_PU)
+
+    def _restart(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
+        job.nodes = job.nodes[self._healthy(truth)[job.nodes]]
+        job.gpus = job.alive = self._gpus_of(job.nodes)
+        if not len(job.gpus):
+            job.next_s = at_s + job.restart_s
+            return
+        job.running, job.saved_s, job.save_begun_s = True, at_s, at_s
+        job.next_s = at_s + job.interval_s
+        self._write(truth, job, 1.0)
+        saves = job.interval_s < inf
+        events.append(
+            JobStarted(
+                job=job.name, nodes=tuple(self.site.name("node", int(i)) for i in job.nodes), kind=job.kind,  # type: ignore[arg-type]
+                coupling="synchronous", priority=job.priority, tenant=job.tenant,
+                checkpoint_interval_s=job.interval_s if saves else 0.0,
+                checkpoint_save_s=job.save_s if saves else 0.0, checkpoint_restart_s=job.restart_s,
+            )
+        )  # fmt: skip
+
+    def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
+        """Nodes that went: a synchronous job fails with one; another goes on without."""
+        dead = ~self._healthy(truth)
+        died, self._dead = dead & ~self._dead, dead
+        if not died.any():
+            return
+        self._count(truth, time_s)
+        for job in self._jobs:
+            if not died[job.nodes].any():
+                continue
+            job.alive = job.gpus[truth.gpu_alive[job.gpus] & truth.node_on[self.site.node_of_gpu[job.gpus]]]
+            if not (job.synchronous and job.running):
+                continue
+            self.progress.lost_gpu_s += job.unsaved_gpu_s
+            self.progress.interruptions += 1
+            job.unsaved_gpu_s = job.at_save_gpu_s = 0.0
+            job.running = job.saving = False
+            job.next_s = time_s + job.restart_s
+            self._next_s = min(self._next_s, job.next_s)
+            self._write(truth, job, 0.0)
+            events.append(JobEnded(job=job.name, reason="node failed"))
+
+    def _healthy(self, truth: Truth) -> Bool:
+        """[n_node] on, with all its GPUs on the bus."""
+        dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
+        healthy: Bool = truth.node_on & (np.diff(dead[self.site.gpu_start_of_node]) == 0)
+        return healthy
+
+    def _write(self, truth: Truth, job: HeldJob, gate: float) -> None:
+        """All of a job's GPUs at this share of what they had been seen to do."""
+        for column, held in zip(_columns(truth), self.activity, strict=True):
+            column[job.gpus] = held[job.gpus] * gate
+
+    def _count(self, truth: Truth, time_s: float) -> None:
+        """Credit the time since the last count; a synchronous job goes as its slowest member."""
+        elapsed_s, self._counted_s = time_s - self._counted_s, time_s
+        if elapsed_s <= 0.0:
+            return
+        for job in self._jobs:
+            if not job.running or not len(job.alive):
+                continue
+            clock = truth.gpu_clock_pu[job.alive]
+            slowest = np.array([clock.min() if job.synchronous else clock.mean()])
+            pace = float(performance_pu(np.maximum(slowest, SLOWEST_PU), COMPUTE_SHARE_PU)[0])
+            whole = len(job.alive) * elapsed_s
+            if job.saving:
+                self.progress.saving_gpu_s += whole
+                continue
+            self.progress.done_gpu_s += whole * pace
+            self.progress.slowed_gpu_s += whole * (1.0 - pace)
+            job.unsaved_gpu_s += whole * pace
+
+
+def _columns(truth: Truth) -> tuple[F64, F64, F64]:
+    return truth.gpu_sm_pu, truth.gpu_tensor_pu, truth.gpu_dram_pu

@@ -1,0 +1,157 @@
+"""The coolant of a plant's CDUs: flows from pump speeds, the pressure control, and pumps that trip.
+
+All resistances are quadratic and the running pumps of a CDU share one speed, so a solution at full speed
+scales with the speed: the network is solved again only when a resistance or the set of pumps has changed.
+May import the truth, disturbances, hidden parameters, `twin.physics.network` and NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.frame import Bool
+from twin.physics.network import Flow, Network
+from twin.plant.disturbance import Disturbance
+from twin.plant.layout import Groups
+from twin.plant.parameters import Parameters
+from twin.plant.truth import Truth
+from twin.site import Site
+
+SPEED_MIN_PU = 0.25  # source: estimate
+SPEED_SLEW_PER_S = 0.03  # of a drive; source: estimate
+GAIN, INTEGRAL_PER_S = 0.15, 0.08  # of the pressure control, per unit of relative error; source: estimate
+STILL_PU = 2e-5  # relative error of pressure below which the speed is left alone
+TAKE_OVER_S = 5.0  # from a pump's trip to full speed of the other
+STATIC_PA = 150_000.0  # of a full circuit at rest, gauge; source: estimate
+LEAST_W_PER_K = 1e-3  # of a stream that stands: keeps quotients finite
+BLOCKED = 1e12  # on the resistance of a closed valve
+
+
+class Hydraulics:
+    """Flows of racks and CDUs. `changed` says whether the last step moved any of them."""
+
+    def __init__(self, site: Site, p: Parameters) -> None:
+        n_cdu, n_rack = site.sizes["cdu"], site.sizes["rack"]
+        served = np.flatnonzero(p.rack_liquid)
+        order = served[np.argsort(site.cdu_of_rack[served], kind="stable")]
+        count = np.bincount(site.cdu_of_rack[served], minlength=n_cdu)
+        start = np.zeros(n_cdu + 1, np.int64)
+        start[1:] = np.cumsum(count)
+        self.network = Network(start, order.astype(np.int64), n_rack)
+        self.racks = Groups(np.where(p.rack_liquid, site.cdu_of_rack, -1).astype(np.intp), n_cdu)
+        self.serves = count > 0
+        self.speed = np.full(n_cdu, 0.75)
+        self.error_before = np.zeros(n_cdu)
+        self.trip_s = np.full(n_cdu, np.inf)  # since a pump was lost; inf = none
+        self.ok = np.ones((n_cdu, 2), np.bool_)
+        self.running = np.ones(n_cdu, np.bool_)
+        self.branch, self.filter = p.rack_branch.copy(), p.cdu_filter.copy()
+        self.head0 = p.cdu_head0_pa.copy()
+        self.prime = np.ones(n_cdu)  # of the pumps' head, as the static pressure allows
+        self.failures = 0  # solutions that did not converge
+        self.unit_rack, self.unit_cdu = np.zeros(n_rack), np.zeros(n_cdu)
+        self.unit_drop, self.unit_head, self.unit_rack_drop = (
+            np.zeros(n_cdu),
+            np.zeros(n_cdu),
+            np.zeros(n_rack),
+        )
+        self.rack_w_per_k, self.cdu_w_per_k = np.zeros(n_rack), np.zeros(n_cdu)
+        self.ratio = np.ones(n_rack)  # flow over nominal; of air-cooled racks, that of their fans
+        self.pump_heat_w = np.zeros(n_cdu)
+        self._unit: Flow | None = None
+        self.stale, self.changed, self.steady = True, True, False
+        self._spread = np.ones(n_rack)
+
+    def read_disturbance(self, p: Parameters, d: Disturbance, isolated: Bool) -> None:
+        """Resistances, pumps and heads as they are now; solves again if any is new."""
+        branch = p.rack_branch * np.where(isolated, BLOCKED, d.rack_branch_factor)
+        clogged = p.cdu_filter * d.cdu_filter_factor
+        head0 = p.cdu_head0_pa * d.cdu_pump_head_factor * self.prime[:, None]
+        same = (
+            np.array_equal(branch, self.branch)
+            and np.array_equal(clogged, self.filter)
+            and np.array_equal(head0, self.head0)
+            and np.array_equal(d.cdu_pump_ok, self.ok)
+        )
+        if same:
+            return
+        lost = self.ok.all(axis=1) & ~d.cdu_pump_ok.all(axis=1)
+        self.trip_s[lost] = 0.0
+        self.trip_s[d.cdu_pump_ok.all(axis=1)] = np.inf
+        self.branch, self.filter, self.head0 = branch, clogged, head0
+        self.ok = d.cdu_pump_ok.copy()
+        self.running[:] = self.ok.any(axis=1)
+        self.stale = True
+
+    def step(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        """Speeds by the pressure control, then flows at these speeds."""
+        solved = self.stale
+        if self.stale:
+            self._solve(p)
+        moved = self._control(p, dt_s)
+        self.changed = moved or solved
+        if self.changed:
+            self._flows(t, p)
+
+    def _solve(self, p: Parameters) -> None:
+        self.stale = False
+        flow = self.network.solve(
+            self.ok.astype(np.float64), self.head0, p.cdu_curve, p.cdu_inner + self.filter, self.branch,
+            p.rack_segment, self._unit,
+        )  # fmt: skip
+        self.failures += int(np.count_nonzero(~flow.converged & self.serves & self.running))
+        self._unit = flow
+        self.unit_rack, self.unit_cdu = np.nan_to_num(flow.rack_lpm), np.nan_to_num(flow.cdu_lpm)
+        self.unit_drop, self.unit_head = np.nan_to_num(flow.drop_pa), np.nan_to_num(flow.pump_head_pa)
+        self.unit_rack_drop = np.nan_to_num(flow.rack_drop_pa)
+        self.steady = False
+
+    def _control(self, p: Parameters, dt_s: float) -> bool:
+        """Whether a speed changed. One integrator per CDU; after a trip the other pump goes to full speed."""
+        if self.steady:
+            return False
+        speed = self.speed
+        drop = self.unit_drop * speed * speed
+        error = 1.0 - drop / p.cdu_drop_set_pa
+        tripped = np.isfinite(self.trip_s)
+        self.trip_s += dt_s
+        if not tripped.any() and np.abs(error * self.serves).max(initial=0.0) < STILL_PU:
+            self.error_before[:] = error
+            self.steady = True
+            return False
+        move = GAIN * (error - self.error_before) + INTEGRAL_PER_S * dt_s * error
+        limit = SPEED_SLEW_PER_S * dt_s
+        np.clip(move, -limit, limit, out=move)
+        move[tripped & (self.trip_s >= TAKE_OVER_S)] = np.inf  # the drive's own emergency ramp is a jump
+        self.error_before[:] = error
+        np.clip(speed + move, SPEED_MIN_PU, 1.0, out=speed)
+        return True
+
+    def _flows(self, t: Truth, p: Parameters) -> None:
+        speed = self.speed * self.running
+        at_rack = self.racks.spread(speed, self._spread)
+        np.multiply(self.unit_rack, at_rack, out=t.rack_flow_lpm)
+        np.multiply(self.unit_rack_drop, at_rack * at_rack, out=t.rack_drop_pa)
+        np.multiply(self.unit_cdu, speed, out=t.cdu_flow_lpm)
+        squared = speed * speed
+        np.multiply(self.unit_drop, squared, out=t.cdu_drop_pa)
+        head = self.unit_head * squared
+        np.multiply(self.filter, t.cdu_flow_lpm * t.cdu_flow_lpm, out=t.cdu_filter_drop_pa)
+        np.multiply(self.ok, speed[:, None], out=t.cdu_pump_speed_pu)
+        hydraulic = head * t.cdu_flow_lpm / 60_000.0
+        # A pump that turns against no flow still churns: a tenth of its nominal power; source: estimate
+        churn = 0.1 * p.cdu_head0_pa.mean(axis=1) * p.cdu_flow_lpm / 60_000.0 * speed**3
+        np.divide(hydraulic + churn, p.cdu_efficiency_pu, out=t.cdu_pump_power_w)
+        np.add(hydraulic, churn, out=self.pump_heat_w)
+        w = p.watt_per_k_per_lpm
+        np.maximum(t.rack_flow_lpm * w, LEAST_W_PER_K, out=self.rack_w_per_k)
+        self.racks.sums(self.rack_w_per_k, self.cdu_w_per_k)
+        np.maximum(self.cdu_w_per_k, LEAST_W_PER_K, out=self.cdu_w_per_k)
+        np.divide(t.rack_flow_lpm, p.rack_flow_lpm, out=self.ratio, where=p.rack_liquid)
+        self.pressures(t)
+
+    def pressures(self, t: Truth) -> None:
+        """Gauge pressures of supply and return, from the static one that a leak lowers."""
+        static = STATIC_PA * self.prime
+        np.add(static, 0.0, out=t.cdu_return_pa)
+        np.add(static, t.cdu_drop_pa, out=t.cdu_supply_pa)

@@ -1,0 +1,351 @@
+"""The sensors of a simulated site: its truth as devices would report it, with errors, steps, delays and gaps.
+
+IT side: agents report GPUs and nodes each second, each rack at an instant of its own. Building side: a BMS
+reports racks, CDUs, loops, feeders and halls each 2 s, values 1 to 3 s late. Seeded: equal seeds and truths
+give equal observations. May import the core's data types and what else is in the plant, never the plant.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.events import Event
+from twin.frame import I64, Bool
+from twin.plant.disturbance import Disturbance, SensorFault
+from twin.plant.meters import Column, DelayedPanel, Meter, Noise, Panel
+from twin.plant.observation import Observation, Report
+from twin.plant.truth import Truth
+from twin.site import Site
+
+# Errors, 1 sigma; source: estimate. DCGM gives whole degrees and clocks in steps of 15 MHz; shares come
+# without a step: the catalogue's quantum is coarser than theirs.
+POWER, GAIN, TEMP_K, FLOW = 0.005, 0.003, 0.3, 0.005
+BMS_TEMP_K, PRESSURE, METER = 0.05, 0.003, 0.001
+ACTIVITY = 0.005
+DROP_OUT_PU = 0.001
+DELAYS_S = (1.0, 2.0, 3.0)
+MAX_CLOCK_HZ = 1.98e9  # highest SM clock of an H100 SXM, NVIDIA data sheet; where no profile says
+CLOCK_STEP_HZ = 15e6
+VOLTAGE_V, FREQUENCY_HZ, POWER_FACTOR_PU = 415.0, 50.0, 0.99  # of a feeder; source: estimate
+IT_AHEAD_NS, BMS_AHEAD_NS = (50_000_000, 250_000_000), 300_000_000  # before the end of the round
+POWER_CAP_BIT = 0x4  # of the clock's event bits: software power cap, domain.md C
+SCALE_TOP_PU = 1.0
+IN_USE = 25.0  # a share of 4 % of the SMs has some kernel running all the time; source: estimate
+
+GPU = (
+    Meter("power_w", relative=POWER, gain=GAIN, step=1.0),
+    Meter("temp_c", absolute=TEMP_K, step=1.0),
+    Meter("hbm_temp_c", absolute=TEMP_K, step=1.0),
+    Meter("util_pu", top=SCALE_TOP_PU),
+    Meter("sm_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
+    Meter("tensor_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
+    Meter("dram_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
+    Meter("sm_clock_hz", step=CLOCK_STEP_HZ),
+    Meter("power_limit_w"),
+    Meter("clock_event_bits"),
+    Meter("xid_code"),
+)
+GPU_COUNTERS = ("energy_mj", "throttle_power_ns", "throttle_thermal_ns", "ecc_sbe_count", "ecc_dbe_count",
+                "nvlink_error_count")  # fmt: skip
+NODE = (
+    Meter("power_w", relative=METER, gain=GAIN, step=1.0),
+    Meter("cpu_power_w", relative=POWER, gain=GAIN, step=1.0),
+    Meter("inlet_temp_c", absolute=TEMP_K, step=0.5),
+    Meter("outlet_temp_c", absolute=TEMP_K, step=0.5),
+    Meter("psu1_power_w", relative=METER, gain=GAIN, step=1.0),
+    Meter("psu2_power_w", relative=METER, gain=GAIN, step=1.0),
+    Meter("leak_state"),
+    Meter("power_on_state"),
+    Meter("agent_state"),
+    Meter("service_level_state"),
+)
+RACK = (
+    Meter("power_w", relative=METER, gain=GAIN, step=10.0),
+    Meter("inlet_temp_c", absolute=BMS_TEMP_K, step=0.1),
+    Meter("leak_state"),
+    Meter("tray_leak_state"),
+    Meter("leak_sensor_fault_state"),
+    Meter("electrical_isolation_state"),
+)
+RACK_LIQUID = (
+    Meter("supply_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("return_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("flow_lpm", relative=FLOW, gain=GAIN, step=0.01),
+    Meter("diff_pressure_pa", relative=PRESSURE, step=10.0),
+    Meter("valve_pu", step=0.001, top=SCALE_TOP_PU),
+    Meter("liquid_isolation_state"),
+)
+CDU = (
+    Meter("supply_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("return_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("flow_lpm", relative=FLOW, gain=GAIN, step=0.1),
+    Meter("supply_pressure_pa", relative=PRESSURE, step=10.0),
+    Meter("return_pressure_pa", relative=PRESSURE, step=10.0),
+    Meter("diff_pressure_pa", relative=PRESSURE, step=10.0),
+    Meter("filter_diff_pressure_pa", relative=PRESSURE, step=10.0),
+    Meter("facility_supply_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("facility_return_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("facility_flow_lpm", relative=FLOW, gain=GAIN, step=0.1),
+    Meter("facility_valve1_pu", step=0.001, top=SCALE_TOP_PU),
+    Meter("pump1_speed_pu", step=0.001),
+    Meter("pump2_speed_pu", step=0.001),
+    Meter("fill_pump_state"),
+    Meter("available_state"),
+    Meter("running_state"),
+    Meter("leak_state"),
+    Meter("supply_temp_setpoint_c", step=0.01),
+    Meter("supply_temp_request_c", step=0.01),
+)
+LOOP = (
+    Meter("supply_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("return_temp_c", absolute=BMS_TEMP_K, step=0.01),
+    Meter("flow_lpm", relative=FLOW, gain=GAIN, step=0.1),
+    Meter("leak_state"),
+)
+FEEDER = (
+    Meter("power_w", relative=METER, gain=GAIN, step=10.0),
+    Meter("apparent_power_va", relative=METER, gain=GAIN, step=10.0),
+    Meter("power_factor_pu", step=0.01, top=SCALE_TOP_PU),
+    Meter("voltage_v", relative=METER, gain=METER, step=0.1),
+    Meter("current_a", relative=METER, gain=GAIN, step=0.1),
+    Meter("frequency_hz", absolute=0.01, step=0.01),
+    Meter("energised_state"),
+    Meter("breaker_state"),
+)
+HALL = (
+    Meter("cold_aisle_temp_c", absolute=BMS_TEMP_K, step=0.1),
+    Meter("hot_aisle_temp_c", absolute=BMS_TEMP_K, step=0.1),
+    Meter("cold_aisle_rh_pu", absolute=0.01, step=0.001, top=SCALE_TOP_PU),
+)
+WEATHER = (
+    Meter("outdoor_temp_c", absolute=0.1, step=0.1),
+    Meter("outdoor_wet_bulb_c", absolute=0.1, step=0.1),
+)
+LINK = (
+    Meter("up_state"),
+    Meter("rx_bytes_per_s", relative=ACTIVITY),
+    Meter("tx_bytes_per_s", relative=ACTIVITY),
+)
+LINK_COUNTERS = ("error_count", "flap_count", "discard_count")
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """How often each side reports."""
+
+    it_s: float = 1.0
+    bms_s: float = 2.0
+    link_s: float = 10.0
+    weather_s: float = 60.0
+
+
+class Sensors:
+    """All sensors of a site. `noise` scales every error: 0 makes them exact but for their steps and delays.
+
+    `lump`: where each GPU of a plant stands for so many, agents report one of them: their powers, limits and
+    energies are this share of the truth's.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        seed: int = 0,
+        periods: Periods | None = None,
+        noise: float = 1.0,
+        drop_out_pu: float = DROP_OUT_PU,
+        lump: int = 1,
+    ) -> None:
+        self.site, self.periods = site, periods or Periods()
+        self.lump = lump
+        self.drop_out_pu = drop_out_pu if noise else 0.0
+        rng = np.random.default_rng((seed, 0x5E))
+        n = site.sizes
+        longest = [n[t] for t in ("gpu", "node", "link")]
+        longest += [len(CDU) * n[t] for t in ("rack", "cdu", "loop", "feeder", "hall")]
+        self.noise = Noise(rng, max(longest))
+        step_ns = 1_000_000
+        of_rack = rng.integers(IT_AHEAD_NS[0] // step_ns, IT_AHEAD_NS[1] // step_ns, n["rack"]) * step_ns
+        node_ahead: I64 = of_rack[site.rack_of_node]
+        self._rng = rng
+        self._scale = noise
+        p = self.periods
+
+        def panel(
+            table: str, meters: Sequence[Meter], counters: Sequence[str], ahead: I64, s: float
+        ) -> Panel:
+            return Panel(table, meters, counters, ahead, s, self.noise, noise)
+
+        self.gpu = panel("gpu", GPU, GPU_COUNTERS, node_ahead[site.node_of_gpu], p.it_s)
+        self.node = panel("node", NODE, (), node_ahead, p.it_s)
+        self.link = panel("link", LINK, LINK_COUNTERS, node_ahead[site.node_of_link], p.link_s)
+        self.weather = panel("site", WEATHER, (), np.full(1, BMS_AHEAD_NS), p.weather_s)
+        self.rack, self.rack_liquid = self._bms("rack", RACK), self._bms("rack", RACK_LIQUID)
+        self.cdu, self.loop = self._bms("cdu", CDU), self._bms("loop", LOOP)
+        self.feeder, self.hall = self._bms("feeder", FEEDER, ("energy_mj",)), self._bms("hall", HALL)
+        self._has_liquid: Bool = site.design.liquid & (site.cdu_of_rack >= 0)
+        self._throttle_power_ns = np.zeros(n["gpu"], np.int64)
+        self._feeder_mj = np.zeros(n["feeder"])
+        self._gpu_scratch = np.empty((4, n["gpu"]))
+        self._last_ns: int | None = None
+
+    def _bms(self, table: str, meters: Sequence[Meter], counters: Sequence[str] = ()) -> DelayedPanel:
+        n = self.site.sizes[table]
+        delay_s = self._rng.choice(DELAYS_S, n) if self._scale else np.zeros(n)
+        ahead = np.full(n, BMS_AHEAD_NS, np.int64)
+        return DelayedPanel(
+            table, meters, counters, ahead, self.periods.bms_s, self.noise, self._scale, delay_s
+        )
+
+    def fork(self) -> Sensors:
+        """The same sensors, going on by themselves; the site is shared."""
+        return copy.deepcopy(self, {id(self.site): self.site})  # tidy: allow id because the copy's key is its
+
+    def observe(
+        self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
+    ) -> Observation:
+        """What came in within the round that ends at `now_ns`; `events` are passed on."""
+        dt_s = 0.0 if self._last_ns is None else (now_ns - self._last_ns) / 1e9
+        self._last_ns = now_ns
+        self.noise.refresh()
+        faults: dict[str, list[SensorFault]] = {}
+        for fault in disturbance.sensors:
+            faults.setdefault(fault.table, []).append(fault)
+        reports = self._observe_building(truth, faults, now_ns, dt_s)
+        reports += self._observe_it(truth, faults, now_ns, dt_s)
+        reports.sort(key=lambda report: report.arrival_ns)
+        return Observation(reports, events, now_ns)
+
+    def _finish(
+        self,
+        panel: Panel,
+        faults: dict[str, list[SensorFault]],
+        present: Bool | None = None,
+        dead: Bool | None = None,
+    ) -> list[Report]:
+        panel.drop_out(self.drop_out_pu)
+        panel.spoil(faults.get(panel.table, ()))
+        if dead is not None:
+            panel.blank(dead)
+        if panel.n == 0 or (present is not None and not present.any()):
+            return []
+        return [panel.report(present)]
+
+    # The IT side.
+
+    def _observe_it(
+        self, truth: Truth, faults: dict[str, list[SensorFault]], now_ns: int, dt_s: float
+    ) -> list[Report]:
+        site, out = self.site, list[Report]()
+        if truth.gpu_event_bits.any():
+            np.add(self._throttle_power_ns, round(dt_s * 1e9), out=self._throttle_power_ns,
+                   where=(truth.gpu_event_bits & POWER_CAP_BIT) != 0)  # fmt: skip
+        if self.gpu.due(now_ns):
+            board, agent = self._speaking(truth, faults)
+            self.node.read((
+                truth.node_power_w, truth.node_cpu_power_w, truth.node_inlet_c, truth.node_outlet_c,
+                truth.node_psu_power_w[:, 0], truth.node_psu_power_w[:, 1], truth.node_leak, truth.node_on,
+                ~truth.node_on, truth.node_service_level,
+            ), (), now_ns)  # fmt: skip
+            out += self._finish(self.node, faults, board)
+            self._read_gpus(truth, now_ns)
+            of_gpu = None if agent is None else agent[site.node_of_gpu]
+            dead = None if truth.gpu_alive.all() else ~truth.gpu_alive
+            out += self._finish(self.gpu, faults, of_gpu, dead)
+        if self.link.due(now_ns):
+            rates = truth.link_bytes_per_s
+            self.link.read((truth.link_down, rates, rates),
+                           (truth.link_error_count, truth.link_flap_count, truth.link_discard_count),
+                           now_ns)  # fmt: skip
+            out += self._finish(self.link, faults)
+        return out
+
+    def _read_gpus(self, truth: Truth, now_ns: int) -> None:
+        use, clock_hz, energy_mj, thermal_ns = self._gpu_scratch
+        np.multiply(truth.gpu_sm_pu, IN_USE, out=use)
+        np.multiply(truth.gpu_clock_pu, MAX_CLOCK_HZ, out=clock_hz)
+        np.multiply(truth.gpu_energy_j, 1e3 / self.lump, out=energy_mj)
+        np.multiply(truth.throttle_s, 1e9, out=thermal_ns)
+        power_w, cap_w = truth.gpu_power_w, truth.gpu_cap_w
+        if self.lump > 1:
+            power_w, cap_w = power_w / self.lump, cap_w / self.lump
+        self.gpu.read((
+            power_w, truth.gpu_temp_c, truth.gpu_hbm_temp_c, use, truth.gpu_sm_pu,
+            truth.gpu_tensor_pu, truth.gpu_dram_pu, clock_hz, cap_w, truth.gpu_event_bits,
+            truth.gpu_xid_code,
+        ), (
+            energy_mj, self._throttle_power_ns, thermal_ns, truth.gpu_sbe_count, truth.gpu_dbe_count,
+            truth.gpu_nvlink_errors,
+        ), now_ns)  # fmt: skip
+
+    def _speaking(
+        self, truth: Truth, faults: dict[str, list[SensorFault]]
+    ) -> tuple[Bool | None, Bool | None]:
+        """(nodes whose board speaks, nodes whose agent does), [n_node] each; None = all.
+
+        The board's controller speaks while there is power, the agent while the node is on. A node whose every
+        signal is silent has lost its network: both are mute.
+        """
+        mute = [f.entity for f in faults.get("node", ()) if f.trouble == "silent" and not f.signal]
+        if not mute and truth.node_on.all() and not truth.rack_unpowered.any():
+            return None, None
+        board: Bool = ~truth.rack_unpowered[self.site.rack_of_node]
+        board[[e for e in mute if 0 <= e < len(board)]] = False
+        return board, board & truth.node_on
+
+    # The building side.
+
+    def _observe_building(
+        self, truth: Truth, faults: dict[str, list[SensorFault]], now_ns: int, dt_s: float
+    ) -> list[Report]:
+        self._sample(truth, now_ns)
+        self._feeder_mj += truth.feeder_power_w * (dt_s * 1e3)
+        out: list[Report] = []
+        if self.rack.due(now_ns):
+            for panel in (self.rack, self.rack_liquid, self.cdu, self.loop, self.feeder, self.hall):
+                panel.read_late((self._feeder_mj,) if panel is self.feeder else (), now_ns)
+                there = self._has_liquid if panel is self.rack_liquid else None
+                out += self._finish(panel, faults, None if there is None or there.all() else there)
+        if self.weather.due(now_ns):
+            outdoor = (np.array([truth.outdoor_c]), np.array([truth.wet_bulb_c]))
+            self.weather.read(outdoor, (), now_ns)
+            out += self._finish(self.weather, faults)
+        return out
+
+    def _sample(self, t: Truth, now_ns: int) -> None:
+        """What the building's own sensors have of this moment; it comes out later."""
+        site = self.site
+        zero = np.zeros(site.sizes["rack"])
+        tray = np.zeros(site.sizes["rack"], np.bool_)
+        if t.node_leak.any():
+            tray[site.rack_of_node[t.node_leak]] = True  # the same value to all: repeated racks do no harm
+        self.rack.sample((t.rack_power_w, t.rack_inlet_c, t.rack_leak, tray, zero, t.rack_unpowered), now_ns)
+        self.rack_liquid.sample((t.rack_supply_c, t.rack_return_c, t.rack_flow_lpm, t.rack_drop_pa,
+                                 t.rack_valve_pu, t.rack_isolated), now_ns)  # fmt: skip
+        pumps = t.cdu_pump_speed_pu
+        running: Bool = pumps.max(axis=1) > 0.0
+        self.cdu.sample((
+            t.cdu_supply_c, t.cdu_return_c, t.cdu_flow_lpm, t.cdu_supply_pa, t.cdu_return_pa, t.cdu_drop_pa,
+            t.cdu_filter_drop_pa, t.cdu_primary_supply_c, t.cdu_primary_return_c, t.cdu_primary_flow_lpm,
+            t.cdu_valve_pu, pumps[:, 0], pumps[:, 1], t.cdu_filling, np.ones(len(running)), running,
+            t.cdu_leak, t.cdu_setpoint_c, t.cdu_setpoint_c,
+        ), now_ns)  # fmt: skip
+        self.loop.sample((t.loop_supply_c, t.loop_return_c, t.loop_flow_lpm, t.loop_leak), now_ns)
+        self.feeder.sample(_feeders(t), now_ns)
+        self.hall.sample((t.hall_cold_c, t.hall_hot_c, t.hall_rh_pu), now_ns)
+
+
+def _feeders(truth: Truth) -> tuple[Column, ...]:
+    """The columns of `FEEDER`: three-phase quantities from power and voltage."""
+    live = truth.feeder_energised & ~truth.feeder_tripped
+    voltage_v = np.where(live, truth.feeder_voltage_pu * VOLTAGE_V, 0.0)
+    apparent_va = truth.feeder_power_w / POWER_FACTOR_PU
+    current_a = np.zeros_like(voltage_v)
+    np.divide(apparent_va, np.sqrt(3.0) * voltage_v, out=current_a, where=voltage_v > 1.0)
+    factor = np.full_like(voltage_v, POWER_FACTOR_PU)
+    hertz = np.where(truth.feeder_energised, FREQUENCY_HZ, np.nan)
+    return (truth.feeder_power_w, apparent_va, factor, voltage_v, current_a, hertz,
+            ~truth.feeder_energised, truth.feeder_tripped)  # fmt: skip

@@ -1,0 +1,87 @@
+"""What jobs got done: work since the beginning, work lost with a member, work slowed by a low clock.
+
+All in GPU-seconds at the highest clock. A synchronous job goes as its slowest member, others each at their
+own pace. May import physics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.frame import F64, Bool
+from twin.physics.gpu_power import performance_pu
+
+COMPUTE_SHARE_PU = 0.8  # of the time of a kernel that waits for the clock; source: estimate
+SLOWEST_PU = 0.01  # keeps the pace of a GPU that is about to go off finite
+
+
+@dataclass(slots=True)
+class Progress:
+    """Totals since the beginning."""
+
+    done_gpu_s: float = 0.0  # lost work included
+    lost_gpu_s: float = 0.0  # since the last checkpoint, when a member died
+    slowed_gpu_s: float = 0.0  # not done, as a clock was low
+    saving_gpu_s: float = 0.0  # spent on checkpoints
+    interruptions: int = 0  # of synchronous jobs, by the death of a member
+
+    @property
+    def kept_gpu_s(self) -> float:
+        """Work that was not lost."""
+        return self.done_gpu_s - self.lost_gpu_s
+
+
+class Tally:
+    """Slots [n] with a job each, or none."""
+
+    def __init__(self, synchronous: Bool) -> None:
+        n = len(synchronous)
+        self.progress = Progress()
+        self.done, self.saved = np.zeros(n), np.zeros(n)  # GPU-s of the job that runs
+        self.saving, self._running = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        self._synchronous = synchronous
+        self._gpus = np.zeros(n)
+        self._rows = np.zeros((n, 2), np.intp)
+        self._counted_s = 0.0
+
+    def seat(self, slot: int, rows: tuple[int, int], gpus: int, done_gpu_s: float) -> None:
+        """A job takes a slot, with so much of its work done and saved."""
+        self._rows[slot], self._gpus[slot] = rows, gpus
+        self.done[slot] = self.saved[slot] = done_gpu_s
+        self.saving[slot], self._running[slot] = False, True
+
+    def clear(self, slot: int) -> None:
+        """The job of a slot is gone."""
+        self._running[slot] = False
+
+    def lose(self, slot: int, share: float) -> None:
+        """This share of what a job did since its last save is lost."""
+        lost = share * float(self.done[slot] - self.saved[slot])
+        self.progress.lost_gpu_s += lost
+        self.done[slot] -= lost
+
+    def count(self, clock_pu: F64, time_s: float) -> None:
+        """Credit the time since the last count at the clocks [rows] of now."""
+        elapsed_s, self._counted_s = time_s - self._counted_s, time_s
+        at = np.flatnonzero(self._running)
+        if elapsed_s <= 0.0 or not len(at):
+            return
+        pace = performance_pu(np.maximum(self._clocks(clock_pu, at), SLOWEST_PU), COMPUTE_SHARE_PU)
+        whole = self._gpus[at] * elapsed_s
+        saving = self.saving[at]
+        work = np.where(saving, 0.0, whole * pace)
+        self.done[at] += work
+        self.progress.done_gpu_s += float(work.sum())
+        self.progress.slowed_gpu_s += float(np.where(saving, 0.0, whole * (1.0 - pace)).sum())
+        self.progress.saving_gpu_s += float(whole[saving].sum())
+
+    def _clocks(self, clock_pu: F64, at: np.ndarray) -> F64:
+        """The clock that sets the pace of each slot in `at`: the lowest, or the mean."""
+        out = np.empty(len(at))
+        for i, slot in enumerate(at.tolist()):
+            a, b = self._rows[slot]
+            part = clock_pu[a:b]
+            out[i] = part.min() if self._synchronous[slot] else part.mean()
+        return out

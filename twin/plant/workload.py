@@ -1,0 +1,258 @@
+"""The workload of a simulated site: jobs start, swing, save, fail and end, and set the activity of every GPU.
+
+Jobs hold whole nodes. What happens rarely waits in a queue of instants; what happens each step is
+`twin.plant.swing`. May import drawn jobs, the truth and the site.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Literal
+
+import numpy as np
+
+from twin.events import Event, JobEnded
+from twin.frame import Bool
+from twin.plant.jobs_drawn import IMBALANCE_PU, Job, Mix, berths_of, job_of, longest_run
+from twin.plant.swing import Columns, Service, Swing
+from twin.plant.tally import Progress, Tally
+from twin.plant.truth import Truth
+from twin.site import Site
+
+__all__ = ["Mix", "Progress", "Workload"]
+
+COUNT_S = 20.0  # between looks at how fast the jobs go
+SAVING_PU = 0.05  # activity while a checkpoint is written; source: estimate
+GAP_S = (60.0, 900.0)  # a berth stays empty between two jobs; source: estimate
+BATCH_HOLD_S, BATCH_LEVEL_PU = (30.0, 300.0), (0.3, 1.0)  # a batch job keeps one level; source: estimate
+CONSTANT_SHARES = (1.0, 0.65, 0.5)  # sm, tensor and dram of a constant activity
+
+Action = Literal["start", "end", "save", "saved", "level"]
+
+
+class Workload:
+    """Jobs drawn from `mix` with `seed`. Give `step` the same truth, or a copy of it, each time."""
+
+    def __init__(self, site: Site, seed: int = 0, mix: Mix | None = None) -> None:
+        self._site, self._mix = site, mix or Mix()
+        self._rng = np.random.default_rng([seed, 3])
+        self._gpus_of_node = np.diff(site.gpu_start_of_node)
+        self._berths = berths_of(np.flatnonzero(self._gpus_of_node), self._mix, self._rng)
+        n = len(self._berths)
+        self._jobs: list[Job | None] = [None] * n
+        self._waiting: dict[int, Job] = {}  # failed jobs that start again in their slot
+        self._start = np.zeros(0, np.intp)  # [n_node + 1] first row of each node; empty before the first step
+        self._swing, self._service = Swing(n), Service(self._mix, self._rng)
+        self._tally = Tally(np.array([b.kind == "training" for b in self._berths], np.bool_))
+        self._save_begun_s, self._saved_s = np.full(n, -np.inf), np.full(n, -np.inf)
+        self._queue: list[tuple[float, int, Action, int]] = []
+        self._due: dict[tuple[Action, int], int] = {}  # the entry of the queue that counts
+        self._tickets = self._drawn = 0
+        self._now_s = 0.0
+        self._count_next_s = -np.inf
+        self._dead = np.zeros(site.sizes["node"], np.bool_)
+        self._alive_seen = (-1, -1)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """What runs now."""
+        return tuple(j for j in self._jobs if j is not None)
+
+    @property
+    def progress(self) -> Progress:
+        """What was done, lost and slowed, up to COUNT_S ago."""
+        return self._tally.progress
+
+    def lost_work(self) -> float:
+        """GPU-seconds of work lost since the beginning, as members of synchronous jobs died."""
+        return self._tally.progress.lost_gpu_s
+
+    def checkpoint_age_s(self, job: str, time_s: float) -> float | None:
+        """Since the last whole save of this job began; None if it is unknown or never saves."""
+        slot = self._slot(job)
+        return None if slot is None else time_s - float(self._saved_s[slot])
+
+    def checkpoint(self, job: str, since_s: float) -> float | None:
+        """Ask for a save that began no earlier than `since_s`; seconds until it is whole, 0 = it is there.
+
+        A save that is needed begins at once, or when the one that runs is whole. None: no such job saves.
+        """
+        slot = self._slot(job)
+        drawn = None if slot is None else self._jobs[slot]
+        if slot is None or drawn is None:
+            return None
+        begun_s = float(self._save_begun_s[slot])
+        left_s = max(0.0, begun_s + drawn.save_s - self._now_s) if self._tally.saving[slot] else 0.0
+        if begun_s >= since_s:
+            return left_s
+        self._put("save", slot, self._now_s + left_s)
+        return left_s + drawn.save_s
+
+    def checkpoint_interval(self, job: str, interval_s: float) -> bool:
+        """After its next save a job saves each `interval_s`; False if no such job saves."""
+        slot = self._slot(job)
+        drawn = None if slot is None else self._jobs[slot]
+        if drawn is None:
+            return False
+        drawn.interval_s = max(interval_s, drawn.save_s)
+        return True
+
+    def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
+        """Write the activities (means over the step) from `time_s` on; returns the jobs that began or ended.
+
+        What does not change is not written again.
+        """
+        events: list[Event] = []
+        columns = (truth.gpu_sm_pu, truth.gpu_tensor_pu, truth.gpu_dram_pu)
+        if not len(self._start):
+            self._begin(truth, columns, time_s)
+        if not self._berths:
+            return events
+        alive = (int(np.count_nonzero(truth.gpu_alive)), int(np.count_nonzero(truth.node_on)))
+        if alive != self._alive_seen:
+            self._alive_seen = alive
+            self._deaths(truth, time_s, events)
+        while self._queue and self._queue[0][0] < time_s + dt_s:
+            at_s, ticket, action, slot = heapq.heappop(self._queue)
+            if self._due.get((action, slot)) == ticket:
+                self._act(action, slot, max(at_s, time_s), truth, events)
+        if time_s >= self._count_next_s:
+            self._tally.count(truth.gpu_clock_pu, time_s)
+            self._count_next_s = time_s + COUNT_S
+        self._swing.step(columns, time_s, dt_s)
+        self._service.step(columns, time_s, dt_s)
+        self._now_s = time_s + dt_s
+        return events
+
+    def _slot(self, job: str) -> int | None:
+        for slot, drawn in enumerate(self._jobs):
+            if drawn is not None and drawn.kind == "training" and drawn.name == job:
+                return slot
+        return None
+
+    def _begin(self, truth: Truth, columns: Columns, time_s: float) -> None:
+        """Find out how the truth holds GPUs (each, or one per node), and begin with jobs in mid-life."""
+        rows, n_node = len(truth.gpu_sm_pu), len(self._gpus_of_node)
+        each = self._site.gpu_start_of_node.astype(np.intp)
+        self._start = np.arange(n_node + 1) if rows == n_node else each
+        self._swing.shape(rows)
+        self._tally.count(truth.gpu_clock_pu, time_s)
+        for column, part in zip(columns, CONSTANT_SHARES, strict=True):
+            column[:] = (self._mix.constant_pu or 0.0) * part
+        for slot in range(len(self._berths)):
+            self._put("start", slot, time_s)
+
+    def _healthy(self, truth: Truth) -> Bool:
+        """[n_node] on, with all its GPUs on the bus."""
+        dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
+        healthy: Bool = truth.node_on & (np.diff(dead[self._start]) == 0)
+        return healthy
+
+    def _put(self, action: Action, slot: int, at_s: float) -> None:
+        self._tickets += 1
+        self._due[action, slot] = self._tickets
+        heapq.heappush(self._queue, (at_s, self._tickets, action, slot))
+
+    def _act(self, action: Action, slot: int, at_s: float, truth: Truth, events: list[Event]) -> None:
+        """Do what is due for a slot."""
+        if action == "start":
+            self._next_job(slot, at_s, truth, events)
+            return
+        job = self._jobs[slot]
+        if job is None:
+            return
+        if action == "level":
+            self._swing.gate(slot, float(self._rng.uniform(*BATCH_LEVEL_PU)))
+            self._put("level", slot, at_s + self._rng.uniform(*BATCH_HOLD_S))
+            return
+        tally = self._tally
+        tally.count(truth.gpu_clock_pu, at_s)
+        if action == "end":
+            left_s = (job.goal_gpu_s - tally.done[slot]) / job.gpus
+            if left_s > COUNT_S:
+                self._put("end", slot, at_s + left_s)
+                return
+            self._leave(slot)
+            events.append(JobEnded(job=job.name, reason="completed"))
+            self._put("start", slot, at_s + self._rng.uniform(*GAP_S))
+        elif action == "save":
+            tally.saving[slot], self._save_begun_s[slot] = True, at_s
+            self._swing.gate(slot, SAVING_PU)
+            self._put("saved", slot, at_s + job.save_s)
+        else:
+            tally.saving[slot], tally.saved[slot] = False, tally.done[slot]
+            self._saved_s[slot] = self._save_begun_s[slot]
+            self._swing.gate(slot, 1.0)
+            if self._queued("save", slot) is None:
+                self._put("save", slot, at_s + job.interval_s)
+
+    def _queued(self, action: Action, slot: int) -> float | None:
+        """When this is due; None if it is not."""
+        ticket = self._due.get((action, slot))
+        return next((at_s for at_s, t, _, _ in self._queue if t == ticket), None)
+
+    def _next_job(self, slot: int, at_s: float, truth: Truth, events: list[Event]) -> None:
+        """Start the job that waits for this berth, or a new one, on its longest run of healthy nodes."""
+        berth, rng, early = self._berths[slot], self._rng, self._drawn < len(self._berths)
+        low, high = longest_run(self._healthy(truth)[berth.first : berth.last])
+        if low == high:
+            self._put("start", slot, at_s + rng.uniform(*GAP_S))
+            return
+        waiting = self._waiting.pop(slot, None)
+        whole = berth.kind == "inference" or waiting is not None
+        size = high - low if whole else max(1, round((high - low) * rng.uniform(0.7, 1.0)))
+        first = berth.first + low
+        gpus = int(self._gpus_of_node[first : first + size].sum())
+        if waiting is None:
+            self._drawn += 1
+            job, done = job_of(berth, self._drawn, (first, first + size), gpus, self._mix, rng), 0.0
+        else:
+            job, done = waiting.again(first, first + size, gpus), float(self._tally.saved[slot])
+        early &= waiting is None and job.kind != "inference"
+        if early:
+            done = job.goal_gpu_s * rng.uniform(0.0, 0.9)
+        self._jobs[slot] = job
+        rows = (int(self._start[first]), int(self._start[first + size]))
+        spread = 1.0 + IMBALANCE_PU[job.kind] * rng.standard_normal(rows[1] - rows[0])
+        self._tally.count(truth.gpu_clock_pu, at_s)
+        self._tally.seat(slot, rows, gpus, done)
+        self._saved_s[slot] = self._save_begun_s[slot] = at_s
+        if job.kind == "inference":
+            self._service.seat(job, rows, size, spread)
+        else:
+            self._swing.seat(slot, job, rows, spread)
+            self._put("end", slot, at_s + (job.goal_gpu_s - done) / gpus)
+        if job.kind == "training":
+            self._put("save", slot, at_s + job.interval_s * (rng.uniform() if early else 1.0))
+        elif job.kind == "batch":
+            self._put("level", slot, at_s)
+        events.append(job.started(self._site))
+
+    def _leave(self, slot: int) -> None:
+        self._jobs[slot] = None
+        self._swing.gate(slot, 0.0)
+        self._tally.clear(slot)
+
+    def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
+        """Nodes that went: a synchronous job fails with one and starts again, another loses that part."""
+        dead = ~self._healthy(truth)
+        died = dead & ~self._dead
+        self._dead = dead
+        if not died.any():
+            return
+        self._tally.count(truth.gpu_clock_pu, time_s)
+        for slot, job in enumerate(self._jobs):
+            lost = 0 if job is None else int(np.count_nonzero(died[job.first : job.last]))
+            if job is None or not lost:
+                continue
+            if job.kind == "batch":
+                self._tally.lose(slot, lost / (job.last - job.first))
+                continue
+            if job.kind == "inference":
+                continue
+            self._tally.lose(slot, 1.0)
+            self._tally.progress.interruptions += 1
+            self._leave(slot)
+            events.append(JobEnded(job=job.name, reason="node failed"))
+            self._waiting[slot] = job
+            self._put("start", slot, time_s + job.restart_s)
