@@ -17,12 +17,16 @@ from twin.contracts import Residual
 from twin.errors import ConfigError
 from twin.estimate import exchanger, heat, hydraulics, loops, power_tree
 from twin.estimate.board import Board
+from twin.estimate.gpus import GpuEstimator
 from twin.estimate.heat import RACK_NAMES, RackHeat
 from twin.estimate.hydraulics import CDU_NAMES, Cooled, Hydraulics
 from twin.estimate.latest import Lag, Latest
 from twin.estimate.loops import LOOP_NAMES, SITE_NAMES, Loops
-from twin.estimate.noise import Noise
+from twin.estimate.nodes import NodeEstimator
+from twin.estimate.noise import Noise, confidence_of
+from twin.estimate.parameter import Parameter
 from twin.estimate.power_tree import Balance, PowerTree, balances_of
+from twin.estimate.reading import Readings
 from twin.frame import F64, I32, I64, Bool
 from twin.maintenance import Windows
 from twin.physics.liquid import COOLANTS
@@ -52,6 +56,7 @@ class Estimator:
         self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
         self._loop, self._weather = Latest("loop", LOOP_NAMES), Latest("site", SITE_NAMES)
         self._feeder = Latest("feeder", ("power_w",))
+        self.gpus, self.nodes = GpuEstimator(site), NodeEstimator(site)
         self.residuals: dict[str, Residual] = {}
         self.frozen = False  # nothing is learned any more
 
@@ -76,8 +81,36 @@ class Estimator:
             board.settle(dt_s, untouched)
         for row in board.rows:
             self.residuals[row.name] = board.residual(row.name)
+        self._devices(state, dt_s, windows)
         assert self.tree.residual is not None
         self.residuals["feeder.balance"] = self.tree.residual
+
+    def _devices(self, state: State, dt_s: float, windows: Windows | None) -> None:
+        """GPUs, nodes, and racks by the power of their nodes."""
+        readings = Readings(state)
+        tables = ("gpu", "node", "rack")
+        touched = {} if windows is None else {t: m for t in tables if (m := windows.mask(t)) is not None}
+        if self.frozen:
+            touched = {t: np.ones(self.site.sizes[t], np.bool_) for t in tables}
+        self.residuals |= self.gpus.update(readings, dt_s, touched.get("gpu"))
+        self.residuals |= self.nodes.update(readings, dt_s, touched)
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """What is learned, by name such as `cdu.ua`."""
+        out: dict[str, Parameter] = {}
+        for row in self.board.rows:
+            if row.parameter:
+                kept = {
+                    k: self.board.learned(row.name, k) for k in ("value", "var", "reference", "reference_var")
+                }
+                sigma = np.sqrt(kept["var"])
+                moved = kept["value"] - kept["reference"]
+                sure = confidence_of(moved, np.sqrt(kept["var"] + kept["reference_var"]))
+                out[row.parameter] = Parameter(
+                    row.parameter, row.table, kept["value"], kept["reference"], sigma, sure
+                )
+        return out | self.gpus.parameters() | self.nodes.parameters()
 
     def _spared(self, windows: Windows | None) -> tuple[Bool | None, Bool | None]:
         """(cells of the board, balances) that nobody works at; None where nobody works anywhere."""
@@ -160,6 +193,9 @@ class Estimator:
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what was learned of the old one is not true of it."""
         self.board.forget(table, entity)
+        self.nodes.forget(table, entity)
+        if table == "gpu":
+            self.gpus.forget(entity)
         for of, lag in self._lags().values():
             if of == table:
                 lag.forget(entity)
@@ -170,6 +206,7 @@ class Estimator:
         out.board.adopt(
             self.board, {t: old_of_new[t] for t in ("rack", "cdu", "loop", "feeder") if t in old_of_new}
         )
+        out.gpus, out.nodes = self.gpus.remapped(site, old_of_new), self.nodes.remapped(site, old_of_new)
         mine = self._lags()
         for name, (table, lag) in out._lags().items():
             if table in old_of_new:
@@ -184,12 +221,16 @@ class Estimator:
         return {
             "board": self.board.dump(), "lags": {k: lag.dump() for k, (_, lag) in self._lags().items()},
             "balance_heard_ns": self.tree.heard_ns, "balance_noise": self.tree.noise.dump(),
+            "gpus": self.gpus.dump(), "nodes": self.nodes.dump(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave; what an older version did not keep is learned afresh."""
         self.tree.heard_ns = np.array(data["balance_heard_ns"])
         self.tree.noise.restore(data["balance_noise"])
+        if "gpus" in data:
+            self.gpus.restore(data["gpus"])
+            self.nodes.restore(data["nodes"])
         if "board" in data and self.board.restore(data["board"]):
             for name, (_, lag) in self._lags().items():
                 lag.restore(data["lags"][name])

@@ -173,11 +173,13 @@ def test_one_that_grows_leaves_another_of_its_kind_as_it_is() -> None:
     run = Campaign(SITE, [
         Script("plate_degraded", "gpu", 3, 0, severity=0.5),
         Script("plate_degraded", "gpu", 3, 5, severity=0.5, ramp_s=10),
+        Script("plate_degraded", "gpu", 4, 0, severity=0.5),
     ])  # fmt: skip
     for t in range(20):
         run.apply(d, float(t), 1.0)
         grown = min(max(t - 4, 0) / 10, 1.0)
         assert d.gpu_plate_factor[3] == pytest.approx(2.0 * (1.0 + grown))
+        assert d.gpu_plate_factor[4] == 2.0
 
 
 def test_what_no_script_touches_is_left_alone() -> None:

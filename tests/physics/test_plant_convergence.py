@@ -99,7 +99,10 @@ def test_steps_agree_with_an_integrator_for_stiff_systems(
     plant = Plant(site_of(two_racks()), seed=4)
     plant.step()
     plant.disturbance.cdu_valve_stuck_pu[:] = plant.truth.cdu_valve_pu
-    hold: Any = lambda *args: None
+
+    def hold(*args: Any) -> None:
+        return None
+
     monkeypatch.setattr(plant.facility, "step", hold)
     monkeypatch.setattr(plant.cooling, "hall_step", hold)
     plant.step()

@@ -134,3 +134,18 @@ def test_a_site_without_anything_is_a_plant() -> None:
     plant.step()
     assert max(plant.balances().values()) < 1e-6
     assert blank(plant.site).time_s == 0.0
+
+
+def test_large_sites_count_where_small_ones_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = site_of(two_racks(loops=[{"name": "l1", "cooling": "chiller"}]))
+    small = Plant(site, 4)
+    monkeypatch.setattr("twin.plant.layout.DENSE_MAX", 0)
+    monkeypatch.setattr("twin.plant.power.DENSE_MAX", 0)
+    large = Plant(site, 4)
+    for plant in (small, large):
+        plant.disturbance.feeder_ok[0] = False
+        for _ in range(30):
+            plant.step()
+    assert large.truth.gpu_temp_c == pytest.approx(small.truth.gpu_temp_c, abs=1e-9)
+    assert large.truth.feeder_power_w == pytest.approx(small.truth.feeder_power_w, rel=1e-12)
+    assert max(large.balances().values()) < 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_every_profile_rests_inside_its_limits(profile: str, load: float) -> Non
 def test_more_load_is_hotter_everywhere(profile: str) -> None:
     site = site_with(profile)
     plants = [settled(site, load) for load in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
-    for less, more in zip(plants, plants[1:], strict=False):
+    for less, more in pairwise(plants):
         assert (more.truth.gpu_power_w > less.truth.gpu_power_w).all()
         assert (more.truth.gpu_temp_c > less.truth.gpu_temp_c).all() or profile == "hgx-h100"
         assert (more.truth.rack_power_w > less.truth.rack_power_w).all()

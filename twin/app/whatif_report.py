@@ -239,7 +239,7 @@ def _cards(groups: Sequence[dict[str, Any]]) -> str:
     if group is None or not group["policies"]:
         return '<p class="note">No case was run to its end.</p>'
     cards = []
-    for name in SHORT[1:]:
+    for name in SHORT[1:6]:
         held, other = (group[arm][name]["median"] for arm in ARMS)
         unit = f" {FIGURES[name].unit}" if FIGURES[name].unit else ""
         cards.append(

@@ -6,7 +6,7 @@ the state, the site and causes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from twin.diagnosis.cause import Cause
 from twin.diagnosis.growth import OFF_BUS_XID, Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
-from twin.diagnosis.tracks import Tracks
+from twin.diagnosis.tracks import SLICE, Tracks
 from twin.diagnosis.verdict import amount
 from twin.diagnosis.watch import Watch
-from twin.frame import F64, Bool
-from twin.state import State
+from twin.frame import F32, NS, Bool
+from twin.signals import TABLES
+from twin.state import GOOD, State
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
 RAN_S = 30.0  # a pump that ran so long and stands now has stopped
@@ -28,6 +29,8 @@ SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
 WEATHER_USUAL_S = 6 * 3600.0
 STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's drop
+HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware, software and hardware thermal
+_BITS_ROW = TABLES["gpu"].by_name["clock_event_bits"].row
 BURNT_K = 6.0  # below slowdown, one tick before
 LOOP_USUAL = "loop.supply_temp_c/usual"
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
@@ -48,7 +51,9 @@ class Devices:
         # Of each GPU: mean memory activity squared, and its product with the gap
         self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
         self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
+        self.gap_z = np.zeros(n["gpu"], np.float32)
         self.gap_count = 0
+        self.slowed_ns = np.zeros(n["gpu"], np.int64)
         self.quiet_gpu: Bool | None = None  # GPUs of which nothing is heard [n_gpu]
         loops = n["loop"]
         self.loop_c, self.loop_var = np.full(loops, np.nan), np.zeros(loops)
@@ -139,6 +144,22 @@ class Devices:
             hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
         return hot
 
+    def slowed(self, state: State) -> Bool | None:
+        """GPUs whose clocks heat lowers, or did within the last minute [n_gpu]; None if there are none."""
+        if not heard(state, "gpu.clock_event_bits"):
+            return None
+        bits = state.tables["gpu"].value[_BITS_ROW]
+        if bits.max(initial=0.0) >= HEAT_BIT_LEAST:
+            hot = (np.nan_to_num(bits).astype(np.int64) & HEAT_BITS) != 0
+            self.slowed_ns[hot] = state.now_ns
+        if not self.slowed_ns.any():
+            return None
+        recent: Bool = (self.slowed_ns > 0) & (state.now_ns - self.slowed_ns < SLOWED_S * NS)
+        if not recent.any():
+            self.slowed_ns[:] = 0
+            return None
+        return recent
+
     def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
         off: Bool = np.zeros(self.places.sizes["node"], np.bool_)
@@ -155,7 +176,7 @@ class Devices:
             meters = watch.meters.get(table)
             if meters is not None and meters.anything and meters.silent.any():
                 known = meters.count > 0
-                quiet: Bool = (meters.silent | ~known).all(axis=0) & known.any(axis=0)
+                quiet = cast("Bool", (meters.silent | ~known).all(axis=0) & known.any(axis=0))
                 out[table] = quiet
         return out
 
@@ -234,27 +255,31 @@ class Devices:
         sigma[self.loop_count < LOOP_KNOWN] = np.nan
         return Residual(LOOP_USUAL, expected, supply, sigma, np.full(n, np.nan))
 
-    def gaps(self, state: State, tracks: Tracks) -> F64:
-        """How many sigmas each GPU's memory is off its usual distance to its chip [n_gpu]."""
+    def gaps(self, state: State, tracks: Tracks) -> F32:
+        """How many sigmas each GPU's memory is off its usual distance to its chip [n_gpu]; a part per tick."""
         n = self.places.sizes["gpu"]
         if n == 0 or not heard(state, "gpu.hbm_temp_c"):
-            return np.zeros(n)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gap = (good(state, "gpu.hbm_temp_c") - good(state, "gpu.temp_c")).astype(np.float32)
-            busy = np.nan_to_num(good(state, "gpu.dram_active_pu")).astype(np.float32)
-            off = gap - busy * self.gap_xy / np.maximum(self.gap_xx, np.float32(1e-4))
-        calm = np.isfinite(gap)
+            return self.gap_z
+        parts = -(-n // SLICE)
+        at = state.tick % parts
+        part = slice(at * n // parts, (at + 1) * n // parts)
+        hbm, chip, dram = (_part(state, name, part) for name in ("hbm_temp_c", "temp_c", "dram_active_pu"))
+        xx, xy = self.gap_xx[part], self.gap_xy[part]
+        mean, var = self.gap_mean[part], self.gap_var[part]
+        gap, busy = hbm - chip, np.nan_to_num(dram)
+        off = np.nan_to_num(gap - busy * xy / np.maximum(xx, np.float32(1e-4)))
+        calm: Bool = np.isfinite(gap)
         if (on := tracks.on("gpu.temp_c")) is not None:
-            calm &= on == 0
+            calm = calm & (on[part] == 0)
         self.gap_count += 1
-        share = np.float32(max(1.0 / self.gap_count, 1.0 / GAP_MEMORY))
-        self.gap_xx += np.where(calm, share * (busy * busy - self.gap_xx), 0.0).astype(np.float32)
-        self.gap_xy += np.where(calm, share * (busy * gap - self.gap_xy), 0.0).astype(np.float32)
-        off = np.nan_to_num(off)
-        self.gap_mean += np.float32(0.1) * (off - self.gap_mean)
-        self.gap_var += np.where(calm, share * (off * off - self.gap_var), 0.0).astype(np.float32)
+        share = np.float32(max(parts / self.gap_count, 1.0 / GAP_MEMORY)) * calm
+        xx += share * (busy * busy - xx)
+        xy += share * (busy * np.nan_to_num(gap) - xy)
+        mean += np.float32(0.1) * (off - mean)
+        var += share * (off * off - var)
         # The mean over about twenty readings has a quarter of the noise of one
-        return (self.gap_mean / (0.25 * np.sqrt(np.maximum(self.gap_var, 0.02)))).astype(np.float64)
+        self.gap_z[part] = mean / (np.float32(0.25) * np.sqrt(np.maximum(var, np.float32(0.02))))
+        return self.gap_z
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
@@ -274,8 +299,18 @@ class Devices:
             setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
 
 
-_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "gap_xx", "gap_xy", "gap_mean", "gap_var",
+_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z",
          "gap_count", "loop_c", "loop_var", "loop_count")  # fmt: skip
+
+
+def _part(state: State, name: str, part: slice) -> F32:
+    """Good values of a part of the GPUs, NaN elsewhere."""
+    row = TABLES["gpu"].by_name[name].row
+    column = state.tables["gpu"]
+    value: F32 = column.value[row, part]
+    if column.bad_count[row]:
+        value = np.where(column.quality[row, part] == GOOD, value, np.float32(np.nan))
+    return value
 
 
 def _agrees(key: str, entity: int, tracks: Tracks) -> bool:

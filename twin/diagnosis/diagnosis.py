@@ -7,7 +7,7 @@ left over is looked at again, so that two faults at once are two. May import the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.pursuit import Pursuit
 from twin.diagnosis.reports import Reports
-from twin.diagnosis.signature import DRIFTS, Hypothesis, Now
+from twin.diagnosis.signature import DRIFTS, GPU_TEMP, Hypothesis, Now
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
 from twin.diagnosis.wake import Wake
@@ -33,6 +33,7 @@ from twin.site import Site
 from twin.state import State
 
 FORMAT = 1
+KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
 WARM_K = 1.0  # outdoors over what was usual
 
 
@@ -108,14 +109,31 @@ class Diagnosis:
         self, state: State, residuals: dict[str, Residual], outright: list[Cause], gaps: np.ndarray
     ) -> list[Cause]:
         """What only comparisons tell, of what is not explained by reports already."""
-        self.wake.update(outright, state.now_ns)
+        self.wake.update(outright, [t.cause for t in self.book.told.values()], state.now_ns)
         if not self.tracks.active():
             return []
         now = Now(state, self.places)
-        found = self.pursuit.find(self.tracks, residuals, now, self.wake.covered, self._told)
+        found = self.pursuit.find(self.tracks, residuals, now, self._covered(state), self._told)
         causes = [self.verdicts.cause(f, now, residuals, gaps) for f in found]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
         return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
+
+    def _covered(self, state: State) -> Callable[[str, int], Bool | None]:
+        """Rows that tell nothing new: in a wake, or of GPUs whose clocks heat lowers."""
+        slowed = self.devices.slowed(state)
+        nodes = None
+        if slowed is not None:
+            at = self.site.node_of_gpu[slowed]
+            nodes = np.bincount(at, minlength=self.site.sizes["node"]) > 0
+
+        def covered(relation: str, n: int) -> Bool | None:
+            out = self.wake.covered(relation, n)
+            by_heat = {"gpu": slowed, "node": nodes}.get(relation.partition(".")[0])
+            if by_heat is None or relation in KEPT_IN_HEAT or len(by_heat) != n:
+                return out
+            return by_heat if out is None else out | by_heat
+
+        return covered
 
     def _told(self, h: Hypothesis) -> Bool | None:
         signal = h.signal if h.kind == "sensor_biased" else ""

@@ -94,6 +94,15 @@ class Found:
     streak: int  # readings in a row in which the relation that tells most was off
 
 
+class _Tried(NamedTuple):
+    """A hypothesis at the entities `ids` that it may be true of."""
+
+    hypothesis: Hypothesis
+    ids: I32
+    pairs: list[Pairs]
+    told: Bool | None
+
+
 class Pursuit:
     """Finds causes among the deviations of a tick."""
 
@@ -138,21 +147,24 @@ class Pursuit:
                 on[name] &= ~hidden
         lively = {name for name in active if name in on and on[name].any()}
         since = {name: tracks.tracks[name].since_ns for name in on}
-        tried = [
-            (h, self._ripened(h, self._pairs(h, now, residuals, z), on, since, now.state.now_ns), is_told(h))
-            for h in HYPOTHESES
-            if self.places.sizes.get(h.table) and not lively.isdisjoint(h.relations)
-        ]
+        tried: list[_Tried] = []
+        for h in HYPOTHESES:
+            if self.places.sizes.get(h.table) and not lively.isdisjoint(h.relations):
+                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
+                if len(ids):
+                    pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns)
+                    told = is_told(h)
+                    tried.append(_Tried(h, ids, pairs, None if told is None else told[ids]))
         out: list[Found] = []
         while tried and len(out) < MAX_CAUSES:
             best = self._best(tried, z, on)
             if best is None:
                 break
-            found, pairs = best
-            found.streak = _streak(found, pairs, tracks)
+            found, pairs, at = best
+            found.streak = _streak(found, tracks)
             out.append(found)
             for p in pairs:
-                mine = p.entity == found.entity
+                mine = p.entity == at
                 z[p.relation][p.row[mine]] -= found.size * p.slope[mine]
             for name, rows in found.rows.items():
                 on[name][rows] = False
@@ -188,32 +200,29 @@ class Pursuit:
             out.append(Pairs(term.relation, entity[known], row[known], slope[known]))
         return out
 
-    def _ripened(
-        self, h: Hypothesis, pairs: list[Pairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int
-    ) -> list[Pairs]:
-        """The pairs, with those of relations that lag weighted by how far they can have come by now."""
-        n = self.places.sizes[h.table]
-        first_ns = np.full(n, now_ns, np.int64)
-        seen = np.zeros(n, np.bool_)
+    def _candidates(self, h: Hypothesis, pairs: list[Pairs], on: dict[str, Bool]) -> tuple[I32, list[Pairs]]:
+        """Entities that have a row which is off, and their pairs with entities counted among them only."""
+        hit = np.zeros(self.places.sizes[h.table], np.bool_)
         for p in pairs:
-            if p.relation in PROMPT:
-                hit = on[p.relation][p.row]
-                np.minimum.at(first_ns, p.entity[hit], since[p.relation][p.row[hit]])
-                seen[p.entity[hit]] = True
-        if not seen.any():
-            return pairs
-        ripe = np.where(seen, -np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), 1.0)
-        return [p if p.relation in PROMPT else p._replace(slope=p.slope * ripe[p.entity]) for p in pairs]
+            hit[p.entity[on[p.relation][p.row]]] = True
+        ids = np.flatnonzero(hit).astype(np.int32)
+        place = (np.cumsum(hit) - 1).astype(np.int32)
+        out = []
+        for p in pairs:
+            mine = hit[p.entity]
+            out.append(Pairs(p.relation, place[p.entity[mine]], p.row[mine], p.slope[mine]))
+        return ids, out
 
     def _best(
         self,
-        tried: list[tuple[Hypothesis, list[Pairs], Bool | None]],
+        tried: list[_Tried],
         z: dict[str, F64],
         on: dict[str, Bool],
-    ) -> tuple[Found, list[Pairs]] | None:
-        best: tuple[float, Hypothesis, list[Pairs], int, float, float, float] | None = None
-        for h, pairs, told in tried:
-            n = self.places.sizes[h.table]
+    ) -> tuple[Found, list[Pairs], int] | None:
+        best: tuple[float, _Tried, int, float, float, float] | None = None
+        for candidate in tried:
+            h, ids, pairs, told = candidate
+            n = len(ids)
             along, length, whole, hit = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
             for p in pairs:
                 here = z[p.relation][p.row]
@@ -227,7 +236,7 @@ class Pursuit:
             size, energy = along / length, along**2 / length
             share = energy / np.maximum(whole, 1e-12)
             fits = (hit > 0) & (energy >= LEAST_ENERGY) & (share >= LEAST_SHARE)
-            if len(pairs) > 1 and fits.any():
+            if len(pairs) > 1 and h.kind != "branch_blocked" and fits.any():  # GPUs feel that first
                 fits &= ~_contradicted(pairs, size, z, n)
             if h.sign:
                 fits &= np.sign(size) == h.sign
@@ -238,19 +247,37 @@ class Pursuit:
                 value *= np.where(told, STICKY, 1.0)
             at = int(np.argmax(value))
             if best is None or value[at] > best[0]:
-                best = (float(value[at]), h, pairs, at, float(size[at]), float(energy[at]), float(share[at]))
+                best = (float(value[at]), candidate, at, float(size[at]), float(energy[at]), float(share[at]))
         if best is None:
             return None
-        _, h, pairs, at, amount, most, part = best
+        _, taken, at, amount, most, part = best
         rows: dict[str, I32] = {}
-        for p in pairs:
+        for p in taken.pairs:
             mine = p.row[(p.entity == at) & on[p.relation][p.row]]
             if len(mine):
                 rows[p.relation] = np.unique(mine).astype(np.int32)
-        return Found(h, at, amount, most, part, rows, 0), pairs
+        found = Found(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0)
+        return found, taken.pairs, at
 
 
-def _streak(found: Found, pairs: list[Pairs], tracks: Tracks) -> int:
+def _ripened(
+    n: int, pairs: list[Pairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int
+) -> list[Pairs]:
+    """The pairs, with those of relations that lag weighted by how far they can have come by now."""
+    first_ns = np.full(n, now_ns, np.int64)
+    seen = np.zeros(n, np.bool_)
+    for p in pairs:
+        if p.relation in PROMPT:
+            hit = on[p.relation][p.row]
+            np.minimum.at(first_ns, p.entity[hit], since[p.relation][p.row[hit]])
+            seen[p.entity[hit]] = True
+    if not seen.any():
+        return pairs
+    ripe = np.where(seen, -np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), 1.0)
+    return [p if p.relation in PROMPT else p._replace(slope=p.slope * ripe[p.entity]) for p in pairs]
+
+
+def _streak(found: Found, tracks: Tracks) -> int:
     """The longest streak of the rows that are off and that the cause moves."""
     out = 0
     for name, rows in found.rows.items():

@@ -121,6 +121,12 @@ def _rack_flow(now: Now) -> list[Term]:
     ]
 
 
+def _branch(now: Now) -> list[Term]:
+    """GPUs feel it some seconds before the flow's reading comes."""
+    felt = -PLATE_FLOW_POWER * now.over_supply() / np.maximum(now.up("rack.flow_lpm", "gpu"), 20.0)
+    return [Term(BRANCH, now.one("rack")), Term(GPU_TEMP, felt, "gpu")]
+
+
 def _rack_supply(now: Now) -> list[Term]:
     rise, flow = now.rise(), now["rack.flow_lpm"]
     return [
@@ -286,7 +292,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     _of("tray_blocked", "node", 1, 1.0, _tray, GPU_TEMP),
     _of(_BIASED, "node.power_w", 0, 1.0,
 _node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
-    _of("branch_blocked", "rack", -1, 1.0, _only(BRANCH, "rack"), BRANCH),
+    _of("branch_blocked", "rack", -1, 1.0, _branch, BRANCH, GPU_TEMP),
     _of(_BIASED, "rack.flow_lpm", 0, 1.0, _rack_flow, BRANCH, HEAT_FLOW, HEAT, SUM),
     _of(_BIASED, "rack.supply_temp_c", 0, 1.0, _rack_supply, RACK_SUPPLY, HEAT, HEAT_FLOW, GPU_TEMP),
     _of(_BIASED, "rack.return_temp_c", 0, 1.0, _rack_return, HEAT, HEAT_FLOW, MIX),

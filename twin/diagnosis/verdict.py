@@ -11,7 +11,7 @@ import numpy as np
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.pursuit import Found
-from twin.diagnosis.signature import GPU_TEMP, SETPOINT, Now
+from twin.diagnosis.signature import BRANCH, GPU_TEMP, SETPOINT, Now
 from twin.diagnosis.watch import Watch
 from twin.signals import find_signal
 
@@ -23,6 +23,8 @@ CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 1
            "valve_stuck": 60.0, "cooler_failed": 60.0, "pump_worn": 60.0}  # fmt: skip
 FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
 LEAST_K, LEAST_GPU_K, LEAST_PU = 1.0, 1.5, 0.03  # a sensor that is off by less is not told
+# Kelvin by which a supply must be off before a cooler or valve is blamed; source: estimate
+LEAST_SIZE = {"cooler_failed": 1.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
@@ -123,11 +125,19 @@ class Verdicts:
                 kind, signal = "sensor_frozen", signal or "temp_c"
             elif run >= STANDING and moves > 0.5:
                 return None  # it may be frozen: the watch will tell in some readings
+        if kind == "branch_blocked" and BRANCH not in found.rows:
+            return None  # the flow's own reading will soon be here
+        if abs(found.size) < LEAST_SIZE.get(kind, 0.0):
+            return None
         if found.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK):
             return None
-        if kind == "sensor_biased" and self._slight(h.table, signal, entity, found.size, now):
+        size = found.size
+        if h.kind != kind:  # its size is that of another hypothesis: take what is read too much
+            residual = residuals[GPU_TEMP]
+            size = float(residual.measured[entity] - residual.expected[entity])
+        if kind == "sensor_biased" and self._slight(h.table, signal, entity, size, now):
             return None
-        evidence = self._evidence(found, now, residuals)
+        evidence = self._evidence(kind, found, now, residuals)
         count = max(1, max((len(rows) for name, rows in found.rows.items()), default=1))
         confidence = float(np.clip(1.0 - np.exp(-0.5 * found.energy) * 10.0, 0.5, 0.999)) * found.share**0.25
         return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count,
@@ -140,7 +150,7 @@ class Verdicts:
             return abs(size) < (LEAST_GPU_K if table == "gpu" else LEAST_K)
         return abs(size) < LEAST_PU * abs(float(now[f"{table}.{signal}"][entity]) - size)
 
-    def _evidence(self, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
+    def _evidence(self, kind: str, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
         h, out = found.hypothesis, []
         site = now.places.site
         for name, rows in found.rows.items():
@@ -151,7 +161,7 @@ class Verdicts:
             out.append(sentence(name, first, residuals[name], now, who))
             if len(rows) > 1:
                 out.append(f"{len(rows) - 1} more {table} likewise")
-        if h.kind == "sensor_biased":
+        if h.kind == "sensor_biased" and kind == "sensor_biased":
             out.insert(0, f"it reads {amount(f'{h.table}.{h.signal}', abs(found.size))} "
                           f"too {'much' if found.size > 0 else 'little'}")  # fmt: skip
         return out

@@ -6,13 +6,27 @@ each comparison that it takes part in, as long as it does. May import causes and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from twin.diagnosis.cause import Cause, Key
 from twin.diagnosis.places import Places
-from twin.diagnosis.signature import HYPOTHESES
+from twin.diagnosis.signature import (
+    HEAT,
+    HEAT_FLOW,
+    HYPOTHESES,
+    LOOP_BACK,
+    LOOP_USUAL,
+    MIX,
+    RACK_SUPPLY,
+    SETPOINT,
+    SUM,
+    SUPPLY,
+    VALVE,
+    WATER_BACK,
+)
 from twin.frame import NS, Bool
 
 STIR_S = 150.0  # for which water and plates take to settle after a fault that stirs them; source: estimate
@@ -20,7 +34,13 @@ LINGER_S = 20.0  # after a cause has gone
 # Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
 STIRRED: dict[str, tuple[str, ...]] = {
     "pump_trip": ("cdu", "rack", "gpu"),
-    "filter_blocked": ("cdu", "rack", "gpu"),
+    "filter_blocked": ("rack", "gpu", SUM, MIX, SUPPLY, SETPOINT, WATER_BACK, VALVE),
+    "branch_blocked": ("gpu", "node", HEAT, HEAT_FLOW, RACK_SUPPLY, MIX, SUPPLY, SETPOINT, WATER_BACK),
+    "cooler_failed": ("cdu", LOOP_BACK),
+    "valve_stuck": (WATER_BACK, SUPPLY, MIX, LOOP_BACK, LOOP_USUAL),
+    "exchanger_fouled": (SETPOINT, WATER_BACK),
+    "tray_blocked": ("gpu.power_w", "gpu.sm_clock_hz"),
+    "plate_degraded": ("gpu.power_w", "gpu.sm_clock_hz"),
     "breaker_tripped": ("feeder", "rack", "node", "gpu"),
     "feed_lost": ("feeder", "rack", "node", "gpu"),
     "heat_wave": ("loop", "cdu"),
@@ -29,7 +49,7 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "node_silent": ("node",),
     "psu_lost": ("node",),
 }
-LASTING = ("breaker_tripped", "feed_lost", "node_down", "node_silent", "psu_lost", "grid_event", "heat_wave")
+PASSING = ("pump_trip",)  # stirs for a while; others as long as they last
 
 
 class Wake:
@@ -40,10 +60,12 @@ class Wake:
         self.since_ns: dict[Key, tuple[int, int]] = {}  # (first, last) support
         self._now_ns = 0
 
-    def update(self, causes: list[Cause], now_ns: int) -> None:
-        """The causes of this tick."""
+    def update(self, outright: list[Cause], told: Iterable[Cause], now_ns: int) -> None:
+        """The causes that need no comparison, and those that are told already."""
         self._now_ns = now_ns
-        for cause in causes:
+        for cause in (*outright, *told):
+            if cause.kind == "sensor_biased" and cause.table != "site":
+                continue  # it rests on the very rows that it spoils
             if cause.kind in STIRRED or cause.kind.startswith("sensor_"):
                 first, _ = self.since_ns.get(cause.key, (now_ns, now_ns))
                 self.since_ns[cause.key] = (first, now_ns)
@@ -66,7 +88,10 @@ class Wake:
     ) -> Any:
         if kind.startswith("sensor_"):
             return self._of_sensor(at, entity, signal, relation, table)
-        if table not in STIRRED[kind] or (kind not in LASTING and age_ns > STIR_S * NS):
+        stirred = STIRRED[kind]
+        if table not in stirred and relation not in stirred:
+            return None
+        if kind in PASSING and age_ns > STIR_S * NS:
             return None
         if at in ("feeder", "site"):
             return slice(None)

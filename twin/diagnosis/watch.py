@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.diagnosis.tracks import SLICE, Readings
+from twin.diagnosis.tracks import Readings
 from twin.frame import F32, F64, I32, NS, Bool
 from twin.signals import TABLES
 from twin.state import GOOD, State
@@ -42,12 +42,16 @@ NOISELESS = (
     "pump2_speed_pu",
 )
 # Read in such coarse steps that they often repeat themselves: only their comparisons tell that they stand still.
-COARSE = ("temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c")
+COARSE = ("temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
 # Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
-RUN_LOG, RUN_LEAST = 20.0, 8
+RUN_LOG = 20.0
+RUN_LEAST = {"gpu": 20, "node": 24, "site": 14}  # others 12; idle meters repeat themselves more often
+RUN_LEAST_OTHERS = 12
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
 KNOWN_READINGS = 30  # before anything is called unusual
+CELLS = 12_288  # of a table that are looked at in one tick
 JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
+FAR_BACK = np.float32(1e15)  # keeps squares finite
 JUMPS_KEPT, JUMPS = 0.96, 2.5  # so many among about the last 25
 SILENT_PERIODS, SILENT_LEAST_S = 4.0, 6.0
 # A jump is at least this large: in kelvin, or as a share of the value for anything else.
@@ -79,14 +83,15 @@ class Meters:
         self.least_k = np.where(warm, least_k, 0.0).astype(np.float32)
         self.least_pu = np.where(warm, 0.0, LEAST_JUMP_PU).astype(np.float32)
         self.noisy = np.array([name not in NOISELESS for name in self.names])[:, None]
-        fine = np.array([table not in ("gpu", "node") or name not in COARSE for name in self.names])[:, None]
+        fine = np.array([name not in COARSE for name in self.names])[:, None]
         self.fine = fine & self.noisy
+        self.run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
         self.anything = False
 
     def update(self, state: State, readings: Readings, spared: Bool | None, dt_s: float) -> None:
         """Take in the readings of this tick; of a large table a part."""
         column = state.tables[self.table]
-        parts = max(1, -(-self.n // SLICE))
+        parts = max(1, -(-self.n * len(self.rows) // CELLS))
         at = state.tick % parts
         part = slice(at * self.n // parts, (at + 1) * self.n // parts)
         new = np.ones((len(self.rows), part.stop - part.start), np.bool_)
@@ -111,27 +116,34 @@ class Meters:
         last, before = self.last[:, part], self.before[:, part]
         run, count, moves = self.run[:, part], self.count[:, part], self.moves[:, part]
         same = value == last
-        run[new] = np.where(same, run + 1, 0)[new]
+        run += 1
+        run *= same | ~new
+        run -= ~new  # no reading: it stays as it was
         # A share of changes learned while it stands still would make standing still usual.
-        learn = new & (run * moves < 4.0)
         rate = np.maximum(USUAL_PER_READING, 1.0 / (count + 1.0)).astype(np.float32)
-        moves += np.where(learn, rate * (~same - moves), np.float32(0.0))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.maximum(RUN_LEAST, RUN_LOG / -np.log1p(-np.minimum(moves, 0.999)))
-            known = (count >= KNOWN_READINGS) & (value != 0.0) & (moves > LIVELY) & self.fine
-            self.frozen[:, part] = np.where(new, known & (run >= need), self.frozen[:, part])
+        rate *= new
+        moves += rate * (run * moves < 4.0) * (~same - moves)
+        known = new & (count >= KNOWN_READINGS)
+        frozen = self.frozen[:, part]
+        if frozen.any() or run.max(initial=0) >= self.run_least:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                need = np.maximum(self.run_least, RUN_LOG / -np.log1p(-np.minimum(moves, 0.999)))
+            odd = known & (value != 0.0) & (moves > LIVELY) & self.fine & (run >= need)
+            np.copyto(frozen, odd, where=new)
+        with np.errstate(invalid="ignore"):
             up, down = last - before, last - value
             back = np.where(up * down > 0.0, np.minimum(np.abs(up), np.abs(down)), np.float32(0.0))
-        usable = new & np.isfinite(back)
-        jump = self.jump[:, part]
-        with np.errstate(invalid="ignore"):
-            least = np.maximum(JUMP_SCALES * np.sqrt(jump), self.least_k + self.least_pu * np.abs(value))
-            far = usable & (count >= KNOWN_READINGS) & (back > least) & self.noisy
-        jumps = self.jumps[:, part]
-        jumps *= np.where(new, np.float32(JUMPS_KEPT), np.float32(1.0))
-        jumps += far
-        jump += np.where(usable & ~far, rate * (back * back - jump), np.float32(0.0))
-        self.jumping[:, part] = jumps >= JUMPS
+            back[~new] = 0.0
+            least = self.least_k + self.least_pu * np.abs(value)
+            far = known & (back > least) & (back * back > JUMP_SCALES**2 * self.jump[:, part]) & self.noisy
+        jump, jumps = self.jump[:, part], self.jumps[:, part]
+        rate *= ~far
+        jump += rate * (np.minimum(back, FAR_BACK) ** 2 - jump)
+        if far.any() or self.jumps.any():
+            jumps *= np.where(new, np.float32(JUMPS_KEPT), np.float32(1.0))
+            jumps += far
+            jumps[jumps < 0.05] = 0.0
+            self.jumping[:, part] = jumps >= JUMPS
         count += new
         np.copyto(before, last, where=new)
         np.copyto(last, value, where=new)

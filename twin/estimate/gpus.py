@@ -148,8 +148,7 @@ class GpuEstimator:
                 doubt = self.temp.doubt()[rows]
                 off = np.sign(off) * np.maximum(np.abs(off) - doubt, 0.0)
             noise.learn(np.where(new, off, np.nan), heard_ns[rows], dt_s, rows)
-            learned = np.maximum(np.sqrt(noise.variance[rows]), noise.floor[rows])
-            sigma[rows] = np.where(noise.count[rows] >= noise.warmup, learned, np.nan)
+            sigma[rows] = noise.sigma(rows)
 
     def parameters(self) -> dict[str, Parameter]:
         """What is learned of each GPU [n], as now in use; views, to be read only."""

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from twin.contracts import Residual
-from twin.estimate.noise import Noise, confidence_of
+from twin.estimate.noise import Noise, confidence_of, confidence_of_many
 from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference
 from twin.frame import F64, I32, I64, Bool
 
-PART = 4_096  # rows that learn in one tick, at most
+PART = 2_048  # rows that learn in one tick, at most
 NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 SETTLED_S = 900.0  # of readings before a parameter's value is its reference; source: estimate
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
@@ -71,7 +71,7 @@ class Linear:
             loose += doubt
         sigma = self.sigma + loose
         self._learn(part, features, measured, heard_ns, untouched, loose)
-        return Residual(self.name, expected, measured, sigma, confidence_of(measured - expected, sigma))
+        return Residual(self.name, expected, measured, sigma, confidence_of_many(measured - expected, sigma))
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]
@@ -115,7 +115,7 @@ class Linear:
         off = y - expected
         off = np.sign(off) * np.maximum(np.abs(off) - loose[rows], 0.0)
         self.noise.learn(np.where(fresh, off, np.nan), heard, dt_s, rows)
-        self.sigma[rows] = self.noise.sigma()[rows]
+        self.sigma[rows] = self.noise.sigma(rows)
 
     def parameter(self, name: str, k: int) -> Parameter:
         """One coefficient, as now in use; views, to be read only."""

@@ -30,6 +30,7 @@ ERROR_PU, FLOOR_PU = 0.01, 0.003  # of one reading, of the highest power; source
 DELAYS_S = (0.0, 1.0, 2.0, 3.0, 4.0)  # that a rack's reading may have; source: estimate
 DELAY_MEMORY_S = 900.0  # of how well each delay fits; source: estimate
 DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; source: estimate
+GAP_S = 3.0  # so long a node's power that is not heard is taken to stand still; source: estimate
 RING = 12  # ticks of the nodes' power that are remembered
 NODE, PSU1, PSU2, RACK = "node.power_w", "node.psu1_power_w", "node.psu2_power_w", "rack.power_w"
 
@@ -59,7 +60,10 @@ class NodeEstimator:
         for name in (PSU1, PSU2):
             self.relations[name] = Linear(name, 0.5 * one[None], SHARE_SPREAD * one[None], ERROR_PU * rated,
                                           _known(FLOOR_PU * rated))  # fmt: skip
+        gpus = np.diff(site.gpu_start_of_node)
+        self._each = int(gpus[0]) if n and (gpus == gpus[0]).all() else 0  # GPUs of any node; 0 = it varies
         self._filled: Bool = np.diff(site.node_start_of_rack) > 0
+        self.sum_ns = np.zeros(n_rack, np.int64)  # when all nodes of a rack were last known
         self.ring, self.ring_ns = np.full((RING, n_rack), np.nan), np.zeros(RING, np.int64)
         self.then = np.full((len(DELAYS_S), n_rack), np.nan)  # nodes' power when the rack's reading was taken
         self.misfit = np.zeros((len(DELAYS_S), n_rack))
@@ -97,6 +101,11 @@ class NodeEstimator:
 
     def _of_gpus(self, gpu_w: F64) -> F64:
         """Sum over each node's GPUs [n_node]; NaN where one is unknown."""
+        if self._each:
+            out = gpu_w[:: self._each].copy()
+            for k in range(1, self._each):
+                out += gpu_w[k :: self._each]
+            return out
         start = self.site.gpu_start_of_node
         out = np.zeros(len(start) - 1)
         filled = np.flatnonzero(np.diff(start))
@@ -111,12 +120,16 @@ class NodeEstimator:
         self.ring = np.roll(self.ring, 1, axis=0)
         self.ring_ns = np.roll(self.ring_ns, 1)
         # One node that missed a tick does not hide its rack: the sum before stands in
-        self.ring[0] = np.where(np.isfinite(sums), sums, self._last(readings.now_ns))
+        known = np.isfinite(sums)
+        self.sum_ns[known] = readings.now_ns
+        recent = readings.now_ns - self.sum_ns <= GAP_S * NS
+        self.ring[0] = np.where(known, sums, np.where(recent, self.ring[1], np.nan))
         self.ring_ns[0] = readings.now_ns
         fresh = heard_ns > self.rack_ns
         self.rack_ns = heard_ns.copy()
-        for k, delay_s in enumerate(DELAYS_S):
-            np.copyto(self.then[k], self._at(heard_ns - round(delay_s * NS)), where=fresh)
+        if fresh.any():
+            for k, delay_s in enumerate(DELAYS_S):
+                np.copyto(self.then[k], self._at(heard_ns - round(delay_s * NS)), where=fresh)
         self.delay.advance(dt_s)
         relation = self.relations[RACK]
         overhead, slope = relation.set.in_use
@@ -127,13 +140,10 @@ class NodeEstimator:
         self.delay.learning[0] = np.where(self.misfit.any(axis=0), self.misfit.argmin(axis=0), 2.0)
         chosen = self.delay.in_use[0].astype(np.intp)
         then = np.take_along_axis(self.then, chosen[None], axis=0)[0]
+        then = np.where(recent, then, np.nan)
         span = self.then.max(axis=0) - self.then.min(axis=0)
         doubt = DELAY_DOUBT * np.nan_to_num(slope * span)
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
-
-    def _last(self, now_ns: int) -> F64:
-        recent = now_ns - self.ring_ns[1] <= 3 * NS
-        return self.ring[1] if recent else np.full(self.ring.shape[1], np.nan)
 
     def _at(self, t_ns: I64) -> F64:
         """The nodes' power at these instants [n_rack]; NaN where that is not remembered."""
@@ -169,7 +179,7 @@ class NodeEstimator:
         out.misfit[:, kept] = self.misfit[:, old_of_new["rack"][kept]]
         return out
 
-    _KEPT = ("ring", "ring_ns", "then", "misfit", "rack_ns")
+    _KEPT = ("ring", "ring_ns", "then", "misfit", "rack_ns", "sum_ns")
 
     def dump(self) -> dict[str, Any]:
         """Everything learned, for a snapshot or a checksum."""

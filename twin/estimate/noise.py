@@ -54,18 +54,16 @@ def confidence_of_many(difference: F64, sigma: F64) -> F64:
 class Noise:
     """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal."""
 
-    warmup = NOISE_WARMUP
-
     def __init__(self, n: int, floor: F64) -> None:
         self.n, self.floor = n, floor
         self.variance = np.zeros(n)
         self.count = np.zeros(n, np.int64)
         self.off_ns = np.zeros(n, np.int64)  # since when it has been far off; 0 = it is not
 
-    def sigma(self) -> F64:
-        """What was learned so far; NaN before `NOISE_WARMUP` residuals."""
-        learned = np.maximum(np.sqrt(self.variance), self.floor)
-        return np.where(self.count >= NOISE_WARMUP, learned, np.nan)
+    def sigma(self, rows: slice = slice(None)) -> F64:
+        """What was learned so far [n], or of a part; NaN before `NOISE_WARMUP` residuals."""
+        learned = np.maximum(np.sqrt(self.variance[rows]), self.floor[rows])
+        return np.where(self.count[rows] >= NOISE_WARMUP, learned, np.nan)
 
     def learn(self, difference: F64, heard_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
         """Take in residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.

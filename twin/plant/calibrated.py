@@ -14,7 +14,7 @@ import numpy as np
 from twin.frame import F64, Bool
 from twin.plant.parameters import Parameters
 from twin.signals import find_signal
-from twin.state import GOOD, STALE
+from twin.state import GOOD, MISSING, STALE
 
 if TYPE_CHECKING:
     from twin.engine import Engine
@@ -23,6 +23,8 @@ LEAST_FLOW_PU, LEAST_DROP_PA = 0.05, 500.0  # below, a reading tells no resistan
 RUNNING_PU = 0.05  # a pump below this speed stands; source: estimate
 FULL_SPEED_PU = 0.98  # above it a pump can give no more, and its pressure is no set point
 BUSY_PU = 0.10  # of the dynamic power, below which it tells no coefficient; source: estimate
+SHARES = (0.35, 0.65)  # of one side of a rack's feeds, while both carry; source: estimate
+LATELY_S = 10.0  # source: estimate
 TRUST = (0.5, 2.0)  # a reading that asks for more or less of a parameter than that is not believed
 BIT_ANY_SLOW = 0x4 | 0x20 | 0x40  # power cap and thermal slowdown, DCGM field 112
 
@@ -42,7 +44,9 @@ class Seen:
         column = self.engine.state.tables[signal.table]
         quality = column.quality_of(signal, self.now_ns)
         value = column.value[signal.row].astype(np.float64)
-        return np.where((quality == GOOD) | (quality == STALE), value, np.nan)
+        # One reading that was left out does not make a device unknown
+        lately = (quality == MISSING) & (column.age_s(signal, self.now_ns) <= LATELY_S)
+        return np.where((quality == GOOD) | (quality == STALE) | lately, value, np.nan)
 
     def count(self, key: str) -> F64:
         """The raw value of a counter [n]; 0 where it never spoke."""
@@ -68,15 +72,15 @@ class Seen:
         return out
 
 
-def calibrate(seen: Seen, p: Parameters, activity: F64) -> dict[str, F64]:
+def calibrate(seen: Seen, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
     """Set parameters to what is known; returns factors [n] of a Disturbance where a fault is told.
 
-    `activity` [3, n_gpu] is what GPUs do now. What a told fault has changed goes into the factor of that
-    fault, over what the parameter was when it was well.
+    `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a told fault
+    has changed goes into the factor of that fault, over what the parameter was when it was well.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _gpus(seen, p, activity)
-        _nodes(seen, p, activity)
+        _nodes(seen, p, activity, fan_w)
         _racks(seen, p)
         factors = _circuits(seen, p)
         factors |= _exchangers(seen, p) | _plates(seen, p)
@@ -105,7 +109,7 @@ def _gpus(seen: Seen, p: Parameters, activity: F64) -> None:
         getattr(p, name)[:] *= factor
 
 
-def _nodes(seen: Seen, p: Parameters, activity: F64) -> None:
+def _nodes(seen: Seen, p: Parameters, activity: F64, fan_w: F64) -> None:
     """What a node draws beside its GPUs, from its own meter."""
     site, n = seen.site, seen.site.sizes["node"]
     count = np.maximum(np.diff(site.gpu_start_of_node), 1)
@@ -115,7 +119,8 @@ def _nodes(seen: Seen, p: Parameters, activity: F64) -> None:
     cpu = np.where(np.isfinite(cpu), cpu, p.node_cpu_idle_w + p.node_cpu_dynamic_w * use)
     gpus = np.bincount(site.node_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
     delivered = (seen.reading("node.power_w") - p.node_loss0_w) / (1.0 + p.node_loss1)
-    p.node_other_w[:] = _near(delivered - gpus - cpu, p.node_other_w, 0.1, 5.0)
+    fans = (fan_w / np.maximum(np.diff(site.node_start_of_rack), 1))[site.rack_of_node]
+    p.node_other_w[:] = _near(delivered - gpus - cpu - fans, p.node_other_w, 0.1, 5.0)
 
 
 def _racks(seen: Seen, p: Parameters) -> None:
@@ -123,11 +128,19 @@ def _racks(seen: Seen, p: Parameters) -> None:
     site, n = seen.site, seen.site.sizes["rack"]
     power = seen.reading("rack.power_w")
     nodes = np.bincount(site.rack_of_node, weights=seen.reading("node.power_w"), minlength=n)
-    overhead = seen.learned("rack.overhead", n)
-    overhead = np.where(np.isfinite(overhead), overhead, power - nodes)
-    rest = overhead - p.rack_overhead_pu * nodes
+    overhead, factor = seen.learned("rack.overhead", n), seen.learned("rack.loss_factor", n)
+    learned = np.isfinite(overhead) & np.isfinite(factor)
+    p.rack_overhead_pu[learned] = np.maximum(factor[learned] - 1.0, 0.0)
+    rest = np.where(learned, overhead, power - nodes * (1.0 + p.rack_overhead_pu))
     p.rack_overhead_w[:] = _near(rest, np.maximum(p.rack_overhead_w, 1.0), 0.0, 5.0)
-    capture = seen.learned("rack.capture", n)
+    one, two = (
+        np.bincount(site.rack_of_node, weights=seen.reading(f"node.psu{k}_power_w"), minlength=n)
+        for k in (1, 2)
+    )
+    share = one / (one + two)
+    both = (share > SHARES[0]) & (share < SHARES[1])  # else one side is lost, which says nothing of both
+    p.rack_share_a_pu[both] = share[both]
+    capture = seen.engine.estimator.liquid_capture()
     gpus = np.bincount(site.rack_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
     to_air = p.rack_to_air_w_per_k * (seen.reading("rack.return_temp_c") - seen.reading("rack.inlet_temp_c"))
     wanted = capture * power + np.nan_to_num(to_air)
@@ -208,6 +221,8 @@ def _plates(seen: Seen, p: Parameters) -> dict[str, F64]:
     ratio = _near(well, drawn, 0.3, 4.0) / drawn
     p.gpu_conduction_k_per_w[:] *= ratio
     p.gpu_convection_k_per_w[:] *= ratio
+    capacity = seen.learned("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
+    p.gpu_heat_capacity_j_per_k[:] = _near(capacity, p.gpu_heat_capacity_j_per_k)
     return {"gpu_plate_factor": np.maximum(_factor(bad, now - added, drawn * ratio), 1.0)}
 
 

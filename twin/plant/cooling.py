@@ -8,6 +8,8 @@ parameters, `twin.physics` and NumPy.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from twin.frame import F64
@@ -68,7 +70,6 @@ class Cooling:
         self.fan_factor = np.ones(n["rack"])
         self.hall_air_w = np.zeros(n["hall"])  # carried away by the air handlers
         self.hall_heat_w = np.zeros(n["hall"])
-        self.hall_low_c, self.hall_k_per_w = p.hall_set_c - 0.5 * AIR_BAND_K, AIR_BAND_K / p.hall_air_max_w
         self.before_hall_c = p.hall_set_c.copy()
         self.reference_c = np.zeros(n["rack"])
         self.primary_w_per_k = np.zeros(n["cdu"])
@@ -105,8 +106,6 @@ class Cooling:
         np.divide(STAGNANT_SHARE, STAGNANT_SHARE + np.maximum(h.ratio, 0.0), out=self.stagnant)
         self.stagnant *= p.rack_liquid
         self.film_at[:] = np.nan
-        self.hall_settled = -np.expm1(-dt_s * p.hall_air_max_w / (AIR_BAND_K * p.hall_j_per_k))
-        self.hall_gain = p.hall_j_per_k / dt_s
 
     def plates(self, t: Truth, p: Parameters) -> F64:
         """What the plates of each rack, or its heat sinks in air, stand against, degC [n_rack]."""
@@ -265,22 +264,20 @@ class Cooling:
         return np.where(np.isfinite(aim), aim, 32.0) - 4.0 - FACILITY_MARGIN_K
 
     def hall_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """The air of every hall: heat of racks in, air handlers take it away in proportion to its excess."""
-        heat, taken, cold = self.hall_heat_w, self.hall_air_w, t.hall_cold_c
-        self.halls.sums(t.rack_air_heat_w, heat)
+        """The air of every hall: heat of racks in, air handlers take it away in proportion to its excess.
+
+        dT/dt = (heat - max (T - low)/band)/C, exact between the ends of the band. Halls are few: one by one.
+        """
+        cold = t.hall_cold_c
+        self.halls.sums(t.rack_air_heat_w, self.hall_heat_w)
         np.copyto(self.before_hall_c, cold)
-        # dT/dt = (heat - max (T - T0)/band)/C, exact between the ends of the band
-        np.multiply(heat, self.hall_k_per_w, out=taken)
-        taken += self.hall_low_c
-        taken -= cold
-        taken *= self.hall_settled
-        taken *= self.hall_gain
-        np.subtract(heat, taken, out=taken)
-        np.maximum(taken, 0.0, out=taken)
-        np.minimum(taken, p.hall_air_max_w, out=taken)
-        np.subtract(heat, taken, out=heat)
-        heat /= self.hall_gain
-        cold += heat
+        for i, heat in enumerate(self.hall_heat_w.tolist()):
+            most, capacity, now = float(p.hall_air_max_w[i]), float(p.hall_j_per_k[i]), float(cold[i])
+            rate = most / (AIR_BAND_K * capacity)
+            aim = float(p.hall_set_c[i]) - 0.5 * AIR_BAND_K + heat / (rate * capacity)
+            taken = heat + (aim - now) * math.expm1(-rate * dt_s) * capacity / dt_s
+            self.hall_air_w[i] = taken = min(max(taken, 0.0), most)
+            cold[i] = now + (heat - taken) * dt_s / capacity
         np.add(cold, AIR_RISE_K * 0.8, out=t.hall_hot_c)
         self.halls.spread(cold, t.rack_inlet_c)
         t.rack_inlet_c += p.rack_inlet_add_k

@@ -61,7 +61,8 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
     plant.start_ns = engine.state.now_ns
     plant.job_names = {slot: name for name, slot in sorted(engine.jobs.slot_of.items())}
     activity = activity_of(seen, plant)
-    factors = calibrate(seen, plant.parameters, activity)
+    fan_w = plant.cooling.fan**3 * plant.parameters.rack_fan_w
+    factors = calibrate(seen, plant.parameters, activity, fan_w)
     _rebuild(plant)
     if hold_weather:
         _hold_weather(seen, plant)
@@ -100,7 +101,7 @@ def activity_of(seen: Seen, plant: Plant) -> F64:
 
 
 def read_as_one(sensors: Sensors) -> None:
-    """Meters without errors of their own: those of the site are in the readings that the plant was made from."""
+    """Meters without errors of their own: those of the site are in the readings that made the plant."""
     for panel in vars(sensors).values():
         if isinstance(panel, Panel):
             panel.true_gain = [None] * len(panel.meters)

@@ -17,7 +17,9 @@ import numpy as np
 from twin.contracts import CommandBatch
 from twin.events import CommandAcked, Event, FaultReported
 from twin.frame import F64, NS
+from twin.physics.moist_air import rh_pu
 from twin.plant.actuators import Actuators
+from twin.plant.beginning import begin, settle
 from twin.plant.campaign import Campaign
 from twin.plant.compute import XID_OFF_BUS, Compute
 from twin.plant.cooling import Cooling
@@ -26,7 +28,7 @@ from twin.plant.facility import Facility
 from twin.plant.hydraulics import Hydraulics
 from twin.plant.leaks import Leaks
 from twin.plant.ledger import Costs, Ledger, Prices
-from twin.plant.obedience import obey, set_caps, set_points
+from twin.plant.obedience import obey
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
 from twin.plant.power import Power
 from twin.plant.truth import Truth, blank
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 
 STEP_MAX_S = 2.0  # longer steps are done in equal parts
 MAX_EVENTS = 100_000  # that nobody has asked for; older ones are lost
-SETTLE_S, SETTLE_STEP_S = 900.0, 2.0
-BUSY_PU = (0.6, 0.35, 0.3)  # activities where no workload sets them
+SETTLE_S = 900.0
 INLET_MOVED_K = 0.02
+LINK_BYTES_PER_S = 2e10  # of a link while its node is fully busy; source: estimate
 FAN_PERIOD_S = 5.0  # of the control of fans in racks; source: estimate
 
 
@@ -114,7 +116,7 @@ class Plant:
         self._carried_w_per_k = p.rack_air_max_w / (AIR_RISE_K * nodes)  # by the fans at full speed, per node
         self._rise = np.zeros(site.sizes["rack"])
         self._has_air = not p.rack_liquid.all()
-        self._last_dt_s, self._fans_due_s = 1.0, 0.0
+        self.last_dt_s, self._fans_due_s = 1.0, 0.0
         self._begin()
         self.settle()
 
@@ -164,7 +166,7 @@ class Plant:
     def balances(self) -> dict[str, float]:
         """Relative errors of energy and mass over the last step; each is rounding, 1e-6 at most."""
         parts = (self.compute, self.hydraulics, self.cooling, self.facility, self.power)
-        return self.ledger.balances(self.truth, self.parameters, *parts, self._last_dt_s)
+        return self.ledger.balances(self.truth, self.parameters, *parts, self.last_dt_s)
 
     def fork(self) -> Plant:
         """A plant that goes on by itself from here; what never changes is shared."""
@@ -187,9 +189,9 @@ class Plant:
         if self._troubled:
             self._troubles(dt_s)
         self.facility.look_outside(t, p)
-        self._physics(dt_s)
+        self.physics(dt_s)
         t.time_s += dt_s
-        self._last_dt_s = dt_s
+        self.last_dt_s = dt_s
         self._account(dt_s)
         if len(self.compute.shut_down):
             self._report_shut_down()
@@ -203,11 +205,12 @@ class Plant:
         counting = self._count(dt_s)
         self._troubled = counting or self.leaks.active
 
-    def _physics(self, dt_s: float) -> None:
+    def physics(self, dt_s: float) -> None:
+        """Causes and effects of one step of at most `STEP_MAX_S`; nothing is counted."""
         t, p = self.truth, self.parameters
         h, c, w = self.hydraulics, self.compute, self.cooling
         if self.power.stale:
-            self._connect()
+            self.connect()
         h.step(t, p, dt_s)
         self._fans_due_s -= dt_s
         if self._fans_due_s <= 1e-9:
@@ -246,6 +249,12 @@ class Plant:
         a *= t.rack_power_w
         a += 1.0  # an empty rack warms nothing
         np.divide(t.rack_air_heat_w, a, out=a)
+        t.hall_rh_pu[:] = rh_pu(t.hall_cold_c, p.hall_moisture_c)
+        if len(t.link_bytes_per_s):
+            # Traffic goes with the work of tensor cores: what they finish is exchanged
+            d, first = self._disturbance, self.site.gpu_start_of_node[self.site.node_of_link]
+            busy = t.gpu_tensor_pu[np.minimum(first, len(t.gpu_tensor_pu) - 1)]
+            np.multiply(busy, LINK_BYTES_PER_S * d.link_rate_factor * ~t.link_down, out=t.link_bytes_per_s)
 
     def _account(self, dt_s: float) -> None:
         t = self.truth
@@ -256,7 +265,7 @@ class Plant:
 
     # What changes seldom.
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         """Feeds, supplies and nodes after something in the power tree changed."""
         t, p, d, of = self.truth, self.parameters, self._disturbance, self.site.rack_of_node
         self.power.sense(t, d)
@@ -318,53 +327,11 @@ class Plant:
     # The beginning.
 
     def _begin(self) -> None:
-        """Everything on, half warm, with the activity that the workload begins with."""
-        t, p, site = self.truth, self.parameters, self.site
-        t.gpu_clock_pu[:], t.gpu_alive[:], t.node_on[:] = 1.0, True, True
-        set_caps(self)
-        for column, level in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), BUSY_PU, strict=True):
-            column[:] = level
-        t.hall_cold_c[:], t.hall_rh_pu[:] = p.hall_set_c, 0.45
-        t.rack_inlet_c[:] = p.hall_set_c[site.hall_of_rack] + p.rack_inlet_add_k
-        t.rack_valve_pu[:] = p.rack_valve_pu
-        t.cdu_coolant_l[:] = p.cdu_volume_l + p.cdu_reserve_l
-        t.cdu_valve_pu[:] = 0.5
-        t.gpu_temp_c[:] = 45.0
-        supply = np.append(p.cdu_supply_c, 24.0)[site.cdu_of_rack]
-        t.rack_supply_c[:], t.rack_return_c[:] = supply, supply + 8.0 * p.rack_liquid
-        set_points(self)
-        self.facility.cold_c[:] = self.facility.aim_c
-        self.facility.hot_c[:] = self.facility.aim_c + 8.0
-        self.facility.supply(self.cooling.primary_supply_c)
-        self.facility.look_outside(t, p)
-        self._connect()
-        self.compute.store(t, p, self.compute.stored_j)
+        begin(self)
 
     def settle(self, seconds: float = SETTLE_S) -> None:
         """Bring the plant to rest under its present activity: no time passes, nothing is counted."""
-        t = self.truth
-        counted = ("gpu_energy_j", "throttle_s", "trips", "cdu_leaked_l", "cdu_filled_l", "feeder_theta")
-        before = {name: getattr(t, name).copy() for name in counted}
-        begun_s, lost_s, water_l = t.time_s, self.compute.lost_gpu_s, self.facility.water_l.copy()
-        if self.workload is not None and begun_s == 0.0:
-            memo = {id(self.site): self.site}  # tidy: allow id because the memo of deepcopy is keyed by it
-            copy.deepcopy(self.workload, memo).step(t, 0.0, 1.0)
-        for _ in range(round(seconds / SETTLE_STEP_S)):
-            self.ledger.open(t)
-            self._physics(SETTLE_STEP_S)
-        for name, value in before.items():
-            getattr(t, name)[:] = value
-        t.feeder_theta[:] = self.power.theta_steady()
-        t.time_s, self.compute.lost_gpu_s = begun_s, lost_s
-        self.facility.water_l[:] = water_l
-        self._physics_means(t)
-
-    def _physics_means(self, t: Truth) -> None:
-        t.cooling_power_w = self.cooling.air_power_w() + float(
-            t.cdu_pump_power_w.sum() + self.facility.power_w.sum()
-        )
-        t.utility_power_w = self.power.utility_w(float(t.rack_power_w.sum()), t.cooling_power_w)
-        self._last_dt_s = SETTLE_STEP_S
+        settle(self, seconds)
 
 
 def _total(values: F64) -> float:

@@ -1,0 +1,286 @@
+"""A mirrored plant stands where the twin stands, goes on as the real one would, and never moves the twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import site_of, two_racks
+from twin.app.simulating import Simulation
+from twin.engine import Engine
+from twin.frame import NS
+from twin.plant.calibrated import Seen
+from twin.plant.held import HeldWorkload
+from twin.plant.jobs_drawn import Mix
+from twin.plant.mirror import mirror
+from twin.plant.plant import Plant
+from twin.plant.scenario import Scenario
+from twin.plant.sensors import Sensors
+from twin.plant.truth import Truth, blank
+from twin.site import Site
+from twin.snapshot import decode, dump_engine, encode, restore_engine
+
+START_NS = 1_767_261_600 * NS
+STEADY = Scenario("steady", workload=Mix(training_pu=0, inference_pu=0, batch_pu=0, constant_pu=0.8))
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    tree = two_racks(racks="r[1-2]", loops=[{"name": "fw1"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "fw1"
+    return site_of(tree)
+
+
+def run(site: Site, seconds: int, scenario: Scenario = STEADY, seed: int = 5) -> Simulation:
+    plant = Plant(site, seed, scenario)
+    simulation = Simulation(Engine(site, [], []), plant, Sensors(site, seed), start_ns=START_NS)
+    plant.start_ns = START_NS
+    return simulation.run(seconds)
+
+
+@pytest.fixture(scope="module")
+def calm(site: Site) -> Simulation:
+    """A twin that has watched a steady plant with hidden parameters for a few minutes."""
+    return run(site, 240)
+
+
+def mirrored(simulation: Simulation, seed: int = 77, **more: Any) -> Plant:
+    plant = Plant(simulation.site, seed, spread=0.2)
+    mirror(simulation.engine, plant, **more)
+    return plant
+
+
+LEVELS = {
+    "gpu_temp_c": 2.0, "rack_flow_lpm": 1.5, "rack_supply_c": 0.2, "rack_return_c": 0.6, "cdu_flow_lpm": 3.0,
+    "cdu_supply_c": 0.2, "cdu_return_c": 0.6, "loop_supply_c": 0.3, "cdu_drop_pa": 1500.0,
+}  # fmt: skip
+RELATIVE = {"gpu_power_w": 0.04, "node_power_w": 0.03, "rack_power_w": 0.01, "feeder_power_w": 0.01}
+
+
+def close(real: Truth, other: Truth, **wider: float) -> None:
+    for name, most in (LEVELS | wider).items():
+        away = np.abs(getattr(real, name) - getattr(other, name)).max()
+        assert away <= most, f"{name} is off by {away:.3f}"
+    for name, share in RELATIVE.items():
+        a, b = getattr(real, name), getattr(other, name)
+        assert (np.abs(a - b) <= share * a).all(), name
+
+
+@pytest.mark.slow
+def test_it_stands_where_the_real_plant_stands_and_stays_beside_it(calm: Simulation) -> None:
+    real: Any = calm.plant.fork()
+    other = mirrored(calm)
+    assert other.now_ns == calm.engine.state.now_ns
+    real.step()
+    other.step()
+    close(real.truth, other.truth)
+    for _ in range(300):
+        real.step()
+        other.step()
+    close(real.truth, other.truth, gpu_temp_c=5.0)  # plates differ by 8 %, 1 sigma, until they are learned
+    assert max(other.balances().values()) <= 1e-6
+    assert other.truth.trips.sum() == other.truth.throttle_s.sum() == 0
+
+
+@pytest.mark.slow
+def test_learned_plates_hold_the_temperatures(calm: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the estimator learns them: over the rack's supply, with what the first half of a tray adds."""
+    real: Any = calm.plant.fork()
+    p, site = real.parameters, calm.site
+    plates = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
+    later = np.arange(len(plates)) % 4 >= 2
+    over_supply = plates + np.where(later, p.rack_upstream_k_per_w[site.rack_of_gpu], 0.0)
+    known = {"gpu.resistance": over_supply, "gpu.tau_s": plates * p.gpu_heat_capacity_j_per_k}
+    before = Seen.learned
+
+    def learned(seen: Seen, name: str, n: int, reference: bool = False) -> np.ndarray:
+        return known[name].copy() if name in known else before(seen, name, n, reference)
+
+    monkeypatch.setattr(Seen, "learned", learned)
+    other = mirrored(calm)
+    for _ in range(300):
+        real.step()
+        other.step()
+    close(real.truth, other.truth, gpu_temp_c=1.5)
+
+
+def test_it_is_not_the_plant_that_was_drawn(calm: Simulation) -> None:
+    """Without what the twin knows the same test would fail: the hidden parameters differ that much."""
+    drawn = Plant(calm.site, 77, spread=0.2)
+    drawn.step()
+    with pytest.raises(AssertionError):
+        close(calm.plant.truth, drawn.truth)
+
+
+def test_the_twin_is_only_read(calm: Simulation) -> None:
+    before = calm.engine.checksum()
+    plant = mirrored(calm)
+    for _ in range(5):
+        plant.step()
+    assert calm.engine.checksum() == before
+
+
+def test_a_snapshot_gives_the_same_plant(calm: Simulation) -> None:
+    engine = Engine(calm.site, [], [])
+    restore_engine(engine, decode(encode(dump_engine(calm.engine))))
+    again = Plant(calm.site, 77, spread=0.2)
+    mirror(engine, again)
+    first = mirrored(calm)
+    for _ in range(3):
+        first.step()
+        again.step()
+    for name in ("gpu_temp_c", "rack_flow_lpm", "cdu_supply_c", "gpu_power_w"):
+        assert np.array_equal(getattr(first.truth, name), getattr(again.truth, name)), name
+
+
+def test_another_site_a_moved_or_a_lumped_plant_is_refused(calm: Simulation) -> None:
+    moved = Plant(calm.site)
+    moved.step()
+    stranger = Plant(site_of(two_racks(racks="r[1-3]")))
+    for plant in (moved, stranger, Plant(calm.site, lump=True)):
+        with pytest.raises(ValueError, match="a fresh plant of the same site"):
+            mirror(calm.engine, plant)
+
+
+def test_a_twin_that_heard_nothing_gives_a_settled_plant(site: Site) -> None:
+    engine = Engine(site, [], [])
+    engine.state.now_ns = START_NS
+    plant = Plant(site, 1, spread=0.2)
+    assert mirror(engine, plant) == []
+    for _ in range(60):
+        plant.step()
+    assert np.isfinite(plant.truth.gpu_temp_c).all()
+    assert 20.0 < plant.truth.gpu_temp_c.mean() < 70.0
+    assert max(plant.balances().values()) <= 1e-6
+
+
+def test_what_stands_still_stays_so(site: Site) -> None:
+    simulation = run(site, 60)
+    real: Any = simulation.plant
+    d = real.disturbance
+    d.cdu_pump_ok[0, 0] = False
+    d.node_psu_ok[3] = False
+    d.feeder_ok[1] = False
+    d.link_down[:] = False
+    simulation.run(30)
+    other = mirrored(simulation)
+    assert other.present.cdu_pump_ok.tolist() == [[False, True]]
+    assert not other.present.feeder_ok[1]
+    for _ in range(5):
+        other.step()
+    assert other.truth.cdu_pump_speed_pu[0, 0] == 0.0
+    assert other.truth.feeder_power_w[1] == 0.0
+    assert not other.truth.node_on[3]
+    assert other.truth.node_on.sum() == len(other.truth.node_on) - 1
+    assert other.truth.rack_flow_lpm == pytest.approx(real.truth.rack_flow_lpm, rel=0.03)
+
+
+def test_a_cap_of_now_is_a_cap_there(site: Site) -> None:
+    simulation = run(site, 20)
+    real: Any = simulation.plant
+    real.truth.gpu_cap_w[:9] = 600.0
+    simulation.run(5)
+    other = mirrored(simulation)
+    other.step()
+    assert other.truth.gpu_cap_w[:9].tolist() == [600.0] * 9
+    assert (other.truth.gpu_power_w[:9] <= 601.0).all()
+    assert (other.truth.gpu_cap_w[9:] >= 1000.0).all()
+
+
+def jobs_of(site: Site) -> Any:
+    from twin.events import JobStarted
+
+    engine = Engine(site, [], [])
+    engine.state.now_ns = START_NS
+    nodes = [site.name("node", i) for i in range(4)]
+    for name, some, coupling in (("a", nodes[:2], "synchronous"), ("b", nodes[2:], "independent")):
+        event = JobStarted(
+            job=name, nodes=tuple(some), kind="training", coupling=coupling, checkpoint_interval_s=100.0,  # type: ignore[arg-type]
+            checkpoint_save_s=10.0, checkpoint_restart_s=30.0,
+        )  # fmt: skip
+        engine.jobs.start(event, [site.entity("node", n) or 0 for n in some], 0, START_NS)
+    return engine.jobs
+
+
+class Held:
+    """A held workload on a truth of its own."""
+
+    def __init__(self, site: Site) -> None:
+        self.truth = blank(site)
+        self.truth.gpu_clock_pu[:] = 1.0
+        self.truth.gpu_alive[:] = self.truth.node_on[:] = True
+        self.work = HeldWorkload(
+            site,
+            jobs_of(site),
+            np.full((3, site.sizes["gpu"]), 0.6),
+            np.full(site.sizes["job"], np.nan),
+            START_NS,
+        )
+        self.events: list[Any] = []
+
+    def run(self, seconds: int) -> Held:
+        for _ in range(seconds):
+            self.events += self.work.step(self.truth, self.truth.time_s, 1.0)
+            self.truth.time_s += 1.0
+        return self
+
+
+def test_held_work_saves_at_its_interval_and_goes_on(site: Site) -> None:
+    held = Held(site).run(99)
+    assert (held.truth.gpu_sm_pu == 0.6).all()
+    held.run(5)
+    assert (held.truth.gpu_sm_pu[:16] < 0.1).all()  # both jobs, of four nodes with four GPUs each
+    assert (held.truth.gpu_sm_pu[16:] == 0.6).all()
+    held.run(10)
+    assert (held.truth.gpu_sm_pu == 0.6).all()
+    assert held.work.checkpoint_age_s("a", 114.0) == pytest.approx(14.0)
+    assert held.events == []
+
+
+def test_a_synchronous_job_loses_what_it_had_not_saved_and_starts_again(site: Site) -> None:
+    held = Held(site).run(150)  # saved at 100
+    held.truth.gpu_alive[1] = False
+    held.run(1)
+    assert [type(e).__name__ for e in held.events] == ["JobEnded"]
+    assert held.events[0].job == "a"
+    assert held.work.progress.lost_gpu_s == pytest.approx(8 * 40.0)  # done since the save was whole, at 110
+    assert held.work.progress.interruptions == 1
+    assert (held.truth.gpu_sm_pu[:8] == 0.0).all()
+    held.run(30)
+    assert [type(e).__name__ for e in held.events] == ["JobEnded", "JobStarted"]
+    assert held.events[1].nodes == (site.name("node", 1),)
+    assert (held.truth.gpu_sm_pu[4:8] == 0.6).all()
+
+
+def test_an_independent_job_loses_nothing_else(site: Site) -> None:
+    held = Held(site).run(50)
+    held.truth.gpu_alive[9] = False
+    held.run(5)
+    assert held.events == []
+    assert held.work.lost_work() == 0.0
+    assert len(held.work.jobs) == 2
+
+
+def test_a_save_on_demand_saves_the_work(site: Site) -> None:
+    held = Held(site).run(90)
+    assert held.work.checkpoint("nobody", 90.0) is None
+    assert held.work.checkpoint("a", 90.0) == pytest.approx(10.0)
+    held.run(12)
+    assert held.work.checkpoint("a", 90.0) == 0.0
+    held.truth.gpu_alive[1] = False
+    held.run(1)
+    assert held.work.lost_work() < 8 * 5.0
+
+
+def test_a_slow_member_slows_a_synchronous_job_and_only_itself_another(site: Site) -> None:
+    held = Held(site)
+    held.truth.gpu_clock_pu[0] = held.truth.gpu_clock_pu[8] = 0.5
+    held.run(31)
+    slowed = held.work.progress.slowed_gpu_s
+    assert slowed > 8 * 30 * 0.3  # all of the first job, an eighth of the second
+    held.truth.gpu_clock_pu[0] = 1.0
+    before = held.work.progress.slowed_gpu_s
+    held.run(30)
+    assert held.work.progress.slowed_gpu_s - before < 0.3 * slowed

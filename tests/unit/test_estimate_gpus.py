@@ -1,0 +1,289 @@
+"""GPUs: what power, temperature and clock ought to be, and what is learned of each. May import `twin`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import eight_nodes, site_of, two_racks
+from twin.contracts import Residual
+from twin.estimate.gpus import GpuEstimator
+from twin.estimate.reading import Readings
+from twin.frame import F64, NS
+from twin.inbox import Inbox
+from twin.physics.cold_plate import relax
+from twin.reading import Block
+from twin.signals import find_signal
+from twin.site import Site
+from twin.state import State
+
+NAN = float("nan")
+SUPPLY_C = 30.0
+
+
+class Fleet:
+    """GPUs that obey an exact law with parameters of their own, and an estimator that hears them."""
+
+    def __init__(self, tree: dict[str, Any] | None = None, seed: int = 1, noisy: bool = True) -> None:
+        self.site: Site = site_of(tree or two_racks(racks="r1"))
+        self.state, self.inbox = State(self.site.sizes), Inbox(self.site.sizes)
+        self.estimator = GpuEstimator(self.site)
+        self.rng, self.noisy = np.random.default_rng(seed), noisy
+        n = self.n = self.site.sizes["gpu"]
+        design, of = self.site.design, self.site.rack_of_gpu
+        self.idle_w = design.gpu_idle_w[of] * self.rng.uniform(0.92, 1.08, n)
+        self.dynamic_w = (design.gpu_max_w - design.gpu_idle_w)[of] * self.rng.uniform(0.92, 1.08, n)
+        self.gamma = self.rng.uniform(2.4, 3.0, n)
+        self.resistance = design.gpu_resistance_k_per_w[of] * self.rng.uniform(0.85, 1.15, n)
+        self.tau_s = design.gpu_tau_s[of] * self.rng.uniform(0.8, 1.2, n)
+        self.cap_w = design.gpu_max_w[of].copy()
+        self.temp_c = np.full(n, SUPPLY_C)
+        self.second, self.level = 0, np.full(n, 0.5)
+        self.power_w, self.clock_pu = np.zeros(n), np.ones(n)
+        self.residuals: dict[str, Residual] = {}
+
+    def step(self, change: dict[str, Any] | None = None, touched: Any = None) -> dict[str, Residual]:
+        """A second: the load moves on, the GPUs follow, the estimator looks. `change`: other readings."""
+        if self.second % 20 == 0:
+            self.level = np.clip(self.rng.uniform(0.1, 1.0) + self.rng.normal(0, 0.1, self.n), 0.0, 1.0)
+        sm, tensor, dram = self.level, 0.8 * self.level**1.2, 0.6 * self.level
+        demand = self.dynamic_w * (0.45 * sm + 0.35 * tensor + 0.25 * dram)
+        room = np.clip((self.cap_w - self.idle_w) / np.maximum(demand, 1e-9), 0.0, 1.0)
+        self.clock_pu = room ** (1.0 / self.gamma)
+        self.power_w = self.idle_w + demand * room
+        aim = SUPPLY_C + self.power_w * self.resistance
+        self.temp_c = relax(self.temp_c, aim, self.tau_s, 1.0)[0]
+        self.second += 1
+        noise = self.rng.normal(0, 1, (2, self.n)) if self.noisy else np.zeros((2, self.n))
+        values: dict[str, Any] = {
+            "gpu.power_w": self.power_w * (1 + 0.005 * noise[0]),
+            "gpu.temp_c": np.rint(self.temp_c + 0.3 * noise[1]) if self.noisy else self.temp_c,
+            "gpu.sm_active_pu": sm, "gpu.tensor_active_pu": tensor, "gpu.dram_active_pu": dram,
+            "gpu.sm_clock_hz": self.clock_pu * 1.98e9, "gpu.power_limit_w": self.cap_w,
+            "rack.supply_temp_c": SUPPLY_C, "rack.flow_lpm": self.site.design.rack_flow_lpm,
+        }  # fmt: skip
+        values |= change or {}
+        now_ns = self.second * NS
+        for key, value in values.items():
+            signal = find_signal(key)
+            assert signal is not None
+            n = self.site.sizes[signal.table]
+            column = np.broadcast_to(np.asarray(value, np.float32), (n,)).reshape(1, n)
+            none = np.empty((0, n), np.int64)
+            self.inbox.put_block(Block(signal.table, 0, (signal.name,), column, (), none, now_ns), now_ns)
+        self.state.apply(self.inbox.take(self.second, now_ns, 1.0))
+        self.residuals = self.estimator.update(Readings(self.state), 1.0, touched)
+        return self.residuals
+
+    def run(self, seconds: int, change: dict[str, Any] | None = None, touched: Any = None) -> Fleet:
+        for _ in range(seconds):
+            self.step(change, touched)
+        return self
+
+    def errors(self, seconds: int) -> tuple[F64, F64]:
+        """Of expectations against the truth, [seconds, n]: of power as a share, of temperature in K."""
+        power, temp = [], []
+        for _ in range(seconds):
+            found = self.step()
+            power.append(found["gpu.power_w"].expected / self.power_w - 1)
+            temp.append(found["gpu.temp_c"].expected - self.temp_c)
+        return np.array(power), np.array(temp)
+
+    def value(self, name: str) -> F64:
+        return self.estimator.parameters()[name].value
+
+
+def test_expectations_come_close_and_parameters_are_found() -> None:
+    fleet = Fleet().run(900)
+    power, temp = fleet.errors(100)
+    assert np.abs(power).mean() < 0.01
+    assert np.sqrt((temp**2).mean()) < 0.4
+    assert np.abs(fleet.value("gpu.resistance") / fleet.resistance - 1).max() < 0.1
+    assert np.abs(fleet.value("gpu.resistance") / fleet.resistance - 1).mean() < 0.02
+    assert np.abs(fleet.value("gpu.tau_s") / fleet.tau_s - 1).mean() < 0.07  # the prior's is 0.1
+    z = fleet.residuals["gpu.temp_c"].difference / fleet.residuals["gpu.temp_c"].sigma
+    assert 0.3 < z.std() < 1.6
+
+
+def test_before_anything_is_learned_the_design_speaks() -> None:
+    fleet = Fleet()
+    fleet.idle_w[:] = fleet.estimator.power.idle_w
+    found = fleet.step()
+    assert np.isnan(found["gpu.temp_c"].expected).all()  # the lag began in the middle of things
+    assert (np.abs(found["gpu.power_w"].expected / fleet.power_w - 1) < 0.25).all()
+    assert np.isnan(found["gpu.power_w"].confidence_pu).all()  # no noise is known
+
+
+def test_no_expectation_knows_a_reading_of_its_own_of_the_last_minute() -> None:
+    """Two fleets alike until a moment; then other powers and temperatures are read in one of them."""
+    one, other = Fleet(seed=3).run(400), Fleet(seed=3).run(400)
+    for _ in range(60):
+        a = one.step()
+        b = other.step({"gpu.power_w": 100.0})
+        assert np.array_equal(a["gpu.power_w"].expected, b["gpu.power_w"].expected, equal_nan=True)
+    one, other = Fleet(seed=3).run(400), Fleet(seed=3).run(400)
+    for _ in range(60):
+        a = one.step()
+        b = other.step({"gpu.temp_c": 33.0, "gpu.sm_clock_hz": 1.5e9})
+        assert np.array_equal(a["gpu.temp_c"].expected, b["gpu.temp_c"].expected, equal_nan=True)
+        assert np.array_equal(a["gpu.sm_clock_hz"].expected, b["gpu.sm_clock_hz"].expected, equal_nan=True)
+
+
+def test_a_cap_is_what_is_expected_and_the_clock_follows() -> None:
+    fleet = Fleet().run(400)
+    fleet.cap_w[:] = 0.6 * 1200.0
+    power, _ = fleet.run(300).errors(100)
+    assert np.abs(power).mean() < 0.015
+    clock = fleet.residuals["gpu.sm_clock_hz"]
+    working = np.isfinite(clock.expected)
+    assert working.any()
+    assert np.abs(clock.difference[working] / clock.measured[working]).max() < 0.06
+    assert np.abs(fleet.value("gpu.exponent") - fleet.gamma).mean() < np.abs(2.7 - fleet.gamma).mean()
+
+
+def test_a_clock_lowered_by_something_else_is_a_residual() -> None:
+    fleet = Fleet().run(500)
+    found = fleet.step({"gpu.sm_clock_hz": 1.0e9})["gpu.sm_clock_hz"]
+    at = np.isfinite(found.expected)
+    assert (found.confidence_pu[at] > 0.999).all()
+
+
+def test_dried_paste_at_once_is_a_residual_that_lasts() -> None:
+    fleet = Fleet().run(900)
+    fleet.resistance[5] *= 1.5
+    before = fleet.value("gpu.resistance")[5]
+    fleet.run(900)
+    found = fleet.residuals["gpu.temp_c"]
+    assert found.difference[5] > 3.0
+    assert found.confidence_pu[5] > 0.999
+    assert np.nanmedian(found.confidence_pu) < 0.99
+    assert fleet.value("gpu.resistance")[5] == pytest.approx(before, rel=0.1)
+
+
+@pytest.mark.slow
+def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
+    fleet = Fleet().run(1500)
+    reference = fleet.estimator.parameters()["gpu.resistance"].reference.copy()
+    assert np.isfinite(reference).all()
+    for _ in range(4500):
+        fleet.resistance[5] *= 1.3 ** (1 / 4500)
+        fleet.step()
+    p = fleet.estimator.parameters()["gpu.resistance"]
+    assert np.array_equal(p.reference, reference)
+    assert p.drift[5] > 0.1
+    assert p.confidence_pu[5] > 0.99
+    others = np.delete(np.arange(fleet.n), 5)
+    assert np.abs(p.drift[others]).max() < 0.04
+    assert np.nanmax(p.confidence_pu[others]) < 0.95
+
+
+def test_a_slow_flow_is_no_surprise() -> None:
+    """Half the flow: the law of the plate raises what is expected, before anything is learned of it."""
+    fleet = Fleet(noisy=False).run(400)
+    flow = 0.5 * fleet.site.design.rack_flow_lpm
+    rise = 1 - 0.6 + 0.6 * 0.5**-0.7
+    fleet.resistance, fleet.tau_s = fleet.resistance * rise, fleet.tau_s * rise
+    fleet.run(60, {"rack.flow_lpm": flow})
+    assert np.abs(fleet.residuals["gpu.temp_c"].expected - fleet.temp_c).max() < 1.5
+
+
+def test_missing_inputs_are_unknown_and_short_gaps_are_bridged() -> None:
+    fleet = Fleet().run(300)
+    power = fleet.power_w.copy()
+    power[7] = NAN
+    found = fleet.step({"gpu.power_w": power})
+    assert np.isfinite(found["gpu.temp_c"].expected[7])
+    assert np.isnan(found["gpu.power_w"].confidence_pu[7])
+    for _ in range(20):
+        power = fleet.power_w.copy()
+        power[7] = NAN
+        found = fleet.step({"gpu.power_w": power})
+    assert np.isnan(found["gpu.temp_c"].expected[7])
+    assert np.isfinite(found["gpu.temp_c"].expected[8])
+    fleet.run(60)
+    assert abs(fleet.residuals["gpu.temp_c"].expected[7] - fleet.temp_c[7]) < 2.0
+    sm = fleet.level.copy()
+    sm[2] = NAN
+    assert np.isnan(fleet.step({"gpu.sm_active_pu": sm})["gpu.power_w"].expected[2])
+    found = fleet.run(10, {"rack.supply_temp_c": NAN}).residuals
+    assert np.isnan(found["gpu.temp_c"].expected).all()
+
+
+def test_where_only_utilisation_is_published_it_is_used() -> None:
+    fleet = Fleet()
+    for _ in range(600):
+        change = dict.fromkeys(("gpu.sm_active_pu", "gpu.tensor_active_pu", "gpu.dram_active_pu"), NAN)
+        fleet.step(change | {"gpu.util_pu": fleet.level})
+    off = fleet.residuals["gpu.power_w"].expected / fleet.power_w - 1
+    assert np.abs(off).mean() < 0.06
+
+
+def test_nothing_is_learned_of_what_people_work_at() -> None:
+    fleet = Fleet()
+    touched = np.arange(fleet.n) == 4
+    fleet.run(300, touched=touched)
+    assert fleet.estimator.temp.fit.taught_s[4] == 0.0 == fleet.estimator.power.fit.taught_s[4]
+    assert fleet.estimator.temp.fit.taught_s[5] > 0.0
+
+
+@pytest.mark.parametrize(
+    "tree", [{"site": "x", "halls": [{"name": "h", "racks": [{"name": "r1"}]}]}, eight_nodes()]
+)
+def test_sites_without_profile_or_coolant_do_no_harm(tree: dict[str, Any]) -> None:
+    site = site_of(tree)
+    estimator, state = GpuEstimator(site), State(site.sizes)
+    state.now_ns = NS
+    found = estimator.update(Readings(state), 1.0, None)
+    assert all(np.isnan(r.expected).all() for r in found.values())
+
+
+def test_air_cooled_gpus_are_known_from_their_inlet() -> None:
+    fleet = Fleet(eight_nodes())
+    air = {"node.inlet_temp_c": SUPPLY_C}
+    fleet.run(900, air)
+    assert np.abs(fleet.step(air)["gpu.temp_c"].expected - fleet.temp_c).max() < 2.0
+
+
+def test_a_snapshot_continues_exactly() -> None:
+    fleet = Fleet(seed=5).run(200)
+    twin = GpuEstimator(fleet.site)
+    twin.restore(copy.deepcopy(fleet.estimator.dump()))
+    found = fleet.step()
+    mine = twin.update(Readings(fleet.state), 1.0, None)
+    for name, residual in found.items():
+        assert np.array_equal(residual.expected, mine[name].expected, equal_nan=True), name
+        assert np.array_equal(residual.sigma, mine[name].sigma, equal_nan=True), name
+    a, b = fleet.estimator.dump(), twin.dump()
+    assert np.array_equal(a["power"]["fit"]["normal"], b["power"]["fit"]["normal"])
+
+
+def test_another_device_is_learned_anew_and_a_changed_site_keeps_the_rest() -> None:
+    fleet = Fleet().run(300)
+    learned = fleet.value("gpu.resistance").copy()
+    fleet.estimator.forget(3)
+    assert fleet.value("gpu.resistance")[3] == fleet.estimator.temp.resistance[3]
+    assert np.array_equal(np.delete(fleet.value("gpu.resistance"), 3), np.delete(learned, 3))
+    bigger = site_of(two_racks())
+    old = np.concatenate([np.arange(fleet.n), np.full(bigger.sizes["gpu"] - fleet.n, -1)]).astype(np.int32)
+    n = fleet.site.sizes["node"]
+    nodes = np.concatenate([np.arange(n), np.full(bigger.sizes["node"] - n, -1)]).astype(np.int32)
+    moved = fleet.estimator.remapped(bigger, {"gpu": old, "node": nodes})
+    assert np.array_equal(
+        moved.parameters()["gpu.resistance"].value[: fleet.n], fleet.value("gpu.resistance")
+    )
+    assert moved.parameters()["gpu.resistance"].value[-1] == moved.temp.resistance[-1]
+
+
+def test_learning_in_turns_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Fleet(seed=6).run(900)
+    monkeypatch.setattr("twin.estimate.gpus.PART", 10)
+    parts = Fleet(seed=6).run(900)
+    assert len(parts.estimator.parts) == 8
+    a, b = whole.value("gpu.resistance"), parts.value("gpu.resistance")
+    assert np.abs(a / b - 1).max() < 0.06
+    power, temp = parts.errors(50)
+    assert np.abs(power).mean() < 0.015
+    assert np.sqrt((temp**2).mean()) < 0.6

@@ -1,0 +1,124 @@
+"""Parameters: three sets that delay, least squares against a rival solver, drift. May import `twin`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of, confidence_of_many
+from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference, solve
+from twin.frame import NS
+
+
+def test_what_is_learned_comes_into_use_after_one_to_two_minutes() -> None:
+    held = Delayed(np.zeros((1, 2)))
+    learned_s, used_s = {}, {}
+    for second in range(300):
+        held.advance(1.0)
+        value = float(held.in_use[0, 0])
+        used_s.setdefault(value, second)
+        held.learning[0] = second  # after it moved on: as the estimator does
+        learned_s[float(second)] = second
+    delays = [used_s[v] - learned_s[v] for v in used_s if v > 0]
+    assert min(delays) > MOVE_S  # a reading of up to a minute ago is in no expectation
+    assert max(delays) <= 2 * MOVE_S
+
+
+def test_moving_some_rows_leaves_the_others() -> None:
+    held = Delayed(np.zeros((2, 4)))
+    held.learning[:] = 1.0
+    held.move(slice(1, 3))
+    held.move(slice(1, 3))
+    assert held.in_use.tolist() == [[0, 1, 1, 0]] * 2
+    other = Delayed(np.zeros((2, 4)))
+    other.restore(held.dump())
+    assert np.array_equal(other.in_use, held.in_use)
+    other.reset(2, np.array([7.0, 8.0]))
+    assert other.in_use[:, 2].tolist() == [7.0, 8.0] == other.learning[:, 2].tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_solving_agrees_with_a_general_solver(k: int) -> None:
+    rng = np.random.default_rng(k)
+    m = 20
+    x = rng.normal(size=(m, 50, k))
+    full = np.einsum("mti,mtj->mij", x, x)
+    moment, prior, trust = rng.normal(size=(k, m)), rng.normal(size=(k, m)), rng.uniform(0.1, 2, (k, m))
+    upper = np.stack([full[:, i, j] for i in range(k) for j in range(i, k)])
+    theta, variance = solve(upper, moment, prior, trust)
+    for row in range(m):
+        matrix = full[row] + np.diag(trust[:, row])
+        assert theta[:, row] == pytest.approx(
+            np.linalg.solve(matrix, moment[:, row] + trust[:, row] * prior[:, row])
+        )
+        assert variance[:, row] == pytest.approx(np.diag(np.linalg.inv(matrix)))
+
+
+def test_a_fit_finds_the_line_and_stays_at_its_prior_where_nothing_is_said() -> None:
+    rng = np.random.default_rng(4)
+    fit = Fit(2, 3, memory_s=1000.0)
+    rows, one = slice(0, 3), np.ones(3)
+    prior, spread = np.array([[5.0] * 3, [1.0] * 3]), np.array([[2.0] * 3, [0.5] * 3])
+    assert fit.solve(rows, prior, spread)[0] == pytest.approx(prior)
+    for _ in range(3000):
+        x = rng.uniform(0, 100, 3)
+        y = 7.0 + 1.3 * x + rng.normal(0, 0.5, 3)
+        x[2] = np.nan  # the third never has a reading
+        fit.learn(rows, [one, x], y, 0.5 * one, np.array([1.0, 1.0, 0.0]), 1.0)
+    theta, variance = fit.solve(rows, prior, spread)
+    assert theta[:, :2] == pytest.approx(np.array([[7.0] * 2, [1.3] * 2]), rel=0.05)
+    assert theta[:, 2] == pytest.approx(prior[:, 2])
+    assert variance[:, 2] == pytest.approx(spread[:, 2] ** 2)
+    assert (variance[:, 0] < 0.1 * spread[:, 0] ** 2).all()
+    assert fit.taught_s.tolist() == [3000.0, 3000.0, 0.0]
+
+
+def test_what_is_forgotten_is_what_newer_readings_replace() -> None:
+    fit = Fit(1, 1, memory_s=100.0)
+    rows, one = slice(0, 1), np.ones(1)
+    for level, weight in ((1.0, 1.0), (3.0, 1.0), (9.0, 0.0)):
+        for _ in range(1000):
+            fit.learn(rows, [one], level * one, one, weight * one, 1.0)
+    theta, variance = fit.solve(rows, np.zeros((1, 1)), np.full((1, 1), 100.0))
+    assert theta[0, 0] == pytest.approx(3.0, abs=0.01)  # no reading, no forgetting
+    assert variance[0, 0] <= 100.0**2
+
+
+def test_the_reference_is_the_first_settled_value_and_stays() -> None:
+    held = Reference(1, 2, settled_s=100.0)
+    rows = slice(0, 2)
+    held.settle(rows, np.array([[1.0, 2.0]]), np.array([50.0, 100.0]))
+    held.settle(rows, np.array([[3.0, 4.0]]), np.array([150.0, 200.0]))
+    assert held.value.tolist() == [[3.0, 2.0]]
+    p = Parameter("gpu.resistance", "gpu", np.array([3.3, 2.0]), held.value[0], np.ones(2), np.zeros(2))
+    assert p.drift == pytest.approx([0.1, 0.0])
+    held.reset(1)
+    assert np.isnan(held.value[0, 1])
+
+
+def test_confidence_of_many_is_the_same() -> None:
+    z = np.linspace(-8, 8, 5001)
+    sigma = np.full_like(z, 0.3)
+    assert confidence_of_many(0.3 * z, sigma) == pytest.approx(confidence_of(0.3 * z, sigma), abs=2e-6)
+    assert np.isnan(confidence_of_many(np.array([np.nan, 1.0]), np.array([1.0, np.nan]))).all()
+
+
+def test_learning_noise_in_parts_is_learning_it_whole() -> None:
+    rng = np.random.default_rng(2)
+    whole, parts = Noise(10, np.full(10, 0.1)), Noise(10, np.full(10, 0.1))
+    for second in range(200):
+        off = rng.normal(0, 1, 10)
+        off[3] += 50.0 if second > 100 else 0.0
+        heard = np.full(10, (second + 1) * NS)
+        whole.learn(off, heard, 1.0)
+        for rows in (slice(0, 4), slice(4, 10)):
+            parts.learn(off[rows], heard[rows], 1.0, rows)
+    assert np.array_equal(whole.variance, parts.variance)
+    assert np.array_equal(whole.off_ns, parts.off_ns)
+    assert whole.sigma(slice(2, 5)).tolist() == whole.sigma()[2:5].tolist()
+    lasting = whole.lasting(np.full(10, 200 * NS))
+    assert lasting.tolist() == [i == 3 for i in range(10)]
+    assert whole.sigma()[3] < 2 * FAULT_SIGMAS
+    assert whole.count[3] >= NOISE_WARMUP
+    whole.forget(3)
+    assert np.isnan(whole.sigma()[3])
