@@ -28,6 +28,7 @@ GRACE_S = 60.0
 SPREADING = 3  # detectors at which there is no grace
 DRAINED = 3.0
 MAX_TRAYS = 62  # told apart in a rack; those beyond share the last bit
+SUMMED = np.int64(1) << MAX_TRAYS  # the bit of what the BMS says of all trays of a rack
 
 
 class LeakGuard:
@@ -51,7 +52,9 @@ class LeakGuard:
         rope_ns = np.where(rope, now_ns, memory["rope_ns"])
         seen = np.where((tray_ns > 0) & (now_ns - tray_ns < hold_ns), memory["trays"] | trays, trays)
         roped = (rope_ns > 0) & (now_ns - rope_ns < hold_ns)
-        own = np.bitwise_count(seen).astype(np.int64) + roped
+        # The BMS's sum of the trays is no detector of its own beside any of them
+        wet_trays = np.bitwise_count(seen & ~SUMMED).astype(np.int64)
+        own = np.maximum(wet_trays, (seen & SUMMED) > 0) + roped
         detectors = np.where(own > 0, own + _beside(view, n), 0)
         dry_and_open = _reopened(view, n) & (own == 0)
         since_ns = np.where(memory["since_ns"] > 0, memory["since_ns"], 0)
@@ -112,15 +115,14 @@ def _trusted_rope(view: View) -> Bool:
 
 
 def _wet_trays(view: View) -> I64:
-    """Wet trays of each rack, a bit for each [n_rack]; what the BMS says of all trays counts as one."""
+    """Wet trays of each rack, a bit for each [n_rack], and one for what the BMS says of all of them."""
     site = view.site
     trays = np.zeros(site.sizes["rack"], np.int64)
     wet = np.flatnonzero(_wet(view, "node", "leak_state"))
     rack = site.rack_of_node[wet]
     bit = np.minimum(wet - site.node_start_of_rack[rack], MAX_TRAYS - 1)
     np.bitwise_or.at(trays, rack, np.left_shift(np.int64(1), bit.astype(np.int64)))
-    summed = _wet(view, "rack", "tray_leak_state") & (trays == 0)
-    return np.where(summed, 1, trays)
+    return np.where(_wet(view, "rack", "tray_leak_state"), trays | SUMMED, trays)
 
 
 def _beside(view: View, n: int) -> I64:

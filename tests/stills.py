@@ -41,7 +41,7 @@ def truth_of(site: Site) -> Truth:
     }.items():  # fmt: skip
         column = getattr(t, name)
         column[:] = around(len(column), middle)
-    t.gpu_cap_w[:] = 1200.0
+    t.gpu_cap_w[:], t.node_cap_w[:] = 1200.0, 6500.0
     t.gpu_alive[:] = t.node_on[:] = t.feeder_energised[:] = True
     t.node_psu_power_w[:] = t.node_power_w[:, None] * (0.52, 0.48)
     t.cdu_pump_speed_pu[:] = 0.75
@@ -56,7 +56,7 @@ class StillPlant:
         self.site = site
         self.start_ns, self.job_names = 0, dict[int, str]()
         self.truth, self.disturbance = truth_of(site), neutral(site)
-        self._disturbance = self.disturbance
+        self.present = self.disturbance
         self.coming: list[Event] = []
         self.obeyed: list[CommandBatch] = []
         self._acks: list[CommandAcked] = []

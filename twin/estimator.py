@@ -25,7 +25,7 @@ from twin.estimate.loops import LOOP_NAMES, SITE_NAMES, Loops
 from twin.estimate.nodes import NodeEstimator
 from twin.estimate.noise import Noise, confidence_of
 from twin.estimate.parameter import Parameter
-from twin.estimate.power_tree import Balance, PowerTree, balances_of
+from twin.estimate.power_tree import BALANCE, Balance, PowerTree, balances_of
 from twin.estimate.reading import Readings
 from twin.frame import F64, I32, I64, Bool
 from twin.maintenance import Windows
@@ -45,11 +45,10 @@ class Estimator:
             raise ConfigError(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {site.file.coolant!r}")
         self.site, self.coolant = site, COOLANTS[site.file.coolant]
         with np.errstate(divide="ignore", invalid="ignore"):
-            rows = [
-                row for part in (heat, hydraulics, exchanger, loops, power_tree) for row in part.rows(site)
-            ]
-        self.board = Board(rows)
-        self.tree = PowerTree(site)
+            rows = [row for part in (heat, hydraulics, exchanger, loops) for row in part.rows(site)]
+        self.balances = balances_of(site)  # the sums that the power tree offers
+        self.board = Board(rows + power_tree.rows(site, self.balances))
+        self.tree = PowerTree(site, self.balances)
         cooled = Cooled(site)
         self.heat, self.hydraulics = RackHeat(site, self.coolant), Hydraulics(site, cooled)
         self.exchange, self.loops = exchanger.Exchange(site, self.coolant, cooled), Loops(site)
@@ -68,22 +67,18 @@ class Estimator:
         for readings in (self._rack, self._cdu, self._loop, self._weather, self._feeder):
             readings.take(state)
         board, now_ns = self.board, state.now_ns
-        untouched, balances = self._spared(windows)
-        if self.frozen:
-            untouched, balances = np.zeros(board.n, np.bool_), np.zeros(self.tree.n, np.bool_)
+        untouched = np.zeros(board.n, np.bool_) if self.frozen else self._spared(windows)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             board.begin(now_ns)
             self.heat.update(self._rack, board, now_ns, dt_s)
             self.hydraulics.update(self._rack, self._cdu, board)
             self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, dt_s)
             self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, dt_s)
-            self.tree.update(self._feeder, self._rack, board, dt_s, balances)
+            self.tree.update(self._feeder, self._rack, board)
             board.settle(dt_s, untouched)
         for row in board.rows:
             self.residuals[row.name] = board.residual(row.name)
         self._devices(state, dt_s, windows)
-        assert self.tree.residual is not None
-        self.residuals["feeder.balance"] = self.tree.residual
 
     def _devices(self, state: State, dt_s: float, windows: Windows | None) -> None:
         """GPUs, nodes, and racks by the power of their nodes."""
@@ -112,19 +107,20 @@ class Estimator:
                 )
         return out | self.gpus.parameters() | self.nodes.parameters()
 
-    def _spared(self, windows: Windows | None) -> tuple[Bool | None, Bool | None]:
-        """(cells of the board, balances) that nobody works at; None where nobody works anywhere."""
+    def _spared(self, windows: Windows | None) -> Bool | None:
+        """Cells of the board that nobody works at; None where nobody works anywhere."""
         if windows is None:
-            return None, None
+            return None
         touched = {t: windows.mask(t) for t in ("rack", "cdu", "loop", "feeder")}
         touched["rack"] = windows.racks_touched()
         if all(mask is None for mask in touched.values()):
-            return None, None
+            return None
+        touched["balance"] = self.tree.touched(touched["feeder"], touched["rack"])
         cells = np.ones(self.board.n, np.bool_)
         for row in self.board.rows:
             if (mask := touched[row.table]) is not None:
                 cells[self.board.cells[row.name]] = ~mask
-        return cells, ~self.tree.touched(touched["feeder"], touched["rack"])
+        return cells
 
     def freeze(self) -> None:
         """Nothing more is learned; what was, is used from now on: so that what follows can be scored."""
@@ -132,14 +128,9 @@ class Estimator:
         self.frozen = True
 
     @property
-    def balances(self) -> list[Balance]:
-        """The sums that the power tree offers."""
-        return self.tree.balances
-
-    @property
     def balance_noise(self) -> Noise:
         """Of the balances."""
-        return self.tree.noise
+        return self.board.noise_of(BALANCE)
 
     @property
     def heat_noise(self) -> Noise:
@@ -154,7 +145,7 @@ class Estimator:
     @property
     def balance_heard_ns(self) -> I64:
         """Instant of the oldest reading of each balance."""
-        return self.tree.heard_ns
+        return self.board.taught_ns[self.board.cells[BALANCE]]
 
     @property
     def capture(self) -> F64:
@@ -181,13 +172,12 @@ class Estimator:
 
     def tree_residual_pu(self) -> tuple[float | None, bool]:
         """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
-        return self.tree.off_pu()
+        return self.tree.off_pu(self.residuals.get(BALANCE))
 
     def _lags(self) -> dict[str, tuple[str, Lag]]:
         return {
             "plates": ("rack", self.heat.plates), "tank": ("rack", self.heat.tank),
-            "hot": ("cdu", self.exchange.hot), "cold": ("cdu", self.exchange.cold),
-            "pipe": ("cdu", self.exchange.pipe), "loop": ("loop", self.loops.tank),
+            "legs": ("cdu", self.exchange.legs), "loop": ("loop", self.loops.tank),
         }  # fmt: skip
 
     def forget(self, table: str, entity: int) -> None:
@@ -213,21 +203,18 @@ class Estimator:
                 kept = np.flatnonzero(old_of_new[table] >= 0)
                 source = old_of_new[table][kept]
                 lag.level[:, kept] = mine[name][1].level[:, source]
-                lag.known_ns[kept] = mine[name][1].known_ns[source]
+                lag.known_ns[:, kept] = mine[name][1].known_ns[:, source]
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything learned, for a snapshot or a checksum."""
         return {
             "board": self.board.dump(), "lags": {k: lag.dump() for k, (_, lag) in self._lags().items()},
-            "balance_heard_ns": self.tree.heard_ns, "balance_noise": self.tree.noise.dump(),
             "gpus": self.gpus.dump(), "nodes": self.nodes.dump(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave; what an older version did not keep is learned afresh."""
-        self.tree.heard_ns = np.array(data["balance_heard_ns"])
-        self.tree.noise.restore(data["balance_noise"])
         if "gpus" in data:
             self.gpus.restore(data["gpus"])
             self.nodes.restore(data["nodes"])
@@ -235,15 +222,17 @@ class Estimator:
             for name, (_, lag) in self._lags().items():
                 lag.restore(data["lags"][name])
         elif "capture" in data:
-            self._restore_capture(data)
+            self._restore_first(data)
 
-    def _restore_capture(self, data: Mapping[str, Any]) -> None:
-        """From a version that knew of racks' heat only: nothing was younger than now, and now is over."""
+    def _restore_first(self, data: Mapping[str, Any]) -> None:
+        """From a version that knew racks' heat and balances only."""
         at = self.board.cells[HEAT]
         for name in ("value", "waiting", "in_use"):
             self.board.learned(HEAT, name)[:] = data["capture"]
         for name in ("var", "waiting_var", "in_use_var"):
             self.board.learned(HEAT, name)[:] = data["capture_var"]
         self.board.count[at], self.board.taught_ns[at] = data["capture_count"], data["heat_heard_ns"]
-        for name in ("variance", "count", "off_ns"):
-            getattr(self.board.noise, name)[at] = data["heat_noise"][name]
+        self.board.taught_ns[self.board.cells[BALANCE]] = data["balance_heard_ns"]
+        for row, kept in ((HEAT, "heat_noise"), (BALANCE, "balance_noise")):
+            for name in ("variance", "count", "off_ns"):
+                getattr(self.board.noise, name)[self.board.cells[row]] = data[kept][name]

@@ -19,15 +19,15 @@ from twin.estimator import Estimator
 from twin.frame import I32, NS, Bool
 from twin.maintenance import Windows
 from twin.signals import find_signal
+from twin.silence import SHOWN_ENTITIES, silence_of
 from twin.site import Site
-from twin.state import GOOD, OUT_OF_RANGE, QUALITY_NAMES, STALE_PERIODS, UNTRUSTED, State, TableState
+from twin.state import GOOD, OUT_OF_RANGE, STALE_PERIODS, UNTRUSTED, State, TableState
 from twin.unheard import Unheard
 
 MAX_ACTIVE = 10_000
 # A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
 SURE_PU, LASTING_S = 0.9999, 60.0
 SILENCE_EVERY_S = 10.0
-SHOWN_ENTITIES = 8
 # What each kind of entity is expected to report as long as it lives.
 VITAL = {"gpu": "gpu.temp_c", "rack": "rack.power_w", "cdu": "cdu.supply_temp_c", "node": "node.power_w",
          "feeder": "feeder.power_w"}  # fmt: skip
@@ -142,7 +142,7 @@ class Findings:
             return []
         self.silence_ns = state.now_ns
         keys = dict.fromkeys((*site.limits, *VITAL.values()))
-        silent = [f for key in keys if (f := _silent(site, state, key, windows)) is not None]
+        silent = [f for key in keys if (f := silence_of(site, state, key, windows)) is not None]
         unguarded = [
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
@@ -198,6 +198,8 @@ class Findings:
             guarded = view.beyond(key)
             if len(guarded) and (spared := windows.mask(key.partition(".")[0])) is not None:
                 guarded = guarded[~spared[guarded]]
+            if len(guarded):
+                guarded = guarded[~_dark(site, view, key.partition(".")[0])[guarded]]
             if len(guarded) == 0:
                 continue
             worst, read = view.worst(key), view.value(key)
@@ -330,40 +332,18 @@ def _differs(finding: Finding, told: Finding) -> bool:
     return finding.count <= told.count / 2 or moved
 
 
+def _dark(site: Site, view: View, table: str) -> Bool:
+    """What stands in a rack that is known to be without power, and so cannot be hot [n]."""
+    isolated = "rack.electrical_isolation_state"
+    rack: Bool = (view.value(isolated) == 1.0) & (view.quality(isolated) == GOOD)
+    of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(table)
+    if table == "rack" or of is None:
+        return rack if table == "rack" else np.zeros(site.sizes[table], np.bool_)
+    return rack[of]
+
+
 def _nobody(site: Site) -> dict[str, np.ndarray]:
     return {table: np.zeros(site.sizes[table], np.int64) for table in GUARDING}
-
-
-def _silent(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
-    """Cells of a signal that were heard once, or only wrongly, and cannot be used now."""
-    signal = find_signal(key)
-    if signal is None or signal.kind == "counter" or site.sizes[signal.table] == 0:
-        return None
-    table, column = signal.table, state.tables[signal.table]
-    quality = column.quality_of(signal, state.now_ns)
-    wrong = (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
-    unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
-    spared = windows.spared(table, state.now_ns, float(column.period_s[signal.row]))
-    if spared is not None:
-        unusable &= ~spared
-    silent = np.flatnonzero(unusable)
-    if len(silent) == 0:
-        return None
-    kinds = np.bincount(quality[silent], minlength=len(QUALITY_NAMES))
-    evidence = [f"{n} {name.replace('_', ' ')}" for n, name in zip(kinds, QUALITY_NAMES, strict=True) if n]
-    oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
-    if np.isfinite(oldest_s):
-        evidence.append(f"oldest good reading {oldest_s:.0f} s ago")
-    return Finding(
-        f"silent/{key}",
-        "warning",
-        f"{len(silent)} {table} entities no longer report a usable {signal.name}",
-        tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES]),
-        tuple(evidence),
-        1.0,
-        "Check the source; limits are judged by the worst case meanwhile.",
-        len(silent),
-    )
 
 
 def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
@@ -391,8 +371,3 @@ def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.nd
 
 def _lasting(since_ns: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
     return np.flatnonzero((since_ns > 0) & (heard_ns - since_ns >= LASTING_S * NS))
-
-
-def _oldest(age_s: np.ndarray) -> float:
-    finite = age_s[np.isfinite(age_s)]
-    return float(finite.max()) if len(finite) else float("nan")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import site_of, two_racks
 from twin.app.simulating import Simulation
+from twin.contracts import Fault
 from twin.engine import Engine
 from twin.frame import NS
 from twin.plant.calibrated import Seen
@@ -284,3 +285,57 @@ def test_a_slow_member_slows_a_synchronous_job_and_only_itself_another(site: Sit
     before = held.work.progress.slowed_gpu_s
     held.run(30)
     assert held.work.progress.slowed_gpu_s - before < 0.3 * slowed
+
+
+def told(kind: str, table: str, entity: int = 0, signal: str = "") -> Fault:
+    return Fault(kind, table, entity, signal, "warning", 0.9, START_NS, ())
+
+
+def test_told_faults_go_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = run(site, 40)
+    real: Any = simulation.plant
+    real.disturbance.cdu_filter_factor[0] = 30.0
+    real.disturbance.cdu_valve_stuck_pu[0] = 0.31
+    simulation.run(30)
+    clean, before = real.parameters.cdu_filter.copy(), Seen.learned
+
+    def learned(seen: Seen, name: str, n: int, reference: bool = False) -> np.ndarray:
+        return clean.copy() if (name, reference) == ("cdu.filter", True) else before(seen, name, n, reference)
+
+    monkeypatch.setattr(Seen, "learned", learned)
+    simulation.engine.diagnosis.faults = (
+        told("filter_blocked", "cdu"), told("valve_stuck", "cdu"), told("leak", "rack", 1),
+        told("gpu_off_bus", "gpu", 7),
+        told("sensor_frozen", "rack", 0, "flow_lpm"), told("node_silent", "node", 2),
+        told("ecc_growth", "gpu", 3),
+    )  # fmt: skip
+    other = Plant(site, 77, spread=0.2)
+    assert mirror(simulation.engine, other) == [f"ecc_growth of {site.name('gpu', 3)}"]
+    d = other.present
+    assert d.cdu_filter_factor[0] == pytest.approx(30.0, rel=0.05)
+    assert d.cdu_valve_stuck_pu[0] == pytest.approx(0.31, abs=0.01)
+    assert d.rack_leak_lpm.tolist() == [0.0, 1.0]
+    assert d.gpu_alive.sum() == len(d.gpu_alive) - 1
+    assert [(s.table, s.trouble) for s in d.sensors] == [("rack", "frozen"), ("node", "silent")]
+    for _ in range(30):
+        real.step()
+        other.step()
+    assert other.truth.cdu_flow_lpm == pytest.approx(real.truth.cdu_flow_lpm, rel=0.03)
+    assert other.truth.cdu_filter_drop_pa == pytest.approx(real.truth.cdu_filter_drop_pa, rel=0.06)
+    assert not other.truth.gpu_alive[7]
+    assert other.truth.cdu_leaked_l[0] > 0.3
+
+
+def test_a_blocked_branch_stays_shut(site: Site) -> None:
+    simulation = run(site, 40)
+    real: Any = simulation.plant
+    real.disturbance.rack_branch_factor[1] = 1e12
+    simulation.run(15)
+    simulation.engine.diagnosis.faults = (told("branch_blocked", "rack", 1),)
+    other = mirrored(simulation)
+    hot = real.truth.gpu_temp_c[72:].mean()
+    assert other.truth.gpu_temp_c[72:].mean() == pytest.approx(hot, abs=3.0)
+    real.step()
+    other.step()
+    assert other.truth.rack_flow_lpm[1] < 0.01 * other.truth.rack_flow_lpm[0]
+    assert other.truth.rack_flow_lpm[0] == pytest.approx(real.truth.rack_flow_lpm[0], rel=0.03)

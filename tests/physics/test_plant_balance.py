@@ -158,3 +158,31 @@ def test_isolation_stops_what_leaks_in_the_rack() -> None:
     plant.step(dt_s=20.0)
     assert plant.truth.cdu_leaked_l[0] == before
     assert plant.truth.rack_flow_lpm[0] < 1e-3
+
+
+@pytest.mark.parametrize(("lpm", "seed"), [(20.0, 1), (20.0, 2), (3.0, 3), (200.0, 4)])
+def test_balances_close_until_a_leak_has_drained_its_circuit(lpm: float, seed: int) -> None:
+    plant = Plant(four_racks(), seed=seed)
+    plant.truth.gpu_sm_pu[:] = 0.5
+    plant.disturbance.cdu_leak_lpm[0] = lpm
+    for _ in range(1800):
+        plant.step()
+        error, name = worst(plant)
+        assert error < CLOSED, name
+    t = plant.truth
+    assert t.cdu_flow_lpm[0] < 0.5 * t.cdu_flow_lpm[1]
+    assert t.cdu_leaked_l[0] > plant.parameters.cdu_reserve_l[0]
+    assert lpm < 10.0 or t.cdu_flow_lpm[0] == 0.0
+
+
+def test_heat_into_coolant_and_air_is_shared_as_the_parameters_say() -> None:
+    plant = Plant(four_racks(), seed=6)
+    plant.settle(3600.0)
+    plant.step()
+    t, p = plant.truth, plant.parameters
+    gpus_w = np.bincount(plant.site.rack_of_gpu, weights=t.gpu_power_w)
+    lost_w = p.rack_to_air_w_per_k * (t.rack_return_c - t.rack_inlet_c)
+    wanted_w = gpus_w * p.rack_plate_capture_pu + (t.rack_power_w - gpus_w) * p.rack_rest_capture_pu - lost_w
+    watt_per_k = t.rack_flow_lpm * p.watt_per_k_per_lpm
+    assert watt_per_k * (t.rack_return_c - t.rack_supply_c) == pytest.approx(wanted_w, rel=1e-3)
+    assert t.rack_air_heat_w == pytest.approx(t.rack_power_w - wanted_w, rel=3e-3)

@@ -8,6 +8,7 @@ from tests.builders import site_of
 from twin.app.bench_plant import MODES, SIZES, Size, measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_case_gives_its_figures(mode: str) -> None:
     found = measured(Size(2, 4, 4, 1), mode, steps=2)

@@ -10,6 +10,7 @@ from twin.contracts import CommandBatch
 from twin.events import CommandAcked
 from twin.frame import NS
 from twin.plant import Plant
+from twin.plant.sensors import Sensors
 
 
 def batch(
@@ -123,3 +124,34 @@ def test_isolation_lasts_beyond_its_lease(plant: Plant) -> None:
 def test_what_it_cannot_do_it_refuses(plant: Plant) -> None:
     plant.step([batch("job.power_cap_w", [0], 1.0)])
     assert [a.state for a in plant.acks()] == ["failed"]
+
+
+def test_a_node_holds_its_cap_in_every_state_and_reads_it_back(plant: Plant) -> None:
+    t = plant.truth
+    highest = plant.site.envelopes["node.power_cap_w"].high
+    assert (t.node_cap_w == highest).all()
+    nodes = list(range(len(t.node_power_w)))
+    plant.step([batch("node.power_cap_w", nodes, 3000.0, lease_s=400.0)])
+    plant.disturbance.node_psu_ok[:10, 0] = False  # one that carries all loses more
+    plant.truth.hall_cold_c[:] = 40.0  # fans at full speed
+    for _ in range(60):
+        plant.step()
+        assert t.node_power_w.max() <= 3000.0
+    assert t.node_power_w.min() > 2500.0
+    assert (t.node_cap_w == 3000.0).all()
+    for _ in range(350):
+        plant.step()
+    assert (t.node_cap_w == plant.site.envelopes["node.power_cap_w"].safe).all()
+    assert 3000.0 < t.node_power_w.max() <= plant.site.envelopes["node.power_cap_w"].safe.max()
+    seen = Sensors(plant.site, noise=0.0).observe(t, plant.present, plant.now_ns)
+    report = seen.find("node", "power_cap_readback_w")
+    assert report is not None
+    assert report.column("power_cap_readback_w") == pytest.approx(t.node_cap_w)
+
+
+def test_own_caps_of_gpus_and_that_of_their_node_both_hold(plant: Plant) -> None:
+    plant.step([batch("node.power_cap_w", [0], 3500.0), batch("gpu.power_cap_w", [1], 300.0)])
+    t = plant.truth
+    assert t.gpu_power_w[1] <= 300.0 + 1e-9
+    assert t.gpu_cap_w[0] == t.gpu_cap_w[2] > 300.0
+    assert t.node_power_w[0] <= 3500.0

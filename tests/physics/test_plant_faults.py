@@ -9,6 +9,8 @@ from tests.builders import site_of, two_racks
 from twin.events import FaultReported
 from twin.physics.breaker import HOLD_PU, seconds_to_trip
 from twin.plant import Plant
+from twin.plant.faults import Script
+from twin.plant.scenario import Scenario
 
 
 def loaded(seed: int = 1, budget_w: float = 300_000.0, load: float = 0.95) -> Plant:
@@ -177,3 +179,46 @@ def test_fouling_opens_the_valve_and_a_sag_lowers_the_voltage() -> None:
     assert plant.truth.cdu_valve_pu[0] > valve + 0.03
     assert plant.truth.cdu_supply_c[0] == pytest.approx(32.0, abs=0.3)
     assert plant.truth.feeder_voltage_pu.max() < 0.86
+
+
+def test_a_clock_that_heat_lowered_rises_again_only_three_kelvin_below() -> None:
+    plant = loaded()
+    c, t, p = plant.compute, plant.truth, plant.parameters
+    for below_k, moves in ((-0.1, -0.05), (0.1, 0.0), (2.9, 0.0), (3.1, 0.02), (20.0, 0.02)):
+        c.thermal_clock[:] = 0.6
+        t.gpu_temp_c[:] = p.gpu_slowdown_c - below_k
+        c._throttle(t, p, 1.0)
+        assert c.thermal_clock == pytest.approx(0.6 + moves), below_k
+        assert c.cool_running
+
+
+def test_a_congested_link_carries_less_while_its_node_is_busy() -> None:
+    tree = two_racks()
+    tree["halls"][0]["planes"] = [{"name": "p", "links_per_node": 1, "racks": ["r[1-2]"]}]
+    plant = Plant(site_of(tree), seed=1)
+    plant.truth.gpu_tensor_pu[:] = 0.8
+    plant.step(dt_s=10.0)
+    rate = plant.truth.link_bytes_per_s
+    assert rate.min() > 1e9
+    before = rate.copy()
+    plant.disturbance.link_rate_factor[3] = 0.25
+    plant.disturbance.link_down[5] = True
+    plant.step(dt_s=6.0)
+    assert rate[3] == pytest.approx(0.25 * before[3])
+    assert rate[5] == 0.0
+    assert np.delete(rate, [3, 5]) == pytest.approx(np.delete(before, [3, 5]))
+
+
+@pytest.mark.parametrize("kind", ["ecc_growth", "nvlink_flaps"])
+def test_errors_go_on_as_long_as_their_script_does(kind: str) -> None:
+    site = site_of(two_racks())
+    script = Script(kind, "gpu", 3, 20.0, 80.0, 1.0)
+    plant = Plant(site, 1, Scenario("errors", faults=(script,)))
+    t, seen = plant.truth, []
+    for _ in range(120):
+        plant.step()
+        seen.append(int(t.gpu_sbe_count[3] + t.gpu_nvlink_errors[3]))
+    growth = np.diff(seen)
+    assert growth[:18].sum() == growth[85:].sum() == 0
+    assert np.add.reduceat(growth[20:80], np.arange(0, 60, 20)).min() > 0
+    assert np.delete(t.gpu_sbe_count + t.gpu_nvlink_errors, 3).sum() == 0

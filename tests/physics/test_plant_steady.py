@@ -67,6 +67,7 @@ def test_every_profile_rests_inside_its_limits(profile: str, load: float) -> Non
     assert np.abs(t.gpu_temp_c - before).max() < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["gb200-nvl72", "gb300-nvl72", "hgx-h100"])
 def test_more_load_is_hotter_everywhere(profile: str) -> None:
     site = site_with(profile)
@@ -141,3 +142,15 @@ def test_spread_makes_differences_and_no_spread_makes_none() -> None:
     assert (rise[:, :, 2:] > rise[:, :, :2] + 0.5).all()
     assert np.ptp(other.truth.gpu_temp_c) > 3.0
     assert np.ptp(other.truth.rack_flow_lpm) > 0.5
+
+
+@pytest.mark.parametrize("profile", NAMES)
+def test_a_node_draws_what_its_profile_says_full_and_idle(profile: str) -> None:
+    site, power = site_with(profile), profile_tree(profile)["power"]
+    for load, key in ((1.0, "node_max_w"), (0.0, "node_idle_w")):
+        plant = Plant(site, spread=0.0)
+        for column in ("sm", "tensor", "dram"):
+            getattr(plant.truth, f"gpu_{column}_pu")[:] = load
+        plant.settle()
+        said = float(power[key]["value"])
+        assert plant.truth.node_power_w == pytest.approx(said, rel=0.03 if load else 0.10), key

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from tests.builders import profile_tree, site_of, two_racks
 from twin.errors import ConfigError
+from twin.events import JobStarted
 from twin.frame import NS
+from twin.plant import Plant
 from twin.plant.faults import BOTH
-from twin.plant.scenario import MAX_CASES, ScenarioFile, cases_of, scenario_of
+from twin.plant.scenario import MAX_CASES, Scenario, ScenarioFile, cases_of, scenario_of
 from twin.site import SiteSpec
 from twin.sitebuild import build
 
@@ -231,3 +233,13 @@ def test_a_varied_value_is_judged_like_one_of_the_file() -> None:
     first, second = caught.value.problems
     assert first.startswith("s.yaml with weather.rh_pu = 7: $.weather.rh_pu: expected a number of 0 to 1")
     assert second.startswith("s.yaml with weather.rh_pu = 'wet': $.weather.rh_pu: expected")
+
+
+def test_an_ordinary_day_is_the_shortest_file() -> None:
+    site = site_of(two_racks())
+    found = scenario_of({"name": "an ordinary day", "seed": 5, "hours": 3.0}, site)
+    assert Scenario.ordinary(3.0, 5) == found
+    plant = Plant(site, 5, Scenario.ordinary(3.0, 5))
+    plant.step(dt_s=120.0)
+    assert plant.truth.gpu_sm_pu.std() > 0.1  # jobs differ; a constant activity does not
+    assert any(isinstance(e, JobStarted) for e in plant.events())

@@ -72,6 +72,7 @@ def test_without_noise_each_reading_is_the_truth_to_its_step(pod: Site) -> None:
         "node.inlet_temp_c": (t.node_inlet_c, 0.5), "node.outlet_temp_c": (t.node_outlet_c, 0.5),
         "node.psu1_power_w": (t.node_psu_power_w[:, 0], 1.0), "node.leak_state": (t.node_leak, 0.0),
         "node.psu2_power_w": (t.node_psu_power_w[:, 1], 1.0), "node.power_on_state": (1.0, 0.0),
+        "node.power_cap_readback_w": (t.node_cap_w, 0.0),
         "node.agent_state": (0.0, 0.0), "node.service_level_state": (0.0, 0.0),
         "rack.power_w": (t.rack_power_w, 10.0), "rack.inlet_temp_c": (t.rack_inlet_c, 0.1),
         "rack.leak_state": (t.rack_leak, 0.0), "rack.tray_leak_state": ([1.0, 0.0], 0.0),
@@ -157,7 +158,7 @@ def test_pool_of_noise_is_standard_and_drawn_anew() -> None:
     assert abs(taken.mean()) < 0.01
     assert taken.std() == pytest.approx(1.0, abs=0.01)
     assert (np.abs(taken) > 3).mean() == pytest.approx(0.0027, rel=0.25)
-    for _ in range(300):
+    for _ in range(1200):
         noise.refresh()
     assert (noise.pool != before).mean() > 0.98
 

@@ -64,7 +64,7 @@ def test_a_fit_finds_the_line_and_stays_at_its_prior_where_nothing_is_said() -> 
         x = rng.uniform(0, 100, 3)
         y = 7.0 + 1.3 * x + rng.normal(0, 0.5, 3)
         x[2] = np.nan  # the third never has a reading
-        fit.learn(rows, [one, x], y, 0.5 * one, np.array([1.0, 1.0, 0.0]), 1.0)
+        fit.learn(rows, [one, x], y, np.where(np.isnan(x), x, 0.5), np.array([1.0, 1.0, 0.0]), 1.0)
     theta, variance = fit.solve(rows, prior, spread)
     assert theta[:, :2] == pytest.approx(np.array([[7.0] * 2, [1.3] * 2]), rel=0.05)
     assert theta[:, 2] == pytest.approx(prior[:, 2])

@@ -78,6 +78,7 @@ def test_the_uncertainty_is_bounded_and_only_readings_reduce_it() -> None:
     assert (tight < 0.01**2).all()
     for _ in range(1000):
         twin.tick(dt_s=100.0)
+    twin.tick(readings(100e3, 0.8))
     assert (estimator.capture_var > tight).all()
     assert (estimator.capture_var <= CAPTURE_SIGMA**2).all()
     assert estimator.capture == pytest.approx([0.8, 0.8], abs=0.01)

@@ -1,15 +1,15 @@
-"""The campaign of the diagnosis: `python -m twin.app.bench_diagnosis`, faults on simulated sites, and scores.
+"""The campaign of the diagnosis, `python -m twin.app.bench_diagnosis`: faults on simulated sites, and scores.
 
 Plants of several sites and seeds are warmed up, then forked once for each drawn fault, or pair of faults; the
-twin runs until its diagnosis has told them, or the time for their kind is over. Healthy plants run on to count
-false alarms. Development uses seeds below 1000 and the ranges "develop"; figures to report come from others.
+twin runs until its diagnosis has told them, or the time for their kind is over. Healthy plants run on to
+count false alarms.
+Development uses seeds below 1000 and the ranges "develop"; figures to report come from others.
 Part of the shell.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from twin.app.diagnosis_scores import summary_of, table_of, written
 from twin.app.simulating import Simulation
 from twin.app.wiring import spec_of
 from twin.contracts import Fault
@@ -36,7 +36,8 @@ WARM_S = 1500
 SETTLE_S = 30.0  # after the last expected fault was named, for what is told beside it
 TIMEOUT_S = 300.0
 SLOW_S = {"exchanger_fouled": 1500.0, "pump_worn": 900.0, "plate_degraded": 900.0, "heat_wave": 1500.0,
-          "cooler_failed": 1200.0, "leak": 1200.0, "xid_burst": 900.0, "ecc_growth": 600.0, "valve_stuck": 900.0,
+          "cooler_failed": 1200.0, "leak": 1200.0, "xid_burst": 900.0, "ecc_growth": 600.0,
+          "valve_stuck": 900.0,
           "sensor_frozen": 900.0, "sensor_biased": 600.0, "sensor_spiking": 600.0, "tray_blocked": 600.0,
           "filter_blocked": 900.0, "branch_blocked": 600.0}  # fmt: skip
 FIRST_SEED = {"develop": 100, "held_out": 5000}
@@ -95,6 +96,7 @@ class Outcome:
     right_entity: list[bool]
     right_class: list[bool]
     delay_s: list[float]  # from the first changed sample; NaN where it was never named
+    shown: bool = True  # whether any sample ever differed; else there is nothing to find
     beside: list[str] = field(default_factory=list)  # what else was told in the end
     told: list[str] = field(default_factory=list)
 
@@ -162,7 +164,7 @@ def warm(site_name: str, seed: int, seconds: float) -> tuple[Watched, Site, list
 def inject(watched: Watched, scripts: Sequence[Script], seed: int) -> None:
     """From the next step on the plant suffers these."""
     plant = watched.simulation.plant
-    plant.campaign = Campaign(watched.simulation.site, scripts, seed)  # type: ignore[attr-defined]
+    plant.campaign = Campaign(watched.simulation.site, scripts, seed)
 
 
 def text_of(fault: Fault, site: Site) -> str:
@@ -185,7 +187,7 @@ def changed(a: Simulation, b: Simulation) -> bool:
     for one, other in zip(a.observation.reports, b.observation.reports, strict=True):
         if one.table != other.table or (one.present is None) != (other.present is None):
             return True
-        if one.present is not None and not np.array_equal(one.present, other.present):  # type: ignore[arg-type]
+        if one.present is not None and other.present is not None and (one.present != other.present).any():
             return True
         if not np.array_equal(one.values, other.values, equal_nan=True):
             return True
@@ -227,7 +229,7 @@ def run_one(watched: Watched, site: Site, name: str, seed: int, scripts: list[Sc
     of_class = [any(same_entity(s, f) and same_class(s, f) for f in final[i]) for i, s in enumerate(scripts)]
     beside = [text_of(f, site) for f in faults if not any(same_entity(s, f) for s in scripts)]
     return Outcome(name, seed, [_plain(s, site) for s in scripts], right, of_class,
-                   [float("nan") if s is None else s for s in named_s], beside,
+                   [float("nan") if s is None else s for s in named_s], first_s is not None, beside,
                    [f"{k} @{v:.0f}" for k, v in told.items()])  # fmt: skip
 
 
@@ -247,6 +249,7 @@ class Lot:
     ranges: str
     kinds: tuple[str, ...] = ()
     first: int = 0  # case of the lot among all of its site
+    verbose: bool = False
 
 
 def run_lot(lot: Lot) -> dict[str, Any]:
@@ -256,6 +259,8 @@ def run_lot(lot: Lot) -> dict[str, Any]:
     for i in range(lot.singles + lot.pairs):
         scripts = _drawn(site, i, lot, watched.simulation.plant.truth.time_s, 1 if i < lot.singles else 2)
         outcomes.append(run_one(watched, site, lot.site, lot.seed * 1000 + i, scripts))
+        if lot.verbose:
+            _tell(outcomes[-1])
     false: dict[str, float] = {}
     count, known = 0, set[str]()
     for _ in range(round(lot.healthy_s)):
@@ -266,7 +271,18 @@ def run_lot(lot: Lot) -> dict[str, Any]:
         known = now
     hours = (lot.healthy_s + WARM_S) / 3600.0 * site.sizes["rack"]
     return {"outcomes": [asdict(o) for o in outcomes], "rack_hours": hours, "false": false,
-            "false_count": count + len(alarms), "false_warm": alarms, "site": lot.site, "seed": lot.seed}  # fmt: skip
+            "false_count": count + len(alarms), "false_warm": alarms, "site": lot.site,
+            "seed": lot.seed}  # fmt: skip
+
+
+def _tell(o: Outcome) -> None:
+    """One case, as soon as it is over."""
+    console = Console(width=200)
+    good = (all(o.right_class) or not o.shown) and not o.beside
+    for s in o.scripts:
+        size = f"severity {s['severity']:.2f} amount {s['amount']:.3g} ramp {s['ramp_s']:.0f}"
+        console.print("well" if good else "ill ", o.site, o.seed, s["kind"], s["name"], s["signal"], size)
+    console.print("     told:", "; ".join(o.told), "| beside:", "; ".join(o.beside))
 
 
 def _drawn(site: Site, case: int, lot: Lot, now_s: float, many: int) -> list[Script]:
@@ -297,27 +313,9 @@ def lots(args: argparse.Namespace) -> list[Lot]:
                 Lot(name, FIRST_SEED[args.ranges] + args.offset + len(out),
                     (i + 1) * singles // plants - i * singles // plants,
                     (i + 1) * pairs // plants - i * pairs // plants, healthy_s, args.ranges, kinds,
-                    i * singles // plants)
+                    i * singles // plants, args.verbose)
             )  # fmt: skip
     return out
-
-
-def table_of(outcomes: list[dict[str, Any]]) -> Table:
-    """Rows by kind of fault."""
-    table = Table("kind", "faults", "entity", "class", "told after p50, s", "p90, s", "beside")
-    rows: dict[str, list[tuple[bool, bool, float, int]]] = {}
-    for o in outcomes:
-        for i, script in enumerate(o["scripts"]):
-            row = (o["right_entity"][i], o["right_class"][i], o["delay_s"][i], len(o["beside"]))
-            rows.setdefault(script["kind"], []).append(row)
-            rows.setdefault("all, single" if len(o["scripts"]) == 1 else "all, pairs", []).append(row)
-    for kind in sorted(rows, key=lambda k: (k.startswith("all"), k)):
-        entity, of_class, delay, beside = zip(*rows[kind], strict=True)
-        known = [d for d in delay if d == d]
-        p50, p90 = (f"{np.percentile(known, p):.0f}" if known else "-" for p in (50, 90))
-        table.add_row(kind, str(len(entity)), f"{np.mean(entity):.1%}", f"{np.mean(of_class):.1%}", p50, p90,
-                      str(sum(beside)))  # fmt: skip
-    return table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -347,18 +345,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     hours = sum(r["rack_hours"] for r in results)
     false = sum(r["false_count"] for r in results)
     console.print(table_of(outcomes))
+    if hidden := [o for o in outcomes if not o["shown"]]:
+        console.print(f"{len(hidden)} left out, which no sample shows")
+    both = summary_of(results)["both_named_pu"]
+    if both is not None:
+        console.print(f"both entities of a pair named: {both:.1%}")
     console.print(f"{false} false alarms in {hours:.1f} rack-hours: {1000 * false / hours:.1f} per 1,000")
     for r in results if args.verbose else []:
         if r["false"] or r["false_warm"]:
             console.print(r["site"], r["seed"], "false:", r["false"], "while warming:", r["false_warm"])
-    for o in outcomes if args.verbose else []:
-        if not all(o["right_class"]) or o["beside"]:
-            for s in o["scripts"]:
-                console.print(o["site"], o["seed"], s["kind"], s["name"], s["signal"],
-                              f"severity {s['severity']:.2f} amount {s['amount']:.3g} ramp {s['ramp_s']:.0f}")  # fmt: skip
-            console.print("   told:", o["told"], "in the end beside:", o["beside"])
     if args.out:
-        args.out.write_text(json.dumps({"results": results}, indent=1), encoding="utf-8")
+        args.out.write_text(written(results), encoding="utf-8")
     return 0
 
 

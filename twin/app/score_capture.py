@@ -19,7 +19,7 @@ from connectors.discovery import discover
 from twin.app.sources import Cutter, MessageSource
 from twin.app.wiring import make_engine, spec_of
 from twin.engine import Engine
-from twin.frame import NS, F64
+from twin.frame import F64, NS
 from twin.sitebuild import build
 
 AGREED_SIGMAS = 4.0  # of a meter's noise, as learned in the first half

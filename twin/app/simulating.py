@@ -23,7 +23,6 @@ from twin.engine import Engine
 from twin.events import EntityReplaced, Event, SiteChanged
 from twin.frame import I64, NS, Frame
 from twin.inbox import Inbox
-from twin.plant.disturbance import Disturbance
 from twin.plant.observation import Observation, Report
 from twin.plant.plant import Plant
 from twin.plant.sensors import Sensors
@@ -186,7 +185,7 @@ class Simulation:
         for ack in self.plant.acks():
             self.inbox.put_event(ack)
         self.observation = observation = self.sensors.observe(
-            self.plant.truth, _unwatched(self.plant), self.now_ns, tuple(self.plant.events())
+            self.plant.truth, self.plant.present, self.now_ns, tuple(self.plant.events())
         )
         for event in observation.events:
             self.inbox.put_event(event)
@@ -274,11 +273,6 @@ class Simulation:
             self.fitter.submit(self.engine, request, now_ns)
         for observer in self.observers:
             observer.observe(self.engine, frame, decision)
-
-
-def _unwatched(plant: Plant) -> Disturbance:
-    """What is wrong, to look at only: a plant that hands its disturbance out looks for changes each step."""
-    return plant._disturbance
 
 
 def _shared(engine: Engine) -> dict[int, Any]:

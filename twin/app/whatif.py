@@ -113,7 +113,9 @@ def engine_of(question: Question, site: Site) -> Engine:
         except StorageError as error:
             raise StorageError(f"{question.snapshot_name}: {error}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise StorageError(f"{question.snapshot_name}: does not fit this site: {error}") from error
+            raise StorageError(
+                f"{question.snapshot_name}: is not one that this version reads: {error!r}"
+            ) from error
     return engine
 
 

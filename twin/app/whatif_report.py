@@ -64,6 +64,7 @@ FIGURES: dict[str, Figure] = {
 }
 SHORT = ("first_throttle_s", "throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c", "lost_work_gpu_h",
          "slowed_work_gpu_h", "total_energy_kwh")  # fmt: skip
+NARROW = ("throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c")  # for a terminal of 80 columns
 CURVE_TITLES = {
     "hottest_gpu_c": ("Hottest GPU", "The highest temperature of any GPU.", "°C"),
     "throttled_gpus": ("GPUs slowed by heat", "How many run at a clock that heat has lowered.", "GPUs"),
@@ -155,12 +156,13 @@ def tell(result: dict[str, Any], out: Console) -> None:
             shown.add_row(Text(label), *(Text(c) for c in cells), *([Text(figure_.meaning)] if wide else []))
         out.print(shown)
     if len(groups) > 1:
+        names = SHORT if wide else NARROW
         shown = _table(f"{result['scenario']} · policies / nothing, medians over seeds",
-                       ("varied", *(_short_label(n) for n in SHORT)))  # fmt: skip
+                       ("varied", *(_short_label(n) for n in names)))  # fmt: skip
         for group in groups[:MAX_ROWS]:
             cells = [
                 f"{said(group['policies'][n]['median'])} / {said(group['nothing'][n]['median'])}"
-                if group["policies"] else "failed" for n in SHORT
+                if group["policies"] else "failed" for n in names
             ]  # fmt: skip
             shown.add_row(Text(clean(varied_words(group["varied"]), 60)), *(Text(c) for c in cells))
         out.print(shown)
@@ -246,7 +248,8 @@ def _cards(groups: Sequence[dict[str, Any]]) -> str:
             f'<div class="card"><i>{safe(FIGURES[name].label)}</i><b>{said(held)}{safe(unit)}</b>'
             f"<p>with policies; {said(other)}{safe(unit)} doing nothing</p></div>"
         )
-    return f'<div class="cards">{"".join(cards)}</div>'
+    of = f'<p class="soft">Of {safe(varied_words(group["varied"]))}:</p>' if len(groups) > 1 else ""
+    return f'{of}<div class="cards">{"".join(cards)}</div>'
 
 
 def _plots(first: Result) -> tuple[TimeAxis, str]:

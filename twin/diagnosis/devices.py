@@ -1,45 +1,47 @@
-"""Devices as a whole: pumps that stop, GPUs and nodes that fall silent, the weather, odd sensors.
+"""Devices as a whole: pumps that stop, filters that take all, the weather, odd sensors.
 
-Silence is told at the lowest device that accounts for all of it: a node with its GPUs is one node. May import
-the state, the site and causes.
+May import the state, the site and causes.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from twin.contracts import Residual
 from twin.design import CDU_FILTER_DROP_PA
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.growth import OFF_BUS_XID, Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
 from twin.diagnosis.tracks import SLICE, Tracks
 from twin.diagnosis.verdict import amount
-from twin.diagnosis.watch import Watch
+from twin.diagnosis.watch import Meters, Watch
 from twin.frame import F32, NS, Bool
 from twin.signals import TABLES
 from twin.state import GOOD, State
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
 RAN_S = 30.0  # a pump that ran so long and stands now has stopped
+MOST_BESIDE = 3  # sensors of one signal in a rack that fail at once by chance
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
 WEATHER_USUAL_S = 6 * 3600.0
+# Readings, once a minute: a spike is over after so many; that so often among about ten is no chance; what lasts
+# so many is no spike; source: estimate
+MOST_SPIKE, WEATHER_KEPT, WEATHER_SPIKES, LASTING_WEATHER = 2, 0.9, 0.8, 3
 STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's drop
 HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware, software and hardware thermal
 _BITS_ROW = TABLES["gpu"].by_name["clock_event_bits"].row
-BURNT_K = 6.0  # below slowdown, one tick before
+BUSY_PU = 0.35  # of its rated power; source: estimate
 LOOP_USUAL = "loop.supply_temp_c/usual"
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
-POWERED = ("gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
+POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
 
 
 class Devices:
-    """Remembers which pumps ran, the usual weather, and how much hotter each GPU's memory is than its chip."""
+    """Remembers which pumps ran, the usual weather, and how much hotter GPUs' memory is than their chips."""
 
     def __init__(self, places: Places) -> None:
         self.places, n = places, places.sizes
@@ -47,14 +49,14 @@ class Devices:
         self.stopped_ns = np.zeros((n["cdu"], 2), np.int64)
         self.usual_c = np.full(2, np.nan)  # outdoor dry and wet bulb
         self.weather_s = self.warmer_k = 0.0  # outdoors over usual
-        self.weather_ns = 0
+        self.weather_ns = self.weather_off = 0
+        self.weather_spikes = 0.0  # among about the last ten readings
         # Of each GPU: mean memory activity squared, and its product with the gap
         self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
         self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
         self.gap_z = np.zeros(n["gpu"], np.float32)
         self.gap_count = 0
         self.slowed_ns = np.zeros(n["gpu"], np.int64)
-        self.quiet_gpu: Bool | None = None  # GPUs of which nothing is heard [n_gpu]
         loops = n["loop"]
         self.loop_c, self.loop_var = np.full(loops, np.nan), np.zeros(loops)
         self.loop_count = np.zeros(loops, np.int64)
@@ -101,48 +103,10 @@ class Devices:
         out = []
         for cdu in np.flatnonzero(blocked).tolist():
             text = (f"{drop[cdu] / 1e3:.0f} kPa across the filter",
-                    f"flow {ratio[cdu] * nominal[cdu]:.0f} l/min, nominal {nominal[cdu]:.0f} l/min")  # fmt: skip
+                    f"flow {ratio[cdu] * nominal[cdu]:.0f} of {nominal[cdu]:.0f} l/min")  # fmt: skip
             racks = len(self.places.below("cdu", cdu, "rack"))
             out.append(Cause("filter_blocked", "cdu", cdu, "", 0.99, text, max(1, racks), 2.0, 60.0))
         return out
-
-    def silences(self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool]) -> list[Cause]:
-        """Nodes that are off or silent, GPUs off the bus, single sensors that are silent."""
-        out: list[Cause] = []
-        quiet = self._quiet(watch)
-        node, gpu = quiet.get("node"), quiet.get("gpu")
-        off = self._off(state, spared)
-        site = self.places.site
-        dark_node = off.copy()
-        for i in np.flatnonzero(off).tolist():
-            out.append(
-                Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
-            )
-        if node is not None and node.any():
-            dark_node |= node
-            silent = node & ~off
-            if np.count_nonzero(silent) <= max(2.0, SOURCE_SHARE * len(node)):
-                for i in np.flatnonzero(silent).tolist():
-                    out.append(Cause("node_silent", "node", i, "", 0.95,
-                                     ("neither the node nor its GPUs report",), 1, 0.0, 15.0))  # fmt: skip
-        self.quiet_gpu = gpu
-        if gpu is not None and gpu.any():
-            alone = gpu & ~dark_node[site.node_of_gpu] & ~self._burnt(watch)
-            if np.count_nonzero(alone) <= max(2.0, SOURCE_SHARE * len(gpu)):
-                for i in np.flatnonzero(alone).tolist()[:200]:
-                    evidence = ["it no longer reports; its node does"]
-                    if OFF_BUS_XID in growth.xid_of(i):
-                        evidence.append(f"XID {OFF_BUS_XID} before")
-                    out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, 0.0, 15.0))
-        return out
-
-    def _burnt(self, watch: Watch) -> Bool:
-        """GPUs that were about to shut down by heat when last heard [n_gpu]: what heated them is the fault."""
-        meters, site = watch.meters["gpu"], self.places.site
-        limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
-        with np.errstate(invalid="ignore"):
-            hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
-        return hot
 
     def slowed(self, state: State) -> Bool | None:
         """GPUs whose clocks heat lowers, or did within the last minute [n_gpu]; None if there are none."""
@@ -160,26 +124,6 @@ class Devices:
             return None
         return recent
 
-    def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
-        """Nodes whose controller says that they are off [n_node]."""
-        off: Bool = np.zeros(self.places.sizes["node"], np.bool_)
-        if heard(state, "node.power_on_state"):
-            off = good(state, "node.power_on_state") == 0.0
-            if (mask := spared.get("node")) is not None:
-                off &= ~mask
-        return off
-
-    def _quiet(self, watch: Watch) -> dict[str, Bool]:
-        """Entities of which nothing that was ever heard is heard any more, per table."""
-        out: dict[str, Bool] = {}
-        for table in ("node", "gpu"):
-            meters = watch.meters.get(table)
-            if meters is not None and meters.anything and meters.silent.any():
-                known = meters.count > 0
-                quiet = cast("Bool", (meters.silent | ~known).all(axis=0) & known.any(axis=0))
-                out[table] = quiet
-        return out
-
     def sensors(self, watch: Watch, tracks: Tracks, dark: dict[str, Bool]) -> list[Cause]:
         """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole."""
         out: list[Cause] = []
@@ -193,17 +137,42 @@ class Devices:
                                     ("spiking", meters.jumping[k])):  # fmt: skip
                     if not flags.any():
                         continue
-                    found = flags if hidden is None else flags & ~hidden
+                    found = flags.copy() if hidden is None else flags & ~hidden
                     many = np.count_nonzero(found)
                     if many == 0 or (many > 2 and many > SOURCE_SHARE * len(found)):
                         continue
+                    if many > MOST_BESIDE and table in ("gpu", "node"):
+                        out += self._crowds(kind, table, name, found)
                     for entity in np.flatnonzero(found).tolist()[:50]:
                         if kind == "spiking" and not _agrees(key, entity, tracks):
+                            continue
+                        if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
                             continue
                         text = self._words(kind, key, meters, k, entity)
                         out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1,
                                          3.0, 30.0))  # fmt: skip
         return out
+
+    def _crowds(self, kind: str, table: str, name: str, found: Bool) -> list[Cause]:
+        """Where more of a rack do the same than fail by chance: silent or jumping together they follow
+        their source or their work; standing still they are one fault of the rack's source. Clears them."""
+        rack_of = self.places.above(table, "rack")
+        many = np.bincount(rack_of[found], minlength=self.places.sizes["rack"])
+        out = []
+        for rack in np.flatnonzero(many > MOST_BESIDE).tolist():
+            found[rack_of == rack] = False
+            if kind == "frozen":
+                text = (
+                    f"{name} of {many[rack]} {table} stands still at once: their source repeats old readings"
+                )
+                out.append(Cause("sensor_frozen", "rack", rack, "", 0.97, (text,), int(many[rack]),
+                                 3.0, 30.0))  # fmt: skip
+        return out
+
+    def _busy(self, meters: Meters, gpu: int) -> bool:
+        """Whether a GPU draws so much that its temperature cannot stand still."""
+        rated_w = self.places.site.design.gpu_max_w[self.places.site.rack_of_gpu[gpu]]
+        return bool(meters.last[meters.index("power_w"), gpu] > BUSY_PU * rated_w)
 
     @staticmethod
     def _words(kind: str, key: str, meters: Any, k: int, entity: int) -> str:
@@ -215,7 +184,7 @@ class Devices:
         return f"jumps far beyond its noise and back, now {value}"
 
     def weather(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
-        """A heat wave warms both bulbs; one thermometer that is wrong warms only itself."""
+        """A heat wave warms both bulbs; one thermometer that is wrong warms only itself, or jumps."""
         column = state.tables["site"]
         if not heard(state, "site.outdoor_temp_c") or "site" in spared:
             return []
@@ -223,17 +192,25 @@ class Devices:
         heard_ns = int(column.t_ns.max())
         usual = np.where(np.isnan(self.usual_c), now_c, self.usual_c)
         over = now_c - usual
-        off = np.abs(over[0]) > WEATHER_K
+        off = bool(np.abs(over[0]) > WEATHER_K)
         if heard_ns > self.weather_ns:
             step_s = (heard_ns - self.weather_ns) / 1e9 if self.weather_ns else 60.0
             self.weather_ns, self.weather_s = heard_ns, self.weather_s + step_s
             share = max(step_s / WEATHER_USUAL_S, step_s / self.weather_s) * (0.1 if off else 1.0)
             usual = usual + np.where(np.isfinite(over), min(share, 1.0) * over, 0.0)
+            back = not off and 0 < self.weather_off <= MOST_SPIKE
+            self.weather_spikes = WEATHER_KEPT * self.weather_spikes + back
+            self.weather_off = self.weather_off + 1 if off else 0
         self.usual_c, self.warmer_k = usual, float(np.nan_to_num(over[0]))
-        if not off or self.weather_s < 600.0:
+        if self.weather_s < 600.0:
             return []
         text = f"outdoors {now_c[0]:.1f} degC, usual {usual[0]:.1f} degC"
         wet = f"wet bulb {now_c[1]:.1f} degC, usual {usual[1]:.1f} degC"
+        if self.weather_spikes > WEATHER_SPIKES:
+            text = f"it jumps by more than {WEATHER_K:.0f} K for a reading and back, now {now_c[0]:.1f} degC"
+            return [Cause("sensor_spiking", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 0.0, 300.0)]
+        if self.weather_off < LASTING_WEATHER:
+            return []
         if np.isnan(over[1]) or (over[0] > 0 and over[1] > max(WET_BULB_K, 0.2 * over[0])):
             return [Cause("heat_wave", "site", 0, "", 0.9, (text, wet), 1, 60.0, 300.0)]
         return [Cause("sensor_biased", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 60.0, 300.0)]
@@ -256,7 +233,7 @@ class Devices:
         return Residual(LOOP_USUAL, expected, supply, sigma, np.full(n, np.nan))
 
     def gaps(self, state: State, tracks: Tracks) -> F32:
-        """How many sigmas each GPU's memory is off its usual distance to its chip [n_gpu]; a part per tick."""
+        """Sigmas by which each GPU's memory is off its usual distance to its chip [n_gpu]; a part a tick."""
         n = self.places.sizes["gpu"]
         if n == 0 or not heard(state, "gpu.hbm_temp_c"):
             return self.gap_z
@@ -299,7 +276,8 @@ class Devices:
             setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
 
 
-_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z",
+_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_off", "weather_spikes", "gap_xx", "gap_xy", "gap_mean",
+         "gap_var", "gap_z",
          "gap_count", "loop_c", "loop_var", "loop_count")  # fmt: skip
 
 
@@ -314,7 +292,7 @@ def _part(state: State, name: str, part: slice) -> F32:
 
 
 def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
-    """A jump of power may be the work's: its own comparisons must have jumped as well, where there are any."""
+    """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any."""
     own = [t for name, t in tracks.tracks.items() if name == key or name.startswith(key + "/")]
     own = [t for t in own if entity < len(t.wild)]
     if not own:

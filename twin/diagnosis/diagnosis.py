@@ -19,7 +19,8 @@ from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.pursuit import Pursuit
 from twin.diagnosis.reports import Reports
-from twin.diagnosis.signature import DRIFTS, GPU_TEMP, Hypothesis, Now
+from twin.diagnosis.signature import DRIFTS, GPU_CLOCK, GPU_POWER, GPU_TEMP, Hypothesis, Now
+from twin.diagnosis.silence import Silence
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
 from twin.diagnosis.wake import Wake
@@ -32,7 +33,9 @@ from twin.maintenance import Windows
 from twin.site import Site
 from twin.state import State
 
-FORMAT = 1
+FORMAT = 2
+MANY_GPUS, MANY_PU = 4, 0.01  # with odd power at once; source: estimate
+DRIFTS_EVERY = 10  # ticks: what is learned moves slowly
 KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
 WARM_K = 1.0  # outdoors over what was usual
 
@@ -46,9 +49,10 @@ class Diagnosis:
         self.reports, self.devices = Reports(self.places), Devices(self.places)
         self.watch, self.growth = Watch(site.sizes), Growth(site)
         self.pursuit, self.verdicts = Pursuit(self.places), Verdicts(self.watch)
-        self.wake = Wake(self.places)
+        self.wake, self.silence = Wake(self.places), Silence(self.places)
         self.book = Book()
         self.faults: tuple[Fault, ...] = ()
+        self.drifts: dict[str, Residual] = {}
         self._balanced = False
 
     def update(
@@ -70,7 +74,9 @@ class Diagnosis:
         self.watch.update(state, self.readings, spared, dt_s)
         residuals = dict(estimator.residuals)
         residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks)
-        residuals |= _drifts(estimator)
+        if state.tick % DRIFTS_EVERY == 0:
+            self.drifts = _drifts(estimator)
+        residuals |= self.drifts
         self.tracks.update(residuals, state, self.readings, spared)
         gaps = self.devices.gaps(state, self.tracks)
         outright = self._outright(state, events, spared, dt_s)
@@ -86,21 +92,14 @@ class Diagnosis:
         causes += self.devices.pumps(state, spared, dt_s)
         causes += self.devices.filters(state, spared)
         causes += self.growth.causes(state, events, spared)
-        whole = self.devices.silences(state, self.watch, self.growth, spared)
-        causes += whole
+        causes += self.silence.causes(state, self.watch, self.growth, spared)
         causes += self.devices.weather(state, spared)
-        causes += self.devices.sensors(self.watch, self.tracks, self._dark(whole, state))
+        causes += self.devices.sensors(self.watch, self.tracks, self._dark())
         return causes
 
-    def _dark(self, whole: list[Cause], state: State) -> dict[str, Bool]:
-        """Devices that are told as a whole, and what is inside them [n per table]."""
-        out: dict[str, Bool] = {}
-        for cause in whole:
-            for table in ("node", "gpu") if cause.table == "node" else (cause.table,):
-                mask = out.setdefault(table, np.zeros(self.site.sizes[table], np.bool_))
-                mask[self.places.below(cause.table, cause.entity, table)] = True
-        if self.devices.quiet_gpu is not None:
-            out["gpu"] = out.get("gpu", np.bool_(False)) | self.devices.quiet_gpu
+    def _dark(self) -> dict[str, Bool]:
+        """Devices that are told as a whole or of which nothing is heard [n per table]."""
+        out = dict(self.silence.hidden)
         if self.reports.lost.any():
             out["feeder"] = self.reports.lost
         return out
@@ -126,7 +125,15 @@ class Diagnosis:
             at = self.site.node_of_gpu[slowed]
             nodes = np.bincount(at, minlength=self.site.sizes["node"]) > 0
 
+        many = set[str]()
+        for name in (GPU_POWER, GPU_CLOCK):
+            track = self.tracks.tracks.get(name)
+            if track is not None and np.count_nonzero(track.on) > max(MANY_GPUS, MANY_PU * len(track.on)):
+                many.add(name)
+
         def covered(relation: str, n: int) -> Bool | None:
+            if relation in many:
+                return np.ones(n, np.bool_)  # so many meters do not fail at once: what is expected is wrong
             out = self.wake.covered(relation, n)
             by_heat = {"gpu": slowed, "node": nodes}.get(relation.partition(".")[0])
             if by_heat is None or relation in KEPT_IN_HEAT or len(by_heat) != n:
@@ -155,7 +162,7 @@ class Diagnosis:
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what was wrong with the old one is not true of it."""
-        for part in (self.tracks, self.watch, self.growth, self.devices):
+        for part in (self.tracks, self.watch, self.growth, self.devices, self.silence):
             part.forget(table, entity)
         self.book.forget(table, entity)
         self.faults = self.book.faults()
@@ -180,6 +187,7 @@ class Diagnosis:
             "watch": self.watch.dump(),
             "growth": self.growth.dump(),
             "devices": self.devices.dump(),
+            "silence": self.silence.dump(),
             "reports": self.reports.dump(),
             "wake": self.wake.dump(),
             "book": self.book.dump(),
@@ -190,7 +198,7 @@ class Diagnosis:
         if data.get("format") != FORMAT:
             return
         self.readings.restore(data["readings"])
-        for name in ("tracks", "watch", "growth", "devices", "reports", "wake", "book"):
+        for name in ("tracks", "watch", "growth", "devices", "silence", "reports", "wake", "book"):
             getattr(self, name).restore(data[name])
         self.faults = self.book.faults()
 
@@ -198,7 +206,7 @@ class Diagnosis:
 def _drifts(estimator: Estimator) -> dict[str, Residual]:
     """What was learned of devices beside what it was at first, as comparisons."""
     out: dict[str, Residual] = {}
-    known = getattr(estimator, "parameters", {})
+    known = estimator.parameters
     for name, share in DRIFTS.items():
         p = known.get(name)
         if p is not None and len(p.value):

@@ -82,7 +82,8 @@ class Growth:
                 if known is not None:
                     known.evidence += (text,)
                     continue
-                out[counted.kind, entity] = Cause(counted.kind, counted.table, entity, "", 0.99, (text,), 1, 0.0,
+                at = (counted.kind, counted.table, entity)
+                out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0,
                                                   CLEAR_S)  # fmt: skip
         return [*out.values(), *self._bursts(state.now_ns, spared.get("gpu"))]
 
@@ -159,7 +160,7 @@ class Growth:
         """Everything, for a snapshot or a checksum."""
         return {"last": dict(self.last), "recent": dict(self.recent), "usual": dict(self.usual),
                 "looked_ns": self.looked_ns,
-                "xids": [[gpu, [list(x) for x in some]] for gpu, some in sorted(self.xids.items())]}  # fmt: skip
+                "xids": [[g, [list(x) for x in some]] for g, some in sorted(self.xids.items())]}  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""

@@ -47,6 +47,7 @@ LEAST_SHARE = 0.45
 SIGNIFICANT = 0.03  # of a direction's squared length: relations with less say nothing of it
 # What it predicts so plainly in a relation without delay must be there to this share, or it is not the cause.
 PLAIN, PRESENT_PU = 8.0, 0.25
+PLAIN_NODE = 2.0  # of a node's power: it is what tells a GPU's meter from a GPU that draws more than usual
 # The newest reading of a row agrees with the mean over the last few to this share: it is not over.
 LASTING_PU = 0.33
 PROMPT = frozenset(
@@ -69,6 +70,8 @@ PROMPT = frozenset(
     )
 )
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
+ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart
+UNSEEN = 0.7  # weight of a hypothesis whose own comparison there is none of: others were seen to be off
 STICKY = 1.5  # what is told needs this much more energy against it: no flapping
 
 
@@ -92,6 +95,7 @@ class Found:
     share: float  # of the energy that it touches
     rows: dict[str, I32]
     streak: int  # readings in a row in which the relation that tells most was off
+    alone: bool = True  # no other entity accounts for it as well
 
 
 class _Tried(NamedTuple):
@@ -101,6 +105,7 @@ class _Tried(NamedTuple):
     ids: I32
     pairs: list[Pairs]
     told: Bool | None
+    weight: float
 
 
 class Pursuit:
@@ -154,7 +159,8 @@ class Pursuit:
                 if len(ids):
                     pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns)
                     told = is_told(h)
-                    tried.append(_Tried(h, ids, pairs, None if told is None else told[ids]))
+                    weight = h.weight if h.relations[0] in residuals else UNSEEN * h.weight
+                    tried.append(_Tried(h, ids, pairs, None if told is None else told[ids], weight))
         out: list[Found] = []
         while tried and len(out) < MAX_CAUSES:
             best = self._best(tried, z, on)
@@ -220,8 +226,9 @@ class Pursuit:
         on: dict[str, Bool],
     ) -> tuple[Found, list[Pairs], int] | None:
         best: tuple[float, _Tried, int, float, float, float] | None = None
+        alone = True
         for candidate in tried:
-            h, ids, pairs, told = candidate
+            h, ids, pairs, told, weight = candidate
             n = len(ids)
             along, length, whole, hit = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
             for p in pairs:
@@ -229,7 +236,7 @@ class Pursuit:
                 along += np.bincount(p.entity, p.slope * here, n)
                 length += np.bincount(p.entity, p.slope**2, n)
                 whole += np.bincount(p.entity, here**2, n)
-            length = np.maximum(length, 1e-12)
+            length = np.maximum(length, 1e-300)  # sensors of megahertz and megawatts have small ones
             for p in pairs:
                 shows = on[p.relation][p.row] & (p.slope**2 > SIGNIFICANT * length[p.entity] / _many(p, n))
                 hit += np.bincount(p.entity, shows, n)
@@ -242,11 +249,12 @@ class Pursuit:
                 fits &= np.sign(size) == h.sign
             if not fits.any():
                 continue
-            value = np.where(fits, energy * h.weight, 0.0)
+            value = np.where(fits, energy * weight, 0.0)
             if told is not None:
                 value *= np.where(told, STICKY, 1.0)
             at = int(np.argmax(value))
             if best is None or value[at] > best[0]:
+                alone = np.count_nonzero(energy * fits > ALIKE * energy[at]) < 2 or h.table != "feeder"
                 best = (float(value[at]), candidate, at, float(size[at]), float(energy[at]), float(share[at]))
         if best is None:
             return None
@@ -256,7 +264,7 @@ class Pursuit:
             mine = p.row[(p.entity == at) & on[p.relation][p.row]]
             if len(mine):
                 rows[p.relation] = np.unique(mine).astype(np.int32)
-        found = Found(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0)
+        found = Found(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0, alone)
         return found, taken.pairs, at
 
 
@@ -293,7 +301,7 @@ def _contradicted(pairs: list[Pairs], size: F64, z: dict[str, F64], n: int) -> B
         if p.relation in PROMPT:
             predicted = size[p.entity] * p.slope
             absent = z[p.relation][p.row] * np.sign(predicted) < PRESENT_PU * np.abs(predicted)
-            plain = np.abs(predicted) > PLAIN
+            plain = np.abs(predicted) > (PLAIN_NODE if p.relation == NODE_POWER else PLAIN)
             against = np.bincount(p.entity, plain & absent, n)
             out |= (against > 0) & (2 * against >= np.bincount(p.entity, plain, n))
     return out

@@ -14,14 +14,14 @@ import numpy as np
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.places import Places
 from twin.frame import F64, I32, Bool
-from twin.signals import find_signal
+from twin.signals import TABLES, find_signal
 from twin.state import GOOD, State
 
 LEAK_CLEAR_S = 120.0
 SAG_PU = 0.95  # of its usual voltage; a healthy grid stays within 5 % (EN 50160 allows 10 %)
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
 DEAD_PU = 0.1  # of its usual voltage: no voltage
-PSU_EMPTY_PU, PSU_FULL_PU = 0.03, 0.8  # shares of a node's power
+PSU_EMPTY_PU, PSU_EMPTY_W = 0.03, 300.0  # share of a node's power; no node draws more than 10 kW
 
 
 def good(state: State, key: str) -> F64:
@@ -174,6 +174,10 @@ class Reports:
         """Nodes on one supply although both feeds live."""
         if not (heard(state, "node.psu1_power_w") and heard(state, "node.psu2_power_w")):
             return []
+        rows = [TABLES["node"].by_name[k].row for k in ("psu1_power_w", "psu2_power_w")]
+        least = np.minimum(*(state.tables["node"].value[row] for row in rows))
+        if not least.min(initial=np.inf) < PSU_EMPTY_W:
+            return []  # quickly, in nearly every tick
         psu = np.stack([good(state, "node.psu1_power_w"), good(state, "node.psu2_power_w")], axis=1)
         total = psu.sum(axis=1)
         with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Signatures: how each hypothesis would show in the comparisons of the estimator, per unit of what it changes.
+"""Signatures: how each hypothesis would show in the estimator's comparisons, per unit of what it changes.
 
 A sensor that reads too much by one unit, a branch that passes less: each moves the residuals of several
 relations by known amounts. The signs and sizes follow from the relations themselves. An absent relation or an
@@ -34,8 +34,8 @@ class Term(NamedTuple):
     """One relation's share in a signature: the change of its residual per unit.
 
     `child` "" is the hypothesis's own entity or, where the relation is of a table above, its ancestor; else
-    the relation's rows are of the table `child` below. `slope` has the length of the hypothesis's table, or of
-    the child's.
+    the relation's rows are of the table `child` below. `slope` has the length of the hypothesis's table, or
+    of the child's.
     """
 
     relation: str

@@ -1,12 +1,13 @@
 """Deviations that last: for each comparison of the estimator, which entities are off, which way, since when.
 
 A two-sided cumulative sum over the residuals in sigmas counts readings, not ticks: a value that stands for
-ten ticks is one reading. Two far ones are enough, small ones need many. May import frames and the state.
+ten ticks is one reading. Two far ones are enough, small ones need many. Comparisons lie side by side on
+boards, and but for means only cells with something to count are touched. May import frames and the state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from twin.state import State
 ALLOWANCE, CERTAIN = 2.5, 8.0
 MOST = 5.0 + ALLOWANCE  # of one reading, lest one wild one be enough
 FARTHEST = 1000.0
-OFF_SIGMAS = 2.0
+OFF_SIGMAS = 2.0  # no more than ALLOWANCE: a cell that was at rest and is not off stays at rest
 HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
 MEAN_PER_READING = np.float32(0.4)
 WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
+MOST_STREAK = 999
 KEPT = ("above", "below", "on", "since_ns", "mean", "wild", "last", "streak")
 # Tables with more rows are looked at a part per tick: the cost of a tick stays the same.
-SLICE = 16_384
+SLICE = 8_192
+NONE, SOME, ALL = 0, 1, 2  # of the cells
 
 
 class Readings:
@@ -35,7 +38,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.seen_ns: dict[tuple[str, int], I64] = {}
-        self._fresh: dict[tuple[str, int], Bool | None] = {}
+        self._fresh: dict[tuple[str, int], tuple[Bool | None, int]] = {}
 
     def begin(self) -> None:
         """A new tick."""
@@ -43,15 +46,25 @@ class Readings:
 
     def fresh(self, state: State, table: str, row: int) -> Bool | None:
         """Cells [n] of a signal's row with a new reading; None: all of them."""
+        return self.look(state, table, row)[0]
+
+    def look(self, state: State, table: str, row: int) -> tuple[Bool | None, int]:
+        """Cells [n] of a signal's row with a new reading, None where that is all; and how many are."""
         column = state.tables[table]
         group = int(column.partition.group_of_row[row])
         key = (table, group)
-        if key not in self._fresh:
+        found = self._fresh.get(key)
+        if found is None:
             t_ns, before = column.t_ns[group], self.seen_ns.get(key)
-            new = t_ns > 0 if before is None or len(before) != len(t_ns) else t_ns != before
-            self._fresh[key] = None if new.all() else new
-            self.seen_ns[key] = t_ns.copy()
-        return self._fresh[key]
+            if before is None or len(before) != len(t_ns):
+                new = t_ns > 0
+                self.seen_ns[key] = t_ns.copy()
+            else:
+                new = t_ns != before
+                np.copyto(before, t_ns)
+            count = int(np.count_nonzero(new))
+            found = self._fresh[key] = (None if count == len(new) else new, count)
+        return found
 
     def dump(self) -> list[Any]:
         return [[table, group, seen] for (table, group), seen in sorted(self.seen_ns.items())]
@@ -60,9 +73,126 @@ class Readings:
         self.seen_ns = {(str(t), int(g)): np.array(seen) for t, g, seen in data}
 
 
-@dataclass(slots=True)
+class Board:
+    """Comparisons side by side: arrays [r, n], of which a part of the columns is looked at in a tick."""
+
+    def __init__(self, r: int, n: int) -> None:
+        self.n = n
+        self.sums = np.zeros((2, r, n), np.float32)
+        self.above, self.below = self.sums
+        self.on, self.since_ns = np.zeros((r, n), np.int8), np.zeros((r, n), np.int64)
+        self.mean, self.last = np.zeros((r, n), np.float32), np.zeros((r, n), np.float32)
+        self.wild, self.streak = np.zeros((r, n), np.float32), np.zeros((r, n), np.int16)
+        self.live: Bool = np.zeros((r, n), np.bool_)  # where a sum, streak or wild one is not zero
+        self.tracks: list[Track] = []
+        self.active = self.any_wild = False
+        self._width, self._scratch = -1, (self.mean, self.mean, self.live)
+
+    def wake(self) -> None:
+        """After its arrays were written from outside."""
+        self.live[:] = (self.sums != 0.0).any(axis=0) | (self.streak != 0) | (self.wild != 0.0)
+        self.any_wild = bool(self.wild.any())
+        self.active = bool(self.on.any())
+
+    def rested(self) -> None:
+        """Nothing was read; what is no longer on for another reason is told all the same."""
+        if self.active:
+            self._tell()
+
+    def update(self, z: F32, fresh: Bool | None, part: slice, now_ns: int) -> None:
+        """Take in deviations in sigmas [r, w] of a part of the columns; a NaN lets sums fade away.
+
+        `z` is overwritten, and contiguous.
+        """
+        w = z.shape[1]
+        if w != self._width:
+            self._width = w
+            self._scratch = np.empty_like(z), np.empty_like(z), np.empty(z.shape, np.bool_)
+        size, moved, odd = self._scratch
+        largest = float(np.abs(z, out=size).max(initial=0.0))
+        if not largest <= FARTHEST:  # or not a number
+            np.copyto(z, 0.0, where=np.not_equal(z, z, out=odd))
+            np.minimum(np.maximum(z, np.float32(-FARTHEST), out=z), np.float32(FARTHEST), out=z)
+            largest = float(np.abs(z, out=size).max(initial=0.0))
+        mean = self.mean[:, part]
+        np.subtract(z, mean, out=moved)
+        moved *= MEAN_PER_READING
+        np.greater(size, OFF_SIGMAS, out=odd)
+        odd |= self.live[:, part]
+        if fresh is None:
+            self.last[:, part] = z
+        else:
+            moved *= fresh
+            odd &= fresh
+            np.copyto(self.last[:, part], z, where=fresh)
+        mean += moved
+        at = odd.reshape(-1).nonzero()[0]
+        if len(at):
+            cells = at if w == self.n else at + (at // w) * (self.n - w) + part.start
+            self._count(z.reshape(-1)[at], cells, largest, now_ns)
+        elif self.active:
+            self._tell()
+
+    def _count(self, z: F32, cells: I64, largest: float, now_ns: int) -> None:
+        """Count the readings of some cells, by their place on the whole board."""
+        streak = self.streak.reshape(-1)
+        row = streak[cells]
+        row += 1
+        np.minimum(row, MOST_STREAK, out=row)
+        row *= z * np.sign(self.mean.reshape(-1)[cells]) > OFF_SIGMAS
+        streak[cells] = row
+        live = row > 0
+        if largest > WILD_SIGMAS or self.any_wild:
+            many = self.wild.reshape(-1)
+            wild = many[cells]
+            wild *= np.float32(WILD_KEPT)
+            wild += np.abs(z) > WILD_SIGMAS
+            wild[wild < 0.01] = 0.0
+            many[cells] = wild
+            live |= wild > 0.0
+            self.any_wild = bool(many.any())
+        step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
+        if largest > HUGE_SIGMAS:
+            huge = np.abs(z) > HUGE_SIGMAS
+            step[huge] = np.copysign(np.float32(ALLOWANCE + CERTAIN), z[huge])
+        both = self.sums.reshape(2, -1)
+        sums = both[:, cells]
+        sums[0] += step
+        sums[1] -= step
+        sums -= np.float32(ALLOWANCE)
+        np.maximum(sums, 0.0, out=sums)
+        np.minimum(sums, np.float32(2 * CERTAIN), out=sums)
+        both[:, cells] = sums
+        live |= sums[0] > 0.0
+        live |= sums[1] > 0.0
+        self.live.reshape(-1)[cells] = live
+        if self.active or float(sums.max()) >= CERTAIN:
+            self._decide(sums, cells, now_ns)
+
+    def _decide(self, sums: F32, cells: I64, now_ns: int) -> None:
+        """Which of some cells are off; others changed in nothing, and stay as they were."""
+        was = self.on.reshape(-1)[cells]
+        bound = np.where(was != 0, np.float32(CERTAIN / 2), np.float32(CERTAIN))
+        above, below = sums
+        up, down = (above >= bound) & (above >= below), below >= bound
+        now = np.where(up, 1, np.where(down, -1, 0)).astype(np.int8)
+        since_ns = self.since_ns.reshape(-1)
+        since_ns[cells[(now != 0) & (was == 0)]] = now_ns
+        since_ns[cells[now == 0]] = 0
+        self.on.reshape(-1)[cells] = now
+        self._tell()
+
+    def _tell(self) -> None:
+        self.active = False
+        for track in self.tracks:
+            track.active = bool(track.on.any())
+            self.active |= track.active
+
+
 class Track:
-    """One comparison: sums [n] above and below, what is on (-1, 0, 1), and since when."""
+    """One comparison, a piece of a board: sums [n] above and below, what is on (-1, 0, 1), since when."""
+
+    __slots__ = (*KEPT, "active", "live", "board")
 
     above: F32
     below: F32
@@ -72,65 +202,150 @@ class Track:
     wild: F32  # far readings among the last ones
     last: F32  # the newest deviation, in sigmas
     streak: np.ndarray  # int16: readings in a row that were off to the side of the mean
-    active: bool = False
+    live: Bool
+
+    def __init__(self, board: Board, row: int, piece: slice) -> None:
+        self.active = False
+        self.sit(board, row, piece)
 
     @classmethod
     def of(cls, n: int) -> Track:
-        zero = np.zeros(n, np.float32)
-        on, since_ns = np.zeros(n, np.int8), np.zeros(n, np.int64)
-        streak = np.zeros(n, np.int16)
-        return cls(zero, zero.copy(), on, since_ns, zero.copy(), zero.copy(), zero.copy(), streak)
+        """One on a board of its own."""
+        return cls(Board(1, n), 0, slice(0, n))
 
-    def update(self, z: F64, fresh: Bool | None, part: slice, now_ns: int) -> None:
-        """Take in deviations in sigmas of a part of the rows; where nothing is known, sums fade away."""
-        z = np.minimum(np.maximum(np.nan_to_num(z), -FARTHEST), FARTHEST).astype(np.float32)
-        above, below, mean = self.above[part], self.below[part], self.mean[part]
-        moved = MEAN_PER_READING * (z - mean)
-        far = np.abs(z) > WILD_SIGMAS
-        step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
-        if (huge := np.abs(z) > HUGE_SIGMAS).any():
-            step[huge] = np.copysign(np.float32(ALLOWANCE + CERTAIN), z[huge])
-        allowance: Any = np.float32(ALLOWANCE)
-        if fresh is not None:
-            moved *= fresh
-            far &= fresh
-            step *= fresh
-            allowance = fresh * np.float32(ALLOWANCE)
-        mean += moved
-        np.copyto(self.last[part], z, where=True if fresh is None else fresh)
-        out = z * np.sign(mean) > OFF_SIGMAS
-        if out.any() or self.streak.any():
-            streak = self.streak[part]
-            again = np.where(out, np.minimum(streak + 1, 999), 0).astype(np.int16)
-            np.copyto(streak, again, where=True if fresh is None else fresh)
-        if far.any() or self.wild.any():
-            wild = self.wild[part]
-            wild *= np.float32(WILD_KEPT) if fresh is None else np.where(fresh, WILD_KEPT, 1.0)
-            wild += far
-            wild[wild < 0.01] = 0.0
-        above += step
-        above -= allowance
-        below -= step
-        below -= allowance
-        np.maximum(above, 0.0, out=above)
-        np.maximum(below, 0.0, out=below)
-        np.minimum(above, np.float32(2 * CERTAIN), out=above)
-        np.minimum(below, np.float32(2 * CERTAIN), out=below)
-        high = max(above.max(initial=0.0), below.max(initial=0.0))
-        if high < CERTAIN and not self.active:
-            return
-        on, since_ns = self.on[part], self.since_ns[part]
-        bound = np.where(on != 0, np.float32(CERTAIN / 2), np.float32(CERTAIN))
-        up, down = (above >= bound) & (above >= below), below >= bound
-        now = np.where(up, 1, np.where(down, -1, 0)).astype(np.int8)
-        since_ns[(now != 0) & (on == 0)] = now_ns
-        since_ns[now == 0] = 0
-        on[:] = now
+    def sit(self, board: Board, row: int, piece: slice) -> None:
+        """Become a piece of a row of this board; what is known is not carried over."""
+        for name in (*KEPT, "live"):
+            setattr(self, name, getattr(board, name)[row, piece])
+        self.board = board
+        board.tracks.append(self)
+
+    def take(self, known: dict[str, Any]) -> None:
+        """Write what is known [n] by name, and look what is on."""
+        for name in KEPT:
+            getattr(self, name)[:] = known[name]
+        self.board.wake()
         self.active = bool(self.on.any())
 
+    def known(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    def update(self, z: F64, fresh: Bool | None, part: slice, now_ns: int) -> None:
+        """Take in deviations in sigmas of a part of the rows, of a comparison that sits alone."""
+        self.board.update(z.astype(np.float32)[None], None if fresh is None else fresh[None], part, now_ns)
+
     def forget(self, entity: int) -> None:
-        for name in KEPT:
+        for name in (*KEPT, "live"):
             getattr(self, name)[entity] = 0
+
+
+class Seat:
+    """Where a comparison lies, and whose new readings it waits for."""
+
+    __slots__ = ("name", "table", "signal_row", "n", "track", "row", "piece", "nothing", "look")
+
+    def __init__(self, name: str, n: int, state: State, track: Track) -> None:
+        self.name, self.n, self.track = name, n, track
+        self.table, _, rest = name.partition(".")
+        column = state.tables.get(self.table)
+        known = column is not None and column.n == n and rest != "balance"
+        # None: each tick is a reading
+        self.signal_row = _ROWS.get((self.table, measured_signal(name))) if known else None
+        self.row, self.piece, self.look = 0, slice(0, n), NONE
+        self.nothing = np.full(n, np.nan)
+
+    def fresh(self, state: State, readings: Readings, part: slice) -> tuple[int, Bool | None]:
+        """How many cells of a part have a new reading, and where that is some of them, which."""
+        if self.signal_row is None:
+            return ALL, None
+        fresh, count = readings.look(state, self.table, self.signal_row)
+        if fresh is None:
+            return ALL, None
+        if count and part.stop - part.start < self.n:
+            fresh = fresh[part]
+            count = int(np.count_nonzero(fresh))
+        return (SOME, fresh) if count else (NONE, None)
+
+
+class Stand:
+    """A board with the seats on it: in one row, one after the other, or in large tables one per row."""
+
+    def __init__(self, seats: Sequence[Seat], n: int) -> None:
+        self.seats, self.parts = seats, -(-n // SLICE) if n else 1
+        whole = sum(s.n for s in seats)
+        self.board = Board(len(seats), n) if n else Board(1, whole)
+        self.shape = (len(seats), n) if n else (1, whole)
+        at = 0
+        for k, seat in enumerate(seats):
+            seat.row, seat.piece = (k, slice(0, n)) if n else (0, slice(at, at + seat.n))
+            at += seat.n
+            known = seat.track.known()
+            seat.track.sit(self.board, seat.row, seat.piece)
+            for name in KEPT:
+                getattr(seat.track, name)[:] = known[name]
+        self.board.wake()
+        size = -(-n // self.parts) * len(seats) if n else whole
+        self._z, self._fresh = np.zeros(size, np.float32), np.zeros(size, np.bool_)
+        self._off, self._measured, self._expected = (np.zeros(size) for _ in range(3))
+        self._flat, self._width = not n, -1
+
+    def update(
+        self, residuals: dict[str, Residual], state: State, readings: Readings, spared: dict[str, Bool]
+    ) -> None:
+        """Compare a part of each table."""
+        n, at = self.shape[1], state.tick % self.parts
+        part = slice(at * n // self.parts, (at + 1) * n // self.parts)
+        w = part.stop - part.start
+        size = self.shape[0] * w
+        z, fresh = self._z[:size].reshape(-1, w), self._fresh[:size].reshape(-1, w)
+        looks = []
+        for seat in self.seats:
+            look, some = NONE, None
+            if seat.name in residuals:
+                look, some = seat.fresh(state, readings, seat.piece if self._flat else part)
+            looks.append(look)
+            if some is not None or look != seat.look or w != self._width:
+                fresh[seat.row, seat.piece if self._flat else slice(None)] = (
+                    look == ALL if some is None else some
+                )
+                seat.look = look
+        self._width = w
+        if not any(looks):
+            self.board.rested()
+            return
+        if self._flat:
+            self._side_by_side(residuals, z[0])
+        else:
+            self._by_row(residuals, z, part, looks)
+        for seat in self.seats if spared else ():
+            mask = spared.get(seat.table)
+            if mask is not None and len(mask) == seat.n:
+                if self._flat:
+                    z[0, seat.piece][mask] = 0.0
+                else:
+                    z[seat.row][mask[part]] = 0.0
+        self.board.update(z, None if min(looks) == ALL else fresh, part, state.now_ns)
+
+    def _side_by_side(self, residuals: dict[str, Residual], z: F32) -> None:
+        pieces = [residuals.get(seat.name) for seat in self.seats]
+        gone = [seat.nothing for seat in self.seats]
+        off, expected, sigma = self._off, self._expected, self._measured
+        some = list(zip(pieces, gone, strict=True))
+        np.concatenate([g if r is None else r.measured for r, g in some], out=off)
+        np.concatenate([g if r is None else r.expected for r, g in some], out=expected)
+        off -= expected
+        np.concatenate([g if r is None else r.sigma for r, g in some], out=sigma)
+        np.divide(off, sigma, out=z, casting="same_kind")
+
+    def _by_row(self, residuals: dict[str, Residual], z: F32, part: slice, looks: list[int]) -> None:
+        off = self._off[: z.shape[1]]
+        for seat, look in zip(self.seats, looks, strict=True):
+            if look == NONE:
+                z[seat.row] = 0.0
+                continue
+            r = residuals[seat.name]
+            np.subtract(r.measured[part], r.expected[part], out=off)
+            np.divide(off, r.sigma[part], out=z[seat.row], casting="same_kind")
 
 
 class Tracks:
@@ -138,39 +353,37 @@ class Tracks:
 
     def __init__(self) -> None:
         self.tracks: dict[str, Track] = {}
-        self.balance_ns: I64 = np.zeros(0, np.int64)
+        self._seats: dict[str, int] = {}
+        self._stands: list[Stand] = []
 
     def update(
         self, residuals: dict[str, Residual], state: State, readings: Readings, spared: dict[str, Bool]
     ) -> None:
         """Compare; `spared` [n] per table: where people work, nothing is counted."""
+        seats = self._seats
         for name, residual in residuals.items():
-            n = len(residual.expected)
-            if n == 0:
-                continue
-            track = self.tracks.get(name)
-            if track is None or len(track.above) != n:
-                track = self.tracks[name] = Track.of(n)
-            parts = -(-n // SLICE)
-            at = state.tick % parts
-            part = slice(at * n // parts, (at + 1) * n // parts)
-            fresh = self._fresh(name, state, readings, n)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                z = (residual.measured[part] - residual.expected[part]) / residual.sigma[part]
-            mask = spared.get(name.partition(".")[0])
-            if mask is not None and len(mask) == n:
-                z[mask[part]] = np.nan
-            track.update(z, None if fresh is None else fresh[part], part, state.now_ns)
+            if seats.get(name) != len(residual.expected):
+                self._seat(residuals, state)
+                break
+        with np.errstate(all="ignore"):
+            for stand in self._stands:
+                stand.update(residuals, state, readings, spared)
 
-    @staticmethod
-    def _fresh(name: str, state: State, readings: Readings, n: int) -> Bool | None:
-        table, _, rest = name.partition(".")
-        signal = measured_signal(name)
-        column = state.tables.get(table)
-        if column is None or column.n != n or rest == "balance":
-            return None
-        row = _ROWS.get((table, signal))
-        return None if row is None else readings.fresh(state, table, row)
+    def _seat(self, residuals: dict[str, Residual], state: State) -> None:
+        """Lay out all comparisons anew, with what is known of each."""
+        sizes = {name: len(track.on) for name, track in self.tracks.items()}
+        sizes |= {name: len(r.expected) for name, r in residuals.items()}
+        flat, large = list[Seat](), dict[int, list[Seat]]()
+        for name, n in sizes.items():
+            if n:
+                track = self.tracks.get(name)
+                if track is None or len(track.on) != n:
+                    track = self.tracks[name] = Track.of(n)
+                seat = Seat(name, n, state, track)
+                (flat if n <= SLICE else large.setdefault(n, [])).append(seat)
+        self._seats = sizes
+        self._stands = [Stand(flat, 0)] if flat else []
+        self._stands += [Stand(some, n) for n, some in sorted(large.items())]
 
     def on(self, name: str) -> np.ndarray | None:
         """Which rows are off [n] (-1, 0, 1); None if none is."""
@@ -201,16 +414,20 @@ class Tracks:
         return out
 
     def dump(self) -> dict[str, Any]:
-        return {k: {name: getattr(t, name) for name in KEPT} for k, t in sorted(self.tracks.items())}
+        return {k: t.known() for k, t in sorted(self.tracks.items())}
 
     def restore(self, data: dict[str, Any]) -> None:
-        self.tracks = {}
+        self.tracks, self._seats, self._stands = {}, {}, []
         for name, held in data.items():
-            track = Track.of(len(held["on"]))
-            for key in KEPT:
-                setattr(track, key, np.array(held[key]))
-            track.active = bool(track.on.any())
-            self.tracks[name] = track
+            track = self.tracks[name] = Track.of(len(held["on"]))
+            track.take(held)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: pieces of a board, copied one by one, would no longer be its pieces."""
+        return {k: t.known() for k, t in self.tracks.items()}
+
+    def __setstate__(self, data: dict[str, Any]) -> None:
+        self.restore(data)
 
 
 def measured_signal(name: str) -> str:

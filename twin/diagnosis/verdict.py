@@ -1,4 +1,4 @@
-"""Verdicts: what a hypothesis that was found is called, how long it must hold, and the sentences that say why.
+"""Verdicts: what a hypothesis that was found is called, how long it must hold, and the words that say why.
 
 Where the comparisons alone cannot tell two kinds apart, what else is known decides: the memory of a GPU for
 its temperature sensor, the position of a valve, the digits of a meter. May import the core's data types.
@@ -11,7 +11,7 @@ import numpy as np
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.pursuit import Found
-from twin.diagnosis.signature import BRANCH, GPU_TEMP, SETPOINT, Now
+from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, SETPOINT, Now
 from twin.diagnosis.watch import Watch
 from twin.signals import find_signal
 
@@ -19,15 +19,18 @@ from twin.signals import find_signal
 HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
           "valve_stuck": 20.0, "cooler_failed": 20.0, "plate_degraded": 15.0, "tray_blocked": 10.0,
           "sensor_biased": 10.0}  # fmt: skip
+HOLD_GPU_S = 30.0  # there are many, and their work is what is known least
 CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 120.0, "tray_blocked": 60.0,
            "valve_stuck": 60.0, "cooler_failed": 60.0, "pump_worn": 60.0}  # fmt: skip
 FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
-LEAST_K, LEAST_GPU_K, LEAST_PU = 1.0, 1.5, 0.03  # a sensor that is off by less is not told
+# A sensor that is off by less is not told
+LEAST_K, LEAST_GPU_K, LEAST_PU, LEAST_GPU_PU = 1.0, 1.5, 0.03, 0.04
 # Kelvin by which a supply must be off before a cooler or valve is blamed; source: estimate
 LEAST_SIZE = {"cooler_failed": 1.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
+CONFIRMING = 8  # GPUs that run hot at once
 LONG_RUN = 8  # equal readings, while what it measures has moved
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
@@ -100,7 +103,13 @@ _DRIFTS = {"pump_head": "head of the pumps", "ua": "conductance of the exchanger
 _WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power", "supply_temp_c": "supply",
           "return_temp_c": "return", "diff_pressure_pa": "pressure across", "sm_clock_hz": "clock",
           "filter_diff_pressure_pa": "pressure across the filter", "facility_flow_lpm": "facility flow",
-          "facility_supply_temp_c": "facility supply", "facility_return_temp_c": "facility return"}  # fmt: skip
+          "facility_supply_temp_c": "facility supply",
+          "facility_return_temp_c": "facility return"}  # fmt: skip
+
+
+def _felt(found: Found) -> bool:
+    """Whether GPUs confirm what one reading of a flow says: then the second one need not be waited for."""
+    return found.hypothesis.kind == "branch_blocked" and len(found.rows.get(GPU_TEMP, ())) >= CONFIRMING
 
 
 class Verdicts:
@@ -129,7 +138,9 @@ class Verdicts:
             return None  # the flow's own reading will soon be here
         if abs(found.size) < LEAST_SIZE.get(kind, 0.0):
             return None
-        if found.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK):
+        if kind == "sensor_biased" and not (found.alone and self._decided(found, residuals)):
+            return None  # that something does not balance is a finding of its own
+        if found.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK) and not _felt(found):
             return None
         size = found.size
         if h.kind != kind:  # its size is that of another hypothesis: take what is read too much
@@ -140,15 +151,30 @@ class Verdicts:
         evidence = self._evidence(kind, found, now, residuals)
         count = max(1, max((len(rows) for name, rows in found.rows.items()), default=1))
         confidence = float(np.clip(1.0 - np.exp(-0.5 * found.energy) * 10.0, 0.5, 0.999)) * found.share**0.25
-        return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count,
-                     HOLD_S.get(kind, 10.0), CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
+        hold_s = HOLD_GPU_S if h.table == "gpu" else HOLD_S.get(kind, 10.0)
+        return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count, hold_s,
+                     CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
+
+    @staticmethod
+    def _decided(found: Found, residuals: dict[str, Residual]) -> bool:
+        """Whether more than a heat balance is known of it: that alone does not say which reading is wrong."""
+        if not found.rows.keys() <= {HEAT, HEAT_FLOW}:
+            return True
+        for name in found.hypothesis.relations:
+            if name in residuals and name not in (HEAT, HEAT_FLOW) and name.startswith("rack."):
+                r = residuals[name]
+                if np.isfinite((r.measured[found.entity] - r.expected[found.entity]) / r.sigma[found.entity]):
+                    return True
+        mix = residuals.get(MIX)
+        return MIX in found.hypothesis.relations and mix is not None and bool(np.isfinite(mix.expected).any())
 
     @staticmethod
     def _slight(table: str, signal: str, entity: int, size: float, now: Now) -> bool:
         """Whether a sensor is off by no more than models are."""
         if signal.endswith("temp_c"):
             return abs(size) < (LEAST_GPU_K if table == "gpu" else LEAST_K)
-        return abs(size) < LEAST_PU * abs(float(now[f"{table}.{signal}"][entity]) - size)
+        least_pu = LEAST_GPU_PU if table == "gpu" else LEAST_PU
+        return abs(size) < least_pu * abs(float(now[f"{table}.{signal}"][entity]) - size)
 
     def _evidence(self, kind: str, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
         h, out = found.hypothesis, []
@@ -168,7 +194,7 @@ class Verdicts:
 
     @staticmethod
     def _plate_or_sensor(gpu: int, gap_z: np.ndarray, size: float) -> tuple[str, str]:
-        """The memory beside it is as hot as its chip: if it disagrees with the reading, the sensor is wrong."""
+        """The memory beside it is as hot as its chip: if it disagrees, the sensor is wrong."""
         disagrees = size < 0 or (len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0)
         return ("sensor_biased", "temp_c") if disagrees else ("plate_degraded", "")
 

@@ -46,7 +46,7 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "heat_wave": ("loop", "cdu"),
     "grid_event": ("feeder", "rack", "node"),
     "node_down": ("node", "rack"),
-    "node_silent": ("node",),
+    "node_silent": ("node", "rack.power_w"),
     "psu_lost": ("node",),
 }
 PASSING = ("pump_trip",)  # stirs for a while; others as long as they last

@@ -34,21 +34,24 @@ WATCHED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Positions and settings without noise: they may stand still, and move when the process does.
 NOISELESS = (
-    "sm_clock_hz",
     "valve_pu",
     "facility_valve1_pu",
     "facility_valve2_pu",
     "pump1_speed_pu",
     "pump2_speed_pu",
 )
-# Read in such coarse steps that they often repeat themselves: only their comparisons tell that they stand still.
-COARSE = ("temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
+# Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
+COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
 # Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
-RUN_LOG = 20.0
-RUN_LEAST = {"gpu": 20, "node": 24, "site": 14}  # others 12; idle meters repeat themselves more often
+RUN_LOG, RUN_LOG_SITE = 20.0, 12.0  # weather is told once a minute: there are fewer chances to err
+RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}  # others 12; meters of idle devices often repeat themselves
 RUN_LEAST_OTHERS = 12
+# Of a GPU's temperature in whole degrees, which in the middle of a step repeats itself nine times in ten
+COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 300, 40.0, 0.15
+# Below, the noise of a power meter, a share of its reading, drowns in its last digit; source: estimate
+LEAST_POWER_W = {"gpu": 150.0, "node": 500.0, "rack": 5000.0, "feeder": 5000.0}
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
-KNOWN_READINGS = 30  # before anything is called unusual
+KNOWN_READINGS, KNOWN_SITE = 30, 15  # before anything is called unusual
 CELLS = 12_288  # of a table that are looked at in one tick
 JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
 FAR_BACK = np.float32(1e15)  # keeps squares finite
@@ -82,11 +85,18 @@ class Meters:
         least_k = LEAST_JUMP_GPU_K if table == "gpu" else LEAST_JUMP_K
         self.least_k = np.where(warm, least_k, 0.0).astype(np.float32)
         self.least_pu = np.where(warm, 0.0, LEAST_JUMP_PU).astype(np.float32)
-        self.noisy = np.array([name not in NOISELESS for name in self.names])[:, None]
+        # The air and the CPUs of a node follow its work, its supplies the feeds: they may jump
+        rough = (*COARSE, "psu1_power_w", "psu2_power_w") if table == "node" else ()
+        self.noisy = np.array([name not in (*NOISELESS, *rough) for name in self.names])[:, None]
         fine = np.array([name not in COARSE for name in self.names])[:, None]
-        self.fine = fine & self.noisy
+        self.fine = fine & np.array([name not in NOISELESS for name in self.names])[:, None]
+        powers = np.array([name.endswith("power_w") for name in self.names])[:, None]
+        self.least_w = np.where(powers, LEAST_POWER_W.get(table, 0.0), -np.inf).astype(np.float32)
+        self.run_log, self.known = (
+            (RUN_LOG_SITE, KNOWN_SITE) if table == "site" else (RUN_LOG, KNOWN_READINGS)
+        )
         self.run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
-        self.anything = False
+        self.anything = self.any_silent = False
 
     def update(self, state: State, readings: Readings, spared: Bool | None, dt_s: float) -> None:
         """Take in the readings of this tick; of a large table a part."""
@@ -103,14 +113,19 @@ class Meters:
                 new[k] = fresh[part]
                 share[k] = np.count_nonzero(fresh) / self.n
         self._silence(state, share, spared, dt_s)
+        self.anything |= self.any_silent
         if any(column.bad_count[row] for row in self.rows.tolist()):
             new &= column.quality[self.rows, part] == GOOD
         if not new.any():
             return
-        self._behaviour(column.value[self.rows, part], new, part)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            self._behaviour(column.value[self.rows, part], new, part)
         if spared is not None:
             self.frozen[:, spared], self.jumping[:, spared] = False, False
-        self.anything = bool(self.silent.any() or self.frozen.any() or self.jumping.any())
+        odd = self.frozen[:, part].any() or self.jumping[:, part].any()
+        if odd or self.anything:
+            odd = odd or self.frozen.any() or self.jumping.any()
+        self.anything = bool(odd or self.any_silent)
 
     def _behaviour(self, value: F32, new: Bool, part: slice) -> None:
         last, before = self.last[:, part], self.before[:, part]
@@ -123,19 +138,28 @@ class Meters:
         rate = np.maximum(USUAL_PER_READING, 1.0 / (count + 1.0)).astype(np.float32)
         rate *= new
         moves += rate * (run * moves < 4.0) * (~same - moves)
-        known = new & (count >= KNOWN_READINGS)
+        known = new & (count >= self.known)
         frozen = self.frozen[:, part]
         if frozen.any() or run.max(initial=0) >= self.run_least:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                need = np.maximum(self.run_least, RUN_LOG / -np.log1p(-np.minimum(moves, 0.999)))
-            odd = known & (value != 0.0) & (moves > LIVELY) & self.fine & (run >= need)
+            need = np.maximum(self.run_least, self.run_log / -np.log1p(-np.minimum(moves, 0.999)))
+            odd = (
+                known
+                & (value != 0.0)
+                & (value >= self.least_w)
+                & (moves > LIVELY)
+                & self.fine
+                & (run >= need)
+            )
+            if self.table == "gpu":
+                k = self.index("temp_c")
+                long_run = run[k] >= np.maximum(COARSE_RUN, COARSE_MOVES / moves[k])
+                odd[k] = known[k] & (moves[k] > COARSE_LIVELY) & long_run
             np.copyto(frozen, odd, where=new)
-        with np.errstate(invalid="ignore"):
-            up, down = last - before, last - value
-            back = np.where(up * down > 0.0, np.minimum(np.abs(up), np.abs(down)), np.float32(0.0))
-            back[~new] = 0.0
-            least = self.least_k + self.least_pu * np.abs(value)
-            far = known & (back > least) & (back * back > JUMP_SCALES**2 * self.jump[:, part]) & self.noisy
+        up, down = last - before, last - value
+        back = np.where(up * down > 0.0, np.minimum(np.abs(up), np.abs(down)), np.float32(0.0))
+        back[~new] = 0.0
+        least = self.least_k + self.least_pu * np.abs(value)
+        far = known & (back > least) & (back * back > JUMP_SCALES**2 * self.jump[:, part]) & self.noisy
         jump, jumps = self.jump[:, part], self.jumps[:, part]
         rate *= ~far
         jump += rate * (np.minimum(back, FAR_BACK) ** 2 - jump)
@@ -158,13 +182,17 @@ class Meters:
         usual += rate * (per_s - usual)
         with np.errstate(divide="ignore"):
             self.period_s = 1.0 / usual
+        some, oldest = False, dict[int, int]()
         for k, row in enumerate(self.rows.tolist()):
             if not np.isfinite(self.period_s[k]):
                 continue
+            group = int(column.partition.group_of_row[row])
+            if group not in oldest:
+                oldest[group] = int(column.t_ns[group].min(initial=state.now_ns))
             late_ns = state.now_ns - round(max(SILENT_PERIODS * self.period_s[k] + 2.0, SILENT_LEAST_S) * NS)
-            t_ns = column.t_ns[column.partition.group_of_row[row]]
-            if not column.bad_count[row] and t_ns.min(initial=state.now_ns) >= late_ns:
-                if self.silent[k].any():
+            t_ns = column.t_ns[group]
+            if not column.bad_count[row] and oldest[group] >= late_ns:
+                if self.any_silent:
                     self.silent[k] = False
                 continue
             since = np.where(column.quality[row] == GOOD, t_ns, column.good_ns[row])
@@ -172,6 +200,8 @@ class Meters:
             if spared is not None:
                 silent &= ~spared
             self.silent[k] = silent
+            some |= bool(silent.any())
+        self.any_silent = some
 
     def forget(self, entity: int) -> None:
         """Another device sits in this slot."""
@@ -224,4 +254,5 @@ class Watch:
                 continue
             for name, value in held.items():
                 setattr(meters, name, float(value) if name == "heard_s" else np.array(value))
-            meters.anything = bool(meters.silent.any() or meters.frozen.any() or meters.jumping.any())
+            meters.any_silent = bool(meters.silent.any())
+            meters.anything = bool(meters.any_silent or meters.frozen.any() or meters.jumping.any())

@@ -8,6 +8,7 @@ own signal that is younger. May import noise, contracts, frames and the state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from twin.contracts import Residual
-from twin.estimate.noise import FAULT_S, FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of
+from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of
 from twin.frame import F64, I32, I64, NS, Bool
 
 MOVE_S = 60.0  # between moves of what was learned into use
@@ -25,6 +26,7 @@ FAST_S, FAST_SHARE, HOLD_S = 5.0, 0.5, 10.0
 # No model holds over all of its range: a change of regime is doubted by this share of it until the parameter
 # has followed; source: estimate.
 SLOW_S, SLOW_SHARE = 300.0, 0.04
+CALM_SHARE = 0.5  # of the sigma that is noise, to learn of noise; source: estimate
 SETTLED_COUNT = 240  # readings taken in before a parameter's early value is its reference; source: estimate
 
 
@@ -81,11 +83,12 @@ class Board:
         self._low, self._high = (self._spread_out([getattr(r, k) for r in rows]) for k in ("low", "high"))
         self._learns = np.repeat([bool(r.parameter) for r in rows], [r.n for r in rows]).astype(np.bool_)
         self._hold_s = self._spread_out([r.hold_s for r in rows])
+        self._held_dt_s, self._hold = 0.0, np.ones(n)
         self._kept: dict[str, F64] = {}
         for name, start in _KEPT.items():
             self._kept[name] = self._at_first(name) if start is None else np.full(n, start)
         self.count, self.taught_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.moved_ns = 0
+        self.moved_ns, self._idle_s = 0, 0.0
         self.expected, self.measured, self.implied = (np.full(n, np.nan) for _ in range(3))
         self.slope, self.loose, self.level = np.zeros(n), np.zeros(n), np.ones(n)
         self.heard_ns = np.zeros(n, np.int64)
@@ -95,8 +98,9 @@ class Board:
         return np.repeat(np.array(of_row, np.float64), [r.n for r in self.rows])
 
     def _at_first(self, name: str) -> F64:
-        unit = np.where(self._relative, np.abs(self._prior), 1.0)
-        return (self._spread * unit) ** 2 if name.endswith("var") else self._prior.copy()
+        if not name.endswith("var"):
+            return np.where(self._learns, self._prior, 0.0)
+        return (self._spread * np.where(self._relative, np.abs(self._prior), 1.0)) ** 2
 
     def parameter(self, name: str) -> F64:
         """The parameter in use of a relation [n]."""
@@ -119,8 +123,8 @@ class Board:
 
     def begin(self, now_ns: int) -> None:
         """Before the comparisons of a tick: what was learned moves on when its time has come."""
-        for column in (self.expected, self.measured, self.implied):
-            column.fill(np.nan)
+        # New ones, since the residuals of the tick before hold views of the old
+        self.expected, self.measured, self.implied, self.sigma = np.full((4, self.n), np.nan)
         if self.moved_ns == 0:
             self.moved_ns = now_ns
         if now_ns - self.moved_ns < MOVE_S * NS:
@@ -139,57 +143,77 @@ class Board:
     def settle(self, dt_s: float, untouched: Bool | None) -> None:
         """Judge the comparisons, then learn from those of new readings where nobody works at the device."""
         kept, difference = self._kept, self.measured - self.expected
-        doubt_var = self._doubt(dt_s) ** 2
+        self.slope[~np.isfinite(self.slope)] = 0.0  # of a comparison that there is not
         sigma = self.noise.sigma() * self.level
-        known_var = sigma**2
+        doubt_var, known_var = self._doubt(sigma, dt_s) ** 2, sigma**2
         np.sqrt(known_var + doubt_var + kept["in_use_var"] * self.slope**2, out=self.sigma)
         self.confidence = confidence_of(difference, self.sigma)
         taught = self.heard_ns > self.taught_ns
         np.copyto(self.taught_ns, self.heard_ns)
         if untouched is not None:
             taught &= untouched
+        self._idle_s += dt_s
+        if not taught.any():
+            return
+        dt_s, self._idle_s = self._idle_s, 0.0
         # With hindsight: what is known by now of the parameter is no noise.
         off = difference - (kept["value"] - kept["in_use"]) * self.slope
         share = np.where(np.isfinite(sigma), np.sqrt(known_var / (known_var + doubt_var)), 1.0)
-        # While a parameter is still being found, or says nothing, the difference is not noise.
-        settled = taught & (~self._learns | ((self.count > NOISE_WARMUP) & np.isfinite(self.implied)))
+        # While a parameter is still being found, or says nothing, the difference is not noise; nor is it
+        # while an expectation moves, and a difference that seems small then does not end one that lasts.
+        settled = (
+            taught
+            & (share > CALM_SHARE)
+            & (~self._learns | ((self.count > NOISE_WARMUP) & np.isfinite(self.implied)))
+        )
         self._learn(np.where(taught, self.implied, np.nan), known_var, doubt_var, dt_s)
         self.noise.learn(np.where(settled, off / self.level * share, np.nan), self.heard_ns, dt_s)
 
-    def _doubt(self, dt_s: float) -> F64:
+    def _doubt(self, sigma: F64, dt_s: float) -> F64:
         """1 sigma for that an expectation moves, and is not where its relation was learned."""
         kept, expected = self._kept, self.expected
         known = np.isfinite(expected)
         for name, tau_s in (("fast", FAST_S), ("slow", SLOW_S)):
             level = kept[name]
             np.copyto(level, expected, where=np.isnan(level))
-            level += np.where(known, (expected - level) * -np.expm1(-dt_s / tau_s), 0.0)
-        quiet = 2.0 * np.nan_to_num(self.noise.sigma() * self.level)
+            np.add(level, (expected - level) * -math.expm1(-dt_s / tau_s), out=level, where=known)
+        quiet = np.where(np.isfinite(sigma), 2.0 * sigma, 0.0)
         move = FAST_SHARE * np.maximum(np.abs(expected - kept["fast"]) - quiet, 0.0)
         held = kept["held"]
-        held *= np.exp(-dt_s / self._hold_s)
+        held *= self._hold_of(dt_s)
         np.fmax(held, move, out=held)
         away = SLOW_SHARE * np.maximum(np.abs(expected - kept["slow"]) - quiet, 0.0)
-        return held + away + self.loose
+        away += held
+        away += self.loose
+        return np.where(np.isfinite(away), away, 0.0)
+
+    def _hold_of(self, dt_s: float) -> F64:
+        """Share of a doubt that is left after a step."""
+        if dt_s != self._held_dt_s:
+            self._held_dt_s, self._hold = dt_s, np.exp(-dt_s / self._hold_s)
+        return self._hold
 
     def _learn(self, implied: F64, known_var: F64, doubt_var: F64, dt_s: float) -> None:
         """A scalar Kalman step of each parameter; none from a reading that has been far off for long."""
         kept = self._kept
         value, var = kept["value"], kept["var"]
         first = np.isnan(value) & np.isfinite(implied) & self._learns
-        np.copyto(value, implied, where=first)  # where nothing is known before, the first reading tells
+        if first.any():
+            np.copyto(value, implied, where=first)  # where nothing is known before, the first reading tells
         unit_var = np.where(self._relative, value**2, 1.0)
         most = self._spread**2 * unit_var
-        np.copyto(var, most, where=first)
+        if first.any():
+            np.copyto(var, most, where=first)
         var += self._drift_var * unit_var * dt_s
         np.minimum(var, most, out=var)
-        lasting = (self.noise.off_ns > 0) & (self.heard_ns - self.noise.off_ns >= FAULT_S * NS)
+        lasting = self.noise.lasting(self.heard_ns)
         slope_var = np.where(self.slope == 0.0, 1.0, self.slope**2)
         error_var = np.fmax(self._error_var * unit_var, known_var / slope_var) + doubt_var / slope_var
         teach = np.isfinite(implied) & self._learns & ~lasting
-        innovation = np.where(teach, implied - value, 0.0)
         bound = FAULT_SIGMAS * np.sqrt(var + error_var)
-        innovation = np.where(teach, np.minimum(np.maximum(innovation, -bound), bound), 0.0)
+        # Once it is found, what is far off teaches nothing, until drift could have brought it there
+        teach &= (self.count <= NOISE_WARMUP) | (np.abs(implied - value) <= bound)
+        innovation = np.where(teach, np.minimum(np.maximum(implied - value, -bound), bound), 0.0)
         gain = np.where(teach, var / (var + error_var), 0.0)
         value += gain * innovation
         np.minimum(np.maximum(value, self._low, out=value), self._high, out=value)
@@ -197,10 +221,9 @@ class Board:
         self.count += teach
 
     def residual(self, name: str) -> Residual:
-        """A relation's comparison of this tick; arrays of its own, since the board's are used again."""
+        """A relation's comparison of this tick; arrays that are not written to again."""
         at = self.cells[name]
-        expected, measured = self.expected[at].copy(), self.measured[at].copy()
-        return Residual(name, expected, measured, self.sigma[at].copy(), self.confidence[at])
+        return Residual(name, self.expected[at], self.measured[at], self.sigma[at], self.confidence[at])
 
     def noise_of(self, name: str) -> Noise:
         """The noise of one relation, to be read."""
@@ -225,7 +248,7 @@ class Board:
                 source = old_of_new[row.table]
                 kept = np.flatnonzero(source >= 0)
                 self._take(old, self.cells[row.name].start + kept, old.cells[row.name].start + source[kept])
-        self.moved_ns = old.moved_ns
+        self.moved_ns, self._idle_s = old.moved_ns, old._idle_s
 
     def _take(self, other: Board, to: Any, source: Any) -> None:
         for name, column in self._kept.items():
@@ -239,7 +262,8 @@ class Board:
         """Everything learned."""
         return {
             "rows": [[r.name, r.n] for r in self.rows], "kept": dict(self._kept), "count": self.count,
-            "taught_ns": self.taught_ns, "moved_ns": self.moved_ns, "noise": self.noise.dump(),
+            "taught_ns": self.taught_ns, "moved_ns": self.moved_ns, "idle_s": self._idle_s,
+            "noise": self.noise.dump(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> bool:
@@ -250,6 +274,6 @@ class Board:
             return False
         self._kept = {k: np.array(data["kept"][k]) for k in self._kept}
         self.count, self.taught_ns = np.array(data["count"]), np.array(data["taught_ns"])
-        self.moved_ns = int(data["moved_ns"])
+        self.moved_ns, self._idle_s = int(data["moved_ns"]), float(data["idle_s"])
         self.noise.restore(data["noise"])
         return True

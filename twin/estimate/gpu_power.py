@@ -25,9 +25,10 @@ SETTLED_S = 600.0  # of weighted readings before a coefficient's value is its re
 # around the design, and of one GPU's around its profile's; source: estimate.
 POOL_IDLE, POOL_SHARE = 0.25, 0.3
 OWN_IDLE, OWN_SHARE = 0.08, 0.04
-MODEL_ERROR_PU = 0.01  # of one reading of power, of the highest power; source: estimate
+MODEL_ERROR_PU = 0.01  # of one reading at full activity, of the highest power; source: estimate
+IDLE_ERROR_PU = 0.25  # of that, of an idle one; source: estimate
 NOISE_PU = 0.003  # floor of the learned noise, of the highest power: a GPU's meter; source: estimate
-IDLE_WEIGHT = 0.05  # an idle reading teaches so much of what one at full activity does; source: estimate
+IDLE_WEIGHT = 0.2  # an idle reading teaches so much of what one at full activity does; source: estimate
 SLOWED_PU = 0.985  # below, a clock is lowered: two steps of 15 MHz below 1980 MHz are not
 LEAST_TEACHING_PU = 0.93  # of the clock: above, the exponent is lost in noise; source: estimate
 EXPONENT_LOW, EXPONENT_HIGH = 1.5, 3.5  # what is physically plausible; domain facts give 2.5-3
@@ -143,7 +144,8 @@ class GpuPower:
         sigma = self.sigma[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf)
         y = np.minimum(np.maximum(power, expected - bound), expected + bound)
-        self.fit.learn(rows, features, y, MODEL_ERROR_PU * self.max_w[rows], weight, dt_s)
+        busy = IDLE_ERROR_PU + (1.0 - IDLE_ERROR_PU) * np.minimum(sm, 1.0)
+        self.fit.learn(rows, features, y, MODEL_ERROR_PU * busy * self.max_w[rows], weight, dt_s)
         self._learn_exponent(rows, power, clock_hz[rows] / top, usable & ~full & working)
 
     def _learn_exponent(self, rows: slice, power: F64, pu: F64, usable: Bool) -> None:

@@ -34,6 +34,9 @@ HOLD_S = 5.0  # so long a power that is not heard is taken to stand still; sourc
 SETTLING = 4.0  # lags until a model that began in the middle of things is right (e^-4 of its error is left)
 # A model that moves is less certain: by this share of the way that its lag has yet to go; source: estimate.
 MOVE_PU = 0.15
+# GPUs that have taught so much, so many at the least and about so many at most, tell what is typical of their
+# profile; source: estimate.
+POOLED_AFTER_S, LEAST_POOL, POOLED = 1000.0, 8, 10_001
 # Air through a node at full power and nominal flow warms by so much; source: estimate, servers of this class
 # are made for 10-15 K.
 AIR_RISE_K = 12.0
@@ -83,7 +86,7 @@ class GpuTemp:
         self.air = np.full((2, n_node), np.nan)  # smoothed power and rise of air over what they are at most
         self.power_w, self.silent_s = np.full(n, np.nan), np.zeros(n)
         self.settled_s, self.inlet_s = np.zeros(n), np.zeros(n_node)
-        self.expected = np.full(n, np.nan)
+        self.expected, self.typical = np.full(n, np.nan), np.ones(n)
 
     def _inlet(self, readings: Readings) -> F64:
         """What flows to the plates of each node [n_node], degC: coolant of its rack, else air."""
@@ -190,9 +193,20 @@ class GpuTemp:
         features = [np.ones(len(y)), heated, moving]
         self.fit.learn(rows, features, y, np.full(len(y), MODEL_ERROR_K), weight, dt_s)
 
+    def refresh_pool(self, group: I32, n_group: int) -> None:
+        """By what the resistances of a profile differ from its design: GPUs that idle are taken to follow."""
+        ratio = self.set.learning[RESISTANCE] / self.resistance
+        told = np.flatnonzero((self.fit.taught_s > POOLED_AFTER_S) & np.isfinite(ratio))[
+            :: self.n // POOLED + 1
+        ]
+        for k in range(n_group):
+            mine = ratio[told[group[told] == k]]
+            if len(mine) >= LEAST_POOL:
+                self.typical[group == k] = np.median(mine)
+
     def move(self, rows: slice) -> None:
         """What was learned moves on towards its use."""
-        nominal = self.resistance[rows]
+        nominal = self.resistance[rows] * self.typical[rows]
         zero = np.zeros(len(nominal))
         spread = np.stack([zero + OFFSET_K, SPREAD_PU * nominal, LAG_SPREAD_PU * nominal])
         theta, variance = self.fit.solve(rows, np.stack([zero, nominal, zero]), spread)
@@ -214,7 +228,7 @@ class GpuTemp:
         """GPUs `to` were `source` before; `nodes` the same of nodes."""
         for name in ("set", "fit", "reference", "noise"):
             getattr(self, name).adopt(getattr(old, name), to, source)
-        for name in ("sigma", "heated", "twice", "power_w", "silent_s", "settled_s"):
+        for name in ("sigma", "heated", "twice", "power_w", "silent_s", "settled_s", "typical"):
             getattr(self, name)[to] = getattr(old, name)[source]
         for name in ("inlet_c", "inlet_s", "air"):
             getattr(self, name)[..., nodes[0]] = getattr(old, name)[..., nodes[1]]
@@ -230,6 +244,7 @@ class GpuTemp:
         "inlet_s",
         "factor",
         "air",
+        "typical",
     )
 
     def dump(self) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class GpuEstimator:
         self.moves = np.zeros(count, np.int64)
         self.residuals: dict[str, Residual] = {}
         self._heard = False
+        self._told: dict[str, Parameter] | None = None  # parameters, until something moves
 
     def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
         """Compare all, then learn from a part; nothing of GPUs that are `touched` [n]."""
@@ -81,6 +82,7 @@ class GpuEstimator:
         rows = self.parts[part]
         if part == 0:
             self.power.refresh_pool()
+            self.temp.refresh_pool(self.power.group, self.power.n_group)
         self.power.move(rows)
         self.temp.move(rows)
         for reference, in_use, share in (
@@ -93,6 +95,7 @@ class GpuEstimator:
             reference.confidence[:, rows] = confidence_of(in_use - early, sigma)
         self.since_s[part] = 0.0
         self.moves[part] += 1
+        self._told = None
 
     def _power_values(self, rows: slice) -> F64:
         in_use = self.power.set.in_use
@@ -151,7 +154,12 @@ class GpuEstimator:
             sigma[rows] = noise.sigma(rows)
 
     def parameters(self) -> dict[str, Parameter]:
-        """What is learned of each GPU [n], as now in use; views, to be read only."""
+        """What is learned of each GPU [n], as now in use; to be read only."""
+        if self._told is None:
+            self._told = self._tell()
+        return self._told
+
+    def _tell(self) -> dict[str, Parameter]:
         temp, power = self.temp, self.power
         resistance = temp.set.in_use[RESISTANCE]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -176,12 +184,15 @@ class GpuEstimator:
         self.power.reset(entity)
         self.temp.reset(entity)
         self.clock_noise.forget(entity)
+        self._told = None
         self.clock_sigma[entity] = np.nan
         self.taught_ns[:, entity] = 0
 
     def remapped(self, site: Site, old_of_new: Mapping[str, I32]) -> GpuEstimator:
-        """What was learned, for a changed site."""
+        """What was learned, for a changed site; nothing where it is not said where GPUs were."""
         out = GpuEstimator(site)
+        if "gpu" not in old_of_new or "node" not in old_of_new:
+            return out
         kept = np.flatnonzero(old_of_new["gpu"] >= 0)
         nodes = np.flatnonzero(old_of_new["node"] >= 0)
         source = old_of_new["gpu"][kept]
@@ -190,7 +201,7 @@ class GpuEstimator:
         out.clock_noise.adopt(self.clock_noise, kept, source)
         out.clock_sigma[kept] = self.clock_sigma[source]
         out.taught_ns[:, kept] = self.taught_ns[:, source]
-        out._heard = self._heard
+        out._heard, out._told = self._heard, None
         out.moves[:] = int(self.moves.min(initial=0))
         return out
 
@@ -209,4 +220,4 @@ class GpuEstimator:
         self.clock_noise.restore(data["clock_noise"])
         for name in ("clock_sigma", "taught_ns", "elapsed_s", "since_s", "moves"):
             setattr(self, name, np.array(data[name]))
-        self.turn, self._heard = int(data["turn"]), bool(data["heard"])
+        self.turn, self._heard, self._told = int(data["turn"]), bool(data["heard"]), None

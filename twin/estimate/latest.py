@@ -28,14 +28,18 @@ class Latest:
         self._rows = np.array([spec.by_name[name].row for name in names], np.int32)
         self._stale_ns = np.array([[spec.by_name[name].period_s * STALE_PERIODS * NS] for name in names])
         self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
+        self._at_once = False
 
     def take(self, state: State) -> None:
         """Look at the state as it is now."""
         column = state.tables[self.table]
         self._values = column.value[self._rows].astype(np.float64)
-        self._heard_ns = column.t_ns[column.partition.group_of_row[self._rows]]
+        groups = column.partition.group_of_row[self._rows]
+        self._at_once = bool((groups == groups[0]).all())
+        self._heard_ns = column.t_ns[groups]
         bad = (column.quality[self._rows] != GOOD) | (state.now_ns - self._heard_ns > self._stale_ns)
-        self._values[bad] = np.nan
+        if bad.any():
+            self._values[bad] = np.nan
 
     def __getitem__(self, name: str) -> F64:
         values: F64 = self._values[self.at[name]]
@@ -44,6 +48,8 @@ class Latest:
     def heard_ns(self, *names: str) -> I64:
         """Instant of the oldest of these readings [n]."""
         found: I64 = self._heard_ns[self.at[names[0]]]
+        if self._at_once:  # all came together
+            return found
         for name in names[1:]:
             found = np.minimum(found, self._heard_ns[self.at[name]])
         return found
@@ -53,20 +59,21 @@ class Lag:
     """Free-running first-order models, k of them for each of n entities."""
 
     def __init__(self, k: int, n: int) -> None:
-        self.level, self.known_ns = np.full((k, n), np.nan), np.zeros(n, np.int64)
+        self.level, self.known_ns = np.full((k, n), np.nan), np.zeros((k, n), np.int64)
 
     def toward(self, aim: F64, share: F64, now_ns: int) -> F64:
-        """Move by `share` of the way to `aim` (both [k, n]); NaN in a column where an aim is unknown."""
-        known = np.isfinite(aim).all(axis=0)
-        lost = known & (now_ns - self.known_ns > LOST_S * NS)
-        np.copyto(self.level, aim, where=lost)
-        self.level += np.where(known, (aim - self.level) * share, 0.0)
-        self.known_ns[known] = now_ns
-        return np.where(known, self.level, np.nan)
+        """Move by `share` of the way to `aim` (both [k, n]); NaN where an aim is unknown."""
+        known = np.isfinite(aim)
+        lost = now_ns - self.known_ns > LOST_S * NS
+        if lost.any():
+            np.copyto(self.level, aim, where=lost)
+        np.add(self.level, (aim - self.level) * share, out=self.level, where=known)
+        np.copyto(self.known_ns, now_ns, where=known)
+        return self.level.copy() if known.all() else np.where(known, self.level, np.nan)
 
     def forget(self, entity: int) -> None:
         """Begin anew for one entity."""
-        self.known_ns[entity] = 0
+        self.known_ns[:, entity] = 0
 
     def dump(self) -> dict[str, Any]:
         return {"level": self.level, "known_ns": self.known_ns}

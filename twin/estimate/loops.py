@@ -11,11 +11,13 @@ import numpy as np
 from twin.design import LOOP_VOLUME_MIN
 from twin.estimate.board import Board, Row
 from twin.estimate.latest import Lag, Latest, share_of
+from twin.frame import F64
 from twin.site import Site
 
 APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
 TEMP_NOISE_K = 0.05  # floor; source: estimate
 FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
+WEATHER_MOVES_K = 0.07  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
 LOOP_NAMES = ("supply_temp_c", "return_temp_c", "flow_lpm")
 SITE_NAMES = ("outdoor_temp_c", "outdoor_wet_bulb_c")
 
@@ -55,10 +57,10 @@ class Loops:
         # Weather is told once a minute; what is new is the loop's reading
         heard_ns = np.where(heard > 0, loop.heard_ns("supply_temp_c"), 0)
         board.put(APPROACH, board.parameter(APPROACH) + outdoor, supply, heard_ns, implied=supply - outdoor,
-                  slope=1.0)  # fmt: skip
+                  slope=1.0, loose=WEATHER_MOVES_K)  # fmt: skip
 
         lpm = cdu["facility_flow_lpm"][self.cdu]
-        summed = np.bincount(self.loop, weights=lpm, minlength=self.n)
+        summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
         heat = np.bincount(self.loop, weights=lpm * cdu["facility_return_temp_c"][self.cdu], minlength=self.n)
         mixed = heat / summed
@@ -72,4 +74,4 @@ class Loops:
                   loose=0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0))  # fmt: skip
         expected = board.parameter(FLOW) * summed
         board.put(FLOW, expected, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")),
-                  implied=flow / summed, slope=np.nan_to_num(summed), level=expected)  # fmt: skip
+                  implied=flow / summed, slope=summed, level=expected)  # fmt: skip

@@ -172,8 +172,12 @@ class NodeEstimator:
         """What was learned, for a changed site; sums over nodes begin anew."""
         out = NodeEstimator(site)
         for name, relation in out.relations.items():
+            if relation.table not in old_of_new:
+                continue
             kept = np.flatnonzero(old_of_new[relation.table] >= 0)
             relation.adopt(self.relations[name], kept, old_of_new[relation.table][kept])
+        if "rack" not in old_of_new:
+            return out
         kept = np.flatnonzero(old_of_new["rack"] >= 0)
         out.delay.adopt(self.delay, kept, old_of_new["rack"][kept])
         out.misfit[:, kept] = self.misfit[:, old_of_new["rack"][kept]]

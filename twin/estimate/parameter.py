@@ -98,13 +98,14 @@ class Fit:
     def learn(self, rows: slice, features: list[F64], y: F64, error: F64, weight: F64, dt_s: float) -> None:
         """Take in a reading per row: `features` k times [m]; `error` is its 1 sigma; weight 0 is none.
 
-        What was seen before fades only as far as new readings come in. Features and y are finite where the
-        weight is not 0.
+        What was seen before fades only as far as new readings come in. Features, y and error are finite where
+        the weight is not 0.
         """
         taken = weight > 0.0
         keep = 1.0 - weight * min(dt_s / self.memory_s, 1.0)
-        information = weight * (min(dt_s / ALIKE_S, 1.0) / error**2)
         clean = taken.all()
+        sure = error if clean else np.where(taken, error, 1.0)  # what is not taken in may be NaN throughout
+        information = weight * (min(dt_s / ALIKE_S, 1.0) / sure**2)
         xs = features if clean else [np.where(taken, x, 0.0) for x in features]
         target = y if clean else np.where(taken, y, 0.0)
         at = 0

@@ -6,6 +6,7 @@ the board, noise, the site and the state's readings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,23 +14,23 @@ import numpy as np
 from twin.contracts import Residual
 from twin.estimate.board import Board, Row
 from twin.estimate.latest import Latest
-from twin.estimate.noise import Noise, confidence_of
 from twin.frame import F64, I32, I64, Bool
 from twin.site import Site
 
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
 METER_NOISE_PU = 0.002
-SPLIT = "feeder.power_w/split"
+SPLIT, BALANCE = "feeder.power_w/split", "feeder.balance"
 LEAST_LOAD_W = 1000.0  # below, how feeds share says nothing; source: estimate
 
 
-def rows(site: Site) -> list[Row]:
-    """Relations of this part that a board keeps."""
+def rows(site: Site, balances: Sequence[Balance]) -> list[Row]:
+    """Relations of this part; the table `balance` has a row per sum."""
     n = site.sizes["feeder"]
     return [
         Row(
             SPLIT, "feeder", n, METER_NOISE_PU, "feeder.odds", np.nan, 0.3, 0.01, 3e-4, low=0.0, relative=True
-        )
+        ),
+        Row(BALANCE, "balance", len(balances), METER_NOISE_PU),
     ]
 
 
@@ -113,12 +114,8 @@ def _by_group(items: I32, group: I32) -> dict[int, I32]:
 class PowerTree:
     """The balances of a site, and the share that each root takes of what it feeds with others."""
 
-    def __init__(self, site: Site) -> None:
-        self.balances = balances_of(site)
-        n = self.n = len(self.balances)
-        self.noise = Noise(n, np.full(n, METER_NOISE_PU))
-        self.heard_ns = np.zeros(n, np.int64)
-        self.residual: Residual | None = None
+    def __init__(self, site: Site, balances: Sequence[Balance]) -> None:
+        self.balances, self.n = balances, len(balances)
         self._meter = _incidence([b.meters for b in self.balances])
         self._load_feeder = _incidence([b.feeders for b in self.balances])
         self._load_rack = _incidence([b.racks for b in self.balances])
@@ -139,8 +136,8 @@ class PowerTree:
                 out[rows[chosen[members]]] = True
         return out
 
-    def update(self, feeder: Latest, rack: Latest, board: Board, dt_s: float, untouched: Bool | None) -> None:
-        """Compare, then learn; nothing of balances that contain what people work at."""
+    def update(self, feeder: Latest, rack: Latest, board: Board) -> None:
+        """Every sum, and every root's share."""
         feeder_w, feeder_ns = feeder["power_w"], feeder.heard_ns("power_w")
         rack_w, rack_ns = rack["power_w"], rack.heard_ns("power_w")
         heard_ns = np.full(self.n, np.iinfo(np.int64).max)
@@ -150,19 +147,11 @@ class PowerTree:
             (self._load_rack, rack_ns),
         ):
             np.minimum.at(heard_ns, rows, t_ns[members])
-        fresh, self.heard_ns = heard_ns > self.heard_ns, heard_ns
         measured = _sums(self._meter, feeder_w, self.n)
         expected = _sums(self._load_feeder, feeder_w, self.n)
         expected += _sums(self._load_rack, rack_w, self.n)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            off_pu = np.where(expected > 0, (measured - expected) / expected, np.nan)
-        sigma_pu = self.noise.sigma()
-        self.residual = Residual(
-            "feeder.balance", expected, measured, sigma_pu * expected, confidence_of(off_pu, sigma_pu)
-        )
-        if untouched is not None:
-            fresh &= untouched
-        self.noise.learn(np.where(fresh, off_pu, np.nan), heard_ns, dt_s)
+        level = np.where(expected > 0, expected, np.nan)
+        board.put(BALANCE, expected, measured, heard_ns, level=level)
         if self._n_groups:
             self._split(feeder_w, feeder_ns, board)
 
@@ -184,21 +173,21 @@ class PowerTree:
         heard = np.zeros(self._n_feeder, np.int64)
         heard[self._member] = oldest[self._group]
         expected = board.parameter(SPLIT) * others
-        board.put(SPLIT, expected, feeder_w, heard, implied=feeder_w / others, slope=np.nan_to_num(others),
+        board.put(SPLIT, expected, feeder_w, heard, implied=feeder_w / others, slope=others,
                   level=expected)  # fmt: skip
 
-    def off_pu(self) -> tuple[float | None, bool]:
+    def off_pu(self, residual: Residual | None) -> tuple[float | None, bool]:
         """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
-        if self.residual is None:
+        if residual is None:
             return None, False
-        whole = np.isfinite(self.residual.measured - self.residual.expected)
+        whole = np.isfinite(residual.difference)
         outer = [
             i for i, b in enumerate(self.balances) if whole[i] and len(b.racks) and self._root[b.meters].all()
         ]
-        load = float(sum(self.residual.expected[i] for i in outer))
+        load = float(sum(residual.expected[i] for i in outer))
         if not outer or load <= 0:
             return None, False
-        off = float(sum(self.residual.measured[i] - self.residual.expected[i] for i in outer))
+        off = float(sum(residual.difference[i] for i in outer))
         return off / load, any(self.balances[i].inferred for i in outer)
 
 

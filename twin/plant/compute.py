@@ -149,7 +149,8 @@ class Compute:
         capped = np.flatnonzero(demand > t.gpu_cap_w)
         self.slowed = bool(len(capped)) or self.cool_running
         if len(capped):
-            dynamic = demand[capped] - static[capped]
+            # An idle GPU may stand above its cap by its static power alone
+            dynamic = np.maximum(demand[capped] - static[capped], 1e-9)
             room = np.maximum(t.gpu_cap_w[capped] - static[capped], 0.0) / dynamic
             gamma = p.gpu_exponent[capped]
             clock = np.maximum(room ** (1.0 / gamma), CLOCK_MIN_PU)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from twin.frame import F64
-from twin.physics.exchanger import film_factor
+from twin.physics.exchanger import effectiveness, film_factor
 from twin.plant.disturbance import Disturbance
 from twin.plant.hydraulics import LEAST_W_PER_K, Hydraulics
 from twin.plant.layout import Groups
@@ -25,8 +25,8 @@ from twin.site import Site
 VALVE_GAIN_PER_K, VALVE_INTEGRAL_PER_K_S = 0.04, 0.004  # source: estimate
 VALVE_SLEW_PER_S = 0.03  # of its actuator: half a minute for the whole way; source: estimate
 VALVE_MIN_PU = 0.02  # leaks by that much
-FILM_PU = 3e-3  # a facility flow that changed by less leaves the films as they are: 0.1 % of them
-UNMIXED_MIN = 1.0 + 1e-9  # keeps 1 - C off zero
+FILM_PU = 0.05  # a facility flow that changed by a smaller share changes the exchanger in a straight line
+FILM_PROBE_PU = 0.01  # how far away its slope is taken
 DEW_MARGIN_K = 2.5  # supply above the dew point of the hall, domain.md B
 FAN_MIN_PU = 0.35  # source: estimate
 FAN_TAU_S = 15.0  # of a fan's control; source: estimate
@@ -61,8 +61,8 @@ class Cooling:
         )
         self.gain_pipe, self.tank_w_per_k = np.zeros(n["cdu"]), np.zeros(n["rack"])
         self.stagnant = np.zeros(n["rack"])
-        self.film_at = np.full(n["cdu"], np.nan)  # primary ratio for which the films hold
-        self.film = np.ones(n["cdu"])
+        # Primary ratio for which the exchanger was worked out, and how far the straight line from there holds
+        self.film_at, self.film_reach = np.full(n["cdu"], np.nan), np.zeros(n["cdu"])
         self.valve_ratio = p.cdu_primary_lpm / (1.1 * p.cdu_flow_lpm)
         self.ua_factor = np.ones(n["cdu"])
         self.stuck: F64 | None = None  # valve positions that do not move; NaN = free
@@ -73,14 +73,14 @@ class Cooling:
         self.before_hall_c = p.hall_set_c.copy()
         self.reference_c = np.zeros(n["rack"])
         self.primary_w_per_k = np.zeros(n["cdu"])
-        self.leak_w, self.pump_loss_w = np.zeros(n["cdu"]), np.zeros(n["cdu"])
+        self.leak_w, self.leaking = np.zeros(n["cdu"]), False
         self.a, self.b, self.out_w = np.zeros(n["rack"]), np.zeros(n["rack"]), np.zeros(n["rack"])
         self.c, self.e, self.mixed = np.zeros(n["cdu"]), np.zeros(n["cdu"]), np.zeros(n["cdu"])
-        self.hot_out_c = self.hot_c.copy()
         # What the legs held when the step began
         self.before_hot_c, self.before_cold_c, self.before_pipe_c = (x.copy() for x in (
             self.hot_c, self.cold_c, self.pipe_c))  # fmt: skip
-        self.into_w, self.least, self.most, self.eps = (np.zeros(n["cdu"]) for _ in range(4))
+        self.into_w, self.across_w_per_k, self.moved, self.far = (np.zeros(n["cdu"]) for _ in range(4))
+        self.film_w_per_k, self.film_slope = np.zeros(n["cdu"]), np.zeros(n["cdu"])
         self.setpoint_stale = True
         self.hall_of_cdu = np.where(site.hall_of_cdu >= 0, site.hall_of_cdu, 0)
 
@@ -99,6 +99,7 @@ class Cooling:
                     out=self.gain_rack)  # fmt: skip
         self.gain_rack *= p.rack_liquid
         np.divide(p.rack_tank_j_per_k, dt_s, out=self.tank_w_per_k)
+        self.hot_w_per_k, self.cold_w_per_k = p.cdu_hot_j_per_k / dt_s, p.cdu_cold_j_per_k / dt_s
         w = h.cdu_w_per_k
         np.multiply(phi(w * (dt_s / p.cdu_hot_j_per_k)), dt_s / p.cdu_hot_j_per_k, out=self.gain_hot)
         np.multiply(phi(w * (dt_s / p.cdu_cold_j_per_k)), dt_s / p.cdu_cold_j_per_k, out=self.gain_cold)
@@ -165,18 +166,17 @@ class Cooling:
         self.racks.sums(self.out_w, self.mixed)
         into = self.into_w
         np.add(self.mixed, h.pump_heat_w, out=into)
-        into -= self.leak_w
+        if self.leaking:
+            into -= self.leak_w
         np.subtract(self.hot_c, self.pipe_c, out=c)
         c *= w
         np.subtract(into, c, out=c)
         c *= self.gain_hot
         self.hot_c += c
-        c *= p.cdu_hot_j_per_k
-        c /= -dt_s
-        c += into  # W (mean of the hot leg - pipe)
+        c *= self.hot_w_per_k
+        np.subtract(into, c, out=c)  # W (mean of the hot leg - pipe)
         np.divide(c, w, out=e)
         e += self.pipe_c
-        self.hot_out_c[:] = e
         self._exchange(t, p, e)
         np.subtract(e, self.cold_c, out=e)
         e *= w
@@ -185,9 +185,8 @@ class Cooling:
         np.subtract(self.cold_c, self.pipe_c, out=into)
         into *= w
         self.cold_c += c
-        c *= p.cdu_cold_j_per_k
-        c /= -dt_s
-        c += e
+        c *= self.cold_w_per_k
+        np.subtract(e, c, out=c)
         c += into  # W (mean of the cold leg - pipe)
         c *= self.gain_pipe
         self.pipe_c += c
@@ -201,39 +200,44 @@ class Cooling:
         cold = self.primary_w_per_k
         np.multiply(t.cdu_primary_flow_lpm, p.watt_per_k_per_lpm, out=cold)
         np.maximum(cold, LEAST_W_PER_K, out=cold)
-        warm, least, most, eps, heat = self.h.cdu_w_per_k, self.least, self.most, self.eps, t.cdu_heat_w
         self._films(t, p)
-        # Counterflow: f = (1 - e^(-N (1 - C)))/(1 - C), eps = f/(1 + C f)
-        np.minimum(warm, cold, out=least)
-        np.maximum(warm, cold, out=most)
-        np.divide(least, most, out=most)
-        np.subtract(UNMIXED_MIN, most, out=eps)
-        np.divide(self.film, least, out=heat)
-        heat *= eps
-        np.negative(heat, out=heat)
-        np.expm1(heat, out=heat)
-        heat /= eps
-        np.negative(heat, out=heat)
-        most *= heat
-        most += 1.0
-        heat /= most
-        heat *= least
-        np.subtract(warm_c, self.primary_supply_c, out=eps)
-        heat *= eps
+        heat = t.cdu_heat_w
+        np.subtract(warm_c, self.primary_supply_c, out=heat)
+        heat *= self.across_w_per_k
         np.divide(heat, cold, out=t.cdu_primary_return_c)
         t.cdu_primary_return_c += self.primary_supply_c
         np.copyto(t.cdu_primary_supply_c, self.primary_supply_c)
 
     def _films(self, t: Truth, p: Parameters) -> None:
-        """Conductance of the exchangers where the flows have changed."""
-        ratio = self.eps
-        np.multiply(t.cdu_valve_pu, self.valve_ratio, out=ratio)
-        np.subtract(ratio, self.film_at, out=self.least)
-        np.abs(self.least, out=self.least)
-        if not (len(ratio) and np.maximum.reduce(self.least) < FILM_PU):  # NaN: flows have changed altogether
+        """Conductance across the exchangers between both entries: worked out anew where flows have moved."""
+        moved, far = self.moved, self.far
+        np.multiply(t.cdu_valve_pu, self.valve_ratio, out=moved)
+        moved -= self.film_at
+        np.abs(moved, out=far)
+        far -= self.film_reach
+        if not (len(far) and np.maximum.reduce(far) <= 0.0):  # NaN: flows have changed altogether
+            ratio = t.cdu_valve_pu * self.valve_ratio
             self.film_at[:] = ratio
-            films = film_factor(np.maximum(ratio, 1e-4), np.maximum(t.cdu_flow_lpm / p.cdu_flow_lpm, 1e-4))
-            np.divide(p.cdu_ua_w_per_k * self.ua_factor, films, out=self.film)
+            np.multiply(ratio, FILM_PU, out=self.film_reach)
+            step = np.maximum(ratio, 1e-4) * FILM_PROBE_PU
+            self.film_w_per_k[:] = self._across(t, p, ratio)
+            self.film_slope[:] = (self._across(t, p, ratio + step) - self.film_w_per_k) / step
+            moved[:] = 0.0
+        np.multiply(moved, self.film_slope, out=self.across_w_per_k)
+        self.across_w_per_k += self.film_w_per_k
+
+    def _across(self, t: Truth, p: Parameters, ratio: F64) -> F64:
+        """Heat over the difference of both entries, W/K, at this ratio of primary to nominal flow [n_cdu]."""
+        cold = np.maximum(ratio / self.valve_ratio * p.cdu_primary_lpm * p.watt_per_k_per_lpm, LEAST_W_PER_K)
+        least = np.minimum(self.h.cdu_w_per_k, cold)
+        mixed = least / np.maximum(self.h.cdu_w_per_k, cold)
+        return effectiveness(self.ua_w_per_k(t, p, ratio) / least, mixed) * least
+
+    def ua_w_per_k(self, t: Truth, p: Parameters, ratio: F64) -> F64:
+        """Conductance of the plates [n_cdu] at this ratio of primary to nominal flow."""
+        films = film_factor(np.maximum(ratio, 1e-4), np.maximum(t.cdu_flow_lpm / p.cdu_flow_lpm, 1e-4))
+        ua: F64 = p.cdu_ua_w_per_k * self.ua_factor / films
+        return ua
 
     def _valve(self, t: Truth, p: Parameters, dt_s: float) -> None:
         error, move, valve = self.c, self.e, t.cdu_valve_pu
@@ -289,3 +293,4 @@ class Cooling:
     def leak_heat(self, lost_w_per_k: F64) -> None:
         """Coolant leaves from the hot leg and is made up from the reserve at room temperature."""
         np.multiply(lost_w_per_k, self.hot_c - ROOM_C, out=self.leak_w)
+        self.leaking = bool(self.leak_w.any())

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import cast
 
 import numpy as np
 
-from twin.events import Event, JobEnded, JobStarted
+from twin.events import Event, JobEnded, JobKind, JobStarted
 from twin.frame import F64, I32, NS, Bool
 from twin.jobs import KINDS, Jobs
 from twin.physics.gpu_power import performance_pu
@@ -185,8 +186,9 @@ class HeldWorkload:
         saves = job.interval_s < inf
         events.append(
             JobStarted(
-                job=job.name, nodes=tuple(self.site.name("node", int(i)) for i in job.nodes), kind=job.kind,  # type: ignore[arg-type]
-                coupling="synchronous", priority=job.priority, tenant=job.tenant,
+                job=job.name, nodes=tuple(self.site.name("node", int(i)) for i in job.nodes),
+                kind=cast("JobKind", job.kind), coupling="synchronous", priority=job.priority,
+                tenant=job.tenant,
                 checkpoint_interval_s=job.interval_s if saves else 0.0,
                 checkpoint_save_s=job.save_s if saves else 0.0, checkpoint_restart_s=job.restart_s,
             )

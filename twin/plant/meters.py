@@ -7,8 +7,9 @@ report is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from twin.plant.observation import Report
 from twin.signals import TABLES
 
 POOL_SIZE = 2**18  # numbers, at least; source: estimate, many times what a round of the largest site needs
-REFRESH = 1024  # of them are drawn anew at each round: all within 256 rounds
+REFRESH = 256  # of them are drawn anew at each round: all within 1024 rounds
 SPIKES_PU = 0.2  # share of the readings of a spiking sensor that are spikes; source: estimate
 RING = 8  # samples that a delayed panel remembers: 3 s, at a step of half a second
 Column = np.ndarray  # [n] of any number
@@ -35,18 +36,31 @@ class Noise:
         self.rng = rng
         size = max(POOL_SIZE, 4 * longest)
         self.pool = rng.standard_normal(size, dtype=np.float32)
+        self._scaled: dict[tuple[float, float], F32] = {}
         self._room = size - longest
         self._at, self._walk = 0, int(rng.integers(2**31))
 
     def refresh(self) -> None:
         """Draw a part of the pool anew."""
-        self.rng.standard_normal(out=self.pool[self._at : self._at + REFRESH], dtype=np.float32)
+        new = slice(self._at, self._at + REFRESH)
+        self.rng.standard_normal(out=self.pool[new], dtype=np.float32)
+        for (sigma, mean), pool in self._scaled.items():
+            np.multiply(self.pool[new], np.float32(sigma), out=pool[new])
+            pool[new] += np.float32(mean)
         self._at = (self._at + REFRESH) % (len(self.pool) - REFRESH)
 
     def take(self, n: int) -> F32:
         """[n], read only."""
         at = self.lot(self._room)
         return self.pool[at : at + n]
+
+    def taken_as(self, n: int, sigma: float, mean: float = 0.0) -> F32:
+        """[n] with this spread and mean, read only. Scaled pools are kept: a site has few kinds of meter."""
+        pool = self._scaled.get((sigma, mean))
+        if pool is None:
+            pool = self._scaled[sigma, mean] = np.float32(mean) + np.float32(sigma) * self.pool
+        at = self.lot(self._room)
+        return pool[at : at + n]
 
     def lot(self, many: int) -> int:
         """One of 0 .. many - 1; far cheaper than the generator's own, good enough for where and whether."""
@@ -59,7 +73,8 @@ class Meter(NamedTuple):
     """One signal's meter. Errors are 1 sigma: `absolute` in its unit, `relative` and `gain` as shares.
 
     `gain` is fixed per meter, the others change with each reading. `step` is the resolution, 0 = none; `top`
-    is where the scale ends.
+    is where the scale ends. It shows `factor` times the column that it is given. `seldom`: without errors, of
+    something that changes seldom, and not read where the truth says that nothing of the kind has.
     """
 
     signal: str
@@ -68,6 +83,8 @@ class Meter(NamedTuple):
     gain: float = 0.0
     step: float = 0.0
     top: float = np.inf
+    factor: float = 1.0
+    seldom: bool = False
 
 
 class Panel:
@@ -94,8 +111,14 @@ class Panel:
         self.values = np.full((len(self.meters), n), np.nan, np.float32)
         self.counts = np.full((len(self.counters), n), -1, np.int64)
         self.true_gain = [self._gain(m) for m in self.meters]
+        self.factors = [m.factor for m in self.meters]
+        self.often = len(self.counters)  # so many counters are read in each round, those behind them seldom
         self.t_ns = np.zeros(n, np.int64)
-        self._ahead_ns, self._scratch = ahead_ns, np.empty(n, np.float32)
+        self._ahead_ns, self._ones = ahead_ns, np.ones(n, np.float32)
+        self._gap: tuple[int, int | np.ndarray, Any] | None = (
+            None  # cells of a seldom signal that dropped out
+        )
+        self.marred = False  # by a fault: all is read again
         self._latest_ns = int(ahead_ns.min()) if n else 0
         self.last_ns: int | None = None
         self._held: dict[tuple[int, str], float] = {}
@@ -110,36 +133,47 @@ class Panel:
         """Whether a round is due; half a millisecond early is in time."""
         return self.last_ns is None or now_ns - self.last_ns >= self.period_s * 1e9 - 5e5
 
-    def read(self, truth: Sequence[Column], counts: Sequence[Column], now_ns: int) -> None:
-        """A round: each signal from its truth [n], each counter from its own."""
+    def read(
+        self, truth: Sequence[Column], counts: Sequence[Column], now_ns: int, seldom: bool = True
+    ) -> None:
+        """A round: each signal from its truth [n], each counter from its own; `seldom`: also what does so."""
+        self._stamp(now_ns)
+        seldom = seldom or self.marred
+        self.marred = False
+        if self._gap is not None:
+            k, at, old = self._gap
+            self.values[k, at], self._gap = old, None
         for k, column in enumerate(truth):
-            np.copyto(self.values[k], column, casting="unsafe")
-        for k, column in enumerate(counts):
+            if seldom or not self.meters[k].seldom:
+                self._read_row(k, column)
+        for k, column in enumerate(counts if seldom else counts[: self.often]):
             np.copyto(self.counts[k], column, casting="unsafe")
-        self._distort(now_ns)
 
-    def _distort(self, now_ns: int) -> None:
+    def _stamp(self, now_ns: int) -> None:
         self.last_ns = now_ns
         np.subtract(now_ns, self._ahead_ns, out=self.t_ns)
-        scratch = self._scratch
-        for meter, row, gain in zip(self.meters, self.values, self.true_gain, strict=True):
-            if meter.relative and self.scale:
-                np.multiply(self.noise.take(self.n), np.float32(meter.relative * self.scale), out=scratch)
-                np.add(scratch, np.float32(1.0) if gain is None else gain, out=scratch)
-                np.multiply(row, scratch, out=row)
-            elif gain is not None:
-                np.multiply(row, gain, out=row)
-            if meter.absolute and self.scale:
-                np.multiply(self.noise.take(self.n), np.float32(meter.absolute * self.scale), out=scratch)
-                np.add(row, scratch, out=row)
-            if meter.step == 1.0:
-                np.rint(row, out=row)
-            elif meter.step:
-                np.multiply(row, np.float32(1.0 / meter.step), out=row)
-                np.rint(row, out=row)
-                np.multiply(row, np.float32(meter.step), out=row)
-            if meter.top < np.inf:
-                np.minimum(row, np.float32(meter.top), out=row)
+
+    def _read_row(self, k: int, column: Column) -> None:
+        row, meter, gain, noise = self.values[k], self.meters[k], self.true_gain[k], self.noise
+        np.copyto(row, column, casting="unsafe")
+        if self.factors[k] != 1.0:
+            row *= np.float32(self.factors[k])
+        if gain is not None:
+            row *= gain
+        if meter.relative and self.scale:
+            row *= noise.taken_as(self.n, meter.relative * self.scale, 1.0)
+        if meter.absolute and self.scale:
+            row += noise.taken_as(self.n, meter.absolute * self.scale)
+        if meter.step == 1.0:
+            np.rint(row, out=row)
+        elif meter.step:
+            row *= np.float32(1.0 / meter.step)
+            np.rint(row, out=row)
+            row *= np.float32(meter.step)
+        if meter.top == 1.0:
+            np.minimum(row, self._ones, out=row)  # against an array: far quicker than against a number
+        elif meter.top < np.inf:
+            np.minimum(row, np.float32(meter.top), out=row)
 
     def drop_out(self, share_pu: float) -> None:
         """Cells at random become "no reading", this share of all on average.
@@ -153,16 +187,18 @@ class Panel:
         many += noise.lot(1_000_000) < (expected - many) * 1e6
         if many == 0:
             return
-        row = self.values[noise.lot(len(self.values))]
-        if many == 1:
-            row[noise.lot(self.n)] = np.nan
-        else:
-            row[noise.rng.integers(self.n, size=many)] = np.nan
+        k = noise.lot(len(self.values))
+        row = self.values[k]
+        at = noise.lot(self.n) if many == 1 else noise.rng.integers(self.n, size=many)
+        if self.meters[k].seldom:
+            self._gap = (k, at, row[at])  # it may not be read again for long
+        row[at] = np.nan
 
     def spoil(self, faults: Sequence[SensorFault]) -> None:
         """What sensors that lie make of their readings. A fault of the signal "" is one of all signals."""
         if not faults and not self._held:
             return
+        self.marred = True
         held: dict[tuple[int, str], float] = {}
         for fault in faults:
             if not 0 <= fault.entity < self.n:
@@ -211,6 +247,7 @@ class Panel:
 
     def blank(self, dead: Bool) -> None:
         """These entities [n] read nothing: not a gauge, not a counter."""
+        self.marred = True
         self.values[:, dead] = np.nan
         self.counts[:, dead] = -1
 
@@ -225,7 +262,7 @@ class DelayedPanel(Panel):
     """Meters of a building: what an entity reports is as it was `delay_s` [n] before, or next to that.
 
     The building's own gateway dates it at the round: nobody outside learns how late it is. A meter without a
-    step reads whole numbers.
+    step reads whole numbers. It is read by the gateway that it hangs on.
     """
 
     def __init__(
@@ -240,52 +277,83 @@ class DelayedPanel(Panel):
         delay_s: F64,
     ) -> None:
         super().__init__(table, meters, counters, ahead_ns, period_s, noise, scale)
-        self._delay_ns = np.rint(delay_s * 1e9).astype(np.int64)
-        self._delays = np.unique(self._delay_ns).tolist()
-        self._of_delay = [self._delay_ns == d for d in self._delays]
-        self._ring = np.full((RING, len(self.meters), self.n), np.nan, np.float32)
+        self.delay_ns = np.rint(delay_s * 1e9).astype(np.int64)
+        gains = [np.ones(self.n, np.float32) if g is None else g for g in self.true_gain]
+        self._gains = np.array(gains, np.float32).reshape(len(self.meters), self.n)
+
+
+class Gateway:
+    """What a building's panels hang on: their cells lie in one row, since calls cost more than cells."""
+
+    def __init__(self, panels: Sequence[DelayedPanel], noise: Noise, scale: float) -> None:
+        self.panels, self.noise, self.scale = tuple(panels), noise, scale
+        starts = np.cumsum([0, *(p.values.size for p in panels)])
+        self._starts = starts.tolist()
+        n = int(starts[-1])
+
+        def flat(of: Callable[[Meter], float]) -> F32:
+            rows = [np.full(p.n, of(m), np.float32) for p in panels for m in p.meters]
+            return np.concatenate(rows) if rows else np.zeros(0, np.float32)
+
+        self._relative = flat(lambda m: m.relative * scale)
+        self._absolute = flat(lambda m: m.absolute * scale)
+        self._step, self._top = flat(lambda m: m.step or 1.0), flat(lambda m: m.top)
+        self._gains = np.ones(n, np.float32)
+        delay_ns = np.concatenate([p.delay_ns for p in panels for _ in p.meters] or [np.zeros(0, np.int64)])
+        self._delays, self._class = np.unique(delay_ns, return_inverse=True)
+        self._cells = np.arange(n)
+        self._at = np.empty(n, np.intp)
+        self._values, self._scratch = np.full(n, np.nan, np.float32), np.empty(n, np.float32)
+        self._ring = np.full((RING, n), np.nan, np.float32)
         self._ring_ns: list[int] = []  # of the rounds in the ring, oldest first
         self._next = 0
-        # All rows at once: such tables are small, and calls cost more than cells.
-        many = len(self.meters)
-        self._relative = np.array([[m.relative * scale] for m in self.meters], np.float32)
-        self._absolute = np.array([[m.absolute * scale] for m in self.meters], np.float32)
-        gains = [np.ones(self.n, np.float32) if g is None else g for g in self.true_gain]
-        self._gains = np.array(gains, np.float32).reshape(many, self.n)
-        self._step = np.array([[m.step or 1.0] for m in self.meters], np.float32)
-        self._top = np.array([[m.top] for m in self.meters], np.float32)
-        self._matrix = np.empty((many, self.n), np.float32)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Let the panels' arrays be parts of the whole; again after a copy, which tears them apart."""
+        for panel, a, b in zip(self.panels, self._starts[:-1], self._starts[1:], strict=True):
+            shape = panel.values.shape
+            for whole, name in ((self._values, "values"), (self._gains, "_gains")):
+                part = whole[a:b].reshape(shape)
+                part[:] = getattr(panel, name)
+                setattr(panel, name, part)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
+        out = copy.copy(self)
+        memo[id(self)] = out  # tidy: allow id because the memo of deepcopy is keyed by it
+        out.panels = tuple(copy.deepcopy(p, memo) for p in self.panels)
+        out.noise = copy.deepcopy(self.noise, memo)
+        for name in ("_gains", "_at", "_values", "_scratch", "_ring"):
+            setattr(out, name, getattr(self, name).copy())
+        out._ring_ns = list(self._ring_ns)
+        out._bind()
+        return out
 
     def sample(self, truth: Sequence[Column], now_ns: int) -> None:
-        """Remember the truth of now; called more often than `read_late`."""
-        rows = self._ring[self._next]
-        for k, column in enumerate(truth):
-            np.copyto(rows[k], column, casting="unsafe")
+        """Remember the truth of now: a column for each meter of each panel, in order."""
+        np.concatenate(truth, out=self._ring[self._next], casting="unsafe")
         self._next = (self._next + 1) % RING
         self._ring_ns = [*self._ring_ns[-RING + 1 :], now_ns]
 
-    def read_late(self, counts: Sequence[Column], now_ns: int) -> None:
-        """A round from what was sampled."""
-        kept = self._ring_ns
-        for delay_ns, mine in zip(self._delays, self._of_delay, strict=True):
+    def read_late(self, now_ns: int) -> None:
+        """A round of all panels from what was sampled."""
+        kept, places = self._ring_ns, []
+        for delay_ns in self._delays.tolist():
             off_ns = [abs(now_ns - delay_ns - t) for t in kept]
-            place = (self._next - len(kept) + off_ns.index(min(off_ns))) % RING
-            np.copyto(self.values, self._ring[place], where=mine)
-        for k, column in enumerate(counts):
-            np.copyto(self.counts[k], column, casting="unsafe")
-        self._distort(now_ns)
-
-    def _distort(self, now_ns: int) -> None:
-        self.last_ns = now_ns
-        np.subtract(now_ns, self._ahead_ns, out=self.t_ns)
-        values, scratch = self.values, self._matrix
+            places.append((self._next - len(kept) + off_ns.index(min(off_ns))) % RING * len(self._cells))
+        values, scratch = self._values, self._scratch
+        np.take(np.array(places, np.intp), self._class, out=self._at, mode="clip")
+        self._at += self._cells
+        np.take(self._ring.reshape(-1), self._at, out=values, mode="clip")
         if self.scale:
-            np.multiply(self.noise.take(values.size).reshape(values.shape), self._relative, out=scratch)
-            np.add(scratch, self._gains, out=scratch)
-            np.multiply(values, scratch, out=values)
-            np.multiply(self.noise.take(values.size).reshape(values.shape), self._absolute, out=scratch)
-            np.add(values, scratch, out=values)
-        np.divide(values, self._step, out=values)
+            np.multiply(self.noise.take(len(values)), self._relative, out=scratch)
+            scratch += self._gains
+            values *= scratch
+            np.multiply(self.noise.take(len(values)), self._absolute, out=scratch)
+            values += scratch
+        values /= self._step
         np.rint(values, out=values)
-        np.multiply(values, self._step, out=values)
+        values *= self._step
         np.minimum(values, self._top, out=values)
+        for panel in self.panels:
+            panel._stamp(now_ns)

@@ -8,7 +8,7 @@ everything in `twin.plant`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from twin.frame import F64, NS
 from twin.plant.calibrated import BIT_ANY_SLOW, RUNNING_PU, Seen, calibrate
 from twin.plant.compute import CLOCK_MIN_PU, Compute
 from twin.plant.cooling import Cooling
-from twin.plant.disturbance import Disturbance, SensorFault, neutral
+from twin.plant.disturbance import Disturbance, SensorFault, SensorTrouble, neutral
 from twin.plant.faults import LEAK_LPM, PUBLISHED
 from twin.plant.held import HeldWorkload
 from twin.plant.hydraulics import Hydraulics
@@ -270,8 +270,8 @@ def _sensor(seen: Seen, d: Disturbance, fault: Fault) -> bool:
         amount = 0.0 if residual is None else float(residual.difference[fault.entity])
         if not np.isfinite(amount) or amount == 0.0:
             return False
-    trouble = {"sensor_frozen": "frozen", "sensor_silent": "silent", "sensor_biased": "biased"}[fault.kind]
-    d.sensors.append(SensorFault(fault.table, fault.entity, fault.signal, trouble, amount))  # type: ignore[arg-type]
+    trouble = cast("SensorTrouble", fault.kind.removeprefix("sensor_"))
+    d.sensors.append(SensorFault(fault.table, fault.entity, fault.signal, trouble, amount))
     return True
 
 

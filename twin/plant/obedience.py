@@ -41,19 +41,27 @@ def obey(plant: Plant, controls: Sequence[str]) -> None:
 
 
 def set_caps(plant: Plant) -> None:
-    """The limit of every GPU: its own, and its part of what its node may draw."""
-    p, site = plant.parameters, plant.site
+    """The limit of every GPU: its own, and its part of what its node may draw beside CPUs and fans at most.
+
+    A node holds its limit also while one supply carries all and loses more.
+    """
+    p, site, t = plant.parameters, plant.site, plant.truth
     cap = p.gpu_cap_max_w.copy()
     own, node = plant.actuators.get("gpu.power_cap_w"), plant.actuators.get("node.power_cap_w")
     if own is not None:
         cap = np.minimum(cap, np.where(np.isfinite(own), own * p.lump, np.inf))
+    t.node_cap_w[:] = p.node_cap_max_w
     if node is not None:
+        t.node_cap_w[:] = np.fmin(node, p.node_cap_max_w)
         gpus = np.maximum(np.diff(site.gpu_start_of_node), 1)
-        rest = plant.compute.base_w + p.node_cpu_idle_w + p.node_cpu_dynamic_w  # its GPUs get what CPUs leave
-        out = output_of_input_w(node, p.node_loss0_w, p.node_loss1, plant.compute.loss2)
+        fans = (p.rack_fan_w * plant.compute.per_node)[site.rack_of_node]
+        rest = (
+            p.node_other_w + fans + p.node_cpu_idle_w + p.node_cpu_dynamic_w
+        )  # its GPUs get what these leave
+        out = output_of_input_w(node, p.node_loss0_w, p.node_loss1, 2.0 * p.node_loss2_per_w)
         each = np.where(np.isfinite(node), (out - rest) / gpus, np.inf)
         cap = np.minimum(cap, np.maximum(each, 0.0)[site.node_of_gpu])
-    plant.truth.gpu_cap_w[:] = cap
+    t.gpu_cap_w[:] = cap
     plant.compute.cap_least_w = float(cap.min(initial=np.inf))
 
 

@@ -44,6 +44,9 @@ AIR_FAN_SHARE = (
     0.06  # of a node's other power, fans at full speed over rated GPU power in air; source: estimate
 )
 LIQUID_FAN_SHARE = 0.008  # the same where liquid carries the most; source: estimate
+CPU_BUSY_PU = 0.9  # of a CPU's dynamic power, beside GPUs that are fully busy; source: estimate
+NODE_LOSS_PU = 0.1  # of regulators and fans, where no profile says; source: estimate
+STANDING_LOSS, OHMIC_LOSS = 0.001, 0.005  # of a node's supplies, over its rated power; source: estimate
 PLATE_CAPTURE_PU = 0.97  # of a GPU's heat that goes into its plate; source: estimate
 RACK_TO_AIR_W_PER_K = 25.0  # from warm manifolds and hoses to the room; source: estimate
 STAGNANT_SHARE = 0.03  # of a rack's warm coolant that the plates see at nominal flow; source: estimate
@@ -83,6 +86,7 @@ class Parameters:
     node_loss1: F64
     node_loss2_per_w: F64
     node_inlet_add_k: F64  # warmer air higher up
+    node_cap_max_w: F64  # the highest limit that its board takes
     # [n_rack]
     rack_liquid: Bool  # has coolant
     rack_exponent: F64  # of convection over flow
@@ -175,7 +179,8 @@ def _rack_design(site: Site, lump: int) -> dict[str, F64]:
     cpu_max = np.where(nodes > 0, _known(d.cpu_max_w, 300.0), 0.0)
     other = np.where(nodes > 0, _known(d.node_other_w, 200.0), 0.0)
     overhead = _known(d.rack_overhead_w, 0.0)
-    whole = gpus * gpu_max + nodes * (cpu_max + other) + overhead
+    loss = _known(d.node_loss_pu, NODE_LOSS_PU)
+    whole = (gpus * gpu_max + nodes * cpu_max) * (1.0 + loss) + nodes * other + overhead
     liquid = d.liquid & (site.cdu_of_rack >= 0) & (nodes > 0)
     capture = np.where(liquid, _known(d.capture_pu, 0.9), 0.0)
     rated = np.where(np.isfinite(d.rack_max_w), np.minimum(d.rack_max_w * (1.0 if lump == 1 else np.inf),
@@ -185,7 +190,8 @@ def _rack_design(site: Site, lump: int) -> dict[str, F64]:
     return {
         "nodes": nodes, "gpus": gpus, "gpu_max": gpu_max, "gpu_idle": _known(d.gpu_idle_w, 0.15 * gpu_max),
         "cpu_max": cpu_max, "cpu_idle": np.where(nodes > 0, _known(d.cpu_idle_w, 60.0), 0.0),
-        "other": other, "overhead": overhead, "whole": whole, "rated": rated, "capture": capture,
+        "other": other, "loss": loss, "overhead": overhead, "whole": whole, "rated": rated,
+        "capture": capture,
         "liquid": liquid.astype(np.float64), "flow": np.maximum(flow, 1.0), "tau": tau,
         "resistance": _known(d.gpu_resistance_k_per_w, 40.0 / gpu_max),
         "slowdown": _known(d.gpu_slowdown_c, 89.0), "shutdown": _known(d.gpu_shutdown_c, 95.0),
@@ -222,21 +228,44 @@ def _gpus(site: Site, rack: dict[str, F64], draw: _Draw, lump: int) -> dict[str,
 def _nodes(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
     of = site.rack_of_node
     n = len(of)
-    nodes = np.maximum(rack["nodes"], 1.0)
-    rated = ((rack["gpus"] * rack["gpu_max"] / nodes) + rack["cpu_max"] + rack["other"])[of]
-    # Loss at rated power: a thousandth standing, two hundredths in proportion, half of one hundredth ohmic
-    loss1, loss2 = draw.about(np.full(n, 0.02), 0.15), draw.about(0.005 / np.maximum(rated, 1.0), 0.3)
-    other = np.maximum(rack["other"][of] - 0.0255 * rated, 0.3 * rack["other"][of])
+    loss1, other, rated = (x[of] for x in _losses(rack))
     depth = np.arange(n) - site.node_start_of_rack[of]
+    last = np.maximum(rack["nodes"][of] - 1.0, 1.0)
+    envelope = site.envelopes["node.power_cap_w"].high
     return {
         "node_cpu_idle_w": draw.about(rack["cpu_idle"][of], 0.05),
-        "node_cpu_dynamic_w": draw.about(0.7 * (rack["cpu_max"] - rack["cpu_idle"])[of], 0.10),
+        "node_cpu_dynamic_w": draw.about(CPU_BUSY_PU * (rack["cpu_max"] - rack["cpu_idle"])[of], 0.10),
         "node_other_w": draw.about(other, 0.10),
-        "node_loss0_w": draw.about(0.001 * rated, 0.2),
-        "node_loss1": loss1,
-        "node_loss2_per_w": loss2,
-        "node_inlet_add_k": draw.spread * 1.5 * depth / np.maximum(nodes[of] - 1.0, 1.0) + draw.add(n, 0.2),
+        "node_loss0_w": draw.about(STANDING_LOSS * rated, 0.2),
+        "node_loss1": draw.about(loss1, 0.08),
+        "node_loss2_per_w": draw.about(OHMIC_LOSS / np.maximum(rated, 1.0), 0.3),
+        "node_inlet_add_k": draw.spread * 1.5 * depth / last + draw.add(n, 0.2),
+        "node_cap_max_w": np.where(np.isfinite(envelope), envelope, rated),
     }
+
+
+def _losses(rack: dict[str, F64]) -> tuple[F64, F64, F64]:
+    """(loss in proportion, what else a node draws, its rated power, W) of a node of each rack [n_rack].
+
+    Such that a node draws in all what the design says, idle and full: fans and supplies have their part of
+    the design's loss.
+    """
+    nodes = np.maximum(rack["nodes"], 1.0)
+    full = rack["gpus"] * rack["gpu_max"] / nodes + rack["cpu_max"]
+    idle = rack["gpus"] * rack["gpu_idle"] / nodes + rack["cpu_idle"]
+    rated = full * (1.0 + rack["loss"]) + rack["other"]
+    fans = _fan_share(rack) * rack["whole"] / nodes
+    at_full = (1.0 - STANDING_LOSS - OHMIC_LOSS) * rated
+    at_idle = idle + rack["other"] - STANDING_LOSS * rated
+    slope = (at_full - at_idle) / np.maximum(full + fans - idle, 1.0)
+    other = np.maximum(at_idle / np.maximum(slope, 1.0) - idle, 0.3 * rack["other"])
+    loss1 = np.clip(at_full / np.maximum(full + fans + other, 1.0) - 1.0, 0.005, 0.6)
+    return loss1, other, rated
+
+
+def _fan_share(rack: dict[str, F64]) -> F64:
+    """Power of the fans at full speed over all of a rack's."""
+    return np.where(rack["liquid"] > 0, LIQUID_FAN_SHARE, AIR_FAN_SHARE)
 
 
 def _racks(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
@@ -253,7 +282,6 @@ def _racks(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
         wanted / np.maximum(gpu_w, 1.0),
         np.where(liquid, PLATE_CAPTURE_PU, 0),
     )
-    fan_share = np.where(liquid, LIQUID_FAN_SHARE, AIR_FAN_SHARE)
     tray_w_per_k = rack["flow"] * watt / np.maximum(rack["nodes"], 1.0)
     air_w = rack["whole"] - wanted
     return {
@@ -273,7 +301,7 @@ def _racks(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
         ) * (rack["nodes"] > 0),
         "rack_share_a_pu": np.clip(0.5 + draw.add(n, 0.01), 0.4, 0.6),
         "rack_air_max_w": np.maximum(air_w, 500.0),
-        "rack_fan_w": draw.about(fan_share * rack["whole"], 0.1) * (rack["nodes"] > 0),
+        "rack_fan_w": draw.about(_fan_share(rack) * rack["whole"], 0.1) * (rack["nodes"] > 0),
         "rack_inlet_add_k": draw.add(n, 0.5),
         "rack_valve_pu": np.where(liquid, np.clip(0.64 + draw.add(n, 0.015), 0.0, 1.0), 0.0),
         "watt_per_k_per_lpm": watt,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from twin.plant.scenario import Scenario
 
 STEP_MAX_S = 2.0  # longer steps are done in equal parts
+_ONES = np.ones(4096)  # a product with ones is a quicker sum of few
 MAX_EVENTS = 100_000  # that nobody has asked for; older ones are lost
 SETTLE_S = 900.0
 INLET_MOVED_K = 0.02
@@ -116,6 +117,8 @@ class Plant:
         self._carried_w_per_k = p.rack_air_max_w / (AIR_RISE_K * nodes)  # by the fans at full speed, per node
         self._rise = np.zeros(site.sizes["rack"])
         self._has_air = not p.rack_liquid.all()
+        self._unsettled, self._was_unsettled = True, True  # something that seldom changes does
+        self.truth.seldom_count = 0
         self.last_dt_s, self._fans_due_s = 1.0, 0.0
         self._begin()
         self.settle()
@@ -141,7 +144,7 @@ class Plant:
         if dt_s <= 0:
             raise ValueError(f"expected a step above 0 s, got {dt_s}")
         if commands:
-            obey(self, self.actuators.take(commands, self.truth.time_s))
+            self._obey(self.actuators.take(commands, self.truth.time_s))
         parts = max(1, int(np.ceil(dt_s / STEP_MAX_S - 1e-9)))
         for _ in range(parts):
             self._part(dt_s / parts)
@@ -181,7 +184,7 @@ class Plant:
         moved = self.campaign.apply(d, t.time_s, dt_s) if self.campaign is not None else False
         if self.workload is not None:
             self._events.extend(self.workload.step(t, t.time_s, dt_s))
-        obey(self, self.actuators.lapse(t.time_s))
+        self._obey(self.actuators.lapse(t.time_s))
         self.ledger.open(t)
         if moved or self._watched:
             self._read_disturbance()
@@ -195,6 +198,17 @@ class Plant:
         self._account(dt_s)
         if len(self.compute.shut_down):
             self._report_shut_down()
+        if self._troubled or self.power.stale or self.compute.slowed or self.compute.cool_running:
+            self._unsettled = True
+        # What was raised in the step before may have ended in this one
+        if self._unsettled or self._was_unsettled:
+            t.seldom_count += 1
+        self._was_unsettled, self._unsettled = self._unsettled, False
+
+    def _obey(self, controls: Sequence[str]) -> None:
+        if controls:
+            self._unsettled = True
+            obey(self, controls)
 
     def _troubles(self, dt_s: float) -> None:
         """What goes on by itself once something went wrong: coolant that leaves, counters that grow."""
@@ -210,6 +224,7 @@ class Plant:
         t, p = self.truth, self.parameters
         h, c, w = self.hydraulics, self.compute, self.cooling
         if self.power.stale:
+            self._unsettled = True
             self.connect()
         h.step(t, p, dt_s)
         self._fans_due_s -= dt_s
@@ -335,7 +350,7 @@ class Plant:
 
 
 def _total(values: F64) -> float:
-    return float(np.add.reduce(values))
+    return float(np.dot(values, _ONES[: len(values)])) if len(values) <= len(_ONES) else float(values.sum())
 
 
 def _rates(d: Disturbance) -> tuple[tuple[str, F64], ...]:
@@ -349,4 +364,7 @@ def _rated_w(site: Site, p: Parameters) -> F64:
     """Power of the whole of every rack at full load, W [n_rack]."""
     gpus = np.bincount(site.rack_of_gpu, weights=p.gpu_cap_max_w, minlength=site.sizes["rack"])
     node = p.node_cpu_idle_w + p.node_cpu_dynamic_w + p.node_other_w
-    return gpus + np.bincount(site.rack_of_node, weights=node, minlength=len(gpus)) + p.rack_overhead_w
+    net = gpus + np.bincount(site.rack_of_node, weights=node, minlength=len(gpus))
+    loss = np.bincount(site.rack_of_node, weights=p.node_loss1, minlength=len(gpus))
+    nodes = np.maximum(np.bincount(site.rack_of_node, minlength=len(gpus)), 1)
+    return net * (1.0 + loss / nodes) + p.rack_overhead_w

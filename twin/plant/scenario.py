@@ -123,6 +123,21 @@ class Scenario:
     prices: Prices = field(default_factory=Prices)
     policies: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def ordinary(cls, hours: float = 1.0, seed: int = 0) -> Scenario:
+        """An ordinary day from ten in the morning: jobs of every kind, mild weather, nothing goes wrong.
+
+        The same as a scenario file that says no more than a name, a seed and hours.
+        """
+        begin_s = float(cls.start_ns // NS % int(DAY_S))
+        return cls(
+            "an ordinary day",
+            seed,
+            hours * 3600.0,
+            weather=Weather(begin_s=begin_s, seed=seed),
+            workload=Mix(hour_at_start=begin_s / 3600.0),
+        )
+
     @property
     def hours(self) -> float:
         """How long it lasts."""

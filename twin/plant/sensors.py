@@ -16,7 +16,7 @@ import numpy as np
 from twin.events import Event
 from twin.frame import I64, Bool
 from twin.plant.disturbance import Disturbance, SensorFault
-from twin.plant.meters import Column, DelayedPanel, Meter, Noise, Panel
+from twin.plant.meters import Column, DelayedPanel, Gateway, Meter, Noise, Panel
 from twin.plant.observation import Observation, Report
 from twin.plant.truth import Truth
 from twin.site import Site
@@ -34,21 +34,23 @@ VOLTAGE_V, FREQUENCY_HZ, POWER_FACTOR_PU = 415.0, 50.0, 0.99  # of a feeder; sou
 IT_AHEAD_NS, BMS_AHEAD_NS = (50_000_000, 250_000_000), 300_000_000  # before the end of the round
 POWER_CAP_BIT = 0x4  # of the clock's event bits: software power cap, domain.md C
 SCALE_TOP_PU = 1.0
+SELDOM_ROUNDS = 10  # after which all is read anyway
 IN_USE = 25.0  # a share of 4 % of the SMs has some kernel running all the time; source: estimate
 
 GPU = (
     Meter("power_w", relative=POWER, gain=GAIN, step=1.0),
     Meter("temp_c", absolute=TEMP_K, step=1.0),
     Meter("hbm_temp_c", absolute=TEMP_K, step=1.0),
-    Meter("util_pu", top=SCALE_TOP_PU),
+    Meter("util_pu", top=SCALE_TOP_PU, factor=IN_USE),
     Meter("sm_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
     Meter("tensor_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
     Meter("dram_active_pu", relative=ACTIVITY, top=SCALE_TOP_PU),
-    Meter("sm_clock_hz", step=CLOCK_STEP_HZ),
-    Meter("power_limit_w"),
-    Meter("clock_event_bits"),
-    Meter("xid_code"),
+    Meter("sm_clock_hz", step=CLOCK_STEP_HZ, factor=MAX_CLOCK_HZ, seldom=True),
+    Meter("power_limit_w", seldom=True),
+    Meter("clock_event_bits", seldom=True),
+    Meter("xid_code", seldom=True),
 )
+# The first counts on and on, the others seldom do
 GPU_COUNTERS = ("energy_mj", "throttle_power_ns", "throttle_thermal_ns", "ecc_sbe_count", "ecc_dbe_count",
                 "nvlink_error_count")  # fmt: skip
 NODE = (
@@ -58,10 +60,11 @@ NODE = (
     Meter("outlet_temp_c", absolute=TEMP_K, step=0.5),
     Meter("psu1_power_w", relative=METER, gain=GAIN, step=1.0),
     Meter("psu2_power_w", relative=METER, gain=GAIN, step=1.0),
-    Meter("leak_state"),
-    Meter("power_on_state"),
-    Meter("agent_state"),
-    Meter("service_level_state"),
+    Meter("leak_state", seldom=True),
+    Meter("power_on_state", seldom=True),
+    Meter("agent_state", seldom=True),
+    Meter("service_level_state", seldom=True),
+    Meter("power_cap_readback_w", seldom=True),
 )
 RACK = (
     Meter("power_w", relative=METER, gain=GAIN, step=10.0),
@@ -165,7 +168,7 @@ class Sensors:
         rng = np.random.default_rng((seed, 0x5E))
         n = site.sizes
         longest = [n[t] for t in ("gpu", "node", "link")]
-        longest += [len(CDU) * n[t] for t in ("rack", "cdu", "loop", "feeder", "hall")]
+        longest.append(len(CDU) * sum(n[t] for t in ("rack", "cdu", "loop", "feeder", "hall")))
         self.noise = Noise(rng, max(longest))
         step_ns = 1_000_000
         of_rack = rng.integers(IT_AHEAD_NS[0] // step_ns, IT_AHEAD_NS[1] // step_ns, n["rack"]) * step_ns
@@ -186,10 +189,18 @@ class Sensors:
         self.rack, self.rack_liquid = self._bms("rack", RACK), self._bms("rack", RACK_LIQUID)
         self.cdu, self.loop = self._bms("cdu", CDU), self._bms("loop", LOOP)
         self.feeder, self.hall = self._bms("feeder", FEEDER, ("energy_mj",)), self._bms("hall", HALL)
+        building = (self.rack, self.rack_liquid, self.cdu, self.loop, self.feeder, self.hall)
+        self.gateway = Gateway(building, self.noise, noise)
+        self.gpu.often = 1
+        for signal in ("power_w", "power_limit_w"):
+            self.gpu.factors[self.gpu.signals.index(signal)] = 1.0 / lump
+        self._seen, self._rounds = -1, 0  # the truth's count of seldom changes, rounds since all was read
+        self._rack_zero, self._rack_dry = np.zeros(n["rack"]), np.zeros(n["rack"], np.bool_)
+        self._cdu_one = np.ones(n["cdu"])
         self._has_liquid: Bool = site.design.liquid & (site.cdu_of_rack >= 0)
         self._throttle_power_ns = np.zeros(n["gpu"], np.int64)
         self._feeder_mj = np.zeros(n["feeder"])
-        self._gpu_scratch = np.empty((4, n["gpu"]))
+        self._gpu_scratch = np.empty(n["gpu"])
         self._last_ns: int | None = None
 
     def _bms(self, table: str, meters: Sequence[Meter], counters: Sequence[str] = ()) -> DelayedPanel:
@@ -240,18 +251,21 @@ class Sensors:
         self, truth: Truth, faults: dict[str, list[SensorFault]], now_ns: int, dt_s: float
     ) -> list[Report]:
         site, out = self.site, list[Report]()
-        if truth.gpu_event_bits.any():
+        # Nobody counts the changes of a truth made by hand: then all is looked at
+        seldom = truth.seldom_count < 0 or truth.seldom_count != self._seen or self._rounds >= SELDOM_ROUNDS
+        if seldom and truth.gpu_event_bits.any():
             np.add(self._throttle_power_ns, round(dt_s * 1e9), out=self._throttle_power_ns,
                    where=(truth.gpu_event_bits & POWER_CAP_BIT) != 0)  # fmt: skip
         if self.gpu.due(now_ns):
+            self._seen, self._rounds = truth.seldom_count, 0 if seldom else self._rounds + 1
             board, agent = self._speaking(truth, faults)
             self.node.read((
                 truth.node_power_w, truth.node_cpu_power_w, truth.node_inlet_c, truth.node_outlet_c,
                 truth.node_psu_power_w[:, 0], truth.node_psu_power_w[:, 1], truth.node_leak, truth.node_on,
-                ~truth.node_on, truth.node_service_level,
-            ), (), now_ns)  # fmt: skip
+                ~truth.node_on, truth.node_service_level, truth.node_cap_w,
+            ), (), now_ns, seldom)  # fmt: skip
             out += self._finish(self.node, faults, board)
-            self._read_gpus(truth, now_ns)
+            self._read_gpus(truth, now_ns, seldom)
             of_gpu = None if agent is None else agent[site.node_of_gpu]
             dead = None if truth.gpu_alive.all() else ~truth.gpu_alive
             out += self._finish(self.gpu, faults, of_gpu, dead)
@@ -263,23 +277,18 @@ class Sensors:
             out += self._finish(self.link, faults)
         return out
 
-    def _read_gpus(self, truth: Truth, now_ns: int) -> None:
-        use, clock_hz, energy_mj, thermal_ns = self._gpu_scratch
-        np.multiply(truth.gpu_sm_pu, IN_USE, out=use)
-        np.multiply(truth.gpu_clock_pu, MAX_CLOCK_HZ, out=clock_hz)
-        np.multiply(truth.gpu_energy_j, 1e3 / self.lump, out=energy_mj)
-        np.multiply(truth.throttle_s, 1e9, out=thermal_ns)
-        power_w, cap_w = truth.gpu_power_w, truth.gpu_cap_w
-        if self.lump > 1:
-            power_w, cap_w = power_w / self.lump, cap_w / self.lump
+    def _read_gpus(self, truth: Truth, now_ns: int, seldom: bool) -> None:
+        seldom = seldom or self.gpu.marred
+        energy_mj = np.multiply(truth.gpu_energy_j, 1e3 / self.lump, out=self._gpu_scratch)
+        thermal_ns = truth.throttle_s * 1e9 if seldom else truth.throttle_s
         self.gpu.read((
-            power_w, truth.gpu_temp_c, truth.gpu_hbm_temp_c, use, truth.gpu_sm_pu,
-            truth.gpu_tensor_pu, truth.gpu_dram_pu, clock_hz, cap_w, truth.gpu_event_bits,
+            truth.gpu_power_w, truth.gpu_temp_c, truth.gpu_hbm_temp_c, truth.gpu_sm_pu, truth.gpu_sm_pu,
+            truth.gpu_tensor_pu, truth.gpu_dram_pu, truth.gpu_clock_pu, truth.gpu_cap_w, truth.gpu_event_bits,
             truth.gpu_xid_code,
         ), (
             energy_mj, self._throttle_power_ns, thermal_ns, truth.gpu_sbe_count, truth.gpu_dbe_count,
             truth.gpu_nvlink_errors,
-        ), now_ns)  # fmt: skip
+        ), now_ns, seldom)  # fmt: skip
 
     def _speaking(
         self, truth: Truth, faults: dict[str, list[SensorFault]]
@@ -305,8 +314,9 @@ class Sensors:
         self._feeder_mj += truth.feeder_power_w * (dt_s * 1e3)
         out: list[Report] = []
         if self.rack.due(now_ns):
-            for panel in (self.rack, self.rack_liquid, self.cdu, self.loop, self.feeder, self.hall):
-                panel.read_late((self._feeder_mj,) if panel is self.feeder else (), now_ns)
+            self.gateway.read_late(now_ns)
+            np.copyto(self.feeder.counts[0], self._feeder_mj, casting="unsafe")
+            for panel in self.gateway.panels:
                 there = self._has_liquid if panel is self.rack_liquid else None
                 out += self._finish(panel, faults, None if there is None or there.all() else there)
         if self.weather.due(now_ns):
@@ -317,25 +327,28 @@ class Sensors:
 
     def _sample(self, t: Truth, now_ns: int) -> None:
         """What the building's own sensors have of this moment; it comes out later."""
-        site = self.site
-        zero = np.zeros(site.sizes["rack"])
-        tray = np.zeros(site.sizes["rack"], np.bool_)
+        tray, zero = self._rack_dry, self._rack_zero
         if t.node_leak.any():
-            tray[site.rack_of_node[t.node_leak]] = True  # the same value to all: repeated racks do no harm
-        self.rack.sample((t.rack_power_w, t.rack_inlet_c, t.rack_leak, tray, zero, t.rack_unpowered), now_ns)
-        self.rack_liquid.sample((t.rack_supply_c, t.rack_return_c, t.rack_flow_lpm, t.rack_drop_pa,
-                                 t.rack_valve_pu, t.rack_isolated), now_ns)  # fmt: skip
+            tray = tray.copy()
+            tray[self.site.rack_of_node[t.node_leak]] = (
+                True  # the same value to all: repeated racks do no harm
+            )
         pumps = t.cdu_pump_speed_pu
-        running: Bool = pumps.max(axis=1) > 0.0
-        self.cdu.sample((
+        running: Bool = (pumps[:, 0] > 0.0) | (pumps[:, 1] > 0.0)
+        self.gateway.sample((
+            # Racks
+            t.rack_power_w, t.rack_inlet_c, t.rack_leak, tray, zero, t.rack_unpowered,
+            t.rack_supply_c, t.rack_return_c, t.rack_flow_lpm, t.rack_drop_pa, t.rack_valve_pu,
+            t.rack_isolated,
+            # CDUs
             t.cdu_supply_c, t.cdu_return_c, t.cdu_flow_lpm, t.cdu_supply_pa, t.cdu_return_pa, t.cdu_drop_pa,
             t.cdu_filter_drop_pa, t.cdu_primary_supply_c, t.cdu_primary_return_c, t.cdu_primary_flow_lpm,
-            t.cdu_valve_pu, pumps[:, 0], pumps[:, 1], t.cdu_filling, np.ones(len(running)), running,
+            t.cdu_valve_pu, pumps[:, 0], pumps[:, 1], t.cdu_filling, self._cdu_one, running,
             t.cdu_leak, t.cdu_setpoint_c, t.cdu_setpoint_c,
+            # Loops, feeders, halls
+            t.loop_supply_c, t.loop_return_c, t.loop_flow_lpm, t.loop_leak, *_feeders(t),
+            t.hall_cold_c, t.hall_hot_c, t.hall_rh_pu,
         ), now_ns)  # fmt: skip
-        self.loop.sample((t.loop_supply_c, t.loop_return_c, t.loop_flow_lpm, t.loop_leak), now_ns)
-        self.feeder.sample(_feeders(t), now_ns)
-        self.hall.sample((t.hall_cold_c, t.hall_hot_c, t.hall_rh_pu), now_ns)
 
 
 def _feeders(truth: Truth) -> tuple[Column, ...]:

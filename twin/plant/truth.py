@@ -45,6 +45,7 @@ class Truth:
     node_on: Bool
     node_leak: Bool  # its detector
     node_service_level: I64  # as commanded
+    node_cap_w: F64  # as it stands
     # [n_rack]
     rack_power_w: F64
     rack_flow_lpm: F64
@@ -112,6 +113,9 @@ class Truth:
     # outcome
     throttle_s: F64  # [n_gpu] with a clock lowered by heat
     trips: I64  # [n_gpu] shut down by heat
+    # Raised with each step in which something may have changed that seldom does: states, clocks, caps, error
+    # counts; -1 = nobody counts
+    seldom_count: int
 
     def copy(self) -> Truth:
         """A truth that moves on its own."""
@@ -129,8 +133,8 @@ def blank(site: Site) -> Truth:
     n = shapes(site)
     made: dict[str, object] = {}
     for name, kind in Truth.__annotations__.items():
-        if kind == "float":
-            made[name] = 0.0
+        if kind in ("float", "int"):
+            made[name] = 0.0 if kind == "float" else -1
             continue
         table = name.partition("_")[0]
         rows = n["gpu"] if name in ("throttle_s", "trips") else n.get(table, 0)

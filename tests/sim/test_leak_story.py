@@ -1,0 +1,248 @@
+"""A tray leaks in a simulated site: what is told, what is done about it, and what the neighbour feels.
+
+The whole loop in one process: leak in the plant, detectors, diagnosis, leak_guard, arbiter, plant, echo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from policies.leak_guard import GRACE_S, LeakGuard
+from policies.operator import Operator
+from tests.builders import Twin, site_of, two_racks
+from twin.app.simulating import Simulation
+from twin.contracts import CommandBatch, Decision
+from twin.engine import Engine
+from twin.events import Approved
+from twin.frame import Frame
+from twin.plant.actuators import Actuators
+from twin.plant.plant import Plant
+from twin.plant.scenario import scenario_of
+from twin.plant.sensors import Sensors
+from twin.plant.workload import Workload
+from twin.signals import TABLES
+
+pytestmark = pytest.mark.slow
+SAVE, CAP, SERVICE = "job.checkpoint_since_s", "gpu.power_cap_w", "node.service_level"
+LIQUID, ELECTRICAL = "rack.liquid_isolation", "rack.electrical_isolation"
+LOW_W, BEGIN_S = 300.0, 10.0
+LATE_S = 5.0  # a BMS's values are up to 3 s old and come each 2 s
+GPUS, NODES = slice(0, 72), slice(0, 18)  # of the first rack
+
+
+class Story:
+    """A site under a leak, and all that was decided: (second, batch) of new commands and of advice."""
+
+    def __init__(
+        self,
+        authority: str,
+        *leaking: str,
+        actuators: type[Actuators] = Actuators,
+    ) -> None:
+        controls: dict[str, dict[str, float]] = {CAP: {"min": LOW_W}, SERVICE: {"blast_radius": 36}}
+        controls |= {LIQUID: {"blast_radius": 2}, ELECTRICAL: {"blast_radius": 2}}
+        site = site_of(two_racks(controls=controls, loops=[{"name": "fw1"}]))
+        faults = [{"kind": "leak", "entity": e, "begin_s": BEGIN_S, "severity": 0.5} for e in leaking]
+        tree = {"name": "leak", "hours": 1, "seed": 3, "faults": faults}
+        authorities = {"leak_guard": authority, "operator": "act"}
+        plant = Plant(site, 3, scenario_of(tree, site))
+        engine = Engine(site, [LeakGuard(), Operator()], [], authorities)
+        sensors = Sensors(site, 3, drop_out_pu=0.0)
+        self.sim = Simulation(engine, plant, sensors, observers=(self,))
+        self.plant, self.truth = self.sim.plant, self.sim.plant.truth
+        self.plant.actuators = actuators(site)
+        self.commands: list[tuple[float, CommandBatch]] = []
+        self.advice: list[tuple[float, CommandBatch]] = []
+        self.findings: dict[str, float] = {}
+        self.asked: tuple[float, list[str]] | None = None  # the jobs that were told to save, and when
+        self.saved_s: dict[str, float | None] = {}  # age of their last whole save as the grace ends
+        self.first_s: dict[str, float] = {}  # when a thing first was so in the plant
+        # Flow, return, hottest GPU and lowest clock of the second rack, each second
+        self.neighbour: list[tuple[float, float, float, float]] = []
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
+        now_s = (frame.now_ns - self.sim.begun_ns) / 1e9
+        self.commands += [(now_s, c) for c in decision.commands if not c.renewal]
+        self.advice += [(now_s, c) for c in decision.advice]
+        saves = [c.index.tolist() for c in decision.commands if c.control == SAVE]
+        if saves and self.asked is None:
+            self.asked = now_s, [name for name, slot in engine.jobs.slot_of.items() if slot in saves[0]]
+        for finding in decision.findings:
+            self.findings.setdefault(finding.id, now_s)
+
+    def run(self, seconds: float, until: Callable[[Story], bool] | None = None) -> Story:
+        for _ in range(round(seconds)):
+            self.sim.step()
+            t, now_s = self.truth, self.sim.time_s
+            truths = {"tray": t.node_leak, "pan": t.rack_leak, "isolated": t.rack_isolated}
+            for name, so in truths.items():
+                if so.any():
+                    self.first_s.setdefault(name, now_s)
+            hot, clock = t.gpu_temp_c[72:].max(), t.gpu_clock_pu[72:].min()
+            self.neighbour.append((t.rack_flow_lpm[1], t.rack_return_c[1], hot, clock))
+            workload = self.plant.workload
+            assert isinstance(workload, Workload)
+            if self.asked is not None and self.asked[0] + GRACE_S - 2.0 < now_s < self.asked[0] + GRACE_S:
+                self.saved_s = {j: workload.checkpoint_age_s(j, t.time_s) for j in self.asked[1]}
+            if until is not None and until(self):
+                return self
+        assert until is None, f"did not happen within {seconds:g} s"
+        return self
+
+    def first(self, control: str) -> tuple[float, CommandBatch]:
+        """The first command on a control."""
+        return next((s, c) for s, c in self.commands if c.control == control)
+
+    def said(self, key: str) -> np.ndarray:
+        """What the twin last heard."""
+        table, _, name = key.partition(".")
+        row = TABLES[table].by_name[name].row
+        return np.asarray(self.sim.engine.state.tables[table].value[row])
+
+    def lease(self, control: str) -> np.ndarray:
+        return self.sim.engine.arbiter.leases[control].value
+
+
+@pytest.fixture(scope="module")
+def acted() -> Story:
+    return Story("act", "r1/node5").run(190.0)
+
+
+def test_nothing_is_done_before_a_second_detector_is_wet(acted: Story) -> None:
+    assert acted.first_s["tray"] < acted.first_s["pan"] - 10.0
+    assert min(s for s, _ in acted.commands) >= acted.first_s["pan"] - 1.0
+
+
+@pytest.mark.parametrize("first", ["tray", "sum"])
+def test_a_tray_and_the_sum_of_the_trays_are_one_detector(first: str) -> None:
+    """Whichever speaks first, and when the tray's own reading is missing for a second."""
+    twin = Twin(two_racks(), [LeakGuard()], authority={"leak_guard": "act"})
+    tray, missing = np.zeros(36), np.zeros(36)
+    tray[5], missing[5] = 1.0, np.nan
+    dry, wet = (
+        {"node.leak_state": np.zeros(36)},
+        {"node.leak_state": tray, "rack.tray_leak_state": [1.0, 0.0]},
+    )
+    twin.tick(dry | {"rack.tray_leak_state": 0.0})
+    twin.tick({"node.leak_state": tray} if first == "tray" else dry | {"rack.tray_leak_state": [1.0, 0.0]})
+    twin.tick(wet)
+    twin.tick(wet | {"node.leak_state": missing})
+    assert not twin.engine.memory["leak_guard"]["since_ns"].any()
+    twin.tick(wet | {"rack.leak_state": [1.0, 0.0]})
+    assert twin.engine.memory["leak_guard"]["since_ns"].astype(bool).tolist() == [True, False]
+
+
+def test_the_leak_is_named_where_it_is_and_nobody_else_is_blamed(acted: Story) -> None:
+    told = {k: s for k, s in acted.findings.items() if k.startswith("fault/")}
+    assert next(iter(told)) == "fault/leak/lab/h/r1/node5"
+    assert told["fault/leak/lab/h/r1/node5"] <= acted.first_s["tray"] + 2.0
+    before = [k for k, s in told.items() if s < acted.first_s["isolated"]]
+    assert before == ["fault/leak/lab/h/r1/node5"]
+    assert not [k for k in told if "lab/h/r1" not in k], "neither the neighbour nor the CDU"
+
+
+def test_work_is_saved_power_lowered_and_nodes_drained_at_once(acted: Story) -> None:
+    wet_s = acted.first_s["pan"]
+    for control in (SAVE, CAP, SERVICE):
+        assert wet_s - 1.0 <= acted.first(control)[0] <= wet_s + LATE_S, control
+    assert (acted.truth.gpu_cap_w[GPUS] == LOW_W).all()
+    assert (acted.truth.node_service_level[NODES] == 3).all()
+
+
+def test_the_jobs_of_the_rack_save_before_it_is_isolated(acted: Story) -> None:
+    assert acted.saved_s, "jobs were asked"
+    ages = [age for age in acted.saved_s.values() if age is not None]
+    assert ages, "and some of them save at all"
+    assert all(0.0 <= age <= GRACE_S for age in ages), "their whole save began when they were asked"
+
+
+def test_it_is_isolated_after_the_grace_and_says_so(acted: Story) -> None:
+    first_s = acted.first(SAVE)[0]
+    for control in (LIQUID, ELECTRICAL):
+        at_s, batch = acted.first(control)
+        assert GRACE_S <= at_s - first_s <= GRACE_S + 2.0
+        assert batch.index.tolist() == [0]
+    assert acted.truth.rack_isolated.tolist() == [True, False]
+    assert acted.truth.rack_unpowered.tolist() == [True, False]
+    assert acted.truth.rack_flow_lpm[0] < 0.1
+    assert acted.said("rack.liquid_isolation_state").tolist() == [1.0, 0.0]
+    assert acted.said("rack.electrical_isolation_state").tolist() == [1.0, 0.0]
+    assert not [k for k in acted.findings if k.startswith("unread/rack.")]
+
+
+def test_an_isolated_rack_leaks_no_more(acted: Story) -> None:
+    before_l = acted.truth.cdu_leaked_l.copy()
+    assert 0.05 < before_l[0] < 2.0
+    twin = acted.sim.fork()
+    twin.run(10.0)
+    assert twin.plant.truth.cdu_leaked_l == pytest.approx(before_l, abs=1e-9)
+    assert max(twin.plant.balances().values()) < 1e-6
+
+
+def test_the_neighbour_stays_within_its_limits(acted: Story) -> None:
+    flow, back, hot, clock = np.array(acted.neighbour).T
+    assert flow.min() > 0.9 * flow[0]
+    shut = int(np.argmax(flow > 1.1 * flow[0]))
+    assert flow[shut + 20 :].max() < 1.05 * flow[0], "pumps follow the valve that shut within seconds"
+    assert back.max() < 50.0
+    assert hot.max() < acted.sim.site.limits["gpu.temp_c"].guard[72:].min()
+    assert clock.min() == 1.0
+    assert (acted.truth.gpu_cap_w[72:] > 1000.0).all()
+    assert (acted.truth.node_service_level[18:] == 0).all()
+    assert acted.truth.gpu_alive[72:].all()
+
+
+def test_advise_says_all_of_it_and_commands_nothing() -> None:
+    story = Story("advise", "r1/node5").run(125.0)
+    assert not story.commands
+    assert {c.control for _, c in story.advice} == {SAVE, CAP, SERVICE, LIQUID, ELECTRICAL}
+    assert not story.truth.rack_isolated.any()
+    assert (story.truth.gpu_cap_w > 1000.0).all()
+    assert "fault/leak/lab/h/r1/node5" in story.findings
+
+
+def approval(identity: str, names: Sequence[str]) -> Approved:
+    return Approved(id=identity, author="ada", policy="leak_guard", control=LIQUID, names=tuple(names))
+
+
+def test_one_approval_isolates_one_rack() -> None:
+    story = Story("approve", "r1/node5", "r2/node9")
+    story.run(140.0, lambda s: any(c.control == LIQUID for _, c in s.advice))
+    story.sim.tell(approval("both", ("lab/h/r1", "lab/h/r2")), approval("all", ()))
+    story.run(5.0)
+    assert not story.truth.rack_isolated.any(), "an approval is of one rack"
+    assert not story.commands
+    story.sim.tell(approval("one", ("lab/h/r2",)))
+    story.run(8.0)
+    assert story.truth.rack_isolated.tolist() == [False, True]
+    assert not story.truth.rack_unpowered.any(), "that was another control"
+    assert story.said("rack.liquid_isolation_state").tolist() == [0.0, 1.0]
+    story.sim.tell(approval("other", ("lab/h/r1",)))
+    story.run(8.0)
+    assert story.truth.rack_isolated.tolist() == [True, True]
+
+
+class StuckValve(Actuators):
+    """The valve of the first rack says that it will, and does not move."""
+
+    def take(self, commands: Sequence[CommandBatch], time_s: float) -> list[str]:
+        new: list[str] = super().take(commands, time_s)
+        if LIQUID in self.value:
+            self.value[LIQUID][0] = 0.0
+        return new
+
+
+def test_a_valve_that_does_not_answer_is_an_alarm() -> None:
+    story = Story("act", "r1/node5", actuators=StuckValve)
+
+    def alarmed(s: Story) -> bool:
+        return f"readback/{LIQUID}" in s.findings
+
+    story.run(200.0, alarmed)
+    assert story.findings[f"readback/{LIQUID}"] - story.first(LIQUID)[0] < 20.0
+    assert story.truth.rack_isolated.tolist() == [False, False]
+    assert story.said("rack.electrical_isolation_state").tolist() == [1.0, 0.0], "power is off all the same"
+    assert story.lease(LIQUID)[0] == 1.0, "it goes on asking"

@@ -1,0 +1,284 @@
+"""The diagnosis on small sites, driven by plain values and by residuals of known size. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import START_NS, Twin, site_of, two_racks
+from twin.contracts import Residual
+from twin.diagnosis.cause import Book, Cause, finding_of
+from twin.diagnosis.diagnosis import Diagnosis
+from twin.diagnosis.kinds import KINDS
+from twin.diagnosis.places import Places
+from twin.diagnosis.signature import HYPOTHESES
+from twin.diagnosis.tracks import CERTAIN, Track
+from twin.events import FaultReported, MaintenanceBegun
+from twin.frame import NS
+from twin.signals import find_signal
+
+QUIET: dict[str, Any] = {
+    "node.leak_state": 0.0, "rack.leak_state": 0.0, "cdu.leak_state": 0.0, "feeder.voltage_v": 400.0,
+    "feeder.breaker_state": 0.0, "feeder.energised_state": 0.0, "node.power_on_state": 1.0,
+}  # fmt: skip
+
+
+def told(pod: Twin) -> list[tuple[str, str, int, str]]:
+    return [(f.kind, f.table, f.entity, f.signal) for f in pod.engine.diagnosis.faults]
+
+
+def one(n: int, at: int, value: float = 1.0, rest: float = 0.0) -> np.ndarray:
+    out = np.full(n, rest)
+    out[at] = value
+    return out
+
+
+def test_nothing_is_told_of_a_quiet_site() -> None:
+    pod = Twin(two_racks())
+    pod.run(60, QUIET)
+    assert told(pod) == []
+
+
+def test_wet_trays_are_one_leak_at_the_first_of_them() -> None:
+    pod = Twin(two_racks())
+    pod.run(3, QUIET)
+    pod.tick(QUIET | {"node.leak_state": one(36, 5)})
+    assert told(pod) == [("leak", "node", 5, "")]
+    alone = pod.engine.diagnosis.faults[0]
+    below = one(36, 5)
+    below[6] = below[7] = 1.0
+    pod.tick(QUIET | {"node.leak_state": below, "rack.leak_state": one(2, 0)})
+    assert told(pod) == [("leak", "node", 5, "")]
+    fault = pod.engine.diagnosis.faults[0]
+    assert fault.count == 3
+    assert fault.confidence_pu > alone.confidence_pu
+    assert any("agrees" in text for text in fault.evidence)
+
+
+def test_a_leak_is_told_of_the_rack_where_no_tray_is_wet_and_clears_late() -> None:
+    pod = Twin(two_racks())
+    pod.tick(QUIET | {"rack.leak_state": one(2, 1)})
+    assert told(pod) == [("leak", "rack", 1, "")]
+    pod.run(100, QUIET)
+    assert told(pod) == [("leak", "rack", 1, "")]
+    pod.run(40, QUIET)
+    assert told(pod) == []
+
+
+def test_people_who_work_there_are_spared() -> None:
+    pod = Twin(two_racks())
+    pod.run(2, QUIET)
+    window = MaintenanceBegun(
+        id="w", author="me", table="rack", names=("r1",), until_ns=pod.now_ns + 600 * NS
+    )
+    pod.tick(QUIET | {"node.leak_state": one(36, 5)}, window)
+    assert told(pod) == []
+
+
+def test_a_tripped_breaker_and_a_sag() -> None:
+    pod = Twin(two_racks())
+    pod.run(5, QUIET)
+    pod.tick(QUIET | {"feeder.breaker_state": one(2, 1), "feeder.voltage_v": one(2, 1, 0.0, 400.0)})
+    assert told(pod) == [("breaker_tripped", "feeder", 1, "")]
+    pod = Twin(two_racks())
+    pod.run(5, QUIET)
+    pod.run(4, QUIET | {"feeder.voltage_v": 330.0})
+    assert told(pod) == [("grid_event", "site", 0, "")]
+
+
+def test_a_lost_supply_is_the_nodes_but_not_when_the_feed_is_lost() -> None:
+    powers = {"node.psu1_power_w": one(36, 3, 0.0, 2000.0), "node.psu2_power_w": one(36, 3, 4000.0, 2000.0)}
+    pod = Twin(two_racks())
+    pod.run(5, QUIET | powers)
+    assert told(pod) == [("psu_lost", "node", 3, "")]
+    pod = Twin(two_racks())
+    dark = {"feeder.energised_state": one(2, 0), "node.psu1_power_w": 0.0, "node.psu2_power_w": 4000.0}
+    pod.run(8, QUIET | dark)
+    assert told(pod) == [("feed_lost", "feeder", 0, "")]
+
+
+def test_xids_that_come_again_are_a_burst() -> None:
+    pod = Twin(two_racks())
+    for i in range(3):
+        assert told(pod) == []
+        pod.tick(QUIET, FaultReported(id=f"x{i}", table="gpu", name="r1/node0/gpu1", code=94))
+    assert told(pod) == [("xid_burst", "gpu", 1, "")]
+
+
+def test_a_pump_that_ran_and_stands() -> None:
+    pod = Twin(two_racks())
+    pod.run(40, QUIET | {"cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7, "cdu.flow_lpm": 200.0})
+    pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 1.0, "cdu.flow_lpm": 160.0})
+    assert told(pod) == [("pump_trip", "cdu", 0, "")]
+    assert "pump 1 stands" in pod.engine.diagnosis.faults[0].evidence
+
+
+def test_a_meter_that_repeats_its_last_digit_stands_still() -> None:
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(120):
+        flow = 100.0 + rng.normal(0, 0.5, 2)
+        if i >= 90:
+            flow[1] = 100.25
+        pod.tick(QUIET | {"rack.flow_lpm": flow})
+    assert told(pod) == [("sensor_frozen", "rack", 1, "flow_lpm")]
+
+
+def test_a_meter_that_falls_silent() -> None:
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(80):
+        flow = 100.0 + rng.normal(0, 0.5, 2)
+        if i >= 60:
+            flow[0] = np.nan
+        pod.tick(QUIET | {"rack.flow_lpm": flow, "rack.power_w": 50_000.0 + rng.normal(0, 50, 2)})
+    assert told(pod) == [("sensor_silent", "rack", 0, "flow_lpm")]
+
+
+def test_one_far_reading_is_no_deviation_and_two_are() -> None:
+    track, now = Track.of(3), START_NS
+    whole = slice(0, 3)
+    track.update(np.array([0.0, 7.0, -2.0]), None, whole, now)
+    assert not track.active
+    track.update(np.array([0.0, 7.0, -2.0]), None, whole, now)
+    assert track.on.tolist() == [0, 1, 0]
+    stale = np.zeros(3, np.bool_)
+    for _ in range(50):
+        track.update(np.array([0.0, 7.0, -9.0]), stale, whole, now)
+    assert track.on.tolist() == [0, 1, 0]
+    assert track.below.max() < CERTAIN  # no new reading, no news
+
+
+class Deduced:
+    """A diagnosis that sees residuals of a chosen size, on a liquid-cooled site of two racks."""
+
+    def __init__(self) -> None:
+        self.pod = Twin(two_racks())
+        self.values = QUIET | {
+            "rack.flow_lpm": 100.0, "rack.supply_temp_c": 32.0, "rack.return_temp_c": 42.0,
+            "rack.power_w": 70_000.0, "rack.diff_pressure_pa": 80_000.0, "cdu.flow_lpm": 200.0,
+            "gpu.temp_c": 55.0, "gpu.power_w": 900.0,
+        }  # fmt: skip
+        self.diagnosis = Diagnosis(self.pod.site)
+
+    def see(self, seconds: int, offsets: dict[str, tuple[Any, float]]) -> list[tuple[str, str, int, str]]:
+        """Residuals `offsets`: name -> (difference [n], sigma), for so long; what is told then."""
+        for _ in range(seconds):
+            self.pod.tick(self.values)
+            engine = self.pod.engine
+            engine.estimator.residuals = {
+                name: residual(name, np.asarray(off, float), sigma) for name, (off, sigma) in offsets.items()
+            }
+            self.diagnosis.update(engine.state, engine.estimator, engine.jobs, engine.windows, (), 1.0)
+        return [(f.kind, f.table, f.entity, f.signal) for f in self.diagnosis.faults]
+
+
+def residual(name: str, off: np.ndarray, sigma: float) -> Residual:
+    base = np.full(len(off), 100.0)
+    return Residual(name, base, base + off, np.full(len(off), sigma), np.zeros(len(off)))
+
+
+def test_less_flow_that_all_agree_on_is_a_block_and_else_the_sensor() -> None:
+    none = [0.0, 0.0]
+    blocked = {"rack.flow_lpm/pressure": ([-30.0, 0.0], 0.6), "rack.flow_lpm/heat": (none, 1.5),
+               "cdu.flow_lpm/racks": ([0.0], 1.4), "rack.heat": (none, 0.06)}  # fmt: skip
+    assert Deduced().see(3, blocked) == [("branch_blocked", "rack", 0, "")]
+    lies = blocked | {"rack.flow_lpm/heat": ([-30.0, 0.0], 1.5), "cdu.flow_lpm/racks": ([30.0], 1.4),
+                      "rack.heat": ([-3.0, 0.0], 0.06)}  # fmt: skip
+    assert Deduced().see(20, lies) == [("sensor_biased", "rack", 0, "flow_lpm")]
+
+
+def test_all_gpus_of_a_tray_are_the_tray_and_one_is_its_plate() -> None:
+    tray = np.zeros(144)
+    tray[8:12] = 6.0
+    assert Deduced().see(30, {"gpu.temp_c": (tray, 0.5)}) == [("tray_blocked", "node", 2, "")]
+    assert Deduced().see(45, {"gpu.temp_c": (one(144, 9, 6.0), 0.5)}) == [("plate_degraded", "gpu", 9, "")]
+
+
+def test_seventy_two_gpus_say_that_the_supplys_sensor_is_wrong() -> None:
+    gpus = np.zeros(144)
+    gpus[72:] = -3.0
+    seen = {"gpu.temp_c": (gpus, 0.5), "rack.supply_temp_c": ([0.0, 3.0], 0.06),
+            "rack.heat": ([0.0, -3.0], 0.06), "rack.flow_lpm/heat": ([0.0, -30.0], 1.5)}  # fmt: skip
+    diagnosis = Deduced()
+    assert diagnosis.see(30, seen) == [("sensor_biased", "rack", 1, "supply_temp_c")]
+    assert diagnosis.diagnosis.faults[0].count >= 72
+
+
+def test_two_faults_are_two() -> None:
+    both = np.zeros(144)
+    both[100] = 8.0
+    seen = {"gpu.temp_c": (both, 0.5), "rack.flow_lpm/pressure": ([-30.0, 0.0], 0.6),
+            "cdu.flow_lpm/racks": ([0.0], 1.4)}  # fmt: skip
+    assert sorted(Deduced().see(45, seen)) == [
+        ("branch_blocked", "rack", 0, ""),
+        ("plate_degraded", "gpu", 100, ""),
+    ]
+
+
+def test_a_fault_lasts_while_its_symptoms_do_and_clears_after() -> None:
+    seen = {"rack.diff_pressure_pa": ([12_000.0, 0.0], 300.0), "rack.flow_lpm/pressure": ([-7.0, 0.0], 0.6)}
+    calm = {name: (np.zeros(2), sigma) for name, (_, sigma) in seen.items()}
+    diagnosis = Deduced()
+    expected = [("sensor_biased", "rack", 0, "diff_pressure_pa")]
+    assert diagnosis.see(30, seen) == expected
+    since_ns = diagnosis.diagnosis.faults[0].since_ns
+    assert diagnosis.see(300, seen) == expected
+    assert diagnosis.diagnosis.faults[0].since_ns == since_ns
+    explained = diagnosis.diagnosis.explained("rack.flow_lpm/pressure")
+    assert explained is not None
+    assert explained.tolist() == [True, False]
+    assert diagnosis.see(150, calm) == []
+
+
+def test_what_was_told_and_learned_survives_a_snapshot() -> None:
+    seen = {"rack.diff_pressure_pa": ([12_000.0, 0.0], 300.0), "rack.flow_lpm/pressure": ([-7.0, 0.0], 0.6)}
+    diagnosis = Deduced()
+    diagnosis.see(40, seen)
+    again = Diagnosis(diagnosis.pod.site)
+    again.restore(diagnosis.diagnosis.dump())
+    assert again.faults == diagnosis.diagnosis.faults
+    assert len(again.faults) == 1
+    kept = {t: np.arange(n, dtype=np.int32) for t, n in diagnosis.pod.site.sizes.items()}
+    kept["rack"] = np.array([1, 0], np.int32)
+    assert diagnosis.diagnosis.remapped(diagnosis.pod.site, kept).faults[0].entity == 1
+    diagnosis.diagnosis.forget("rack", 0)
+    assert diagnosis.diagnosis.faults == ()
+
+
+def test_an_id_is_the_same_as_long_as_the_fault_lasts() -> None:
+    site = site_of(two_racks())
+    book = Book()
+    for second in range(12):
+        book.update([Cause("sensor_biased", "rack", 1, "flow_lpm", evidence=(f"{second}",))], second * NS)
+    (fault,) = book.faults()
+    assert finding_of(fault, site).id == "fault/sensor_biased/lab/h/r2/flow_lpm"
+    assert fault.since_ns == 0
+    assert fault.evidence == ("11",)
+
+
+def test_a_better_account_takes_the_place_of_one_that_lost_its_support() -> None:
+    book, rows = Book(), np.array([3], np.int32)
+    one_, other = (
+        Cause(kind, "rack", 3, "", hold_s=2.0, covers={"rack.heat": rows})
+        for kind in ("leak", "branch_blocked")
+    )
+    for second in range(10):
+        book.update([one_ if second < 5 else other], second * NS)
+    assert [f.kind for f in book.faults()] == ["branch_blocked"]
+    assert book.faults()[0].since_ns == 0
+
+
+@pytest.mark.parametrize("h", HYPOTHESES, ids=lambda h: f"{h.kind}-{h.table}-{h.signal}")
+def test_every_hypothesis_is_of_a_known_kind_and_signal(h: Any) -> None:
+    assert h.table in KINDS[h.kind].tables
+    if h.kind == "sensor_biased":
+        assert find_signal(f"{h.table}.{h.signal}") is not None
+
+
+def test_places_know_who_is_above_whom() -> None:
+    places = Places(site_of(two_racks()))
+    assert places.below("cdu", 0, "gpu").tolist() == list(range(144))
+    assert places.below("rack", 1, "node").tolist() == list(range(18, 36))
+    assert places.above("gpu", "rack")[[0, 71, 72, 143]].tolist() == [0, 0, 1, 1]
+    assert places.above("gpu", "loop").tolist() == [-1] * 144

@@ -1,0 +1,151 @@
+"""Silence: nodes that are off or not heard, GPUs that fell off the bus, agents that took many along.
+
+Silence is told at the lowest device that accounts for all of it: a node with its GPUs is one node. What falls
+silent together, as the nodes of a rack, has lost its source or its network, and is nobody's fault here: that
+telemetry stopped is a finding of its own. May import the state, the site and causes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.growth import OFF_BUS_XID, Growth
+from twin.diagnosis.places import Places
+from twin.diagnosis.reports import good, heard
+from twin.diagnosis.watch import Watch
+from twin.frame import I64, NS, Bool
+from twin.state import State
+
+TOGETHER_S = (
+    60.0  # what falls silent within this of another beside it has a source in common; source: estimate
+)
+MOST_RACKS = 2  # of which a node may fall silent at once by chance
+MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
+HOLD_S = 3.0  # for those that are still to fall silent with it
+BURNT_K = 6.0  # below slowdown, when last heard: it shut down by heat
+
+
+class Silence:
+    """Since when nothing is heard of each node and GPU."""
+
+    def __init__(self, places: Places) -> None:
+        self.places, n = places, places.sizes
+        self.node_ns, self.gpu_ns = np.zeros(n["node"], np.int64), np.zeros(n["gpu"], np.int64)
+        self.hidden: dict[str, Bool] = {}  # devices of which nothing is heard or expected [n per table]
+
+    def causes(self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool]) -> list[Cause]:
+        """Nodes that are off or silent, and GPUs off the bus."""
+        site, n = self.places.site, self.places.sizes
+        off = self._off(state, spared)
+        node, node_known = _quiet(watch, "node", n["node"])
+        gpu, gpu_known = _quiet(watch, "gpu", n["gpu"])
+        out = [
+            Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
+            for i in np.flatnonzero(off).tolist()
+        ]
+        if not (node.any() or gpu.any()):
+            self.node_ns[:], self.gpu_ns[:] = 0, 0
+            self.hidden = {"node": off, "gpu": off[site.node_of_gpu]} if off.any() else {}
+            return _not_of_source(out, off, site.rack_of_node)
+        at = site.node_of_gpu
+        known, quiet = (np.bincount(at[m], minlength=n["node"]) for m in (gpu_known, gpu))
+        all_gpus = (known > 0) & (quiet == known)
+        # One GPU that is silent while its node talks is the GPU; several at once are their agent
+        dumb = (node & (all_gpus | (known == 0))) | (all_gpus & ((known > 1) | ~node_known))
+        silent = dumb & ~off
+        _since(self.node_ns, silent, state.now_ns)
+        alone = gpu & ~(dumb | off)[at] & ~self._burnt(watch)
+        _since(self.gpu_ns, alone, state.now_ns)
+        self.hidden = {"node": dumb | off | node, "gpu": gpu | (dumb | off)[at]}
+        told = silent & ~_together(self.node_ns, silent, site.rack_of_node, 1)
+        if np.count_nonzero(np.bincount(site.rack_of_node[silent])) <= MOST_RACKS:
+            for i in np.flatnonzero(told).tolist():
+                text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
+                if node_known[i] and not node[i]:
+                    text += ", although the node does"
+                out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, HOLD_S, 15.0))
+        lost = alone & ~_together(self.gpu_ns, alone, site.rack_of_gpu, MOST_GPUS)
+        if np.count_nonzero(np.bincount(site.rack_of_gpu[alone])) <= MOST_RACKS:
+            for i in np.flatnonzero(lost).tolist():
+                evidence = ["it no longer reports; the other GPUs of its node or the node itself do"]
+                if OFF_BUS_XID in growth.xid_of(i):
+                    evidence.append(f"XID {OFF_BUS_XID} before")
+                out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
+        return _not_of_source(out, off, site.rack_of_node)
+
+    def _burnt(self, watch: Watch) -> Bool:
+        """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault."""
+        meters, site = watch.meters["gpu"], self.places.site
+        limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
+        with np.errstate(invalid="ignore"):
+            hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
+        return hot
+
+    def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
+        """Nodes whose controller says that they are off [n_node]."""
+        off: Bool = np.zeros(self.places.sizes["node"], np.bool_)
+        if heard(state, "node.power_on_state"):
+            off = good(state, "node.power_on_state") == 0.0
+            if (mask := spared.get("node")) is not None:
+                off &= ~mask
+        return off
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot."""
+        if table in ("node", "gpu"):
+            (self.node_ns if table == "node" else self.gpu_ns)[entity] = 0
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"node_ns": self.node_ns, "gpu_ns": self.gpu_ns}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.node_ns, self.gpu_ns = np.array(data["node_ns"]), np.array(data["gpu_ns"])
+
+
+def _quiet(watch: Watch, table: str, n: int) -> tuple[Bool, Bool]:
+    """(entities of which nothing that was ever heard is heard any more, those ever heard) [n]."""
+    meters = watch.meters.get(table)
+    none: Bool = np.zeros(n, np.bool_)
+    if meters is None:
+        return none, none
+    known: Bool = (meters.count > 0).any(axis=0)
+    if not meters.silent.any():
+        return none, known
+    quiet: Bool = np.asarray((meters.silent | (meters.count == 0)).all(axis=0) & known)
+    return quiet, known
+
+
+def _since(since_ns: I64, mask: Bool, now_ns: int) -> None:
+    since_ns[mask & (since_ns == 0)] = now_ns
+    since_ns[~mask] = 0
+
+
+def _together(since_ns: I64, mask: Bool, rack_of: Any, most: int) -> Bool:
+    """Those [n] that fell silent within a minute of more than `most` - 1 others of their rack."""
+    out: Bool = np.zeros(len(mask), np.bool_)
+    for rack in np.unique(rack_of[mask]).tolist():
+        mine = np.flatnonzero(mask & (rack_of == rack))
+        if len(mine) <= most:
+            continue
+        order = mine[np.argsort(since_ns[mine], kind="stable")]
+        t_ns = since_ns[order]
+        near = np.searchsorted(t_ns, t_ns + round(TOGETHER_S * NS), "right") - np.searchsorted(
+            t_ns, t_ns - round(TOGETHER_S * NS), "left"
+        )
+        out[order[near > most]] = True
+    return out
+
+
+def _not_of_source(causes: list[Cause], off: Bool, rack_of: Any) -> list[Cause]:
+    """Without nodes of racks that were switched off as a whole: that is their rack's supply, or meant."""
+    if not off.any():
+        return causes
+    racks = int(rack_of.max(initial=0)) + 1
+    dark = np.bincount(rack_of[off], minlength=racks)
+    dark_racks = (dark > 1) & (dark == np.bincount(rack_of, minlength=racks))
+    return [c for c in causes if not (c.kind == "node_down" and dark_racks[rack_of[c.entity]])]
