@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -81,3 +84,20 @@ def test_clocks_that_rise_again_are_counted_too() -> None:
         assert report is not None
         clocks.append(float(report.column("sm_clock_hz").min()))
         assert (clocks[-1] < 1.9e9) == (5 < k < 30)
+
+
+@pytest.mark.parametrize("how", ["fork", "deepcopy", "pickle"])
+def test_a_copy_of_the_buildings_sensors_reads_on_its_own(pod: Site, how: str) -> None:
+    bench = Bench(pod)
+    bench.look()
+    made = {"fork": lambda: bench.sensors.fork(), "deepcopy": lambda: copy.deepcopy(bench.sensors),
+            "pickle": lambda: pickle.loads(pickle.dumps(bench.sensors))}  # fmt: skip
+    other = made[how]()
+    for k in range(5):
+        bench.plant.truth.rack_supply_c[:] = 30.0 + k
+        bench.now_ns += 1_000_000_000
+        mine = bench.sensors.observe(bench.plant.truth, bench.plant.present, bench.now_ns).copy()
+        its = other.observe(bench.plant.truth, bench.plant.present, bench.now_ns)
+        for one, two in zip(mine.reports, its.reports, strict=True):
+            assert np.array_equal(one.values, two.values, equal_nan=True)
+    assert mine.find("rack", "supply_temp_c").column("supply_temp_c").min() > 30.5  # type: ignore[union-attr]

@@ -62,7 +62,8 @@ def test_a_flow_reading_that_goes_wrong_is_found_on_its_rack() -> None:
     for _ in range(100):
         twin.tick(healthy(rng, flow=1.4))
         raised += kinds(twin)
-    assert raised == [("finding", "fault/sensor_biased/lab/h/r1/flow_lpm")], "power and temperatures agree"
+    assert ("finding", "heat/lab/h/r1") in raised, "which of four readings is wrong, nothing here says"
+    assert not [r for r in raised if "r2" in r[1]]
 
 
 def test_one_odd_reading_that_stands_for_long_is_still_one_reading() -> None:

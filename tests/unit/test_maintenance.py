@@ -288,7 +288,7 @@ def test_an_odd_balance_of_what_is_worked_at_is_no_finding() -> None:
     tick(1.4, ended())
     for _ in range(70):
         tick(1.4)
-    assert "fault/sensor_biased/lab/h/r1/flow_lpm" in twin.engine.findings.active
+    assert "heat/lab/h/r1" in twin.engine.findings.active
 
 
 def test_after_a_window_silence_counts_from_its_end() -> None:

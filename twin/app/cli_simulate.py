@@ -32,7 +32,7 @@ from twin.plant.scenario import MAX_HOURS, Scenario, scenario_of
 from twin.plant.sensors import Sensors
 from twin.site import Site
 
-ORDINARY = Scenario("an ordinary hour")  # without a scenario file
+ORDINARY = Scenario.ordinary()  # without a scenario file
 MAX_TOLD = 1000  # faults that are remembered
 
 

@@ -1,7 +1,7 @@
 """A cause: one hypothesis of what is wrong, with what it accounts for; and the book of those that were told.
 
 A cause is told when it has been the best account for its `hold_s`, and stays until it has found no support
-for `clear_s`: neither its kind nor its entity flaps. May import contracts, kinds and the site.
+for `clear_s`: neither its kind nor its entity flaps. May import contracts, kinds, places and the site.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 
 from twin.contracts import Fault, Finding
 from twin.diagnosis.kinds import KINDS
+from twin.diagnosis.places import Places
 from twin.frame import I32, NS
 from twin.site import Site
 
 HOLD_S, CLEAR_S = 5.0, 30.0
 MAX_TOLD = 1000  # faults at once; a site with more is told of the gravest
 MAX_EVIDENCE = 6
+MOST_ALIKE = 20  # of one kind and signal that are told each by itself
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 
@@ -56,7 +58,8 @@ class Told:
 class Book:
     """Causes waiting to be sure, and those that were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
+        self.places = places
         self.waiting: dict[Key, tuple[int, int]] = {}  # key -> (first supported, last supported)
         self.told: dict[Key, Told] = {}
 
@@ -90,13 +93,16 @@ class Book:
         self.told[cause.key] = Told(cause, since_ns, now_ns)
 
     def faults(self) -> tuple[Fault, ...]:
-        """What is told, gravest first, then oldest."""
-        found = [
-            Fault(t.cause.kind, t.cause.table, t.cause.entity, t.cause.signal,
-                  KINDS[t.cause.kind].severity, t.cause.confidence_pu, t.since_ns,
-                  t.cause.evidence[:MAX_EVIDENCE], t.cause.count)
-            for t in self.told.values()
-        ]  # fmt: skip
+        """What is told, gravest first, then oldest; more than a few of a kind are one of what is above."""
+        alike: dict[tuple[str, str, str], list[Told]] = {}
+        for t in self.told.values():
+            alike.setdefault((t.cause.kind, t.cause.table, t.cause.signal), []).append(t)
+        found: list[Fault] = []
+        for some in alike.values():
+            if len(some) > MOST_ALIKE and self.places is not None:
+                found.append(_crowd(some, self.places))
+            else:
+                found += [_fault(t) for t in some]
         return tuple(sorted(found, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table,
                                                   f.entity, f.signal)))  # fmt: skip
 
@@ -116,9 +122,9 @@ class Book:
             for key in [k for k in book if k[1] == table and k[2] == entity]:
                 del book[key]
 
-    def remapped(self, old_of_new: dict[str, I32]) -> Book:
+    def remapped(self, old_of_new: dict[str, I32], places: Places | None = None) -> Book:
         """What is told, on a changed site; what was waiting waits anew."""
-        out = Book()
+        out = Book(places)
         for t in self.told.values():
             if t.cause.table != "site":
                 new = np.flatnonzero(old_of_new[t.cause.table] == t.cause.entity)
@@ -147,6 +153,32 @@ class Book:
             cause = Cause(row[0], row[1], int(row[2]), row[3], float(row[4]), tuple(row[5]), int(row[6]),
                           float(row[7]), float(row[8]), covers)  # fmt: skip
             self.told[cause.key] = Told(cause, int(row[10]), int(row[11]))
+
+
+def _fault(t: Told) -> Fault:
+    c = t.cause
+    return Fault(c.kind, c.table, c.entity, c.signal, KINDS[c.kind].severity, c.confidence_pu, t.since_ns,
+                 c.evidence[:MAX_EVIDENCE], c.count)  # fmt: skip
+
+
+def _crowd(some: list[Told], places: Places) -> Fault:
+    """Very many of one kind as one fault of the lowest entity that all are under; the oldest is shown."""
+    first = min(some, key=lambda t: (t.since_ns, t.cause.entity))
+    cause, table, entity = first.cause, "site", 0
+    ids = np.array([t.cause.entity for t in some])
+    for higher in ("node", "rack", "cdu", "hall"):
+        if not places.knows(cause.table, higher):
+            continue
+        at = np.unique(places.above(cause.table, higher)[ids])
+        if len(at) == 1 and at[0] >= 0:
+            table, entity = higher, int(at[0])
+            break
+    name = places.site.name(cause.table, cause.entity)
+    text = (f"{len(some)} {cause.table} at once: {name} and {len(some) - 1} more",
+            *(f"{name}: {e}" for e in cause.evidence))  # fmt: skip
+    return Fault(cause.kind, table, entity, cause.signal, KINDS[cause.kind].severity,
+                 min(t.cause.confidence_pu for t in some), first.since_ns, text[:MAX_EVIDENCE],
+                 len(some))  # fmt: skip
 
 
 def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:

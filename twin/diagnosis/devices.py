@@ -27,8 +27,8 @@ MOST_BESIDE = 3  # sensors of one signal in a rack that fail at once by chance
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
 WEATHER_USUAL_S = 6 * 3600.0
-# Readings, once a minute: a spike is over after so many; that so often among about ten is no chance; what lasts
-# so many is no spike; source: estimate
+# Readings, once a minute: a spike is over after so many; so many spikes among about ten are no chance; what
+# lasts for so many is no spike; source: estimate
 MOST_SPIKE, WEATHER_KEPT, WEATHER_SPIKES, LASTING_WEATHER = 2, 0.9, 0.8, 3
 STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's drop
 HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware, software and hardware thermal
@@ -276,9 +276,9 @@ class Devices:
             setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
 
 
-_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_off", "weather_spikes", "gap_xx", "gap_xy", "gap_mean",
-         "gap_var", "gap_z",
-         "gap_count", "loop_c", "loop_var", "loop_count")  # fmt: skip
+_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_off", "weather_spikes",
+         "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z", "gap_count",
+         "loop_c", "loop_var", "loop_count")  # fmt: skip
 
 
 def _part(state: State, name: str, part: slice) -> F32:

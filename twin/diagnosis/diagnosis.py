@@ -19,7 +19,7 @@ from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.pursuit import Pursuit
 from twin.diagnosis.reports import Reports
-from twin.diagnosis.signature import DRIFTS, GPU_CLOCK, GPU_POWER, GPU_TEMP, Hypothesis, Now
+from twin.diagnosis.signature import DRIFTS, GPU_CLOCK, GPU_POWER, GPU_TEMP, NODE_POWER, Hypothesis, Now
 from twin.diagnosis.silence import Silence
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
@@ -34,7 +34,8 @@ from twin.site import Site
 from twin.state import State
 
 FORMAT = 2
-MANY_GPUS, MANY_PU = 4, 0.01  # with odd power at once; source: estimate
+OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
+MANY, MANY_PU = {"gpu": 3, "node": 2}, 0.01  # of a rack with odd power at once; of all; source: estimate
 DRIFTS_EVERY = 10  # ticks: what is learned moves slowly
 KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
 WARM_K = 1.0  # outdoors over what was usual
@@ -50,7 +51,7 @@ class Diagnosis:
         self.watch, self.growth = Watch(site.sizes), Growth(site)
         self.pursuit, self.verdicts = Pursuit(self.places), Verdicts(self.watch)
         self.wake, self.silence = Wake(self.places), Silence(self.places)
-        self.book = Book()
+        self.book = Book(self.places)
         self.faults: tuple[Fault, ...] = ()
         self.drifts: dict[str, Residual] = {}
         self._balanced = False
@@ -125,22 +126,32 @@ class Diagnosis:
             at = self.site.node_of_gpu[slowed]
             nodes = np.bincount(at, minlength=self.site.sizes["node"]) > 0
 
-        many = set[str]()
-        for name in (GPU_POWER, GPU_CLOCK):
-            track = self.tracks.tracks.get(name)
-            if track is not None and np.count_nonzero(track.on) > max(MANY_GPUS, MANY_PU * len(track.on)):
-                many.add(name)
+        many = {name: rows for name in OF_WORK if (rows := self._with_others(name)) is not None}
 
         def covered(relation: str, n: int) -> Bool | None:
-            if relation in many:
-                return np.ones(n, np.bool_)  # so many meters do not fail at once: what is expected is wrong
             out = self.wake.covered(relation, n)
+            if relation in many:
+                out = many[relation] if out is None else out | many[relation]
             by_heat = {"gpu": slowed, "node": nodes}.get(relation.partition(".")[0])
             if by_heat is None or relation in KEPT_IN_HEAT or len(by_heat) != n:
                 return out
             return by_heat if out is None else out | by_heat
 
         return covered
+
+    def _with_others(self, name: str) -> Bool | None:
+        """Rows of a comparison that rests on the work, where several of a rack are off at once, or many of
+        all: so many meters do not fail together, but what is expected is wrong."""
+        on = self.tracks.on(name)
+        if on is None:
+            return None
+        off = on != 0
+        table = name.partition(".")[0]
+        rack_of = self.places.above(table, "rack")
+        if np.count_nonzero(off) > max(MANY[table], MANY_PU * len(off)):
+            return np.ones(len(off), np.bool_)
+        many = np.bincount(rack_of[off], minlength=self.site.sizes["rack"]) >= MANY[table]
+        return many[rack_of] if many.any() else None
 
     def _told(self, h: Hypothesis) -> Bool | None:
         signal = h.signal if h.kind == "sensor_biased" else ""
@@ -170,7 +181,7 @@ class Diagnosis:
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Diagnosis:
         """What is told, for a changed site; what was not yet sure is looked at anew."""
         out = Diagnosis(site)
-        out.book = self.book.remapped(old_of_new)
+        out.book = self.book.remapped(old_of_new, out.places)
         out.tracks = self.tracks.remapped(old_of_new, site.sizes)
         out.watch = self.watch.remapped(old_of_new, site.sizes)
         out.verdicts = Verdicts(out.watch)

@@ -38,6 +38,12 @@ class Places:
                 self._map[table, LADDER[j + 1]] = at
         self._map["rack", "hall"] = site.hall_of_rack
         self._map["cdu", "hall"] = site.hall_of_cdu
+        for table in ("gpu", "node"):
+            self._map[table, "hall"] = site.hall_of_rack[self._map[table, "rack"]]
+
+    def knows(self, table: str, ancestor: str) -> bool:
+        """Whether entities of this table hang under such ones."""
+        return (table, ancestor) in self._map
 
     def above(self, table: str, ancestor: str) -> I32:
         """The ancestor of each entity [n of table]."""

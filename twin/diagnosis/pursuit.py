@@ -22,10 +22,13 @@ from twin.diagnosis.signature import (
     FILTER,
     GPU_CLOCK,
     GPU_POWER,
+    GPU_TEMP,
     HEAT_FLOW,
     HYPOTHESES,
     LOOP_FLOW,
     NODE_POWER,
+    PSU1,
+    PSU2,
     PUMP,
     RACK_POWER,
     RACK_SUPPLY,
@@ -47,7 +50,7 @@ LEAST_SHARE = 0.45
 SIGNIFICANT = 0.03  # of a direction's squared length: relations with less say nothing of it
 # What it predicts so plainly in a relation without delay must be there to this share, or it is not the cause.
 PLAIN, PRESENT_PU = 8.0, 0.25
-PLAIN_NODE = 2.0  # of a node's power: it is what tells a GPU's meter from a GPU that draws more than usual
+PLAIN_NODE = 2.0  # of a node: what tells a meter that is off from a device that draws more than usual
 # The newest reading of a row agrees with the mean over the last few to this share: it is not over.
 LASTING_PU = 0.33
 PROMPT = frozenset(
@@ -67,12 +70,17 @@ PROMPT = frozenset(
         SPLIT,
         GPU_POWER,
         GPU_CLOCK,
+        PSU1,
+        PSU2,
     )
 )
+FELT_FIRST = 0.3  # of a GPU's rise is there when the flow's reading comes, which is older; source: estimate
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
 ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart
+# One reading of a flow that is so far off is believed at once if so many GPUs of the rack run hot already
+EARLY_SIGMAS, CONFIRMING = 4.0, 8
 UNSEEN = 0.7  # weight of a hypothesis whose own comparison there is none of: others were seen to be off
-STICKY = 1.5  # what is told needs this much more energy against it: no flapping
+STICKY, STICKY_METER = 1.5, 4.0  # what is told needs this much more energy against it: no flapping
 
 
 class Pairs(NamedTuple):
@@ -140,6 +148,7 @@ class Pursuit:
             return []
         z: dict[str, F64] = {}
         on: dict[str, Bool] = {}
+        early = self._early(tracks)
         for name, track in tracks.tracks.items():
             residual = residuals.get(name)
             if residual is None or len(residual.expected) != len(track.on):
@@ -147,6 +156,9 @@ class Pursuit:
             gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
             z[name] = np.where(gone, 0.0, track.mean).astype(np.float64)
             on[name] = track.on != 0
+            if name == BRANCH and early is not None:
+                z[name] = np.where(early, track.last, z[name]).astype(np.float64)
+                on[name] |= early
             if (hidden := covered(name, len(track.on))) is not None:
                 z[name][hidden] = 0.0
                 on[name] &= ~hidden
@@ -157,7 +169,8 @@ class Pursuit:
             if self.places.sizes.get(h.table) and not lively.isdisjoint(h.relations):
                 ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
                 if len(ids):
-                    pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns)
+                    least = FELT_FIRST if h.kind == "branch_blocked" else 0.0
+                    pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns, least)
                     told = is_told(h)
                     weight = h.weight if h.relations[0] in residuals else UNSEEN * h.weight
                     tried.append(_Tried(h, ids, pairs, None if told is None else told[ids], weight))
@@ -175,6 +188,18 @@ class Pursuit:
             for name, rows in found.rows.items():
                 on[name][rows] = False
         return out
+
+    def _early(self, tracks: Tracks) -> Bool | None:
+        """Racks [n] of which one reading of the flow is too low and whose GPUs confirm it already."""
+        flow, temp = tracks.tracks.get(BRANCH), tracks.tracks.get(GPU_TEMP)
+        if flow is None or temp is None or not temp.active:
+            return None
+        low = flow.last < -EARLY_SIGMAS
+        if not low.any():
+            return None
+        hot = self.places.count("gpu", "rack", temp.on > 0)
+        early: Bool = low & (hot >= CONFIRMING)
+        return early if early.any() else None
 
     def _pairs(
         self, h: Hypothesis, now: Now, residuals: dict[str, Residual], z: dict[str, F64]
@@ -251,10 +276,11 @@ class Pursuit:
                 continue
             value = np.where(fits, energy * weight, 0.0)
             if told is not None:
-                value *= np.where(told, STICKY, 1.0)
+                value *= np.where(told, STICKY_METER if h.table == "feeder" else STICKY, 1.0)
             at = int(np.argmax(value))
             if best is None or value[at] > best[0]:
-                alone = np.count_nonzero(energy * fits > ALIKE * energy[at]) < 2 or h.table != "feeder"
+                alike = int(np.count_nonzero(energy * fits > ALIKE * energy[at]))
+                alone = alike < 2 or h.table != "feeder"
                 best = (float(value[at]), candidate, at, float(size[at]), float(energy[at]), float(share[at]))
         if best is None:
             return None
@@ -269,7 +295,7 @@ class Pursuit:
 
 
 def _ripened(
-    n: int, pairs: list[Pairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int
+    n: int, pairs: list[Pairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int, least: float
 ) -> list[Pairs]:
     """The pairs, with those of relations that lag weighted by how far they can have come by now."""
     first_ns = np.full(n, now_ns, np.int64)
@@ -281,7 +307,7 @@ def _ripened(
             seen[p.entity[hit]] = True
     if not seen.any():
         return pairs
-    ripe = np.where(seen, -np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), 1.0)
+    ripe = np.where(seen, np.maximum(-np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), least), 1.0)
     return [p if p.relation in PROMPT else p._replace(slope=p.slope * ripe[p.entity]) for p in pairs]
 
 
@@ -301,7 +327,7 @@ def _contradicted(pairs: list[Pairs], size: F64, z: dict[str, F64], n: int) -> B
         if p.relation in PROMPT:
             predicted = size[p.entity] * p.slope
             absent = z[p.relation][p.row] * np.sign(predicted) < PRESENT_PU * np.abs(predicted)
-            plain = np.abs(predicted) > (PLAIN_NODE if p.relation == NODE_POWER else PLAIN)
+            plain = np.abs(predicted) > (PLAIN_NODE if p.relation in (NODE_POWER, PSU1, PSU2) else PLAIN)
             against = np.bincount(p.entity, plain & absent, n)
             out |= (against > 0) & (2 * against >= np.bincount(p.entity, plain, n))
     return out

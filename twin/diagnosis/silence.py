@@ -113,7 +113,7 @@ def _quiet(watch: Watch, table: str, n: int) -> tuple[Bool, Bool]:
     none: Bool = np.zeros(n, np.bool_)
     if meters is None:
         return none, none
-    known: Bool = (meters.count > 0).any(axis=0)
+    known: Bool = np.asarray((meters.count > 0).any(axis=0))
     if not meters.silent.any():
         return none, known
     quiet: Bool = np.asarray((meters.silent | (meters.count == 0)).all(axis=0) & known)

@@ -1,8 +1,8 @@
 """Deviations that last: for each comparison of the estimator, which entities are off, which way, since when.
 
 A two-sided cumulative sum over the residuals in sigmas counts readings, not ticks: a value that stands for
-ten ticks is one reading. Two far ones are enough, small ones need many. Comparisons lie side by side on
-boards, and but for means only cells with something to count are touched. May import frames and the state.
+ten ticks is one reading. Comparisons lie side by side on boards: what costs is the number of calls, not of
+cells. May import frames and the state.
 """
 
 from __future__ import annotations
@@ -13,24 +13,17 @@ from typing import Any
 import numpy as np
 
 from twin.contracts import Residual
+from twin.diagnosis.board import CERTAIN, KEPT, Board
 from twin.frame import F32, F64, I32, I64, NS, Bool
 from twin.signals import TABLES
 from twin.state import State
 
-# Cumulative sum (Page 1954): a drift of up to ALLOWANCE sigmas is no deviation; CERTAIN is reached by two
-# readings of 6.5 sigmas or sixteen of 3. Gaussian noise reaches it once in e^(2 * 2.5 * 8) readings.
-ALLOWANCE, CERTAIN = 2.5, 8.0
-MOST = 5.0 + ALLOWANCE  # of one reading, lest one wild one be enough
-FARTHEST = 1000.0
-OFF_SIGMAS = 2.0  # no more than ALLOWANCE: a cell that was at rest and is not off stays at rest
-HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
-MEAN_PER_READING = np.float32(0.4)
-WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
-MOST_STREAK = 999
-KEPT = ("above", "below", "on", "since_ns", "mean", "wild", "last", "streak")
+__all__ = ["CERTAIN", "SLICE", "Readings", "Track", "Tracks", "age_s", "measured_signal"]
+
 # Tables with more rows are looked at a part per tick: the cost of a tick stays the same.
 SLICE = 8_192
 NONE, SOME, ALL = 0, 1, 2  # of the cells
+FAR_NS = 2**62  # later than any reading
 
 
 class Readings:
@@ -39,6 +32,7 @@ class Readings:
     def __init__(self) -> None:
         self.seen_ns: dict[tuple[str, int], I64] = {}
         self._fresh: dict[tuple[str, int], tuple[Bool | None, int]] = {}
+        self._oldest_ns: dict[tuple[str, int], int] = {}
 
     def begin(self) -> None:
         """A new tick."""
@@ -63,130 +57,21 @@ class Readings:
                 new = t_ns != before
                 np.copyto(before, t_ns)
             count = int(np.count_nonzero(new))
+            if count or key not in self._oldest_ns:
+                self._oldest_ns[key] = int(t_ns.min(initial=FAR_NS))
             found = self._fresh[key] = (None if count == len(new) else new, count)
         return found
+
+    def oldest_ns(self, table: str, group: int) -> int:
+        """When the cell of a group that was read longest ago was read, as last looked at."""
+        return self._oldest_ns[table, group]
 
     def dump(self) -> list[Any]:
         return [[table, group, seen] for (table, group), seen in sorted(self.seen_ns.items())]
 
     def restore(self, data: list[Any]) -> None:
         self.seen_ns = {(str(t), int(g)): np.array(seen) for t, g, seen in data}
-
-
-class Board:
-    """Comparisons side by side: arrays [r, n], of which a part of the columns is looked at in a tick."""
-
-    def __init__(self, r: int, n: int) -> None:
-        self.n = n
-        self.sums = np.zeros((2, r, n), np.float32)
-        self.above, self.below = self.sums
-        self.on, self.since_ns = np.zeros((r, n), np.int8), np.zeros((r, n), np.int64)
-        self.mean, self.last = np.zeros((r, n), np.float32), np.zeros((r, n), np.float32)
-        self.wild, self.streak = np.zeros((r, n), np.float32), np.zeros((r, n), np.int16)
-        self.live: Bool = np.zeros((r, n), np.bool_)  # where a sum, streak or wild one is not zero
-        self.tracks: list[Track] = []
-        self.active = self.any_wild = False
-        self._width, self._scratch = -1, (self.mean, self.mean, self.live)
-
-    def wake(self) -> None:
-        """After its arrays were written from outside."""
-        self.live[:] = (self.sums != 0.0).any(axis=0) | (self.streak != 0) | (self.wild != 0.0)
-        self.any_wild = bool(self.wild.any())
-        self.active = bool(self.on.any())
-
-    def rested(self) -> None:
-        """Nothing was read; what is no longer on for another reason is told all the same."""
-        if self.active:
-            self._tell()
-
-    def update(self, z: F32, fresh: Bool | None, part: slice, now_ns: int) -> None:
-        """Take in deviations in sigmas [r, w] of a part of the columns; a NaN lets sums fade away.
-
-        `z` is overwritten, and contiguous.
-        """
-        w = z.shape[1]
-        if w != self._width:
-            self._width = w
-            self._scratch = np.empty_like(z), np.empty_like(z), np.empty(z.shape, np.bool_)
-        size, moved, odd = self._scratch
-        largest = float(np.abs(z, out=size).max(initial=0.0))
-        if not largest <= FARTHEST:  # or not a number
-            np.copyto(z, 0.0, where=np.not_equal(z, z, out=odd))
-            np.minimum(np.maximum(z, np.float32(-FARTHEST), out=z), np.float32(FARTHEST), out=z)
-            largest = float(np.abs(z, out=size).max(initial=0.0))
-        mean = self.mean[:, part]
-        np.subtract(z, mean, out=moved)
-        moved *= MEAN_PER_READING
-        np.greater(size, OFF_SIGMAS, out=odd)
-        odd |= self.live[:, part]
-        if fresh is None:
-            self.last[:, part] = z
-        else:
-            moved *= fresh
-            odd &= fresh
-            np.copyto(self.last[:, part], z, where=fresh)
-        mean += moved
-        at = odd.reshape(-1).nonzero()[0]
-        if len(at):
-            cells = at if w == self.n else at + (at // w) * (self.n - w) + part.start
-            self._count(z.reshape(-1)[at], cells, largest, now_ns)
-        elif self.active:
-            self._tell()
-
-    def _count(self, z: F32, cells: I64, largest: float, now_ns: int) -> None:
-        """Count the readings of some cells, by their place on the whole board."""
-        streak = self.streak.reshape(-1)
-        row = streak[cells]
-        row += 1
-        np.minimum(row, MOST_STREAK, out=row)
-        row *= z * np.sign(self.mean.reshape(-1)[cells]) > OFF_SIGMAS
-        streak[cells] = row
-        live = row > 0
-        if largest > WILD_SIGMAS or self.any_wild:
-            many = self.wild.reshape(-1)
-            wild = many[cells]
-            wild *= np.float32(WILD_KEPT)
-            wild += np.abs(z) > WILD_SIGMAS
-            wild[wild < 0.01] = 0.0
-            many[cells] = wild
-            live |= wild > 0.0
-            self.any_wild = bool(many.any())
-        step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
-        if largest > HUGE_SIGMAS:
-            huge = np.abs(z) > HUGE_SIGMAS
-            step[huge] = np.copysign(np.float32(ALLOWANCE + CERTAIN), z[huge])
-        both = self.sums.reshape(2, -1)
-        sums = both[:, cells]
-        sums[0] += step
-        sums[1] -= step
-        sums -= np.float32(ALLOWANCE)
-        np.maximum(sums, 0.0, out=sums)
-        np.minimum(sums, np.float32(2 * CERTAIN), out=sums)
-        both[:, cells] = sums
-        live |= sums[0] > 0.0
-        live |= sums[1] > 0.0
-        self.live.reshape(-1)[cells] = live
-        if self.active or float(sums.max()) >= CERTAIN:
-            self._decide(sums, cells, now_ns)
-
-    def _decide(self, sums: F32, cells: I64, now_ns: int) -> None:
-        """Which of some cells are off; others changed in nothing, and stay as they were."""
-        was = self.on.reshape(-1)[cells]
-        bound = np.where(was != 0, np.float32(CERTAIN / 2), np.float32(CERTAIN))
-        above, below = sums
-        up, down = (above >= bound) & (above >= below), below >= bound
-        now = np.where(up, 1, np.where(down, -1, 0)).astype(np.int8)
-        since_ns = self.since_ns.reshape(-1)
-        since_ns[cells[(now != 0) & (was == 0)]] = now_ns
-        since_ns[cells[now == 0]] = 0
-        self.on.reshape(-1)[cells] = now
-        self._tell()
-
-    def _tell(self) -> None:
-        self.active = False
-        for track in self.tracks:
-            track.active = bool(track.on.any())
-            self.active |= track.active
+        self._oldest_ns.clear()
 
 
 class Track:
@@ -218,7 +103,7 @@ class Track:
         for name in (*KEPT, "live"):
             setattr(self, name, getattr(board, name)[row, piece])
         self.board = board
-        board.tracks.append(self)
+        board.pieces.append(self)
 
     def take(self, known: dict[str, Any]) -> None:
         """Write what is known [n] by name, and look what is on."""
@@ -242,7 +127,7 @@ class Track:
 class Seat:
     """Where a comparison lies, and whose new readings it waits for."""
 
-    __slots__ = ("name", "table", "signal_row", "n", "track", "row", "piece", "nothing", "look")
+    __slots__ = ("look", "n", "name", "nothing", "piece", "row", "signal_row", "table", "track")
 
     def __init__(self, name: str, n: int, state: State, track: Track) -> None:
         self.name, self.n, self.track = name, n, track

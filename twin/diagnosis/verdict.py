@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.pursuit import Found
+from twin.diagnosis.pursuit import CONFIRMING, Found
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, SETPOINT, Now
 from twin.diagnosis.watch import Watch
 from twin.signals import find_signal
@@ -30,7 +30,6 @@ LEAST_SIZE = {"cooler_failed": 1.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
-CONFIRMING = 8  # GPUs that run hot at once
 LONG_RUN = 8  # equal readings, while what it measures has moved
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip

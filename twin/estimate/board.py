@@ -130,6 +130,10 @@ class Board:
         if now_ns - self.moved_ns < MOVE_S * NS:
             return
         self.moved_ns, kept = now_ns, self._kept
+        # What an expectation moves by on that account is no change of regime
+        shift = (kept["waiting"] - kept["in_use"]) * self.slope
+        for name in ("fast", "slow"):
+            np.add(kept[name], shift, out=kept[name], where=np.isfinite(shift))
         kept["in_use"][:], kept["in_use_var"][:] = kept["waiting"], kept["waiting_var"]
         kept["waiting"][:], kept["waiting_var"][:] = kept["value"], kept["var"]
         fresh = (self.count >= SETTLED_COUNT) & np.isnan(kept["reference"]) & self._learns

@@ -23,7 +23,7 @@ from twin.site import Site
 
 BRANCH, DROP = "rack.flow_lpm/pressure", "rack.diff_pressure_pa"
 SUM, PUMP, FILTER = "cdu.flow_lpm/racks", "cdu.flow_lpm/pump", "cdu.filter_diff_pressure_pa"
-FLOW_NOISE_PU, DROP_NOISE_PU, FILTER_NOISE_PU = 0.004, 0.004, 0.01  # of the reading; source: estimate
+FLOW_NOISE_PU, DROP_NOISE_PU, FILTER_NOISE_PU = 0.004, 0.004, 0.006  # of the reading; source: estimate
 LEAST_FLOW_PU = 0.1  # of nominal: below, a drop says little of its resistance; source: estimate
 LEAST_DROP_PA = 2000.0  # below, a pressure sensor's error weighs too much; source: estimate
 RUNNING_PU = 0.05  # a pump below this speed gives nothing; source: estimate

@@ -318,6 +318,10 @@ class Gateway:
                 part[:] = getattr(panel, name)
                 setattr(panel, name, part)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
         out = copy.copy(self)
         memo[id(self)] = out  # tidy: allow id because the memo of deepcopy is keyed by it

@@ -234,10 +234,10 @@ def _nodes(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
     envelope = site.envelopes["node.power_cap_w"].high
     return {
         "node_cpu_idle_w": draw.about(rack["cpu_idle"][of], 0.05),
-        "node_cpu_dynamic_w": draw.about(CPU_BUSY_PU * (rack["cpu_max"] - rack["cpu_idle"])[of], 0.10),
+        "node_cpu_dynamic_w": draw.about(CPU_BUSY_PU * (rack["cpu_max"] - rack["cpu_idle"])[of], 0.05),
         "node_other_w": draw.about(other, 0.10),
         "node_loss0_w": draw.about(STANDING_LOSS * rated, 0.2),
-        "node_loss1": draw.about(loss1, 0.08),
+        "node_loss1": draw.about(loss1, 0.03),
         "node_loss2_per_w": draw.about(OHMIC_LOSS / np.maximum(rated, 1.0), 0.3),
         "node_inlet_add_k": draw.spread * 1.5 * depth / last + draw.add(n, 0.2),
         "node_cap_max_w": np.where(np.isfinite(envelope), envelope, rated),

@@ -24,6 +24,13 @@ PEAK_HOUR = 15.0  # of users; source: estimate
 DAY_S = 86_400.0
 
 
+def whole_of(columns: Columns) -> F64 | None:
+    """The array [3, rows] that the columns are the rows of; None where each lies alone, as in a copy."""
+    whole = columns[0].base
+    same = whole is not None and whole is columns[1].base and whole is columns[2].base
+    return whole if same and whole.shape == (3, len(columns[0])) else None  # type: ignore[union-attr]
+
+
 class Swing:
     """Slots [n], each with the rows of a job or none."""
 
@@ -69,10 +76,16 @@ class Swing:
         if not len(moved):
             return
         level = (1.0 - self._depth[:, moved] * share[moved]) * self._gate[moved]
-        for slot, levels in zip(moved.tolist(), level.T.tolist(), strict=True):
-            a, b = self._rows[slot]
-            for k in range(3):
-                np.multiply(self._base[k, a:b], levels[k], out=columns[k][a:b])
+        base, whole = self._base, whole_of(columns)
+        if whole is not None:
+            for k, slot in enumerate(moved.tolist()):
+                a, b = self._rows[slot]
+                np.multiply(base[:, a:b], level[:, k : k + 1], out=whole[:, a:b])
+        else:
+            for slot, levels in zip(moved.tolist(), level.T.tolist(), strict=True):
+                a, b = self._rows[slot]
+                for k in range(3):
+                    np.multiply(base[k, a:b], levels[k], out=columns[k][a:b])
         self._dirty[:] = False
 
     def _dips_s(self, time_s: float) -> F64:

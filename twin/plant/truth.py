@@ -142,4 +142,6 @@ def blank(site: Site) -> Truth:
         # The columns of pairs are contiguous: A and B, or both pumps, are each computed in one go
         pair = name in ("node_psu_power_w", "cdu_pump_speed_pu")
         made[name] = np.zeros((2, rows), dtype).T if pair else np.zeros(rows, dtype)
+    # Work writes the activities of a job's GPUs together
+    made["gpu_sm_pu"], made["gpu_tensor_pu"], made["gpu_dram_pu"] = np.zeros((3, n["gpu"]))
     return Truth(**made)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""The estimator beside plants that it does not know: quiet while they are well, loud where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import site_of
+from twin.app.simulating import Simulation
+from twin.plant.faults import Script
+from twin.plant.scenario import Scenario
+
+WARM_S, LOUD = 300, 4.5
+# Beyond 3.89 sigmas a normal is once in 10,000; readings hang together, and so do their residuals.
+RARE = 1e-3
+
+
+def tree() -> dict[str, Any]:
+    """Four racks on two CDUs and a loop, with feeds A and B."""
+    racks = "r[1-4]"
+    return {
+        "site": "lab",
+        "loops": [{"name": "l1"}],
+        "halls": [{
+            "name": "h",
+            "racks": [{"name": racks, "profile": "gb200-nvl72"}],
+            "cdus": [{"name": "c1", "serves": ["r[1-2]"], "loop": "l1"},
+                     {"name": "c2", "serves": ["r[3-4]"], "loop": "l1"}],
+            "feeders": [{"name": "a", "side": "A", "serves": [racks], "budget_w": 700_000},
+                        {"name": "b", "side": "B", "serves": [racks], "budget_w": 700_000}],
+        }],
+    }  # fmt: skip
+
+
+def simulation(seed: int, *faults: Script) -> Simulation:
+    return Simulation.of(
+        site_of(tree()), seed=seed, lump=True, scenario=Scenario("well", seed, faults=faults)
+    )
+
+
+def sigmas(run: Simulation, seconds: int) -> Iterator[dict[str, np.ndarray]]:
+    """Differences of the facility's relations in sigmas, second by second."""
+    estimator = run.engine.estimator
+    names = [row.name for row in estimator.board.rows]
+    for _ in range(seconds):
+        run.step()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            yield {n: estimator.residuals[n].difference / estimator.residuals[n].sigma for n in names}
+
+
+@pytest.mark.slow
+def test_residuals_of_healthy_plants_look_like_their_sigma() -> None:
+    seen: dict[str, list[np.ndarray]] = {}
+    for seed in (21, 22):
+        for second, z in enumerate(sigmas(simulation(seed), 1500)):
+            if second >= WARM_S:
+                for name, values in z.items():
+                    seen.setdefault(name, []).append(values)
+    far = known = 0
+    for name, rows in seen.items():
+        z = np.concatenate(rows)
+        z = z[np.isfinite(z)]
+        assert len(z) > 0.9 * sum(len(r) for r in rows), f"{name} is not known"
+        assert np.sqrt((z**2).mean()) < 1.4, name
+        far, known = far + int((np.abs(z) > 3.89).sum()), known + len(z)
+    assert far / known < RARE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "table", "severity", "signal", "amount", "relation"),
+    [
+        ("branch_blocked", "rack", 0.9, "", 0.0, "rack.flow_lpm/pressure"),
+        ("filter_blocked", "cdu", 0.4, "", 0.0, "cdu.filter_diff_pressure_pa"),
+        ("pump_worn", "cdu", 0.4, "", 0.0, "cdu.flow_lpm/pump"),
+        ("exchanger_fouled", "cdu", 0.5, "", 0.0, "cdu.supply_temp_c"),
+        ("valve_stuck", "cdu", 0.9, "", 0.0, "cdu.supply_temp_c/setpoint"),
+        ("sensor_biased", "rack", 1.0, "return_temp_c", 3.0, "rack.heat"),
+        ("sensor_biased", "rack", 1.0, "flow_lpm", 8.0, "rack.flow_lpm/pressure"),
+        ("sensor_biased", "cdu", 1.0, "supply_temp_c", 1.0, "cdu.supply_temp_c"),
+    ],
+)
+def test_a_fault_stands_out_where_it_is_and_stays(
+    kind: str, table: str, severity: float, signal: str, amount: float, relation: str
+) -> None:
+    at, begin_s, until_s = 0, 500, 900
+    run = simulation(23, Script(kind, table, at, float(begin_s), None, severity, 0.0, signal, amount))
+    first, late = None, []
+    for second, z in enumerate(sigmas(run, until_s)):
+        off = abs(float(z[relation][at]))
+        if second < begin_s:
+            assert second < WARM_S or off < 8.0
+        elif first is None and off > LOUD:
+            first = second - begin_s
+        if second >= until_s - 100:
+            late.append(off)
+    assert first is not None
+    assert first <= 30
+    if kind != "valve_stuck":  # a valve that stands may stand where the control wants it after a while
+        assert np.median(late) > LOUD

@@ -1,0 +1,153 @@
+"""Racks' heat: a rival plant of plates and tank, the minute's rule, what a deviation is and is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import two_racks
+from tests.desk import Desk
+from twin.design import RACK_VOLUME_MIN
+from twin.estimate.board import MOVE_S
+from twin.estimate.heat import CAPTURE_PRIOR
+from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
+
+FLOW, SUPPLY = 80.0, 32.0
+
+
+class Rack:
+    """Two racks by small Euler steps: power -> plates -> a mixed tank that the flow passes."""
+
+    def __init__(self, desk: Desk, capture: float) -> None:
+        self.desk, self.capture = desk, capture
+        self.plates_w = np.full(2, 100e3)
+        self.rate = float(heat_rate_w_per_k(COOLANTS["pg25"], np.array([FLOW]), np.array([40.0]))[0])
+        self.return_c = SUPPLY + capture * self.plates_w / self.rate
+        self.tau_s = 60.0 * RACK_VOLUME_MIN * desk.site.design.rack_flow_lpm[0] / FLOW
+        self.plate_tau_s = desk.site.design.gpu_tau_s[0]
+        self.rng = np.random.default_rng(7)
+
+    def tick(self, power_w: float, off_k: float = 0.0, **more: Any) -> None:
+        for _ in range(50):
+            self.plates_w += (power_w - self.plates_w) * (0.02 / self.plate_tau_s)
+            aim = SUPPLY + self.capture * self.plates_w / self.rate
+            self.return_c += (aim - self.return_c) * (0.02 / self.tau_s)
+        read = self.return_c + self.rng.normal(0, 0.03, 2) + np.array([off_k, 0.0])
+        self.desk.tick({"rack.power_w": power_w, "rack.flow_lpm": FLOW, "rack.supply_temp_c": SUPPLY,
+                        "rack.return_temp_c": read, **more})  # fmt: skip
+
+    @property
+    def z(self) -> np.ndarray:
+        r = self.desk.estimator.residuals["rack.heat"]
+        return np.asarray(r.difference / r.sigma)
+
+
+def test_a_step_of_power_is_followed_and_is_no_deviation() -> None:
+    """Against another integrator: the lags are exact for steps, so the expectation moves as the rack does."""
+    desk = Desk(two_racks())
+    rack = Rack(desk, 0.85)
+    for _ in range(300):
+        rack.tick(100e3)
+    before = rack.return_c.copy()
+    worst_k, worst_z = 0.0, 0.0
+    for _ in range(60):
+        rack.tick(60e3)
+        r = desk.estimator.residuals["rack.heat"]
+        worst_k = max(worst_k, float(np.abs(r.expected - rack.return_c).max()))
+        worst_z = max(worst_z, float(np.abs(rack.z).max()))
+    assert (before - rack.return_c > 5.0).all()
+    assert worst_k < 0.8  # half a second of sampling, of a move of 6 K within 20 s
+    assert worst_z < 4.0
+
+
+def test_what_is_learned_comes_into_use_a_minute_later_and_not_before() -> None:
+    desk = Desk(two_racks())
+    rack, used = Rack(desk, 0.75), []
+    for _ in range(200):
+        rack.tick(100e3)
+        used.append(float(desk.estimator.board.parameter("rack.heat")[0]))
+    first = int(np.flatnonzero(np.array(used) != CAPTURE_PRIOR)[0])
+    assert MOVE_S <= first <= 3 * MOVE_S
+    assert used[-1] == pytest.approx(0.75, abs=0.01)
+    assert len(set(used)) <= 2 + 200 // int(MOVE_S)
+
+
+def test_no_expectation_knows_a_younger_reading_of_its_own_signal() -> None:
+    """A rack whose return temperature differs for a minute has the same expectations throughout."""
+    ways = []
+    for off_k in (0.0, 1.0):
+        desk = Desk(two_racks())
+        rack, seen = Rack(desk, 0.85), []
+        for second in range(210):
+            rack.tick(100e3, off_k if second >= 150 else 0.0)
+            seen.append(float(desk.estimator.residuals["rack.heat"].expected[0]))
+        ways.append(seen)
+    assert ways[0] == ways[1]
+
+
+@pytest.mark.slow
+def test_a_sensor_that_lies_stays_a_deviation() -> None:
+    desk = Desk(two_racks())
+    rack = Rack(desk, 0.85)
+    for _ in range(400):
+        rack.tick(100e3)
+    assert np.abs(rack.z).max() < 4.0
+    sure = np.zeros(2)
+    for _ in range(900):
+        rack.tick(100e3, off_k=1.5)
+        sure += np.abs(rack.z) > 4.0
+    assert sure[0] > 890
+    assert sure[1] == 0
+    assert desk.estimator.capture[0] == pytest.approx(0.85, abs=0.01)
+
+
+def test_the_flow_that_the_heat_speaks_of() -> None:
+    desk = Desk(two_racks())
+    rack = Rack(desk, 0.9)
+    for _ in range(200):
+        rack.tick(100e3)
+    r = desk.estimator.residuals["rack.flow_lpm/heat"]
+    assert r.expected == pytest.approx([FLOW] * 2, rel=0.02)
+    rack.tick(100e3, **{"rack.flow_lpm": [40.0, FLOW]})
+    r = desk.estimator.residuals["rack.flow_lpm/heat"]
+    assert r.confidence_pu[0] > 0.9999
+    assert r.confidence_pu[1] < 0.9999
+
+
+def test_an_old_snapshot_keeps_the_share_and_learns_the_rest_afresh() -> None:
+    desk = Desk(two_racks())
+    rack = Rack(desk, 0.8)
+    for _ in range(100):
+        rack.tick(100e3)
+    e = desk.estimator
+    heat, balance = e.heat_noise.dump(), e.balance_noise.dump()
+    old = {"capture": e.capture, "capture_var": e.capture_var, "capture_count": e.capture_count,
+           "heat_heard_ns": e.heat_heard_ns, "balance_heard_ns": e.balance_heard_ns,
+           "heat_noise": heat, "balance_noise": balance}  # fmt: skip
+    back = type(e)(desk.site)
+    back.restore(old)
+    assert np.array_equal(back.capture, e.capture)
+    assert np.array_equal(back.heat_noise.variance, e.heat_noise.variance)
+    assert np.isnan(back.parameters["rack.capture"].reference).all()
+    back.update(desk.state, 1.0)
+
+
+def test_a_parameters_early_value_is_its_reference() -> None:
+    desk = Desk(two_racks())
+    rack = Rack(desk, 0.8)
+    for _ in range(400):
+        rack.tick(100e3)
+    found = desk.estimator.parameters["rack.capture"]
+    assert found.table == "rack"
+    assert found.reference == pytest.approx([0.8, 0.8], abs=0.01)
+    assert (found.confidence_pu < 0.99).all()
+
+
+def test_racks_without_coolant_have_no_comparisons() -> None:
+    desk = Desk(two_racks(profile="air-8gpu"))
+    for _ in range(40):
+        desk.tick({"rack.power_w": 30e3})
+    for name in ("rack.heat", "rack.flow_lpm/pressure", "rack.supply_temp_c", "cdu.supply_temp_c"):
+        assert np.isnan(desk.estimator.residuals[name].confidence_pu).all()

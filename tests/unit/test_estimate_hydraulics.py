@@ -1,0 +1,140 @@
+"""Flows and pressures: each relation in closed form, and what makes it stand out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import two_racks
+from tests.desk import Desk
+from twin.design import PUMP_SPEED_NOMINAL_PU, RACK_DROP_PA
+
+K = np.array([1.1, 0.9])  # of the branches, over the design's
+
+
+class Circuit:
+    """Two racks on a CDU with known resistances; drop and speed are given, flows follow."""
+
+    def __init__(self, **tree: Any) -> None:
+        self.desk = Desk(two_racks(**tree))
+        self.nominal = self.desk.site.design.rack_flow_lpm
+        self.branch = K * RACK_DROP_PA / self.nominal**2
+        self.rng = np.random.default_rng(5)
+
+    def noisy(self, value: Any, share: float = 0.003) -> Any:
+        value = np.asarray(value, np.float64)
+        return value * (1 + share * self.rng.normal(size=value.shape))
+
+    def tick(self, drop_pa: float = RACK_DROP_PA, speed: float = PUMP_SPEED_NOMINAL_PU, *, block: float = 1.0,
+             filter_: float = 1.0, **more: Any) -> None:  # fmt: skip
+        flow = np.sqrt(drop_pa / (self.branch * np.array([block, 1.0])))
+        whole = flow.sum()
+        self.desk.tick({"rack.flow_lpm": self.noisy(flow), "rack.diff_pressure_pa": self.noisy([drop_pa] * 2),
+                        "cdu.flow_lpm": self.noisy(whole), "cdu.diff_pressure_pa": self.noisy(drop_pa),
+                        "cdu.filter_diff_pressure_pa": self.noisy(filter_ * 0.05 * whole**2),
+                        "cdu.pump1_speed_pu": speed, "cdu.pump2_speed_pu": speed} | more)  # fmt: skip
+
+    def z(self, name: str) -> np.ndarray:
+        r = self.desk.estimator.residuals[name]
+        return np.asarray(r.difference / r.sigma)
+
+    def settled(self) -> Circuit:
+        for _ in range(250):
+            self.tick()
+        return self
+
+
+RELATIONS = ("rack.flow_lpm/pressure", "rack.diff_pressure_pa", "cdu.flow_lpm/racks", "cdu.flow_lpm/pump",
+             "cdu.filter_diff_pressure_pa")  # fmt: skip
+
+
+def test_resistances_are_found() -> None:
+    c = Circuit().settled()
+    found = c.desk.estimator.parameters
+    assert found["rack.branch"].value == pytest.approx(c.branch, rel=0.01)
+    assert found["rack.drop_ratio"].value == pytest.approx([1.0, 1.0], abs=0.01)
+    assert found["cdu.filter"].value == pytest.approx([0.05], rel=0.02)
+    assert found["cdu.flow_ratio"].value == pytest.approx([1.0], abs=0.01)
+    assert found["cdu.pump_head"].value == pytest.approx([1.0], abs=0.05)
+
+
+def test_a_healthy_circuit_has_no_deviation_and_its_sigma_is_its_noise() -> None:
+    c = Circuit().settled()
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in RELATIONS}
+    for _ in range(300):
+        c.tick()
+        for name in RELATIONS:
+            seen[name].append(c.z(name))
+    for name, z in seen.items():
+        assert 0.7 < np.std(z) < 1.2, name
+        assert (np.abs(z) < 4.2).all(), name
+
+
+def test_flow_is_the_root_of_the_pressure_at_any_load() -> None:
+    """The resistance was learned at one pressure; at half of it the expectation still holds."""
+    c = Circuit().settled()
+    for _ in range(30):
+        c.tick(RACK_DROP_PA / 2)
+    r = c.desk.estimator.residuals["rack.flow_lpm/pressure"]
+    assert r.expected == pytest.approx(np.sqrt(0.5 / K) * c.nominal, rel=0.01)
+    assert np.abs(c.z("rack.flow_lpm/pressure")).max() < 4.0
+
+
+def test_a_blocked_branch_stands_out_at_once_and_alone() -> None:
+    c = Circuit().settled()
+    c.tick(block=9.0)
+    assert c.z("rack.flow_lpm/pressure")[0] < -20
+    assert abs(c.z("rack.flow_lpm/pressure")[1]) < 4
+    assert abs(c.z("cdu.flow_lpm/racks")[0]) < 4
+    for _ in range(600):
+        c.tick(block=9.0)
+    assert c.z("rack.flow_lpm/pressure")[0] < -20, "what lasts does not become normal"
+
+
+def test_a_blocked_filter_and_a_meter_that_lies() -> None:
+    c = Circuit().settled()
+    c.tick(filter_=3.0)
+    assert c.z("cdu.filter_diff_pressure_pa")[0] > 10
+    assert abs(c.z("cdu.flow_lpm/racks")[0]) < 4
+    c = Circuit().settled()
+    c.tick(**{"cdu.flow_lpm": 1.2 * 2 * c.nominal[0]})
+    assert c.z("cdu.flow_lpm/racks")[0] > 10
+
+
+def test_a_pump_that_gives_less_than_its_speed_promises() -> None:
+    c = Circuit().settled()
+    for _ in range(30):  # a speed that moves is doubted for some seconds
+        c.tick(speed=PUMP_SPEED_NOMINAL_PU * 1.15)
+    assert c.z("cdu.flow_lpm/pump")[0] < -8
+
+
+def test_one_pump_alone_has_to_give_the_whole_flow() -> None:
+    """Four times the loss of each of two: the expectation at one speed falls, and not by half."""
+    c = Circuit().settled()
+    two = float(c.desk.estimator.residuals["cdu.flow_lpm/pump"].expected[0])
+    c.tick(**{"cdu.pump2_speed_pu": 0.0})
+    one = float(c.desk.estimator.residuals["cdu.flow_lpm/pump"].expected[0])
+    assert 0.55 * two < one < 0.9 * two
+    c.tick(**{"cdu.pump2_speed_pu": np.nan})
+    assert np.isnan(c.desk.estimator.residuals["cdu.flow_lpm/pump"].expected[0])
+
+
+def test_a_site_without_profiles_learns_from_nothing() -> None:
+    """No design says what is nominal: the first readings tell, and come into use a minute later."""
+    racks = [{"name": "r[1-2]"}]
+    tree = {
+        "site": "lab",
+        "halls": [{"name": "h", "racks": racks, "cdus": [{"name": "c", "serves": ["r[1-2]"]}]}],
+    }
+    desk = Desk(tree)
+    readings = {"rack.flow_lpm": [50.0, 60.0], "rack.diff_pressure_pa": 80e3, "cdu.flow_lpm": 110.0,
+                "cdu.diff_pressure_pa": 80e3, "cdu.filter_diff_pressure_pa": 9e3}  # fmt: skip
+    desk.tick(readings)
+    assert np.isnan(desk.estimator.residuals["rack.flow_lpm/pressure"].expected).all()
+    for _ in range(200):
+        desk.tick(readings)
+    r = desk.estimator.residuals["rack.flow_lpm/pressure"]
+    assert r.expected == pytest.approx([50.0, 60.0], rel=1e-3)
+    assert desk.estimator.residuals["cdu.flow_lpm/racks"].expected == pytest.approx([110.0], rel=1e-3)
