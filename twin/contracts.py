@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from twin.confidence import confidence_of_many
 from twin.events import Event, OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
 from twin.jobs import Jobs
@@ -186,18 +188,25 @@ class View(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Residual:
-    """Expected beside measured [n]: `sigma` is the learned noise of their difference.
-
-    `confidence_pu` is the probability that the two truly differ; on a healthy site it is uniform in 0..1.
-    """
+    """Expected beside measured [n]: `sigma` is the learned noise of their difference. To be read only."""
 
     name: str
     expected: F64
     measured: F64
     sigma: F64
-    confidence_pu: F64
+    stated_pu: F64 | None = None  # a confidence that was found otherwise
+
+    @cached_property
+    def confidence_pu(self) -> F64:
+        """Probability [n] that the two truly differ; on a healthy site it is uniform in 0..1. NaN = unknown.
+
+        Worked out when first asked for: most ticks nobody asks.
+        """
+        if self.stated_pu is not None:
+            return self.stated_pu
+        return confidence_of_many(self.measured - self.expected, self.sigma)
 
     @property
     def difference(self) -> F64:

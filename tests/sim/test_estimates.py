@@ -92,7 +92,7 @@ def test_a_fault_stands_out_where_it_is_and_stays(
     for second, z in enumerate(sigmas(run, until_s)):
         off = abs(float(z[relation][at]))
         if second < begin_s:
-            assert second < WARM_S or off < 8.0
+            assert second < WARM_S or not off > 8.0
         elif first is None and off > LOUD:
             first = second - begin_s
         if second >= until_s - 100:
@@ -100,4 +100,4 @@ def test_a_fault_stands_out_where_it_is_and_stays(
     assert first is not None
     assert first <= 30
     if kind != "valve_stuck":  # a valve that stands may stand where the control wants it after a while
-        assert np.median(late) > LOUD
+        assert np.nanmedian(late) > LOUD

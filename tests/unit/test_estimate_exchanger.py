@@ -15,8 +15,8 @@ from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
 
 SUPPLY, COOL = 32.0, 26.0
 EIGHT = ("rack.supply_temp_c", "cdu.return_temp_c", "cdu.supply_temp_c", "cdu.supply_temp_c/setpoint",
-         "cdu.facility_return_temp_c", "cdu.facility_flow_lpm", "cdu.facility_supply_temp_c", APPROACH, RETURN,
-         FLOW)  # fmt: skip
+         "cdu.facility_return_temp_c", "cdu.facility_flow_lpm", "cdu.facility_supply_temp_c", APPROACH,
+         RETURN, FLOW)  # fmt: skip
 
 
 def tree() -> dict[str, Any]:

@@ -106,6 +106,7 @@ class Bank:
         self.odd = self.any_jumps = False
         self._scratch: tuple[np.ndarray, ...] = ()
         self._stood = np.zeros(0)  # readings without a change, as a multiple of what is usual
+        self._rate = np.zeros(0, np.float32)
         self._asked = traits["asked"].reshape((1, -1) if flat else (-1, 1)) if traits else np.zeros((1, n))
 
     def wake(self) -> None:
@@ -121,7 +122,7 @@ class Bank:
         """Take in values [k, w] of a part of the columns where they are new; None: everywhere."""
         if not self._scratch or self._scratch[0].shape != value.shape:
             self._scratch = tuple(np.empty(value.shape, kind) for kind in ("f4", "f4", "f4", "?"))
-            self._stood = np.empty(value.shape)
+            self._stood, self._rate = np.empty(value.shape), np.empty(value.shape, np.float32)
         up, down, _, odd = self._scratch
         last, before = self.last[:, part], self.before[:, part]
         run, moves, count = self.run[:, part], self.moves[:, part], self.count[:, part]
@@ -134,9 +135,11 @@ class Bank:
         rate: Any = np.float32(USUAL_PER_READING)
         settled = part.start in self.settled
         if not settled:
-            rate = np.maximum(USUAL_PER_READING, 1.0 / (count + 1.0)).astype(np.float32)
+            rate = np.add(count, 1, out=self._rate, dtype=np.float32, casting="unsafe")
+            np.divide(np.float32(1.0), rate, out=rate)
+            np.maximum(rate, np.float32(USUAL_PER_READING), out=rate)
         if new is not None:
-            rate = rate * new
+            rate = np.multiply(rate, new, out=self._rate)
         # A share of changes learned while it stands still would make standing still usual.
         np.subtract(odd, moves, out=up)
         up *= rate

@@ -11,13 +11,15 @@ import numpy as np
 
 from twin.contracts import Residual
 from twin.design import CDU_FILTER_DROP_PA
+from twin.diagnosis.board import WILD_SIGMAS
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
+from twin.diagnosis.signature import GPU_POWER, NODE_POWER
 from twin.diagnosis.tracks import SLICE, Tracks
 from twin.diagnosis.verdict import amount
 from twin.diagnosis.watch import Meters, Watch
-from twin.frame import F32, NS, Bool
+from twin.frame import F32, F64, NS, Bool
 from twin.signals import TABLES
 from twin.state import GOOD, State
 
@@ -26,9 +28,11 @@ RAN_S = 30.0  # a pump that ran so long and stands now has stopped
 MOST_BESIDE = 3  # sensors of one signal in a rack that fail at once by chance
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
-WEATHER_USUAL_S = 6 * 3600.0
-# Readings, once a minute: a spike is over after so many; so many spikes among about ten are no chance; what
-# lasts for so many is no spike; source: estimate
+WEATHER_USUAL_S = 3600.0  # a day's swing of 6 K is at most 1.6 K off what it was in the last hour
+# A step between two readings, once a minute, that no weather makes; source: estimate
+STEP_K, WEATHER_FORGET_S = 1.2, 12 * 3600.0
+# Readings: a spike is over after so many; so many spikes among about ten are no chance; what stays so long is
+# no spike; source: estimate
 MOST_SPIKE, WEATHER_KEPT, WEATHER_SPIKES, LASTING_WEATHER = 2, 0.9, 0.8, 3
 STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's drop
 HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware, software and hardware thermal
@@ -37,7 +41,10 @@ BUSY_PU = 0.35  # of its rated power; source: estimate
 LOOP_USUAL = "loop.supply_temp_c/usual"
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
-POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
+# A node's comparison that sees a jump of so many watts of a GPU must have seen it; source: estimate
+SEEN_W, LEAST_WILD = 200.0, 1.5
+POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w",
+           "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
 
 class Devices:
@@ -49,8 +56,9 @@ class Devices:
         self.stopped_ns = np.zeros((n["cdu"], 2), np.int64)
         self.usual_c = np.full(2, np.nan)  # outdoor dry and wet bulb
         self.weather_s = self.warmer_k = 0.0  # outdoors over usual
-        self.weather_ns = self.weather_off = 0
-        self.weather_spikes = 0.0  # among about the last ten readings
+        self.weather_ns = self.weather_kept = 0  # kept: readings since the last step
+        self.weather_spikes = self.weather_step_k = 0.0  # spikes among about the last ten readings
+        self.weather_c = np.full(2, np.nan)
         # Of each GPU: mean memory activity squared, and its product with the gap
         self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
         self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
@@ -124,7 +132,9 @@ class Devices:
             return None
         return recent
 
-    def sensors(self, watch: Watch, tracks: Tracks, dark: dict[str, Bool]) -> list[Cause]:
+    def sensors(
+        self, watch: Watch, tracks: Tracks, dark: dict[str, Bool], node_power: Residual | None
+    ) -> list[Cause]:
         """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
@@ -145,6 +155,9 @@ class Devices:
                         out += self._crowds(kind, table, name, found)
                     for entity in np.flatnonzero(found).tolist()[:50]:
                         if kind == "spiking" and not _agrees(key, entity, tracks):
+                            continue
+                        jumped = key == GPU_POWER and kind == "spiking"
+                        if jumped and not _with_node(entity, self.places, tracks, node_power):
                             continue
                         if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
                             continue
@@ -198,22 +211,35 @@ class Devices:
             self.weather_ns, self.weather_s = heard_ns, self.weather_s + step_s
             share = max(step_s / WEATHER_USUAL_S, step_s / self.weather_s) * (0.1 if off else 1.0)
             usual = usual + np.where(np.isfinite(over), min(share, 1.0) * over, 0.0)
-            back = not off and 0 < self.weather_off <= MOST_SPIKE
-            self.weather_spikes = WEATHER_KEPT * self.weather_spikes + back
-            self.weather_off = self.weather_off + 1 if off else 0
+            self._stepped(now_c)
         self.usual_c, self.warmer_k = usual, float(np.nan_to_num(over[0]))
         if self.weather_s < 600.0:
             return []
         text = f"outdoors {now_c[0]:.1f} degC, usual {usual[0]:.1f} degC"
         wet = f"wet bulb {now_c[1]:.1f} degC, usual {usual[1]:.1f} degC"
+        at = ("site", 0, "outdoor_temp_c", 0.9)
         if self.weather_spikes > WEATHER_SPIKES:
-            text = f"it jumps by more than {WEATHER_K:.0f} K for a reading and back, now {now_c[0]:.1f} degC"
-            return [Cause("sensor_spiking", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 0.0, 300.0)]
-        if self.weather_off < LASTING_WEATHER:
-            return []
-        if np.isnan(over[1]) or (over[0] > 0 and over[1] > max(WET_BULB_K, 0.2 * over[0])):
+            text = f"it jumps by some kelvin for a reading and back, now {now_c[0]:.1f} degC"
+            return [Cause("sensor_spiking", *at, (text, wet), 1, 0.0, 900.0)]
+        if abs(self.weather_step_k) > STEP_K and self.weather_kept >= LASTING_WEATHER:
+            text = f"it jumped by {self.weather_step_k:+.1f} K between two readings, to {now_c[0]:.1f} degC"
+            return [Cause("sensor_biased", *at, (text, "the wet bulb did not", wet), 1, 0.0, 300.0)]
+        if over[0] > WEATHER_K and (np.isnan(over[1]) or over[1] > max(WET_BULB_K, 0.2 * over[0])):
             return [Cause("heat_wave", "site", 0, "", 0.9, (text, wet), 1, 60.0, 300.0)]
-        return [Cause("sensor_biased", "site", 0, "outdoor_temp_c", 0.9, (text, wet), 1, 60.0, 300.0)]
+        return []
+
+    def _stepped(self, now_c: F64) -> None:
+        """Steps of the thermometer that the wet bulb does not make: those that stay and those that return."""
+        step_k = np.nan_to_num(now_c - self.weather_c)
+        self.weather_c = now_c
+        self.weather_spikes *= WEATHER_KEPT
+        self.weather_kept += 1
+        self.weather_step_k *= 1.0 - 60.0 / WEATHER_FORGET_S
+        if abs(step_k[0]) > STEP_K and abs(step_k[1]) < 0.5 * abs(step_k[0]):
+            if abs(self.weather_step_k) > STEP_K and self.weather_kept <= MOST_SPIKE:
+                self.weather_spikes += 1.0
+            self.weather_step_k += float(step_k[0])
+            self.weather_kept = 0
 
     def loops(self, state: State, tracks: Tracks) -> Residual:
         """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop]."""
@@ -276,7 +302,8 @@ class Devices:
             setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
 
 
-_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_off", "weather_spikes",
+_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_kept", "weather_spikes",
+         "weather_step_k", "weather_c",
          "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z", "gap_count",
          "loop_c", "loop_var", "loop_count")  # fmt: skip
 
@@ -298,3 +325,11 @@ def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
     if not own:
         return key not in POWERED
     return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)
+
+
+def _with_node(gpu: int, places: Places, tracks: Tracks, known: Residual | None) -> bool:
+    """Whether the node's meter did not jump with its GPU's: its comparison with its GPUs jumped, then."""
+    node, track = int(places.site.node_of_gpu[gpu]), tracks.tracks.get(NODE_POWER)
+    if known is None or track is None or not WILD_SIGMAS * known.sigma[node] < SEEN_W:
+        return True  # it would not show
+    return float(track.wild[node]) >= LEAST_WILD

@@ -13,13 +13,23 @@ from typing import Any, cast
 import numpy as np
 
 from twin.contracts import Fault, Finding, Residual
-from twin.diagnosis.cause import Book, Cause, finding_of
+from twin.diagnosis.cause import Book, Cause, finding_of, overlap
 from twin.diagnosis.devices import LOOP_USUAL, Devices
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.pursuit import Pursuit
 from twin.diagnosis.reports import Reports
-from twin.diagnosis.signature import DRIFTS, GPU_CLOCK, GPU_POWER, GPU_TEMP, NODE_POWER, Hypothesis, Now
+from twin.diagnosis.signature import (
+    DRIFTS,
+    GPU_CLOCK,
+    GPU_POWER,
+    GPU_TEMP,
+    NODE_POWER,
+    PSU1,
+    PSU2,
+    Hypothesis,
+    Now,
+)
 from twin.diagnosis.silence import Silence
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
@@ -35,7 +45,8 @@ from twin.state import State
 
 FORMAT = 2
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
-MANY, MANY_PU = {"gpu": 3, "node": 2}, 0.01  # of a rack with odd power at once; of all; source: estimate
+# With odd power at once: of a rack; of a site, by number and by share; source: estimate
+MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01
 DRIFTS_EVERY = 10  # ticks: what is learned moves slowly
 KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
 WARM_K = 1.0  # outdoors over what was usual
@@ -80,13 +91,18 @@ class Diagnosis:
         residuals |= self.drifts
         self.tracks.update(residuals, state, self.readings, spared)
         gaps = self.devices.gaps(state, self.tracks)
-        outright = self._outright(state, events, spared, dt_s)
+        outright = self._outright(state, events, spared, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns)
         self.faults = self.book.faults()
 
     def _outright(
-        self, state: State, events: Sequence[Event], spared: dict[str, Bool], dt_s: float
+        self,
+        state: State,
+        events: Sequence[Event],
+        spared: dict[str, Bool],
+        dt_s: float,
+        node_power: Residual | None,
     ) -> list[Cause]:
         """What needs no comparison: reports, silences, stopped pumps, counters, single sensors."""
         causes = self.reports.causes(state, spared, dt_s)
@@ -95,7 +111,7 @@ class Diagnosis:
         causes += self.growth.causes(state, events, spared)
         causes += self.silence.causes(state, self.watch, self.growth, spared)
         causes += self.devices.weather(state, spared)
-        causes += self.devices.sensors(self.watch, self.tracks, self._dark())
+        causes += self.devices.sensors(self.watch, self.tracks, self._dark(), node_power)
         return causes
 
     def _dark(self) -> dict[str, Bool]:
@@ -114,9 +130,19 @@ class Diagnosis:
             return []
         now = Now(state, self.places)
         found = self.pursuit.find(self.tracks, residuals, now, self._covered(state), self._told)
-        causes = [self.verdicts.cause(f, now, residuals, gaps) for f in found]
+        causes = [self._as_told(self.verdicts.cause(f, now, residuals, gaps)) for f in found]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
         return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
+
+    def _as_told(self, cause: Cause | None) -> Cause | None:
+        """The cause; of two meters in one balance the one that was told first stays the one that is wrong."""
+        if cause is None or cause.table != "feeder" or cause.key in self.book.told:
+            return cause
+        for told in self.book.told.values():
+            if (told.cause.kind, told.cause.table) == (cause.kind, "feeder"):
+                if overlap(told.cause.covers, cause.covers):
+                    return told.cause
+        return cause
 
     def _covered(self, state: State) -> Callable[[str, int], Bool | None]:
         """Rows that tell nothing new: in a wake, or of GPUs whose clocks heat lowers."""
@@ -141,17 +167,22 @@ class Diagnosis:
 
     def _with_others(self, name: str) -> Bool | None:
         """Rows of a comparison that rests on the work, where several of a rack are off at once, or many of
-        all: so many meters do not fail together, but what is expected is wrong."""
+        all: so many meters do not fail together, but what is expected is wrong. A node whose supplies
+        disagree with its meter is not among them."""
         on = self.tracks.on(name)
         if on is None:
             return None
-        off = on != 0
+        off: Bool = on != 0
         table = name.partition(".")[0]
+        if name == NODE_POWER:
+            for supply in (PSU1, PSU2):
+                disagrees = self.tracks.on(supply)
+                off &= True if disagrees is None else disagrees == 0
         rack_of = self.places.above(table, "rack")
-        if np.count_nonzero(off) > max(MANY[table], MANY_PU * len(off)):
-            return np.ones(len(off), np.bool_)
+        if np.count_nonzero(off) > max(MANY_GPUS, MANY_PU * len(off)):
+            return off
         many = np.bincount(rack_of[off], minlength=self.site.sizes["rack"]) >= MANY[table]
-        return many[rack_of] if many.any() else None
+        return off & many[rack_of] if many.any() else None
 
     def _told(self, h: Hypothesis) -> Bool | None:
         signal = h.signal if h.kind == "sensor_biased" else ""

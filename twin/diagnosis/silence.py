@@ -70,7 +70,8 @@ class Silence:
         lost = alone & ~_together(self.gpu_ns, alone, site.rack_of_gpu, MOST_GPUS)
         if np.count_nonzero(np.bincount(site.rack_of_gpu[alone])) <= MOST_RACKS:
             for i in np.flatnonzero(lost).tolist():
-                evidence = ["it no longer reports; the other GPUs of its node or the node itself do"]
+                talks = "its node" if node_known[at[i]] else "other GPUs beside it"
+                evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
                 if OFF_BUS_XID in growth.xid_of(i):
                     evidence.append(f"XID {OFF_BUS_XID} before")
                 out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))

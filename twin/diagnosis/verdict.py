@@ -26,13 +26,15 @@ FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
 # A sensor that is off by less is not told
 LEAST_K, LEAST_GPU_K, LEAST_PU, LEAST_GPU_PU = 1.0, 1.5, 0.03, 0.04
 # Kelvin by which a supply must be off before a cooler or valve is blamed; source: estimate
-LEAST_SIZE = {"cooler_failed": 1.0, "valve_stuck": 0.5}
+LEAST_SIZE = {"cooler_failed": 2.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
 LONG_RUN = 8  # equal readings, while what it measures has moved
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
+SMALL_W = 20e3  # below, people say watts
+MANY_OF = {"gpu": "GPUs", "cdu": "CDUs"}  # others with an s
 # What a comparison rests on, for people.
 FROM = {
     "rack.flow_lpm/pressure": "from {rack.diff_pressure_pa} across the rack",
@@ -46,7 +48,7 @@ FROM = {
     "cdu.filter_diff_pressure_pa": "from its flow",
     "cdu.return_temp_c": "from the racks' returns",
     "cdu.supply_temp_c": "from its exchanger when clean",
-    "cdu.supply_temp_c/setpoint": "its set point",
+    "cdu.supply_temp_c/setpoint": "as its set point",
     "cdu.facility_return_temp_c": "from the heat of its racks",
     "cdu.facility_flow_lpm": "from its valve",
     "cdu.facility_supply_temp_c": "from its loop",
@@ -72,6 +74,8 @@ def amount(key: str, value: float) -> str:
     """A value of a signal in the unit in which people say it."""
     signal = find_signal(key)
     factor, unit, digits = UNITS.get("" if signal is None else signal.unit, (1.0, "", 2))
+    if unit == "kW" and abs(value) < SMALL_W:
+        factor, unit, digits = 1.0, "W", 0
     text = f"{value * factor:.{digits}f}"
     return f"{text} {unit}".strip()
 
@@ -99,7 +103,8 @@ def sentence(relation: str, row: int, residual: Residual, now: Now, who: str = "
 
 _DRIFTS = {"pump_head": "head of the pumps", "ua": "conductance of the exchanger",
            "filter": "resistance of the filter", "resistance": "resistance of the cold plate"}  # fmt: skip
-_WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power", "supply_temp_c": "supply",
+_WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power",
+          "psu1_power_w": "supply 1", "psu2_power_w": "supply 2", "supply_temp_c": "supply",
           "return_temp_c": "return", "diff_pressure_pa": "pressure across", "sm_clock_hz": "clock",
           "filter_diff_pressure_pa": "pressure across the filter", "facility_flow_lpm": "facility flow",
           "facility_supply_temp_c": "facility supply",
@@ -185,9 +190,11 @@ class Verdicts:
             who = "" if own or name == "feeder.balance" else f"{site.name(table, first)}: "
             out.append(sentence(name, first, residuals[name], now, who))
             if len(rows) > 1:
-                out.append(f"{len(rows) - 1} more {table} likewise")
+                word = MANY_OF.get(table, f"{table}s") if len(rows) > 2 else table
+                out.append(f"{len(rows) - 1} more {word} likewise")
         if h.kind == "sensor_biased" and kind == "sensor_biased":
-            out.insert(0, f"it reads {amount(f'{h.table}.{h.signal}', abs(found.size))} "
+            size = amount(f"{h.table}.{h.signal}", abs(found.size)).replace("degC", "K")
+            out.insert(0, f"it reads {size} "
                           f"too {'much' if found.size > 0 else 'little'}")  # fmt: skip
         return out
 

@@ -73,21 +73,29 @@ class Meters:
             return out
         return None if every else out
 
-    def hush(self, state: State, late_ns: I64, oldest_ns: I64, spared: Bool | None) -> None:
-        """Which meters said nothing good since `late_ns` [k]; `oldest_ns` [k]: of their last readings."""
+    def hush(
+        self, state: State, asked: np.ndarray, late_ns: I64, oldest_ns: I64, spared: Bool | None
+    ) -> None:
+        """Which meters said nothing good since `late_ns` [k]; `oldest_ns` [k]: of their last readings.
+
+        `asked`: those of ours of which some may have been silent for so long.
+        """
         column, some = state.tables[self.table], False
-        for k, row in enumerate(self.rows.tolist()):
-            if not np.isfinite(self.period_s[k]):
+        for k in asked.tolist():
+            row = int(self.rows[k])
+            self.silent[k] = False
+            late: Any = slice(None)
+            if oldest_ns[k] >= late_ns[k]:  # all were read: of those that are bad
+                late = np.flatnonzero(column.quality[row])
+            t_ns = column.t_ns[column.partition.group_of_row[row], late]
+            since = np.where(column.quality[row, late] == GOOD, t_ns, column.good_ns[row, late])
+            silent = (since > 0) & (since < late_ns[k])
+            if not silent.any():
                 continue
-            if not column.bad_count[row] and oldest_ns[k] >= late_ns[k]:
-                self.silent[k] = False
-                continue
-            t_ns = column.t_ns[column.partition.group_of_row[row]]
-            since = np.where(column.quality[row] == GOOD, t_ns, column.good_ns[row])
-            silent = (since > 0) & (since < late_ns[k]) & np.isfinite(column.value[row])
+            silent &= np.isfinite(column.value[row, late])
             if spared is not None:
-                silent &= ~spared
-            self.silent[k] = silent
+                silent &= ~spared[late]
+            self.silent[k, late] = silent
             some |= bool(silent.any())
         self.any_silent = some
         self.anything |= some
@@ -140,6 +148,7 @@ class Watch:
         self.flat = flat
         self.period_s, self.heard_s = np.full(at, np.nan), np.zeros(at)
         self._share, self._oldest_ns = np.zeros(at), np.zeros(at, np.int64)
+        self._bad: Bool = np.zeros(at, np.bool_)  # signals of which some cell has no good reading now
         for t, m in self.meters.items():
             m.period_s, m.heard_s = self.period_s[self._at[t]], self.heard_s[self._at[t]]
 
@@ -149,6 +158,8 @@ class Watch:
         for table, meters in self.meters.items():
             share, oldest_ns = self._share[self._at[table]], self._oldest_ns[self._at[table]]
             counts[table] = 0
+            bad = state.tables[table].bad_count[meters.rows]
+            np.not_equal(bad, 0, out=self._bad[self._at[table]])
             for group, row, which in meters.groups(state):
                 _, count = readings.look(state, table, row)
                 share[which] = count / meters.n
@@ -177,13 +188,16 @@ class Watch:
             wait_s = np.maximum(SILENT_PERIODS * self.period_s + 2.0, SILENT_LEAST_S)
         late_ns = state.now_ns - np.rint(np.where(known, wait_s, 0.0) * NS).astype(np.int64)
         oldest_ns = np.minimum(self._oldest_ns, state.now_ns)
-        hushed = known & (oldest_ns < late_ns)
-        any_hushed = bool(hushed.any())
+        asked = known & (self._bad | (oldest_ns < late_ns))
+        if not (asked.any() or any(m.any_silent for m in self.meters.values())):
+            return
         for table, m in self.meters.items():
             at = self._at[table]
-            bad = state.tables[table].bad_count[m.rows].any()
-            if m.any_silent or bad or (any_hushed and hushed[at].any()):
-                m.hush(state, late_ns[at], oldest_ns[at], spared.get(table))
+            mine = np.flatnonzero(asked[at])
+            if m.any_silent:
+                m.silent[known[at] & ~asked[at]] = False
+            if len(mine) or m.any_silent:
+                m.hush(state, mine, late_ns[at], oldest_ns[at], spared.get(table))
 
     def _side_by_side(self, state: State, readings: Readings, counts: dict[str, int]) -> None:
         """All small tables at once."""

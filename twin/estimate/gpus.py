@@ -8,7 +8,6 @@ contracts and the site.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy as np
 from twin.contracts import Residual
 from twin.estimate.gpu_power import MOVE_PU, GpuPower
 from twin.estimate.gpu_temp import LAG, RESISTANCE, GpuTemp
-from twin.estimate.noise import Noise, confidence_of, confidence_of_many
-from twin.estimate.parameter import MOVE_S, Parameter
+from twin.estimate.noise import Noise, confidence_of
+from twin.estimate.parameter import MOVE_S, Parameter, parts_of
 from twin.estimate.reading import Readings
 from twin.frame import F64, I32, I64, Bool
 from twin.site import Site
@@ -42,9 +41,8 @@ class GpuEstimator:
         self.clock_sigma = np.full(n, np.nan)
         self.hot_c = site.design.gpu_slowdown_c[site.rack_of_gpu] - HOT_K
         self.taught_ns = np.zeros((2, n), np.int64)  # newest reading of power and temperature taken in
-        count = max(-(-n // PART), 1)
-        cuts = np.linspace(0, n, count + 1).astype(np.int64).tolist()
-        self.parts = [slice(a, b) for a, b in pairwise(cuts)]
+        self.parts = parts_of(n, PART)
+        count = len(self.parts)
         self.turn = 0
         self.elapsed_s, self.since_s = np.zeros(count), np.zeros(count)
         self.moves = np.zeros(count, np.int64)
@@ -76,7 +74,7 @@ class GpuEstimator:
 
     def _unknown(self) -> dict[str, Residual]:
         none = np.full(self.n, np.nan)
-        return {k: Residual(k, none, none, none, none) for k in (POWER, TEMP, CLOCK)}
+        return {k: Residual(k, none, none, none) for k in (POWER, TEMP, CLOCK)}
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]
@@ -118,8 +116,7 @@ class GpuEstimator:
                  (CLOCK, clock, self.clock_sigma * clock))  # fmt: skip
         self.residuals = {}
         for (name, expected, sigma), (value, _) in zip(found, measured, strict=True):
-            confidence = confidence_of_many(value - expected, sigma)
-            self.residuals[name] = Residual(name, expected, value, sigma, confidence)
+            self.residuals[name] = Residual(name, expected, value, sigma)
 
     def _learn(
         self, part: int, readings: Readings, measured: list[tuple[F64, I64]], touched: Bool | None

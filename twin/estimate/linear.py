@@ -6,14 +6,13 @@ May import noise, parameters, contracts and frames.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from twin.contracts import Residual
-from twin.estimate.noise import Noise, confidence_of, confidence_of_many
-from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference
+from twin.estimate.noise import Noise, confidence_of
+from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference, parts_of
 from twin.frame import F64, I32, I64, Bool
 
 PART = 2_048  # rows that learn in one tick, at most
@@ -36,9 +35,8 @@ class Linear:
         self.noise = Noise(self.n, floor)
         self.sigma, self.expected = np.full(self.n, np.nan), np.full(self.n, np.nan)
         self.taught_ns = np.zeros(self.n, np.int64)
-        count = max(-(-self.n // PART), 1)
-        cuts = np.linspace(0, self.n, count + 1).astype(np.int64).tolist()
-        self.parts = [slice(a, b) for a, b in pairwise(cuts)]
+        self.parts = parts_of(self.n, PART)
+        count = len(self.parts)
         self.elapsed_s, self.since_s = np.zeros(count), np.zeros(count)
         self.moves, self.turn = np.zeros(count, np.int64), 0
 
@@ -61,17 +59,19 @@ class Linear:
         self.turn += 1
         if self.since_s[part] >= MOVE_S:
             self._move(part)
-        before, expected = self.expected, np.zeros(self.n)
-        for theta, x in zip(self.set.in_use, features, strict=True):
+        before, expected = self.expected, self.set.in_use[0] * features[0]
+        for theta, x in zip(self.set.in_use[1:], features[1:], strict=True):
             expected += theta * x
         self.expected = expected
-        moved = np.abs(expected - before)
-        loose = MOVE_PU * np.where(np.isfinite(moved), moved, 0.0)
+        loose = expected - before
+        np.abs(loose, out=loose)
+        loose *= MOVE_PU
+        loose[np.isnan(loose)] = 0.0
         if doubt is not None:
             loose += doubt
         sigma = self.sigma + loose
         self._learn(part, features, measured, heard_ns, untouched, loose)
-        return Residual(self.name, expected, measured, sigma, confidence_of_many(measured - expected, sigma))
+        return Residual(self.name, expected, measured, sigma)
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]

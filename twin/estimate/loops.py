@@ -17,7 +17,7 @@ from twin.site import Site
 APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
 TEMP_NOISE_K = 0.05  # floor; source: estimate
 FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
-WEATHER_MOVES_K = 0.07  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
+WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
 LOOP_NAMES = ("supply_temp_c", "return_temp_c", "flow_lpm")
 SITE_NAMES = ("outdoor_temp_c", "outdoor_wet_bulb_c")
 

@@ -83,7 +83,7 @@ class NodeEstimator:
             return out
         for name in (NODE, PSU1, PSU2, RACK):
             none = np.full(self.relations[name].n, np.nan)
-            out[name] = Residual(name, none, none, none, none)
+            out[name] = Residual(name, none, none, none)
         return out
 
     def _nodes(self, readings: Readings, dt_s: float, untouched: Bool | None) -> dict[str, Residual]:
@@ -117,8 +117,8 @@ class NodeEstimator:
         power_w, heard_ns = readings.good("rack", "power_w")
         node_w, _ = readings.good("node", "power_w")
         sums = np.where(self._filled, self.site.sum_by_rack("node", node_w), np.nan)
-        self.ring = np.roll(self.ring, 1, axis=0)
-        self.ring_ns = np.roll(self.ring_ns, 1)
+        for held in (self.ring, self.ring_ns):
+            held[1:] = held[:-1].copy()
         # One node that missed a tick does not hide its rack: the sum before stands in
         known = np.isfinite(sums)
         self.sum_ns[known] = readings.now_ns

@@ -8,15 +8,27 @@ frames only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from twin.frame import F64, Bool
 
+# Rows learn in turns of parts: a part is not made smaller than this for its own sake, since NumPy's calls cost
+# as much as so many rows; and a row's turn comes within so many ticks if parts may be as large as their owner
+# says, since readings within `ALIKE_S` teach as one; source: estimate.
+LEAST_PART, TURNS = 512, 10
 MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
 # Readings closer than this err alike (models err, not noise), so they count as one; source: estimate
 ALIKE_S = 20.0
+
+
+def parts_of(n: int, most: int) -> list[slice]:
+    """Parts of n rows that learn in turn: up to `TURNS` of at least `LEAST_PART` rows, more if beyond `most`."""
+    count = max(-(-n // most), min(n // LEAST_PART, TURNS), 1)
+    cuts = np.linspace(0, n, count + 1).astype(np.int64).tolist()
+    return [slice(a, b) for a, b in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""What falls silent is told at what it has in common; much of one kind is told once. May import `twin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import Twin, site_of, two_racks
+from twin.diagnosis.cause import MOST_ALIKE, Book, Cause
+from twin.diagnosis.places import Places
+from twin.frame import NS
+
+RNG = np.random.default_rng(3)
+
+
+def speaking(quiet_gpus: Any = (), quiet_nodes: Any = (), nodes: bool = True, **more: Any) -> dict[str, Any]:
+    """Readings of two racks of 18 nodes with four GPUs each, but of these."""
+    gpu, node = RNG.normal(60.0, 0.5, 144), RNG.normal(4000.0, 20.0, 36)
+    gpu[list(quiet_gpus)] = np.nan
+    node[list(quiet_nodes)] = np.nan
+    return {"gpu.temp_c": gpu} | ({"node.power_w": node} if nodes else {}) | more
+
+
+def told(pod: Twin) -> list[tuple[str, str, int]]:
+    return [(f.kind, f.table, f.entity) for f in pod.engine.diagnosis.faults]
+
+
+def after(seconds: int = 30, nodes: bool = True, **quiet: Any) -> list[tuple[str, str, int]]:
+    pod = Twin(two_racks())
+    for _ in range(40):
+        pod.tick(speaking(nodes=nodes))
+    for _ in range(seconds):
+        pod.tick(speaking(nodes=nodes, **quiet))
+    return told(pod)
+
+
+def test_one_gpu_beside_others_that_speak_fell_off_the_bus() -> None:
+    assert after(quiet_gpus=[6]) == [("gpu_off_bus", "gpu", 6)]
+    assert after(quiet_gpus=[6], nodes=False) == [("gpu_off_bus", "gpu", 6)]
+
+
+@pytest.mark.parametrize("nodes", [True, False])
+def test_all_gpus_of_a_node_are_its_agent(nodes: bool) -> None:
+    assert after(quiet_gpus=range(8, 12), nodes=nodes) == [("node_silent", "node", 2)]
+
+
+def test_a_node_with_its_gpus_is_one_silence() -> None:
+    assert after(quiet_gpus=range(8, 12), quiet_nodes=[2]) == [("node_silent", "node", 2)]
+
+
+@pytest.mark.parametrize("gpus", [range(72), range(8), range(144), range(0, 144, 4), range(0, 40, 4)])
+def test_what_falls_silent_together_has_lost_its_source_and_is_no_fault(gpus: Any) -> None:
+    assert after(quiet_gpus=gpus) == []
+    assert after(quiet_gpus=gpus, nodes=False) == []
+
+
+def test_a_node_that_is_off_is_not_silent_as_well_and_a_rack_that_is_off_is_no_fault() -> None:
+    pod = Twin(two_racks())
+    on = np.ones(36)
+    for _ in range(40):
+        pod.tick(speaking() | {"node.power_on_state": on})
+    on[2] = 0.0
+    for _ in range(30):
+        pod.tick(speaking(range(8, 12), [2]) | {"node.power_on_state": on})
+    assert told(pod) == [("node_down", "node", 2)]
+    on[:18] = 0.0
+    for _ in range(60):
+        pod.tick(speaking(range(72), range(18)) | {"node.power_on_state": on})
+    assert told(pod) == []
+
+
+def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
+    places = Places(site_of(two_racks()))
+    book = Book(places)
+    some = [Cause("gpu_off_bus", "gpu", i, evidence=("quiet",), hold_s=0.0) for i in range(MOST_ALIKE)]
+    book.update(some, 10 * NS)
+    assert len(book.faults()) == MOST_ALIKE
+    more = [*some, Cause("gpu_off_bus", "gpu", 71, hold_s=0.0)]
+    book.update(more, 11 * NS)
+    (fault,) = book.faults()
+    assert (fault.kind, fault.table, fault.entity, fault.count) == ("gpu_off_bus", "rack", 0, MOST_ALIKE + 1)
+    assert "lab/h/r1/node0/gpu0" in fault.evidence[0]
+    book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
+    (fault,) = book.faults()
+    assert (fault.table, fault.entity) == ("cdu", 0)
