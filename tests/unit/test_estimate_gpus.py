@@ -302,3 +302,14 @@ def test_learning_in_turns_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) ->
     power, temp = parts.errors(50)
     assert np.abs(power).mean() < 0.015
     assert np.sqrt((temp**2).mean()) < 0.6
+
+
+def test_one_clock_sensor_that_reads_high_does_not_move_its_profile() -> None:
+    from twin.estimate.gpu_power import GpuPower
+
+    power = GpuPower(site_of(two_racks()))
+    clock = np.full(144, 1.9e9)
+    clock[7] = 2.6e9
+    clock[9] = np.nan
+    assert power._highest(clock).tolist() == [1.9e9]
+    assert np.isnan(power._highest(np.full(144, np.nan))).all()

@@ -41,6 +41,10 @@ WORKING_PU = 0.1  # of SM activity: below, a GPU may lower its clock as it likes
 IDLE, SM, TENSOR, DRAM, GAMMA = range(5)
 
 
+# Share of a profile's GPUs whose highest clocks are believed; those beyond may be wrong; source: estimate
+ROBUST_PU = 0.98
+
+
 class GpuPower:
     """Expectations of `gpu.power_w` and `gpu.sm_clock_hz`, and the coefficients behind them."""
 
@@ -170,9 +174,21 @@ class GpuPower:
         moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
         trust = 1.0 / self._design_spread**2
         self.pool, self.pool_var = solve(np.array(summed), np.array(moment), self._design, trust)
-        highest = np.full(self.n_group, -np.inf)
-        np.maximum.at(highest, self.group, np.nan_to_num(self.clock.in_use[0], nan=-np.inf))
-        self.top_hz = np.where(highest > 0.0, highest, np.nan)[self.group]
+        self.top_hz = self._highest(self.clock.in_use[0])[self.group]
+
+    def _highest(self, clock_hz: F64) -> F64:
+        """The highest clock of each profile [n_group]; not the highest reading, as one sensor may lie."""
+        sample = np.arange(len(clock_hz))[self._sample]
+        seen = sample[np.isfinite(clock_hz[sample])]
+        group = self.group[seen]
+        order = np.lexsort((clock_hz[seen], group))
+        ends = np.searchsorted(group[order], np.arange(self.n_group + 1))
+        count = np.diff(ends)
+        at = ends[:-1] + np.floor(ROBUST_PU * np.maximum(count - 1, 0)).astype(np.int64)
+        highest = np.full(self.n_group, np.nan)
+        filled = count > 0
+        highest[filled] = clock_hz[seen[order[at[filled]]]]
+        return np.where(highest > 0.0, highest, np.nan)
 
     def move(self, rows: slice) -> None:
         """What was learned moves on towards its use."""

@@ -103,6 +103,8 @@ class Linear:
         self.taught_ns[rows] = heard
         if untouched is not None:
             fresh &= untouched[rows]
+        if not fresh.any():
+            return
         usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(heard, rows)
         sigma = self.sigma[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + loose[rows]

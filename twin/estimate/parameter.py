@@ -15,9 +15,8 @@ import numpy as np
 
 from twin.frame import F64, Bool
 
-# Rows learn in turns of parts: a part is not made smaller than this for its own sake, since NumPy's calls cost
-# as much as so many rows; and a row's turn comes within so many ticks if parts may be as large as their owner
-# says, since readings within `ALIKE_S` teach as one; source: estimate.
+# Rows learn in turns of parts. Below this size NumPy's calls cost as much as the rows; more turns than these
+# would lose little but learn late; source: estimate.
 LEAST_PART, TURNS = 512, 10
 MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
 # Readings closer than this err alike (models err, not noise), so they count as one; source: estimate
@@ -25,7 +24,7 @@ ALIKE_S = 20.0
 
 
 def parts_of(n: int, most: int) -> list[slice]:
-    """Parts of n rows that learn in turn: up to `TURNS` of at least `LEAST_PART` rows, more if beyond `most`."""
+    """Parts of n rows that learn in turn: at most `TURNS` of `LEAST_PART` rows; more if they pass `most`."""
     count = max(-(-n // most), min(n // LEAST_PART, TURNS), 1)
     cuts = np.linspace(0, n, count + 1).astype(np.int64).tolist()
     return [slice(a, b) for a, b in pairwise(cuts)]
