@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from twin.contracts import Residual
 from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of, confidence_of_many
-from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference, solve
+from twin.estimate.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Parameter, Reference, parts_of, solve
 from twin.frame import NS
 
 
@@ -122,3 +123,45 @@ def test_learning_noise_in_parts_is_learning_it_whole() -> None:
     assert whole.count[3] >= NOISE_WARMUP
     whole.forget(3)
     assert np.isnan(whole.sigma()[3])
+
+
+@pytest.mark.parametrize("n", [0, 1, 511, 1024, 9472, 25_002, 100_008])
+def test_parts_cover_all_rows_once_in_order(n: int) -> None:
+    parts = parts_of(n, 2048)
+    assert [i for p in parts for i in range(p.start, p.stop)] == list(range(n))
+    assert max(p.stop - p.start for p in parts) <= 2048
+    assert len(parts) == 1 or min(p.stop - p.start for p in parts) >= LEAST_PART
+
+
+def test_noise_of_parts_is_noise_of_the_whole() -> None:
+    """Rows far off, for long, unknown or near, learned whole and in halves; infinite differences are none."""
+    rng = np.random.default_rng(4)
+    whole, halves = Noise(40, np.full(40, 0.1)), Noise(40, np.full(40, 0.1))
+    for second in range(1, 120):
+        off = rng.normal(0.0, 0.2, 40)
+        off[3] = np.nan if second % 2 else off[3]
+        off[4] = np.inf
+        off[5] += 9.0 if second > 60 else 0.0
+        heard_ns = np.full(40, second * NS)
+        whole.learn(off, heard_ns, 1.0)
+        for rows in (slice(0, 20), slice(20, 40)):
+            halves.learn(off[rows], heard_ns[rows], 1.0, rows)
+    assert np.array_equal(whole.variance, halves.variance)
+    assert np.array_equal(whole.count, halves.count)
+    assert np.array_equal(whole.off_ns, halves.off_ns)
+    assert whole.count[4] == 0
+    assert whole.variance[4] == 0.0
+    assert whole.off_ns[5] == 61 * NS
+    assert whole.count[5] == 70  # ten seconds of it, then no more
+    assert np.flatnonzero(whole.lasting(heard_ns)).tolist() == [5]
+
+
+def test_confidence_is_found_when_asked_for() -> None:
+    measured, sigma = np.array([1.0, 3.0, np.nan, np.inf]), np.ones(4)
+    found = Residual("gpu.power_w", np.ones(4), measured, sigma)
+    assert found.confidence_pu[:2] == pytest.approx(confidence_of(found.difference, sigma)[:2], abs=2e-6)
+    assert np.isnan(found.confidence_pu[2])
+    assert found.confidence_pu[3] == 1.0
+    assert found.confidence_pu is found.confidence_pu
+    stated = np.full(4, 0.5)
+    assert Residual("gpu.power_w", np.ones(4), measured, sigma, stated).confidence_pu is stated

@@ -25,6 +25,7 @@ from twin.app.simulating import Simulation
 from twin.app.wiring import spec_of
 from twin.contracts import Fault
 from twin.diagnosis.diagnosis import Diagnosis
+from twin.diagnosis.reports import good
 from twin.plant.campaign import Campaign
 from twin.plant.draws import DEVELOP, HELD_OUT, draw, draw_pair, kinds_of
 from twin.plant.faults import Script
@@ -33,6 +34,7 @@ from twin.site import Site
 from twin.sitebuild import build
 
 WARM_S = 1500
+DRAWS = 50  # until sensor faults are of sensors that there are
 SETTLE_S = 30.0  # after the last expected fault was named, for what is told beside it
 TIMEOUT_S = 300.0
 SLOW_S = {"exchanger_fouled": 1500.0, "pump_worn": 900.0, "plate_degraded": 900.0, "heat_wave": 1500.0,
@@ -257,7 +259,7 @@ def run_lot(lot: Lot) -> dict[str, Any]:
     watched, site, alarms = warm(lot.site, lot.seed, WARM_S)
     outcomes = []
     for i in range(lot.singles + lot.pairs):
-        scripts = _drawn(site, i, lot, watched.simulation.plant.truth.time_s, 1 if i < lot.singles else 2)
+        scripts = _drawn(watched.simulation, i, lot, 1 if i < lot.singles else 2)
         outcomes.append(run_one(watched, site, lot.site, lot.seed * 1000 + i, scripts))
         if lot.verbose:
             _tell(outcomes[-1])
@@ -285,15 +287,30 @@ def _tell(o: Outcome) -> None:
     console.print("     told:", "; ".join(o.told), "| beside:", "; ".join(o.beside))
 
 
-def _drawn(site: Site, case: int, lot: Lot, now_s: float, many: int) -> list[Script]:
+def _drawn(simulation: Simulation, case: int, lot: Lot, many: int) -> list[Script]:
     """The scripts of a case. Kinds come in turn, so that a small campaign has some of each."""
+    site = simulation.site
     ranges = DEVELOP if lot.ranges == "develop" else HELD_OUT
     rng = ranges.generator(lot.seed * 1000 + case)
-    begin_s = now_s + float(rng.uniform(5.0, 20.0))
+    begin_s = simulation.plant.truth.time_s + float(rng.uniform(5.0, 20.0))
     kinds = tuple(k for k in kinds_of(site) if not lot.kinds or k in lot.kinds)
-    if many == 2:
-        return list(draw_pair(site, rng, ranges, begin_s, kinds=kinds))
-    return [draw(site, rng, kinds[(lot.first + case) % len(kinds)], ranges, begin_s)]
+    scripts: list[Script] = []
+    for _ in range(DRAWS):
+        if many == 2:
+            scripts = list(draw_pair(site, rng, ranges, begin_s, kinds=kinds))
+        else:
+            scripts = [draw(site, rng, kinds[(lot.first + case) % len(kinds)], ranges, begin_s)]
+        if all(_reads(simulation, s) for s in scripts):
+            break
+    return scripts
+
+
+def _reads(simulation: Simulation, script: Script) -> bool:
+    """Whether there is such a sensor: an air-cooled rack has none of its coolant."""
+    if not script.is_sensor:
+        return True
+    state = simulation.engine.state
+    return bool(np.isfinite(good(state, f"{script.table}.{script.signal}")[script.entity]))
 
 
 def lots(args: argparse.Namespace) -> list[Lot]:

@@ -76,12 +76,22 @@ class Book:
                 continue
             first_ns, _ = self.waiting.get(key, (now_ns, now_ns))
             self.waiting[key] = (first_ns, now_ns)
-            if now_ns - first_ns >= cause.hold_s * NS and len(self.told) < MAX_TOLD:
+            if now_ns - first_ns >= cause.hold_s * NS and self._has_room(cause):
                 self._tell(cause, first_ns, now_ns, now)
         for key in [k for k, (_, last) in self.waiting.items() if k in self.told or now_ns - last > 5 * NS]:
             del self.waiting[key]
         for key in [k for k, t in self.told.items() if now_ns - t.supported_ns > t.cause.clear_s * NS]:
             del self.told[key]
+
+    def _has_room(self, cause: Cause) -> bool:
+        """Room for a cause; where all is taken, a less grave one gives way."""
+        if len(self.told) < MAX_TOLD:
+            return True
+        least = max(self.told, key=lambda k: _GRAVITY[KINDS[k[0]].severity])
+        if _GRAVITY[KINDS[least[0]].severity] <= _GRAVITY[KINDS[cause.kind].severity]:
+            return False
+        del self.told[least]
+        return True
 
     def _tell(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
         """A better account of the same symptoms takes the place of one that lost its support."""

@@ -15,11 +15,11 @@ from twin.diagnosis.board import WILD_SIGMAS
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
-from twin.diagnosis.signature import GPU_POWER, NODE_POWER
+from twin.diagnosis.signature import GPU_POWER, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.tracks import SLICE, Tracks
 from twin.diagnosis.verdict import amount
 from twin.diagnosis.watch import Meters, Watch
-from twin.frame import F32, F64, NS, Bool
+from twin.frame import F32, F64, I32, NS, Bool
 from twin.signals import TABLES
 from twin.state import GOOD, State
 
@@ -295,6 +295,16 @@ class Devices:
         """Everything, for a snapshot or a checksum."""
         return {name: getattr(self, name) for name in _KEPT}
 
+    def adopt(self, old: Devices, old_of_new: dict[str, I32]) -> None:
+        """What was known of the same devices at their old places; the weather is the same."""
+        for name in _KEPT:
+            value = getattr(old, name)
+            if (table := _TABLE_OF.get(name)) is None:
+                setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
+            else:
+                kept = np.flatnonzero(old_of_new[table] >= 0)
+                getattr(self, name)[kept] = value[old_of_new[table][kept]]
+
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         for name in _KEPT:
@@ -305,7 +315,11 @@ class Devices:
 _KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_kept", "weather_spikes",
          "weather_step_k", "weather_c",
          "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z", "gap_count",
-         "loop_c", "loop_var", "loop_count")  # fmt: skip
+         "loop_c", "loop_var", "loop_count", "slowed_ns")  # fmt: skip
+_TABLE_OF = {
+    "ran_s": "cdu", "stopped_ns": "cdu", "slowed_ns": "gpu", "loop_c": "loop", "loop_var": "loop",
+    "loop_count": "loop", **dict.fromkeys(("gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z"), "gpu"),
+}  # fmt: skip
 
 
 def _part(state: State, name: str, part: slice) -> F32:
@@ -322,6 +336,8 @@ def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
     """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any."""
     own = [t for name, t in tracks.tracks.items() if name == key or name.startswith(key + "/")]
     own = [t for t in own if entity < len(t.wild)]
+    if key == NODE_POWER:  # a node's supplies jump with it, but not with its meter alone
+        own = [t for name in (PSU1, PSU2) if (t := tracks.tracks.get(name)) is not None] or own
     if not own:
         return key not in POWERED
     return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)

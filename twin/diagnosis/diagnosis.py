@@ -27,6 +27,7 @@ from twin.diagnosis.signature import (
     NODE_POWER,
     PSU1,
     PSU2,
+    SPLIT,
     Hypothesis,
     Now,
 )
@@ -43,7 +44,7 @@ from twin.maintenance import Windows
 from twin.site import Site
 from twin.state import State
 
-FORMAT = 2
+FORMAT = 3
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
 # With odd power at once: of a rack; of a site, by number and by share; source: estimate
 MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01
@@ -139,9 +140,9 @@ class Diagnosis:
         if cause is None or cause.table != "feeder" or cause.key in self.book.told:
             return cause
         for told in self.book.told.values():
-            if (told.cause.kind, told.cause.table) == (cause.kind, "feeder"):
-                if overlap(told.cause.covers, cause.covers):
-                    return told.cause
+            alike = (told.cause.kind, told.cause.table) == (cause.kind, "feeder")
+            if alike and (overlap(told.cause.covers, cause.covers) or cause.covers.keys() <= {SPLIT}):
+                return told.cause
         return cause
 
     def _covered(self, state: State) -> Callable[[str, int], Bool | None]:
@@ -217,6 +218,9 @@ class Diagnosis:
         out.watch = self.watch.remapped(old_of_new, site.sizes)
         out.verdicts = Verdicts(out.watch)
         out.growth = self.growth.remapped(site, old_of_new)
+        out.devices.adopt(self.devices, old_of_new)
+        out.reports.adopt(self.reports, old_of_new)
+        out.silence.adopt(self.silence, old_of_new)
         out.faults = out.book.faults()
         return out
 
@@ -232,6 +236,7 @@ class Diagnosis:
             "silence": self.silence.dump(),
             "reports": self.reports.dump(),
             "wake": self.wake.dump(),
+            "drifts": [[k, r.expected, r.measured, r.sigma] for k, r in self.drifts.items()],
             "book": self.book.dump(),
         }
 
@@ -242,6 +247,7 @@ class Diagnosis:
         self.readings.restore(data["readings"])
         for name in ("tracks", "watch", "growth", "devices", "silence", "reports", "wake", "book"):
             getattr(self, name).restore(data[name])
+        self.drifts = {k: Residual(k, *map(np.array, columns)) for k, *columns in data["drifts"]}
         self.faults = self.book.faults()
 
 
@@ -254,5 +260,6 @@ def _drifts(estimator: Estimator) -> dict[str, Residual]:
         if p is not None and len(p.value):
             sigma = np.hypot(share * np.abs(p.reference), np.nan_to_num(p.sigma))
             key = f"{name}/drift"
-            out[key] = Residual(key, p.reference, p.value, sigma, p.confidence_pu)
+            # Copies: what is learned moves on beneath them
+            out[key] = Residual(key, p.reference.copy(), p.value.copy(), sigma)
     return out

@@ -218,6 +218,15 @@ class Reports:
         """Everything, for a snapshot or a checksum."""
         return {"usual_v": self.usual_v, "wet_ns": self.wet_ns, "fill_s": self.fill_s}
 
+    def adopt(self, old: Reports, old_of_new: dict[str, I32]) -> None:
+        """What was known of the same entities at their old places."""
+        for table, mine, its in (
+            ("feeder", self.usual_v, old.usual_v), ("cdu", self.fill_s, old.fill_s),
+            *((t, since, old.wet_ns[t]) for t, since in self.wet_ns.items()),
+        ):  # fmt: skip
+            kept = np.flatnonzero(old_of_new[table] >= 0)
+            mine[kept] = its[old_of_new[table][kept]]
+
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.usual_v, self.fill_s = np.array(data["usual_v"]), np.array(data["fill_s"])

@@ -16,7 +16,7 @@ from twin.diagnosis.growth import OFF_BUS_XID, Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
 from twin.diagnosis.watch import Watch
-from twin.frame import I64, NS, Bool
+from twin.frame import I32, I64, NS, Bool
 from twin.state import State
 
 TOGETHER_S = (
@@ -102,6 +102,12 @@ class Silence:
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {"node_ns": self.node_ns, "gpu_ns": self.gpu_ns}
+
+    def adopt(self, old: Silence, old_of_new: dict[str, I32]) -> None:
+        """Since when the same devices were silent at their old places."""
+        for table, mine, its in (("node", self.node_ns, old.node_ns), ("gpu", self.gpu_ns, old.gpu_ns)):
+            kept = np.flatnonzero(old_of_new[table] >= 0)
+            mine[kept] = its[old_of_new[table][kept]]
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""

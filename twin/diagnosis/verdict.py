@@ -11,7 +11,7 @@ import numpy as np
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.pursuit import CONFIRMING, Found
-from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, SETPOINT, Now
+from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, Now
 from twin.diagnosis.watch import Watch
 from twin.signals import find_signal
 
@@ -161,7 +161,10 @@ class Verdicts:
 
     @staticmethod
     def _decided(found: Found, residuals: dict[str, Residual]) -> bool:
-        """Whether more than a heat balance is known of it: that alone does not say which reading is wrong."""
+        """Whether more than a heat balance, or a node's work, speaks of it: they do not say what is wrong."""
+        if found.hypothesis.table == "node" and found.rows.keys().isdisjoint((PSU1, PSU2)):
+            supplies = (residuals.get(name) for name in (PSU1, PSU2))
+            return not any(r is not None and np.isfinite(r.expected[found.entity]) for r in supplies)
         if not found.rows.keys() <= {HEAT, HEAT_FLOW}:
             return True
         for name in found.hypothesis.relations:

@@ -22,6 +22,7 @@ from twin.diagnosis.signature import (
     MIX,
     RACK_SUPPLY,
     SETPOINT,
+    SPLIT,
     SUM,
     SUPPLY,
     VALVE,
@@ -47,7 +48,7 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "grid_event": ("feeder", "rack", "node"),
     "node_down": ("node", "rack"),
     "node_silent": ("node", "rack.power_w"),
-    "psu_lost": ("node",),
+    "psu_lost": ("node", SPLIT),  # what one supply no longer draws from its feed, the other does
 }
 PASSING = ("pump_trip",)  # stirs for a while; others as long as they last
 
@@ -93,7 +94,7 @@ class Wake:
             return None
         if kind in PASSING and age_ns > STIR_S * NS:
             return None
-        if at in ("feeder", "site"):
+        if at in ("feeder", "site") or table == "feeder":
             return slice(None)
         if n != self.places.sizes.get(table):
             return None
