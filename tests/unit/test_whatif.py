@@ -273,7 +273,7 @@ def test_nobody_is_left_behind(lab: Path, how: signal.Signals) -> None:
         time.sleep(1.5)  # well inside their work
         assert len(children) >= 2, process.poll()
         process.send_signal(how)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=90)
         if how != signal.SIGKILL:
             assert process.returncode == 130
             assert err.decode().strip() == "interrupted"
@@ -285,6 +285,7 @@ def test_nobody_is_left_behind(lab: Path, how: signal.Signals) -> None:
         for pid in (process.pid, *children):
             if lives(pid):
                 os.kill(pid, signal.SIGKILL)
+        process.communicate()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:

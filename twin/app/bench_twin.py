@@ -25,11 +25,24 @@ Figures = dict[str, float | int | str]
 # (key, whether more is better, bound), from the requirements of the project
 GOALS: tuple[tuple[str, bool, float], ...] = (
     *((f"plant.{key}", True, bound) for key, bound in bench_plant.GOALS),
+    *(
+        (f"estimate.sites.{site}.{name}.mean", False, bound)
+        for site in ("liquid", "air")
+        for name, bound in (
+            ("gpu_power_steady", 2.0),
+            ("gpu_power_transient", 4.0),
+            ("gpu_temp_rms", 1.5),
+            ("gpu_resistance_p95", 10.0),
+        )
+    ),
     ("diagnosis.single_right_entity_pu", True, 0.95),
     ("diagnosis.single_right_class_pu", True, 0.90),
+    ("diagnosis.both_named_pu", True, 0.95),
     ("diagnosis.false_per_1000_rack_hours", False, 1.0),
+    ("diagnosis.by_kind.branch_blocked.delay_p50_s", False, 5.0),
 )
 HOURS = 24.0  # simulated for the peak memory
+FIRST_SEED = 9000  # of the estimates; nothing was developed on these and those that follow
 SEEDS, SINGLES, PAIRS, HEALTHY_RACK_HOURS = 20, 500, 100, 1000.0
 
 
@@ -43,6 +56,7 @@ def measure_twin(quick: bool, scratch: Path, say: Callable[[str], None]) -> Figu
     seeds, seconds = (1, 600) if quick else (SEEDS, 3600)
     say(f"estimates: {seeds} seeds of {seconds} s")
     command = ["twin.app.bench_estimate", "--json", "--seeds", str(seeds), "--seconds", str(seconds)]
+    command += ["--first", str(FIRST_SEED)]
     found |= _flat("estimate", msgspec.json.decode(_output(command)))
     singles, pairs, hours = (4, 1, 2.0) if quick else (SINGLES, PAIRS, HEALTHY_RACK_HOURS)
     say(f"diagnosis: {singles} single and {pairs} double faults, {hours:g} rack-hours of health")

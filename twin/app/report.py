@@ -7,9 +7,11 @@ for, by way of a neighbour that is renamed, so that there is never half a page. 
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -23,14 +25,20 @@ from twin.app.report_plots import Gallery
 from twin.app.report_record import decisions, findings, footnotes, messages, quality, spark
 from twin.app.report_sections import balances, cooling, demand, power
 from twin.app.report_text import clean, duration, is_synthetic, safe, utc
-from twin.errors import StorageError
+from twin.errors import ConfigError, StorageError
 
+PAGE = "report.html"
 Part = tuple[str, str, Callable[[], str]]
 
 
 def write_report(collector: Collector, summary: Summary, path: Path) -> None:
     """Write the page to `path`. Raises StorageError if it cannot be written."""
-    text = render(collector, summary)
+    write_whole(path, render(collector, summary))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a page in one piece, or leave nothing. Raises StorageError if it cannot be written."""
+    partial = None
     try:
         # A name of its own, so that a link that lies in wait is not followed.
         number, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -38,8 +46,30 @@ def write_report(collector: Collector, summary: Summary, path: Path) -> None:
             file.write(text.encode("utf-8", errors="replace"))
         os.chmod(partial, 0o644)
         os.replace(partial, path)
-    except OSError as error:
+    except BaseException as error:
+        if partial is not None:
+            with suppress(OSError):
+                os.unlink(partial)
+        if not isinstance(error, OSError):
+            raise
         raise StorageError(f"{path}: the report cannot be written: {error}") from error
+
+
+def open_folder(folder: Path) -> None:
+    """Make a report's folder and try it, before hours are spent. Raises ConfigError if nothing can be
+    written there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--report {folder}: is a file; expected a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PAGE).is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{PAGE} in it is a folder")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"--report {folder}: cannot be written: {why}; expected a folder") from error
 
 
 def render(collector: Collector, summary: Summary) -> str:

@@ -110,6 +110,7 @@ class Simulation:
         self.inbox = ReportInbox(engine.site.sizes)
         self.recorder, self.observers = recorder, tuple(observers)
         self.fitter = Fitter()
+        self.stopped = False
         self.now_ns = start_ns if engine.state.tick < 0 else engine.state.now_ns
         self.begun_ns = self.now_ns
         self.ticks = engine.state.tick + 1
@@ -207,12 +208,18 @@ class Simulation:
         return self.decision
 
     def run(self, seconds: float, observer: Callable[[Simulation], None] | None = None) -> Simulation:
-        """So many simulated seconds; `observer` looks on after each round."""
+        """So many simulated seconds, or until `stop`; `observer` looks on after each round."""
         for _ in range(round(seconds / self.dt_s)):
+            if self.stopped:
+                break
             self.step()
             if observer is not None:
                 observer(self)
         return self
+
+    def stop(self) -> None:
+        """End `run` after the present round, from a signal or another thread: a round is never half done."""
+        self.stopped = True
 
     def fork(self, recorder: Recorder | None = None, observers: Iterable[Observer] = ()) -> Simulation:
         """The same moment, going on by itself: plant, sensors, twin and what is pending are copied.

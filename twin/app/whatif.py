@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from twin import snapshot
+from twin.app.report_text import clean, utc
 from twin.app.simulating import Simulation
+from twin.app.storage import TraceReader
 from twin.app.whatif_trail import Trail
 from twin.app.wiring import make_engine
 from twin.contracts import Decision
 from twin.engine import Engine
-from twin.errors import ConfigError, StorageError
+from twin.errors import ConfigError, StorageError, TwinError
 from twin.frame import NS, Frame
 from twin.plant.mirror import mirror, read_as_one
 from twin.plant.plant import Plant
@@ -79,14 +82,15 @@ class Course:
     not_carried: list[str]
 
 
-def newest_snapshot(path: Path) -> tuple[bytes, Path]:
-    """(bytes, file) of a snapshot, or of the newest whole one of a run's folder.
+def newest_snapshot(path: Path) -> tuple[bytes, Path, list[Path]]:
+    """(bytes, file, newer files that are damaged) of a snapshot, or of the newest whole one of a run's folder.
 
     Raises StorageError if there is none.
     """
     try:
         if not path.is_dir():
-            return path.read_bytes(), path
+            return path.read_bytes(), path, []
+        damaged: list[Path] = []
         found = sorted(path.glob("snapshot-*.rts"), reverse=True)
         for one in found:
             raw = one.read_bytes()
@@ -95,8 +99,9 @@ def newest_snapshot(path: Path) -> tuple[bytes, Path]:
             except StorageError:
                 if len(found) == 1:
                     raise
+                damaged.append(one)
                 continue
-            return raw, one
+            return raw, one, damaged
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     except StorageError as error:
@@ -109,7 +114,10 @@ def engine_of(question: Question, site: Site) -> Engine:
     engine = make_engine(site)
     if question.snapshot is not None:
         try:
-            snapshot.restore_engine(engine, snapshot.decode(question.snapshot))
+            data = snapshot.decode(question.snapshot)
+            if data["site_hash"] != site.spec_hash:
+                raise StorageError(_of_another(data["site_hash"], question.snapshot_name, site))
+            snapshot.restore_engine(engine, data)
         except StorageError as error:
             raise StorageError(f"{question.snapshot_name}: {error}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -117,6 +125,20 @@ def engine_of(question: Question, site: Site) -> Engine:
                 f"{question.snapshot_name}: is not one that this version reads: {error!r}"
             ) from error
     return engine
+
+
+def _of_another(found: str, name: str, site: Site) -> str:
+    """That a snapshot is of another site; a recording beside it tells that one's name."""
+    try:
+        header = TraceReader(Path(name).parent).first_header()
+        spec = msgspec.json.decode(header.spec, type=SiteSpec)
+        told = clean(spec.tree["site"]) if header.site_hash == found else ""
+    except (TwinError, OSError, msgspec.MsgspecError, KeyError, IndexError, AttributeError):
+        told = ""
+    own = clean(site.file.site)
+    of = f" ({told})" if told else ""
+    hint = "; the site's file is another one since" if told == own else ""
+    return f"snapshot is of site {found}{of}, this is {site.spec_hash} ({own}){hint}"
 
 
 def authority_of(engine: Engine, scenario: Scenario, given: dict[str, str]) -> dict[str, str]:
@@ -184,7 +206,9 @@ class Watch:
         self.first_throttle_s: float | None = None
         self.hottest_c, self.least_lpm = -np.inf, np.inf
         self.commands = 0
-        self._throttled = float(plant.truth.throttle_s.sum())
+        self._throttle_s = plant.truth.throttle_s.copy()
+        self._throttled = float(self._throttle_s.sum())
+        self._begun_throttle_s = self._throttle_s.copy()
         self._tripped = plant.truth.feeder_tripped.copy()
         self._before = plant.figures()
         self._known = {_key(f) for f in simulation.engine.diagnosis.faults}
@@ -198,7 +222,11 @@ class Watch:
         """After a round of the simulation."""
         sim, t, now_s = self.simulation, self.plant.truth, self.simulation.time_s
         throttled = float(t.throttle_s.sum())
-        slowed = throttled > self._throttled
+        slowed, heated = throttled != self._throttled, 0.0
+        if slowed:  # counted as the figures count it: where heat, and no cap, sets the clock
+            grown = np.count_nonzero(t.throttle_s > self._throttle_s)
+            heated = float(grown * self.plant.parameters.lump)
+            np.copyto(self._throttle_s, t.throttle_s)
         if slowed and self.first_throttle_s is None:
             self.first_throttle_s = now_s
         self._throttled = throttled
@@ -207,7 +235,6 @@ class Watch:
         least = float(flowing.min()) if len(flowing) else np.nan
         self.hottest_c = max(self.hottest_c, hottest)
         self.least_lpm = float(np.fmin(self.least_lpm, least))
-        heated = float(np.count_nonzero(self.plant.compute.thermal_clock < 1.0)) if slowed else 0.0
         self.trail.add(
             now_s, hottest, heated, float(t.rack_power_w.sum()) / 1e3, least,
             float(t.cdu_supply_c.max()) if len(t.cdu_supply_c) else np.nan,
@@ -247,7 +274,9 @@ class Watch:
         out: dict[str, float | None] = {
             "first_throttle_s": self.first_throttle_s,
             "throttled_gpu_s": gone["throttle_s"] * self.plant.parameters.lump,
-            "throttled_gpus": float(np.count_nonzero(t.throttle_s > 0.0)),
+            "throttled_gpus": float(
+                np.count_nonzero(t.throttle_s > self._begun_throttle_s) * self.plant.parameters.lump
+            ),
             "shut_down_gpus": gone["gpu_trips"],
             "breaker_trips": float(np.count_nonzero(t.feeder_tripped & ~self._tripped)),
             "highest_gpu_temp_c": self.hottest_c,
@@ -279,6 +308,4 @@ def difference(one: dict[str, float | None], other: dict[str, float | None]) -> 
 
 def when(begun_ns: int) -> str:
     """The moment of a question, for people."""
-    from twin.app.report_text import utc
-
     return f"{utc(begun_ns)} UTC" if begun_ns >= NS else "the start"

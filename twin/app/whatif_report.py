@@ -6,8 +6,6 @@ write. Part of the shell.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from twin.app.report import write_whole
 from twin.app.report_page import page
 from twin.app.report_plots import LEAST_SPAN, figure
 from twin.app.report_sections import section, table
@@ -24,7 +23,6 @@ from twin.app.report_svg import Line, plot
 from twin.app.report_text import TimeAxis, clean, duration, number, safe
 from twin.app.whatif import ARMS, Course, difference
 from twin.app.whatif_sweep import Result
-from twin.errors import StorageError
 
 MAX_ROWS = 60
 WIDE_COLUMNS = 130  # of a terminal that has room for what the figures mean
@@ -67,7 +65,7 @@ SHORT = ("first_throttle_s", "throttled_gpu_s", "shut_down_gpus", "highest_gpu_t
 NARROW = ("throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c")  # for a terminal of 80 columns
 CURVE_TITLES = {
     "hottest_gpu_c": ("Hottest GPU", "The highest temperature of any GPU.", "°C"),
-    "throttled_gpus": ("GPUs slowed by heat", "How many run at a clock that heat has lowered.", "GPUs"),
+    "throttled_gpus": ("GPUs slowed by heat", "How many ran at a clock that heat had lowered; over time, the throttled GPU s.", "GPUs"),
     "it_power_kw": ("IT power", "Of all racks.", "kW"),
     "lowest_flow_lpm": ("Lowest flow", "Of any rack that is not isolated.", "l/min"),
     "warmest_supply_c": ("Warmest supply", "Coolant that the CDUs send to the racks.", "°C"),
@@ -191,15 +189,7 @@ def _table(title: str, heads: Sequence[str]) -> Table:
 
 def write_page(result: dict[str, Any], first: Result, path: Path) -> None:
     """Write the page. Raises StorageError if it cannot be written."""
-    text = render(result, first)
-    try:
-        number_, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with os.fdopen(number_, "wb") as file:
-            file.write(text.encode("utf-8", errors="replace"))
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path}: the report cannot be written: {error}") from error
+    write_whole(path, render(result, first))
 
 
 def render(result: dict[str, Any], first: Result) -> str:
@@ -232,8 +222,20 @@ def _head(result: dict[str, Any]) -> str:
         f'<p><span class="tag sim">simulated by racktwin</span>'
         f"{duration(result['horizon_s'])} {since}{cases}.</p>"
         "<p>The same events happen twice from the same moment: once the policies act, once nobody commands "
-        f"anything and leases that run lapse. Policies: {acting}.</p></header>"
+        f"anything and leases that run lapse. Policies: {acting}.{safe(armed_words(result), 1000)}</p>"
+        f"{''.join(f'<p class=note>{safe(w, 1000)}.</p>' for w in result['warnings'][:MAX_ROWS])}</header>"
     )
+
+
+def armed_words(result: dict[str, Any]) -> str:
+    """What the site's file says otherwise of its policies than this what-if; empty if it says the same."""
+    own, used = result["site_authority"], result["authority"]
+    other = [n for n, level in sorted(used.items()) if own.get(n, level) != level]
+    if not other:
+        return ""
+    verb = "armed" if all(used[n] == "act" for n in other) else "set"
+    told = ", ".join(f"{n} {own[n]}" for n in other)
+    return f" {verb.capitalize()} for this question; the site file says: {told}."
 
 
 def _cards(groups: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,8 @@
 """Drawing faults for seeded campaigns: which entity, how bad, how slowly; ranges kept apart for scoring.
 
-DEVELOP and HELD_OUT halve every range into alternate quarters, so that both reach from mild to grave and
-share no value. May import fault scripts and the site.
+DEVELOP and HELD_OUT halve every range into alternate quarters, so that both reach from mild to grave; where a
+kind has a range, they share no value, but what is all or nothing (a pump that stops) is the same in both, on
+other seeds. It is interpolation, not another world. May import fault scripts and the site.
 """
 
 from __future__ import annotations
