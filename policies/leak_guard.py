@@ -1,10 +1,10 @@
 """leak_guard: saves, powers down and isolates a rack of which two independent detectors say that it leaks.
 
-One detector is an alarm (the diagnosis raises it) and nothing more. Trays count one by one, since water that
-runs down wets the detector of the tray below; the rack's rope, the rope of the hall, the CDU's detector and a
-circuit that loses coolant count once each, the last three only beside a detector of the rack itself. What was
-wet stays so for a while: detectors flap. The BMS carries out the isolation and may refuse; its echo is what
-counts. Nothing is ever opened again from here: that is for people. May import contracts; touches nothing.
+One detector is an alarm (the diagnosis raises it) and nothing more. Trays count one by one, as water that
+runs down wets the detector of the tray below; the rack's rope, the hall's rope and the CDU's detector count
+once each, the last two only beside a detector of the rack itself. What was wet stays so for a while, since
+detectors flap. The BMS carries out the isolation and may refuse; its echo is what counts. Nothing is ever
+opened again from here: that is for people. May import contracts; touches nothing.
 """
 
 from __future__ import annotations
@@ -126,17 +126,12 @@ def _wet_trays(view: View) -> I64:
 
 
 def _beside(view: View, n: int) -> I64:
-    """Detectors around each rack: its CDU's, its hall's, and a circuit that loses coolant [n]."""
+    """Wet detectors around each rack: its CDU's and its hall's [n]."""
     site = view.site
     out = np.zeros(n, np.int64)
     cooled = site.cdu_of_rack >= 0
     cdu = _wet(view, "cdu", "leak_state")
-    losing = np.zeros(site.sizes["cdu"], np.bool_)
-    for fault in view.faults():
-        if fault.kind == "leak" and fault.table == "cdu":
-            losing[fault.entity] = True
-    for near in (cdu, losing & ~cdu):
-        out[cooled] += near[site.cdu_of_rack[cooled]]
+    out[cooled] += cdu[site.cdu_of_rack[cooled]]
     hall = _wet(view, "hall", "leak_state")
     return out + hall[site.hall_of_rack] if len(hall) else out
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twin.physics.facility import (
+    CONDENSING_MAX_C,
     COP_MAX,
     COP_MIN,
     DRY_APPROACH_K,
@@ -18,6 +19,8 @@ from twin.physics.facility import (
     FAN_RATED_W_PER_W,
     WET_APPROACH_K,
     Rejection,
+    chilled_max_w,
+    chiller_work_w,
     conductance_w_per_k,
     cop,
     evaporated_l_per_s,
@@ -104,13 +107,23 @@ def test_a_chiller_takes_the_rest_of_the_way_as_far_as_it_can() -> None:
     assert loop(outdoor_c=45.0, aim_c=20.0, chiller_w=9e6).chilled_w == pytest.approx(NOMINAL_W)
 
 
-def test_the_work_of_a_chiller_is_near_its_fixed_point() -> None:
+def test_the_work_of_a_chiller_is_at_its_fixed_point() -> None:
     out = loop(outdoor_c=38.0, aim_c=22.0, chiller_w=2e6)
     work, air = 0.0, 38.0
     for _ in range(50):
         sink = air + (NOMINAL_W + work) / float(conductance_w_per_k(array(NOMINAL_W), 8.0, out.fan_pu)[0])
         work = float(out.chilled_w[0] / cop(out.supply_c, array(sink))[0])
-    assert out.compressor_power_w == pytest.approx(work, rel=0.02)
+    assert out.compressor_power_w == pytest.approx(work, rel=1e-9)
+
+
+def test_a_chiller_at_its_limit_has_its_sink_there() -> None:
+    conductance = np.linspace(1e3, 1e5, 20)
+    most = chilled_max_w(22.0, 45.0, conductance)
+    work = chiller_work_w(most, 22.0, 45.0 + most / conductance, conductance)
+    assert 45.0 + (most + work) / conductance == pytest.approx(np.full(20, CONDENSING_MAX_C))
+    assert chilled_max_w(22.0, CONDENSING_MAX_C + 1.0, 1e5) == 0.0
+    # never beyond the performance that is meant
+    assert chiller_work_w(1e6, 22.0, 300.0, 1e3) == pytest.approx(1e6 / COP_MIN)
 
 
 def test_performance_of_a_chiller_is_that_of_usual_machines() -> None:

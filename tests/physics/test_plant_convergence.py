@@ -49,7 +49,7 @@ class Rival:
         self.air_c, self.water_c = t.rack_inlet_c.copy(), w.primary_supply_c.copy()
         self.base_w, self.loss2 = c.base_w.copy(), c.loss2.copy()
         self.film = w.ua_w_per_k(t, p, t.cdu_valve_pu * w.valve_ratio)
-        self.cold = t.cdu_valve_pu * p.cdu_primary_lpm * p.watt_per_k_per_lpm
+        self.cold = t.cdu_valve_pu * p.cdu_primary_lpm * p.water_w_per_k_per_lpm
         self.sm, self.tensor, self.dram = t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu
 
     def state(self) -> np.ndarray:

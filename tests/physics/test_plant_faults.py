@@ -52,6 +52,32 @@ def test_a_blocked_branch_starves_its_rack_and_feeds_the_other() -> None:
     assert plant.figures()["solver_failures"] == 0
 
 
+def test_a_network_without_a_solution_keeps_its_flows_and_is_flagged() -> None:
+    tree = two_racks()
+    tree["halls"][0]["cdus"] = [{"name": f"cdu{i}", "serves": [f"r{i}"]} for i in (1, 2)]
+    plant = Plant(site_of(tree), seed=1)
+    plant.step()
+    t = plant.truth
+    assert not plant.unsolved_cdus.any()
+    flow, rack, drop = t.cdu_flow_lpm.copy(), t.rack_flow_lpm.copy(), t.cdu_drop_pa.copy()
+    plant.disturbance.rack_branch_factor[0] = np.nan
+    plant.disturbance.rack_branch_factor[1] = 4.0
+    plant.step()
+    assert plant.unsolved_cdus.tolist() == [True, False]
+    assert plant.figures()["solver_failures"] == 1
+    assert t.cdu_flow_lpm[0] == pytest.approx(flow[0], rel=1e-4)
+    assert t.rack_flow_lpm[0] == pytest.approx(rack[0], rel=1e-4)
+    assert t.cdu_drop_pa[0] == pytest.approx(drop[0], rel=1e-4)
+    assert t.rack_flow_lpm[1] < 0.8 * rack[1]
+    for _ in range(30):
+        plant.step()
+        assert max(plant.balances().values()) < 1e-6
+    assert t.cdu_flow_lpm[0] == pytest.approx(flow[0], rel=1e-3)
+    plant.disturbance.rack_branch_factor[:] = 1.0
+    plant.step()
+    assert not plant.unsolved_cdus.any()
+
+
 def test_heat_lowers_clocks_before_it_shuts_down() -> None:
     plant = loaded()
     plant.disturbance.gpu_plate_factor[7] = 2.6

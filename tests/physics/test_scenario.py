@@ -99,7 +99,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hours": 0}, r"\$\.hours: expected a number above 0"),
     ({"hours": float("nan")}, r"\$\.hours: expected a number above 0 .*got nan"),
     ({"hours": 1e9}, r"\$\.hours: .*at most 8784"),
-    ({"dt_s": 61}, r"\$\.dt_s: expected a number above 0 and at most 60"),
+    ({"dt_s": 61}, r"\$\.dt_s: expected a number of 0.01 to 60"),
+    ({"dt_s": 0.009}, r"\$\.dt_s: expected a number of 0.01 to 60"),
+    (
+        {"hours": None, "duration_s": 4.9, "dt_s": 5},
+        r"\$\.duration_s: expected at least a step of dt_s \(5 s\)",
+    ),
+    ({"hours": 0.001, "dt_s": 5}, r"\$\.hours: expected at least a step of dt_s"),
+    ({"sweep": {"seeds": [4, 7, 4]}}, r"\$\.sweep\.seeds: expected each seed once, got 4 more than once"),
     ({"seed": -1}, r"\$\.seed: "),
     ({"seed": 2**70}, r"\$\.seed: expected a number of at most 63 bits"),
     ({"name": ""}, r"\$\.name: "),
@@ -135,7 +142,12 @@ def test_what_is_wrong_is_told_by_path_and_expectation(change: dict[str, Any], p
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"kind": "gremlins"}, r"kind: expected one of pump_trip, .*got 'gremlins'"),
-    ({"entity": "cdu9"}, r"entity: expected the path of a cdu of lab, got 'cdu9'"),
+    ({"entity": "cdu9"}, r"entity: expected the path of a cdu of lab, got 'cdu9'; such as lab/h/cdu1$"),
+    ({"kind": "tray_blocked", "entity": "h/r2/node99"}, r"entity: .*; such as lab/h/r2/node"),
+    (
+        {"kind": "cooler_failed"},
+        r"entity: expected the path of a loop of lab, got 'cdu1'; this site has none$",
+    ),
     ({"entity": "r1"}, r"entity: expected the path of a cdu"),
     ({"entity": "lab/../etc"}, r"entity: "),
     ({"begin_s": -1}, r"begin_s: "),
@@ -218,6 +230,22 @@ def test_a_sweep_is_every_seed_with_every_combination() -> None:
             "weather.swing_k": case.weather.swing_k,
         }  # fmt: skip
     assert tree["faults"][0]["severity"] == 0.1, "the file's own tree stays as it is"
+
+
+def test_what_a_run_leaves_out_is_remarked() -> None:
+    faults = [{"kind": "pump_trip", "entity": "cdu1", "begin_s": b} for b in (0, 69, 70, 500)]
+    made = scenario_of({"name": "x", "duration_s": 70, "faults": faults, "sweep": {"count": 3}}, SITE)
+    swept, late = made.remarks(70.0)
+    assert "only its base case is run" in swept
+    assert late.endswith("after 70 s, before these faults begin: pump_trip (70 s), pump_trip (500 s)")
+    (half,) = scenario_of(LEAST, SITE).remarks(70.4)
+    assert half == "70.4 s is no whole number of steps of 1 s: 70 s are run"
+    assert all(
+        case.remarks(501.0) == []
+        for _, case in cases_of(
+            {"name": "x", "duration_s": 70, "faults": faults, "sweep": {"count": 3}}, SITE
+        )
+    )
 
 
 def test_without_a_sweep_there_is_one_case() -> None:

@@ -15,6 +15,7 @@ from twin.diagnosis.kinds import KINDS
 from twin.diagnosis.places import Places
 from twin.diagnosis.signature import HYPOTHESES
 from twin.diagnosis.tracks import CERTAIN, Track
+from twin.diagnosis.wake import Wake
 from twin.events import FaultReported, MaintenanceBegun
 from twin.frame import NS
 from twin.signals import find_signal
@@ -41,20 +42,41 @@ def test_nothing_is_told_of_a_quiet_site() -> None:
     assert told(pod) == []
 
 
-def test_wet_trays_are_one_leak_at_the_first_of_them() -> None:
-    pod = Twin(two_racks())
-    pod.run(3, QUIET)
-    pod.tick(QUIET | {"node.leak_state": one(36, 5)})
-    assert told(pod) == [("leak", "node", 5, "")]
-    alone = pod.engine.diagnosis.faults[0]
-    below = one(36, 5)
-    below[6] = below[7] = 1.0
-    pod.tick(QUIET | {"node.leak_state": below, "rack.leak_state": one(2, 0)})
-    assert told(pod) == [("leak", "node", 5, "")]
-    fault = pod.engine.diagnosis.faults[0]
-    assert fault.count == 3
-    assert fault.confidence_pu > alone.confidence_pu
-    assert any("agrees" in text for text in fault.evidence)
+def test_a_wet_tray_is_its_leak_and_a_second_detector_makes_it_the_racks() -> None:
+    tray = QUIET | {"node.leak_state": one(36, 5)}
+    for more in ({"rack.leak_state": one(2, 0)}, {"node.leak_state": one(36, 5) + one(36, 7)}):
+        pod = Twin(two_racks())
+        pod.run(3, QUIET)
+        pod.tick(tray)
+        assert told(pod) == [("leak", "node", 5, "")]
+        alone = pod.engine.diagnosis.faults[0]
+        pod.tick(tray | more)
+        assert told(pod) == [("leak", "rack", 0, "")], "it supersedes the tray's"
+        fault = pod.engine.diagnosis.faults[0]
+        assert fault.count == 2
+        assert fault.confidence_pu > alone.confidence_pu
+        assert fault.since_ns == alone.since_ns
+        assert len(fault.evidence) == 2
+        assert any("r1/node5" in text for text in fault.evidence)
+
+
+def test_a_rack_with_one_feed_has_no_second_supply_to_lose() -> None:
+    tree = two_racks()
+    del tree["halls"][0]["feeders"][1]
+    pod = Twin(tree)
+    pod.run(8, QUIET | {"node.psu1_power_w": 4000.0, "node.psu2_power_w": one(36, 3, 0.0, 4000.0)})
+    assert told(pod) == []
+
+
+def test_a_leak_stirs_what_it_empties() -> None:
+    places = Places(site_of(two_racks()))
+    wake = Wake(places)
+    wake.update([Cause("leak", "cdu", 0)], [], NS)
+    for relation, n in (("gpu.temp_c", 144), ("rack.heat", 2), ("cdu.flow_lpm/pump", 1)):
+        rows = wake.covered(relation, n)
+        assert rows is not None
+        assert rows.all()
+    assert wake.covered("feeder.balance", 1) is None
 
 
 def test_a_leak_is_told_of_the_rack_where_no_tray_is_wet_and_clears_late() -> None:
@@ -112,7 +134,12 @@ def test_a_pump_that_ran_and_stands() -> None:
     pod.run(40, QUIET | {"cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7, "cdu.flow_lpm": 200.0})
     pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 1.0, "cdu.flow_lpm": 160.0})
     assert told(pod) == [("pump_trip", "cdu", 0, "")]
-    assert "pump 1 stands" in pod.engine.diagnosis.faults[0].evidence
+    first = pod.engine.diagnosis.faults[0]
+    assert "pump 1 stands" in first.evidence
+    pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 0.0, "cdu.flow_lpm": 0.0})
+    (both,) = pod.engine.diagnosis.faults
+    assert both.evidence[0] == "both pumps stand, no flow"
+    assert both.count == 2 + 144 > first.count, "so it is journaled anew"
 
 
 def test_a_meter_that_repeats_its_last_digit_stands_still() -> None:
@@ -123,6 +150,18 @@ def test_a_meter_that_repeats_its_last_digit_stands_still() -> None:
             flow[1] = 100.25
         pod.tick(QUIET | {"rack.flow_lpm": flow})
     assert told(pod) == [("sensor_frozen", "rack", 1, "flow_lpm")]
+
+
+def test_a_meter_may_stand_still_where_nothing_flows_or_draws() -> None:
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(120):
+        flow, power, current = 100.0 + rng.normal(0, 0.5, 2), 7e4 + rng.normal(0, 50, 2), 90.0
+        cdu, current = float(flow.sum()), current + rng.normal(0, 0.5, 2)
+        if i >= 60:
+            flow, cdu, power, current = np.zeros(2), 0.0, np.full(2, 9e3), np.full(2, 11.0)
+        pod.tick(QUIET | {"rack.flow_lpm": flow, "cdu.flow_lpm": cdu, "rack.power_w": power,
+                          "feeder.current_a": current})  # fmt: skip
+    assert [t for t in told(pod) if t[0] == "sensor_frozen"] == []
 
 
 def test_a_meter_that_falls_silent() -> None:

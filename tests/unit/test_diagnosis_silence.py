@@ -46,6 +46,18 @@ def test_all_gpus_of_a_node_are_its_agent(nodes: bool) -> None:
     assert after(quiet_gpus=range(8, 12), nodes=nodes) == [("node_silent", "node", 2)]
 
 
+def test_gpus_of_a_node_that_heat_shut_down_are_no_silence_of_it() -> None:
+    pod = Twin(two_racks())
+    hot = np.where(np.arange(144) // 4 == 2, 88.0, 60.0)
+    for second in range(220):
+        values = speaking(range(8, 12) if second >= 60 else ())
+        if second in range(50, 60):
+            values["gpu.temp_c"] = hot + RNG.normal(0, 0.3, 144)
+        pod.tick(values)
+        if second >= 60:
+            assert not {"node_silent", "gpu_off_bus"} & {k for k, *_ in told(pod)}
+
+
 def test_a_node_with_its_gpus_is_one_silence() -> None:
     assert after(quiet_gpus=range(8, 12), quiet_nodes=[2]) == [("node_silent", "node", 2)]
 

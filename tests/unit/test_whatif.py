@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from rich.console import Console
 
 from twin.app import whatif_sweep
@@ -25,7 +26,7 @@ from twin.app.whatif_sweep import CaseBar, Result, run_cases
 from twin.app.whatif_trail import CURVES, Trail
 from twin.app.wiring import load_site
 from twin.errors import StorageError
-from twin.plant.scenario import Scenario
+from twin.plant.scenario import Scenario, cases_of
 
 ROOT = Path(__file__).parents[2]
 SITE = """\
@@ -77,7 +78,7 @@ def asked(capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> Any:
 
 def question_of(lab: Path, **more: Any) -> Question:
     spec, _ = load_site(lab / "site.yaml")
-    raw, path = newest_snapshot(lab / "run")
+    raw, path, _ = newest_snapshot(lab / "run")
     return Question(spec, "site.yaml", raw, str(path), **more)
 
 
@@ -91,7 +92,7 @@ def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) 
     assert contents(lab / "run") == before  # a snapshot is read, never written to
     assert set(result) == {
         "site", "scenario", "simulated", "from", "source", "horizon_s", "dt_s", "authority", "held_workload",
-        "not_carried", "summary", "cases", "failed", "wall_s",
+        "not_carried", "summary", "cases", "failed", "wall_s", "site_authority", "warnings",
     }  # fmt: skip
     (case,) = result["cases"]
     assert set(case) == {"varied", "seed", "error", "policies", "nothing", "difference"}
@@ -118,6 +119,7 @@ def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "thermal_guard off" in said
     assert "leak_guard act" in said
+    assert "set for this question; the site file says: leak_guard advise" in said
     for words in (
         "policies",
         "nothing",
@@ -299,11 +301,18 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def test_a_snapshot_of_another_site(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "site.yaml").write_text(SITE.replace("nodes: 2", "nodes: 3"))
-    assert "snapshot is of site" in refused(capsys, *FROM)
+    told = refused(capsys, *FROM)
+    assert "snapshot is of site" in told
+    assert told.count(" (lab)") == 2
+    assert "another one since" in told
+    (lab / "site.yaml").write_text(SITE.replace("site: lab", "site: other"))
+    assert re.search(
+        r"is of site [0-9a-f]+ \(lab\), this is [0-9a-f]+ \(other\)$", refused(capsys, *FROM).strip()
+    )
 
 
 def test_a_broken_snapshot(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, _ = newest_snapshot(lab / "run")
+    whole, _, _ = newest_snapshot(lab / "run")
     for name, raw, words in (
         ("cut.rts", whole[:-9], "damaged"), ("none.rts", b"hello", "not a racktwin snapshot"),
         ("empty.rts", b"", "not a"),
@@ -317,12 +326,18 @@ def test_a_broken_snapshot(lab: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "No such file" in refused(capsys, *BASE, "--from", "nowhere")
 
 
-def test_the_newest_whole_snapshot_of_a_folder(lab: Path, recorded: Path) -> None:
-    whole, path = newest_snapshot(recorded / "run")
+def test_the_newest_whole_snapshot_of_a_folder(
+    lab: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, path, _ = newest_snapshot(recorded / "run")
     (lab / "two").mkdir()
     (lab / "two" / path.name).write_bytes(whole)
     (lab / "two" / "snapshot-999999999999.rts").write_bytes(whole[:100])
-    assert newest_snapshot(lab / "two") == (whole, lab / "two" / path.name)
+    assert newest_snapshot(lab / "two") == (
+        whole, lab / "two" / path.name, [lab / "two" / "snapshot-999999999999.rts"],
+    )  # fmt: skip
+    assert main([*BASE, "--from", "two", "--jobs", "1", "--horizon", "2"]) == 0
+    assert f"(snapshot-999999999999.rts): {path.name} is used" in capsys.readouterr().err
     (lab / "two" / path.name).unlink()
     with pytest.raises(StorageError, match=r"snapshot-999999999999\.rts: snapshot is damaged"):
         newest_snapshot(lab / "two")
@@ -349,6 +364,43 @@ def test_a_scenario_with_faults(lab: Path, capsys: pytest.CaptureFixture[str]) -
     assert "scenario.yaml: $.faults[0].entity: expected" in refused(capsys, *FROM)
     (lab / "scenario.yaml").write_text("name: [")
     assert "scenario.yaml: line 2" in refused(capsys, *FROM)
+
+
+def test_the_chart_and_the_figures_count_throttling_alike(lab: Path) -> None:
+    """The chart's sum over time is the figure: one point a second here."""
+    spec, site = load_site(lab / "site.yaml")
+    for cap in (False, True):
+        ((_, scenario),) = cases_of(yaml.safe_load(SCENARIO), site)
+        question = Question(spec, "site.yaml", given={} if cap else {"thermal_guard": "off"})
+        course = run_course(question, Case(0, {}, scenario), "policies" if cap else "nothing")
+        slowed, figures = course.trail["throttled_gpus"], course.figures
+        assert len(slowed) == 60
+        assert sum(slowed) == pytest.approx(figures["throttled_gpu_s"])
+        if not cap:
+            assert figures["throttled_gpu_s"] > 0.0
+        at = [t for t, n in zip(course.trail["time_s"], slowed, strict=True) if n > 0]
+        assert figures["first_throttle_s"] == (at[0] if at else None)
+        assert max(slowed) <= figures["throttled_gpus"]
+
+
+def test_late_faults_and_short_horizons(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--jobs", "1", "--horizon", "5"]) == 0
+    assert "ends after 5 s, before these faults begin: pump_trip (10 s)" in capsys.readouterr().err
+    assert "--horizon 0.5: expected at least a step of dt_s" in refused(capsys, *BASE, "--horizon", "0.5")
+
+
+def test_a_report_is_tried_before_and_written_last(
+    lab: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "site.yaml/x: cannot be written" in refused(capsys, *BASE, "--report", "site.yaml/x")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert main([*BASE, "--jobs", "1", "--horizon", "2", "--report", "out"]) == 1
+    assert "Hottest GPU" in capsys.readouterr().out
+    assert list((lab / "out").iterdir()) == []
 
 
 def test_seeds_of_the_call_replace_those_of_the_file(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -398,7 +450,7 @@ def test_what_a_scenario_is_called_is_not_markup() -> None:
     result = result_of(0, {"a<b>": "<script>"}, 1.0)
     told = {
         "site": "<i>", "scenario": "<script>alert(1)</script>", "horizon_s": 10.0, "from": None,
-        "authority": {"<u>": "act"},
+        "authority": {"<u>": "act"}, "site_authority": {"<u>": "off"}, "warnings": ["<q>"],
         "not_carried": ["<b>x"], "summary": summary_of([result]),
         "cases": [{"error": "<p>", "varied": {"<q>": 1}}],
     }  # fmt: skip

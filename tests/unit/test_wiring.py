@@ -18,6 +18,7 @@ from twin.app.wiring import (
     packaged_profiles,
     profile_path,
     read_yaml,
+    uncooled,
 )
 from twin.errors import ConfigError
 from twin.sitefile import ModelEntry, PolicyEntry, SiteFile
@@ -41,6 +42,7 @@ class Third(policies.REGISTRY["operator"]):  # type: ignore[misc, name-defined]
         (b"a: [1", "line 2, column 1"),
         (b"a: b: c", "line 1, column 5"),
         (b"\0", "not readable as YAML"),
+        (b'a: 1\nb: {c: 1, d: 2,\n  "c": 3}', "line 3, column 3: the key 'c' stands in line 2 already"),
         (b"!!python/object:os.system {}", "could not determine a constructor"),
     ],
 )
@@ -50,6 +52,26 @@ def test_what_is_no_yaml_is_told_with_its_place(tmp_path: Path, content: bytes, 
     with pytest.raises(ConfigError, match=r"site\.yaml") as told:
         read_yaml(path)
     assert what in str(told.value)
+
+
+def test_a_key_of_an_anchor_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: *a\n")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 1, "y": 2}}
+    with pytest.raises(ConfigError, match=r"bytes; expected at most 20"):
+        read_yaml(path, 20)
+
+
+def test_racks_made_for_liquid_that_no_cdu_serves_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    rack = "{name: 'r[1-2]', profile: gb200-nvl72, nodes: 1}"
+    for cdus, told in (("", ["lab/h/r1, lab/h/r2"]),
+                       (", cdus: [{name: c, serves: [r1]}]", ["serves lab/h/r2,"]),
+                       (", cdus: [{name: c, serves: ['r[1-2]']}]", [])):  # fmt: skip
+        path.write_text(f"site: lab\nhalls: [{{name: h, racks: [{rack}]{cdus}}}]\n")
+        found = uncooled(load_site(path)[1])
+        assert len(found) == len(told)
+        assert all(a in b for a, b in zip(told, found, strict=True))
 
 
 def test_no_file_is_told(tmp_path: Path) -> None:

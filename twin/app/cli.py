@@ -119,7 +119,7 @@ def _journal_parser(commands: Any) -> None:
     show = actions.add_parser("show", help="print entries")
     show.add_argument("path", type=Path)
     show.add_argument("--kind", help="only this kind: event, command, advice, finding, ...")
-    show.add_argument("--limit", type=int, default=50)
+    show.add_argument("--limit", type=int, default=50, help="at most this many entries (default: 50)")
     show.add_argument("--last", action="store_true", help="the last entries, not the first")
     show.add_argument("--since", help="from this time on, such as 2026-11-21T02:00 (UTC)")
     show.add_argument("--until", help="up to this time")

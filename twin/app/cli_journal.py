@@ -47,7 +47,7 @@ def _journal(path: Path) -> Path:
 
 def run_journal(args: argparse.Namespace, out: Console, err: Console) -> int:
     """`journal verify` and `journal show`."""
-    return _verify(args, out, err) if args.action == "verify" else _show(args, out)
+    return _verify(args, out, err) if args.action == "verify" else _show(args, out, err)
 
 
 def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -113,7 +113,7 @@ def _as_json(path: Path, where: Path, verdict: JournalVerdict, cut: bool) -> dic
     }
 
 
-def _show(args: argparse.Namespace, out: Console) -> int:
+def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.kind and args.kind not in KINDS:
         raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(KINDS)}")
     path = _journal(args.path)
@@ -122,18 +122,19 @@ def _show(args: argparse.Namespace, out: Console) -> int:
         table.add_column(head, overflow="fold")
     since_ns, until_ns = _instant(args.since, 0), _instant(args.until, 2**63)
     found: deque[tuple[Entry, bytes]] = deque(maxlen=max(0, args.limit) if args.last else None)
-    fault = None
+    fault, chosen = None, 0
     for number, line in enumerate(journal_lines(path), start=1):
         try:
             entry = msgspec.json.decode(line, type=Entry)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            fault = f"{path} line {number}: {error}; run `racktwin journal verify`"
+            if args.last or len(found) < args.limit:  # one behind what is shown hides nothing
+                fault = f"{path} line {number}: {error}; run `racktwin journal verify`"
             break
         if (args.kind and entry.kind != args.kind) or not since_ns <= entry.now_ns <= until_ns:
             continue
-        if not args.last and len(found) >= args.limit:
-            break
-        found.append((entry, line))
+        chosen += 1
+        if args.last or len(found) < args.limit:
+            found.append((entry, line))
     for entry, line in found:
         if args.json:
             out.file.write(line.decode() + "\n")
@@ -143,11 +144,25 @@ def _show(args: argparse.Namespace, out: Console) -> int:
             )
     if not args.json:
         out.print(table)
+    _left_out(args, chosen, len(found), err if args.json else out)
     if fault is None and (args.last or len(found) < args.limit) and is_torn(path):
         fault = f"{path}: the last line is torn; run `racktwin journal verify`"
     if fault is not None:
         raise StorageError(fault)  # after what lies before was shown
     return 0
+
+
+def _left_out(args: argparse.Namespace, chosen: int, shown: int, console: Console) -> None:
+    """How many entries were not shown, and how to see them."""
+    if chosen <= shown:
+        return
+    which, other = ("earlier", "") if args.last else ("later", ", `--last` the last ones")
+    console.print(
+        f"{chosen - shown:,} {which} {'entry' if chosen - shown == 1 else 'entries'} left out: "
+        f"`--limit {chosen}` shows all{other}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _instant(text: str | None, otherwise: int) -> int:

@@ -19,11 +19,12 @@ import msgspec
 from rich.console import Console
 
 from connectors.mqtt import Link, LinkSettings
-from twin.app.cli_simulate import load_scenario
+from twin.app.cli_simulate import load_scenario, warn
+from twin.app.outcome import plant_words
 from twin.app.plant_live import Broadcast, LivePlant
 from twin.app.record import advised
 from twin.app.report_text import clean
-from twin.app.wiring import load_site
+from twin.app.wiring import load_site, uncooled
 from twin.errors import ConfigError, ConnectorError
 from twin.plant.plant import Plant
 from twin.plant.sensors import Sensors
@@ -54,12 +55,13 @@ def add_parser(commands: Any) -> None:
 
 def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Simulate and publish until the time is up, or Ctrl-C, or SIGTERM; then say what was done."""
-    settings, live = _settings(args), _live(args)
+    settings, (live, warnings) = _settings(args), _live(args)
     link = Link(settings, live.subscriptions())
 
     def say(text: str) -> None:
         err.print(clean(text, 1000), markup=False, soft_wrap=True)
 
+    warn(warnings, err)
     cast = Broadcast(live, link, say)
     size = live.site.sizes
     say(f"{live.site.file.site} (simulated): {size['rack']} racks, {size['node']} nodes, {size['gpu']} GPUs "
@@ -69,7 +71,7 @@ def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:
         why = asyncio.run(_until(cast, args.seconds))
     except ConnectorError as error:
         raise ConnectorError(advised(str(error), settings.tls)) from None
-    summary = {
+    summary: dict[str, Any] = {
         "ended": why,
         "seconds": round(time.monotonic() - begun, 3),
         "simulated_s": round(live.plant.truth.time_s, 3),
@@ -83,14 +85,16 @@ def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json:
         out.file.write(msgspec.json.encode(summary).decode() + "\n")
         return 0
-    for key, value in summary.items():
+    told: dict[str, Any] = {k.replace("_", " "): v for k, v in summary.items()}
+    told["plant"] = dict(plant_words(summary["plant"]))
+    for key, value in told.items():
         shown = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         out.print(f"{key}: {clean(shown, 4000)}", markup=False, soft_wrap=True)
     return 0
 
 
-def _live(args: argparse.Namespace) -> LivePlant:
-    """The plant at its beginning. Raises ConfigError for a wrong call or file."""
+def _live(args: argparse.Namespace) -> tuple[LivePlant, list[str]]:
+    """(the plant at its beginning, what to know of it). Raises ConfigError for a wrong call or file."""
     if not SPEEDS[0] <= args.speed <= SPEEDS[1]:
         raise ConfigError(f"--speed {args.speed:g}: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
     if args.seconds is not None and not args.seconds > 0:
@@ -104,7 +108,11 @@ def _live(args: argparse.Namespace) -> LivePlant:
     if args.seed is not None:
         scenario = replace(scenario, seed=args.seed, weather=replace(scenario.weather, seed=args.seed))
     plant = Plant(site, scenario.seed, scenario)
-    return LivePlant(plant, Sensors(site, scenario.seed), args.integration, args.speed)
+    # Live it goes on to Ctrl-C, in steps of its own: of the scenario's remarks the sweep's alone holds.
+    remarks = replace(scenario, faults=()).remarks(scenario.dt_s) + uncooled(site)
+    return LivePlant(plant, Sensors(site, scenario.seed), args.integration, args.speed), remarks + uncooled(
+        site
+    )
 
 
 def _settings(args: argparse.Namespace) -> LinkSettings:

@@ -12,23 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from twin.app.cli_replay import Bar, conclude
+from twin.app.cli_replay import Bar
 from twin.app.collect import Collector
-from twin.app.outcome import Outcome, summary
+from twin.app.outcome import Outcome, plant_words, summary
 from twin.app.replay import Recorder
+from twin.app.report import PAGE, open_folder, render_terminal, write_report
 from twin.app.report_text import clean, duration, number
 from twin.app.simulating import Simulation
-from twin.app.wiring import load_site, make_engine, make_policies, read_yaml
+from twin.app.stopping import asked_to_stop
+from twin.app.wiring import MAX_SCENARIO_BYTES, load_site, make_engine, make_policies, read_yaml, uncooled
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.errors import ConfigError
 from twin.frame import NS, Frame
 from twin.plant.plant import Plant
-from twin.plant.scenario import MAX_HOURS, Scenario, scenario_of
+from twin.plant.scenario import Scenario, scenario_of
+from twin.plant.scenario_faults import MAX_HOURS
 from twin.plant.sensors import Sensors
 from twin.site import Site
 
@@ -58,7 +62,13 @@ def add_parser(commands: Any) -> None:
 
 def load_scenario(path: Path | None, site: Site) -> Scenario:
     """The scenario of a file, or an ordinary one. Raises ConfigError with every fault."""
-    return ORDINARY if path is None else scenario_of(read_yaml(path), site, str(path))
+    return ORDINARY if path is None else scenario_of(read_yaml(path, MAX_SCENARIO_BYTES), site, str(path))
+
+
+def warn(warnings: list[str], err: Console) -> None:
+    """What a run leaves out or takes otherwise than one may think, one line each."""
+    for text in warnings:
+        err.print(f"warning: {clean(text, 1000)}", markup=False, soft_wrap=True)
 
 
 def levels(pairs: list[str], known: list[str]) -> dict[str, str]:
@@ -105,19 +115,20 @@ class Looker:
 def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Simulate, print the summary (or one JSON object), write the report. Ctrl-C ends it early, and well."""
     begun = time.monotonic()
-    simulation, seconds = _prepared(args)
+    simulation, seconds, warnings = _prepared(args)
+    warn(warnings, err)
     plant: Any = simulation.plant
     looker, collector = Looker(plant, simulation.begun_ns), Collector()
     bar = Bar(err, seconds, lambda: looker.seconds, "simulating")
     simulation.observers = (collector, looker, bar)
-    recorder, interrupted = simulation.recorder, False
-    try:
-        simulation.run(seconds)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        bar.close()
-        simulation.close()
+    recorder = simulation.recorder
+    with asked_to_stop(simulation.stop):
+        try:
+            simulation.run(seconds)
+        finally:
+            bar.close()
+            simulation.close()
+    interrupted = simulation.stopped
     outcome = Outcome(ticks=looker.ticks, commands=looker.commands, advice=looker.advice,
                       first_ns=looker.first_ns, last_ns=looker.last_ns,
                       inbox=dict(simulation.inbox.counts))  # fmt: skip
@@ -130,21 +141,26 @@ def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
         "interrupted": interrupted,
         "plant": plant.figures(),
         "faults_told": {k: {"after_s": s, "title": t} for k, (s, t) in looker.first_s.items()},
+        "warnings": warnings,
     }
-    conclude(collector, result, args.report, args.json, out)
-    if not args.json:
+    if args.json:
+        out.file.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        render_terminal(collector, result, out)
         _tell(out, result)
     if interrupted:
         err.print(f"interrupted after {duration(looker.seconds)} of {duration(seconds)}")
+    if args.report is not None:  # last: what was simulated is told even if this fails
+        write_report(collector, result, args.report / PAGE)
+        if not args.json:
+            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
     return 130 if interrupted else 0
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Simulation, float]:
-    """(the simulation at its beginning, seconds to run). Raises ConfigError for a wrong call or file."""
+def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
+    """(the simulation at its beginning, seconds to run, what to know of it). Raises ConfigError."""
     if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out}: is no empty folder; expected a new one")
-    if args.report is not None and args.report.exists() and not args.report.is_dir():
-        raise ConfigError(f"--report {args.report}: is a file; expected a folder")
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected more than 0 and at most {MAX_HOURS:g}")
     if args.seed is not None and not 0 <= args.seed < 2**63:
@@ -153,25 +169,30 @@ def _prepared(args: argparse.Namespace) -> tuple[Simulation, float]:
     scenario = load_scenario(args.scenario, site)
     if args.seed is not None:
         scenario = replace(scenario, seed=args.seed, weather=replace(scenario.weather, seed=args.seed))
+    seconds = scenario.duration_s if args.hours is None else args.hours * 3600.0
+    if seconds < scenario.dt_s:
+        raise ConfigError(f"--hours: {seconds:g} s; expected at least a step of dt_s ({scenario.dt_s:g} s)")
     known = [p.name for p in make_policies(site.file)[0]]
     engine = make_engine(site, scenario.policies | levels(args.authority, known))
     plant = Plant(site, scenario.seed, scenario)
+    if args.report is not None:
+        open_folder(args.report)
     recorder = None if args.out is None else Recorder(engine, spec, args.out, simulated=True)
     simulation = Simulation(
         engine, plant, Sensors(site, scenario.seed), recorder=recorder, dt_s=scenario.dt_s,
         start_ns=scenario.start_ns,
     )  # fmt: skip
     plant.start_ns = simulation.begun_ns
-    return simulation, scenario.duration_s if args.hours is None else args.hours * 3600.0
+    return simulation, seconds, uncooled(site) + scenario.remarks(seconds)
 
 
 def _tell(out: Console, result: dict[str, Any]) -> None:
     speed = result["simulated_s"] / max(result["wall_s"], 1e-3)
     out.print(f"simulated: {duration(result['simulated_s'])}, {number(speed)} times real time", markup=False)
-    truth = Table(title=Text("what the simulated plant went through"), title_justify="left",
-                  show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
-    for name, value in result["plant"].items():
-        truth.add_row(Text(name.replace("_", " ")), Text(number(value, 4)))
+    out.print("what the simulated plant went through:")
+    truth = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for label, value in plant_words(result["plant"]):
+        truth.add_row(Text(label), Text(value))
     out.print(truth)
     faults = sorted((f["after_s"], f["title"]) for f in result["faults_told"].values())
     if not faults:

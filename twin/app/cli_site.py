@@ -20,7 +20,7 @@ from twin.app.journal_files import journal_exists
 from twin.app.report_text import clean
 from twin.app.sources import form_of
 from twin.app.storage import TraceReader, verify_journal
-from twin.app.wiring import load_site, read_yaml, site_faults
+from twin.app.wiring import load_site, read_yaml, site_faults, uncooled
 from twin.errors import ConfigError, StorageError
 from twin.frame import NS
 from twin.reading import Message
@@ -50,7 +50,7 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
                 out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
-            for note in _empty_racks(site):
+            for note in [*_empty_racks(site), *(uncooled(site) if site else [])]:
                 out.print(f"warning: {note}", markup=False, soft_wrap=True)
             profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
             bare = [rack for rack, profile in profiles if profile is None]

@@ -7,6 +7,7 @@ shell.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from dataclasses import replace
@@ -16,12 +17,13 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from twin.app.cli_simulate import levels
+from twin.app.cli_simulate import levels, warn
+from twin.app.report import PAGE, open_folder
 from twin.app.report_text import clean
 from twin.app.whatif import Case, Question, authority_of, engine_of, newest_snapshot, when
-from twin.app.whatif_report import case_json, said, summary_of, tell, write_page
+from twin.app.whatif_report import armed_words, case_json, said, summary_of, tell, write_page
 from twin.app.whatif_sweep import CaseBar, Result, run_cases
-from twin.app.wiring import load_site, read_yaml
+from twin.app.wiring import MAX_SCENARIO_BYTES, load_site, make_policies, read_yaml, uncooled
 from twin.engine import Engine
 from twin.errors import ConfigError
 from twin.plant.scenario import MAX_CASES, cases_of
@@ -60,11 +62,9 @@ def add_parser(commands: Any) -> None:
 def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Ask, print the table (or one JSON object), write the report; 1 if a case failed."""
     begun = time.monotonic()
-    if args.report is not None and args.report.exists() and not args.report.is_dir():
-        raise ConfigError(f"--report {args.report}: is a file; expected a folder")
     if args.horizon is not None and not 0 < args.horizon <= MAX_HORIZON_S:
         raise ConfigError(f"--horizon {args.horizon:g}: expected more than 0 and at most {MAX_HORIZON_S:g} s")
-    question, site, tree = _question(args)
+    question, site, tree, warnings = _question(args)
     engine = engine_of(question, site)
     cases = [
         Case(i, varied, scenario)
@@ -73,37 +73,50 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     question = replace(question, given=levels(args.authority, [p.name for p in engine.policies]))
     authority = authority_of(engine, cases[0].scenario, question.given)
     processes = _processes(args.jobs, len(cases))
+    for case in cases:
+        if (dt_s := case.scenario.dt_s) > (args.horizon or math.inf):
+            raise ConfigError(f"--horizon {args.horizon:g}: expected at least a step of dt_s ({dt_s:g} s)")
+        warnings += case.scenario.remarks(args.horizon or case.scenario.duration_s)
+    warnings = list(dict.fromkeys(warnings))
+    if args.report is not None:
+        open_folder(args.report)
+    warn(warnings, err)
     with CaseBar(err, 2.0 * len(cases), "what if") as bar:
         results = run_cases(question, cases, processes, bar)
     result = _result(args, question, engine, results, authority) | {
-        "wall_s": round(time.monotonic() - begun, 3)
+        "warnings": warnings,
+        "wall_s": round(time.monotonic() - begun, 3),
     }
-    if args.report is not None:
-        args.report.mkdir(parents=True, exist_ok=True)
-        write_page(result, results[0], args.report / "report.html")
     if args.json:
         out.file.write(msgspec.json.encode(result).decode() + "\n")
     else:
-        _say(result, args, out)
-    for case in results:
-        if case.error:
+        _say(result, out)
+    for done in results:
+        if done.error:
             err.print(
-                f"failed: {_name(case)}: {clean(case.error, 500)}", style="red", markup=False, soft_wrap=True
+                f"failed: {_name(done)}: {clean(done.error, 500)}", style="red", markup=False, soft_wrap=True
             )
+    if args.report is not None:
+        write_page(result, results[0], args.report / PAGE)
+        if not args.json:
+            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
     return 1 if result["failed"] else 0
 
 
-def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any]]:
-    """What the call asks, of which site, and the scenario's tree."""
+def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any], list[str]]:
+    """What the call asks, of which site, the scenario's tree, and what the caller should know of them."""
     spec, site = load_site(args.site)
-    tree = read_yaml(args.scenario)
+    tree, warnings = read_yaml(args.scenario, MAX_SCENARIO_BYTES), uncooled(site)
     given = tree if isinstance(tree, dict) else {}
     question = Question(spec, str(args.site), horizon_s=args.horizon,
                         hold_work="workload" not in given, hold_weather="weather" not in given)  # fmt: skip
     if args.origin is not None:
-        raw, path = newest_snapshot(args.origin)
+        raw, path, damaged = newest_snapshot(args.origin)
+        if damaged:
+            names = ", ".join(p.name for p in damaged[:5])
+            warnings.append(f"newer snapshots are damaged ({names}): {path.name} is used, an older one")
         question = replace(question, snapshot=raw, snapshot_name=str(path))
-    return question, site, tree
+    return question, site, tree, warnings
 
 
 def _seeded(tree: Any, seeds: str | None) -> Any:
@@ -159,6 +172,7 @@ def _result(
         "horizon_s": question.horizon_s or scenario.duration_s,
         "dt_s": scenario.dt_s,
         "authority": authority,
+        "site_authority": make_policies(engine.site.file)[1],
         "held_workload": question.snapshot is not None and question.hold_work,
         "not_carried": [] if done is None else done.not_carried,
         "summary": summary_of(results),
@@ -167,12 +181,13 @@ def _result(
     }
 
 
-def _say(result: dict[str, Any], args: argparse.Namespace, out: Console) -> None:
+def _say(result: dict[str, Any], out: Console) -> None:
     began = result["from"]
     since = "a settled site" if began is None else f"{began['snapshot']}, {began['time']}"
     levels_ = ", ".join(f"{n} {level}" for n, level in sorted(result["authority"].items())) or "none"
-    for line in (f"simulated, from {since}", f"policies of this what-if: {levels_}"):
-        out.print(clean(line, 1000), style="dim", markup=False, soft_wrap=True)
+    for line in (f"simulated, from {since}", f"policies of this what-if: {levels_}", armed_words(result)):
+        if line:
+            out.print(clean(line, 1000), style="dim", markup=False, soft_wrap=True)
     if result["held_workload"]:
         out.print("every GPU keeps what it was doing", style="dim", markup=False)
     tell(result, out)
@@ -185,8 +200,6 @@ def _say(result: dict[str, Any], args: argparse.Namespace, out: Console) -> None
     if result["not_carried"]:
         told = clean(", ".join(result["not_carried"]), 1000)
         out.print(f"told at the beginning, not carried on: {told}", markup=False, soft_wrap=True)
-    if args.report is not None:
-        out.print(f"report: {args.report / 'report.html'}", markup=False, soft_wrap=True)
 
 
 def _name(result: Result) -> str:

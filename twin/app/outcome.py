@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from twin.app.report_text import number
 from twin.engine import Engine
 from twin.frame import NS
 from twin.site import Site
+
+KWH_J = 3.6e6
 
 
 @dataclass
@@ -62,6 +65,29 @@ def summary(
         "journal_head": outcome.journal_head,
         "wall_s": round(wall_s, 3),
     }
+
+
+# Of a plant's figures, for people: key, words, unit, and by what to divide.
+PLANT_WORDS = (
+    ("it_energy_j", "IT energy", "kWh", KWH_J), ("cooling_energy_j", "cooling energy", "kWh", KWH_J),
+    ("total_energy_j", "total energy", "kWh", KWH_J), ("pue", "PUE", "", 1.0), ("tue", "TUE", "", 1.0),
+    ("wue_l_per_kwh", "WUE", "l/kWh", 1.0), ("water_l", "water evaporated", "l", 1.0),
+    ("carbon_g", "carbon", "kg CO2", 1e3), ("cost_usd", "cost of the energy", "USD", 1.0),
+    ("coolant_leaked_l", "coolant leaked", "l", 1.0), ("gpu_trips", "GPUs shut down by heat", "", 1.0),
+    ("breaker_trips", "breakers tripped", "", 1.0),
+    ("throttle_s", "throttled by heat", "GPU h", 3600.0),
+    ("lost_gpu_s", "work not done, as clocks were low", "GPU h", 3600.0),
+)  # fmt: skip
+
+
+def plant_words(figures: dict[str, float]) -> list[tuple[str, str]]:
+    """A plant's figures as (words, value with unit); what is nothing or unknown is left out."""
+    out = []
+    for key, words, unit, per in PLANT_WORDS:
+        value = figures.get(key, 0.0) / per
+        if np.isfinite(value) and value != 0.0:
+            out.append((words, f"{number(value, 4)} {unit}".rstrip()))
+    return out
 
 
 def _shortest(site: Site, table: str, entity: int) -> str:

@@ -69,6 +69,11 @@ def mapping(value: object) -> dict[str, Any]:
     return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 
+def was_simulated(summary: Summary) -> bool:
+    """A plant was simulated in this very run; a replay of such a run was not."""
+    return "simulated_s" in summary
+
+
 def key_figures(collector: Collector, summary: Summary) -> list[KeyFigure]:
     """What a reader should know first; a figure that has no number is left out."""
     out = [*_power(collector), *_cooling(collector), *_tree(collector, summary), *_deeds(collector, summary)]
@@ -81,12 +86,16 @@ def _power(collector: Collector) -> list[KeyFigure]:
         return []
     greatest, mean = float(np.nanmax(power.high)), float(np.nanmean(power.mean))
     size = collector.sizes().get(power.key.partition(".")[0], power.heard)
-    every = f"all {size:,}" if power.heard >= size else f"the {power.heard:,} (of {size:,}) reporting"
+    whose = power.whose if size != 1 else power.whose.removesuffix("s")
+    every = f"the {power.heard:,} (of {size:,}) reporting"
+    if power.heard >= size:
+        every = f"all {size:,}" if size != 1 else "the one"
+    together = " together" if size != 1 else ""
     out = [
         KeyFigure(
             "Peak IT power",
             quantity(greatest, "W"),
-            f"The most that {every} {power.whose} drew together; on average they drew {quantity(mean, 'W')}.",
+            f"The most that {every} {whose} drew{together}; on average {quantity(mean, 'W')}.",
         )
     ]
     if collector.span_s > 0:
@@ -111,12 +120,13 @@ def _cooling(collector: Collector) -> list[KeyFigure]:
     rows = collector.heat_rows(1_000_000)
     if rows:
         shares = np.array([r.capture_pu for r in rows])
+        lowest, highest = percent(float(shares.min())), percent(float(shares.max()))
+        among = f" (middle of {len(rows)} racks, {lowest} to {highest})" if len(rows) > 1 else ""
         out.append(
             KeyFigure(
                 "Heat taken by liquid",
                 percent(float(np.median(shares))),
-                f"Share of a rack's power that its coolant carries away (middle of {len(rows)} racks, "
-                f"{percent(float(shares.min()))} to {percent(float(shares.max()))}); air takes the rest."
+                f"Share of a rack's power that its coolant carries away{among}; air takes the rest."
                 + doubt(float(shares.max())),
             )
         )
@@ -160,11 +170,12 @@ def _deeds(collector: Collector, summary: Summary) -> list[KeyFigure]:
     found = collector.episodes.conditions.values()
     lasting = sum(c.cleared_ns is None for c in found)
     raised = len(found) + collector.episodes.dropped["finding"]
+    sent = "The simulated plant obeyed." if was_simulated(summary) else "A replay sends nothing."
     return [
         KeyFigure(
             "Commands · advice",
             f"{number(commands, 9)} · {number(advice, 9)}",
-            "New values for single devices, and suggestions only written down. A replay sends nothing.",
+            "New values for single devices, and suggestions only written down. " + sent,
         ),
         KeyFigure(
             "Findings",
@@ -197,14 +208,14 @@ def _run(collector: Collector, summary: Summary) -> list[KeyFigure]:
                 "over the run.",
             )
         )
-    wall_s = summary.get("wall_s")
+    simulated, wall_s = was_simulated(summary), summary.get("wall_s")
     if isinstance(wall_s, int | float) and wall_s > 0 and collector.span_s > 0:
         out.append(
             KeyFigure(
-                "Replayed in",
+                "Simulated in" if simulated else "Replayed in",
                 duration(float(wall_s)),
                 f"{duration(collector.span_s)} of the site's time, {number(collector.span_s / wall_s, 2)} "
-                "times as fast as it happened.",
+                f"times {'real time' if simulated else 'as fast as it happened'}.",
             )
         )
     return out

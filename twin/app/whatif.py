@@ -83,7 +83,7 @@ class Course:
 
 
 def newest_snapshot(path: Path) -> tuple[bytes, Path, list[Path]]:
-    """(bytes, file, newer files that are damaged) of a snapshot, or of the newest whole one of a run's folder.
+    """(bytes, file, newer damaged files) of a snapshot, or of the newest whole one of a run's folder.
 
     Raises StorageError if there is none.
     """
@@ -132,7 +132,7 @@ def _of_another(found: str, name: str, site: Site) -> str:
     try:
         header = TraceReader(Path(name).parent).first_header()
         spec = msgspec.json.decode(header.spec, type=SiteSpec)
-        told = clean(spec.tree["site"]) if header.site_hash == found else ""
+        told = clean(spec.file["site"]) if header.site_hash == found else ""
     except (TwinError, OSError, msgspec.MsgspecError, KeyError, IndexError, AttributeError):
         told = ""
     own = clean(site.file.site)

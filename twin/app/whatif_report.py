@@ -56,7 +56,7 @@ FIGURES: dict[str, Figure] = {
     "pue": Figure("PUE", "", "total over IT energy"),
     "cost_usd": Figure("Cost", "USD", "of the energy", None),
     "carbon_kg": Figure("Carbon", "kg", "CO2 of the energy", None),
-    "water_l": Figure("Water", "l", "evaporated", None),
+    "water_l": Figure("Water", "l", "drawn", None),
     "commands": Figure("Commands", "", "values sent to devices, renewals left out", None),
     "faults_told": Figure("Faults told", "", "by the diagnosis, new ones", None),
 }
@@ -65,7 +65,11 @@ SHORT = ("first_throttle_s", "throttled_gpu_s", "shut_down_gpus", "highest_gpu_t
 NARROW = ("throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c")  # for a terminal of 80 columns
 CURVE_TITLES = {
     "hottest_gpu_c": ("Hottest GPU", "The highest temperature of any GPU.", "°C"),
-    "throttled_gpus": ("GPUs slowed by heat", "How many ran at a clock that heat had lowered; over time, the throttled GPU s.", "GPUs"),
+    "throttled_gpus": (
+        "GPUs slowed by heat",
+        "How many ran at a clock that heat had lowered; over time, the throttled GPU s.",
+        "GPUs",
+    ),
     "it_power_kw": ("IT power", "Of all racks.", "kW"),
     "lowest_flow_lpm": ("Lowest flow", "Of any rack that is not isolated.", "l/min"),
     "warmest_supply_c": ("Warmest supply", "Coolant that the CDUs send to the racks.", "°C"),
@@ -216,14 +220,16 @@ def _head(result: dict[str, Any]) -> str:
     acting = (
         ", ".join(f"{safe(n)} ({safe(level)})" for n, level in sorted(result["authority"].items())) or "none"
     )
+    armed = armed_words(result)
+    notes = [*([armed] if armed else []), *result["warnings"][:MAX_ROWS]]
     cases = f", {len(result['cases'])} cases" if len(result["cases"]) > 1 else ""
     return (
         f"<header><h1>{safe(result['site'])}: what if {safe(result['scenario'])}</h1>"
         f'<p><span class="tag sim">simulated by racktwin</span>'
         f"{duration(result['horizon_s'])} {since}{cases}.</p>"
         "<p>The same events happen twice from the same moment: once the policies act, once nobody commands "
-        f"anything and leases that run lapse. Policies: {acting}.{safe(armed_words(result), 1000)}</p>"
-        f"{''.join(f'<p class=note>{safe(w, 1000)}.</p>' for w in result['warnings'][:MAX_ROWS])}</header>"
+        f"anything and leases that run lapse. Policies: {acting}.</p>"
+        f"{''.join(f'<p class=note>{safe(note, 1000)}.</p>' for note in notes)}</header>"
     )
 
 
@@ -235,7 +241,7 @@ def armed_words(result: dict[str, Any]) -> str:
         return ""
     verb = "armed" if all(used[n] == "act" for n in other) else "set"
     told = ", ".join(f"{n} {own[n]}" for n in other)
-    return f" {verb.capitalize()} for this question; the site file says: {told}."
+    return f"{verb} for this question; the site file says: {told}"
 
 
 def _cards(groups: Sequence[dict[str, Any]]) -> str:

@@ -11,10 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 import models
 import policies
+from twin.app.report_text import clean
 from twin.contracts import Model, Policy
 from twin.engine import Engine
 from twin.errors import ConfigError
@@ -24,18 +26,53 @@ from twin.site import Site, SiteSpec
 from twin.sitebuild import build
 from twin.sitefile import ModelEntry, SiteFile, convert
 
-MAX_YAML_BYTES = 64 * 2**20
+MAX_YAML_BYTES = 64 * 2**20  # of a site file
+MAX_SCENARIO_BYTES = 8 * 2**20  # twice what 10,000 faults with long paths need
 MAX_YAML_DEPTH, MAX_YAML_ALIASES = 50, 1000
 
 
-def read_yaml(path: Path) -> Any:
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that stands twice in a mapping: YAML forbids it, and the last one would win unsaid."""
+
+    def construct_document(self, node: Any) -> Any:
+        _each_key_once(node)
+        return super().construct_document(node)
+
+
+def _each_key_once(root: yaml.Node) -> None:
+    """Raises ConstructorError with the place of the second one."""
+    waiting: list[yaml.Node] = [root]
+    seen: set[int] = set()  # an anchor's node stands in many places
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            waiting += node.value
+            continue
+        keys: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            waiting += (key, value)
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = (key.tag, key.value)
+            if name in keys:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {clean(key.value, 60)!r} stands in line {keys[name]} already; "
+                    "expected each key once", key.start_mark,
+                )  # fmt: skip
+            keys[name] = key.start_mark.line + 1
+
+
+def read_yaml(path: Path, max_bytes: int = MAX_YAML_BYTES) -> Any:
     """A parsed YAML file. Raises ConfigError naming file, line and column."""
     try:
-        if path.stat().st_size > MAX_YAML_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_YAML_BYTES}")
+        if path.stat().st_size > max_bytes:
+            raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {max_bytes}")
         text = path.read_text(encoding="utf-8")
         _check_shape(path, text)
-        return yaml.load(text, Loader=yaml.CSafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -43,7 +80,8 @@ def read_yaml(path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
-        raise ConfigError(f"{path}: {where}: {error.problem or error.context}; expected YAML") from error
+        tail = "" if "; expected" in (error.problem or "") else "; expected YAML"
+        raise ConfigError(f"{path}: {where}: {error.problem or error.context}{tail}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {str(error)[:200]}") from error
 
@@ -125,6 +163,15 @@ def load_site(path: Path) -> tuple[SiteSpec, Site]:
     """The site of a file. Raises ConfigError with every fault."""
     spec = spec_of(read_yaml(path), path.parent, str(path))
     return spec, build(spec, str(path))
+
+
+def uncooled(site: Site) -> list[str]:
+    """Racks made for liquid that no CDU serves, in words; the plant simulates them as cooled by air."""
+    dry = np.flatnonzero(site.design.liquid & (site.cdu_of_rack < 0))
+    names = [site.name("rack", int(i)) for i in dry[:5]]
+    more = f" and {len(dry) - 5} more racks" if len(dry) > 5 else ""
+    told = f"no CDU serves {', '.join(names)}{more}, made for liquid: simulated as cooled by air"
+    return [told] if names else []
 
 
 def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:

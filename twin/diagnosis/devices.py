@@ -94,7 +94,12 @@ class Devices:
             if np.isfinite(flow[cdu]):
                 evidence.append(f"flow {flow[cdu]:.0f} l/min")
             racks = len(self.places.below("cdu", cdu, "rack"))
-            out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), max(1, racks), 0.0, 30.0))
+            count = max(1, racks)
+            if stopped[cdu].all():
+                # More is at stake than when one stood: it is told anew
+                evidence[0] = "both pumps stand, no flow"
+                count += len(self.places.below("cdu", cdu, "gpu"))
+            out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
         return out
 
     def filters(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
@@ -133,9 +138,15 @@ class Devices:
         return recent
 
     def sensors(
-        self, watch: Watch, tracks: Tracks, dark: dict[str, Bool], node_power: Residual | None
+        self,
+        watch: Watch,
+        tracks: Tracks,
+        dark: dict[str, Bool],
+        still: dict[str, Bool],
+        node_power: Residual | None,
     ) -> list[Cause]:
-        """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole."""
+        """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole;
+        `still` [n]: devices whose readings may stand still."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
             if not meters.anything:
@@ -148,6 +159,8 @@ class Devices:
                     if not flags.any():
                         continue
                     found = flags.copy() if hidden is None else flags & ~hidden
+                    if kind == "frozen" and table in still:
+                        found &= ~still[table]
                     many = np.count_nonzero(found)
                     if many == 0 or (many > 2 and many > SOURCE_SHARE * len(found)):
                         continue

@@ -32,6 +32,7 @@ from twin.diagnosis.signature import (
     Now,
 )
 from twin.diagnosis.silence import Silence
+from twin.diagnosis.still import Still
 from twin.diagnosis.tracks import Readings, Tracks
 from twin.diagnosis.verdict import Verdicts
 from twin.diagnosis.wake import Wake
@@ -44,7 +45,7 @@ from twin.maintenance import Windows
 from twin.site import Site
 from twin.state import State
 
-FORMAT = 3
+FORMAT = 4
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
 # With odd power at once: of a rack; of a site, by number and by share; source: estimate
 MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01
@@ -67,6 +68,8 @@ class Diagnosis:
         self.faults: tuple[Fault, ...] = ()
         self.drifts: dict[str, Residual] = {}
         self._balanced = False
+        self._slowed: Bool | None = None
+        self._still: Still | None = None
 
     def update(
         self,
@@ -110,9 +113,15 @@ class Diagnosis:
         causes += self.devices.pumps(state, spared, dt_s)
         causes += self.devices.filters(state, spared)
         causes += self.growth.causes(state, events, spared)
-        causes += self.silence.causes(state, self.watch, self.growth, spared)
+        still = self._still = Still(state, self.places)
+        self._slowed = self.devices.slowed(state)
+        dry, heated = still.dry_gpus(), self._slowed
+        if dry is not None:
+            heated = dry if heated is None else heated | dry
+        causes += self.silence.causes(state, self.watch, self.growth, spared, heated)
+        still.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, spared)
-        causes += self.devices.sensors(self.watch, self.tracks, self._dark(), node_power)
+        causes += self.devices.sensors(self.watch, self.tracks, self._dark(), still.masks(), node_power)
         return causes
 
     def _dark(self) -> dict[str, Bool]:
@@ -130,7 +139,7 @@ class Diagnosis:
         if not self.tracks.active():
             return []
         now = Now(state, self.places)
-        found = self.pursuit.find(self.tracks, residuals, now, self._covered(state), self._told)
+        found = self.pursuit.find(self.tracks, residuals, now, self._covered(), self._told)
         causes = [self._as_told(self.verdicts.cause(f, now, residuals, gaps)) for f in found]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
         return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
@@ -145,9 +154,9 @@ class Diagnosis:
                 return told.cause
         return cause
 
-    def _covered(self, state: State) -> Callable[[str, int], Bool | None]:
+    def _covered(self) -> Callable[[str, int], Bool | None]:
         """Rows that tell nothing new: in a wake, or of GPUs whose clocks heat lowers."""
-        slowed = self.devices.slowed(state)
+        slowed, still = self._slowed, self._still
         nodes = None
         if slowed is not None:
             at = self.site.node_of_gpu[slowed]
@@ -157,6 +166,8 @@ class Diagnosis:
 
         def covered(relation: str, n: int) -> Bool | None:
             out = self.wake.covered(relation, n)
+            if still is not None and (rows := still.covered(relation, n)) is not None:
+                out = rows if out is None else out | rows
             if relation in many:
                 out = many[relation] if out is None else out | many[relation]
             by_heat = {"gpu": slowed, "node": nodes}.get(relation.partition(".")[0])

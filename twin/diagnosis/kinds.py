@@ -24,7 +24,7 @@ KINDS: dict[str, Kind] = {
     k.name: k
     for k in (
         Kind("pump_trip", ("cdu",), "critical", "A pump of {name} has stopped",
-             "Restart it or start the other one; caps hold the racks meanwhile.", True),
+             "Restart it or start the other one.", True),
         Kind("pump_worn", ("cdu",), "warning", "The pumps of {name} give less than their speed promises",
              "Plan an inspection of the pumps.", True),
         Kind("filter_blocked", ("cdu",), "critical", "The filter of {name} is blocked",
@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
         Kind("psu_lost", ("node",), "warning", "{name} runs on one power supply",
              "Replace the supply; the other carries all."),
         Kind("feed_lost", ("feeder",), "critical", "{name} has no voltage",
-             "Check the supply side; the other feed carries all."),
+             "Check the supply side; what has a second feed runs on it."),
         Kind("breaker_tripped", ("feeder",), "critical", "The breaker of {name} has tripped",
              "Find the overload or fault before closing it."),
         Kind("grid_event", ("site",), "critical", "The grid's voltage sags over the whole site",
@@ -69,7 +69,7 @@ KINDS: dict[str, Kind] = {
              "Reseat or replace tray or cable."),
         Kind("gpu_off_bus", ("gpu",), "critical", "{name} has fallen off the bus",
              "Drain the node, power it off and on; replace the GPU if it comes again."),
-        Kind("node_silent", ("node",), "warning", "{name} no longer reports, and draws power",
+        Kind("node_silent", ("node",), "warning", "{name} or all of its GPUs no longer report",
              "Check its agent and its network."),
         Kind("node_down", ("node",), "critical", "{name} is off",
              "Check its supply, then start it."),

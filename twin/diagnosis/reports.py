@@ -1,8 +1,8 @@
 """What devices say outright: leak detectors, breakers, supplies, power states, links.
 
 A report is believed at once; what stands above or beside it says which entity is the source. A leak runs
-down: of several wet trays the first to be wet is the source; a rack's rope or a CDU's tray that agrees is a
-second detector, not a second leak. May import the state, the site and causes.
+down: one wet tray is the source, and several, or one and the rack's own rope, are a leak of their rack; a
+CDU's tray that agrees is one more detector, not a second leak. May import the state, the site and causes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from twin.state import GOOD, State
 LEAK_CLEAR_S = 120.0
 SAG_PU = 0.95  # of its usual voltage; a healthy grid stays within 5 % (EN 50160 allows 10 %)
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
+MOST_NAMED = 4  # wet detectors of a leak that are named each
+WET = "node.leak_state"  # what a leak at a rack or a tray covers: one supersedes the other
 DEAD_PU = 0.1  # of its usual voltage: no voltage
 PSU_EMPTY_PU, PSU_EMPTY_W = 0.03, 300.0  # share of a node's power; no node draws more than 10 kW
 
@@ -52,6 +54,7 @@ class Reports:
         self.wet_ns = {t: np.zeros(n[t], np.int64) for t in ("node", "rack", "cdu", "loop")}
         self.fill_s = np.zeros(n["cdu"])
         self.lost: Bool = np.zeros(n["feeder"], np.bool_)
+        self.doubly_fed: Bool = np.array([_second_feed(places, i) for i in range(n["rack"])], np.bool_)
 
     def causes(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """All that is reported now."""
@@ -61,10 +64,8 @@ class Reports:
     def _wet(self, state: State, table: str, spared: dict[str, Bool]) -> Bool:
         """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
         wet = np.zeros(self.places.sizes[table], np.bool_)
-        keys = {"rack": ("leak_state",), "node": ("leak_state",)}.get(table, ("leak_state",))
-        for name in keys:
-            if heard(state, f"{table}.{name}"):
-                wet |= good(state, f"{table}.{name}") == 1.0
+        if heard(state, f"{table}.leak_state"):
+            wet |= good(state, f"{table}.leak_state") == 1.0
         if (mask := spared.get(table)) is not None:
             wet &= ~mask
         since = self.wet_ns[table]
@@ -88,8 +89,11 @@ class Reports:
             rack_of = site.rack_of_node
             for rack in np.unique(rack_of[wet["node"]]).tolist():
                 trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
-                first = int(trays[np.lexsort((trays, self.wet_ns["node"][trays]))[0]])
-                out.append(self._leak(state, "node", first, trays, wet, explained))
+                if len(trays) > 1 or wet["rack"][rack]:
+                    explained["rack"][rack] = True
+                    out.append(self._leak(state, "rack", rack, trays, wet, explained))
+                else:
+                    out.append(self._leak(state, "node", int(trays[0]), trays, wet, explained))
         for table in ("rack", "cdu", "loop"):
             for entity in np.flatnonzero(wet[table] & ~explained[table]).tolist():
                 out.append(self._leak(state, table, entity, np.zeros(0, np.int32), wet, explained))
@@ -100,11 +104,13 @@ class Reports:
     ) -> Cause:
         """One leak, with the detectors above it that agree."""
         places, site = self.places, self.places.site
-        evidence = [f"the detector of {site.name(table, entity)} is wet"]
-        covers: dict[str, I32] = {}
-        if len(trays) > 1:
-            evidence.append(f"{len(trays) - 1} more trays of its rack are wet, later")
-        detectors = max(1, len(trays))
+        order = trays[np.lexsort((trays, self.wet_ns["node"][trays]))] if table == "rack" else trays[:0]
+        own = [(table, entity)] if wet[table][entity] else []
+        own += [("node", int(tray)) for tray in order]
+        evidence = [f"the detector of {site.name(*at)} is wet" for at in own[:MOST_NAMED]]
+        if len(own) > MOST_NAMED:
+            evidence.append(f"{len(own) - MOST_NAMED} more trays of its rack are wet")
+        detectors = len(own)
         ladder = ("node", "rack", "cdu", "loop")
         for higher in ladder[ladder.index(table) + 1 :]:
             at = int(places.above(table, higher)[entity])
@@ -117,8 +123,8 @@ class Reports:
             evidence.append(f"the fill pump of {site.name('cdu', cdu)} ran {self.fill_s[cdu]:.0f} s")
             detectors += 1
         sure = 0.999 if detectors > 1 else 0.95
-        return Cause("leak", table, entity, "", sure, tuple(evidence), max(1, len(trays)), 0.0,
-                     LEAK_CLEAR_S, covers)  # fmt: skip
+        return Cause("leak", table, entity, "", sure, tuple(evidence), detectors, 0.0, LEAK_CLEAR_S,
+                     {WET: trays})  # fmt: skip
 
     def _feeders(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
         """Lost feeds, tripped breakers, and a sag of them all."""
@@ -187,16 +193,14 @@ class Reports:
         if (mask := spared.get("node")) is not None:
             alone[mask] = False
         out = []
-        site = self.places.site
-        rack_of = site.rack_of_node
+        rack_of = self.places.site.rack_of_node
+        alone &= self.doubly_fed[rack_of][:, None]
         share = np.bincount(rack_of[alone.any(axis=1)], minlength=self.places.sizes["rack"])
         nodes = np.bincount(rack_of, minlength=self.places.sizes["rack"])
         for node, side in zip(*np.nonzero(alone), strict=True):
             rack = int(rack_of[node])
-            fed = site.feeders_of_rack.member[
-                site.feeders_of_rack.row_of_member == rack
-            ] if len(site.feeders_of_rack.start) - 1 == self.places.sizes["rack"] else []  # fmt: skip
-            if any(self.lost[f] for f in fed) or (share[rack] > 1 and share[rack] >= 0.5 * nodes[rack]):
+            most = share[rack] > 1 and share[rack] >= 0.5 * nodes[rack]
+            if most or self.lost[_feeders_of(self.places, rack)].any():
                 continue  # the feed of the whole rack, not this node's supply
             text = f"supply {int(side) + 1} gives {psu[node, side]:.0f} W, the other {psu[node].max():.0f} W"
             out.append(Cause("psu_lost", "node", int(node), "", 0.99, (text,), 1, 3.0, 30.0,
@@ -231,3 +235,20 @@ class Reports:
         """Take over what `dump` gave."""
         self.usual_v, self.fill_s = np.array(data["usual_v"]), np.array(data["fill_s"])
         self.wet_ns = {t: np.array(v) for t, v in data["wet_ns"].items()}
+
+
+def _feeders_of(places: Places, rack: int) -> I32:
+    """The feeders that serve a rack directly; none where that is not known."""
+    served = places.site.feeders_of_rack
+    if len(served.start) - 1 != places.sizes["rack"]:
+        return np.zeros(0, np.int32)
+    return served.member[served.start[rack] : served.start[rack + 1]]
+
+
+def _second_feed(places: Places, rack: int) -> bool:
+    """Whether a rack has feeders on both sides; where no side is named, more than one; True if unknown."""
+    fed = _feeders_of(places, rack)
+    sides = places.site.side_of_feeder[fed]
+    if (sides > 0).any():
+        return bool((sides == 1).any() and (sides == 2).any())
+    return len(fed) != 1

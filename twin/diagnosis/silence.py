@@ -34,10 +34,13 @@ class Silence:
     def __init__(self, places: Places) -> None:
         self.places, n = places, places.sizes
         self.node_ns, self.gpu_ns = np.zeros(n["node"], np.int64), np.zeros(n["gpu"], np.int64)
+        self.burnt: Bool = np.zeros(n["gpu"], np.bool_)  # silent since heat shut them down
         self.hidden: dict[str, Bool] = {}  # devices of which nothing is heard or expected [n per table]
 
-    def causes(self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool]) -> list[Cause]:
-        """Nodes that are off or silent, and GPUs off the bus."""
+    def causes(
+        self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool], heated: Bool | None = None
+    ) -> list[Cause]:
+        """Nodes that are off or silent, and GPUs off the bus; `heated` [n_gpu]: short of cooling."""
         site, n = self.places.site, self.places.sizes
         off = self._off(state, spared)
         node, node_known = _quiet(watch, "node", n["node"])
@@ -47,17 +50,20 @@ class Silence:
             for i in np.flatnonzero(off).tolist()
         ]
         if not (node.any() or gpu.any()):
-            self.node_ns[:], self.gpu_ns[:] = 0, 0
+            self.node_ns[:], self.gpu_ns[:], self.burnt[:] = 0, 0, False
             self.hidden = {"node": off, "gpu": off[site.node_of_gpu]} if off.any() else {}
             return _not_of_source(out, off, site.rack_of_node)
         at = site.node_of_gpu
         known, quiet = (np.bincount(at[m], minlength=n["node"]) for m in (gpu_known, gpu))
         all_gpus = (known > 0) & (quiet == known)
         # One GPU that is silent while its node talks is the GPU; several at once are their agent
-        dumb = (node & (all_gpus | (known == 0))) | (all_gpus & ((known > 1) | ~node_known))
+        self.burnt = gpu & (self.burnt | self._shut_down(watch, growth, heated))
+        # Most of its GPUs shut down by heat, while the node talks or never did: no agent's fault
+        hot = np.bincount(at[self.burnt], minlength=n["node"]) * 2 > known
+        dumb = (node & (all_gpus | (known == 0))) | (all_gpus & ~hot & ((known > 1) | ~node_known))
         silent = dumb & ~off
         _since(self.node_ns, silent, state.now_ns)
-        alone = gpu & ~(dumb | off)[at] & ~self._burnt(watch)
+        alone = gpu & ~(dumb | off)[at] & ~self.burnt
         _since(self.gpu_ns, alone, state.now_ns)
         self.hidden = {"node": dumb | off | node, "gpu": gpu | (dumb | off)[at]}
         told = silent & ~_together(self.node_ns, silent, site.rack_of_node, 1)
@@ -77,13 +83,23 @@ class Silence:
                 out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
         return _not_of_source(out, off, site.rack_of_node)
 
-    def _burnt(self, watch: Watch) -> Bool:
-        """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault."""
+    def _shut_down(self, watch: Watch, growth: Growth, heated: Bool | None) -> Bool:
+        """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault. That
+        several of a node say that they fell off the bus is no silence of its agent either."""
         meters, site = watch.meters["gpu"], self.places.site
         limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
         with np.errstate(invalid="ignore"):
             hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
-        return hot
+        if heated is not None:
+            hot |= heated
+        return hot | self._off_bus_together(growth)
+
+    def _off_bus_together(self, growth: Growth) -> Bool:
+        """GPUs [n_gpu] that said so with another of their node."""
+        said: Bool = np.zeros(self.places.sizes["gpu"], np.bool_)
+        said[[g for g in growth.xids if OFF_BUS_XID in growth.xid_of(g)]] = True
+        at = self.places.site.node_of_gpu
+        return said & (np.bincount(at[said], minlength=self.places.sizes["node"]) > 1)[at]
 
     def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
@@ -101,17 +117,19 @@ class Silence:
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        return {"node_ns": self.node_ns, "gpu_ns": self.gpu_ns}
+        return {"node_ns": self.node_ns, "gpu_ns": self.gpu_ns, "burnt": self.burnt}
 
     def adopt(self, old: Silence, old_of_new: dict[str, I32]) -> None:
         """Since when the same devices were silent at their old places."""
-        for table, mine, its in (("node", self.node_ns, old.node_ns), ("gpu", self.gpu_ns, old.gpu_ns)):
+        for table, mine, its in (("node", self.node_ns, old.node_ns), ("gpu", self.gpu_ns, old.gpu_ns),
+                                 ("gpu", self.burnt, old.burnt)):  # fmt: skip
             kept = np.flatnonzero(old_of_new[table] >= 0)
             mine[kept] = its[old_of_new[table][kept]]
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.node_ns, self.gpu_ns = np.array(data["node_ns"]), np.array(data["gpu_ns"])
+        self.burnt = np.array(data["burnt"], np.bool_)
 
 
 def _quiet(watch: Watch, table: str, n: int) -> tuple[Bool, Bool]:

@@ -35,6 +35,7 @@ LINGER_S = 20.0  # after a cause has gone
 # Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
 STIRRED: dict[str, tuple[str, ...]] = {
     "pump_trip": ("cdu", "rack", "gpu"),
+    "leak": ("cdu", "rack", "gpu"),  # what runs out no longer flows, and the pumps follow
     "filter_blocked": ("rack", "gpu", SUM, MIX, SUPPLY, SETPOINT, WATER_BACK, VALVE),
     "branch_blocked": ("gpu", "node", HEAT, HEAT_FLOW, RACK_SUPPLY, MIX, SUPPLY, SETPOINT, WATER_BACK),
     "cooler_failed": ("cdu", LOOP_BACK),
@@ -91,6 +92,8 @@ class Wake:
             return self._of_sensor(at, entity, signal, relation, table)
         stirred = STIRRED[kind]
         if table not in stirred and relation not in stirred:
+            return None
+        if kind == "leak" and at == "loop":
             return None
         if kind in PASSING and age_ns > STIR_S * NS:
             return None

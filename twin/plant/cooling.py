@@ -198,7 +198,7 @@ class Cooling:
         """Heat to the facility water, from the mean of the hot leg and the water as it comes."""
         np.multiply(t.cdu_valve_pu, p.cdu_primary_lpm, out=t.cdu_primary_flow_lpm)
         cold = self.primary_w_per_k
-        np.multiply(t.cdu_primary_flow_lpm, p.watt_per_k_per_lpm, out=cold)
+        np.multiply(t.cdu_primary_flow_lpm, p.water_w_per_k_per_lpm, out=cold)
         np.maximum(cold, LEAST_W_PER_K, out=cold)
         self._films(t, p)
         heat = t.cdu_heat_w
@@ -228,7 +228,8 @@ class Cooling:
 
     def _across(self, t: Truth, p: Parameters, ratio: F64) -> F64:
         """Heat over the difference of both entries, W/K, at this ratio of primary to nominal flow [n_cdu]."""
-        cold = np.maximum(ratio / self.valve_ratio * p.cdu_primary_lpm * p.watt_per_k_per_lpm, LEAST_W_PER_K)
+        primary_lpm = ratio / self.valve_ratio * p.cdu_primary_lpm
+        cold = np.maximum(primary_lpm * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         least = np.minimum(self.h.cdu_w_per_k, cold)
         mixed = least / np.maximum(self.h.cdu_w_per_k, cold)
         return effectiveness(self.ua_w_per_k(t, p, ratio) / least, mixed) * least

@@ -1,7 +1,8 @@
 """The loops that give a plant's heat to the outside: coolers with fans, a chiller where needed.
 
-One integrator per loop: up to 1 it is the speed of the fans, from 1 to 2 the share of the chiller. A site has
-few loops, so they are gone through one by one. May import the truth, disturbances, hidden parameters,
+One integrator per loop: up to 1 it is the speed of the fans, from 1 to 2 the share of the chiller. What the
+chiller takes from the water leaves with its work by the same fans. A site has few loops, so they are gone
+through one by one. May import the truth, disturbances, hidden parameters,
 weather, `twin.physics` and NumPy.
 """
 
@@ -12,7 +13,13 @@ import math
 import numpy as np
 
 from twin.frame import F64
-from twin.physics.facility import EVAPORATION_L_PER_KWH, FAN_RATED_W_PER_W, cop
+from twin.physics.facility import (
+    FAN_RATED_W_PER_W,
+    chilled_max_w,
+    chiller_work_w,
+    evaporated_l_per_s,
+    makeup_l_per_s,
+)
 from twin.physics.moist_air import wet_bulb_c
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Groups
@@ -48,7 +55,9 @@ class Facility:
         self.leak_lpm, self.leaked_l = np.zeros(n), np.zeros(n)
         self.leaking = False
         self.flow_lpm, self.into_w, self.rejected_w = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.power_w, self.water_l, self.fan_pu = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.power_w, self.fan_pu = np.zeros(n), np.zeros(n)
+        self.water_l = np.zeros(n)  # drawn since the beginning: evaporated and drained
+        self.work_w, self.sink_c = np.zeros(n), np.zeros(n)  # of the chiller: its work, what it works against
         self.weather_s = -np.inf
         self.add_k = 0.0
         self.air_c = np.zeros(n)
@@ -95,26 +104,29 @@ class Facility:
         hot, cold, level = float(self.hot_c[i]), float(self.cold_c[i]), self.level[i]
         into, flow, nominal = float(self.into_w[i]), float(self.flow_lpm[i]), float(p.loop_heat_w[i])
         gain = dt_s / float(p.loop_tank_j_per_k[i])
-        w = (flow + BYPASS_PU * float(p.loop_flow_lpm[i])) * p.watt_per_k_per_lpm
+        w = (flow + BYPASS_PU * float(p.loop_flow_lpm[i])) * p.water_w_per_k_per_lpm
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
         out = into - moved / gain  # W (mean of the hot leg - cold leg)
         fan = min(1.0, level)
         air_factor = max(fan * float(self.fan_factor[i]), 1e-3)
         conductance = nominal / float(p.loop_approach_k[i]) * air_factor**AIR_EXPONENT
-        chilled = max(0.0, level - 1.0) * nominal
-        air = float(self.air_c[i])
+        chilled, air = max(0.0, level - 1.0) * nominal, float(self.air_c[i])
+        if chilled > 0.0:
+            # The condenser has the air that the cooler has warmed, unless its dampers are shut
+            chilled = min(chilled, float(chilled_max_w(cold, max(air, cold), conductance)))
         moved = (air + (out - chilled) / conductance - cold) * -math.expm1(-conductance * gain)
         # A cooler does not heat: where the air is warmer, its dampers shut
         rejected = max(out - moved / gain, chilled)
         cold += (out - rejected) * gain
         self.cold_c[i], self.rejected_w[i], self.fan_pu[i] = cold, rejected, fan
-        work = 0.0
+        work, sink = 0.0, air + rejected / conductance
         if chilled > 0.0:
-            work = chilled / float(cop(np.array([cold]), np.array([air + 10.0]))[0])
+            work = float(chiller_work_w(chilled, cold, sink, conductance))
+        self.work_w[i], self.sink_c[i] = work, sink + work / conductance
         self.power_w[i] = FAN_RATED_W_PER_W * nominal * fan**3 + work + LOOP_PUMP_W_PER_LPM * flow
         if p.loop_wet[i]:
-            self.water_l[i] += (rejected + work) / 3.6e6 * EVAPORATION_L_PER_KWH * dt_s
+            self.water_l[i] += float(makeup_l_per_s(evaporated_l_per_s(rejected + work))) * dt_s
         error = cold - float(self.aim_c[i])
         move = GAIN_PER_K * (error - self.error_before_k[i]) + INTEGRAL_PER_K_S * dt_s * error
         self.error_before_k[i] = error

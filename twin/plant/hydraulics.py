@@ -1,7 +1,8 @@
 """The coolant of a plant's CDUs: flows from pump speeds, the pressure control, and pumps that trip.
 
 All resistances are quadratic and the running pumps of a CDU share one speed, so a solution at full speed
-scales with the speed: the network is solved again only when a resistance or the set of pumps has changed.
+scales with the speed: the network is solved again only when a resistance or the set of pumps has changed. A
+CDU whose solution fails keeps its last one and is flagged in `failed`.
 May import the truth, disturbances, hidden parameters, `twin.physics.network` and NumPy.
 """
 
@@ -49,6 +50,7 @@ class Hydraulics:
         self.head0 = p.cdu_head0_pa.copy()
         self.prime = np.ones(n_cdu)  # of the pumps' head, as the static pressure allows
         self.failures = 0  # solutions that did not converge
+        self.failed = np.zeros(n_cdu, np.bool_)  # flows are those of an earlier solution
         self.unit_rack, self.unit_cdu = np.zeros(n_rack), np.zeros(n_cdu)
         self.unit_drop, self.unit_head, self.unit_rack_drop = (
             np.zeros(n_cdu),
@@ -99,11 +101,18 @@ class Hydraulics:
             self.ok.astype(np.float64), self.head0, p.cdu_curve, p.cdu_inner + self.filter, self.branch,
             p.rack_segment, self._unit,
         )  # fmt: skip
-        self.failures += int(np.count_nonzero(~flow.converged & self.serves & self.running))
+        self.failed = ~flow.converged & self.serves & self.running
+        self.failures += int(np.count_nonzero(self.failed))
         self._unit = flow
-        self.unit_rack, self.unit_cdu = np.nan_to_num(flow.rack_lpm), np.nan_to_num(flow.cdu_lpm)
-        self.unit_drop, self.unit_head = np.nan_to_num(flow.drop_pa), np.nan_to_num(flow.pump_head_pa)
-        self.unit_rack_drop = np.nan_to_num(flow.rack_drop_pa)
+        known = ~self.failed
+        for kept, found in (
+            (self.unit_cdu, flow.cdu_lpm), (self.unit_drop, flow.drop_pa),
+            (self.unit_head, flow.pump_head_pa),
+        ):  # fmt: skip
+            np.copyto(kept, np.nan_to_num(found), where=known)
+        at_rack = self.racks.spread(known.astype(np.float64), self._spread) > 0.0
+        np.copyto(self.unit_rack, np.nan_to_num(flow.rack_lpm), where=at_rack)
+        np.copyto(self.unit_rack_drop, np.nan_to_num(flow.rack_drop_pa), where=at_rack)
         self.steady = False
 
     def _control(self, p: Parameters, dt_s: float) -> bool:

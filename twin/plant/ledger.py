@@ -55,7 +55,7 @@ class Costs:
         self.carbon_g += kwh * prices.carbon_g_per_kwh
 
     def figures(self, t: Truth, water_l: float, lost_gpu_s: float) -> dict[str, float]:
-        """Energies in J; PUE and TUE as ratios, WUE in l/kWh; NaN before the first step."""
+        """Energies in J; PUE and TUE as ratios, WUE in l/kWh of water drawn; NaN before the first step."""
         nan = float("nan")
         return {
             "time_s": self.time_s,

@@ -275,9 +275,15 @@ def _sensor(seen: Seen, d: Disturbance, fault: Fault) -> bool:
     return True
 
 
+# Air that is left of a failed cooler beneath a chiller, where nothing tells; source: estimate
+CHILLED_FAN_PU = 0.3
+
+
 def _fan_factor(plant: Plant, loop: int) -> float:
     """Air flow that is left of a loop's heat rejection: as much as explains its supply at full fans."""
     p, f = plant.parameters, plant.facility
+    if p.loop_chiller_pu[loop] > 0.0:
+        return CHILLED_FAN_PU  # a chiller holds the supply: it says nothing of the fans
     away_k = max(float(f.cold_c[loop] - f.air_c[loop]), 0.5)
     conductance = float(f.into_w[loop]) / away_k
     clean = float(p.loop_heat_w[loop] / p.loop_approach_k[loop])

@@ -29,7 +29,7 @@ from twin.design import (
     Design,
 )
 from twin.frame import F64, Bool
-from twin.physics.liquid import COOLANTS
+from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
 from twin.plant.layout import Index
 from twin.site import Site
 
@@ -55,6 +55,7 @@ HALL_J_PER_K_PER_RACK = 2.5e5  # air and steel of a hall per rack; source: estim
 RESERVOIR_L_PER_LPM = 0.12  # reserve of a CDU's circuit over its nominal flow; source: estimate
 BREAKER_RATING_OVER_BUDGET = 1.25  # a continuous load takes at most 80 % of a breaker, domain.md B
 FACILITY_MARGIN_K = 3.0  # loop colder than the exchangers need at nominal heat; source: estimate
+FACILITY_WATER_C = 30.0  # at which the facility water's heat capacity is taken; source: estimate
 LUMPED = 4  # GPUs that one stands for where a plant is lumped without saying how many
 
 
@@ -137,7 +138,8 @@ class Parameters:
     # [n_feeder]
     feeder_rating_w: F64
     feeder_impedance_pu: F64
-    watt_per_k_per_lpm: float
+    watt_per_k_per_lpm: float  # of the racks' coolant
+    water_w_per_k_per_lpm: float  # of the facility water
 
 
 class _Draw:
@@ -311,6 +313,7 @@ def _racks(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
 def _cdus(site: Site, values: dict[str, object], rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
     n, d = site.sizes["cdu"], site.design
     watt = float(values["watt_per_k_per_lpm"])  # type: ignore[arg-type]
+    water = float(heat_rate_w_per_k(COOLANTS["water"], np.ones(1), np.full(1, FACILITY_WATER_C))[0])
     served = rack["liquid"] > 0
     at = site.cdu_of_rack[served]
     flow = np.bincount(at, weights=rack["flow"][served], minlength=n)[:n].astype(np.float64)
@@ -347,11 +350,12 @@ def _cdus(site: Site, values: dict[str, object], rack: dict[str, F64], draw: _Dr
         "cdu_pipe_j_per_k": draw.about(0.35 * CDU_VOLUME_MIN * 60.0 * flow * watt, 0.05),
         "cdu_supply_c": d.cdu_supply_c.copy(),
         "cdu_reserve_l": draw.about(RESERVOIR_L_PER_LPM * flow, 0.05),
+        "water_w_per_k_per_lpm": water,
         "cdu_volume_l": (RACK_VOLUME_MIN + CDU_VOLUME_MIN) * flow,
         "loop_of_cdu": loop_of,
         "loop_heat_w": loop_heat,
         "loop_flow_lpm": loop_flow,
-        "loop_tank_j_per_k": draw.about(0.5 * LOOP_VOLUME_MIN * 60.0 * loop_flow * watt, 0.1),
+        "loop_tank_j_per_k": draw.about(0.5 * LOOP_VOLUME_MIN * 60.0 * loop_flow * water, 0.1),
         "loop_approach_k": draw.about(
             np.array([4.0 if kind == "tower" else 8.0 for kind in kinds]), 0.10
         ),

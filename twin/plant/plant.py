@@ -16,7 +16,7 @@ import numpy as np
 
 from twin.contracts import CommandBatch
 from twin.events import CommandAcked, Event, FaultReported
-from twin.frame import F64, NS
+from twin.frame import F64, NS, Bool
 from twin.physics.moist_air import rh_pu
 from twin.plant.actuators import Actuators
 from twin.plant.beginning import begin, settle
@@ -133,6 +133,11 @@ class Plant:
     def present(self) -> Disturbance:
         """What is wrong, to look at only: then the plant need not search for changes in each step."""
         return self._disturbance
+
+    @property
+    def unsolved_cdus(self) -> Bool:
+        """CDUs whose flows did not converge and are those of an earlier solution [n_cdu]."""
+        return self.hydraulics.failed
 
     @property
     def now_ns(self) -> int:

@@ -8,6 +8,7 @@ own. May import the site, its file, fault scripts and the workload.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import product
@@ -15,39 +16,31 @@ from typing import Any, Literal
 
 import msgspec
 
-from twin.diagnosis.kinds import KINDS
 from twin.errors import ConfigError
 from twin.frame import NS
-from twin.plant.faults import BOTH, PUBLISHED, Script
+from twin.plant.faults import BOTH, Script
 from twin.plant.jobs_drawn import Mix
 from twin.plant.ledger import CARBON_G_PER_KWH, COST_USD_PER_KWH, Prices
 from twin.plant.paths import put
+from twin.plant.scenario_faults import (
+    MAX_GUESSED,
+    MAX_HOURS,
+    FaultEntry,
+    in_range,
+    judge_fault,
+    place_of,
+)
 from twin.plant.weather import DAY_S, Weather
 from twin.site import Site
 from twin.sitefile import salvage, short, told
 
-MAX_HOURS = 24.0 * 366.0
-MAX_FAULTS, MAX_CASES, MAX_DT_S = 10_000, 10_000, 60.0
 PARTS = {"1": 0, "2": 1, "both": BOTH}
-KINDS_IN_PARTS = ("pump_trip", "pump_worn", "psu_lost")
+MAX_FAULTS, MAX_CASES = 10_000, 10_000
+DT_S = (0.01, 60.0)  # shortest and longest step
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     pass
-
-
-class FaultEntry(_Strict, frozen=True):
-    """One fault. `entity` is a path of the site; no `end_s`: it lasts. `part` of a pair: 1, 2 or both."""
-
-    kind: str
-    begin_s: float
-    entity: str = ""
-    end_s: float | None = None
-    severity: float = 1.0
-    ramp_s: float = 0.0
-    signal: str = ""
-    amount: float = 0.0
-    part: Literal["1", "2", "both"] = "1"
 
 
 class WeatherEntry(_Strict, frozen=True):
@@ -122,6 +115,7 @@ class Scenario:
     faults: tuple[Script, ...] = ()
     prices: Prices = field(default_factory=Prices)
     policies: dict[str, str] = field(default_factory=dict)
+    swept: bool = False  # the base case of a file with a sweep
 
     @classmethod
     def ordinary(cls, hours: float = 1.0, seed: int = 0) -> Scenario:
@@ -142,6 +136,23 @@ class Scenario:
     def hours(self) -> float:
         """How long it lasts."""
         return self.duration_s / 3600.0
+
+    def remarks(self, seconds: float) -> list[str]:
+        """What a run of so many seconds leaves out, in words: half a step, a sweep, faults after its end."""
+        out, run_s = [], round(seconds / self.dt_s) * self.dt_s
+        if abs(run_s - seconds) > 1e-6 * self.dt_s:
+            out.append(f"{seconds:g} s is no whole number of steps of {self.dt_s:g} s: {run_s:g} s are run")
+        if self.swept:
+            out.append(
+                "the scenario has a sweep: only its base case is run; `racktwin whatif` runs every case"
+            )
+        late = [f"{f.kind} ({f.begin_s:g} s)" for f in self.faults if f.begin_s >= run_s]
+        if late:
+            more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+            out.append(
+                f"the run ends after {run_s:g} s, before these faults begin: {', '.join(late[:5])}{more}"
+            )
+        return out
 
     def scripts(self, site: Site) -> tuple[Script, ...]:
         """Its faults, which were found on this site. Raises ValueError if `site` is a smaller one."""
@@ -210,10 +221,13 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
     if (file.hours is None) == (file.duration_s is None):
         got = "neither" if file.hours is None else "both"
         out.append(f"$.hours: expected one of hours and duration_s, got {got}")
-    out += _range("$.hours", file.hours, 0.0, MAX_HOURS, open_low=True)
-    out += _range("$.duration_s", file.duration_s, 0.0, MAX_HOURS * 3600.0, open_low=True)
-    out += _range("$.dt_s", file.dt_s, 0.0, MAX_DT_S, open_low=True)
-    out += _range("$.seed", file.seed, 0, 2**63 - 1)
+    out += in_range("$.hours", file.hours, 0.0, MAX_HOURS, open_low=True)
+    out += in_range("$.duration_s", file.duration_s, 0.0, MAX_HOURS * 3600.0, open_low=True)
+    out += in_range("$.dt_s", file.dt_s, *DT_S)
+    for key, given, unit_s in (("hours", file.hours, 3600.0), ("duration_s", file.duration_s, 1.0)):
+        if given is not None and 0.0 < given * unit_s < file.dt_s:
+            out.append(f"$.{key}: expected at least a step of dt_s ({file.dt_s:g} s), got {short(given)}")
+    out += in_range("$.seed", file.seed, 0, 2**63 - 1)
     if not file.name or len(file.name) > 100:
         out.append(f"$.name: expected a name of 1 to 100 characters, got {short(file.name)}")
     if _start_ns(file.start) is None:
@@ -221,12 +235,12 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
             f"$.start: expected an instant such as 2026-01-01T10:00:00Z or ns, got {short(file.start)}"
         )
     w = file.weather
-    out += _range("$.weather.outdoor_mean_c", w.outdoor_mean_c, -50.0, 55.0)
-    out += _range("$.weather.swing_k", w.swing_k, 0.0, 25.0)
-    out += _range("$.weather.rh_pu", w.rh_pu, 0.0, 1.0)
-    out += _range("$.weather.fronts_k", w.fronts_k, 0.0, 15.0)
-    out += _range("$.grid.price_usd_per_kwh", file.grid.price_usd_per_kwh, -5.0, 20.0)
-    out += _range("$.grid.carbon_g_per_kwh", file.grid.carbon_g_per_kwh, 0.0, 3000.0)
+    out += in_range("$.weather.outdoor_mean_c", w.outdoor_mean_c, -50.0, 55.0)
+    out += in_range("$.weather.swing_k", w.swing_k, 0.0, 25.0)
+    out += in_range("$.weather.rh_pu", w.rh_pu, 0.0, 1.0)
+    out += in_range("$.weather.fronts_k", w.fronts_k, 0.0, 15.0)
+    out += in_range("$.grid.price_usd_per_kwh", file.grid.price_usd_per_kwh, -5.0, 20.0)
+    out += in_range("$.grid.carbon_g_per_kwh", file.grid.carbon_g_per_kwh, 0.0, 3000.0)
     out += _judge_workload(file.workload)
     known = file_policies(site)
     for name in file.policies:
@@ -236,7 +250,7 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
     if len(file.faults) > MAX_FAULTS:
         out.append(f"$.faults: expected at most {MAX_FAULTS}, got {len(file.faults)}")
     for i, entry in enumerate(file.faults[:MAX_FAULTS]):
-        out += _judge_fault(f"$.faults[{i}]", entry, site)
+        out += judge_fault(f"$.faults[{i}]", entry, site, i < MAX_GUESSED)
     return out + (_judge_sweep(file) if file.sweep else [])
 
 
@@ -248,7 +262,7 @@ def file_policies(site: Site) -> list[str]:
 def _judge_workload(w: WorkloadEntry) -> list[str]:
     out: list[str] = []
     for name in ("training_pu", "inference_pu", "batch_pu", "constant_pu", "swing_pu", "diurnal_pu"):
-        out += _range(f"$.workload.{name}", getattr(w, name), 0.0, 1.0)
+        out += in_range(f"$.workload.{name}", getattr(w, name), 0.0, 1.0)
     total = w.training_pu + w.inference_pu + w.batch_pu
     if not out and total > 1.0 + 1e-9:
         out.append(f"$.workload: expected shares of 1 or less together, got {total:g}")
@@ -261,55 +275,18 @@ def _judge_workload(w: WorkloadEntry) -> list[str]:
     return out
 
 
-def _judge_fault(path: str, f: FaultEntry, site: Site) -> list[str]:
-    out: list[str] = []
-    out += _range(f"{path}.begin_s", f.begin_s, 0.0, MAX_HOURS * 3600.0)
-    out += _range(f"{path}.severity", f.severity, 0.0, 1.0)
-    out += _range(f"{path}.ramp_s", f.ramp_s, 0.0, MAX_HOURS * 3600.0)
-    out += _range(f"{path}.amount", f.amount, -1e12, 1e12)
-    if f.end_s is not None and not f.begin_s < f.end_s <= MAX_HOURS * 3600.0:
-        out.append(f"{path}.end_s: expected an instant after begin_s ({f.begin_s:g}), got {f.end_s:g}")
-    if f.kind not in KINDS:
-        return [*out, f"{path}.kind: expected one of {', '.join(KINDS)}, got {short(f.kind)}"]
-    if f.part != "1" and f.kind not in KINDS_IN_PARTS:
-        out.append(f"{path}.part: expected none, as a {f.kind} has no second part, got {short(f.part)}")
-    found = _place(f, site)
-    tables = KINDS[f.kind].tables
-    if found is None:
-        at = " or ".join(tables)
-        out.append(f"{path}.entity: expected the path of a {at} of {site.file.site}, got {short(f.entity)}")
-        return out
-    if f.kind.startswith("sensor_"):
-        signals = PUBLISHED[found[0]]
-        if f.signal not in signals:
-            out.append(f"{path}.signal: expected one of {', '.join(signals)}, got {short(f.signal)}")
-        if f.amount == 0.0 and f.kind in ("sensor_biased", "sensor_spiking"):
-            out.append(f"{path}.amount: expected how far it is off, in the unit of the signal, got 0")
-    elif f.signal:
-        out.append(f"{path}.signal: expected none, as a {f.kind} is of no sensor, got {short(f.signal)}")
-    return out
-
-
-def _place(f: FaultEntry, site: Site) -> tuple[str, int] | None:
-    """(table, index) that a fault's path means among the tables that its kind can befall."""
-    for table in KINDS[f.kind].tables:
-        if table == "site":
-            if f.entity in ("", site.file.site):
-                return "site", 0
-        elif (entity := site.entity(table, f.entity)) is not None:
-            return table, entity
-    return None
-
-
 def _judge_sweep(file: ScenarioFile) -> list[str]:
     sweep, out = file.sweep, []
     assert sweep is not None
     if sweep.seeds and sweep.count is not None:
         out.append("$.sweep.count: expected one of seeds and count, got both")
     if sweep.count is not None:
-        out += _range("$.sweep.count", sweep.count, 1, MAX_CASES)
+        out += in_range("$.sweep.count", sweep.count, 1, MAX_CASES)
     for i, seed in enumerate(sweep.seeds):
-        out += _range(f"$.sweep.seeds[{i}]", seed, 0, 2**63 - 1)
+        out += in_range(f"$.sweep.seeds[{i}]", seed, 0, 2**63 - 1)
+    if len(set(sweep.seeds)) < len(sweep.seeds):
+        twice = min(s for s, n in Counter(sweep.seeds).items() if n > 1)
+        out.append(f"$.sweep.seeds: expected each seed once, got {twice} more than once")
     cases = max(1, len(sweep.seeds) or (sweep.count or 1))
     tree = msgspec.to_builtins(file)
     for path, values in sweep.vary.items():
@@ -327,13 +304,6 @@ def _judge_sweep(file: ScenarioFile) -> list[str]:
     if cases > MAX_CASES:
         out.append(f"$.sweep: expected at most {MAX_CASES} cases, got {cases}")
     return out
-
-
-def _range(path: str, value: float | None, low: float, high: float, open_low: bool = False) -> list[str]:
-    if value is None or (low <= value <= high and not (open_low and value == low)):
-        return []
-    words = f"above {low:g} and at most {high:g}" if open_low else f"of {low:g} to {high:g}"
-    return [f"{path}: expected a number {words}, got {short(value)}"]
 
 
 def _start_ns(start: str | int) -> int | None:
@@ -355,7 +325,7 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
     begin_s = start_ns // NS % int(DAY_S)
     scripts = []
     for f in file.faults:
-        place = _place(f, site)
+        place = place_of(f, site)
         assert place is not None
         scripts.append(
             Script(f.kind, place[0], place[1], f.begin_s, f.end_s, f.severity, f.ramp_s, f.signal, f.amount,
@@ -383,4 +353,5 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
         faults=tuple(scripts),
         prices=Prices(file.grid.price_usd_per_kwh, file.grid.carbon_g_per_kwh),
         policies=dict(file.policies),
+        swept=file.sweep is not None,
     )

@@ -91,7 +91,7 @@ class Truth:
     loop_power_w: F64  # pumps, fans, compressors
     loop_fan_pu: F64
     loop_rejected_w: F64
-    loop_water_l: F64  # evaporated since the beginning
+    loop_water_l: F64  # drawn since the beginning
     loop_leak: Bool
     # [n_feeder]
     feeder_power_w: F64

@@ -1,0 +1,81 @@
+"""A plant's heat rejection: a chiller needs its cooler's air, drains count, and water carries heat."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.builders import site_of, two_racks
+from twin.physics.facility import (
+    CONDENSING_MAX_C,
+    CYCLES,
+    EVAPORATION_L_PER_KWH,
+    conductance_w_per_k,
+    cop,
+)
+from twin.physics.liquid import COOLANTS, heat_w
+from twin.plant import Plant
+from twin.plant.facility import BYPASS_PU
+from twin.plant.weather import Weather
+
+
+def cooled(cooling: str, outdoor_c: float, seconds: int = 0, fans: float = 1.0) -> Plant:
+    """Two busy racks on one loop, with this share of the air left for so long."""
+    tree = two_racks(loops=[{"name": "l1", "cooling": cooling}])
+    tree["halls"][0]["cdus"][0]["loop"] = "l1"
+    plant = Plant(site_of(tree), 3, weather=Weather(mean_c=outdoor_c, swing_k=0.0))
+    plant.truth.gpu_sm_pu[:], plant.truth.gpu_tensor_pu[:] = 0.9, 0.7
+    plant.settle()
+    if fans < 1.0:
+        plant.disturbance.loop_fan_factor[0] = fans
+    for _ in range(seconds // 2):
+        plant.step(dt_s=2.0)
+        assert max(plant.balances().values()) < 1e-6
+    return plant
+
+
+def test_with_less_air_a_chiller_works_harder_and_then_its_supply_rises() -> None:
+    plants = [cooled("chiller", 45.0, 1800, fans) for fans in (1.0, 0.6, 0.1)]
+    works, sinks = ([float(getattr(p.facility, name)[0]) for p in plants] for name in ("work_w", "sink_c"))
+    supplies = [float(p.truth.loop_supply_c[0]) for p in plants]
+    assert works[1] > 1.05 * works[0] > 0.0
+    assert sinks[0] + 2.0 < sinks[1] < CONDENSING_MAX_C
+    assert supplies[1] == pytest.approx(supplies[0], abs=0.5)
+    assert plants[1].truth.loop_power_w[0] > plants[0].truth.loop_power_w[0]
+    # What is left of the air cannot carry the heat
+    assert supplies[2] > supplies[0] + 5.0
+
+
+@pytest.mark.parametrize("outdoor_c", [30.0, 45.0])
+def test_heat_and_work_of_a_chiller_leave_by_the_air(outdoor_c: float) -> None:
+    plant = cooled("chiller", outdoor_c, 20, 0.7)
+    f, p = plant.facility, plant.parameters
+    assert f.work_w[0] > 0.0
+    conductance = conductance_w_per_k(p.loop_heat_w[:1], p.loop_approach_k[:1], 0.7 * f.fan_pu[:1])
+    carried = float(conductance[0] * (f.sink_c[0] - f.air_c[0]))
+    assert carried == pytest.approx(float(f.rejected_w[0] + f.work_w[0]), rel=1e-9)
+    if outdoor_c > f.cold_c[0] + 5.0:  # dampers shut: all of it went through the chiller
+        assert f.rejected_w[0] / f.work_w[0] == pytest.approx(cop(f.cold_c, f.sink_c)[0], rel=1e-9)
+
+
+def test_a_tower_draws_what_evaporates_and_what_is_drained() -> None:
+    plant = cooled("tower", 20.0)
+    evaporated = 0.0
+    for _ in range(60):
+        plant.step()
+        evaporated += float(plant.truth.loop_rejected_w[0]) / 3.6e6 * EVAPORATION_L_PER_KWH
+    drawn = float(plant.truth.loop_water_l[0])
+    assert drawn == pytest.approx(evaporated * CYCLES / (CYCLES - 1.0), rel=1e-9)
+    figures = plant.figures()
+    assert figures["water_l"] == pytest.approx(drawn)
+    assert 1.2 < figures["wue_l_per_kwh"] < 2.0
+
+
+def test_the_facility_side_is_water() -> None:
+    plant = cooled("dry_cooler", 20.0, 10)
+    t, p = plant.truth, plant.parameters
+    said = heat_w(COOLANTS["water"], t.cdu_primary_flow_lpm, t.cdu_primary_supply_c, t.cdu_primary_return_c)
+    assert np.abs(said / t.cdu_heat_w - 1.0).max() < 0.005
+    passed = t.loop_flow_lpm + BYPASS_PU * p.loop_flow_lpm[:1]
+    said = heat_w(COOLANTS["water"], passed, t.loop_supply_c, t.loop_return_c)
+    assert said / t.loop_rejected_w == pytest.approx(1.0, abs=0.01)
