@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twin.frame import F64
+from twin.physics.figures import J_PER_KWH, pue, tue, wue_l_per_kwh
 from twin.plant.compute import Compute
 from twin.plant.cooling import Cooling
 from twin.plant.facility import Facility
@@ -18,7 +19,6 @@ from twin.plant.parameters import Parameters
 from twin.plant.power import Power
 from twin.plant.truth import Truth
 
-JOULES_PER_KWH = 3.6e6
 CARBON_G_PER_KWH, COST_USD_PER_KWH = 350.0, 0.08  # where a scenario says nothing; source: estimate
 
 
@@ -50,21 +50,20 @@ class Costs:
         self.compute_j += compute_w * dt_s
         self.utility_j += t.utility_power_w * dt_s
         self.cooling_j += t.cooling_power_w * dt_s
-        kwh = t.utility_power_w * dt_s / JOULES_PER_KWH
+        kwh = t.utility_power_w * dt_s / J_PER_KWH
         self.cost_usd += kwh * prices.usd_per_kwh
         self.carbon_g += kwh * prices.carbon_g_per_kwh
 
     def figures(self, t: Truth, water_l: float, lost_gpu_s: float) -> dict[str, float]:
         """Energies in J; PUE and TUE as ratios, WUE in l/kWh of water drawn; NaN before the first step."""
-        nan = float("nan")
         return {
             "time_s": self.time_s,
             "it_energy_j": self.it_j,
             "total_energy_j": self.utility_j,
             "cooling_energy_j": self.cooling_j,
-            "pue": self.utility_j / self.it_j if self.it_j else nan,
-            "tue": self.utility_j / self.compute_j if self.compute_j else nan,
-            "wue_l_per_kwh": water_l / (self.it_j / JOULES_PER_KWH) if self.it_j else nan,
+            "pue": float(pue(self.utility_j, self.it_j)),
+            "tue": float(tue(self.utility_j, self.compute_j)),
+            "wue_l_per_kwh": float(wue_l_per_kwh(water_l, self.it_j)),
             "carbon_g": self.carbon_g,
             "cost_usd": self.cost_usd,
             "water_l": water_l,
