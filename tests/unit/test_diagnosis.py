@@ -42,22 +42,32 @@ def test_nothing_is_told_of_a_quiet_site() -> None:
     assert told(pod) == []
 
 
-def test_a_wet_tray_is_its_leak_and_a_second_detector_makes_it_the_racks() -> None:
+def test_a_wet_tray_is_its_leak_and_a_second_tray_makes_it_the_racks() -> None:
+    """The pan of the rack gets wet from above: it agrees, and the tray stays where the leak is."""
     tray = QUIET | {"node.leak_state": one(36, 5)}
-    for more in ({"rack.leak_state": one(2, 0)}, {"node.leak_state": one(36, 5) + one(36, 7)}):
+    agrees, other = {"rack.leak_state": one(2, 0)}, {"node.leak_state": one(36, 5) + one(36, 7)}
+    for more, where in ((agrees, ("leak", "node", 5, "")), (other, ("leak", "rack", 0, ""))):
         pod = Twin(two_racks())
         pod.run(3, QUIET)
         pod.tick(tray)
         assert told(pod) == [("leak", "node", 5, "")]
         alone = pod.engine.diagnosis.faults[0]
         pod.tick(tray | more)
-        assert told(pod) == [("leak", "rack", 0, "")], "it supersedes the tray's"
+        assert told(pod) == [where]
         fault = pod.engine.diagnosis.faults[0]
         assert fault.count == 2
         assert fault.confidence_pu > alone.confidence_pu
         assert fault.since_ns == alone.since_ns
         assert len(fault.evidence) == 2
         assert any("r1/node5" in text for text in fault.evidence)
+
+
+def test_a_pan_that_was_wet_first_is_the_racks_leak() -> None:
+    pod = Twin(two_racks())
+    pod.run(3, QUIET)
+    pod.tick(QUIET | {"rack.leak_state": one(2, 0)})
+    pod.run(3, QUIET | {"rack.leak_state": one(2, 0), "node.leak_state": one(36, 5)})
+    assert told(pod) == [("leak", "rack", 0, "")]
 
 
 def test_a_rack_with_one_feed_has_no_second_supply_to_lose() -> None:

@@ -89,7 +89,9 @@ class Reports:
             rack_of = site.rack_of_node
             for rack in np.unique(rack_of[wet["node"]]).tolist():
                 trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
-                if len(trays) > 1 or wet["rack"][rack]:
+                # What drips wets the pan of the rack after the tray; what wets the pan first is the rack's
+                first_ns = int(self.wet_ns["node"][trays].min())
+                if len(trays) > 1 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
                     explained["rack"][rack] = True
                     out.append(self._leak(state, "rack", rack, trays, wet, explained))
                 else:
