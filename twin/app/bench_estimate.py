@@ -286,6 +286,8 @@ def main() -> None:
     parser.add_argument("--site", choices=[*SITES, "all"], default="all")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.seconds < CAPPED_FROM_S + 120:
+        parser.error(f"--seconds: expected at least {CAPPED_FROM_S + 120}, got {given.seconds}")
     boards: dict[str, dict[str, dict[str, float]]] = {}
     for site in SITES if given.site == "all" else [given.site]:
         runs = [scores(site, given.first + i, given.seconds) for i in range(given.seeds)]

@@ -53,7 +53,7 @@ def measure_twin(quick: bool, scratch: Path, say: Callable[[str], None]) -> Figu
     command = ["twin.app.bench_plant"]
     command += ["--sizes", "n576", "--steps", "20"] if quick else ["--hours", f"{HOURS:g}"]
     found |= _flat("plant", msgspec.json.decode(_output(command)))
-    seeds, seconds = (1, 600) if quick else (SEEDS, 3600)
+    seeds, seconds = (1, 2400) if quick else (SEEDS, 3600)
     say(f"estimates: {seeds} seeds of {seconds} s")
     command = ["twin.app.bench_estimate", "--json", "--seeds", str(seeds), "--seconds", str(seconds)]
     command += ["--first", str(FIRST_SEED)]

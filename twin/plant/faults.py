@@ -43,7 +43,7 @@ XID_PERIOD_S = (120.0, 10.0)  # between reports at severity 0 and 1
 XID_CODE = 94  # contained memory error, where a script names none
 SBE_PER_S = 5.0  # corrected memory errors; a double one for each 20,000
 NVLINK_ERRORS_PER_S = 2000.0
-LINK_DISCARDS_PER_S, LINK_ERRORS_PER_S = 5000.0, 50.0
+LINK_DISCARDS_PER_S = 5000.0
 
 How = Literal["times", "plus", "put"]
 

@@ -39,7 +39,6 @@ POWER_SHARES = (0.44, 0.29, 0.22, 0.05)
 LEAKAGE_W_PER_K_PER_W = 0.0004  # at 40 degC, of rated power: 0.5 W/K at 1200 W; source: estimate
 LEAKAGE_SCALE_K = 60.0  # over which leakage grows by e; source: estimate
 AIR_RISE_K = 12.0  # of the air through a rack at full fans and full heat; source: estimate
-AIR_W_PER_K_PER_M3S = 1206.0  # 1.2 kg/m3 x 1005 J/kg K
 AIR_FAN_SHARE = (
     0.06  # of a node's other power, fans at full speed over rated GPU power in air; source: estimate
 )
