@@ -1,15 +1,20 @@
 # racktwin: every target sets up what it needs in .venv first (see deploy/setup/venv.sh).
 #   make test PYTHON=python3.12      another interpreter (>= 3.11)
 #   make test ARGS='-k units -x'     more arguments for the command
+#   make test EXTRAS=torch           with PyTorch, and the tests that want it (requirements-torch.txt)
+#   make lock UPGRADE=               keep the versions that the lock files name
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 unexport PYTHONHOME PYTHONPATH
 export PYTHON
+# For the tests: what was asked for and is not there is then a failure.
+export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
-LOCK := uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
+UPGRADE := --upgrade
+LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
@@ -54,10 +59,10 @@ distclean: clean ## Remove .venv too
 	@rm -rf .venv
 
 setup-run:
-	@deploy/setup/venv.sh run
+	@deploy/setup/venv.sh run '$(EXTRAS)'
 
 setup-dev:
-	@deploy/setup/venv.sh dev
+	@deploy/setup/venv.sh dev '$(EXTRAS)'
 
 setup-servers:
 	@deploy/setup/servers.sh

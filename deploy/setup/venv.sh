@@ -3,12 +3,16 @@
 #
 #   venv.sh run    what the daemon needs        (requirements.lock)
 #   venv.sh dev    the tests' and linters' too  (requirements-dev.lock)
+#   venv.sh dev torch   an extra on top         (requirements-torch.txt, with the lock as a constraint)
 #
 # A stamp, written last, holds what was installed: a second run changes nothing, and an interrupted one starts
-# afresh. PYTHON=python3.12 chooses the interpreter. Only bash, coreutils and Python >= 3.11 are taken for granted.
+# afresh. An extra has a stamp of its own: once there it stays, whether or not a later run names it.
+# PYTHON=python3.12 chooses the interpreter. Only bash, coreutils, grep, sed and Python >= 3.11 are
+# taken for granted.
 set -euo pipefail
 
 level=${1:-run}
+asked=${*:2}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
@@ -25,6 +29,16 @@ esac
 exec 3>&2 # a message reaches the user even where output goes to the log
 say() { printf '%s\n' "$*" >&3; }
 die() { say "set-up: $*"; exit 1; }
+
+# An extra is known if it has a file of requirements.
+extras=()
+for extra in ${asked//,/ }; do
+    if [[ ! $extra =~ ^[a-z0-9]+$ || ! -f requirements-$extra.txt ]]; then
+        known=$(printf '%s\n' requirements-*.txt | sed 's/^requirements-//; s/\.txt$//' | paste -sd ' ')
+        die "unknown extra '$extra'; expected EXTRAS to be none or some of: $known"
+    fi
+    extras+=("$extra")
+done
 
 # "3.12" if the interpreter runs and is new enough, else nothing.
 usable() {
@@ -132,6 +146,23 @@ stamped() {
     [[ $stamp == "$dev" || ($level == run && $stamp == "$run") ]]
 }
 
+# What an extra is made from: what it names, and what it must leave as it is.
+extra_fingerprint() {
+    { printf '%s\n' "$1"; cat "requirements-$1.txt" requirements-dev.lock; } | sha256sum | cut -d' ' -f1
+}
+
+extra_stamped() {
+    local version=$1 stamp=$VENV/.stamp-$2
+    [[ -n $version && -f $stamp && $(<"$stamp") == "$version $(extra_fingerprint "$2")" ]]
+}
+
+all_stamped() {
+    local version extra
+    version=$(present)
+    stamped "$version" || return 1
+    for extra in "${extras[@]}"; do extra_stamped "$version" "$extra" || return 1; done
+}
+
 install() {
     local started=$SECONDS python=$VENV/bin/python
     rm -f "$VENV/.stamp"
@@ -147,18 +178,48 @@ install() {
     say "set-up: done in $((SECONDS - started)) s"
 }
 
+contents() { ls "$VENV"/lib/python*/site-packages; }
+
+# A download that failed or was given up has changed nothing: the environment is as sound as before.
+forgive_if_unchanged() {
+    if [[ $(contents) == "$contents_before" ]]; then rm -f "$UNFINISHED"; fi
+}
+
+install_extra() {
+    local extra=$1 started=$SECONDS python=$VENV/bin/python
+    local wanted=requirements-$extra.txt limits=$VENV/.limits
+    # Without hashes: with them pip would want one of every package, and builds of an extra differ.
+    sed -n 's/^\([a-z].*==.*[^ ]\) *\\$/\1/p' requirements-dev.lock >"$limits"
+    rm -f "$VENV/.stamp-$extra"
+    contents_before=$(contents)
+    trap forgive_if_unchanged EXIT
+    touch "$UNFINISHED"
+    say "set-up: installing the extra '$extra' of $wanted (may be large)"
+    "$python" -m pip install -qq --only-binary :all: -c "$limits" -r "$wanted" ||
+        die "the extra '$extra' could not be installed; without EXTRAS the tests that want it are skipped"
+    rm -f "$UNFINISHED"
+    trap - EXIT
+    printf '%s %s\n' "$(usable "$python")" "$(extra_fingerprint "$extra")" >"$VENV/.stamp-$extra"
+    say "set-up: '$extra' done in $((SECONDS - started)) s"
+}
+
 main() {
+    local extra
     if [[ -n ${PYTHON:-} && -z $(usable "$PYTHON") ]]; then choose_python; fi
-    if stamped "$(present)"; then return; fi
+    if all_stamped; then return; fi
     if command -v flock >/dev/null; then # two makes at once: the second waits, then finds the work done
         mkdir -p build
         exec 9>build/setup.lock
         flock 9
-        if stamped "$(present)"; then return; fi
     fi
-    if [[ -z $(present) ]]; then make_environment; fi
-    has_pip || make_environment
-    install
+    if ! stamped "$(present)"; then
+        if [[ -z $(present) ]]; then make_environment; fi
+        has_pip || make_environment
+        install
+    fi
+    for extra in "${extras[@]}"; do
+        extra_stamped "$(present)" "$extra" || install_extra "$extra"
+    done
 }
 
 main

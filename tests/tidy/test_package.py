@@ -62,6 +62,19 @@ def test_the_locks_cover_what_is_declared() -> None:
     assert not wanted(optional) & dev.keys(), "an extra is installed by default"
 
 
+def test_an_extra_has_one_exact_version_that_is_tested() -> None:
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["project"]
+    for extra, declared in project["optional-dependencies"].items():
+        lines = (tree.ROOT / f"requirements-{extra}.txt").read_text().splitlines()
+        pins = {Requirement(line).name: line for line in lines if line and not line.startswith("#")}
+        assert pins.keys() == {Requirement(r).name for r in declared}
+        for requirement in map(Requirement, declared):
+            name, _, version = pins[requirement.name].partition("==")
+            assert (name, requirement.specifier.contains(version)) == (requirement.name, True)
+
+
 def test_the_version_is_told_once_and_the_same() -> None:
     import tomllib
 

@@ -1,0 +1,34 @@
+"""What a test that wants an optional extra calls first.
+
+    def test_it() -> None:
+        torch = needs_torch()
+
+The test is skipped by name where the extra is absent, and fails where the run was asked for with it
+(`make test EXTRAS=torch` tells by RACKTWIN_EXTRAS), so that nothing goes untested unnoticed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+
+def asked_for() -> set[str]:
+    """The extras that the run was started with."""
+    return set(os.environ.get("RACKTWIN_EXTRAS", "").replace(",", " ").split())
+
+
+def needs_torch() -> Any:
+    """The module torch. At the top of a file it skips, or fails, the whole file."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # it is there, and broken
+            raise
+    message = "PyTorch is not here: run `make test EXTRAS=torch`"
+    if "torch" in asked_for():
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message, allow_module_level=True)
