@@ -2,7 +2,7 @@
 
 Forecasters look at arrays only, so that the daemon and a backtest run the same code: the daemon asks for one
 origin, the last row; a backtest for thousands at once. Each looks at rows up to its origin and at nothing
-later, but for columns that are known ahead; `models.backtest` checks that. NumPy only; libraries of statistics
+later, but for columns that are known ahead; `models.audit` checks that. NumPy only; libraries of statistics
 are imported inside `fit`, which runs in a worker.
 """
 
@@ -30,7 +30,7 @@ DAY_S, WEEK_S = 86_400.0, 604_800.0
 
 @dataclass(frozen=True)
 class Grid:
-    """The step of a panel and the horizons to forecast, in rows, ascending. Raises ContractError for others."""
+    """The step of a panel and the horizons to forecast, in rows, ascending. Raises ContractError otherwise."""
 
     step_s: float
     horizons: tuple[int, ...]
@@ -99,6 +99,6 @@ def last_known(values: F64) -> F64:
     """Each gap filled with the last value before it [n_time, n]; NaN before the first."""
     at = np.where(np.isfinite(values), np.arange(len(values))[:, None], -1)
     np.maximum.accumulate(at, axis=0, out=at)
-    filled = np.take_along_axis(values, np.maximum(at, 0), axis=0)
+    filled: F64 = np.take_along_axis(values, np.maximum(at, 0), axis=0)
     filled[at < 0] = np.nan
     return filled

@@ -1,7 +1,7 @@
 """A panel: series side by side on one regular grid of time, a gap is NaN.
 
-What every forecaster reads, in the daemon and in a backtest. Holds values and their grid; it estimates nothing.
-May import the core's types; NumPy only.
+What every forecaster reads, in the daemon and in a backtest. Holds values and their grid; it estimates
+nothing. May import the core's types; NumPy only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from twin.frame import F64, I64, NS
 class Panel:
     """`values` [n_time, n] at `start_ns + row * step_s`; NaN where nothing was heard.
 
-    `known` holds columns [n_time + n_ahead] that are known ahead of time, such as a weather forecast or a calendar
-    of maintenance: a forecaster may read them at the instant that it forecasts. `zone` is the IANA time zone in
-    which people live there, for hours of the day and days of the week. Raises ContractError for other shapes.
+    `known` holds columns [n_time + n_ahead] that are known ahead of time, such as a weather forecast or a
+    calendar of maintenance: a forecaster may read them at the instant that it forecasts. `zone` is the IANA
+    time zone in which people live there, for hours of the day and days of the week. Raises ContractError for
+    other shapes.
     """
 
     start_ns: int
@@ -51,7 +52,7 @@ class Panel:
     @property
     def n(self) -> int:
         """Number of series."""
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     def t_ns(self, rows: I64 | None = None) -> I64:
         """Instants of these rows (rows past the end too), or of all. int64 [n_rows]"""
@@ -59,5 +60,5 @@ class Panel:
         return self.start_ns + np.round(rows * (self.step_s * NS)).astype(np.int64)
 
     def upto(self, row: int) -> Panel:
-        """What was there at `row`: the values up to it; what is known ahead stays. A view, not a copy."""
+        """What was there at `row`: values up to it, and what is known ahead. A view, not a copy."""
         return Panel(self.start_ns, self.step_s, self.values[: row + 1], self.names, self.zone, self.known)

@@ -32,7 +32,8 @@ die() { say "set-up: $*"; exit 1; }
 
 # An extra is known if it has a file of requirements.
 extras=()
-for extra in ${asked//,/ }; do
+read -ra named <<<"${asked//,/ }"
+for extra in "${named[@]}"; do
     if [[ ! $extra =~ ^[a-z0-9]+$ || ! -f requirements-$extra.txt ]]; then
         known=$(printf '%s\n' requirements-*.txt | sed 's/^requirements-//; s/\.txt$//' | paste -sd ' ')
         die "unknown extra '$extra'; expected EXTRAS to be none or some of: $known"

@@ -1,4 +1,4 @@
-"""The set-up of .venv in a small clone, with a Python that pretends: levels, extras, stamps, what is left behind."""
+"""The set-up of .venv in a small clone, with a Python that pretends: levels, extras, stamps, what is left."""
 
 from __future__ import annotations
 
@@ -144,11 +144,9 @@ def test_a_test_that_wants_pytorch_is_skipped_by_name_or_fails(monkeypatch: pyte
         needs_torch()
 
 
+@pytest.mark.slow
 def test_the_version_that_is_tested_is_the_one_that_is_here() -> None:
     torch = needs_torch()
-    (pin,) = [
-        line
-        for line in (ROOT / "requirements-torch.txt").read_text().splitlines()
-        if line[:1] not in ("", "#")
-    ]
+    text = (ROOT / "requirements-torch.txt").read_text()
+    (pin,) = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert f"torch=={torch.__version__.partition('+')[0]}" == pin

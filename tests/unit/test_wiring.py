@@ -24,6 +24,8 @@ from twin.errors import ConfigError
 from twin.sitefile import ModelEntry, PolicyEntry, SiteFile
 
 ROOT = Path(__file__).parents[2]
+# Libraries of statistics and learning: workers alone import them.
+STATISTICS = ("sklearn", "statsmodels", "pandas", "scipy", "torch", "matplotlib")
 
 
 class Third(policies.REGISTRY["operator"]):  # type: ignore[misc, name-defined]
@@ -156,19 +158,50 @@ def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "module, unwanted",
     [
-        (
-            "twin.engine",
-            ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy", "asyncio", "yaml", "rich"),
-        ),
-        ("policies, models", ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy", "asyncio")),
-        ("twin.app.cli", ("numpy", "yaml", "sklearn", "statsmodels", "pandas", "asyncio")),
-        ("twin.app.cli_replay", ("sklearn", "statsmodels", "pandas", "matplotlib", "scipy")),
+        ("twin.engine", (*STATISTICS, "asyncio", "yaml", "rich")),
+        ("policies, models", (*STATISTICS, "asyncio")),
+        ("twin.app.cli", (*STATISTICS, "numpy", "yaml", "asyncio")),
+        ("twin.app.cli_replay", STATISTICS),
+        ("twin.app.cli_run, twin.app.daemon, twin.app.fitting", STATISTICS),
     ],
 )
 def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...]) -> None:
     """Starting stays quick, and a tick can never reach a library of statistics or an event loop."""
-    code = f"import sys, {module}; print(*sorted({set(unwanted)!r} & set(sys.modules)))"
+    assert loaded_after(f"import {module}", unwanted) == []
+
+
+def loaded_after(code: str, unwanted: tuple[str, ...]) -> list[str]:
+    """Which of these modules a fresh process has loaded once it ran this."""
+    code = f"{code}\nimport sys; print('loaded', *sorted({set(unwanted)!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.split() == []
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.mark.slow
+def test_no_file_of_the_plug_ins_or_the_core_imports_statistics_at_its_top() -> None:
+    files = [
+        p for folder in ("twin", "policies", "connectors", "models") for p in (ROOT / folder).rglob("*.py")
+    ]
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files]
+    code = f"import importlib\nfor name in {sorted(names)!r}: importlib.import_module(name)"
+    assert loaded_after(code.replace("'twin.app.__main__', ", ""), STATISTICS) == []
+
+
+@pytest.mark.slow
+def test_a_daemon_that_loads_its_site_imports_no_statistics() -> None:
+    """With every model that is registered, and an engine as the daemon has it."""
+    code = """
+from pathlib import Path
+from twin.app.cli import main
+from twin.app.wiring import load_site, make_engine
+assert main(["run", "--check", "--config", "deploy/config/lab.yaml"]) == 0
+make_engine(load_site(Path("deploy/sites/lab.yaml"))[1])
+import models
+from twin.app.wiring import make_model
+from twin.sitefile import ModelEntry
+for name in models.REGISTRY:
+    make_model(name, ModelEntry(signals=["gpu.power_w"], horizons_s=[60.0]))
+"""
+    assert loaded_after(code, STATISTICS) == []
