@@ -30,7 +30,7 @@ DAY_S, WEEK_S = 86_400.0, 604_800.0
 
 @dataclass(frozen=True)
 class Grid:
-    """The step of a panel and the horizons to forecast, in rows, ascending. Raises ContractError otherwise."""
+    """The step of a panel and the horizons in rows, ascending. Raises ContractError for anything else."""
 
     step_s: float
     horizons: tuple[int, ...]

@@ -50,7 +50,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The distribution of a signal `horizon_s` ahead: mean and a 90 % band, per entity [n]."""
+    """The distribution of a quantity `horizon_s` ahead: its centre and a 90 % band, per entity [n].
+
+    `signal` is a key of `twin.quantities`. Where two models forecast the same quantity at the same horizon, the
+    one whose name comes first is in force.
+    """
 
     signal: str
     horizon_s: float
@@ -171,6 +175,14 @@ class View(Protocol):
         """Budget per feeder: an outside grant while it runs, else the guaranteed share, else the file's."""
         ...
 
+    def outlook(self, quantity: str, at_ns: int) -> F64:
+        """What was told from outside of a quantity at a coming instant, per entity [n]; NaN = nothing."""
+        ...
+
+    def maintenance(self, table: str) -> Bool | None:
+        """Where people work now [n]; None if nowhere in this table."""
+        ...
+
     def protected_nodes(self) -> Bool:
         """Nodes whose work may not be disturbed unasked [n_node].
 
@@ -255,7 +267,12 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """Forecasts. Parameters are data: NumPy arrays by name, never pickles."""
+    """Forecasts. Parameters are data: NumPy arrays by name, never pickles.
+
+    What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if it
+    has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else from its
+    `signals` and `horizons_s`.
+    """
 
     name: ClassVar[str]
     period_s: ClassVar[float]

@@ -227,6 +227,7 @@ class Engine:
             lambda request: self.intake.targets(request, self.site),
             self.windows,
             self.diagnosis.faults,
+            lambda quantity, at_ns: self.intake.outlooks.at(quantity, at_ns, self.site),
         )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:
@@ -250,8 +251,7 @@ class Engine:
                     check_forecast(forecast, name, self.site.sizes)
                 if len(said) > MAX_FORECASTS:
                     raise ContractError(f"{len(said)} forecasts; expected at most {MAX_FORECASTS}")
-                mine = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
-                self.forecasts = mine | {(f.signal, f.horizon_s): f for f in said}
+                self._hold(name, said)
             except Exception as error:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
@@ -279,6 +279,15 @@ class Engine:
                     }
                 )
         return fits
+
+    def _hold(self, name: str, said: list[Forecast]) -> None:
+        """These are what a model says now; where two say the same, the first by name is in force."""
+        held = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
+        for forecast in said:
+            other = held.get((forecast.signal, forecast.horizon_s))
+            if other is None or name < other.model.partition("@")[0]:
+                held[forecast.signal, forecast.horizon_s] = forecast
+        self.forecasts = held
 
     def _ask_policies(self, view: EngineView, frame: Frame, records: list[dict[str, Any]]) -> None:
         for policy in self.policies:

@@ -188,6 +188,21 @@ class BudgetGranted(_Event, frozen=True):
     expires_ns: int
 
 
+class OutlookTold(_Event, frozen=True):
+    """Values of a quantity at coming times, told from outside: a weather forecast, day-ahead prices, a plan.
+
+    `values` hold from `start_ns` on, each for `step_s` (None: unknown); `name` is the entity ("" = the site).
+    A later outlook of the same quantity and entity replaces it.
+    """
+
+    author: str
+    quantity: str
+    start_ns: int
+    step_s: float
+    values: tuple[float | None, ...]
+    name: str = ""
+
+
 class ModelFitted(_Event, frozen=True):
     """A worker delivered parameters; `params` is the packed content, `params_hash` its address."""
 
@@ -232,6 +247,7 @@ Event = (
     | EntityReplaced
     | SiteChanged
     | BudgetGranted
+    | OutlookTold
     | ModelFitted
     | FitFailed
     | TicksSkipped

@@ -1,6 +1,7 @@
 """Intake: how each event changes what the engine holds, and what the journal says of it.
 
-Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, fitted models. An
+Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, outlooks, fitted
+models. An
 event that cannot be applied is counted and recorded with the reason, never raised. May import the core.
 
 An event's id is one among events of its type. Heard again it counts as a duplicate; with other content it is
@@ -21,6 +22,7 @@ from twin.arbiter import Arbiter
 from twin.contracts import Model
 from twin.frame import F64, I32, NS
 from twin.jobs import TOLD, Jobs
+from twin.outlook import Outlooks
 from twin.records import brief_event
 from twin.signals import TABLES, find_control
 from twin.site import Site
@@ -46,6 +48,7 @@ class Intake:
         self.grant_w = np.full(site.sizes["feeder"], np.nan)
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
         self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
+        self.outlooks = Outlooks()
         self.serials: dict[str, str] = {}
         self.pending_fits: dict[str, int] = {}  # fit id -> deadline
         self.params_hash: dict[str, str] = {}
@@ -124,6 +127,8 @@ class Intake:
                 return self._replaced(event, site, state, arbiter)
             case ev.BudgetGranted():
                 return self._granted(event, site, now_ns)
+            case ev.OutlookTold():
+                return self.outlooks.tell(event, site)
             case ev.ModelFitted():
                 return self._fitted(event, models)
             case ev.FitFailed():
@@ -308,6 +313,7 @@ class Intake:
                 records.append(
                     {"kind": "grant_expired", "feeder": feeder, "was_w": lent_w, "becomes_w": after_w}
                 )
+        self.outlooks.expire(now_ns)
         for fit in [f for f, deadline in self.pending_fits.items() if deadline <= now_ns]:
             del self.pending_fits[fit]
             records.append({"kind": "fit_expired", "id": fit})
@@ -324,7 +330,7 @@ class Intake:
             "pending_fits": [list(item) for item in self.pending_fits.items()],
             "seen": [list(item) for item in self.seen.items()],
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
-            "params_hash": self.params_hash, "counts": self.counts,
+            "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
         }  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -337,6 +343,7 @@ class Intake:
         self.grant_w, self.grant_ns = np.array(data["grant_w"]), np.array(data["grant_ns"])
         self.serials, self.pending_fits = dict(data["serials"]), dict(data["pending_fits"])
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
+        self.outlooks.restore(data.get("outlooks", []))  # one of a version before has none
         self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twin.contracts import Forecast, Memory, Policy
 from twin.errors import ContractError
-from twin.signals import find_signal
+from twin.quantities import find_quantity
 from twin.site import Site
 
 
@@ -34,11 +34,11 @@ def checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
 
 def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> None:
     """Raises ContractError if a forecast is not what `Forecast` promises."""
-    signal = find_signal(forecast.signal)
-    if signal is None:
-        raise ContractError(f"forecasts {forecast.signal!r}, which is not a signal of the catalogue")
+    what = find_quantity(forecast.signal)
+    if what is None:
+        raise ContractError(f"forecasts {forecast.signal!r}, which is no quantity that can be forecast")
     if not forecast.horizon_s > 0 or not forecast.model.startswith(f"{model}@"):
         raise ContractError(f"{forecast.signal}: expected a horizon > 0 and a model named {model}@...")
-    shape = (sizes[signal.table],)
+    shape = (sizes[what.table],)
     if any(np.shape(x) != shape for x in (forecast.mean, forecast.lo, forecast.hi)):
         raise ContractError(f"{forecast.signal}: mean, lo and hi must be of shape {shape}")

@@ -62,11 +62,9 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     """Put an engine, made for the same site and plug-ins, into the state that `dump_engine` took."""
     if data["site_hash"] != engine.site.spec_hash:
         raise StorageError(f"snapshot is of site {data['site_hash']}, this is {engine.site.spec_hash}")
-    missing = sorted(set(data["memory"]) ^ set(engine.memory)) + sorted(
-        set(data["models"]) ^ set(engine.models)
-    )
+    missing = sorted(set(data["memory"]) ^ set(engine.memory))
     if missing:
-        raise StorageError(f"snapshot and configuration differ in policies or models: {', '.join(missing)}")
+        raise StorageError(f"snapshot and configuration differ in policies: {', '.join(missing)}")
     engine.state.tick, engine.state.now_ns = data["tick"], data["now_ns"]
     for name, arrays in data["tables"].items():
         engine.state.tables[name].restore(arrays)
@@ -84,10 +82,15 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.suspended = dict(data["suspended"])
     engine.usual_dt_s = float(data["usual_dt_s"])
     for name, held in data["models"].items():
+        if name not in engine.models:
+            continue  # a model that came or went, as with another version, begins afresh: it only forecasts
         if held["parameters"]:
             engine.models[name].load(held["parameters"])
         engine.models[name].restore(held["memory"])
-    engine.forecasts = {(f[0], f[1]): Forecast(*f) for f in data["forecasts"]}
+    forecasts = [Forecast(*f) for f in data["forecasts"]]
+    engine.forecasts = {
+        (f.signal, f.horizon_s): f for f in forecasts if f.model.partition("@")[0] in engine.models
+    }
 
 
 def encode(data: dict[str, Any]) -> bytes:

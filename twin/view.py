@@ -19,6 +19,7 @@ from twin.frame import F32, F64, I32, I64, U8, Bool
 from twin.history import History
 from twin.jobs import Jobs
 from twin.maintenance import Windows
+from twin.quantities import find_quantity
 from twin.signals import Signal, find_control, find_signal
 from twin.site import Envelope, Limit, Site
 from twin.state import State
@@ -42,6 +43,7 @@ class EngineView:
         targets: Callable[[OperatorRequest], I32],
         windows: Windows,
         faults: tuple[Fault, ...] = (),
+        outlook: Callable[[str, int], F64] | None = None,
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
@@ -49,6 +51,7 @@ class EngineView:
         self._budget_w = budget_w
         self._targets, self._windows = targets, windows
         self._faults = faults
+        self._outlook = outlook
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -145,6 +148,20 @@ class EngineView:
     def budget_w(self) -> F64:
         """Budget per feeder, in force now."""
         return cast(F64, read_only(self._budget_w))
+
+    def outlook(self, quantity: str, at_ns: int) -> F64:
+        """What someone outside told of a quantity at a coming instant."""
+        what = find_quantity(quantity)
+        if what is None:
+            raise ContractError(f"{quantity} is no quantity that can be forecast")
+        if self._outlook is None:
+            return np.full(self.site.sizes[what.table], np.nan)
+        return self._outlook(quantity, at_ns)
+
+    def maintenance(self, table: str) -> Bool | None:
+        """Where people work now."""
+        mask = self._windows.mask(table)
+        return None if mask is None else cast(Bool, read_only(mask))
 
     def protected_nodes(self) -> Bool:
         """Nodes whose work may not be disturbed unasked [n_node]."""

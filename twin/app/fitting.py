@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.contracts import FitRequest
+from twin.contracts import FitRequest, Model
 from twin.engine import Engine
 from twin.events import Event, FitFailed, ModelFitted
 from twin.frame import NS
@@ -39,6 +39,20 @@ def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> by
     return pack(parameters)
 
 
+def _declared(engine: Engine, model: Model) -> dict[str, np.ndarray]:
+    """The declared history of a model's signals; empty if there is none."""
+    series: dict[str, np.ndarray] = {}
+    for key in getattr(model, "signals", ()):
+        ring = engine.history.rings.get(key)
+        if ring is not None:
+            t_ns, values = ring.ordered()
+            mask = engine.windows.mask(key.partition(".")[0])
+            if mask is not None:  # nothing is learned where people work
+                values = np.where(mask, np.float32(np.nan), values)
+            series["t_ns"], series[key] = t_ns, values
+    return series
+
+
 class _Waiting(NamedTuple):
     due_ns: int
     site_hash: str
@@ -55,20 +69,23 @@ class Fitter:
         self._waiting: list[_Waiting] = []
 
     def submit(self, engine: Engine, request: FitRequest, now_ns: int) -> None:
-        """Start a fit on the history that the engine holds; its result is due `LATENCY_S` later."""
+        """Start a fit on what the model has gathered, or on the history that the engine holds.
+
+        Its result is due `LATENCY_S` later.
+        """
         model = engine.models[request.model]
-        series: dict[str, np.ndarray] = {}
-        for key in getattr(model, "signals", ()):
-            ring = engine.history.rings.get(key)
-            if ring is not None:
-                t_ns, values = ring.ordered()
-                mask = engine.windows.mask(key.partition(".")[0])
-                if mask is not None:  # nothing is learned where people work
-                    values = np.where(mask, np.float32(np.nan), values)
-                series["t_ns"], series[key] = t_ns, values
+        own = getattr(model, "training", None)
+        series: dict[str, np.ndarray] = own() if own is not None else _declared(engine, model)
         future, why = None, "no history is declared for its signals"
+        if own is not None:
+            why = "it has gathered nothing yet"
         if series:
-            settings = {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
+            told = getattr(model, "settings", None)
+            settings = (
+                told()
+                if told is not None
+                else {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
+            )
             kind = f"{type(model).__module__}:{type(model).__qualname__}"
             try:
                 future = self._start(kind, settings, pack(series), request.seed)

@@ -1,0 +1,85 @@
+"""last: what comes is what is there now; the forecast that every other must beat.
+
+Also holds what forecasters without parameters share. May import the contract of forecasters; NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from models.forecaster import Grid, Parameters, Said
+from models.panel import Panel
+from twin.errors import ContractError
+from twin.frame import F64, I64, NS
+
+# Rows back to look for a last value: a day of minutes, two months of hours. source: estimate
+LAST_ROWS = 1440
+
+
+class Unfitted:
+    """A forecaster without parameters."""
+
+    fitted: ClassVar[bool] = False
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def fit(self, past: Panel, seed: int) -> Parameters:
+        """Nothing to fit: always empty."""
+        return {}
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Raises ContractError for any parameter."""
+        if parameters:
+            raise ContractError(f"expected no parameters, got {', '.join(sorted(parameters))}")
+
+
+class LastValue(Unfitted):
+    """The last known value, up to LAST_ROWS old, at every horizon."""
+
+    name: ClassVar[str] = "last"
+
+    @property
+    def reach_rows(self) -> int:
+        return LAST_ROWS
+
+    def predict(self, panel: Panel, origins: I64) -> Said:
+        last = last_within(panel.values, origins, LAST_ROWS)
+        return Said(np.broadcast_to(last, (len(self.grid.horizons), *last.shape)))
+
+
+def last_within(values: F64, origins: I64, rows: int) -> F64:
+    """The last finite value among the last `rows` rows up to each origin [n_origin, n]; NaN where none."""
+    last: F64 = values[origins]
+    gappy = np.flatnonzero(~np.isfinite(last).all(axis=0))
+    if not len(gappy):
+        return last
+    begin = max(0, int(origins[0]) - rows + 1)
+    end = int(origins[-1]) + 1
+    last[:, gappy] = filled(values[begin:end, gappy], rows)[origins - begin]
+    return last
+
+
+def filled(values: F64, rows: int) -> F64:
+    """Each gap filled with the last finite value less than `rows` rows before it; NaN where none.
+
+    `values` [n_time, n]; so is the result.
+    """
+    here = np.arange(len(values))[:, None]
+    at = np.where(np.isfinite(values), here, -rows)
+    np.maximum.accumulate(at, axis=0, out=at)
+    out: F64 = np.take_along_axis(values, np.maximum(at, 0), axis=0)
+    out[here - at >= rows] = np.nan
+    return out
+
+
+def rows_since_epoch(panel: Panel) -> int:
+    """The place of the panel's first row on the grid of rows since 1970, rounded.
+
+    Rows that are counted so keep their numbers when a panel is cut.
+    """
+    step_ns = round(panel.step_s * NS)
+    return (panel.start_ns + step_ns // 2) // step_ns

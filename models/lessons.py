@@ -1,0 +1,142 @@
+"""What a learned forecaster learns from and how far it is believed: cases of the past, and a later block of them.
+
+A horizon's cases are even in time. The last part of them judges what was learned from the rest, for cases that
+are close in time are alike. May import models and the core's errors and types; NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.features import (
+    Cases,
+    Present,
+    all_cases,
+    columns_at,
+    known_names,
+    names,
+    present,
+    sample,
+    targets,
+)
+from models.forecaster import DAY_S, WEEK_S, Grid, Said
+from models.panel import Panel
+from twin.errors import ContractError
+from twin.frame import F64, I64
+
+# source: estimate for all of these
+LEAST_CASES = 150  # below, nothing is learned
+LEAST_PASTS = 4  # rows of past for each row of horizon
+LATER_SHARE = 0.25  # of the cases judge what the others taught
+LEAST_JUDGES = 40
+SHRINKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEAD_SHARES = (0.0, 0.5, 0.75, 0.9, 0.97)
+LEAST_GAIN = 0.002  # of the error of "no change", to forecast a change at all
+WIDEN = 0.5  # of the range seen, by which a forecast may leave it
+BLOCK_CASES = 16_384
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Cases of one horizon: x [n_case, n_column], y the change over the scale [n_case], and their weight.
+
+    Weights make an error count in a series' own unit over its mean scale. `early` cases end a horizon before
+    the first `later` one begins.
+    """
+
+    horizon: int
+    x: F64
+    y: F64
+    weight: F64
+    row: I64
+    early: NDArray[np.bool_]
+    later: NDArray[np.bool_]
+    n_apart: float  # how many of the cases do not overlap in time
+
+
+def lessons(past: Panel, grid: Grid, most: int) -> Iterator[Lesson]:
+    """A lesson for each horizon of which the past knows enough."""
+    n_origin = past.n_time - grid.horizons[0]
+    if n_origin < 1 or past.n < 1:
+        return
+    cases = sample(n_origin, past.n, most)
+    seen = present(past, cases)
+    weight = _weights(cases, seen.scale, past.n)
+    for horizon in grid.horizons:
+        if horizon * LEAST_PASTS > past.n_time:
+            continue
+        y = targets(past, cases, seen, horizon)
+        use = np.isfinite(y)
+        if np.count_nonzero(use) < LEAST_CASES:
+            continue
+        some = Cases(cases.row[use], cases.series[use])
+        x = columns_at(past, some, Present(seen.last[use], seen.scale[use], seen.columns[:, use]), grid, horizon)
+        x = _without_unseen_clock(x, past, grid)
+        row = some.row
+        split = row[int((1 - LATER_SHARE) * len(row))]
+        overlap = min(1.0, len(row) / max(1, past.n) / (row[-1] - row[0] + 1) * horizon)
+        yield Lesson(
+            horizon, x.T, y[use], weight[use], row, row <= split - horizon, row > split, len(row) / max(1.0, overlap)
+        )
+
+
+def _weights(cases: Cases, scale: F64, n: int) -> F64:
+    known = np.where(np.isfinite(scale), scale, 0.0)
+    total = np.bincount(cases.series, known, n)
+    count = np.bincount(cases.series, known > 0, n)
+    usual = (total / np.maximum(count, 1))[cases.series]
+    weight: F64 = np.clip(known / np.where(usual > 0, usual, 1.0), 0.1, 10.0)
+    return weight
+
+
+def _without_unseen_clock(x: F64, past: Panel, grid: Grid) -> F64:
+    """Hours of which only one day was seen, and days of one week, would only be names of instants."""
+    names_of = names(grid, known_names(past))
+    span_s = past.n_time * past.step_s
+    if span_s < 2 * DAY_S or grid.step_s > DAY_S / 4:
+        for name in ("hour", "hour_sin", "hour_cos"):
+            x[names_of.index(name)] = 0.0
+    if span_s < 2 * WEEK_S or grid.step_s > DAY_S:
+        x[names_of.index("weekday")] = 0.0
+    if span_s < 12 * 3600 or grid.step_s > 900:
+        x[names_of.index("minute")] = 0.0
+    return x
+
+
+def error(change: F64, lesson: Lesson, where: NDArray[np.bool_]) -> float:
+    """The mean absolute error of these changes over the scale."""
+    return float(np.mean(np.abs(change - lesson.y[where]) * lesson.weight[where]))
+
+
+def belief(change: F64, lesson: Lesson) -> F64:
+    """(how much of a change is believed, the smallest that is) by the later cases. [2]; 0, 0: none."""
+    best, chosen = error(np.zeros(len(change)), lesson, lesson.later) * (1 - LEAST_GAIN), np.zeros(2)
+    for share in DEAD_SHARES:
+        dead = float(np.quantile(np.abs(change), share)) if share else 0.0
+        for shrink in SHRINKS[1:]:
+            tried = np.array([shrink, dead])
+            found = error(tempered(change, tried), lesson, lesson.later)
+            if found < best:
+                best, chosen = found, tried
+    return chosen
+
+
+def tempered(change: F64, belief: F64) -> F64:
+    """The change that is believed."""
+    kept: F64 = np.where(np.abs(change) >= belief[1], belief[0] * change, 0.0)
+    return kept
+
+
+def within_seen(change: F64, columns: F64, at: dict[str, int]) -> F64:
+    """No further than half the range seen beyond it, and not below zero where nothing was. [n_case]"""
+    low = np.fmin(np.fmin(columns[at["lowest_240"]], columns[at["far_lowest"]]), 0.0)
+    high = np.fmax(np.fmax(columns[at["highest_240"]], columns[at["far_highest"]]), 0.0)
+    more = WIDEN * (high - low)
+    zero = -columns[at["level"]]
+    floor = np.where(low >= zero, np.maximum(low - more, zero), low - more)
+    kept: F64 = np.clip(change, floor, high + more)
+    return kept

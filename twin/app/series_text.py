@@ -1,0 +1,314 @@
+"""The text in a file: how it is packed and written, its header, its separator, its rows of times and numbers.
+
+All of this is known from what is in the file, not from its name. pandas parses, imported inside functions.
+Lines that are no data are counted with a reason and an example. May import the core and `series_times`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import numpy as np
+import zstandard
+
+from twin.app.series_times import NO_TIME, TimeFormat
+from twin.errors import ConfigError, StorageError, TwinError
+from twin.frame import F64, I64
+
+# source: estimates; what two cores and 8 GB of memory read in minutes
+MAX_ROWS = 50_000_000
+MAX_BYTES = 2_000_000_000
+CHUNK_ROWS = 500_000
+_HEADER_WITHIN = 50  # lines; titles and comments may stand before the header
+_MAX_LINE = 1 << 20
+_SEPARATORS = ",;\t|"
+_NO_VALUE = frozenset(("", "-", "--", "?", "na", "nan", "n/a", "null", "none", "nil", "#n/a", "inf", "-inf"))
+_PACKED: dict[bytes, Any] = {
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\x28\xb5\x2f\xfd": lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True),
+}
+_OTHER = {
+    b"PK\x03\x04": "a ZIP file or workbook",
+    b"PAR1": "a Parquet file",
+    b"SQLite": "a database",
+    b"%PDF": "a PDF file",
+}
+
+
+class Asked(NamedTuple):
+    """The columns that matter. `where`: only rows whose column holds this value."""
+
+    time: str
+    values: tuple[str, ...]
+    known: tuple[str, ...]
+    where: tuple[str, str] | None
+
+    def all(self) -> list[str]:
+        more = [self.where[0]] if self.where else []
+        return list(dict.fromkeys([self.time, *self.values, *self.known, *more]))
+
+
+class Header(NamedTuple):
+    line: int
+    separator: str
+    cells: list[str]
+
+
+class _Limited(io.RawIOBase):
+    """Bytes of a stream, up to MAX_BYTES of them: what unpacks to more is refused."""
+
+    def __init__(self, stream: Any, file: str) -> None:
+        self.stream, self.file, self.seen = stream, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        self.seen += len(data)
+        if self.seen > MAX_BYTES:
+            raise ConfigError(
+                f"{self.file}: expected at most {MAX_BYTES:,} bytes unpacked, found more: cut it"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _text(raw: IO[bytes], file: str) -> io.TextIOWrapper:
+    """The text in an open file; its first bytes tell how it is packed and how characters are written."""
+    begin = cast(io.BufferedReader, raw).peek(16)[:16]
+    for magic, what in _OTHER.items():
+        if begin.startswith(magic):
+            raise ConfigError(f"{file}: expected a table of text (CSV), found {what}: export it as CSV")
+    opened: Any = next((o(raw) for magic, o in _PACKED.items() if begin.startswith(magic)), raw)
+    stream = io.BufferedReader(_Limited(opened, file), buffer_size=1 << 16)
+    head = stream.peek(1 << 16)
+    encoding = "utf-8-sig"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    elif b"\x00" in head[:4096]:
+        raise ConfigError(f"{file}: expected a table of text (CSV), found binary data")
+    else:
+        try:
+            head[: max(len(head) - 3, 0)].decode()  # may end inside a character
+        except UnicodeDecodeError as error:
+            encoding = "utf-8-sig" if error.start >= len(head) - 6 else "cp1252"
+    return io.TextIOWrapper(stream, encoding, errors="replace", newline="")
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    try:
+        cells = next(csv.reader([line.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
+    except csv.Error:
+        cells = line.split(separator)
+    return [c.strip() for c in cells]
+
+
+def _find_header(text: io.TextIOWrapper, asked: Asked, file: str) -> Header:
+    """The first line with all columns asked for, and the separator that makes them; read up to its end."""
+    wanted, widest = asked.all(), Header(1, ",", [])
+    for number in range(1, _HEADER_WITHIN + 1):
+        line = text.readline(_MAX_LINE)
+        if not line:
+            break
+        for separator in _SEPARATORS:
+            cells = _cells(line, separator)
+            if all(w in cells for w in wanted):
+                if twice := [w for w in wanted if cells.count(w) > 1]:
+                    raise ConfigError(f"{file}: line {number}: column {twice[0]!r} occurs more than once")
+                return Header(number, separator, cells)
+            # of the lines that hold any of them the first, else the first line with several cells
+            score = (sum(w in cells for w in wanted), min(len(cells), 2))
+            if score > (sum(w in widest.cells for w in wanted), min(len(widest.cells), 2)) or (
+                number == widest.line and score[0] == 0 and len(cells) > len(widest.cells)
+            ):
+                widest = Header(number, separator, cells)
+    raise ConfigError(
+        [_missing(w, widest, file) for w in wanted if w not in widest.cells] or f"{file}: it is empty"
+    )
+
+
+def _missing(wanted: str, header: Header, file: str) -> str:
+    if not any(header.cells):
+        return f"{file}: no line with the column {wanted!r}: the file is empty"
+    names = [c for c in header.cells if c]
+    lower = {c.lower(): c for c in names}
+    near = [lower[n] for n in get_close_matches(wanted[:200].lower(), lower, 3, 0.5)]
+    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = ", ".join(repr(c[:60]) for c in names[:40]) + (", ..." if len(names) > 40 else "")
+    no_names = sum(c[:1].isdigit() or c[:1] == "-" for c in names) * 2 > len(names)
+    hint = "; that line looks like data: the first line must name the columns" if no_names else ""
+    return f"{file}: line {header.line}: no column {wanted!r}, found {listed}{meant}{hint}"
+
+
+class _Renamed:
+    """Text behind a header of column numbers, so that the parser knows how wide a line may be."""
+
+    def __init__(self, text: io.TextIOWrapper, header: Header) -> None:
+        self.text = text
+        self.first = header.separator.join(str(i) for i in range(len(header.cells) + 1)) + "\n"
+
+    def read(self, size: int = -1) -> str:
+        first, self.first = self.first, ""
+        return first or self.text.read(size)
+
+    def __iter__(self) -> Iterator[str]:
+        raise io.UnsupportedOperation("read it")
+
+
+@dataclass
+class Reading:
+    """One file while it is read: what was kept, and what was dropped and why, with the first of each kind."""
+
+    file: str
+    asked: Asked
+    header: Header
+    format: TimeFormat
+    t_ns: list[I64] = field(default_factory=list)
+    naive: list[Any] = field(default_factory=list)
+    columns: dict[str, list[F64]] = field(default_factory=dict)
+    dropped: dict[str, tuple[int, str]] = field(default_factory=dict)
+    unreadable: dict[str, tuple[int, str]] = field(default_factory=dict)
+    seen: int = 0
+    points_at: dict[str, int] = field(
+        default_factory=dict
+    )  # column -> a line with a decimal point, as far as read
+
+    def drop(self, why: str, lines: Any, chunk: Any) -> None:
+        """Count rows `lines` (a mask) of a chunk as no data."""
+        if lines.any():
+            at = int(np.flatnonzero(lines)[0])
+            time, first = chunk[str(self.header.cells.index(self.asked.time))], chunk["0"]
+            text = str(time.iloc[at] if isinstance(time.iloc[at], str) else first.iloc[at])[:60]
+            here = f"line {self.header.line + 1 + int(chunk.index[at])}: {text!r}"
+            count, begun = self.dropped.get(why, (0, here))
+            self.dropped[why] = count + int(lines.sum()), begun
+
+    def take(self, chunk: Any) -> None:
+        """Keep the rows of a chunk that are data: a DataFrame with the columns' numbers as names."""
+        at = {name: str(self.header.cells.index(name)) for name in self.asked.all()}
+        extra = str(len(self.header.cells))
+        if self.asked.where:
+            column, wanted = self.asked.where
+            chunk = chunk[(chunk[at[column]].astype(str).str.strip() == wanted).to_numpy(bool)]
+        chunk = chunk[~chunk.isna().to_numpy().all(axis=1)]  # blank lines
+        self.seen += len(chunk)
+        wide = chunk[extra].notna().to_numpy(bool)
+        self.drop("more cells than the header", wide, chunk)
+        chunk = chunk[~wide]
+        if not len(chunk):
+            return
+        cells = chunk[at[self.asked.time]]
+        t_ns, naive = self.format.instants(cells, self.header.line + 1)
+        good = t_ns != NO_TIME
+        self.drop("no time", ~good, chunk)
+        self.t_ns.append(t_ns[good])
+        self.naive.append(naive[good])
+        for name in (*self.asked.values, *self.asked.known):
+            self.columns.setdefault(name, []).append(self.numbers(name, chunk[at[name]][good]))
+
+    def numbers(self, name: str, cells: Any) -> F64:
+        """Numbers of a pandas Series, else NaN; a comma is a decimal mark where it separates no columns."""
+        import pandas as pd
+
+        commas = self.header.separator != ","
+        if pd.api.types.is_numeric_dtype(cells.dtype):
+            values = cells.to_numpy(np.float64)
+            broken = values[np.isfinite(values)] % 1 != 0
+            if commas and broken.any() and cells.dtype.kind == "f":
+                first = int(cells.index[np.isfinite(values)][broken.argmax()])
+                self.points_at.setdefault(name, self.header.line + 1 + first)
+        else:
+            text = cells.fillna("").astype(str).str.strip()
+            if commas and text.str.contains(",", regex=False).any():
+                if name in self.points_at:
+                    raise ConfigError(
+                        f"{self.file}: column {name!r}: a decimal point in line {self.points_at[name]}, "
+                        "decimal commas further down: expected one of them"
+                    )
+                dots = text.str.fullmatch(r"[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?")
+                text = text.where(~dots, text.str.replace(".", "", regex=False)).str.replace(
+                    ",", ".", regex=False
+                )
+            values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64)
+            wrong = np.isnan(values) & ~text.str.lower().isin(_NO_VALUE).to_numpy(bool)
+            if wrong.any():
+                where = int(np.flatnonzero(wrong)[0])
+                line = (
+                    f"line {self.header.line + 1 + int(cells.index[where])}: {str(cells.iloc[where])[:60]!r}"
+                )
+                count, first_line = self.unreadable.get(name, (0, line))
+                self.unreadable[name] = count + int(wrong.sum()), first_line
+        return np.where(np.isfinite(values), values, np.nan)
+
+
+def read_text(path: Path, asked: Asked, room: int, notes: list[str]) -> Reading:
+    """The rows of a file in its own order, at most `room`. A quote that nothing ends makes all quotes plain.
+
+    Raises StorageError if the file cannot be read, ConfigError if it is no table, lacks a column, is too big.
+    """
+    try:
+        from pandas.errors import ParserError
+    except ImportError as error:
+        raise ConfigError(
+            "reading a series needs pandas, which is not installed: install racktwin[fit]"
+        ) from error
+    try:
+        try:
+            return _parse(path, asked, room, csv.QUOTE_MINIMAL)
+        except ParserError as error:
+            if "inside string" not in str(error):
+                raise
+            reading = _parse(path, asked, room, csv.QUOTE_NONE)
+            notes.append(f"{path.name}: a quote that nothing ends: quotes were read as plain characters")
+            return reading
+    except TwinError:
+        raise
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
+    except (ParserError, csv.Error) as error:
+        raise ConfigError(f"{path.name}: expected a table of text (CSV): {error}") from error
+
+
+def _parse(path: Path, asked: Asked, room: int, quoting: int) -> Reading:
+    import pandas as pd
+
+    with path.open("rb") as raw:
+        text = _text(raw, path.name)
+        header = _find_header(text, asked, path.name)
+        reading = Reading(path.name, asked, header, TimeFormat(f"{path.name}: column {asked.time!r}"))
+        # the first column tells a blank line from a footer, the one behind the last a line that is too long
+        index = {0, len(header.cells), *(header.cells.index(name) for name in asked.all())}
+        texts = [header.cells.index(asked.time)] + (
+            [header.cells.index(asked.where[0])] if asked.where else []
+        )
+        chunks: Any = pd.read_csv(
+            cast(Any, _Renamed(text, header)), sep=header.separator, usecols=[str(i) for i in sorted(index)],
+            dtype=dict.fromkeys(map(str, texts), str), index_col=False, skip_blank_lines=False,
+            low_memory=False, skipinitialspace=header.separator != "\t",
+            quoting=cast(Any, quoting), chunksize=CHUNK_ROWS,
+        )  # fmt: skip
+        rows = 0
+        for chunk in chunks:
+            rows += len(chunk)
+            if rows > room:
+                raise ConfigError(
+                    f"{path.name}: expected at most {MAX_ROWS:,} rows in all files, found more: cut it"
+                )
+            if quoting == csv.QUOTE_NONE:
+                texts_in = chunk.select_dtypes(exclude="number")
+                chunk[texts_in.columns] = texts_in.apply(lambda c: c.str.strip('"'))
+            reading.take(chunk)
+    return reading
