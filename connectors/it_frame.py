@@ -2,13 +2,15 @@
 
 `IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
 msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault of what is below it,
-`IT/v1/PUB/Event/jobs/{source}` a job event, each with an id. Columns are keyed by signal name or by DCGM
-field number. A payload may say whom it is `from`: then it must be its topic's path. May import the core's
-readings, events and catalogue, and allowances.
+`IT/v1/PUB/Event/jobs/{source}` a job event, `IT/v1/PUB/Event/outlooks/{source}` values to come, each with an
+id, in JSON or msgpack. Columns are keyed by signal name or by DCGM field number. A payload may say whom it is
+`from`: then it must be its topic's path. May import the core's readings, events, outlooks and catalogue, and
+allowances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,11 +19,12 @@ import numpy as np
 
 from connectors.allowance import Allowance
 from twin.errors import BadMessage
-from twin.events import FaultReported, JobEnded, JobStarted
+from twin.events import FaultReported, JobEnded, JobStarted, OutlookTold
+from twin.outlook import MAX_VALUES
 from twin.reading import Block, Ignored, Message, Names
 from twin.signals import TABLES
 
-FRAME, EVENT, JOBS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/"
+FRAME, EVENT, JOBS, OUTLOOKS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/", "outlooks/"
 MAX_PAYLOAD = 16 * 2**20
 MAX_COLUMNS = 200
 MAX_PLACES = 1_000_000
@@ -29,6 +32,7 @@ MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; charact
 MAX_NODE_NAME = 512
 FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
+OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
 DCGM: dict[str, tuple[str, float]] = {
     "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
@@ -65,8 +69,18 @@ class _Sender(msgspec.Struct):
 
 
 _JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
-_ItEvent = FaultReported | JobStarted | JobEnded
-_EVENT, _SENDER = msgspec.json.Decoder(_ItEvent), msgspec.json.Decoder(_Sender)
+_ItEvent = FaultReported | JobStarted | JobEnded | OutlookTold
+
+
+class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
+    """As it is sent: who the author is, the topic says."""
+
+    author: str = ""
+
+
+_Sent = FaultReported | JobStarted | JobEnded | _Outlook
+_EVENT, _SENDER = msgspec.json.Decoder(_Sent), msgspec.json.Decoder(_Sender)
+_EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.Decoder(_Sender)
 
 
 class ItDecoder:
@@ -77,6 +91,7 @@ class ItDecoder:
         self._place: dict[str, tuple[str, int]] = {}
         self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
         self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
+        self._outlooks = Allowance("outlooks", OUTLOOK_BURST, OUTLOOK_PER_S)
 
     def decode(self, message: Message) -> list[Block | _ItEvent] | Ignored:
         """Blocks and events of one message. Raises BadMessage for what is neither."""
@@ -109,8 +124,9 @@ class ItDecoder:
         if len(payload) > MAX_EVENT:
             raise BadMessage(f"{len(payload)} bytes of event; expected at most {MAX_EVENT}")
         try:
-            event: _ItEvent = _EVENT.decode(payload)
-            _check_sender(_SENDER.decode(payload).sender, path)
+            is_packed = payload[:1] >= b"\x80"
+            event: _ItEvent = (_EVENT_PACKED if is_packed else _EVENT).decode(payload)
+            _check_sender((_SENDER_PACKED if is_packed else _SENDER).decode(payload).sender, path)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
             raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
         if not event.id:
@@ -121,10 +137,25 @@ class ItDecoder:
             self._faults.spend(speaker, len(payload), message.t_ns)
             # An id is one among those of its speaker: nobody uses up the ids of another.
             return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
+        if isinstance(event, OutlookTold):
+            return self._outlook(event, path, message)
         if not path.startswith(JOBS):
             raise BadMessage(f"a job event on the topic of {path[:200]!r}; expected it on {EVENT}{JOBS}...")
         self._jobs.spend("all sources", len(payload), message.t_ns)
         return event
+
+    def _outlook(self, event: OutlookTold, path: str, message: Message) -> OutlookTold:
+        """As its source told it: in its own name, under an id that is one among its own."""
+        if not path.startswith(OUTLOOKS):
+            raise BadMessage(
+                f"an outlook on the topic of {path[:200]!r}; expected it on {EVENT}{OUTLOOKS}..."
+            )
+        self._outlooks.spend("all sources", len(message.payload), message.t_ns)
+        source = path[:MAX_ID]
+        return OutlookTold(
+            id=f"{source}#{event.id}", author=source, quantity=event.quantity, name=event.name,
+            start_ns=event.start_ns, step_s=event.step_s, values=event.values,
+        )  # fmt: skip
 
     def _check_fault(self, event: FaultReported, path: str) -> str:
         """A node speaks of itself and what is below it; its full name."""
@@ -213,9 +244,17 @@ def _check_size(event: _ItEvent) -> None:
             raise BadMessage(
                 f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
             )
-        if isinstance(held, int) and abs(held) >= 2**31:
+        if name == "start_ns":
+            if not 0 < held < 2**62:
+                raise BadMessage(f"start_ns {str(held)[:40]}; expected UTC nanoseconds")
+        elif isinstance(held, int) and abs(held) >= 2**31:
             raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
-        if isinstance(held, tuple) and any(len(text) > MAX_NODE_NAME for text in held):
+        if name == "values":
+            if not 0 < len(held) <= MAX_VALUES:
+                raise BadMessage(f"{len(held)} values; expected 1 to {MAX_VALUES}")
+            if not all(v is None or math.isfinite(v) for v in held):
+                raise BadMessage("values: expected finite numbers or null")
+        elif isinstance(held, tuple) and any(len(text) > MAX_NODE_NAME for text in held):
             raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
 
 

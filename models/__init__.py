@@ -6,9 +6,12 @@ A model knows the core's contracts only and predicts with NumPy; libraries of st
 
 from __future__ import annotations
 
+from models.load import Load
 from models.persistence import Persistence
 from twin.contracts import Model
 
 REGISTRY: dict[str, type[Model]] = {
+    "load": Load,
     "persistence": Persistence,
 }
+DEFAULT = ("load",)  # what a site has that names no models; others run where its file names them

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.panel import Panel
 from twin.errors import TwinError
-from twin.frame import F64, I64
+from twin.frame import F64, I64, Bool
 
 SPOILS = ("gaps", "wild values")
 WILD = 1e6  # times the greatest value: what no rule that reads it could overlook. source: estimate
@@ -42,18 +42,20 @@ def spoiled(panel: Panel, row: int, how: str) -> Panel:
     return Panel(panel.start_ns, panel.step_s, values, panel.names, panel.zone, panel.known)
 
 
-def differ(one: F64, other: F64) -> np.ndarray:
+def differ(one: F64, other: F64) -> Bool:
     """Where two arrays of one shape say something else: bool of that shape. NaN is the same as NaN."""
     gap = np.isnan(one) & np.isnan(other)
     with np.errstate(invalid="ignore"):
         near = np.abs(one - other) <= SAME * np.maximum(np.abs(one), np.abs(other))
-    return ~(gap | near | (one == other))
+    out: Bool = ~(gap | near | (one == other))
+    return out
 
 
 def check_points(names: tuple[str, ...], origins: I64, before: F64, again: F64, how: str) -> None:
     """Raise LookAhead if experts say otherwise. before, again [n_expert, n_horizon, n_origin, n]."""
-    wrong = differ(before, again).any(axis=(1, 3))
-    for name, row in zip(names, wrong, strict=True):
+    wrong = differ(before, again)
+    for name, cells in zip(names, wrong, strict=True):
+        row = np.asarray(cells.any(axis=(0, 2)))
         if row.any():
             # The last origin lies next to the rows that were replaced.
             raise LookAhead(name, int(origins[np.flatnonzero(row)[-1]]), f"later rows became {how}")
@@ -67,7 +69,7 @@ def check_issued(who: str, origins: I64, before: F64, again: F64, how: str) -> N
 
 
 def check_fit(name: str, cut: int, before: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> None:
-    """Raise LookAhead if a fit on the rows before `cut` gave other parameters once later rows were replaced."""
+    """Raise LookAhead if a fit on the rows before `cut` gave other parameters when later rows differ."""
     same = before.keys() == again.keys() and all(
         before[key].shape == again[key].shape
         and not differ(before[key].astype(np.float64), again[key].astype(np.float64)).any()

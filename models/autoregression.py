@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from models.calendar import hours_of_week
+from models.climatology import of_recent_rows
 from models.forecaster import DAY_S, WEEK_S, Grid, Parameters, Said
-from models.last_value import filled, rows_since_epoch
+from models.last_value import filled
 from models.panel import Panel
 from models.seasonal_naive import season_rows
 from twin.errors import ContractError
@@ -29,14 +30,17 @@ LEAST_SEASONS = 2  # source: estimate; with fewer, a harmonic is one more trend
 SERIES, FIT_ROWS = 16, 40_000  # for one fit, all series together. source: estimate
 LARGEST_ROOT = 0.9999  # source: estimate; a larger one explodes within a season
 MEAN_ROWS = 1000  # of the recent mean, where the grid has no day. source: estimate
-SAMPLE_ROWS = 300  # of those rows, so many count. source: estimate
+SAMPLE_ROWS = 300  # of those rows, at most so many count. source: estimate
 LEAST_ROWS = 8  # for a mean and a spread
 CELLS = 4_000_000  # numbers that are held at once
 HOURS = (24.0, 168.0)
 
 
 class AutoRegression:
-    """A pooled autoregression with harmonics. Parameters: phi [lags], constant [1], day and week [k, 2] (cos, sin)."""
+    """A pooled autoregression with harmonics.
+
+    Parameters: phi [lags], constant [1], and of each harmonic of the day and the week (cos, sin) [k, 2].
+    """
 
     name: ClassVar[str] = "autoregression"
     fitted: ClassVar[bool] = True
@@ -44,16 +48,15 @@ class AutoRegression:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self._seasons = (season_rows(grid, DAY_S), season_rows(grid, WEEK_S))
-        # The longer season, if its rows are few enough for a mean to be recent.
-        self._mean_rows = max((s for s in self._seasons if 0 < s <= 2000), default=MEAN_ROWS)
-        self._thin = max(1, self._mean_rows // SAMPLE_ROWS)
+        # Whole weeks, so that a mean does not follow the days of the week.
+        self._mean_rows = max((s for s in self._seasons if s), default=MEAN_ROWS)
         self._lags: F64 | None = None  # [n_horizon, lags] weight of each last row, the latest first
         self._harmonics: list[tuple[float, int, F64]] = []  # period in hours, k, [n_horizon, 2] gains
         self._constant = np.zeros(len(grid.horizons))
 
     @property
     def reach_rows(self) -> int:
-        return max(self._mean_rows + 4 * self._thin, 2 * ORDERS[-1])
+        return max(self._mean_rows, 2 * ORDERS[-1])
 
     def fit(self, past: Panel, seed: int) -> Parameters:
         """Order by the Bayesian information criterion; roots of more than LARGEST_ROOT are shrunk."""
@@ -67,23 +70,26 @@ class AutoRegression:
             return {}
         best: tuple[float, int, Any] | None = None
         for order in ORDERS:
-            if order > 1 and order * ROWS_PER_LAG > len(target):
+            if order > lagged.shape[1] or (order > 1 and order * ROWS_PER_LAG > len(target)):
                 break
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a design that is short of rank: pinv copes
-                result = OLS(target, np.hstack([lagged[:, :order], shape])).fit()
+                try:
+                    result = OLS(target, np.hstack([lagged[:, :order], shape])).fit()
+                except np.linalg.LinAlgError:
+                    continue
                 bic = float(result.bic)
             if np.isfinite(bic) and (best is None or bic < best[0]):
                 best = bic, order, np.asarray(result.params, np.float64)
         if best is None or not np.isfinite(best[2]).all():
             return {}
         _, order, params = best
-        constant, waves = params[order], params[order + 1 :].reshape(-1, 2)
+        phi, waves = _shrunk(params[:order]), params[order + 1 :].reshape(-1, 2)
         return {
-            "phi": _shrunk(params[:order]),
-            "constant": np.array([constant]),
-            "day": waves[: counts[0]],
-            "week": waves[counts[0] :],
+            "phi": phi,
+            "constant": _bounded(phi, np.inf, params[order : order + 1]),
+            "day": self._bounded_waves(phi, 0, waves[: counts[0]]),
+            "week": self._bounded_waves(phi, 1, waves[counts[0] :]),
         }
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
@@ -121,7 +127,7 @@ class AutoRegression:
         if self._lags is None or not len(origins):
             return Said(point)
         order = self._lags.shape[1]
-        mean, spread = self._mean_and_spread(panel, origins)
+        mean, spread = of_recent_rows(panel, origins, self._mean_rows, SAMPLE_ROWS, _moments)
         begin = max(0, int(origins[0]) - 2 * ORDERS[-1] + 1)
         values = filled(panel.values[begin : int(origins[-1]) + 1], ORDERS[-1])
         drive = self._drive(panel, origins)
@@ -142,6 +148,10 @@ class AutoRegression:
         )
         return day, week
 
+    def _bounded_waves(self, phi: F64, season: int, waves: F64) -> F64:
+        rows = self._seasons[season]
+        return np.array([_bounded(phi, rows / (k + 1), wave) for k, wave in enumerate(waves)]).reshape(-1, 2)
+
     def _drive(self, panel: Panel, origins: I64) -> F64:
         """What the constant and the harmonics add up to at each target, in spreads [n_horizon, n_origin]."""
         out = np.repeat(self._constant[:, None], len(origins), axis=1)
@@ -156,27 +166,9 @@ class AutoRegression:
                 out[place] += gains[place, 0] * np.cos(angle) + gains[place, 1] * np.sin(angle)
         return out
 
-    def _mean_and_spread(self, panel: Panel, origins: I64) -> tuple[F64, F64]:
-        """Of a sample of the recent rows up to each origin [n_origin, n]; taken anew every few rows."""
-        first, every = rows_since_epoch(panel), 4 * self._thin
-        ends, inverse = np.unique((first + origins) // every * every - first, return_inverse=True)
-        # A window that would end before the panel begins ends at its origin instead.
-        early = np.flatnonzero(origins < LEAST_ROWS * every)
-        mean, spread = np.empty((2, len(ends), panel.n))
-        step = max(1, CELLS // (SAMPLE_ROWS * max(1, panel.n)))
-        for part in (slice(i, i + step) for i in range(0, len(ends), step)):
-            mean[part], spread[part] = _moments(panel.values, ends[part], self._thin, self._mean_rows)
-        mean, spread = mean[inverse], spread[inverse]
-        if len(early):
-            mean[early], spread[early] = _moments(panel.values, origins[early], 1, LEAST_ROWS * every)
-        return mean, spread
 
-
-def _moments(values: F64, ends: I64, thin: int, rows: int) -> tuple[F64, F64]:
-    """Mean and standard deviation of every `thin`-th row of the last `rows` up to each end [n_end, n]."""
-    at = ends[:, None] - np.arange(0, rows, thin)
-    window = values[np.maximum(at, 0)]
-    window[at < 0] = np.nan
+def _moments(window: F64) -> F64:
+    """Mean and standard deviation [2, m, n] of windows [m, rows, n]; NaN for fewer than LEAST_ROWS known."""
     known = np.isfinite(window)
     count = known.sum(axis=1)
     enough = np.maximum(count, 1)
@@ -184,24 +176,24 @@ def _moments(values: F64, ends: I64, thin: int, rows: int) -> tuple[F64, F64]:
     off = np.where(known, window - mean[:, None], 0.0)
     spread = np.sqrt(np.square(off).sum(axis=1) / enough)
     mean[count < LEAST_ROWS] = np.nan
-    return mean, spread
+    return np.stack([mean, spread])
 
 
 def fit_series(values: F64, most: int) -> I64:
-    """Columns to fit on: the most complete ones that vary, at most `most`, spread over the panel; ascending."""
+    """Columns to fit on, ascending: complete ones that vary, at most `most`, spread over the panel."""
     known = np.isfinite(values)
     counts = known.sum(axis=0)
     low = np.where(known, values, np.inf).min(axis=0, initial=np.inf)
     high = np.where(known, values, -np.inf).max(axis=0, initial=-np.inf)
     varied = np.flatnonzero(high > low)
     if len(varied) > most:
-        complete = varied[counts[varied] >= np.quantile(counts[varied], 0.5)]
+        complete = varied[counts[varied] >= np.sort(counts[varied])[-most]]
         varied = complete[np.linspace(0, len(complete) - 1, most).round().astype(np.int64)]
     return np.unique(varied)
 
 
 def _design(past: Panel, counts: tuple[int, int]) -> tuple[F64, F64, F64]:
-    """Targets [m], their lags [m, lags] and constant and harmonics [m, 1 + 2 k], of all chosen series, scaled."""
+    """Targets [m], lags [m, lags], constant and harmonics [m, 1 + 2 k] of all chosen series, scaled."""
     columns = fit_series(past.values, SERIES)
     most = ORDERS[-1]
     order = max((o for o in ORDERS if o * ROWS_PER_LAG <= past.n_time * max(1, len(columns))), default=1)
@@ -213,15 +205,17 @@ def _design(past: Panel, counts: tuple[int, int]) -> tuple[F64, F64, F64]:
     waves = list(_waves(local, counts))
     shape = np.stack([np.ones(len(rows)), *waves], axis=1)[order:]
     targets, lagged, shapes = [np.empty(0)], [np.empty((0, order))], [shape[:0]]
-    for column in values.T:
-        known = column[np.isfinite(column)]
-        if len(known) < 2 * ROWS_PER_LAG or not known.std() > 0:
+    known = filled(values, ORDERS[-1])
+    for column, lags in zip(values.T, known.T, strict=True):
+        heard = column[np.isfinite(column)]
+        if len(heard) < 2 * ROWS_PER_LAG or not heard.std() > 0:
             continue
-        scaled = (column - known.mean()) / known.std()
-        past_rows = np.lib.stride_tricks.sliding_window_view(scaled, order + 1)[:, ::-1]
-        whole = np.isfinite(past_rows).all(axis=1)
-        targets.append(past_rows[whole, 0])
-        lagged.append(past_rows[whole, 1:])
+        target = (column[order:] - heard.mean()) / heard.std()
+        scaled = (lags[:-1] - heard.mean()) / heard.std()
+        before = np.lib.stride_tricks.sliding_window_view(scaled, order)[:, ::-1]
+        whole = np.isfinite(before).all(axis=1) & np.isfinite(target)
+        targets.append(target[whole])
+        lagged.append(before[whole])
         shapes.append(shape[whole])
     return np.concatenate(targets), np.concatenate(lagged), np.concatenate(shapes)
 
@@ -240,10 +234,25 @@ def _shrunk(phi: F64) -> F64:
     return phi * min(1.0, LARGEST_ROOT / max(largest, 1e-12)) ** np.arange(1, len(phi) + 1)
 
 
+def _bounded(phi: F64, period: float, drive: F64) -> F64:
+    """The same drive, smaller where its response in the long run would be larger than a series of spread 1.
+
+    `drive` [1] a constant, or [2] a wave of `period` rows.
+    """
+    filtered = 1.0 - np.sum(phi * np.exp(-2j * np.pi / period * np.arange(1, len(phi) + 1)))
+    response = float(np.hypot.reduce(drive) / max(abs(filtered), 1e-12))
+    largest = np.sqrt(len(drive))  # a wave of spread 1 has an amplitude of sqrt(2)
+    smaller: F64 = drive * min(1.0, largest / max(response, 1e-12))
+    return smaller
+
+
 def _iterated(phi: F64, drives: F64, horizons: tuple[int, ...]) -> tuple[F64, F64]:
-    """Weights of the last rows [n_horizon, lags] and responses to `drives` [steps, k] since the origin [n_horizon, k]."""
+    """Weights of the last rows [n_horizon, lags] and of drives [n_horizon, k].
+
+    `drives` [steps + 1, k]: what is added at each step after the origin, from row 1 on.
+    """
     order, wanted = len(phi), set(horizons)
-    # Row i: how the value i steps before the present depends on what was known at the origin and on the drives.
+    # Row i: how the value i steps before the present depends on the rows up to the origin and on the drives.
     state = np.hstack([np.eye(order), np.zeros((order, drives.shape[1]))])
     said = []
     for step in range(1, horizons[-1] + 1):

@@ -1,16 +1,16 @@
-"""A backtest: what would have been forecast, had the daemon lived through a panel, and nothing it could not know.
+"""A backtest: what would have been forecast, had the daemon lived through a panel, from what it could know.
 
-Experts are fitted on rows before a cut and speak from the rows between that cut and the next;
-`Online` combines them in order of time, as in the daemon, and learns from an outcome once its row has come. Every
-run audits itself for a look ahead. Pure: time is measured with the clock that is passed in. May import
-models.* and the core's errors and number types; NumPy only.
+Experts are fitted on rows before a cut and speak from the rows between that cut and the next; `Online`
+combines them in order of time, as in the daemon, and learns from an outcome once its row has come. Every run
+audits itself for a look ahead. Pure: time is measured with the clock that is passed in. May import models.*
+and the core's errors and number types; NumPy only.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -29,13 +29,14 @@ FIRST_CUT, LEAST_FIT_ROWS = 0.2, 30  # the first fit: this share of the rows, at
 REFITS = 8
 LATTICE_EVERY_ROWS = 60  # as in the daemon
 LATTICE_ROWS = 2000  # of past in which the step of the lattice is looked for. source: estimate
-SAMPLE_EVERY_ROWS = 16  # as in the daemon
+SAMPLE_EVERY = 8  # issues between two samples of the recent past. source: estimate
 CHUNK_CELLS = (
     200_000  # horizons x origins x series that experts speak of at once. source: estimate; bounds memory
 )
 CHUNK_ROWS = 4096  # source: estimate; as above
 DENSE_STRIDE = 4  # horizons issued at least so often are asked for together. source: estimate
 AUDITED = (0.03, 0.5, 0.97)  # where in the scored part the look ahead is checked
+AUDIT_ORIGINS = 64  # so many before each of them, and after. source: estimate
 
 
 class Combines(Protocol):
@@ -77,7 +78,7 @@ class Result:
 
 
 class Words(NamedTuple):
-    """Of experts: points [n_expert, n_horizon, n_origin, n]; low, high [n_horizon, n_origin, n] or None."""
+    """Of experts: points [n_expert, n_horizon, n_origin, n]; low, high [n_horizon, n_origin, n]."""
 
     points: F64
     low: F64 | None
@@ -85,7 +86,7 @@ class Words(NamedTuple):
 
 
 def cuts(n_time: int, refits: int = REFITS) -> tuple[int, ...]:
-    """Rows before which fits end, growing by a constant factor: 20 % of the rows (at least 30) comes first."""
+    """Rows before which fits end, by a constant factor apart; 20 % of the rows, at least 30, come first."""
     first = max(LEAST_FIT_ROWS, round(FIRST_CUT * n_time))
     if first >= n_time:
         return ()
@@ -106,6 +107,14 @@ def _since(panel: Panel, row: int) -> Panel:
     return Panel(start_ns, panel.step_s, panel.values[row:], panel.names, panel.zone, known)
 
 
+def _to_audit(values: F64, start_row: int) -> list[int]:
+    """Rows of the scored part whose look ahead is checked: some spread over it, and one in a gap."""
+    rows = len(values) - start_row
+    gaps = start_row + np.flatnonzero(~np.isfinite(values[start_row:]).all(axis=1))
+    found = [start_row + int(share * (rows - 1)) for share in AUDITED] + gaps[len(gaps) // 2 :][:1].tolist()
+    return sorted(set(found))
+
+
 class Experts:
     """Some experts on one grid, fitted alike and asked alike."""
 
@@ -113,17 +122,17 @@ class Experts:
         self.grid, self.seed, self.names = grid, seed, tuple(kinds)
         self.each = {name: kind(grid) for name, kind in kinds.items()}
 
-    def fit_before(self, panel: Panel, cut: int) -> dict[str, Parameters]:
-        """Parameters of those that are fitted, from the rows before `cut`."""
+    def fit_before(self, panel: Panel, cut: int, names: Sequence[str]) -> dict[str, Parameters]:
+        """Parameters of these experts, from the rows before `cut`."""
         past = panel.upto(cut - 1)
-        return {name: one.fit(past, self.seed) for name, one in self.each.items() if one.fitted}
+        return {name: self.each[name].fit(past, self.seed) for name in names}
 
     def load(self, parameters: Mapping[str, Parameters]) -> None:
         for name, held in parameters.items():
             self.each[name].load(held)
 
     def say(self, panel: Panel, origins: I64) -> Words:
-        """What all say from these rows; they see the rows up to the last of them, as far back as they reach."""
+        """What all say from these rows; they see rows up to the last of them, as far back as they reach."""
         shape = (len(self.grid.horizons), len(origins), panel.n)
         points = np.full((len(self.each), *shape), np.nan)
         low = high = None
@@ -141,7 +150,7 @@ class Experts:
 
 @dataclass
 class Line:
-    """One horizon on its way through time: its `Online`, the next row to learn from, the sample of the past."""
+    """One horizon on its way through time: its `Online`, the next row to learn from, what it last drew."""
 
     horizon: int
     stride: int
@@ -149,6 +158,7 @@ class Line:
     next_row: int
     sampled_row: int = -(2**62)
     lattice_row: int = -(2**62)
+    recent: F64 = field(default_factory=lambda: np.zeros((0, 0)))
     lattice: F64 = field(default_factory=lambda: np.zeros(0))
     seconds: float = 0.0
 
@@ -168,19 +178,19 @@ class Line:
             while self.next_row <= row:
                 self.online.learn(self.next_row, values[self.next_row])
                 self.next_row += self.stride
-            recent = None
-            if row - self.sampled_row >= SAMPLE_EVERY_ROWS:
-                recent, self.sampled_row = recent_sample(values[: row + 1], row), row
+            if row - self.sampled_row >= SAMPLE_EVERY * self.stride:
+                self.recent, self.sampled_row = recent_sample(values[: row + 1], row), row
             if row - self.lattice_row >= LATTICE_EVERY_ROWS:
                 self.lattice = quantum(values[max(0, row + 1 - LATTICE_ROWS) : row + 1])
                 self.lattice_row = row
+            points = words.points[:, i]
             issue = Issue(
-                points=words.points[:, i],
+                points=points if len(points) > 1 else np.where(np.isfinite(points), points, last[i]),
                 last=last[i],
                 scale=scale[i],
                 low=None if words.low is None else words.low[i],
                 high=None if words.high is None else words.high[i],
-                recent=recent,
+                recent=self.recent,
                 quantum=self.lattice,
             )
             out[i] = self.online.issue(row, issue)
@@ -202,9 +212,9 @@ def backtest(
 ) -> Result:
     """Live through `panel` and keep what is issued from origins in its last `1 - start`.
 
-    `horizons`: rows, ascending. `clock`: seconds, for what fits and forecasts cost. `progress` hears the share
-    done. Raises LookAhead if a forecast depends on a later row; ContractError for a horizon that no scored
-    origin has an outcome for.
+    `horizons`: rows, ascending. `clock`: seconds, for what fits and forecasts cost. `progress` hears what
+    share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
+    forecast depends on a later row; ContractError for a horizon without a scored outcome.
     """
     start_row = int(np.ceil(start * panel.n_time))
     if max(horizons) > (most := panel.n_time - 1 - start_row):
@@ -215,7 +225,9 @@ def backtest(
         for group in groups
     ]
     for i, run in enumerate(runs):
-        run.through(lambda share, i=i: progress((i + share) / len(runs)) if progress else None)  # type: ignore[misc]
+        for share in run.through():
+            if progress is not None:
+                progress((i + share) / len(runs))
     by_horizon = {course.horizon: course for run in runs for course in run.courses()}
     return Result(
         panel,
@@ -247,34 +259,36 @@ class _Run:
         ]
         self.issued: dict[int, list[tuple[I64, F64]]] = {line.horizon: [] for line in self.lines}
         self.weights = {line.horizon: np.zeros((panel.n, len(experts.names))) for line in self.lines}
-        rows = panel.n_time - start_row
-        self.audited = [start_row + int(share * (rows - 1)) for share in AUDITED]
+        self.audited = _to_audit(panel.values, start_row)
         self.fit_s = self.say_s = 0.0
         self.said = self.checked = 0
-        self.fit_checked = False
+        self.fits_checked: list[str] = []
 
-    def through(self, progress: Callable[[float], None]) -> None:
-        """From the first row to the last. The time that fits take grows with their rows."""
-        edges = sorted({0, *self.cuts, self.start_row, self.panel.n_time})
+    def through(self) -> Iterator[float]:
+        """From the first row to the last; yields the share that is done."""
+        least = min(line.stride for line in self.lines)
+        around = {row + side * AUDIT_ORIGINS * least for row in self.audited for side in (-1, 1)}
+        inner = {edge for edge in (*self.cuts, self.start_row, *around) if 0 < edge < self.panel.n_time}
+        edges = [0, *sorted(inner), self.panel.n_time]
         for begin, end in itertools.pairwise(edges):
             if begin in self.cuts:
                 self._fit(begin)
-            size = CHUNK_CELLS // (self.panel.n * len(self.lines)) * min(line.stride for line in self.lines)
-            size = min(max(size, 64), CHUNK_ROWS * min(line.stride for line in self.lines))
+            size = least * min(max(CHUNK_CELLS // (self.panel.n * len(self.lines)), 64), CHUNK_ROWS)
             for first in range(begin, end, size):
                 self._live(first, min(first + size, end))
-                progress(min(first + size, end) / self.panel.n_time)
+                yield min(first + size, end) / self.panel.n_time
 
     def _fit(self, cut: int) -> None:
+        names = [name for name, one in self.experts.each.items() if one.fitted]
         begun = self.clock()
-        parameters = self.experts.fit_before(self.panel, cut)
+        parameters = self.experts.fit_before(self.panel, cut, names)
         self.fit_s = self.clock() - begun
-        if not self.fit_checked:
-            # The first fit is the cheapest to repeat, and a fit that looks ahead does so at every cut.
-            again = self.experts.fit_before(audit.spoiled(self.panel, cut - 1, "wild values"), cut)
-            for name, held in parameters.items():
-                audit.check_fit(name, cut, held, again[name])
-            self.fit_checked = True
+        # An expert's first fit is the cheapest one to repeat; one that looks ahead does so at every cut.
+        if new := [name for name in names if parameters[name] and name not in self.fits_checked]:
+            other = audit.spoiled(self.panel, cut - 1, "wild values")
+            for name, again in self.experts.fit_before(other, cut, new).items():
+                audit.check_fit(name, cut, parameters[name], again)
+            self.fits_checked += new
         self.experts.load(parameters)
 
     def _live(self, first: int, end: int) -> None:
@@ -287,10 +301,14 @@ class _Run:
         words = self.experts.say(self.panel, origins)
         self.say_s += self.clock() - begun
         self.said += len(origins)
-        held = copy.deepcopy(self.lines) if self._due(first, end) else None
+        # An origin with others behind it, so that experts were given rows that it must not know.
+        rows = np.array([row for row in self.audited if first <= row < end], np.int64)
+        last = np.searchsorted(origins, rows, side="right") - 1
+        due = last[(last >= 0) & (last < len(origins) - 1)].tolist()
+        held = copy.deepcopy(self.lines) if due else []
         quantiles = self._advance(self.lines, self.panel, words, origins, True)
-        if held is not None:
-            self._audit(held, words, origins, quantiles)
+        for i in due:
+            self._audit(held, words, origins, i + 1, quantiles)
 
     def _advance(
         self, lines: list[Line], panel: Panel, words: Words, origins: I64, kept: bool
@@ -316,27 +334,21 @@ class _Run:
                 self.weights[line.horizon] += weights
         return out
 
-    def _due(self, first: int, end: int) -> bool:
-        return any(first <= row < end for row in self.audited)
-
-    def _audit(self, lines: list[Line], words: Words, origins: I64, quantiles: list[tuple[I64, F64]]) -> None:
-        """Live through these origins again, up to the middle one, with other rows after it."""
-        upto = (len(origins) - 1) // 2 + 1
+    def _audit(
+        self, lines: list[Line], words: Words, origins: I64, upto: int, quantiles: list[tuple[I64, F64]]
+    ) -> None:
+        """Live through the first `upto` of these origins again, with other rows after them."""
         row = int(origins[upto - 1])
         for how in audit.SPOILS:
             other = audit.spoiled(self.panel, row, how)
-            again = self.experts.say(other, origins)
-            audit.check_points(
-                self.experts.names,
-                origins[:upto],
-                words.points[:, :, :upto],
-                again.points[:, :, :upto],
-                how,
-            )
+            with np.errstate(all="ignore"):  # wild values may overflow where nobody looks
+                again = self.experts.say(other, origins)
+            before = words.points[:, :, :upto]
+            audit.check_points(self.experts.names, origins[:upto], before, again.points[:, :, :upto], how)
             issued = self._advance(copy.deepcopy(lines), other, words, origins[:upto], False)
-            for line, (own, before), (_, after) in zip(lines, quantiles, issued, strict=True):
+            for line, (own, said), (_, anew) in zip(lines, quantiles, issued, strict=True):
                 who = f"the combination {line.horizon} rows ahead"
-                audit.check_issued(who, own[: len(after)], before[: len(after)], after, how)
+                audit.check_issued(who, own[: len(anew)], said[: len(anew)], anew, how)
         self.checked += upto
 
     def courses(self) -> list[Course]:

@@ -1,67 +1,61 @@
 """A blend: a grid's recent rows, the experts that forecast from them, and how they were combined so far.
 
 What the daemon keeps per grid. Rows are numbered from the epoch, so that they are the same after a restart;
-a row that nobody heard is a gap. NumPy only; `fit` runs in a worker.
+a row that nobody heard is a gap. May import models and the core's number types; NumPy only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from models.context import CALM_ROWS, recent_sample, restlessness
-from models.forecaster import Forecaster, Grid, Parameters, last_known
-from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
+from models.forecaster import Forecaster, Grid, last_known
 from models.lattice import quantum
-from models.online import Issue, Online
+from models.online import Issue, Online, stride
 from models.panel import Panel
 from twin.errors import ContractError
 from twin.frame import F64, I32, NS
 
-SPARE = 0.25  # of the rows kept: the buffer moves them together only so often
+SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
 LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
+LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 SAMPLE_EVERY_ROWS = 16  # how often the sample of recent values is drawn anew
 
 
-def stride_of(horizon: int) -> int:
-    """Rows between forecasts that are remembered and judged: sixteen in flight per horizon at most."""
-    return max(1, horizon // 16)
-
-
 class Blend:
-    """Forecasts of `n` series on one grid; `rows` of past are kept. `more` names experts given from outside."""
+    """Forecasts of `n` series on one grid; `rows` of past are kept.
+
+    `experts` say what the rows tell; `more` names those whose points are given from outside.
+    """
 
     def __init__(
-        self,
-        grid: Grid,
-        n: int,
-        rows: int,
-        experts: tuple[str, ...] = DEFAULT_EXPERTS,
-        more: tuple[str, ...] = (),
+        self, grid: Grid, n: int, rows: int, experts: Sequence[Forecaster], more: tuple[str, ...] = ()
     ) -> None:
         self.grid, self.n, self.rows, self.more = grid, n, rows, more
-        self.experts: list[Forecaster] = [FORECASTERS[name](grid) for name in experts]
+        self.experts = tuple(experts)
+        self.names = (*(expert.name for expert in experts), *more)
         self._buffer = np.full((rows + max(1, int(rows * SPARE)), n), np.nan)
         self._filled = 0
-        self.row = -1  # number of the newest row
+        self.row = -1  # number of the newest row; -1: none yet
         self._lattice, self._lattice_row = np.zeros(n), -(2**62)
-        names = (*experts, *more)
-        self.online = [Online(h, n, names, stride_of(h)) for h in grid.horizons]
-        self.parameters: Parameters = {}
+        self._recent_row = -(2**62)
+        self.online = [Online(h, n, self.names, stride(h)) for h in grid.horizons]
 
     @property
     def step_ns(self) -> int:
+        """Length of a row."""
         return round(self.grid.step_s * NS)
 
-    def panel(self) -> Panel:
-        """The rows that are kept, the newest last. A view."""
-        kept = min(self._filled, self.rows)
+    def panel(self, rows: int | None = None) -> Panel:
+        """The newest rows, as many as are kept or at most `rows`. A view."""
+        kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
         values = self._buffer[self._filled - kept : self._filled]
         return Panel((self.row - kept + 1) * self.step_ns, self.grid.step_s, values)
 
     def append(self, row: int, values: F64) -> None:
-        """A row is complete [n]. Rows that were left out are gaps; an older one is not taken back."""
+        """A row is complete [n]. Rows that were left out are gaps; an older one is not taken."""
         if row <= self.row:
             return
         missed = row - self.row - 1 if self.row >= 0 else 0
@@ -78,33 +72,31 @@ class Blend:
         if self._filled == len(self._buffer):
             self._buffer[: self.rows - 1] = self._buffer[self._filled - self.rows + 1 :]
             self._filled = self.rows - 1
-        self._buffer[self._filled] = values
+        # In single precision, so that a snapshot of half the size gives the same forecasts.
+        self._buffer[self._filled] = np.float32(values)
         self._filled += 1
 
     def say(self, more: Mapping[str, F64]) -> F64:
         """Quantiles of every horizon from the newest row [n_horizon, n, n_level].
 
-        `more` gives, per expert from outside, its points [n_horizon, n].
+        `more` gives, for each expert from outside, its points [n_horizon, n].
         """
-        panel = self.panel()
-        said = []
-        low = high = None
+        words, low, high = [], None, None
         for expert in self.experts:
-            cut = panel.tail(expert.reach_rows)
-            words = expert.predict(cut, np.array([cut.n_time - 1]))
-            said.append(words.point[:, 0])
-            if words.low is not None and words.high is not None:
-                low, high = words.low[:, 0], words.high[:, 0]
-        said += [more[name] for name in self.more]
-        near = panel.tail(CALM_ROWS + 1)
-        scale = restlessness(near.values, np.array([near.n_time - 1]))[0]
-        last = last_known(near.values)[-1]
-        if self.row - self._lattice_row >= LATTICE_EVERY_ROWS:
-            self._lattice, self._lattice_row = quantum(panel.values), self.row
+            panel = self.panel(expert.reach_rows)
+            said = expert.predict(panel, np.array([panel.n_time - 1]))
+            words.append(said.point[:, 0])
+            if said.low is not None and said.high is not None:
+                low, high = said.low[:, 0], said.high[:, 0]
+        points = np.array([*words, *(more[name] for name in self.more)])  # [n_expert, n_horizon, n]
+        near = self.panel(CALM_ROWS + 1).values
+        scale = restlessness(near, np.array([len(near) - 1]))[0]
+        last = last_known(near)[-1]
+        self._look_at_lattice()
         recent = None
-        if self.row % SAMPLE_EVERY_ROWS == 0 or not self._sampled:
-            recent, self._sampled = recent_sample(panel.values, panel.n_time - 1), True
-        points = np.array(said)  # [n_expert, n_horizon, n]
+        if self.row - self._recent_row >= SAMPLE_EVERY_ROWS:
+            past = self.panel(LATTICE_ROWS).values
+            recent, self._recent_row = recent_sample(past, len(past) - 1), self.row
         return np.array(
             [
                 online.issue(
@@ -113,12 +105,66 @@ class Blend:
                         points[:, i],
                         last,
                         scale,
+                        self._lattice,
                         None if low is None else low[i],
                         None if high is None else high[i],
                         recent,
-                        self._lattice,
                     ),
                 )
                 for i, online in enumerate(self.online)
             ]
         )
+
+    def _look_at_lattice(self) -> None:
+        if self.row - self._lattice_row >= LATTICE_EVERY_ROWS:
+            self._lattice, self._lattice_row = quantum(self.panel(LATTICE_ROWS).values), self.row
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """All of it, exact."""
+        out: dict[str, np.ndarray] = {
+            "rows": self.panel().values.astype(np.float32),
+            "at": np.array([self.row, self._lattice_row, self._recent_row], np.int64),
+            "lattice": self._lattice.copy(),
+        }
+        for online in self.online:
+            out |= {f"{online.horizon}/{name}": array for name, array in online.memory().items()}
+        return out
+
+    def restore(self, memory: Mapping[str, np.ndarray]) -> None:
+        """Take over what `memory` gave. Raises ContractError if it is of another shape."""
+        rows = memory["rows"]
+        if rows.ndim != 2 or rows.shape[1] != self.n or len(rows) > self.rows:
+            raise ContractError(f"rows: expected at most {self.rows} of {self.n} series, got {rows.shape}")
+        self._buffer[: len(rows)] = rows
+        self._filled = len(rows)
+        self.row, self._lattice_row, self._recent_row = (int(x) for x in memory["at"])
+        self._lattice = np.array(memory["lattice"])
+        for online in self.online:
+            prefix = f"{online.horizon}/"
+            online.restore({k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)})
+
+    def remap(self, old_of_new: I32) -> None:
+        """Series i was `old_of_new[i]` before, -1 if it is new."""
+        there = np.flatnonzero(old_of_new >= 0)
+        was = old_of_new[there]
+        n = len(old_of_new)
+        buffer = np.full((len(self._buffer), n), np.nan)
+        buffer[:, there] = self._buffer[:, was]
+        lattice = np.zeros(n)
+        lattice[there] = self._lattice[was]
+        self._buffer, self._lattice, self.n = buffer, lattice, n
+        for online in self.online:
+            online.remap(old_of_new)
+
+    def forget(self, series: np.ndarray) -> None:
+        """What is known of these series no longer counts: others took their place."""
+        old_of_new = np.arange(self.n, dtype=np.int32)
+        old_of_new[series] = -1
+        self.remap(old_of_new)
+
+    def basis(self, horizon: int, series: slice) -> str:
+        """Which experts carry the forecast of these series, in words."""
+        weights = np.nan_to_num(self.online[horizon].weights()[series])
+        share = weights.sum(axis=0) / max(1, len(weights))
+        order = np.argsort(-share, kind="stable")[:3]
+        return ", ".join(f"{self.names[i]} {100 * share[i]:.0f} %" for i in order if share[i] >= 0.01)

@@ -6,25 +6,25 @@ import the contract of forecasters; NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from models.forecaster import DAY_S, Grid, Said
-from models.last_value import Unfitted, rows_since_epoch
+from models.calendar import local_ns
+from models.forecaster import DAY_S, WEEK_S, Grid, Said
+from models.last_value import Unfitted, last_within, rows_since_epoch
 from models.panel import Panel
 from models.seasonal_naive import season_rows
-from twin.frame import F64, I64
+from twin.frame import F64, I64, NS
 
 # Two weeks hold every hour of the week twice. source: estimate
 RECENT_S = 14 * DAY_S
 RECENT_ROWS = 1000  # where a day is no whole number of rows. source: estimate
 # A window counts a third of so many rows up to all of them; more would hardly move a median. source: estimate
-SAMPLE_ROWS = 600
-DAYS = 28  # of each time of day: four weeks hold four of each day of the week. source: estimate
-LEAST_DAYS = 5
-DAYS_HALF_LIFE = 7.0  # source: estimate
+SAMPLE_ROWS = 400
+DEVIATION_HALF_LIFE_S = DAY_S  # source: estimate
+MOST_SHIFT = 2  # hours that clocks are put forward or back. source: estimate
 HOUR_S = 3600.0
 CELLS = 4_000_000  # numbers that are held at once
 
@@ -32,8 +32,7 @@ CELLS = 4_000_000  # numbers that are held at once
 class Climatology(Unfitted):
     """Running median of the recent past, the same at every horizon.
 
-    The window is two weeks, or twice the largest horizon where that is longer. It takes every k-th row since
-    1970, where k, a power of three, grows with the rows there are; it ends at the latest such row.
+    The window is two weeks, or twice the largest horizon where that is longer, of which a sample counts.
     """
 
     name: ClassVar[str] = "climatology"
@@ -44,60 +43,57 @@ class Climatology(Unfitted):
         return max(recent, 2 * self.grid.horizons[-1])
 
     def predict(self, panel: Panel, origins: I64) -> Said:
-        point = np.full((len(origins), panel.n), np.nan)
-        ages = np.minimum(origins + 1, self.reach_rows)
-        first = rows_since_epoch(panel)
-        thin, longest = 1, SAMPLE_ROWS
-        while True:
-            places = np.flatnonzero((ages <= longest) & (ages > longest // 3 if thin > 1 else ages > 0))
-            ends = (first + origins[places]) // thin * thin - first
-            unique, inverse = np.unique(ends, return_inverse=True)
-            # One step less than the reach, since an origin may lie so far after the window's end.
-            taken = min(longest, self.reach_rows - thin + 1)
-            medians = np.empty((len(unique), panel.n))
-            for part in _parts(len(unique), SAMPLE_ROWS * panel.n):
-                medians[part] = _thinned_median(panel.values, unique[part], thin, taken)
-            point[places] = medians[inverse]
-            if longest >= self.reach_rows:
-                return Said(np.broadcast_to(point, (len(self.grid.horizons), *point.shape)))
-            thin, longest = thin * 3, longest * 3
+        point = of_recent_rows(panel, origins, self.reach_rows, SAMPLE_ROWS, _medians)
+        return Said(np.broadcast_to(point, (len(self.grid.horizons), *point.shape[1:])))
 
 
-class _TimeOfDay(Unfitted):
-    """Over the hours of the last DAYS days that lie whole days before the target's hour; at least LEAST_DAYS.
+class _Usual(Unfitted):
+    """What is usual in an hour: from the hours whole seasons (days, weeks) before it, by local clocks.
 
     An hour is a whole number of rows that divides a day, at most 3,600 s, and is known when its last row is.
     """
 
+    span_s: ClassVar[float] = DAY_S
+    seasons: ClassVar[int] = 28  # four weeks hold four of each day of the week. source: estimate
+    least: ClassVar[int] = 5  # source: estimate
+
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        day = season_rows(grid, DAY_S)
+        day, season = season_rows(grid, DAY_S), season_rows(grid, self.span_s)
         most = max(1, int(HOUR_S / grid.step_s + 1e-9))
         self._hour = next((rows for rows in range(min(most, day), 0, -1) if day % rows == 0), 1)
-        self._hours = day // self._hour  # in a day; 0 where the grid has no days
+        self._season = season // self._hour  # in hours; 0 where the grid has no such season
 
     @property
     def reach_rows(self) -> int:
-        return DAYS * self._hours * self._hour + self._hour
+        # Clocks may move both the first and the last of the hours; and an hour may not be over.
+        return (self.seasons * self._season + 2 * MOST_SHIFT + 3) * self._hour
 
-    def predict(self, panel: Panel, origins: I64) -> Said:
-        point = np.full((len(self.grid.horizons), len(origins), panel.n), np.nan)
-        if not self._hours or not len(origins):
-            return Said(point)
-        first = rows_since_epoch(panel)
-        at = first + origins
-        last_known = (at + 1) // self._hour - 1
-        target = (at + np.asarray(self.grid.horizons)[:, None]) // self._hour
-        ahead = np.maximum(0, target - last_known)
-        heads, inverse = np.unique(target - self._hours * -(-ahead // self._hours), return_inverse=True)
-        days = heads[:, None] - self._hours * np.arange(DAYS)
-        hours, where = np.unique(days, return_inverse=True)
-        where = where.reshape(days.shape)
-        typical = self._typical(panel, hours * self._hour - first)
+    def _usual(self, panel: Panel, hours: I64, latest: I64) -> F64:
+        """What is usual in these hours since 1970 [..., n], as is known when the hour `latest` is over."""
+        clock = self._clock_hours(panel, hours)
+        ahead = np.maximum(0, hours - latest)
+        heads = hours - self._season * -(-ahead // self._season)
+        heads = heads + _shift(clock, self._clock_hours(panel, heads))
+        heads = np.where(heads > latest, heads - self._season, heads)
+        heads, inverse = np.unique(heads, return_inverse=True)
+        back = heads[:, None] - self._season * np.arange(self.seasons)
+        back += _shift(self._clock_hours(panel, heads)[:, None], self._clock_hours(panel, back))
+        sources, where = np.unique(back, return_inverse=True)
+        typical = self._typical(panel, sources * self._hour - rows_since_epoch(panel))
+        where = where.reshape(back.shape)
         usual = np.empty((len(heads), panel.n))
-        for part in _parts(len(heads), DAYS * panel.n):
-            usual[part] = self._usual(np.moveaxis(typical[where[part]], 1, -1))
-        return Said(usual[inverse.reshape(target.shape)])
+        for part in _parts(len(heads), self.seasons * panel.n):
+            usual[part] = self._over_seasons(np.moveaxis(typical[where[part]], 1, -1))
+        return usual[inverse.reshape(hours.shape)]
+
+    def _clock_hours(self, panel: Panel, hours: I64) -> I64:
+        """By how many hours local clocks are ahead of UTC then; all zero where zones do not matter."""
+        if panel.zone == "UTC":
+            return np.zeros_like(hours)
+        hour_ns = round(self._hour * panel.step_s * NS)
+        t_ns = hours.ravel() * hour_ns
+        return np.round((local_ns(t_ns, panel.zone) - t_ns) / hour_ns).astype(np.int64).reshape(hours.shape)
 
     def _typical(self, panel: Panel, starts: I64) -> F64:
         """One value for each hour that begins at these rows [n_hour, n]; NaN where nothing is known."""
@@ -113,40 +109,96 @@ class _TimeOfDay(Unfitted):
         """One value for an hour [m, n] from its rows [m, n, hour]."""
         raise NotImplementedError
 
-    def _usual(self, values: F64) -> F64:
-        """What is usual [m, n] from the hours of days, the latest first [m, n, DAYS]; NaN if too few."""
+    def _over_seasons(self, values: F64) -> F64:
+        """What is usual [m, n] from hours, the latest first [m, n, seasons]; NaN if too few are known."""
         raise NotImplementedError
 
 
-class HourlyMedian(_TimeOfDay):
+class HourlyMedian(_Usual):
     """Median over the days of the median within the hour."""
 
     name: ClassVar[str] = "hourly_median"
 
+    def predict(self, panel: Panel, origins: I64) -> Said:
+        if not self._season or not len(origins):
+            return Said(np.full((len(self.grid.horizons), len(origins), panel.n), np.nan))
+        at = rows_since_epoch(panel) + origins
+        target = (at + np.asarray(self.grid.horizons)[:, None]) // self._hour
+        return Said(self._usual(panel, target, (at + 1) // self._hour - 1))
+
     def _within(self, values: F64) -> F64:
         return known_median(values)
 
-    def _usual(self, values: F64) -> F64:
+    def _over_seasons(self, values: F64) -> F64:
         known = np.isfinite(values).sum(axis=-1)
-        return np.where(known >= LEAST_DAYS, known_median(values), np.nan)
+        return np.where(known >= self.least, known_median(values), np.nan)
 
 
-class SeasonalMean(_TimeOfDay):
-    """Mean over the days of the mean within the hour; a day weighs half after DAYS_HALF_LIFE days."""
+class SeasonalMean(_Usual):
+    """Mean over the days of the mean within the hour, and what is left of the present deviation from it.
+
+    A day weighs half after a week; of the deviation half is left after a day. Between the middles of two
+    hours the mean goes in a line. A deviation is forgotten when nothing is heard for an hour.
+    """
 
     name: ClassVar[str] = "seasonal_ewma"
+    half_life: ClassVar[float] = 7.0  # seasons. source: estimate
+
+    def predict(self, panel: Panel, origins: I64) -> Said:
+        if not self._season or not len(origins):
+            return Said(np.full((len(self.grid.horizons), len(origins), panel.n), np.nan))
+        horizons = np.asarray(self.grid.horizons)
+        at = rows_since_epoch(panel) + origins
+        point = self._between(panel, at + horizons[:, None], (at + 1) // self._hour - 1)
+        # As foretold before this hour began.
+        present = self._between(panel, at, at // self._hour - 1)
+        off = last_within(panel.values, origins, self._hour) - present
+        off[~np.isfinite(off)] = 0.0
+        left = 0.5 ** (horizons * self.grid.step_s / DEVIATION_HALF_LIFE_S)
+        return Said(point + left[:, None, None] * off)
+
+    def _between(self, panel: Panel, rows: I64, latest: I64) -> F64:
+        """What is usual at these rows since 1970 [..., n]."""
+        middle = (rows + 0.5) / self._hour - 0.5
+        hours = np.floor(middle).astype(np.int64)
+        share = (middle - hours)[..., None]
+        usual = self._usual(panel, hours, latest)
+        if self._hour == 1:
+            return usual
+        usual = usual * (1.0 - share)
+        usual += share * self._usual(panel, hours + 1, latest)
+        return usual
 
     def _within(self, values: F64) -> F64:
         return _known_mean(values, np.ones(values.shape[-1]), 1)
 
-    def _usual(self, values: F64) -> F64:
-        return _known_mean(values, 0.5 ** (np.arange(DAYS) / DAYS_HALF_LIFE), LEAST_DAYS)
+    def _over_seasons(self, values: F64) -> F64:
+        return _known_mean(values, 0.5 ** (np.arange(self.seasons) / self.half_life), self.least)
+
+
+class WeeklyMean(SeasonalMean):
+    """The same over weeks: for what differs by the day of the week."""
+
+    name: ClassVar[str] = "weekly_ewma"
+    span_s: ClassVar[float] = WEEK_S
+    seasons: ClassVar[int] = 8  # source: estimate
+    least: ClassVar[int] = 2  # source: estimate
+    half_life: ClassVar[float] = 2.0  # source: estimate
+
+
+def _shift(wanted: I64, there: I64) -> I64:
+    """Hours to go further so that local clocks show the wanted hour; at most MOST_SHIFT."""
+    shift: I64 = np.clip(wanted - there, -MOST_SHIFT, MOST_SHIFT)
+    return shift
 
 
 def known_median(values: F64) -> F64:
     """Median along the last axis of what is finite; NaN where nothing is."""
-    ordered = np.sort(np.where(np.isfinite(values), values, np.nan), axis=-1)  # NaN comes last
-    count = np.isfinite(ordered).sum(axis=-1)[..., None]
+    ordered = np.array(values, order="C")  # a copy whose last axis lies together, to be sorted in place
+    known = np.isfinite(ordered)
+    ordered[~known] = np.nan
+    ordered.sort(axis=-1)  # NaN comes last
+    count = known.sum(axis=-1)[..., None]
     low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis=-1)
     high = np.take_along_axis(ordered, count // 2, axis=-1)
     middle: F64 = (0.5 * low + 0.5 * high)[..., 0]
@@ -163,12 +215,41 @@ def _known_mean(values: F64, weights: F64, least: int) -> F64:
     return mean
 
 
-def _thinned_median(values: F64, ends: I64, thin: int, rows: int) -> F64:
-    """Median of every `thin`-th row back from each end, among its last `rows` rows [n_end, n]."""
-    at = ends[:, None] - np.arange(0, rows, thin)
-    window = values[np.maximum(at, 0)]
-    window[at < 0] = np.nan
-    return known_median(np.moveaxis(window, 1, -1))
+def of_recent_rows(panel: Panel, origins: I64, reach: int, most: int, summarise: Callable[[F64], F64]) -> F64:
+    """What `summarise` makes of windows [m, rows, n]: [k, m, n], here for each origin [k, n_origin, n].
+
+    A window holds every k-th of the last `reach` rows up to its origin, a third of `most` up to `most` of
+    them, NaN before the panel; k is a power of three that grows with the rows there are. Rows are counted
+    since 1970, so that a window ends less than k rows before its origin, and k origins share it.
+    """
+    if not len(origins):
+        return summarise(np.empty((0, 1, panel.n)))
+    ages = np.minimum(origins + 1, reach)
+    first = rows_since_epoch(panel)
+    out = np.empty((0, len(origins), panel.n))
+    thin, longest = 1, most
+    while True:
+        places = np.flatnonzero((ages <= longest) & (ages > (longest // 3 if thin > 1 else 0)))
+        ends, inverse = np.unique((first + origins[places]) // thin * thin - first, return_inverse=True)
+        # Less than the reach, since an origin may lie so far after the window's end.
+        back = np.arange(0, min(longest, reach - thin + 1), thin)
+        parts = []
+        for part in _parts(len(ends), len(back) * panel.n):
+            at = ends[part, None] - back
+            window = panel.values[np.maximum(at, 0)]
+            window[at < 0] = np.nan
+            parts.append(summarise(window))
+        if parts:
+            made = np.concatenate(parts, axis=1)
+            out = out if len(out) else np.full((len(made), len(origins), panel.n), np.nan)
+            out[:, places] = made[:, inverse]
+        if longest >= reach:
+            return out
+        thin, longest = thin * 3, longest * 3
+
+
+def _medians(window: F64) -> F64:
+    return known_median(np.moveaxis(window, 1, -1))[None]
 
 
 def _parts(count: int, cells: int) -> Iterator[slice]:

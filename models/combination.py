@@ -1,46 +1,92 @@
-"""Experts combined by their recent losses: second-order online aggregation for each series by itself.
+"""Experts combined by their recent losses: second-order online aggregation, each series by itself.
 
 Bernstein Online Aggregation (Wintenberger, Machine Learning 106, 2017) with a rate for each expert, experts
-that sleep, forgetting, and outcomes that overlap. May import the core's number types; NumPy only.
+that sleep, forgetting, and outcomes that overlap. The combined point is the middle half of what the experts
+say. May import the core's number types; NumPy only.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from twin.frame import F64
+from twin.frame import F64, Bool
 
-TINY = 1e-300
+TINY = 1e-150  # its square is still a number
+
+
+def independent_share(overlap: int) -> float:
+    """How many independent losses one of `overlap` overlapping ones is worth, in (0, 1].
+
+    Errors a share j/m apart in their window correlate by 1 - j/m where changes add up, and their sizes by the
+    square of that; so a mean over many has the variance of 3 m / (2 m^2 + 1) times as many independent ones.
+    """
+    return 3.0 * overlap / (2.0 * overlap**2 + 1.0)
 
 
 class Combination:
-    """Weights of `k` experts for each of `n` series (and each of `lanes`, such as quantile levels).
+    """Weights of k experts for each of n series, in each of `lanes` (such as quantile levels).
 
-    State: `regret`, `square`, `peak`, all [k, *lanes, n]. `prior` [k] sums to 1.
+    State: `regret`, `square` and `peak` (the largest that was seen), all [k, *lanes, n]. `prior` [k] sums to
+    1; `share` is what one loss counts, and `keep` what remains of the past after it.
     """
 
-    def __init__(self, n: int, prior: F64, overlap: int = 1, keep: float = 1.0, lanes: tuple[int, ...] = ()):
-        self.prior, self.overlap, self.keep = prior, overlap, keep
+    def __init__(self, n: int, prior: F64, share: float, keep: float, lanes: tuple[int, ...] = ()) -> None:
+        self.share, self.keep = share, keep
         shape = (len(prior), *lanes, n)
         self.regret, self.square, self.peak = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self._log_prior = np.log(prior).reshape(-1, *(1,) * (len(shape) - 1))
+        log = np.log(prior).reshape(-1, *(1,) * (len(shape) - 1))
+        self._log_prior, self._odds = log, np.maximum(-log, 1.0)
 
-    def weights(self, awake: np.ndarray) -> F64:
+    def weights(self, awake: Bool) -> F64:
         """Weights that sum to 1 over the experts that are `awake` [k, ..., n]; all 0 where none is."""
         peak = np.maximum(self.peak, TINY)
-        rate = np.minimum(0.5 / peak, np.sqrt(-self._log_prior / np.maximum(self.square, peak**2)))
-        log = self._log_prior + np.log(rate * peak) + rate * (self.regret - rate * self.square)
-        log = np.where(awake, log, -np.inf)
-        top = log.max(axis=0)
-        weight = np.exp(log - np.where(top > -np.inf, top, 0.0))
-        out: F64 = weight / np.maximum(weight.sum(axis=0), TINY)
-        return out
+        rate = np.sqrt(self._odds / np.maximum(self.square, peak * peak))
+        np.minimum(rate, 0.5 / peak, out=rate)
+        weight = rate * (self.regret - rate * self.square)
+        weight += np.log(rate * peak)
+        weight += self._log_prior
+        weight = np.where(awake, weight, -np.inf)
+        top = weight.max(axis=0)
+        weight -= np.where(top == -np.inf, 0.0, top)
+        np.exp(weight, out=weight)
+        weight /= np.maximum(weight.sum(axis=0), TINY)
+        return weight
 
-    def judge(self, regret: F64) -> None:
-        """Count how much less each expert would have lost than was lost; 0 where it slept or a gap was."""
-        share = 1.0 / self.overlap
+    def judge(self, regret: F64, known: Bool) -> None:
+        """Count `regret` [k, *lanes, n]: how much less each expert would have lost than was lost.
+
+        It is 0 where an expert slept; where the outcome is not `known` [n], nothing is forgotten either.
+        """
         np.maximum(self.peak, np.abs(regret), out=self.peak)
-        self.regret *= self.keep
-        self.regret += regret * share
-        self.square *= self.keep
-        self.square += regret**2 * share
+        keep = np.where(known, self.keep, 1.0)
+        self.regret *= keep
+        self.square *= keep
+        self.regret += self.share * regret
+        self.square += self.share * (regret * regret)
+
+
+def middle_half(points: F64, weights: F64) -> F64:
+    """Mean of the middle half of the experts' points [k, n] by `weights` >= 0; NaN where all are 0. [n]
+
+    As steady as a median against a few that are far off, and as smooth as a mean; it is exactly the one point
+    that three quarters of the weight agree on.
+    """
+    n = points.shape[1]
+    order: NDArray[np.intp] = np.argsort(points, axis=0)
+    order *= n
+    order += np.arange(n)
+    ranked = weights.ravel()[order]
+    after = np.cumsum(ranked, axis=0)
+    total = after[-1]
+    low, high = 0.25 * total, 0.75 * total
+    before = np.maximum(after - ranked, low)
+    np.minimum(after, high, out=after)
+    after -= before
+    np.maximum(after, 0.0, out=after)
+    ordered = points.ravel()[order]
+    ordered[after == 0.0] = 0.0
+    ordered *= after
+    with np.errstate(invalid="ignore"):
+        out: F64 = ordered.sum(axis=0) / after.sum(axis=0)
+    return out

@@ -27,18 +27,23 @@ FAR_ROWS = tuple(range(0, 1537, 48))  # rows ago that are looked at beyond those
 SEASONS_BACK = {0: 7, 1: 4}  # days and weeks that a median of earlier seasons looks at
 SMOOTH_S = 300.0  # a value of an earlier season is a mean of five so far apart
 LEAST_KNOWN = 8  # values known before a case has a scale
+FARTHER_ROWS = tuple(range(0, 10_081, 288))  # a week of minutes, where there is one
 CHUNK = 512  # cases whose near rows stay in a second-level cache
 
 _NEAR_NAMES = (
     *(f"ramp_{k}" for k in RAMP_ROWS),
     *(f"ewma_{h:g}" for h in HALF_LIVES),
-    *(f"{what}_{w}" for w in WINDOW_ROWS for what in ("mean", "deviation", "lowest", "highest", "move", "still")),
+    *(
+        f"{what}_{w}"
+        for w in WINDOW_ROWS
+        for what in ("mean", "deviation", "lowest", "highest", "move", "still")
+    ),
     "place",
     "since_change",
     "since_gap",
     "stale",
 )
-_FAR_NAMES = ("far_lowest", "far_low", "far_median", "far_high", "far_highest", "far_rank", "level")
+_FAR_NAMES = ("far_lowest", "far_low", "far_median", "far_high", "far_highest", "farther_low", "farther_median", "farther_high", "far_rank", "farther_rank", "level")
 _CLOCK_NAMES = ("hour", "hour_sin", "hour_cos", "weekday", "minute")
 _SEASON_NAMES = ("lag", "smooth", "rise", "usual", "usual_rise")
 
@@ -106,7 +111,7 @@ def present(panel: Panel, cases: Cases) -> Present:
     out[: _NEAR_NAMES.index("place")] = _over(out[: _NEAR_NAMES.index("place")], scale)
     still = [_NEAR_NAMES.index(f"still_{w}") for w in WINDOW_ROWS]
     out[still] *= np.where(scale > 0, scale, np.nan)  # a share of steps, not a value
-    out[len(_NEAR_NAMES) : -2] = _over(out[len(_NEAR_NAMES) : -2], scale)
+    out[len(_NEAR_NAMES) : -3] = _over(out[len(_NEAR_NAMES) : -3], scale)
     out[-1] = _over(last, scale)
     return Present(last, scale, out)
 
@@ -210,18 +215,25 @@ def _windows(away: F64, moved: F64, known: NDArray[np.bool_] | None, out: F64) -
 
 def _far(values: F64, cases: Cases, last: F64, out: F64) -> F64:
     """Fills the far columns, not yet over the scale, but for the level; gives the far part of the scale."""
-    ago = [k for k in FAR_ROWS if k <= cases.row.max()]
-    at = cases.row[None, :] - np.array(ago, np.int64)[:, None]
-    away = _value_at(values, at, cases.series) - last
+    quantiles, rank, far = _spread(values, cases, last, FAR_ROWS, (0.0, 0.25, 0.5, 0.75, 1.0))
+    out[:5], out[8] = quantiles, rank
+    out[5:8], out[9], farther = _spread(values, cases, last, FARTHER_ROWS, (0.25, 0.5, 0.75))
+    return np.maximum(far, farther)
+
+
+def _spread(
+    values: F64, cases: Cases, last: F64, ago: tuple[int, ...], quantiles: tuple[float, ...]
+) -> tuple[F64, F64, F64]:
+    """Of the rows so long ago, less the last value: quantiles [n_quantile, n_case], rank and mean deviation."""
+    back = np.array([k for k in ago if k <= cases.row.max()], np.int64)
+    away = _value_at(values, cases.row[None, :] - back[:, None], cases.series) - last
     away.sort(axis=0)  # NaN last
     n = np.maximum(np.count_nonzero(~np.isnan(away), axis=0), 1)
-    for place, quantile in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
-        which = np.round(quantile * (n - 1)).astype(np.int64)
-        out[place] = np.take_along_axis(away, which[None, :], axis=0)[0]
-    out[5] = np.count_nonzero(away <= 0, axis=0) / n
-    spread = np.nansum(np.abs(away - out[2]), axis=0) / n
-    far: F64 = spread
-    return far
+    which = np.round(np.array(quantiles)[:, None] * (n - 1)).astype(np.int64)
+    found = np.take_along_axis(away, which, axis=0)
+    rank = np.count_nonzero(away <= 0, axis=0) / n
+    middle = np.take_along_axis(away, np.round(0.5 * (n - 1)).astype(np.int64)[None, :], axis=0)
+    return found, rank, np.nansum(np.abs(away - middle), axis=0) / n
 
 
 def columns_at(panel: Panel, cases: Cases, seen: Present, grid: Grid, horizon: int) -> F64:
@@ -234,11 +246,15 @@ def columns_at(panel: Panel, cases: Cases, seen: Present, grid: Grid, horizon: i
     out[n_present : n_present + 5] = clock(panel, rows + horizon)[:, of_row]
     at = n_present + 5
     for place, season in enumerate(grid.seasons):
-        _season(panel.values, cases, seen, (season, SEASONS_BACK[place], _apart(grid), horizon), out[at : at + 5])
+        _season(
+            panel.values, cases, seen, (season, SEASONS_BACK[place], _apart(grid), horizon), out[at : at + 5]
+        )
         at += 5
     for name in known:
         column = panel.known[name]
-        then = np.where(rows + horizon < len(column), column[np.minimum(rows + horizon, len(column) - 1)], np.nan)
+        then = np.where(
+            rows + horizon < len(column), column[np.minimum(rows + horizon, len(column) - 1)], np.nan
+        )
         out[at], out[at + 1] = then[of_row], (then - column[rows])[of_row]
         at += 2
     return out

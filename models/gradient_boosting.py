@@ -14,9 +14,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from models import trees
-from models.features import all_cases, columns_at, known_names, names, present, reach_rows
+from models.features import known_names, names, reach_rows
 from models.forecaster import Grid, Parameters, Said
-from models.lessons import BLOCK_CASES, LEAST_JUDGES, Lesson, belief, error, lessons, tempered, within_seen
+from models.lessons import (
+    LEAST_JUDGES,
+    Lesson,
+    belief,
+    error,
+    forecasts,
+    known_bytes,
+    known_of,
+    lessons,
+    tempered,
+)
 from models.panel import Panel
 from twin.errors import ContractError
 from twin.frame import F64, I64
@@ -28,15 +38,10 @@ EDGE_ROUNDS = 40
 LEARNING_RATE = 0.1
 MOST_LEAVES = 8
 MOST_BINS = 64
+MOST_COLUMNS = 63
 LEAST_LEAF = 20
 APART_LEAF = 3  # cases in a leaf that do not overlap in time
 FORESTS = {"point": 0.5, "low": 0.05, "high": 0.95}
-
-
-@dataclass(frozen=True)
-class _Horizon:
-    grove: trees.Grove
-    belief: F64
 
 
 class GradientBoosting:
@@ -48,7 +53,7 @@ class GradientBoosting:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self._known: tuple[str, ...] = ()
-        self._horizons: dict[int, _Horizon] = {}
+        self._rules: dict[int, _Rule] = {}
 
     @property
     def reach_rows(self) -> int:
@@ -58,71 +63,53 @@ class GradientBoosting:
         out: Parameters = {}
         for lesson in lessons(past, self.grid, MOST_CASES):
             out |= _grow(lesson, seed)
-        if out:
-            out["known"] = np.frombuffer("\n".join(known_names(past)).encode(), np.uint8)
-        return out
+        return out | {"known": known_bytes(past)} if out else {}
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        self._horizons, self._known = {}, ()
+        self._rules, self._known = {}, ()
         if not parameters:
             return
-        found, known = dict(parameters), names_of(parameters)
-        found.pop("known")
+        known = known_of(parameters)
         n_column = len(names(self.grid, known))
-        horizons: dict[int, _Horizon] = {}
+        left = {key: value for key, value in parameters.items() if key != "known"}
+        rules: dict[int, _Rule] = {}
         for horizon in self.grid.horizons:
-            if f"{horizon}.belief" not in found:
+            believed = left.pop(f"{horizon}.belief", None)
+            if believed is None:
                 continue
-            believed = found.pop(f"{horizon}.belief")
-            if believed.shape != (2,) or believed.dtype != np.float64 or not np.isfinite(believed).all():
-                raise ContractError(f"{horizon}.belief: expected float64 [2], got {believed.dtype} {believed.shape}")
-            forests = [
-                {key: found.pop(f"{horizon}.{forest}.{key}", None) for key in trees.KEYS} for forest in FORESTS
+            if believed.dtype != np.float64 or believed.shape != (2,) or not np.isfinite(believed).all():
+                raise ContractError(f"{horizon}.belief: expected finite float64 [2], got {believed.shape}")
+            packed = [
+                {key: left.pop(name) for key in trees.KEYS if (name := f"{horizon}.{forest}.{key}") in left}
+                for forest in FORESTS
             ]
-            grove = trees.unpack_grove(forests)
+            grove = trees.unpack_grove(packed)
             if grove.n_feature != n_column:
-                raise ContractError(f"{horizon}: expected trees over {n_column} columns, got {grove.n_feature}")
-            horizons[horizon] = _Horizon(grove, believed)
-        if found:
-            raise ContractError(f"expected horizons {self.grid.horizons}, got {', '.join(sorted(found)[:3])}")
-        self._horizons, self._known = horizons, known
+                raise ContractError(
+                    f"{horizon}: expected trees over {n_column} columns, got {grove.n_feature}"
+                )
+            rules[horizon] = _Rule(grove, believed)
+        if left:
+            raise ContractError(f"{min(left)}: expected horizons {self.grid.horizons} and whole forests")
+        self._rules, self._known = rules, known
 
     def predict(self, panel: Panel, origins: I64) -> Said:
-        shape = (3, len(self.grid.horizons), len(origins), panel.n)
-        out = np.full(shape, np.nan)
-        if not self._horizons or known_names(panel) != self._known:
-            return Said(out[0], out[1], out[2])
-        at = {name: k for k, name in enumerate(names(self.grid, self._known))}
-        each = max(1, BLOCK_CASES // max(1, panel.n))
-        for first in range(0, len(origins), each):
-            some = origins[first : first + each]
-            cases = all_cases(some, panel.n)
-            seen = present(panel, cases)
-            for place, horizon in enumerate(self.grid.horizons):
-                if horizon not in self._horizons:
-                    continue
-                learned = self._horizons[horizon]
-                columns = columns_at(panel, cases, seen, self.grid, horizon)
-                change = learned.grove.predict(columns.T)
-                change[0] = tempered(change[0], learned.belief)
-                change[1], change[2] = np.minimum(change[0], change[1]), np.maximum(change[0], change[2])
-                for which in range(3):
-                    value = seen.last + within_seen(change[which], columns, at) * seen.scale
-                    still = np.where(seen.scale == 0, seen.last, value)
-                    out[which, place, first : first + each] = still.reshape(len(some), panel.n)
+        rules = self._rules if known_names(panel) == self._known else {}
+        out = forecasts(panel, origins, self.grid, rules, len(FORESTS))
         return Said(out[0], out[1], out[2])
 
 
-def names_of(parameters: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The columns known ahead that were there at the fit. Raises ContractError."""
-    known = parameters.get("known")
-    if known is None or known.dtype != np.uint8 or known.ndim != 1:
-        raise ContractError("known: expected bytes")
-    try:
-        text = known.tobytes().decode()
-    except UnicodeDecodeError as error:
-        raise ContractError("known: expected text") from error
-    return tuple(text.split("\n")) if text else ()
+@dataclass(frozen=True)
+class _Rule:
+    """One horizon's forests, in the order of FORESTS."""
+
+    grove: trees.Grove
+    belief: F64
+
+    def __call__(self, columns: F64) -> F64:
+        point, low, high = self.grove.predict(columns.T)
+        point = tempered(point, self.belief)
+        return np.stack([point, np.minimum(point, low), np.maximum(point, high)])
 
 
 def _grow(lesson: Lesson, seed: int) -> Parameters:
@@ -132,19 +119,40 @@ def _grow(lesson: Lesson, seed: int) -> Parameters:
         return {}
     n = len(lesson.y)
     leaf = int(min(max(LEAST_LEAF, APART_LEAF * n / lesson.n_apart), n // 10))
-    trial = _fit(lesson, early, 0.5, ROUNDS, leaf, seed)
-    changes = list(trial.staged_predict(lesson.x[later]))
+    columns = _telling(lesson.x[early])
+    trial = _fit(lesson, early, columns, 0.5, ROUNDS, leaf, seed)
+    changes = list(trial.staged_predict(lesson.x[np.ix_(later, columns)]))
     rounds = 1 + int(np.argmin([error(change, lesson, later) for change in changes]))
-    everything = np.ones(n, bool)
     out: Parameters = {f"{lesson.horizon}.belief": belief(changes[rounds - 1], lesson)}
+    columns = _used(trial, columns)
+    everything = np.ones(n, bool)
     for forest, quantile in FORESTS.items():
         n_round = rounds if forest == "point" else EDGE_ROUNDS
-        model = _fit(lesson, everything, quantile, n_round, leaf, seed)
-        out |= {f"{lesson.horizon}.{forest}.{key}": v for key, v in trees.pack_trees(model).items()}
+        model = _fit(lesson, everything, columns, quantile, n_round, leaf, seed)
+        packed = trees.pack_trees(model)
+        feature = packed["feature"]
+        packed["feature"] = np.where(feature < 0, -1, columns[feature]).astype(np.int32)
+        packed["n_feature"] = np.array([lesson.x.shape[1]], np.int32)
+        out |= {f"{lesson.horizon}.{forest}.{key}": value for key, value in packed.items()}
     return out
 
 
-def _fit(lesson: Lesson, use: Any, quantile: float, rounds: int, leaf: int, seed: int) -> Any:
+def _telling(x: F64) -> I64:
+    """Columns that hold more than one value."""
+    with np.errstate(invalid="ignore"):
+        low, high = np.fmin.reduce(x, axis=0), np.fmax.reduce(x, axis=0)
+    return np.flatnonzero(low < high)
+
+
+def _used(trial: Any, columns: I64) -> I64:
+    """The columns that the trial split most often: the forests that stay look at no others."""
+    feature = trees.pack_trees(trial)["feature"]
+    n_split = np.bincount(feature[feature >= 0], minlength=len(columns))
+    most = np.argsort(-n_split, kind="stable")[:MOST_COLUMNS]
+    return columns[np.sort(most)]
+
+
+def _fit(lesson: Lesson, use: Any, columns: I64, quantile: float, rounds: int, leaf: int, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     loss: dict[str, Any] = dict(loss="absolute_error")
@@ -160,5 +168,5 @@ def _fit(lesson: Lesson, use: Any, quantile: float, rounds: int, leaf: int, seed
         early_stopping=False,
         random_state=seed,
     )
-    model.fit(lesson.x[use], lesson.y[use])
+    model.fit(lesson.x[np.ix_(use, columns)], lesson.y[use])
     return model

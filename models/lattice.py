@@ -10,39 +10,45 @@ import numpy as np
 
 from twin.frame import F64
 
-# Steps that count as a lattice, coarsest first. source: estimate; counts, halves, and what meters and people round to
-STEPS = (1000.0, 100.0, 50.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.05, 0.01)
-NEAR = 1e-6  # share of a step that a value may be off. source: estimate; sums of decimal fractions in binary
-COARSE = 64.0  # a lattice matters where a usual value or change spans fewer steps. source: estimate
-ENOUGH = 8  # finite values that tell a step. source: estimate
+# Steps that are tried, coarsest first. source: estimate; trays, nodes and GPUs, and what meters round to
+STEPS = (100.0, 72.0, 64.0, 50.0, 32.0, 16.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.05, 0.01)
+NEAR = 1e-6  # part of a step that a value may be off. source: estimate; decimals are not exact in binary
+ENOUGH = 20  # finite values that tell a step. source: estimate; fewer may all be even by chance
 
 
 def quantum(values: F64) -> F64:
     """The common step of each column of `values` [n_time, n], NaN skipped; 0 where there is none. [n]
 
-    Differences are tried rather than values, so that a lattice need not hold zero; `snap` rounds around a
-    value on it. A step much finer than what the series does says nothing, so that it counts as none.
+    Differences from a column's first value are tried, so that a lattice need not hold zero; `snap` rounds
+    around a value on it. A column that never changes, or with fewer than 20 values, has none.
     """
     n = values.shape[1]
     out = np.zeros(n)
-    finite = np.isfinite(values)
-    enough = finite.sum(axis=0) >= ENOUGH
-    if not enough.any():
+    if not len(values) or not n:
         return out
-    first = np.argmax(finite, axis=0)
-    change = np.where(finite, values - values[first, np.arange(n)], 0.0)
-    spread = np.abs(change).max(axis=0)
-    found = ~enough | (spread == 0.0)
+    finite = np.isfinite(values)
+    first = values[np.argmax(finite, axis=0), np.arange(n)]
+    change = np.where(finite, values - np.where(np.isfinite(first), first, 0.0), 0.0)
+    found = (finite.sum(axis=0) < ENOUGH) | ~change.any(axis=0)
     for step in STEPS:
-        steps = change / step
-        fits = (np.abs(steps - np.round(steps)) <= NEAR * (1.0 + np.abs(steps))).all(axis=0) & ~found
+        left = np.flatnonzero(~found)
+        if not len(left):
+            break
+        steps = change[:, left] / step
+        # Rounding errors of values grow with the values.
+        size = np.abs(steps)
+        near = NEAR * (1.0 + size)
+        fits = left[(np.abs(steps - np.rint(steps)) <= near).all(axis=0) & (size.max(axis=0) < 1.0 / NEAR)]
         out[fits] = step
-        found |= fits
+        found[fits] = True
     return out
 
 
 def snap(values: F64, on: F64, quantum: F64) -> F64:
-    """`values` rounded to the lattice through `on` [n] with steps `quantum` [n]; unchanged where that is 0."""
-    step = np.where(quantum > 0.0, quantum, 1.0)
+    """`values` [..., n] rounded to the lattice of step `quantum` [n] through `on` [n]; untouched where 0."""
+    lattice = (quantum > 0.0) & np.isfinite(on)
+    if not lattice.any():
+        return values
+    step = np.where(lattice, quantum, 1.0)
     rounded: F64 = on + np.rint((values - on) / step) * step
-    return np.where((quantum > 0.0) & np.isfinite(on), rounded, values)
+    return np.where(lattice, rounded, values)

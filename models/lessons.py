@@ -6,7 +6,7 @@ are close in time are alike. May import models and the core's errors and types; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,7 @@ DEAD_SHARES = (0.0, 0.5, 0.75, 0.9, 0.97)
 LEAST_GAIN = 0.002  # of the error of "no change", to forecast a change at all
 WIDEN = 0.5  # of the range seen, by which a forecast may leave it
 BLOCK_CASES = 16_384
+WEEKS_SEEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,22 @@ def lessons(past: Panel, grid: Grid, most: int) -> Iterator[Lesson]:
         if np.count_nonzero(use) < LEAST_CASES:
             continue
         some = Cases(cases.row[use], cases.series[use])
-        x = columns_at(past, some, Present(seen.last[use], seen.scale[use], seen.columns[:, use]), grid, horizon)
+        x = columns_at(
+            past, some, Present(seen.last[use], seen.scale[use], seen.columns[:, use]), grid, horizon
+        )
         x = _without_unseen_clock(x, past, grid)
         row = some.row
         split = row[int((1 - LATER_SHARE) * len(row))]
-        overlap = min(1.0, len(row) / max(1, past.n) / (row[-1] - row[0] + 1) * horizon)
+        overlap = max(1.0, horizon * len(row) / past.n / (row[-1] - row[0] + 1))
         yield Lesson(
-            horizon, x.T, y[use], weight[use], row, row <= split - horizon, row > split, len(row) / max(1.0, overlap)
+            horizon,
+            x.T,
+            y[use],
+            weight[use],
+            row,
+            row <= split - horizon,
+            row > split,
+            len(row) / overlap,
         )
 
 
@@ -100,7 +110,7 @@ def _without_unseen_clock(x: F64, past: Panel, grid: Grid) -> F64:
     if span_s < 2 * DAY_S or grid.step_s > DAY_S / 4:
         for name in ("hour", "hour_sin", "hour_cos"):
             x[names_of.index(name)] = 0.0
-    if span_s < 2 * WEEK_S or grid.step_s > DAY_S:
+    if span_s < WEEKS_SEEN * WEEK_S or grid.step_s > DAY_S:
         x[names_of.index("weekday")] = 0.0
     if span_s < 12 * 3600 or grid.step_s > 900:
         x[names_of.index("minute")] = 0.0
@@ -131,8 +141,49 @@ def tempered(change: F64, belief: F64) -> F64:
     return kept
 
 
+def known_bytes(past: Panel) -> NDArray[np.uint8]:
+    """The names of what was known ahead at the fit, to be kept among parameters; `known_of` reads them."""
+    return np.frombuffer("\n".join(known_names(past)).encode(), np.uint8)
+
+
+def known_of(parameters: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Raises ContractError."""
+    known = parameters.get("known")
+    if known is None or known.dtype != np.uint8 or known.ndim != 1:
+        raise ContractError("known: expected uint8 [n]")
+    try:
+        text = known.tobytes().decode()
+    except UnicodeDecodeError as fault:
+        raise ContractError("known: expected text") from fault
+    return tuple(text.split("\n")) if text else ()
+
+
+def forecasts(
+    panel: Panel, origins: I64, grid: Grid, changes: Mapping[int, Callable[[F64], F64]], n_said: int
+) -> F64:
+    """Values from what each horizon's rule says of columns [n_column, n_case]: changes [n_said, n_case].
+
+    [n_said, n_horizon, n_origin, n]; NaN for a horizon without a rule. A case in which nothing moved for as
+    long as one can see stays at its last value.
+    """
+    out = np.full((n_said, len(grid.horizons), len(origins), panel.n), np.nan)
+    at = {name: k for k, name in enumerate(names(grid, known_names(panel)))}
+    each = max(1, BLOCK_CASES // max(1, panel.n))
+    for first in range(0, len(origins), each):
+        some = origins[first : first + each]
+        cases = all_cases(some, panel.n)
+        seen = present(panel, cases)
+        for place, horizon in enumerate(grid.horizons):
+            if horizon in changes:
+                columns = columns_at(panel, cases, seen, grid, horizon)
+                value = seen.last + within_seen(changes[horizon](columns), columns, at) * seen.scale
+                value = np.where(seen.scale == 0, seen.last, value)
+                out[:, place, first : first + each] = value.reshape(n_said, len(some), panel.n)
+    return out
+
+
 def within_seen(change: F64, columns: F64, at: dict[str, int]) -> F64:
-    """No further than half the range seen beyond it, and not below zero where nothing was. [n_case]"""
+    """No further than half the range seen beyond it, and not below zero where nothing was."""
     low = np.fmin(np.fmin(columns[at["lowest_240"]], columns[at["far_lowest"]]), 0.0)
     high = np.fmax(np.fmax(columns[at["highest_240"]], columns[at["far_highest"]]), 0.0)
     more = WIDEN * (high - low)

@@ -64,6 +64,10 @@ class Trained:
     share: F64
     error: F64
 
+    @property
+    def mean_error(self) -> float:
+        return float(self.error.mean())
+
 
 def pytorch() -> Any:
     """The module torch. Raises ContractError where it is not installed."""
@@ -88,7 +92,7 @@ def search(
     for candidate in settings:
         earlier, later = split(candidate)
         trained = train(candidate, earlier, later, MAX_EPOCHS, seed)
-        if best is None or trained.error.mean() < best[1].error.mean():
+        if best is None or trained.mean_error < best[1].mean_error:
             best = candidate, trained
     if best is None:
         raise ContractError("lstm: expected at least one candidate to search through")
@@ -133,7 +137,7 @@ def _train(torch: Any, settings: Settings, sample: Sample, later: Sample | None,
         if later is None:
             continue
         share, error = judge(said(torch, network, later), later)
-        if best.epochs == 0 or error.mean() < best.error.mean():
+        if best.epochs == 0 or np.mean(error) < best.mean_error:
             best = Trained(_arrays(network), epoch, share, error)
         elif epoch >= best.epochs + PATIENCE:
             break
@@ -143,7 +147,7 @@ def _train(torch: Any, settings: Settings, sample: Sample, later: Sample | None,
 
 
 def build(torch: Any, settings: Settings, n_channel: int, n_beside: int, n_out: int) -> Any:
-    """LSTM over the sequence; its last state, beside what is known of the targets, through one hidden layer."""
+    """LSTM over the sequence; its last state and what stands beside it go through one hidden layer."""
     nn = torch.nn
     between = settings.dropout if settings.layers > 1 else 0.0
     return nn.ModuleDict(

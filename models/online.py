@@ -1,7 +1,8 @@
 """One horizon's forecast, online: experts' points become one median with bands that hold, series by series.
 
-The daemon and the backtest both use exactly this. It learns from an outcome only once its row has come.
-May import models.combination, models.bands, models.lattice and the core's number types; NumPy only.
+The daemon and the backtest both use exactly this. An outcome teaches once its row has come, not before. May
+import models.combination, models.bands, models.conformal, models.lattice and the core's number types; NumPy
+only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.combination import Combination
-from models.forecaster import LEVELS, MEDIAN
+from models.bands import N_KIND, N_LEVEL, Bands, marginal
+from models.combination import Combination, independent_share, middle_half
+from models.conformal import Conformal
+from models.forecaster import MEDIAN
 from models.lattice import snap
 from twin.errors import ContractError
-from twin.frame import F64, I32
+from twin.frame import F32, F64, I32, I64
 
-MEMORY = 256  # errors kept for each series
+KEEP = 0.5 ** (1 / 2000)  # of a loss after one more. source: tuned on synthetic series; flat from 500 up
+LAST = (
+    3.0  # how much more the last value is trusted at first than any other. source: tuned on synthetic series
+)
+MARGINAL = 8  # forecasts between two looks at the recent past. source: estimate; it moves slowly
+SHARED = ("row", "tally", "band_age")  # what is not one for each series
 
 
 def stride(horizon: int) -> int:
-    """Rows between two forecasts that are issued and judged: at most 31 wait for their outcome at a time."""
+    """Rows between two forecasts that are judged: at most 31 wait for their outcome at a time."""
     return max(1, horizon // 16)
 
 
@@ -30,8 +38,8 @@ class Issue:
     """What is known at the row of issue, for n series.
 
     points [n_expert, n]: what the experts say, NaN sleeps. last [n]: the last known value. scale [n]: local
-    size of changes over this horizon, > 0 or NaN. low, high [n]: 5 and 95 % quantiles of boosting. recent
-    [n_recent, n]: a sample of the recent past. quantum [n]: step of the series' lattice, 0 if continuous.
+    size of changes over this horizon, > 0 or NaN. quantum [n]: step of the series' lattice, 0 if continuous.
+    low, high [n]: 5 and 95 % quantiles of boosting. recent [n_recent, n]: a sample of the recent past.
     """
 
     points: F64
@@ -44,101 +52,137 @@ class Issue:
 
 
 class Online:
-    """Combines, bands and calibrates the forecasts `horizon` rows ahead of `n` series."""
+    """Combines, bands and calibrates the forecasts `horizon` rows ahead of n series.
+
+    Forecasts that lie at least `stride` rows apart are remembered and judged; those between only answer.
+    Raises ContractError for a horizon or stride below 1 row, or no experts.
+    """
 
     def __init__(self, horizon: int, n: int, experts: tuple[str, ...], stride: int = 1) -> None:
         if horizon < 1 or stride < 1 or not experts:
-            raise ContractError(f"expected a horizon and a stride >= 1 and experts, got {horizon}, {stride}")
-        self.horizon, self.n, self.experts, self.stride = horizon, n, experts, stride
-        overlap = -(-horizon // stride)
-        prior = np.array([3.0 if name == "last" else 1.0 for name in experts])
-        self._combination = Combination(n, prior / prior.sum(), overlap, 0.9995)
-        self._slots = overlap + 1
-        k = len(experts)
-        self._row = np.full(self._slots, -1, np.int64)
-        self._points = np.full((self._slots, k, n), np.nan)
-        self._said = np.full((self._slots, n), np.nan)
-        self._errors = np.full((MEMORY, n), np.nan)
-        self._count = np.zeros(n, np.int64)
-        self._offsets: F64 | None = None
+            raise ContractError(
+                f"expected a horizon, a stride >= 1 and experts, got {horizon}, {stride}, {experts}"
+            )
+        self.horizon, self.experts, self.stride = horizon, experts, stride
+        self._begin(n)
+
+    def _begin(self, n: int) -> None:
+        """Nothing is known of any series."""
+        self.n, k = n, len(self.experts)
+        overlap = -(-self.horizon // self.stride)
+        share = independent_share(overlap)
+        prior = np.array([LAST if name == "last" else 1.0 for name in self.experts])
+        self._combination = Combination(n, prior / prior.sum(), share, KEEP)
+        self._bands = Bands(n, share, KEEP)
+        self._conformal = Conformal(n, share)
+        self._row: I64 = np.full(overlap + 1, -1, np.int64)  # rows of what waits for its outcome, -1 free
+        self._tally = np.array([0, -self.stride])  # forecasts that were remembered, and the row of the newest
+        # What waits: the last value, and all else as differences from it, so that single precision is plenty.
+        self._last = np.full((len(self._row), n), np.nan)
+        self._said: F32 = np.full((len(self._row), k + 5 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
         self._weights = np.zeros((k, n))
+        self._range = np.full((2, n), np.nan)  # lowest and highest value yet
+        self._marginal = np.full((N_LEVEL, n), np.nan)
 
     def learn(self, row: int, actual: F64) -> None:
-        """The value at `row` is known: judge what was issued `horizon` rows before. actual [n]; NaN = a gap."""
-        at = np.flatnonzero(self._row == row - self.horizon)
-        if not len(at):
+        """The value at `row` is known: judge what was issued `horizon` rows before.
+
+        actual [n]; NaN is a gap, of which nothing is learned.
+        """
+        waiting = np.flatnonzero(self._row == row - self.horizon)
+        if row < self.horizon or not len(waiting):
             return
-        slot = at[0]
+        slot, k = waiting[0], len(self.experts)
         self._row[slot] = -1
-        points, said = self._points[slot], self._said[slot]
-        known = np.isfinite(actual) & np.isfinite(said)
-        slope = np.where(known, np.sign(said - actual), 0.0)
-        self._combination.judge(np.where(np.isfinite(points), slope * (said - points), 0.0))
-        j = np.flatnonzero(known)
-        self._errors[self._count[j] % MEMORY, j] = (actual - said)[j]
-        self._count[j] += 1
-        self._offsets = None
+        # Rounded like what was said, so that an outcome that is exactly as said is seen to be.
+        change = (actual - self._last[slot]).astype(np.float32).astype(np.float64)
+        held = self._said[slot].astype(np.float64)
+        points, said, raw, spreads = held[:k], held[k], held[k + 1], held[k + 2 : k + 5]
+        curves = held[k + 5 :].reshape(N_KIND + 2, N_LEVEL, self.n)
+        # Slope of the absolute loss times the way to the expert's point: what moving there would have won.
+        regret = np.sign(raw - change) * (raw - points)
+        regret[~np.isfinite(regret)] = 0.0
+        self._combination.judge(regret, np.isfinite(change))
+        self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
+        self._conformal.learn(change, curves[N_KIND + 1])
 
     def issue(self, row: int, issue: Issue) -> F64:
         """Quantiles [n, n_level] at LEVELS of the value `horizon` rows after `row`.
 
-        NaN where no expert spoke; bands NaN where fewer than 8 outcomes are known.
+        NaN where no expert or no last value is; the bands are NaN as long as no change was seen.
         """
-        awake = np.isfinite(issue.points)
-        weights = self._combination.weights(awake)
-        self._weights = weights
-        said = np.where(awake, weights * issue.points, 0.0).sum(axis=0)
-        said = np.where(awake.any(axis=0), said, np.nan)
-        said = snap(said, issue.last, issue.quantum)
-        if self._offsets is None:
-            self._offsets = np.full((len(LEVELS), self.n), np.nan)
-            ready = np.flatnonzero(self._count >= 8)
-            if len(ready):
-                self._offsets[:, ready] = np.nanquantile(self._errors[:, ready], LEVELS, axis=0)
-        offsets = self._offsets.copy()
-        offsets[MEDIAN] = 0.0
-        offsets[:MEDIAN] = np.minimum(offsets[:MEDIAN], 0.0)
-        offsets[MEDIAN + 1 :] = np.maximum(offsets[MEDIAN + 1 :], 0.0)
-        if row % self.stride == 0:
-            slot = (row // self.stride) % self._slots
-            self._row[slot], self._points[slot], self._said[slot] = row, issue.points, said
-        return (said + offsets).T
+        if issue.points.shape != (len(self.experts), self.n):
+            raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")
+        last = issue.last
+        lowest, highest = np.fmin(self._range[0], last), np.fmax(self._range[1], last)
+        self._range[0], self._range[1] = lowest, highest
+        # An expert that leaves what was ever seen by more than its width is out of its depth.
+        reach = highest - lowest
+        floor, ceiling = lowest - reach - last, highest + reach - last
+        points = np.minimum(np.maximum(issue.points - last, floor), ceiling)
+        self._weights = self._combination.weights(np.isfinite(points))
+        raw = middle_half(points, self._weights)
+        zero = 0.0 * last
+        said = snap(raw, zero, issue.quantum)
+        if issue.recent is not None and (self._tally[0] < MARGINAL or self._tally[0] % MARGINAL == 0):
+            self._marginal = marginal(issue.recent)
+        low = None if issue.low is None else np.maximum(issue.low - last, floor)
+        high = None if issue.high is None else np.minimum(issue.high - last, ceiling)
+        spreads = self._bands.spreads(said, issue.scale, low, high)
+        curves = self._bands.curves(said, spreads, self._marginal - last)
+        mixed = self._bands.mixed(curves)
+        out = snap(self._conformal.moved(said, mixed, issue.quantum), zero, issue.quantum)
+        # What was at nothing and never below it will not go below it.
+        out = np.where(lowest == 0.0, np.maximum(out, -last), out)
+        out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
+        if row - self._tally[1] >= self.stride:
+            self._remember(row, last, (points, said, raw, spreads, curves, mixed, out))
+        return (out + last).T
+
+    def _remember(self, row: int, last: F64, parts: tuple[F64, ...]) -> None:
+        """Keep what was said until its outcome comes, in place of the oldest."""
+        slot = int(np.argmin(self._row))
+        self._row[slot], self._last[slot] = row, last
+        self._tally[:] = self._tally[0] + 1, row
+        np.concatenate(
+            [part.reshape(-1, self.n) for part in parts], out=self._said[slot], casting="same_kind"
+        )
 
     def weights(self) -> F64:
-        """Weights [n, n_expert] of the last issue."""
+        """Weights [n, n_expert] in the last forecast; they sum to 1, or are 0 where no expert spoke."""
         return self._weights.T
 
     def memory(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as arrays of fixed size; exact."""
-        c = self._combination
-        return {
-            "row": self._row.copy(), "points": self._points.copy(), "said": self._said.copy(),
-            "errors": self._errors.copy(), "count": self._count.copy(), "weights": self._weights.copy(),
-            "regret": c.regret.copy(), "square": c.square.copy(), "peak": c.peak.copy(),
-        }  # fmt: skip
+        """All that is remembered, as arrays of fixed size whose last axis is mostly the series; exact."""
+        return {name: np.array(getattr(part, field)) for name, part, field in self._state()}
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
-        c = self._combination
-        mine = self.memory()
-        for name, array in mine.items():
-            if name not in memory or memory[name].shape != array.shape:
-                raise ContractError(f"{name}: expected {array.shape}")
-        self._row, self._points, self._said, self._errors, self._count, self._weights = (
-            np.array(memory[name]) for name in ("row", "points", "said", "errors", "count", "weights")
-        )
-        c.regret, c.square, c.peak = (np.array(memory[name]) for name in ("regret", "square", "peak"))
-        self._offsets = None
+        for name, part, field in self._state():
+            mine, given = getattr(part, field), memory.get(name)
+            if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
+                raise ContractError(f"{name}: expected {mine.dtype} {mine.shape}")
+        for name, part, field in self._state():
+            setattr(part, field, np.array(memory[name]))
 
     def remap(self, old_of_new: I32) -> None:
-        """Move what was learned to new places; -1 starts afresh."""
+        """Move what was learned to new places [n_new]; -1 starts afresh."""
+        old = self.memory()
+        self._begin(len(old_of_new))
         kept = np.flatnonzero(old_of_new >= 0)
-        fresh = Online(self.horizon, len(old_of_new), self.experts, self.stride)
-        target, mine = fresh.memory(), self.memory()
-        for name, array in target.items():
-            if name == "row":
-                target[name] = mine[name]
+        for name, part, field in self._state():
+            if name in SHARED:
+                setattr(part, field, old[name])
             else:
-                array[..., kept] = mine[name][..., old_of_new[kept]]
-        self.__init__(self.horizon, len(old_of_new), self.experts, self.stride)  # type: ignore[misc]
-        self.restore(target)
+                getattr(part, field)[..., kept] = old[name][..., old_of_new[kept]]
+
+    def _state(self) -> list[tuple[str, object, str]]:
+        """(name in memory, part, attribute) of all that is remembered."""
+        own = ("row", "tally", "last", "said", "weights", "range", "marginal")
+        return [
+            *((name, self, f"_{name}") for name in own),
+            *((f"point_{name}", self._combination, name) for name in ("regret", "square", "peak")),
+            *((f"mix_{name}", self._bands.mix, name) for name in ("regret", "square", "peak")),
+            *((f"band_{name}", self._bands, name) for name in ("counts", "table", "unit", "weights", "age")),
+            ("log_width", self._conformal, "log_width"),
+        ]

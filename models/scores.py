@@ -33,8 +33,8 @@ GROWTH = 1.02  # its quantiles are taken anew once there are so many more errors
 class Cells:
     """One horizon, cell by cell [k, n]: absolute errors, losses and marks; NaN or False where nothing counts.
 
-    `inside`: share of the forecast's probability that the outcome leaves in each band, by name; `closed`: whether
-    the outcome lies between the band's edges or on them.
+    `inside`: share of an outcome that lies in each band, by name; `closed`: 1 where it lies between the
+    band's edges or on them. `peak`: forecast less actual at peaks; `peak_size`: the actual's size.
     """
 
     horizon: int
@@ -46,7 +46,7 @@ class Cells:
     pinball_persistence: F64
     inside: Mapping[str, F64]
     closed: Mapping[str, F64]
-    peak: F64  # forecast less actual at peaks
+    peak: F64
     peak_size: F64
     ramp: Bool
     hit: Bool
@@ -55,7 +55,7 @@ class Cells:
 
 
 def ewma(values: F64, half_lives: Sequence[float] = HALF_LIVES) -> F64:
-    """Exponentially weighted means [n_half_life, n_time, n]; a gap holds the mean. It begins at the first value."""
+    """Exponentially weighted means [n_half_life, n_time, n], from the first value on; a gap holds them."""
     share = 1.0 - 0.5 ** (1.0 / np.array(half_lives, np.float64))[:, None]
     out = np.empty((len(half_lives), *values.shape))
     mean = np.full((len(half_lives), values.shape[1]), np.nan)
@@ -141,10 +141,9 @@ def cells(panel: Panel, course: Course, start_row: int, means: F64) -> Cells:
     counts = np.isfinite(actual) & np.isfinite(last) & np.isfinite(said)
     actual = np.where(counts, actual, np.nan)
     seasons = Grid(panel.step_s, (horizon,)).seasons
-    rivals = {
-        "naive": np.abs(last - actual),
-        "seasonal": np.abs(seasonal_naive(values, origins, horizon, seasons[0] if seasons else None) - actual),
-    } | {f"ewma{life}": np.abs(means[i, origins] - actual) for i, life in enumerate(HALF_LIVES)}  # fmt: skip
+    yesterday = seasonal_naive(values, origins, horizon, seasons[0] if seasons else None)
+    rivals = {"naive": np.abs(last - actual), "seasonal": np.abs(yesterday - actual)}
+    rivals |= {f"ewma{life}": np.abs(means[i, origins] - actual) for i, life in enumerate(HALF_LIVES)}
     loss = pinball(quantiles, actual)
     loss_rival = pinball(persistence_bands(values, origins, horizon, course.stride), actual)
     both = np.isfinite(loss) & np.isfinite(loss_rival)
@@ -262,21 +261,19 @@ def summed(held: Cells, columns: Sequence[int], seed: int = 0) -> Score:
     mase = mae / mean[best] if mean[best] > 0 else 1.0 if mae == 0 else np.nan
     length = max(-(-held.horizon // held.stride), round(len(row_error) ** (1 / 3)), 1)
     low, high = interval(row_error, row_rival[best], length, seed)
-    free = spaced(held.origins, counts.any(axis=1), held.horizon)
+    free = spaced(held.origins, np.asarray(counts.any(axis=1)), held.horizon)
     out: Score = {
-        "mae": mae, "mae_naive": mean["naive"], "mae_seasonal": mean["seasonal"], "mae_ewma": mean[f"ewma{life}"],
-        "ewma_half_life": life, "mase": mase, "mase_low": low, "mase_high": high,
+        "mae": mae, "mae_naive": mean["naive"], "mae_seasonal": mean["seasonal"],
+        "mae_ewma": mean[f"ewma{life}"], "ewma_half_life": life,
+        "mase": mase, "mase_low": low, "mase_high": high,
         "pinball": _mean(held.pinball[:, at]), "pinball_persistence": _mean(held.pinball_persistence[:, at]),
     }  # fmt: skip
     for name in BANDS:
         out[f"coverage{name}"] = _mean(held.inside[name][:, at])
     for name in BANDS:
         out[f"coverage{name}_closed"] = _mean(held.closed[name][:, at])
-    few = free < ENOUGH_TARGETS
-    share = out["coverage90"]
-    out["coverage90_low"], out["coverage90_high"] = (
-        binomial(float(share or 0.0), free) if few and share is not None else (np.nan, np.nan)
-    )
+    ends = binomial(_mean(held.inside["90"][:, at]), free) if free < ENOUGH_TARGETS else (np.nan, np.nan)
+    out["coverage90_low"], out["coverage90_high"] = ends
     peak_size = float(np.nansum(held.peak_size[:, at]))
     ramp, announced = held.ramp[:, at], held.announced[:, at]
     return out | {
@@ -298,7 +295,7 @@ def unchanged_share(values: F64) -> F64:
 
 
 def score(result: Result, pooled: Sequence[int] | None = None, seed: int = 0) -> list[dict[str, object]]:
-    """Per horizon its scores over the `pooled` series (default: all), and by name those of each in `series`."""
+    """Per horizon, scores over the `pooled` series (default: all), and in `series` by name those of each."""
     panel = result.panel
     means = ewma(panel.values)
     still = unchanged_share(panel.values)

@@ -52,8 +52,8 @@ class Proposal:
 class Forecast:
     """The distribution of a quantity `horizon_s` ahead: its centre and a 90 % band, per entity [n].
 
-    `signal` is a key of `twin.quantities`. Where two models forecast the same quantity at the same horizon, the
-    one whose name comes first is in force.
+    `signal` is a key of `twin.quantities`. Where two models forecast the same quantity at the same horizon,
+    the one whose name comes first is in force.
     """
 
     signal: str
@@ -62,6 +62,7 @@ class Forecast:
     lo: F32
     hi: F32
     model: str  # name@hash of its parameters
+    basis: str = ""  # what it rests on, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +270,9 @@ class Policy(Protocol):
 class Model(Protocol):
     """Forecasts. Parameters are data: NumPy arrays by name, never pickles.
 
-    What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if it
-    has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else from its
-    `signals` and `horizons_s`.
+    What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if
+    it has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else
+    from its `signals` and `horizons_s`.
     """
 
     name: ClassVar[str]

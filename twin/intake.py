@@ -128,7 +128,7 @@ class Intake:
             case ev.BudgetGranted():
                 return self._granted(event, site, now_ns)
             case ev.OutlookTold():
-                return self.outlooks.tell(event, site)
+                return self.outlooks.tell(event, site, now_ns)
             case ev.ModelFitted():
                 return self._fitted(event, models)
             case ev.FitFailed():

@@ -46,10 +46,10 @@ def _cdu_heat_w(view: View) -> F64:
         good(view, "rack.return_temp_c"),
     )
     served = (view.site.cdu_of_rack >= 0) & view.site.design.liquid
-    racks = np.bincount(
-        view.site.cdu_of_rack[served], weights=of_rack[served], minlength=view.site.sizes["cdu"]
-    )
-    racks[np.bincount(view.site.cdu_of_rack[served], minlength=len(racks)) == 0] = np.nan
+    cdu_of, n = view.site.cdu_of_rack[served], view.site.sizes["cdu"]
+    racks = np.full(n, np.nan)
+    some = np.bincount(cdu_of, minlength=n) > 0
+    racks[some] = np.bincount(cdu_of, weights=of_rack[served], minlength=n)[some]
     # A flow of nothing beside racks that do get coolant is a meter that is not there.
     return np.where(np.isfinite(own) & (own > 0), own, racks)
 

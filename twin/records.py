@@ -31,7 +31,7 @@ def brief_event(event: ev.Event) -> dict[str, Any]:
     for name in ("spec", "params"):
         if name in body:
             body[name] = f"{len(body[name])} characters, in the trace"
-    for name in ("names", "nodes"):
+    for name in ("names", "nodes", "values"):
         if len(body.get(name, ())) > 64:
             body[name] = [*body[name][:64], f"and {len(body[name]) - 64} more"]
     return body

@@ -49,7 +49,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "usual_dt_s": engine.usual_dt_s,
         "models": {n: {"parameters": m.parameters(), "memory": m.memory()} for n, m in engine.models.items()},
         "forecasts": [
-            [f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model] for f in engine.forecasts.values()
+            [f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model, f.basis] for f in engine.forecasts.values()
         ],
     }
 

@@ -13,8 +13,9 @@ from twin.contracts import Model, View
 from twin.engine import Engine
 from twin.errors import ContractError
 from twin.frame import NS
-from twin.signals import find_signal
+from twin.quantities import find_quantity
 from twin.snapshot import decode, encode, restore_engine
+from twin.state import MISSING
 from twin.tree import digest, pack, unpack
 
 MODELS = pytest.mark.parametrize("name", sorted(REGISTRY))
@@ -30,7 +31,15 @@ def seen(name: str, racks: int = 2, silent: bool = False) -> tuple[Engine, Model
 
 
 def series(model: Model, seed: int = 1) -> dict[str, np.ndarray]:
+    """What a fit is given: 900 rows of noise, of a model that gathers its own or of declared history."""
     rng = np.random.default_rng(seed)
+    if hasattr(model, "training"):
+        out = {}
+        for name, step_s, *horizons in (("fine", 60.0, 1.0, 5.0, 15.0, 60.0), ("coarse", 900.0, 24.0, 96.0)):
+            out[f"{name}/values"] = (9e3 + rng.normal(0, 50, (900, 2))).astype(np.float32)
+            out[f"{name}/grid"] = np.array([step_s, *horizons])
+            out[f"{name}/start_ns"] = np.array([0], np.int64)
+        return out
     t_ns = np.arange(900, dtype=np.int64) * 10 * NS
     out: dict[str, np.ndarray] = {"t_ns": t_ns}
     for key in getattr(model, "signals", ("rack.power_w",)):
@@ -53,7 +62,7 @@ def test_forecasts_are_bands_inside_the_physical_range(name: str) -> None:
     assert engine.suspended == {}
     assert engine.forecasts, "nothing was forecast: the test shows nothing"
     for (key, horizon_s), forecast in engine.forecasts.items():
-        signal = find_signal(key)
+        signal = find_quantity(key)
         assert signal is not None
         assert (forecast.signal, forecast.horizon_s) == (key, horizon_s)
         assert horizon_s > 0
@@ -151,7 +160,16 @@ class _Three:
         self.forecasts: Mapping[object, object] = {}
 
     def value(self, key: str) -> np.ndarray:
+        if not key.startswith("rack."):
+            return self._view.value(key)
         return np.concatenate([[np.nan], self._view.value(key)]).astype(np.float32)
+
+    def quality(self, key: str) -> np.ndarray:
+        missing = [] if not key.startswith("rack.") else [MISSING]
+        return np.concatenate([missing, self._view.quality(key)]).astype(np.uint8)
+
+    def maintenance(self, table: str) -> None:
+        return None
 
 
 class _Broken(REGISTRY["persistence"]):  # type: ignore[misc, name-defined]

@@ -1,6 +1,6 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come and
 go, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack, one leaks, a new
-term begins. Seeded, so that it is always the same."""
+term begins, weather and a plan are told ahead. Seeded, so that it is always the same."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ START_NS = 1_700_000_000 * NS
 SECONDS = 230
 REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT, SECOND_LEAK_AT = 30, 60, 95, 130, 105, 205
 WORKED_UNTIL = 190
+OUTLOOK_FROM = 15
 CAP = "gpu.power_cap_w"
 
 
@@ -92,6 +93,10 @@ class Story:
         match second:
             case 5:
                 return [ev.JobStarted(id="j1", job="train", nodes=(node,), kind="training")]
+            case 10:
+                return [self._outlook("o1", "site.outdoor_temp_c", "", (12.5, None, 14.0)),
+                        self._outlook("o2", "rack.power_w", "r1", (9000.0,) * 60),
+                        self._outlook("o3", "rack.power_w", "r9", (1.0,))]  # fmt: skip
             case 20:
                 cap = {"control": CAP, "names": ("golden/h1/r1/node1/gpu3",), "lo": 0.0, "hi": 1000.0}
                 return [ev.OperatorRequest(id="q1", author="ada", want=900.0, reason="noisy", **cap)]
@@ -116,6 +121,10 @@ class Story:
             case 200:
                 return [ev.EpochChanged(id="t1", epoch=2)]
         return []
+
+    def _outlook(self, key: str, quantity: str, name: str, values: tuple[float | None, ...]) -> ev.Event:
+        when: dict[str, Any] = {"start_ns": START_NS + OUTLOOK_FROM * NS, "step_s": 30.0}
+        return ev.OutlookTold(id=key, author="feed", quantity=quantity, name=name, values=values, **when)
 
     def _readings(self, second: int, t_ns: int) -> list[Any]:
         rng, n, racks = self.rng, self.site.sizes["gpu"], self.site.sizes["rack"]

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import lzma
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -228,17 +227,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_series([tmp_path / "none.csv"], "t", [])
 
 
-def test_a_bomb_is_refused_without_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series_text, "MAX_BYTES", 10_000_000)
-    bombs = (b"t,v\n" + b"1,2\n" * 5_000_000, b" " * 20_000_000)
-    for bomb in bombs:
-        path = _write(tmp_path, lzma.compress(bomb, preset=0))
-        tracemalloc.start()
-        with pytest.raises(ConfigError, match=r"10,000,000 bytes|no line with the column"):
-            read_series([path], "t", ["v"])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 600_000_000
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series_text, "MAX_BYTES", 1_000_000)
+    for bomb in (b"t,v\n" + b"1,2\n" * 1_000_000, b" " * 4_000_000, b"t,v\n1," + b"2" * 4_000_000):
+        for packed in (lzma.compress(bomb, preset=0), gzip.compress(bomb), zstandard.compress(bomb), bomb):
+            with pytest.raises(ConfigError, match="at most 1,000,000 bytes unpacked"):
+                _read(tmp_path, packed)
 
 
 def test_rows_and_steps_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +262,8 @@ def test_several_files_lie_side_by_side(tmp_path: Path) -> None:
     assert (read.panel.names, _values(read), read.rows) == (("total",), [None, None, 8, 10, None, None], 8)
     both = read_series([a, b], "t", ["v"], step_s=7200, aggregate="max").panel
     np.testing.assert_array_equal(both.values.T, [[2, 4, nan], [nan, 6, 8]])
+    late = _write(tmp_path, _table(_hours(4, "2023-11-15 05:00"), [5, 6, 7, 8]), "c.csv")
     with pytest.raises(ConfigError, match="no value is left"):
-        late = _write(tmp_path, _table(_hours(4, "2023-11-15 05:00"), [5, 6, 7, 8]), "c.csv")
         read_series([a, late], "t", ["v"], total=True)
 
 
@@ -294,7 +288,7 @@ def test_known_columns_go_on_after_the_last_value(tmp_path: Path) -> None:
     assert panel.start_ns == START_NS + HOUR_NS
     np.testing.assert_array_equal(panel.known["c"], [10, np.nan, 30, 40, 50, 60])
     binned = _read(tmp_path, text, known_columns=["c"], step_s=7200, aggregate="max").panel
-    np.testing.assert_array_equal(binned.known["c"], [5 * 2, 30, 45, 60])
+    np.testing.assert_array_equal(binned.known["c"], [5, 30, 45, 60])
     assert binned.values[:, 0].tolist() == [1, 3]
 
 
@@ -305,9 +299,8 @@ def test_gaps_asked_for(tmp_path: Path) -> None:
     _told(read, "gap asked for, 2023-11-15 00:00 to 2023-11-15T03:00+01:00: 2 rows")
     local = _read(tmp_path, text, zone="Europe/Berlin", gap_ranges=[("2023-11-15 00:00", "2023-11-15 01:00")])
     assert _values(local) == [1, 2, None, 0, 5, 6]
-    summed = _read(
-        tmp_path, text, aggregate="sum", step_s=7200, gap_ranges=[("2023-11-15 01:30", "2023-11-15 02:10")]
-    )
+    touching = [("2023-11-15 01:30", "2023-11-15 02:10")]
+    summed = _read(tmp_path, text, aggregate="sum", step_s=7200, gap_ranges=touching)
     assert _values(summed) == [3, None, None], "a bin that a gap touches is a gap"
 
 
@@ -350,6 +343,7 @@ def test_a_sum_with_a_row_missing_is_a_gap(tmp_path: Path) -> None:
 # --- real recordings and speed
 
 
+@pytest.mark.slow
 def test_demand_of_a_cluster(recording: Callable[[str], Path]) -> None:
     paths = sorted(recording("gpu-demand-helios-earth").glob("*/cluster_sequence_vc.csv.xz"))
     begun = time.perf_counter()

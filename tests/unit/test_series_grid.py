@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from models.panel import Panel
@@ -148,7 +148,7 @@ def test_a_repeated_hour_in_no_order_is_a_gap(tmp_path: Path) -> None:
     assert _values(read) == [0, 1, None, None, 4, 5]
     _told(read, "2 dropped", "nothing tells the passes apart")
     counted = _read(tmp_path, text, zone="Europe/Berlin", aggregate="count", step_s=3600)
-    assert _values(counted) == [1, 1, None, None, 1][: len(counted.panel.values)]
+    assert _values(counted) == [1, 1, None, None, 1, 1]
 
 
 def test_events_in_the_repeated_hour_split_where_the_clock_steps_back(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_leap_day(tmp_path: Path) -> None:
     panel = _read(tmp_path, _table(_hours(72, "2024-02-28 00:00"), range(72))).panel
     assert panel.values[:, 0].tolist() == list(range(72))
     assert panel.t_ns()[48] == int(datetime(2024, 3, 1, tzinfo=UTC).timestamp()) * NS
-    read = _read(tmp_path, _table(_hours(6, "2023-02-28 21:00") + ["2023-02-29 01:00"], range(7)))
+    read = _read(tmp_path, _table([*_hours(6, "2023-02-28 21:00"), "2023-02-29 01:00"], range(7)))
     assert _values(read) == list(range(6))
     _told(read, "1 rows with no time", "2023-02-29")
 
@@ -182,6 +182,7 @@ def test_leap_day(tmp_path: Path) -> None:
 # --- order, duplicates, jitter: properties
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_shuffled_rows_are_the_same_panel(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -190,7 +191,7 @@ def test_shuffled_rows_are_the_same_panel(
     n = data.draw(st.integers(4, 60))
     step = data.draw(st.sampled_from([1, 7, 60, 900, 3600]))
     at = sorted(data.draw(st.sets(st.integers(0, 3 * n), min_size=n, max_size=n)))
-    at = [0, 1, 2, 3] + [a + 4 for a in at]  # so that the step is to be seen
+    at = [0, 1, 2, 3, *(a + 4 for a in at)]  # so that the step is to be seen
     values = data.draw(st.lists(st.floats(-1e9, 1e9), min_size=len(at), max_size=len(at)))
     rows = [(1_600_000_000 + step * a, v) for a, v in zip(at, values, strict=True)]
     shuffled = data.draw(st.permutations(rows))
@@ -203,11 +204,12 @@ def test_shuffled_rows_are_the_same_panel(
     for one, *others in (read[:3], read[3:]):
         for other in others:
             _same(one.panel, other.panel)
-    panel = read[0].panel
-    seen = {int(t): float(v) for t, v in zip(panel.t_ns() // NS, panel.values[:, 0], strict=True) if v == v}
-    assert seen == dict(rows)
+    found = read[0].panel.values[:, 0]
+    assert found[~np.isnan(found)].tolist() == values
+    assert np.flatnonzero(~np.isnan(found)).tolist() == at
 
 
+@pytest.mark.slow
 @given(
     jitter=st.lists(st.integers(-20, 20), min_size=30, max_size=80),
     offset_s=st.integers(0, 59),
@@ -223,6 +225,7 @@ def test_a_clock_that_jitters_loses_no_row(
     assert panel.values[:, 0].tolist() == list(range(n))
 
 
+@pytest.mark.slow
 @given(
     gaps=st.lists(st.floats(0.001, 40), min_size=30, max_size=200),
     step=st.sampled_from([5.0, 10.0, 60.0]),
@@ -231,12 +234,13 @@ def test_bins_agree_with_counting_by_hand(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[float], step: float
 ) -> None:
     folder = tmp_path_factory.mktemp("s")
-    t = np.round(1_600_000_000 + np.cumsum(gaps), 6)
+    apart = np.array(gaps) + np.arange(len(gaps)) * 0.618 % 1 / 3  # no two alike: events, not samples
+    assume(abs(np.median(apart[1:]) - step) > 0.3 * step)
+    t = np.round(1_600_000_000 + np.cumsum(apart), 6)
     v = np.arange(len(t)) % 7 + 1.0
     path = _write(folder, _table([f"{x:.6f}" for x in t], v))
     first, last = int(t[0] // step) + 1, int(t[-1] // step) - 1
-    if last - first < 2:
-        return
+    assume(last - first >= 2)
     inside = [np.flatnonzero((t >= k * step) & (t < (k + 1) * step)) for k in range(first, last + 1)]
     for how, of in (("count", len), ("sum", lambda i: v[i].sum())):
         panel = read_series([path], "t", ["v"], step_s=step, aggregate=how).panel

@@ -69,6 +69,9 @@ def identities(
         Identity("bms", "the building management system, or its gateway", bms),
         Identity("grid", "the gateway of the grid operator", ("topic readwrite grid/v1/#",)),
         Identity("jobs", "whoever announces jobs", ("topic write IT/v1/PUB/Event/jobs/#",)),
+        Identity(
+            "outlooks", "whoever tells weather, prices and plans", ("topic write IT/v1/PUB/Event/outlooks/#",)
+        ),
         Identity("telegraf", "Telegraf, with line protocol", ("topic write telegraf/#",)),
         *(_sparkplug(place) for place in sparkplug),
         *(Identity(v, f"{v}: only looks, as `racktwin record` does", ("topic read #",)) for v in viewers),

@@ -13,6 +13,7 @@ from aiohttp import web
 from twin.app import api_actions as act
 from twin.app import api_bodies as bodies
 from twin.app import api_decisions as decided
+from twin.app import api_outlooks as ahead
 from twin.app import api_state as state
 from twin.app import api_updates as updates
 from twin.app.tokens import Role
@@ -83,6 +84,7 @@ READING = (
     _get("/site", state.site, "state"),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
+    _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
     _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
          Param("control", "such as gpu.power_cap_w")),
     _get("/decisions", decided.decisions, "decisions", LIMIT,
@@ -111,6 +113,7 @@ ACTING = (
     _delete("/requests/{id}", act.withdraw, "acting"),
     _post("/approvals", act.approve, "acting", bodies.NewApproval),
     _delete("/approvals/{id}", act.disapprove, "acting"),
+    _post("/outlooks", ahead.tell, "acting", ahead.NewOutlook),
     _post("/hold", act.hold, "acting", bodies.Reason),
     _post("/resume", act.resume, "acting", bodies.NoBody),
     _post("/release", act.release, "acting", bodies.Reason, "admin"),

@@ -264,7 +264,7 @@ def forecast_rows(live: Live, name: str, page: np.ndarray) -> list[dict[str, Any
     for (key, horizon_s), forecast in sorted(live.engine.forecasts.items()):
         if key.partition(".")[0] == name:
             out.append({"signal": key, "horizon_s": horizon_s, "model": forecast.model,
-                        "names": [live.engine.site.name(name, int(i)) for i in page],
+                        "basis": forecast.basis, "names": [live.engine.site.name(name, int(i)) for i in page],
                         "mean": forecast.mean[page].astype(float), "lo": forecast.lo[page].astype(float),
                         "hi": forecast.hi[page].astype(float)})  # fmt: skip
     return out

@@ -26,6 +26,7 @@ _LARGE = {
     "broker-acl": ("twin.app.acl", "make Mosquitto's access list from a site file"),
     "simulate": ("twin.app.cli_simulate", "run a simulated site under a scenario, for hours or months"),
     "whatif": ("twin.app.cli_whatif", "run a scenario from the twin's state, with policies and without"),
+    "backtest": ("twin.app.cli_backtest", "score the forecasts of load on recorded series"),
     "plant": ("twin.app.cli_plant", "a simulated site in real time on a broker, for trying the daemon on"),
 }
 
@@ -151,6 +152,10 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.app.cli_whatif import run_whatif
 
         return run_whatif(args, out, err)
+    if args.command == "backtest":
+        from twin.app.cli_backtest import run_backtest
+
+        return run_backtest(args, out, err)
     if args.command == "plant":
         from twin.app.cli_plant import run_plant
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin.app import cli_live_outlook
 from twin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from twin.app.client import Client
 
 COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
-            "authority", "maintenance", "ack", "shelve", "unshelve", "token", "reload")  # fmt: skip
+            "outlook", "authority", "maintenance", "ack", "shelve", "unshelve", "token",
+            "reload")  # fmt: skip
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -96,6 +98,7 @@ def _acting(commands: Any) -> None:
         request.add_argument(bound, type=level, help="a number, or the name of a state")
     request.add_argument("--for", dest="for_s", type=duration, help="such as 2h; default: until withdrawn")
     request.add_argument("--reason")
+    cli_live_outlook.add_arguments(_parser(commands, "outlook", "tell values to come; alone: what is held"))
     withdraw = _parser(commands, "withdraw", "take back a request, or an approval")
     withdraw.add_argument("id")
     withdraw.add_argument("--approval", action="store_true", help="the id is an approval's")
@@ -183,7 +186,7 @@ def _call(args: argparse.Namespace) -> tuple[Callable[[Client], Any], str]:
     if name in ("ack", "shelve", "unshelve"):
         return _alarm(args), "done"
     asks = {"approve": _approve, "request": _request, "withdraw": _withdraw, "authority": _authority,
-            "maintenance": _maintenance}  # fmt: skip
+            "maintenance": _maintenance, "outlook": _outlook}  # fmt: skip
     return asks[name](args)
 
 
@@ -225,6 +228,14 @@ def _request(args: argparse.Namespace) -> Asked:
     body = {"control": args.control, "names": args.names, "lo": args.lo, "hi": args.hi, "want": args.want,
             "for_s": args.for_s, "reason": args.reason}  # fmt: skip
     return lambda c: c.post("/requests", body), "done"
+
+
+def _outlook(args: argparse.Namespace) -> Asked:
+    if args.file is None:
+        return lambda c: c.get("/outlooks", quantity=args.quantity), "outlooks"
+    if not args.quantity:
+        raise WrongCall("--quantity is missing: racktwin outlook FILE --quantity site.outdoor_temp_c")
+    return cli_live_outlook.call(args), "done"
 
 
 def _withdraw(args: argparse.Namespace) -> Asked:

@@ -229,6 +229,19 @@ def show_requests(tree: dict[str, Any], out: Console) -> None:
     grid(out, ("request", ""), rows, "no requests stand")
 
 
+def show_outlooks(tree: dict[str, Any], out: Console) -> None:
+    """Values to come that somebody told."""
+    rows = []
+    for o in tree["outlooks"]:
+        now = f"now {number(o['now'])}, " if o["now"] is not None else ""
+        lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {span(o['step_s'])}"
+        said = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
+        rows.append([o["quantity"], o["name"] or "-", said])
+    grid(out, ("quantity", "of", "values"), rows, "no outlooks are held")
+    if tree["next_offset"] is not None:
+        out.print(Text(f"{tree['total'] - len(rows)} more; narrow it with --quantity", "dim"))
+
+
 def bounds(low: Any, high: Any) -> str:
     """An interval; null is no bound."""
     if low is None or high is None:
@@ -289,6 +302,7 @@ SHOW: dict[str, Callable[[dict[str, Any], Console], None]] = {
     "decisions": show_decisions,
     "approvals": show_approvals,
     "requests": show_requests,
+    "outlooks": show_outlooks,
     "authority": show_authority,
     "maintenance": show_maintenance,
     "done": show_done,

@@ -1,14 +1,15 @@
 """Fits: slow work in a process of its own, its result an event in a later frame.
 
-A worker is spawned, so that libraries of statistics are never imported where the tick runs. Part of the
-shell.
+A worker is spawned, so that libraries of statistics are never imported where the tick runs. What it learns
+from is copied on the loop, and packed and handed over in a thread. Part of the shell.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from concurrent.futures import Future, ProcessPoolExecutor
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
@@ -66,12 +67,14 @@ class Fitter:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._closed = threading.Event()
         self._waiting: list[_Waiting] = []
 
     def submit(self, engine: Engine, request: FitRequest, now_ns: int) -> None:
         """Start a fit on what the model has gathered, or on the history that the engine holds.
 
-        Its result is due `LATENCY_S` later.
+        Both give copies, so that they can be packed while ticks go on. Its result is due `LATENCY_S` later.
         """
         model = engine.models[request.model]
         own = getattr(model, "training", None)
@@ -87,19 +90,29 @@ class Fitter:
                 else {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
             )
             kind = f"{type(model).__module__}:{type(model).__qualname__}"
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="fits")
             try:
-                future = self._start(kind, settings, pack(series), request.seed)
-            except (BrokenProcessPool, OSError, RuntimeError) as error:
+                future = self._thread.submit(self._through, kind, settings, [series], request.seed)
+            except RuntimeError as error:  # no thread can be started
                 why = f"no worker: {error}"
         due_ns = now_ns + round(LATENCY_S * NS)
         self._waiting.append(_Waiting(due_ns, engine.site.spec_hash, request, future, why))
 
+    def _through(
+        self, kind: str, settings: dict[str, Any], held: list[dict[str, np.ndarray]], seed: int
+    ) -> bytes:
+        """In the thread: pack, hand over, wait. `held` is emptied, so that the rows live no longer."""
+        return self._start(kind, settings, pack(held.pop()), seed).result()
+
     def _start(self, kind: str, settings: dict[str, Any], series: bytes, seed: int) -> Future[bytes]:
+        if self._closed.is_set():
+            raise RuntimeError("fits have ended")
         if self._pool is not None:
             try:
                 return self._pool.submit(run_fit, kind, settings, series, seed)
             except BrokenProcessPool:
-                self.close()  # a worker that was killed takes its pool along
+                self._pool.shutdown(wait=False)  # a worker that was killed takes its pool along
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
         return self._pool.submit(run_fit, kind, settings, series, seed)
@@ -138,7 +151,10 @@ class Fitter:
         return out
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker; it takes no fits any more."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

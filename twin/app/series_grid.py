@@ -21,8 +21,9 @@ AGGREGATES = ("mean", "sum", "last", "max", "count")
 MAX_GRID_ROWS = 5_000_000  # source: estimate; a minute's step for nine years, 40 MB a column
 # source: estimate; less than this share of the differences is no step but chance
 _LEAST_SHARE = 0.2
-_SAME_STEP = 0.01  # source: estimate; steps this close are the same
-_REGULAR = 0.9  # source: estimate; this share of differences alike: a row is due every step
+_JITTER = 0.25  # source: estimate; a clock is this share of a step off at most
+_ALONE = 0.95  # source: estimate; this share of rows has a point of the grid of its own
+_REGULAR = 0.9  # source: estimate; this share of differences is whole steps
 _MOST_GAPS = 3  # named one by one
 
 
@@ -44,23 +45,21 @@ class Spacing:
 
 
 def spacing(t_ns: I64) -> Spacing:
-    """Of instants in order. Rounded to two digits where clocks jitter and no difference is the rule."""
+    """Of instants in order. Where clocks jitter: the middle difference, if half are close to it."""
     apart = np.diff(t_ns)
     positive = apart[apart > 0]
     if not len(positive):
         return Spacing(0)
     steps, counts = np.unique(positive, return_counts=True)
-    share = counts.max() / len(positive)
-    if share >= 0.5:
-        return Spacing(
-            int(steps[counts.argmax()]), bool(share >= _REGULAR and len(positive) >= _REGULAR * len(apart))
-        )
-    digit_ns = max(1, 10 ** (math.floor(math.log10(np.median(positive))) - 1))
-    rounded = np.round(positive / digit_ns).astype(np.int64)
-    steps, counts = np.unique(rounded[rounded > 0], return_counts=True)
-    if not len(steps) or counts.max() < _LEAST_SHARE * len(positive):
-        return Spacing(0)
-    return Spacing(int(steps[counts.argmax()]) * digit_ns)
+    step_ns, share = int(steps[counts.argmax()]), counts.max() / len(positive)
+    fits = np.mean(positive % step_ns == 0) >= _REGULAR  # a gap is several steps
+    if share >= 0.5 or (share >= _LEAST_SHARE and fits):
+        return Spacing(step_ns, bool(fits and len(positive) >= _REGULAR * len(apart)))
+    middle = float(np.median(positive))
+    digit_ns = max(1, 10 ** (math.floor(math.log10(middle)) - 1))
+    step_ns = round(middle / digit_ns) * digit_ns
+    close = np.abs(positive - step_ns) <= _JITTER * step_ns
+    return Spacing(step_ns if close.mean() >= 0.5 else 0)
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,12 @@ def choose(
     if step_s is None and not all(s.step_ns for s in found):
         raise ConfigError(f"{columns[0].name}: {_irregular(columns)}: give --step (seconds)")
     step_ns = natural if step_s is None else round(step_s * NS)
-    is_sampled = aggregate != "count" and all(abs(s.step_ns - step_ns) <= _SAME_STEP * step_ns for s in found)
     first_ns = min(int(c.t_ns[0]) for c in columns)
-    if is_sampled:
-        return Grid(_phase(np.concatenate([c.t_ns for c in columns]), step_ns), step_ns, True), found
+    sampled = Grid(_phase(np.concatenate([c.t_ns for c in columns]), step_ns), step_ns, True)
+    if aggregate != "count" and all(
+        _once_a_step(c.t_ns, s, sampled) for c, s in zip(columns, found, strict=True)
+    ):
+        return sampled, found
     if natural and all(s.step_ns > step_ns for s in found):
         often = lasting(natural / NS)
         notes.append(f"rows come every {often}, the step is {lasting(step_ns / NS)}: most of it is gaps")
@@ -108,6 +109,13 @@ def choose(
 
 def _epoch() -> datetime:
     return datetime.fromtimestamp(0, zone_of("UTC"))
+
+
+def _once_a_step(t_ns: I64, found: Spacing, grid: Grid) -> bool:
+    """True if instants (in order) come about once a step, hardly two at one point of the grid."""
+    t_ns = np.unique(t_ns)
+    alone = len(np.unique(grid.rows(t_ns))) >= _ALONE * len(t_ns)
+    return alone and abs(found.step_ns - grid.step_ns) <= _JITTER * grid.step_ns
 
 
 def _irregular(columns: Sequence[Column]) -> str:

@@ -246,10 +246,10 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
 
 
 def make_models(file: SiteFile) -> list[Model]:
-    """All registered models and those that the site adds."""
+    """The models that every site has, and those that this one names."""
     made: list[Model] = []
     problems: list[str] = []
-    for name in dict.fromkeys([*models.REGISTRY, *file.models]):
+    for name in dict.fromkeys([*models.DEFAULT, *file.models]):
         try:
             made.append(make_model(name, file.models.get(name)))
         except ConfigError as error:

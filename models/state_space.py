@@ -1,0 +1,218 @@
+"""state_space: what comes is a level, a slope that fades and, on a coarse grid, a shape of the day.
+
+Exponential smoothing as a state space with one source of error (Hyndman, Koehler, Ord, Snyder 2008,
+"Forecasting with Exponential Smoothing", models AAdN and AAdA). statsmodels fits its gains on a few series of
+a panel; the medians serve all. May import the contract of forecasters; NumPy only, but for statsmodels in
+`fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.autoregression import fit_series
+from models.forecaster import DAY_S, Grid, Parameters, Said
+from models.last_value import filled, rows_since_epoch
+from models.panel import Panel
+from models.seasonal_naive import season_rows
+from twin.errors import ContractError
+from twin.frame import F64, I64
+
+KEYS = ("level", "slope", "season", "damping")
+SERIES, FIT_ROWS, LEAST_ROWS = 8, 3000, 40  # source: estimate
+LONGEST_SEASON = 48  # rows; a gain per row of a longer day would learn for weeks. source: estimate
+NO_SEASON = -1.0
+ROOT_SLACK = 1e-6  # of eigenvalues of matrices of this size
+LEAST_SEASONS = 4  # source: estimate
+WARM_ROWS, CHUNK_ROWS = 192, 128  # source: estimate; a gain of 0.03 forgets its start in them
+WARM_SEASONS = 14  # source: estimate; they give the shape to start from
+
+
+class States(NamedTuple):
+    """After each row [n_time, n]: level, slope, and what the season's place of that row has become."""
+
+    level: F64
+    slope: F64
+    season: F64
+
+
+class StateSpace:
+    """Damped trend with errors added. Parameters: the gains level, slope and season, and damping, each [1].
+
+    The shape of the day is part of it where a day has at most LONGEST_SEASON rows and the fit took it: season
+    is NO_SEASON where it did not.
+    """
+
+    name: ClassVar[str] = "state_space"
+    fitted: ClassVar[bool] = True
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        day = season_rows(grid, DAY_S)
+        self._period = day if day <= LONGEST_SEASON else 0
+        self._warm = max(WARM_ROWS, WARM_SEASONS * self._period)
+        self._gains: tuple[float, ...] = ()
+
+    @property
+    def reach_rows(self) -> int:
+        return self._warm + CHUNK_ROWS
+
+    def fit(self, past: Panel, seed: int) -> Parameters:
+        """Gains that make the errors over one step smallest; with a season where that has the lower AIC."""
+        columns = fit_series(past.values, SERIES)
+        found: list[F64] = []
+        for column in columns:
+            values = filled(past.values[-FIT_ROWS:, [column]], past.n_time)[:, 0]
+            values = values[np.isfinite(values)]
+            if len(values) >= LEAST_ROWS and values.std() > 0:
+                found += _gains((values - values.mean()) / values.std(), self._period)
+        if not found:
+            return {}
+        fits = np.stack(found)
+        shaped = fits[:, 2] >= 0  # the majority decides about the shape of the day
+        gains = _stable(
+            np.median(fits[shaped if 2 * shaped.sum() > len(fits) else ~shaped], axis=0), self._period
+        )
+        return dict(zip(KEYS, gains[:, None], strict=True))
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        self._gains = ()
+        if not parameters:
+            return
+        if set(parameters) != set(KEYS) or any(parameters[key].shape != (1,) for key in KEYS):
+            raise ContractError(f"expected {', '.join(KEYS)}, each of shape [1], got {sorted(parameters)}")
+        level, slope, season, damping = (float(parameters[key][0]) for key in KEYS)
+        sound = all(0.0 <= gain <= 1.0 for gain in (level, slope, damping)) and (season < 0 or self._period)
+        if not sound or not season <= 1.0:
+            raise ContractError(f"expected gains and damping from 0 to 1, got {parameters}")
+        self._gains = level, slope, season, damping
+
+    def predict(self, panel: Panel, origins: I64) -> Said:
+        horizons = np.asarray(self.grid.horizons)
+        point = np.full((len(horizons), len(origins), panel.n), np.nan)
+        if not self._gains or not len(origins):
+            return Said(point)
+        damping, period = self._gains[3], self._period if self._gains[2] >= 0 else 0
+        first = rows_since_epoch(panel)
+        chunks, chunk_of = np.unique((first + origins) // CHUNK_ROWS, return_inverse=True)
+        begins = chunks * CHUNK_ROWS - first - self._warm  # of each chunk's window, perhaps before the panel
+        within = origins - begins[chunk_of]
+        at = np.arange(int(within.max()) + 1)[:, None] + begins
+        values = panel.values[np.clip(at, 0, panel.n_time - 1)]
+        values[(at < 0) | (at >= panel.n_time)] = np.nan
+        states = smoothed(values.reshape(len(at), -1), self._gains, period, WARM_SEASONS)
+        level, slope, season = (state.reshape(len(at), len(chunks), panel.n) for state in states)
+        fading = np.cumsum(damping ** np.arange(1, horizons[-1] + 1))
+        for said, horizon in zip(point, horizons, strict=True):
+            said[:] = level[within, chunk_of] + fading[horizon - 1] * slope[within, chunk_of]
+            if period:
+                back = period * -(-horizon // period)
+                said += season[within + horizon - back, chunk_of]
+        return Said(point)
+
+
+def smoothed(values: F64, gains: tuple[float, ...], period: int, first_seasons: int) -> States:
+    """States after each of the rows [n_time, n]; NaN before the first known value. A gap changes nothing.
+
+    The level starts as a running mean, so that a small gain does not hold on to the first value; the season
+    starts as the mean shape of the first `first_seasons` periods.
+    """
+    gain, slope_gain, season_gain, damping = gains
+    known = np.isfinite(values)
+    seen = np.cumsum(known, axis=0)
+    # A gap is an error of nothing. The first error is the distance from nothing: it says where the level is.
+    to_level = np.maximum(gain, 1.0 / np.maximum(seen, 1)) * known
+    told = known & (seen > 1)
+    values = np.where(known, values, 0.0)
+    level, slope, error = np.zeros((3, values.shape[1]))
+    season = _first_shape(values, known, period, first_seasons)
+    out = States(*np.zeros((3, *values.shape)))
+    for row, value in enumerate(values):
+        if slope_gain > 0:
+            slope *= damping
+            level += slope
+        np.subtract(value, level, out=error)
+        if period:
+            place = row % period
+            error -= season[place]
+            season[place] += season_gain * told[row] * error
+            out.season[row] = season[place]
+        if slope_gain > 0:
+            slope += slope_gain * told[row] * error
+            out.slope[row] = slope
+        error *= to_level[row]
+        level += error
+        out.level[row] = level
+    out.level[seen == 0] = np.nan
+    return out
+
+
+def _first_shape(values: F64, known: NDArray[np.bool_], period: int, periods: int) -> F64:
+    """Mean deviation of each place of a period from the mean of the first periods [period, n]; 0 if unknown.
+
+    `values` [n_time, n], 0 where they are not `known`.
+    """
+    values, known = values[: period * periods], known[: period * periods]
+    mean = values.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    off = np.where(known, values - mean, 0.0).reshape(-1, period, values.shape[1]) if period else values[None]
+    count = known.reshape(off.shape).sum(axis=0)
+    shape: F64 = off.sum(axis=0) / np.maximum(count, 1)
+    return shape
+
+
+def _stable(gains: F64, period: int) -> F64:
+    """The same gains where errors of the state die out; else without that of the slope: then they do."""
+    return gains if _largest_root(gains, period) <= 1.0 + ROOT_SLACK else gains * (1.0, 0.0, 1.0, 1.0)
+
+
+def _largest_root(gains: F64, period: int) -> float:
+    """Of what is left of a state's error one row later; 1 with a season, where level and season may swap."""
+    level, slope, season, damping = gains
+    period = period if season >= 0 else 0
+    size = 2 + period
+    step, seen, gain = np.zeros((size, size)), np.zeros(size), np.zeros(size)
+    step[0, :2], step[1, 1] = (1.0, damping), damping
+    seen[:2], gain[:2] = (1.0, damping), (level, slope)
+    if period:
+        # Places of the season, the latest first: the last one is the one to come.
+        step[2, -1] = seen[-1] = 1.0
+        step[np.arange(3, size), np.arange(2, size - 1)] = 1.0
+        gain[2] = season
+    return float(np.abs(np.linalg.eigvals(step - np.outer(gain, seen))).max())
+
+
+def _gains(values: F64, period: int) -> list[F64]:
+    """Fitted level, slope, season and damping of one scaled series without gaps; none if the fit fails."""
+    import warnings
+
+    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+
+    best: tuple[float, F64] | None = None
+    for season in ("add", None) if period and len(values) >= LEAST_SEASONS * period else (None,):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fit that did not converge is judged by its AIC like any other
+            try:
+                model = ETSModel(
+                    values,
+                    error="add",
+                    trend="add",
+                    damped_trend=True,
+                    seasonal=season,
+                    seasonal_periods=period if season else None,
+                    initialization_method="heuristic",
+                )
+                result = model.fit(disp=False, maxiter=100)
+            except (ValueError, np.linalg.LinAlgError):
+                continue
+        seasonal = np.clip(result.smoothing_seasonal, 0.0, 1.0) if season else NO_SEASON
+        shares = np.clip((result.smoothing_level, result.smoothing_trend, result.damping_trend), 0.0, 1.0)
+        gains = np.array((shares[0], shares[1], seasonal, shares[2]), np.float64)
+        # The shape to start from counts as parameters too, though statsmodels does not estimate it.
+        cost = float(result.aic) + (2.0 * period if season else 0.0)
+        if np.isfinite([*gains, cost]).all() and (best is None or cost < best[0]):
+            best = cost, gains
+    return [] if best is None else [best[1]]

@@ -1,0 +1,251 @@
+"""`racktwin backtest load`: what it prints, what it writes, what it refuses, and the suite of recordings."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from twin.app import backtest_suite, cli_backtest
+from twin.app.backtest_report import at_rows, render
+from twin.app.cli import main
+from twin.app.cli_backtest import horizons_of, loss_words, losses, overall, plain, say, step_of
+from twin.errors import ConfigError
+
+FAST = ["--experts", "last,ewma5,seasonal_day"]
+SCORES = ["mae", "mae_naive", "mae_seasonal", "mae_ewma", "mase", "pinball", "coverage50", "coverage90",
+          "coverage99", "peak_error", "ramp_hit_rate", "fit_s", "predict_ms"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a series of ten-minute rows, <b> in a name, an outage, and a column known ahead."""
+    folder = tmp_path_factory.mktemp("lab")
+    rng = np.random.default_rng(0)
+    at = np.datetime64("2024-03-01T00:00", "m") + 10 * np.arange(500)
+    wave = 50 + 20 * np.sin(np.arange(500) / 144 * 2 * np.pi)
+    one, two = (wave + rng.normal(size=500).cumsum() for _ in range(2))
+    lines = [f"{t},{a:.3f},{b:.3f},{w:.2f}" for t, a, b, w in zip(at, one, two, wave, strict=True)]
+    (folder / "load.csv").write_text("\n".join(["when,<b>one</b>,two,plan", *lines]) + "\n")
+    return folder
+
+
+def ask(lab: Path, *more: str) -> list[str]:
+    return ["backtest", "load", "--series", str(lab / "load.csv"), "--time-column", "when", *FAST, *more]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_json_is_one_object_with_all_scores(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(
+        capsys, *ask(lab, "--value-column", "two", "--horizons", "1,30min,10%", "--known-column", "plan")
+    )
+    assert [h["horizon_steps"] for h in told["horizons"]] == [1, 3, 50]
+    assert [h["horizon_s"] for h in told["horizons"]] == [600.0, 1800.0, 30_000.0]
+    for h in told["horizons"]:
+        assert set(SCORES) <= set(h)
+        assert set(h["series"]) == {"two"}
+        assert h["series"]["two"]["mae"] == h["mae"]
+    assert told["rows"] == 500
+    assert told["step_s"] == 600.0
+    assert told["from"] == 0.5
+    assert told["series"] == ["two"]
+    assert told["lookahead_origins_checked"] > 0
+    assert told["overall"]["coverage90"] > 0
+    assert told["horizons"][2]["mase_low"] is not None
+    for loss in told["losses"]:
+        assert loss["value"] is None or loss["value"] > 1.0
+
+
+def test_the_table_and_the_page(lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ask(lab, "--value-column", "<b>one</b>", "two", "--horizons", "1,12", "--report", str(tmp_path))
+    assert main([*words, "--gap", "2024-03-02 00:00", "2024-03-02 03:00"]) == 0
+    seen = capsys.readouterr()
+    assert "10 min" in seen.out
+    assert "2 h" in seen.out
+    assert "were forecast again without later rows" in seen.out
+    assert "gap asked for" in seen.err
+    html = (tmp_path / "backtest.html").read_text()
+    assert "<b>one</b>" not in html
+    assert "&lt;b&gt;one" in html
+    for words_ in ("10 min ahead", "2 h ahead", "Inside the 90 % band", "Where it loses", "Series by series"):
+        assert words_ in html
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_one_forecaster_alone_and_a_total(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [w for w in ask(lab, "--value-column", "<b>one</b>", "two", "--total", "--horizons", "1")
+             if w not in FAST]  # fmt: skip
+    told = answer(capsys, *words, "--model", "last", "--from", "0.8")
+    assert told["experts"] == ["last"]
+    assert told["series"] == ["total"]
+    assert told["horizons"][0]["targets"] == 99
+    assert told["horizons"][0]["mae"] == pytest.approx(told["horizons"][0]["mae_naive"])
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--value-column", "three"], "three"),
+        (["--value-column", "two", "--from", "0.99"], "--from 0.99: expected a part of the rows"),
+        (["--value-column", "two", "--horizons", "0"], "--horizons 0: 0 rows of 600 s, expected 1 to 249"),
+        (["--value-column", "two", "--horizons", "400"], "expected 1 to 249"),
+        (["--value-column", "two", "--horizons", "15min"], "expected a multiple of the step of 600 s"),
+        (["--value-column", "two", "--horizons", "soon"], "expected rows (5), a span"),
+        (["--value-column", "two", "--horizons", "2.5"], "expected 1 to"),
+        (["--value-column", "two", "--step", "soon"], "--step soon: expected seconds"),
+        (["--value-column", "two", "--where", "two"], "--where two: expected COLUMN=VALUE"),
+        (["--value-column", "two", "--report", "{file}"], "is a file; expected a folder"),
+        (["--value-column", "two", "--experts", "last,oracle"], "forecaster oracle: expected some of last,"),
+    ],
+)
+def test_what_is_refused_says_what_was_expected(
+    lab: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+) -> None:
+    assert main(ask(lab, *(w.replace("{file}", str(lab / "load.csv")) for w in more))) == 1
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert said in seen.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["backtest"],
+        ["backtest", "load"],
+        ["backtest", "load", "--series", "x.csv"],
+        ["backtest", "load", "--series", "x.csv", "--time-column", "t"],
+        ["backtest", "load", "--series", "x.csv", "--suite", "y"],
+        ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v",
+         "--model", "last", "--experts", "last"],
+    ],
+)  # fmt: skip
+def test_a_wrong_call_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_horizons_by_themselves_go_to_a_tenth_of_the_rows() -> None:
+    assert horizons_of(None, 44_640, 60.0, 0.5) == (1, 5, 15, 60, 360, 1440, 4464)
+    assert horizons_of(None, 8760, 3600.0, 0.5) == (1, 5, 6, 15, 24, 60, 876)
+    assert horizons_of(None, 58, 60.0, 0.5) == (1, 5)
+    assert horizons_of(None, 20, 7.0, 0.9) == (1,)
+    assert horizons_of("6h, 5,10%,1d", 2000, 3600.0, 0.5) == (5, 6, 24, 200)
+    with pytest.raises(ConfigError, match="expected at least 20"):
+        horizons_of(None, 19, 60.0, 0.5)
+
+
+def test_a_step_is_seconds_or_a_span() -> None:
+    assert [step_of(t) for t in ("60", "60s", "1.5min", "2h", "1d")] == [60.0, 60.0, 90.0, 7200.0, 86_400.0]
+    for text in ("0", "-1", "10%", "x"):
+        with pytest.raises(ConfigError):
+            step_of(text)
+
+
+def unit(**given: Any) -> dict[str, Any]:
+    base = dict.fromkeys([*SCORES, "mase_low", "mase_high", "pinball_persistence", "coverage90_low",
+                          "coverage90_high", "coverage50_closed", "coverage90_closed", "coverage99_closed",
+                          "ramp_false_rate", "unchanged_share"], 0.5)  # fmt: skip
+    ints = {"ewma_half_life": 5, "targets": 10, "independent_targets": 10, "ramps": 1}
+    return base | ints | given
+
+
+def horizon(series: dict[str, Any], **given: Any) -> dict[str, Any]:
+    return {"horizon_steps": 1, "horizon_s": 60.0, "series": series} | unit(**given)
+
+
+def test_losses_name_horizon_series_and_rival() -> None:
+    told = [
+        horizon({"a": unit(mase=1.2, mae_naive=0.4, mase_low=math.nan), "b": unit(pinball=0.6)}, mase=0.9),
+        horizon({"a": unit(mase=math.nan, mae=1.0, mae_naive=0.0)}, mase=1.0, pinball_persistence=0.0),
+    ]
+    found = losses(told)
+    assert [(loss["series"], loss["score"], loss["better"]) for loss in found] == [
+        ("a", "mase", "naive"), ("b", "pinball", "persistence"), (None, "pinball", "persistence"),
+        ("a", "mase", "naive"),
+    ]  # fmt: skip
+    assert loss_words(found[0]) == "loses 1 min ahead, a: MASE 1.200, to the last value"
+    assert "all series" in loss_words(found[2])
+    assert json.loads(json.dumps(plain(found)))[3]["value"] is None
+
+
+def test_the_whole_is_told_over_all_horizons() -> None:
+    told = overall([horizon({}, mase=0.5, coverage90=0.8), horizon({}, mase=2.0, coverage90=1.0)])
+    assert told["mase"] == pytest.approx(1.0)
+    assert told["mase_worst"] == 2.0
+    assert told["coverage90"] == pytest.approx(0.9)
+    assert math.isnan(overall([horizon({}, mase=math.nan)])["mase"])
+
+
+def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"series": ["a"], "rows": 10, "step_s": 60.0, "from": 0.5, "horizons": [horizon({"a": unit()})],
+            "losses": losses([horizon({"a": unit(mase=1.5)})] * 30),
+            "lookahead_origins_checked": 3}  # fmt: skip
+    for width in (80, 140):
+        out = io.StringIO()
+        say(told, Console(file=out, width=width))
+        lines = out.getvalue().splitlines()
+        assert all(len(line) <= width for line in lines)
+        assert "…" not in lines[1]
+        assert ("ramps hit" in lines[1]) == (width == 140)
+        assert "10 more are in the JSON" in out.getvalue()
+
+
+def test_a_drawn_row_shows_what_was_issued_for_it_or_up_to_a_stride_before() -> None:
+    from models.backtest import Course
+
+    quantiles = np.arange(3.0)[:, None, None] + np.zeros((3, 1, 7))
+    course = Course(10, 4, np.array([20, 24, 28]), quantiles, np.ones((1, 1)), 0.0)
+    shown = at_rows(course, np.array([29, 30, 33, 34, 41, 42]), 0)[:, 0]
+    np.testing.assert_array_equal(shown, [np.nan, 0.0, 0.0, 1.0, 2.0, np.nan])
+
+
+def test_the_suite_reads_each_recording_and_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from models.panel import Panel
+
+    rng = np.random.default_rng(1)
+    panel = Panel(0, 60.0, rng.normal(size=(120, 2)).cumsum(axis=0), ("a", backtest_suite.SUM))
+    read = {"One": lambda root: backtest_suite.DataSet(panel, [0])}
+    monkeypatch.setattr(backtest_suite, "DATA_SETS", read)
+    assert main(["backtest", "load", "--suite", str(tmp_path), *FAST]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("| One")]
+    assert len(rows) == 2 * len(horizons_of(None, 120, 60.0, 0.5))
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert "Where it loses:" in lines
+    assert main(["backtest", "load", "--suite", str(tmp_path / "none")]) == 1
+
+
+def test_the_page_of_a_series_that_was_never_scored() -> None:
+    from models.backtest import Course, Result
+    from models.panel import Panel
+
+    panel = Panel(0, 60.0, np.full((40, 1), np.nan), ("a",))
+    course = Course(1, 1, np.arange(20, 40), np.full((20, 1, 7), np.nan), np.ones((1, 1)), 0.0)
+    told = {"series": ["a"], "rows": 40, "step_s": 60.0, "from": 0.5, "notes": [], "losses": [],
+            "lookahead_origins_checked": 0, "overall": overall([horizon({"a": unit()}, mase=math.nan)]),
+            "horizons": [horizon({"a": unit()}, mase=math.nan)]}  # fmt: skip
+    assert "No rival was better" in render(told, Result(panel, 20, ("x",), (course,), 0.0, (), 0))
+
+
+def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "backtest" in capsys.readouterr().out
+    assert cli_backtest.LEAST_ROWS == 20

@@ -1,0 +1,184 @@
+"""The LSTM learns what can be learned, by a search that sees no later row; NumPy says what PyTorch says."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models import lstm as lstm_module
+from models import lstm_training
+from models.audit import spoiled
+from models.forecaster import Grid
+from models.lstm import Lstm, candidates, network_says
+from models.lstm_training import MAX_EPOCHS, Sample, Settings, Trained, judge, search, train
+from models.lstm_windows import Windows
+from tests.extras import needs_torch
+from tests.lstms import HOURLY, drawn, panel_of, ratio, swinging
+from twin.errors import ContractError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_numpy_says_what_torch_says(layers: int) -> None:
+    torch = needs_torch()
+    torch.manual_seed(3)
+    network = lstm_training.build(torch, Settings((1,) * 30, 17, layers, 1e-3, 0.3), 3, 11, 4).eval()
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights *= 3.0  # so that gates are full and empty too
+    rng = np.random.default_rng(0)
+    sequence, beside = rng.normal(size=(50, 30, 3)) * 3, rng.normal(size=(50, 11))
+    with torch.no_grad():
+        expected = lstm_training.forward(
+            torch, network, torch.from_numpy(sequence).float(), torch.from_numpy(beside).float()
+        ).numpy()
+    arrays = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    np.testing.assert_allclose(network_says(arrays, sequence, beside), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_learns_a_season_and_an_error_that_fades() -> None:
+    needs_torch()
+    panel = panel_of(swinging(2500), 1e6 * swinging(2500, 2))
+    lstm = Lstm(HOURLY, budget_fits=1)
+    lstm.load(lstm.fit(panel.upto(1499), 0))
+    found = ratio(lstm, panel, 1500)
+    # An oracle that knows the swing and the 0.9 reaches 0.40 and 0.16.
+    assert found[0] < 0.45
+    assert found[1] < 0.22
+
+
+@pytest.mark.slow
+def test_it_says_the_last_value_of_a_walk() -> None:
+    needs_torch()
+    panel = panel_of(np.cumsum(np.random.default_rng(2).normal(size=2500)))
+    lstm = Lstm(HOURLY, budget_fits=1)
+    lstm.load(lstm.fit(panel.upto(1499), 0))
+    assert np.all(ratio(lstm, panel, 1500) < 1.04)
+
+
+@pytest.mark.slow
+def test_it_uses_what_is_known_ahead() -> None:
+    needs_torch()
+    rng = np.random.default_rng(4)
+    known = 50.0 + 7.0 * rng.normal(size=1510)
+    values = 3.0 * known[:1500] + rng.normal(size=1500)
+    panel = panel_of(values, plan=known)
+    lstm = Lstm(Grid(3600.0, (1,)), budget_fits=1)
+    lstm.load(lstm.fit(panel.upto(1199), 0))
+    assert ratio(lstm, panel, 1200)[0] < 0.35
+    assert np.isnan(lstm.predict(panel_of(values), np.array([1300])).point).all()
+
+
+@pytest.mark.slow
+def test_fits_are_the_same_and_leave_torch_as_it_was() -> None:
+    torch = needs_torch()
+    panel = panel_of(swinging(400))
+    threads = torch.get_num_threads()
+    before = torch.random.get_rng_state()
+    first = Lstm(HOURLY, 1).fit(panel, 5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    torch.manual_seed(99)
+    again = Lstm(HOURLY, 1).fit(panel, 5)
+    other = Lstm(HOURLY, 1).fit(panel, 6)
+    assert first.keys() == again.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, again[name])
+    assert not np.array_equal(first["mix.weight"], other["mix.weight"])
+
+
+@pytest.mark.slow
+def test_stops_early_and_keeps_the_best() -> None:
+    needs_torch()
+    rng = np.random.default_rng(7)
+
+    def chance(m: int) -> Sample:
+        """Nothing to learn: the more it trains, the more it errs on the later block."""
+        sequence, beside = rng.normal(size=(m, 4, 3)), rng.normal(size=(m, 2))
+        arrays = (sequence, beside, rng.normal(size=(m, 1)), np.ones((m, 1)))
+        return Sample(*(a.astype(np.float32) for a in arrays))
+
+    earlier, later = chance(128), chance(400)
+    setting = Settings((1,) * 4, 16, 1, 3e-2, 0.0)
+    trained = train(setting, earlier, later, MAX_EPOCHS, 0)
+    assert 1 <= trained.epochs < MAX_EPOCHS
+    again = train(setting, earlier, None, trained.epochs, 0)
+    for name, array in again.arrays.items():  # the best epoch's, not the last one's
+        np.testing.assert_array_equal(array, trained.arrays[name])
+
+
+def test_without_torch_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ContractError, match=r"install racktwin\[torch\]"):
+        Lstm(HOURLY).fit(panel_of(swinging(600)), 0)
+
+
+def test_windows_meet_every_hour() -> None:
+    windows = Windows.drawn(HOURLY, panel_of(swinging(24 * 900), swinging(24 * 900)), 100, 2400)
+    assert len(windows.rows) > 2300
+    assert windows.rows.min() >= 100
+    counts = np.bincount(windows.rows % 24, minlength=24)
+    assert counts.min() > 0.8 * counts.mean()
+    np.testing.assert_allclose(np.bincount(windows.series), len(windows.rows) / 2, rtol=0.1)
+
+
+def test_candidates_are_judged_on_a_later_block_and_searched_again_when_the_past_doubles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Sample, Sample]] = []
+    chosen = candidates(HOURLY)[0]
+
+    def fit_nothing(setting: Settings, sample: Sample, *_: Any) -> Trained:
+        arrays = drawn(HOURLY, setting=chosen)
+        return Trained({k: v for k, v in arrays.items() if "." in k}, 1, np.ones(2), np.ones(2))
+
+    def looked(found: tuple[Settings, ...], split: Any, seed: int) -> tuple[Settings, Trained]:
+        assert len(found) == 3
+        seen.append(split(found[0]))
+        return chosen, fit_nothing(chosen, seen[-1][0])
+
+    monkeypatch.setattr(lstm_module, "search", looked)
+    monkeypatch.setattr(lstm_module, "train", fit_nothing)
+    panel = panel_of(swinging(2000))
+    lstm = Lstm(HOURLY, 3)
+    lstm.load(lstm.fit(panel.upto(799), 0))
+    assert len(seen) == 1
+    for rows, searches in ((1200, 1), (1599, 1), (1600, 2), (2000, 2)):
+        lstm.load(lstm.fit(panel.upto(rows - 1), 0))
+        assert len(seen) == searches
+    Lstm(HOURLY, 3).fit(spoiled(panel, 599, "wild values").upto(799), 0)
+    (earlier, later), (again, spoiled_later) = seen[0], seen[-1]
+    np.testing.assert_array_equal(earlier.sequence, again.sequence)
+    np.testing.assert_array_equal(earlier.beside, again.beside)
+    np.testing.assert_array_equal(earlier.target, again.target)
+    assert not np.array_equal(later.target, spoiled_later.target)
+
+
+def test_the_best_candidate_wins_and_the_first_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {1: 0.9, 2: 0.7, 3: 0.7, 4: 0.8}
+
+    def known(setting: Settings, *_: Any) -> Trained:
+        return Trained({}, 1, np.ones(1), np.array([errors[setting.hidden]]))
+
+    monkeypatch.setattr(lstm_training, "train", known)
+    found, _ = search([Settings((1,), n, 1, 1.0, 0.0) for n in errors], lambda s: (None, None), 0)  # type: ignore[arg-type,return-value]
+    assert found.hidden == 2
+    with pytest.raises(ContractError, match="candidate"):
+        search([], lambda s: (None, None), 0)  # type: ignore[arg-type,return-value]
+
+
+def test_a_change_is_followed_as_far_as_it_helps() -> None:
+    rng = np.random.default_rng(8)
+    target = rng.normal(size=(500, 4)).astype(np.float32)
+    target[:, 3] = 0.0
+    weight = np.ones_like(target)
+    weight[250:, 0] = 0.0
+    said = np.stack([2.0 * target[:, 0], target[:, 1], -target[:, 2], target[:, 3]], axis=1).astype(float)
+    said[250:, 0] = 1e9  # gaps
+    share, error = judge(said, Sample(target, target, target, weight))
+    np.testing.assert_allclose(share, [0.5, 1.0, 0.0, 0.0])
+    np.testing.assert_allclose(error, [0.0, 0.0, 1.0, 1.0], atol=1e-7)

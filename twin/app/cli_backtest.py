@@ -1,0 +1,319 @@
+"""The command `backtest`: how well the forecasts of load would have done on a recorded series.
+
+`backtest load --series FILE ...` scores one data set; `--suite DIR` the public ones, as the README's table.
+Reads files, prints a table or one JSON object, writes a page. Part of the shell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from twin.app.report_text import clean, duration, number
+from twin.errors import ConfigError
+
+LEAST_ROWS = 20
+SPAN_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+WIDE_COLUMNS = 116  # of a terminal that has room for all
+COLUMNS = ("ahead", "MAE", "last", "season", "EWMA", "MASE (90 %)", "pinball", "in 50 90 99 %", "at peaks",
+           "ramps hit", "targets")  # fmt: skip
+NARROW = ("ahead", "MAE", "MASE (90 %)", "pinball", "in 50 90 99 %")
+_SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
+
+
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin backtest`."""
+    parser = commands.add_parser("backtest", help="score the forecasts of load on recorded series")
+    load = parser.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser(
+        "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
+    )
+    source = load.add_mutually_exclusive_group(required=True)
+    source.add_argument("--series", type=Path, nargs="+", metavar="FILE", help="CSV, also .gz, .xz, .zst")
+    source.add_argument("--suite", type=Path, metavar="DIR", help="the public recordings in this folder")
+    load.add_argument("--time-column", metavar="T", help="column of times")
+    load.add_argument("--value-column", nargs="+", default=[], metavar="V", help="columns of values")
+    load.add_argument("--step", metavar="S", help="step of the grid, such as 60 (s) or 5min")
+    load.add_argument("--aggregate", metavar="HOW", help="rows of one step: mean, sum, last, max, count")
+    load.add_argument("--total", action="store_true", help="score the sum of all columns")
+    load.add_argument("--where", metavar="COLUMN=VALUE", help="only rows with this value in this column")
+    load.add_argument(
+        "--gap", nargs=2, action="append", default=[], metavar=("FROM", "TO"),
+        help="nothing counts from here to there, such as an outage",
+    )  # fmt: skip
+    load.add_argument(
+        "--known-column", nargs="+", default=[], metavar="C", help="columns known ahead, such as a forecast"
+    )
+    load.add_argument("--zone", default="UTC", help="time zone of times without one (default: UTC)")
+    load.add_argument(
+        "--horizons", metavar="H,H,..", help="rows (5), spans (15min, 6h) or parts of the series (10%%)"
+    )
+    load.add_argument(
+        "--from", dest="start", type=float, default=0.5, metavar="FRACTION",
+        help="score origins after this part of the rows (default: 0.5)",
+    )  # fmt: skip
+    load.add_argument("--model", metavar="NAME", help="score this forecaster alone")
+    load.add_argument("--experts", metavar="A,B,..", help="combine these forecasters only")
+    load.add_argument("--report", type=Path, metavar="DIR", help="write backtest.html into this folder")
+    load.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(refuse=load.error)
+
+
+def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Score, print, write the page. Raises ConfigError for what the operator can mend."""
+    if args.suite is not None:
+        from twin.app.backtest_suite import run_suite
+
+        return run_suite(args, out, err)
+    if args.time_column is None or (not args.value_column and args.aggregate != "count"):
+        args.refuse("--series needs --time-column and --value-column")
+    if args.model and args.experts:
+        args.refuse("--model is one forecaster alone: expected no --experts")
+    from twin.app.report import open_folder
+    from twin.app.series_file import read_series
+
+    if not 0.1 <= args.start <= 0.9:
+        raise ConfigError(f"--from {args.start:g}: expected a part of the rows from 0.1 to 0.9")
+    chosen = kinds([args.model] if args.model else args.experts.split(",") if args.experts else None)
+    if args.report is not None:
+        open_folder(args.report)
+    read = read_series(
+        args.series, args.time_column, args.value_column,
+        step_s=None if args.step is None else step_of(args.step), aggregate=args.aggregate,
+        known_columns=args.known_column, zone=args.zone, total=args.total, where=_where(args.where),
+        gap_ranges=[(a, b) for a, b in args.gap],
+    )  # fmt: skip
+    begun = time.monotonic()
+    notes = list(read.notes)
+    if not args.json:
+        for note in notes:
+            err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
+    horizons = horizons_of(args.horizons, read.panel.n_time, read.panel.step_s, args.start)
+    result, told = scored(read.panel, horizons, chosen, args.start, err)
+    told = {
+        "series": list(read.panel.names), "files": [str(p) for p in args.series], "rows": read.panel.n_time,
+        "step_s": read.panel.step_s, "from": args.start, "experts": list(chosen),
+        "notes": notes + told.pop("notes"),
+    } | told | {"wall_s": round(time.monotonic() - begun, 3)}  # fmt: skip
+    if args.json:
+        out.file.write(msgspec.json.encode(plain(told)).decode() + "\n")
+    else:
+        say(told, out)
+    if args.report is not None:
+        from twin.app.backtest_report import PAGE, write_page
+
+        write_page(told, result, args.report / PAGE)
+        if not args.json:
+            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
+    return 0
+
+
+def kinds(names: Sequence[str] | None) -> dict[str, Any]:
+    """Classes of forecasters by name; None: those that the daemon combines. Raises ConfigError for others."""
+    from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
+
+    wanted = list(DEFAULT_EXPERTS if names is None else dict.fromkeys(n.strip() for n in names))
+    unknown = [n for n in wanted if n not in FORECASTERS]
+    if unknown or not wanted:
+        raise ConfigError(f"forecaster {', '.join(unknown)}: expected some of {', '.join(FORECASTERS)}")
+    return {name: FORECASTERS[name] for name in wanted}
+
+
+def scored(
+    panel: Any,
+    horizons: Sequence[int],
+    chosen: Mapping[str, Any],
+    start: float,
+    err: Console,
+    pooled: Sequence[int] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """(what was issued, scores as plain data); a bar on the terminal while it runs."""
+    from models.backtest import backtest
+    from models.forecaster import Grid
+    from models.scores import score
+    from twin.app.whatif_sweep import CaseBar
+
+    with CaseBar(err, 1.0, "backtest") as bar:
+        result = backtest(
+            panel,
+            horizons,
+            chosen,
+            start=start,
+            clock=time.perf_counter,
+            progress=bar.move,
+        )
+        told = score(result, pooled)
+    day = Grid(panel.step_s, tuple(horizons)).seasons[:1]
+    notes = (
+        ["seasonal: the value at the same time of the last day that was known"
+         + ("" if result.start_row >= day[0] else "; where no day is behind, the last value")]
+        if day else ["seasonal: the same as the last value, as the step divides no day"]
+    )  # fmt: skip
+    return result, {
+        "notes": notes,
+        "horizons": told,
+        "overall": overall(told),
+        "losses": losses(told),
+        "lookahead_origins_checked": result.origins_checked,
+        "fits": len(result.cuts),
+    }
+
+
+def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all horizons alike: MASE (geometric mean), coverage (mean), the worst ratio of pinball losses."""
+
+    def known(key: str) -> list[float]:
+        return [h[key] for h in told if h[key] is not None and math.isfinite(h[key])]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else math.nan
+
+    mase = [v for v in known("mase") if v > 0]
+    ratio = [
+        h["pinball"] / h["pinball_persistence"] for h in told if h["pinball_persistence"] > 0
+    ]  # fmt: skip
+    out = {"mase": math.exp(mean([math.log(v) for v in mase])) if mase else math.nan,
+           "mase_worst": max(known("mase"), default=math.nan),
+           "pinball_ratio_worst": max(ratio, default=math.nan)}  # fmt: skip
+    for band in ("50", "90", "99"):
+        for kind in ("", "_closed"):
+            out[f"coverage{band}{kind}"] = mean(known(f"coverage{band}{kind}"))
+    return out
+
+
+def losses(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where a rival did better: by error (MASE > 1) or by pinball loss; `series` null: all taken together."""
+    out = []
+    for horizon in told:
+        units = [(None, horizon), *horizon["series"].items()]
+        for name, unit in units:
+            place = {"horizon_steps": horizon["horizon_steps"], "horizon_s": horizon["horizon_s"]}
+            if unit["mase"] > 1.0 or (math.isnan(unit["mase"]) and unit["mae"] > 0.0):
+                rivals = {k: unit[f"mae_{k}"] for k in ("naive", "seasonal", "ewma")}
+                out.append(place | {"series": name, "score": "mase", "value": unit["mase"],
+                                    "low": unit["mase_low"], "high": unit["mase_high"],
+                                    "better": min(rivals, key=rivals.__getitem__)})  # fmt: skip
+            if unit["pinball"] > unit["pinball_persistence"]:
+                worse = unit["pinball"] / (unit["pinball_persistence"] or math.nan)
+                out.append(place | {"series": name, "score": "pinball", "value": worse, "low": math.nan,
+                                    "high": math.nan, "better": "persistence"})  # fmt: skip
+    return out
+
+
+def step_of(text: str) -> float:
+    """Seconds of "60", "60s" or "5min". Raises ConfigError."""
+    found = _SPAN.match(text.strip())
+    if found is None or found[2] == "%" or float(found[1]) <= 0:
+        raise ConfigError(f"--step {text}: expected seconds, or a span such as 5min or 1h")
+    return float(found[1]) * SPAN_S.get(found[2], 1.0)
+
+
+def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> tuple[int, ...]:
+    """Rows ahead, ascending. Without `text`: 1, 5, 15, 60, 6 h, 24 h and a tenth of the rows, up to that."""
+    if n_time < LEAST_ROWS:
+        raise ConfigError(f"{n_time} rows: expected at least {LEAST_ROWS} to score anything")
+    most = n_time - 1 - math.ceil(start * n_time)
+    if text is None:
+        tenth = max(1, n_time // 10)
+        spans = [round(s / step_s) for s in (21_600.0, 86_400.0) if s / step_s == round(s / step_s)]
+        found = {h for h in (1, 5, 15, 60, *spans, tenth) if 1 <= h <= min(tenth, most)}
+        return tuple(sorted(found))
+    problems, out = [], set()
+    for word in text.split(","):
+        match = _SPAN.match(word.strip())
+        if match is None:
+            problems.append(f"--horizons {word}: expected rows (5), a span (15min, 6h) or a part (10%)")
+            continue
+        value, unit = float(match[1]), match[2]
+        rows = value if not unit else value / 100 * n_time if unit == "%" else value * SPAN_S[unit] / step_s
+        if (not unit and rows != round(rows)) or not 1 <= round(rows) <= most:
+            asked = f"{number(rows)} rows of {number(step_s)} s"
+            problems.append(f"--horizons {word}: {asked}, expected 1 to {most} of {n_time} rows")
+        elif unit not in ("", "%") and abs(rows - round(rows)) > 1e-6:
+            problems.append(f"--horizons {word}: expected a multiple of the step of {number(step_s)} s")
+        else:
+            out.add(round(rows))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(sorted(out))
+
+
+def _where(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    column, found, value = text.partition("=")
+    if not found or not column:
+        raise ConfigError(f"--where {text}: expected COLUMN=VALUE")
+    return column, value
+
+
+def plain(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(told: Mapping[str, Any], out: Console) -> None:
+    """The table, and where it loses."""
+    names = ", ".join(told["series"][:6]) + (" …" if len(told["series"]) > 6 else "")
+    title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · scored after {told['from']:.0%}"
+    shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
+                  padding=(0, 2, 0, 0))  # fmt: skip
+    columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
+    for head in columns:
+        shown.add_column(head, justify="left" if head == "ahead" else "right", no_wrap=True)
+    for h in told["horizons"]:
+        cells = _cells(h)
+        shown.add_row(*(cells[head] for head in columns))
+    out.print(shown)
+    worse = told["losses"]
+    for loss in worse[:20]:
+        out.print(loss_words(loss), markup=False, soft_wrap=True)
+    if len(worse) > 20:
+        out.print(f"{len(worse) - 20} more are in the JSON")
+    checked = (
+        f"{told['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
+    )
+    out.print(checked, style="dim", markup=False, soft_wrap=True)
+
+
+def _cells(h: Mapping[str, Any]) -> dict[str, str]:
+    """A horizon's scores as people read them, by column."""
+    ratio = h["pinball"] / h["pinball_persistence"] if h["pinball_persistence"] else math.nan
+    values = (
+        duration(h["horizon_s"]), *(number(h[k]) for k in ("mae", "mae_naive", "mae_seasonal", "mae_ewma")),
+        f"{ratio_words(h['mase'])} ({ratio_words(h['mase_low'])} to {ratio_words(h['mase_high'])})",
+        ratio_words(ratio),
+        " ".join(number(100 * h[f"coverage{band}"]) for band in ("50", "90", "99")),
+        f"{number(100 * h['peak_error'], 2)} %", f"{number(100 * h['ramp_hit_rate'], 2)} %",
+        f"{h['targets']:,}",
+    )  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def ratio_words(value: float) -> str:
+    """A ratio near 1, always to three places: 0.9996 is not 1."""
+    return "–" if not math.isfinite(value) else f"{value:.4f}" if 0.9995 <= value < 1.0005 else f"{value:.3f}"
+
+
+def loss_words(loss: Mapping[str, Any]) -> str:
+    """A line on where a rival did better."""
+    whose = "all series" if loss["series"] is None else clean(loss["series"])
+    rival = {"naive": "the last value", "seasonal": "the same time yesterday", "ewma": "EWMA",
+             "persistence": "the last value with its past errors"}[loss["better"]]  # fmt: skip
+    span = "" if math.isnan(loss["low"]) else f" ({ratio_words(loss['low'])} to {ratio_words(loss['high'])})"
+    what = "MASE" if loss["score"] == "mase" else "pinball loss ×"
+    ahead = duration(loss["horizon_s"])
+    return f"loses {ahead} ahead, {whose}: {what} {ratio_words(loss['value'])}{span}, to {rival}"
