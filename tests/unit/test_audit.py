@@ -152,7 +152,7 @@ def run(*kinds: type[Rule], panel: Panel | None = None) -> backtest.Result:
 @pytest.mark.parametrize("kind", [NextRow, Centred, Scaled, Batched, Interpolated, Underneath, LateFitted])
 def test_a_planted_leak_is_caught_and_named(kind: type[Rule]) -> None:
     with pytest.raises(LookAhead, match=kind.name) as caught:
-        run(kind, panel=walk(gap=True))
+        run(Fitted, kind, panel=walk(gap=True))
     assert kind.name in caught.value.who
     assert 0 <= caught.value.row < N
 
