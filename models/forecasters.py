@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.autoregression import AutoRegression
-from models.climatology import Climatology, HourlyMedian, SeasonalMean
+from models.climatology import Climatology, HourlyMedian, SeasonalMean, WeeklyMean
 from models.ewma import Ewma1, Ewma2, Ewma5, Ewma15, Ewma60, Ewma240
 from models.forecaster import Forecaster
 from models.gradient_boosting import GradientBoosting
@@ -26,6 +26,7 @@ FORECASTERS: dict[str, type[Forecaster]] = {
     "climatology": Climatology,
     "hourly_median": HourlyMedian,
     "seasonal_ewma": SeasonalMean,
+    "weekly_ewma": WeeklyMean,
     "state_space": StateSpace,
     "autoregression": AutoRegression,
     "linear": Linear,
