@@ -22,7 +22,7 @@ SIDE, UNIT, STEP = 80, 0.05, 0.141
 BINS = 2 * SIDE + 1
 REACH = UNIT * float(np.sinh(SIDE * STEP))
 EDGE = UNIT * np.sinh((np.arange(-SIDE, SIDE + 2) - 0.5) * STEP)
-PRIOR = 4.0  # outcomes that the first guess of a distribution is worth. source: estimate
+PRIOR = 4.0  # independent outcomes that the first guess of a distribution is worth. source: estimate
 REFRESH = 8  # outcomes between two looks at the histograms, which are most of the cost. source: estimate
 # What remains of a past outcome after one more. The second never forgets: it is the plain empirical band, so
 # that no series ends up worse than with that. source: estimate; 2,000 and 1,000 outcomes
@@ -97,7 +97,7 @@ class Bands:
 
     def spreads(self, said: F64, local: F64, low: F64 | None, high: F64 | None) -> F64:
         """Local spread and boosting's downward and upward, [3, n]; NaN where not known."""
-        self.unit = np.where(np.isnan(self.unit) & (local > 0.0), local, self.unit)
+        self.unit = np.where(np.isnan(self.unit), local, self.unit)
         out = np.full((3, len(said)), np.nan)
         out[0] = local
         if low is not None and high is not None:
@@ -146,7 +146,8 @@ class Bands:
         place = np.rint(np.arcsinh(error / UNIT) / STEP)
         np.minimum(np.maximum(place, -SIDE, out=place), SIDE, out=place)
         kind, series = np.nonzero(np.isfinite(place))
-        self.counts[kind, place[kind, series].astype(np.int64) + SIDE, series] += 1.0
+        # Outcomes that overlap count as few, so that the first guess is not forgotten too soon.
+        self.counts[kind, place[kind, series].astype(np.int64) + SIDE, series] += self.mix.share
         self.age += 1
         # Often at first, when each outcome is news.
         if self.age[0] >= min(REFRESH, 1 + self.age[1] // REFRESH):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from models.context import CALM_ROWS, recent_sample, restlessness
+from models.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness
 from models.forecaster import Forecaster, Grid, last_known
 from models.lattice import quantum
 from models.online import Issue, Online, stride
@@ -21,7 +21,6 @@ from twin.frame import F64, I32, NS
 SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
 LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
 LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
-SAMPLE_EVERY_ROWS = 16  # how often the sample of recent values is drawn anew
 
 
 class Blend:
@@ -40,7 +39,6 @@ class Blend:
         self._filled = 0
         self.row = -1  # number of the newest row; -1: none yet
         self._lattice, self._lattice_row = np.zeros(n), -(2**62)
-        self._recent_row = -(2**62)
         self.online = [Online(h, n, self.names, stride(h)) for h in grid.horizons]
 
     @property
@@ -93,10 +91,8 @@ class Blend:
         scale = restlessness(near, np.array([len(near) - 1]))[0]
         last = last_known(near)[-1]
         self._look_at_lattice()
-        recent = None
-        if self.row - self._recent_row >= SAMPLE_EVERY_ROWS:
-            past = self.panel(LATTICE_ROWS).values
-            recent, self._recent_row = recent_sample(past, len(past) - 1), self.row
+        past = self.panel(RECENT_ROWS).values
+        recent = recent_sample(past, len(past) - 1)
         return np.array(
             [
                 online.issue(
@@ -123,7 +119,7 @@ class Blend:
         """All of it, exact."""
         out: dict[str, np.ndarray] = {
             "rows": self.panel().values.astype(np.float32),
-            "at": np.array([self.row, self._lattice_row, self._recent_row], np.int64),
+            "at": np.array([self.row, self._lattice_row], np.int64),
             "lattice": self._lattice.copy(),
         }
         for online in self.online:
@@ -137,7 +133,7 @@ class Blend:
             raise ContractError(f"rows: expected at most {self.rows} of {self.n} series, got {rows.shape}")
         self._buffer[: len(rows)] = rows
         self._filled = len(rows)
-        self.row, self._lattice_row, self._recent_row = (int(x) for x in memory["at"])
+        self.row, self._lattice_row = (int(x) for x in memory["at"])
         self._lattice = np.array(memory["lattice"])
         for online in self.online:
             prefix = f"{online.horizon}/"

@@ -75,7 +75,10 @@ def hours_of_day(t_ns: I64, zone: str) -> F64:
 
 
 def minutes_of_hour(t_ns: I64, zone: str) -> F64:
-    """Local minutes since the hour with their fraction, 0 up to 60. [n] Raises ContractError as `local_ns`."""
+    """Local minutes since the hour with their fraction, 0 up to 60. [n]
+
+    Raises ContractError as `local_ns`.
+    """
     minutes: F64 = (local_ns(t_ns, zone) % _HOUR_NS) / _MINUTE_NS
     return minutes
 

@@ -1,4 +1,4 @@
-"""What a learned forecaster sees of a series at an origin: how it moved of late, in units of its own movement.
+"""What a learned forecaster sees of a series at an origin: how it moved, in its own units of movement.
 
 A case is a row of a panel and one of its series. Every column is a difference from the last known value over
 the case's own scale, or a count, so that series of watts and of jobs can be pooled. Looks at rows up to the
@@ -30,6 +30,7 @@ LEAST_KNOWN = 8  # values known before a case has a scale
 FARTHER_ROWS = tuple(range(0, 10_081, 288))  # a week of minutes, where there is one
 CHUNK = 512  # cases whose near rows stay in a second-level cache
 
+_WINDOW_NAMES = ("mean", "deviation", "lowest", "highest", "move", "still")
 _NEAR_NAMES = (
     *(f"ramp_{k}" for k in RAMP_ROWS),
     *(f"ewma_{h:g}" for h in HALF_LIVES),
@@ -43,8 +44,14 @@ _NEAR_NAMES = (
     "since_gap",
     "stale",
 )
-_FAR_NAMES = ("far_lowest", "far_low", "far_median", "far_high", "far_highest", "farther_low", "farther_median", "farther_high", "far_rank", "farther_rank", "level")
+_FAR_NAMES = (
+    *("far_lowest", "far_low", "far_median", "far_high", "far_highest"),
+    *("farther_low", "farther_median", "farther_high"),
+    *("far_rank", "farther_rank", "level"),
+)
 _CLOCK_NAMES = ("hour", "hour_sin", "hour_cos", "weekday", "minute")
+_COUNTED = ("still", "place", "since", "stale", "far_rank", "farther_rank")  # the others are sizes
+_SIZES = np.array([not name.startswith(_COUNTED) for name in (*_NEAR_NAMES, *_FAR_NAMES)])
 _SEASON_NAMES = ("lag", "smooth", "rise", "usual", "usual_rise")
 
 
@@ -106,24 +113,21 @@ def present(panel: Panel, cases: Cases) -> Present:
     for first in range(0, cases.n, CHUNK):
         part = slice(first, min(first + CHUNK, cases.n))
         some = Cases(cases.row[part], cases.series[part])
-        last[part], spread = _near(_last_rows(panel.values, some), out[: len(_NEAR_NAMES), part])
-        scale[part] = spread + _far(panel.values, some, last[part], out[len(_NEAR_NAMES) :, part])
-    out[: _NEAR_NAMES.index("place")] = _over(out[: _NEAR_NAMES.index("place")], scale)
-    still = [_NEAR_NAMES.index(f"still_{w}") for w in WINDOW_ROWS]
-    out[still] *= np.where(scale > 0, scale, np.nan)  # a share of steps, not a value
-    out[len(_NEAR_NAMES) : -3] = _over(out[len(_NEAR_NAMES) : -3], scale)
-    out[-1] = _over(last, scale)
+        near, far = out[: len(_NEAR_NAMES), part], out[len(_NEAR_NAMES) :, part]
+        last[part], spread = _near(_last_rows(panel.values, some), near)
+        scale[part] = spread + _far(panel.values, some, last[part], far)
+        sizes = out[:, part]
+        np.divide(sizes, _divisor(scale[part]), out=sizes, where=_SIZES[:, None])
     return Present(last, scale, out)
 
 
-def _over(values: F64, scale: F64) -> F64:
+def _divisor(scale: F64) -> F64:
     """NaN where the scale is 0 or unknown: the sizes of such a case mean nothing."""
-    quotient: F64 = values / np.where(scale > 0, scale, np.nan)
-    return quotient
+    return np.where(scale > 0, scale, np.nan)
 
 
 def _last_rows(values: F64, cases: Cases) -> F64:
-    """The last NEAR_ROWS rows up to each case's, [NEAR_ROWS, n_case], oldest first; NaN before the beginning."""
+    """The last NEAR_ROWS rows up to each case's [NEAR_ROWS, n_case]; NaN before the beginning."""
     row, series = int(cases.row[0]), cases.series
     one_row = np.all(cases.row == row) and len(series) == series[-1] - series[0] + 1
     if one_row and row >= NEAR_ROWS - 1 and np.all(np.diff(series) == 1):
@@ -206,17 +210,18 @@ def _windows(away: F64, moved: F64, known: NDArray[np.bool_] | None, out: F64) -
         for k, column in enumerate(columns):
             out[6 * place + k] = column
         first = begun
-    spread: F64 = np.abs(away - total / n)
+    spread: F64 = np.abs(away[first:] - total / n)
     if known is not None:
-        spread = np.where(known, spread, 0.0)
+        spread = np.where(known[first:], spread, 0.0)
     near: F64 = np.where(count >= LEAST_KNOWN, spread.sum(axis=0) / n + move / n, np.nan)
     return near
 
 
 def _far(values: F64, cases: Cases, last: F64, out: F64) -> F64:
-    """Fills the far columns, not yet over the scale, but for the level; gives the far part of the scale."""
+    """Fills the far columns, not yet over the scale; gives the far part of the scale."""
     quantiles, rank, far = _spread(values, cases, last, FAR_ROWS, (0.0, 0.25, 0.5, 0.75, 1.0))
     out[:5], out[8] = quantiles, rank
+    out[10] = last
     out[5:8], out[9], farther = _spread(values, cases, last, FARTHER_ROWS, (0.25, 0.5, 0.75))
     return np.maximum(far, farther)
 
@@ -224,7 +229,7 @@ def _far(values: F64, cases: Cases, last: F64, out: F64) -> F64:
 def _spread(
     values: F64, cases: Cases, last: F64, ago: tuple[int, ...], quantiles: tuple[float, ...]
 ) -> tuple[F64, F64, F64]:
-    """Of the rows so long ago, less the last value: quantiles [n_quantile, n_case], rank and mean deviation."""
+    """Of the rows so long ago, less the last value: quantiles, rank of the last value and mean deviation."""
     back = np.array([k for k in ago if k <= cases.row.max()], np.int64)
     away = _value_at(values, cases.row[None, :] - back[:, None], cases.series) - last
     away.sort(axis=0)  # NaN last
@@ -289,19 +294,19 @@ def _season(values: F64, cases: Cases, seen: Present, what: tuple[int, int, int,
     season, n_back, apart, horizon = what
     row, series = cases.row, cases.series
     back = season * -(-horizon // season)
+    latest = int(row.max()) + horizon - back
+    if latest + 2 * apart < 0:
+        out[:] = np.nan
+        return
     out[0] = _value_at(values, row + (horizon - back), series) - seen.last
     then = _smooth(values, cases, row + (horizon - back), apart)
     out[1] = then - seen.last
     out[2] = then - _smooth(values, cases, row - back, apart)
-    n = [j for j in range(n_back) if row.max() + horizon - back - j * season >= 0]
-    if len(n) < 2:
-        out[3], out[4] = out[0], out[2]
-    else:
-        ago = season * np.array(n, np.int64)[:, None]
-        then = _value_at(values, row + (horizon - back) - ago, series)
-        out[3] = _median(then) - seen.last
-        out[4] = _median(then - _value_at(values, row - back - ago, series))
-    out[:] = _over(out, seen.scale)
+    ago = season * np.arange(max(1, min(n_back, latest // season + 1)))[:, None]
+    then = _value_at(values, row + (horizon - back) - ago, series)
+    out[3] = _median(then) - seen.last
+    out[4] = _median(then - _value_at(values, row - back - ago, series))
+    out /= _divisor(seen.scale)
 
 
 def _smooth(values: F64, cases: Cases, row: I64, apart: int) -> F64:
@@ -326,19 +331,19 @@ def targets(panel: Panel, cases: Cases, seen: Present, horizon: int) -> F64:
     at = cases.row + horizon
     inside = at < panel.n_time
     value = _value_at(panel.values, np.minimum(at, panel.n_time - 1), cases.series)
-    return _over(np.where(inside, value, np.nan) - seen.last, seen.scale)
+    change: F64 = (np.where(inside, value, np.nan) - seen.last) / _divisor(seen.scale)
+    return change
 
 
 def sample(rows: int, n: int, most: int) -> Cases:
-    """At most so many of the cases of `rows` rows and n series, even in time; sorted by row, the same each time.
+    """At most so many of the cases of `rows` rows and n series, even in time and sorted by row.
 
     One case in each of `most` equal stretches, by the golden ratio, so that no season of the data is in step.
     """
     total = rows * n
-    if total <= most:
-        at = np.arange(total)
-    else:
-        i = np.arange(most)
-        golden = (np.sqrt(5.0) - 1) / 2
-        at = np.floor((i + (i * golden) % 1.0) * (total / most)).astype(np.int64)
+    most = min(most, total)
+    stretch = np.arange(most + 1) * total // most
+    golden = (np.sqrt(5.0) - 1) / 2
+    inside = (np.arange(most) * golden) % 1.0
+    at = stretch[:-1] + np.floor(inside * np.diff(stretch)).astype(np.int64)
     return Cases(at // n, at % n)

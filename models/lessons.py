@@ -1,7 +1,8 @@
-"""What a learned forecaster learns from and how far it is believed: cases of the past, and a later block of them.
+"""What a learned forecaster learns from and how far it is believed: cases of the past, the later as judges.
 
-A horizon's cases are even in time. The last part of them judges what was learned from the rest, for cases that
-are close in time are alike. May import models and the core's errors and types; NumPy only.
+A horizon's cases are even in time. The last part of them judges what was learned from the rest, never a
+part by chance: cases that are close in time are alike. May import models and the core's errors and types;
+NumPy only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from models.features import (
     sample,
     targets,
 )
-from models.forecaster import DAY_S, WEEK_S, Grid, Said
+from models.forecaster import DAY_S, WEEK_S, Grid
 from models.panel import Panel
 from twin.errors import ContractError
 from twin.frame import F64, I64
@@ -38,7 +39,6 @@ DEAD_SHARES = (0.0, 0.5, 0.75, 0.9, 0.97)
 LEAST_GAIN = 0.002  # of the error of "no change", to forecast a change at all
 WIDEN = 0.5  # of the range seen, by which a forecast may leave it
 BLOCK_CASES = 16_384
-WEEKS_SEEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ def _weights(cases: Cases, scale: F64, n: int) -> F64:
 
 
 def _without_unseen_clock(x: F64, past: Panel, grid: Grid) -> F64:
-    """Hours of which only one day was seen, and days of one week, would only be names of instants."""
+    """Hours of which one day was seen, and days of less than a week, would only be names of instants."""
     names_of = names(grid, known_names(past))
     span_s = past.n_time * past.step_s
     if span_s < 2 * DAY_S or grid.step_s > DAY_S / 4:
         for name in ("hour", "hour_sin", "hour_cos"):
             x[names_of.index(name)] = 0.0
-    if span_s < WEEKS_SEEN * WEEK_S or grid.step_s > DAY_S:
+    if span_s < WEEK_S + DAY_S or grid.step_s > DAY_S:
         x[names_of.index("weekday")] = 0.0
     if span_s < 12 * 3600 or grid.step_s > 900:
         x[names_of.index("minute")] = 0.0
@@ -168,6 +168,8 @@ def forecasts(
     """
     out = np.full((n_said, len(grid.horizons), len(origins), panel.n), np.nan)
     at = {name: k for k, name in enumerate(names(grid, known_names(panel)))}
+    if not panel.n or not changes:
+        return out
     each = max(1, BLOCK_CASES // max(1, panel.n))
     for first in range(0, len(origins), each):
         some = origins[first : first + each]

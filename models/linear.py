@@ -1,9 +1,8 @@
 """A linear forecast of each horizon's change, robust and shrunk towards no change.
 
-The weights minimise the absolute error of standardised `features` with a ridge, by iteratively reweighted least
-squares, so that one outlier does not move them; the later part of the past says how strong the ridge is and how
-far to believe the result. One set of weights for all series of a panel. May import models and the core's errors
-and types; NumPy only.
+The weights minimise the absolute error over standardised `features` with a ridge, so that no outlier moves
+them far. The later part of the past says how strong the ridge is and how far to believe the result. One set
+of weights for all series of a panel. May import models and the core's errors and types; NumPy only.
 """
 
 from __future__ import annotations
@@ -38,7 +37,17 @@ RIDGES = (0.3, 3.0, 30.0)  # cases that do not overlap, for each column
 SWEEPS = 8
 LEAST_CHANGE = 0.05  # of the mean change: smaller errors count as squares
 BEND = 4.0  # columns are linear up to so many scales, then logarithmic
-_LEFT_OUT = ("hour", "weekday", "minute", "since_change", "since_gap", "stale", "place", "far_rank", "farther_rank")
+_LEFT_OUT = (
+    "hour",
+    "weekday",
+    "minute",
+    "since_change",
+    "since_gap",
+    "stale",
+    "place",
+    "far_rank",
+    "farther_rank",
+)
 _LEFT_OUT_KINDS = ("deviation_", "move_", "still_", "lowest_", "highest_")
 
 
@@ -74,7 +83,7 @@ class Linear:
         shapes: dict[str, tuple[int, ...]] = {}
         for horizon in self.grid.horizons:
             if f"{horizon}.weights" in parameters or f"{horizon}.belief" in parameters:
-                shapes |= {f"{horizon}.weights": (2, np.count_nonzero(used)), f"{horizon}.belief": (3,)}
+                shapes |= {f"{horizon}.weights": (2, int(np.count_nonzero(used))), f"{horizon}.belief": (3,)}
         for key in sorted({*shapes, *parameters} - {"known"}):
             found = parameters.get(key)
             if key not in shapes:
@@ -83,7 +92,7 @@ class Linear:
                 raise ContractError(f"{key} is missing")
             if found.dtype != np.float64 or found.shape != shapes[key] or not np.isfinite(found).all():
                 raise ContractError(
-                    f"{key}: expected finite float64 {list(shapes[key])}, got {found.dtype} {list(found.shape)}"
+                    f"{key}: expected finite float64 {list(shapes[key])}, got {list(found.shape)}"
                 )
         self._rules = {
             horizon: _Rule(used, parameters[f"{horizon}.weights"], parameters[f"{horizon}.belief"])
@@ -99,7 +108,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class _Rule:
-    """One horizon's weights [2, n_used]: the middle of each column and its weight; and how far to believe them.
+    """One horizon's weights [2, n_used]: the middle of each column and its weight; and the belief in them.
 
     `belief`: the change where every column is in its middle, and then as `lessons.tempered`.
     """
@@ -160,14 +169,14 @@ def _rule(lesson: Lesson, cases: NDArray[np.bool_], used: NDArray[np.bool_], rid
     away /= np.where(size > 1e-9, size, np.inf)[:, None]
     least = LEAST_CHANGE * float(np.mean(np.abs(y))) + 1e-12
     penalty = ridge * len(away) * len(lesson.y) / lesson.n_apart
-    base, slope, residual = 0.0, np.zeros(len(away)), y
+    base = 0.0
+    slope = np.zeros(len(away))
     for _ in range(SWEEPS):
-        count = weight / np.maximum(np.abs(residual), least)
+        count = weight / np.maximum(np.abs(y - base - slope @ away), least)
         count *= len(y) / count.sum()
         base = float(np.mean(count * (y - slope @ away)))
         gram = (away * count) @ away.T
         gram[np.diag_indices_from(gram)] += penalty
-        slope = np.linalg.solve(gram, away @ (count * (y - base)))
-        residual = y - base - slope @ away
+        slope = np.linalg.solve(gram, away @ (count * (y - base))).astype(np.float64)
     weights = np.stack([middle, slope / np.where(size > 1e-9, size, np.inf)])
     return _Rule(used, weights, np.array([base, 1.0, 0.0]))

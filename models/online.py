@@ -25,6 +25,7 @@ LAST = (
     3.0  # how much more the last value is trusted at first than any other. source: tuned on synthetic series
 )
 MARGINAL = 8  # forecasts between two looks at the recent past. source: estimate; it moves slowly
+LEAST = 1e-30  # a size of changes below this counts as none: single precision ends at 1e-38
 SHARED = ("row", "tally", "band_age")  # what is not one for each series
 
 
@@ -114,6 +115,10 @@ class Online:
         if issue.points.shape != (len(self.experts), self.n):
             raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")
         last = issue.last
+        if issue.recent is not None and (self._tally[0] < MARGINAL or self._tally[0] % MARGINAL == 0):
+            self._marginal = marginal(issue.recent)
+            self._range[0] = np.fmin(self._range[0], self._marginal[0])
+            self._range[1] = np.fmax(self._range[1], self._marginal[-1])
         lowest, highest = np.fmin(self._range[0], last), np.fmax(self._range[1], last)
         self._range[0], self._range[1] = lowest, highest
         # An expert that leaves what was ever seen by more than its width is out of its depth.
@@ -124,11 +129,10 @@ class Online:
         raw = middle_half(points, self._weights)
         zero = 0.0 * last
         said = snap(raw, zero, issue.quantum)
-        if issue.recent is not None and (self._tally[0] < MARGINAL or self._tally[0] % MARGINAL == 0):
-            self._marginal = marginal(issue.recent)
         low = None if issue.low is None else np.maximum(issue.low - last, floor)
         high = None if issue.high is None else np.minimum(issue.high - last, ceiling)
-        spreads = self._bands.spreads(said, issue.scale, low, high)
+        local = np.where(issue.scale > LEAST, issue.scale, np.nan)
+        spreads = self._bands.spreads(said, local, low, high)
         curves = self._bands.curves(said, spreads, self._marginal - last)
         mixed = self._bands.mixed(curves)
         out = snap(self._conformal.moved(said, mixed, issue.quantum), zero, issue.quantum)

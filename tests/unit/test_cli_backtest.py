@@ -171,7 +171,9 @@ def horizon(series: dict[str, Any], **given: Any) -> dict[str, Any]:
 def test_losses_name_horizon_series_and_rival() -> None:
     told = [
         horizon({"a": unit(mase=1.2, mae_naive=0.4, mase_low=math.nan), "b": unit(pinball=0.6)}, mase=0.9),
-        horizon({"a": unit(mase=math.nan, mae=1.0, mae_naive=0.0)}, mase=1.0, pinball_persistence=0.0),
+        horizon(
+            {"a": unit(mase=math.nan, mae=1.0, mae_naive=0.0), "b": unit()}, mase=1.0, pinball_persistence=0.0
+        ),
     ]
     found = losses(told)
     assert [(loss["series"], loss["score"], loss["better"]) for loss in found] == [
@@ -179,7 +181,11 @@ def test_losses_name_horizon_series_and_rival() -> None:
         ("a", "mase", "naive"),
     ]  # fmt: skip
     assert loss_words(found[0]) == "loses 1 min ahead, a: MASE 1.200, to the last value"
-    assert "all series" in loss_words(found[2])
+    assert loss_words(found[2]).startswith("loses 1 min ahead: pinball loss")
+    assert (
+        losses([horizon({"a": unit(mase=1.5)}, mase=1.5)])[0]["series"] is None
+    )  # the only one is told once
+    assert len(losses([horizon({"a": unit(mase=1.5)}, mase=1.5)])) == 1
     assert json.loads(json.dumps(plain(found)))[3]["value"] is None
 
 
@@ -188,12 +194,14 @@ def test_the_whole_is_told_over_all_horizons() -> None:
     assert told["mase"] == pytest.approx(1.0)
     assert told["mase_worst"] == 2.0
     assert told["coverage90"] == pytest.approx(0.9)
+    weighed = overall([horizon({}, coverage90=0.8, independent_targets=30), horizon({}, coverage90=1.0)])
+    assert weighed["coverage90_by_targets"] == pytest.approx(0.85)
     assert math.isnan(overall([horizon({}, mase=math.nan)])["mase"])
 
 
 def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"series": ["a"], "rows": 10, "step_s": 60.0, "from": 0.5, "horizons": [horizon({"a": unit()})],
-            "losses": losses([horizon({"a": unit(mase=1.5)})] * 30),
+            "losses": losses([horizon({"a": unit()}, mase=1.5)] * 30),
             "lookahead_origins_checked": 3}  # fmt: skip
     for width in (80, 140):
         out = io.StringIO()
@@ -228,7 +236,9 @@ def test_the_suite_reads_each_recording_and_prints_a_table(
     rows = [line for line in lines if line.startswith("| One")]
     assert len(rows) == 2 * len(horizons_of(None, 120, 60.0, 0.5))
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    assert "Where it loses:" in lines
+    lost = [line for line in lines if line.startswith("- One, ")]
+    assert lost
+    assert all(" ahead: MASE of " in line or " ahead: pinball loss of " in line for line in lost)
     assert main(["backtest", "load", "--suite", str(tmp_path / "none")]) == 1
 
 

@@ -82,7 +82,7 @@ def _head(told: Mapping[str, Any]) -> str:
         f"<header><h1>Backtest: {names}</h1><p>{told['rows']:,} rows of {duration(told['step_s'])}. Each "
         "forecast was made from what was known by then: what is fitted was fitted on earlier rows only, and "
         f"{told['lookahead_origins_checked']:,} origins were forecast again with later rows taken away, with "
-        f"the same result. Scored: origins after {told['from']:.0%} of the rows.</p></header>"
+        f"the same result. Scored: origins after {100 * told['from']:.0f} % of the rows.</p></header>"
         f'<div class="cards">{best}<div class="card"><i>Inside the 90 % band</i><b>{coverage} %</b>'
         "<p>of outcomes, mean over the horizons</p></div></div>"
         + (
@@ -115,7 +115,9 @@ def _score_table(units: list[tuple[str, Mapping[str, Any]]], first: str) -> str:
             low, high = number(100 * few, 2), number(100 * h["coverage90_high"], 2)
             within += f"<br><span class='soft'>90: {low} to {high}</span>"
         span = f"<span class='soft'>({ratio_words(h['mase_low'])} to {ratio_words(h['mase_high'])})</span>"
-        false = f"<span class='soft'>({number(100 * h['ramp_false_rate'], 2)} % false)</span>"
+        false = "" if math.isnan(h["ramp_false_rate"]) else (
+            f"<span class='soft'>({number(100 * h['ramp_false_rate'], 2)} % false)</span>"
+        )  # fmt: skip
         rows.append([
             safe(name), *(number(h[k]) for k in ("mae", "mae_naive", "mae_seasonal", "mae_ewma")),
             f"<b>{ratio_words(h['mase'])}</b> {span}", ratio_words(ratio), within,

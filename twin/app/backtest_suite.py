@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from models.panel import Panel
-from twin.app.cli_backtest import horizons_of, kinds, loss_words, plain, ratio_words, scored
+from twin.app.cli_backtest import horizons_of, kinds, plain, ratio_words, scored
 from twin.app.report_text import clean, duration, number
 from twin.app.series_file import read_series
 from twin.errors import ConfigError
@@ -136,11 +136,36 @@ def markdown(told: Sequence[Mapping[str, Any]]) -> str:
             lines.append(_line(data["name"], h["horizon_s"], h))
             if SUM in h["series"]:
                 lines.append(_line(f"{data['name']}: {SUM}", h["horizon_s"], h["series"][SUM]))
-        lost += [f"- {clean(data['name'])}: {loss_words(loss)}" for loss in data["losses"]]
-    overall = [data["overall"]["coverage90"] for data in told]
-    lines += ["", f"90 % band over all data sets: {number(100 * sum(overall) / len(overall))} %.", ""]
-    lines += ["Where it loses:", "", *lost] if lost else ["No rival was better anywhere."]
+        lost += _lost(data)
+    parts = [data["overall"] for data in told]
+    alike = sum(part["coverage90"] for part in parts) / len(parts)
+    count = sum(part["independent_targets"] for part in parts)
+    by_targets = sum(part["coverage90_by_targets"] * part["independent_targets"] for part in parts) / count
+    lines += [
+        "",
+        f"In the 90 % band over all data sets: {100 * by_targets:.1f} % of targets that do not overlap; "
+        f"{100 * alike:.1f} % if each horizon weighs alike, the long ones with few targets too.",
+        "",
+    ]
+    lines += (
+        ["Where it loses, with the ratio to the best rival:", "", *lost] if lost else ["It loses nowhere."]
+    )
     return "\n".join(lines) + "\n"
+
+
+def _lost(data: Mapping[str, Any]) -> list[str]:
+    """A line for each horizon of a data set with losses: whose, and by how much."""
+    by_horizon: dict[float, dict[str, list[str]]] = {}
+    for loss in data["losses"]:
+        kinds_ = by_horizon.setdefault(loss["horizon_s"], {})
+        whose = "all together" if loss["series"] is None else clean(loss["series"])
+        kinds_.setdefault(loss["score"], []).append(f"{whose} {ratio_words(loss['value'])}")
+    said = {"mase": "MASE of", "pinball": "pinball loss of"}
+    return [
+        f"- {clean(data['name'])}, {duration(horizon_s)} ahead: "
+        + "; ".join(f"{said[score]} {', '.join(units)}" for score, units in found.items())
+        for horizon_s, found in by_horizon.items()
+    ]
 
 
 def _line(name: str, horizon_s: float, h: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """The benchmark: `python -m twin.app.bench`, what a second of a site costs at 576, 10k and 100k GPUs.
 
 Each size is run, recorded and replayed in processes of its own, on one core and with one thread; then the
-daemon is measured live (`bench_live`), and the twin against simulated plants (`bench_twin`). What comes out
-is tables, and a flat JSON whose keys carry their units. Goals are judged where their size was measured. Part
-of the shell.
+daemon is measured live (`bench_live`), the twin against simulated plants (`bench_twin`), and what forecasts
+cost (`bench_forecast`). What comes out is tables, and a flat JSON whose keys carry their units. Goals are
+judged where their size was measured. Part of the shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twin.app import bench_live, bench_twin
+from twin.app import bench_forecast, bench_live, bench_twin
 from twin.app.bench_load import ASSUMPTIONS, GPUS_PER_RACK
 from twin.app.bench_run import LOOP, PARTS, SPARSE_PERIOD_S, Task
 
@@ -47,6 +47,7 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     ("n100k.trace_bytes_per_tick_mean", False, 1e6),
     *bench_live.GOALS,
     *bench_twin.GOALS,
+    *bench_forecast.GOALS,
 )
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
@@ -177,6 +178,7 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
         out.print(table)
     bench_live.show_live(found, out)
     bench_twin.show_twin(found, out)
+    bench_forecast.show_forecast(found, out)
     goals = judge(found)
     if goals:
         verdicts = Table(title="Goals")
@@ -205,7 +207,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help="two small sizes, few ticks: does it run at all?"
     )
     parser.add_argument(
-        "--only", choices=("core", "live", "twin"), help="the sizes, the daemon, or plant and diagnosis"
+        "--only",
+        choices=("core", "live", "twin", "forecast"),
+        help="the sizes, the daemon, plant and diagnosis, or forecasts",
     )
     given = parser.parse_args(arguments)
     sizes: str = given.sizes or ("72,576" if given.quick else SIZES)
@@ -228,6 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
         found |= {"live.load_average_after": _load_average()}
     if given.only in (None, "twin"):
         found |= bench_twin.measure_twin(given.quick, scratch, err.print)
+    if given.only in (None, "forecast"):
+        found |= bench_forecast.measure_forecast(given.quick, scratch, err.print)
     found |= {f"goal.{key}": "met" if met else "missed" for key, _, _, met in judge(found)}
     found |= {"assumptions": ASSUMPTIONS, "threads": "1; pinned to one core where the system allows it"}
     given.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

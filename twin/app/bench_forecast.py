@@ -1,8 +1,8 @@
-"""The part of the benchmark that asks what forecasts cost: fits, a row of 2,000 series, the loop, the start.
+"""The part of the benchmark that asks what forecasts cost: fits, rows of 2,000 series, loop, start.
 
 Runs `bench_forecast_run` in processes of its own, with one thread each, and takes its figures over under
-`forecast.`; where it is quick and sizes are small, under `forecast.quick.`, so that no goal is judged by them.
-Part of the shell.
+`forecast.`; quick ones, of small sizes, under `forecast.quick.`, so that no goal is judged by them. Part of
+the shell.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ TASKS = (
     Task("loop", SERIES, rounds=100),
     Task("backtest", 1, TWO_WEEKS),
 )
-QUICK = (Task("fit", 1, 1440), Task("predict", 12, rounds=9, warmup=98), Task("loop", 4, rounds=10))
+QUICK = (
+    Task("fit", 1, 1440),
+    Task("predict", 12, rounds=9, warmup=110),
+    Task("loop", 4, rounds=10),
+)
 STATISTICS = ("sklearn", "statsmodels", "pandas", "scipy", "torch")
 # What the daemon's process imports, the models last but for what runs them.
 _START = f"""
@@ -97,7 +101,8 @@ def measure_forecast(quick: bool, scratch: Path, say: Callable[[str], None]) -> 
 
 def measure(task: Task) -> Figures:
     """Figures of a task, from a process of its own. Raises CalledProcessError if it fails."""
-    return msgspec.json.decode(_output(["-m", "twin.app.bench_forecast_run", msgspec.json.encode(task).decode()]))
+    told = _output(["-m", "twin.app.bench_forecast_run", msgspec.json.encode(task).decode()])
+    return msgspec.json.decode(told, type=dict[str, float | int | str])
 
 
 def _output(arguments: list[str]) -> bytes:
@@ -106,7 +111,7 @@ def _output(arguments: list[str]) -> bytes:
 
 
 def _start(scratch: Path, rounds: int) -> Figures:
-    """What a start imports, and the quickest of some checks of a configuration, as the daemon does at first."""
+    """What a start imports, and the quickest of some checks of a configuration, with which it begins."""
     imported = msgspec.json.decode(_output(["-c", _START]))
     statistics = imported.pop("statistics")
     out: Figures = {f"start.{key}": value for key, value in imported.items()}
@@ -143,10 +148,14 @@ def show_forecast(found: Figures, out: Console) -> None:
         return
     mine = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
     rows = short(mine.get("fit.rows"), 1.0)
-    fits = Table(title=f"Fits: {rows} minutes of one series, horizons of {', '.join(map(str, HORIZONS))} rows")
+    fits = Table(
+        title=f"Fits: {rows} minutes of one series, horizons of {', '.join(map(str, HORIZONS))} rows"
+    )
     for heading in ("", "s", "s of processor time"):
         fits.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    experts = [key.split(".")[1][:-2] for key in mine if key.startswith("fit.") and f"{key[:-2]}_cpu_s" in mine]
+    experts = [
+        key.split(".")[1][:-2] for key in mine if key.startswith("fit.") and f"{key[:-2]}_cpu_s" in mine
+    ]
     for title, key in (
         *((name, f"fit.{name}") for name in experts),
         ("all", "fit_two_weeks"),
@@ -171,12 +180,18 @@ def _row_table(mine: Figures) -> Table:
     table = Table(title=f"A row of {n} series; ms as p50 / p99 / max, and in processor time")
     for heading in ("", "minutes", "processor", "quarters of an hour", "processor"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    parts = [key.removeprefix("fine.").removesuffix("_ms_p50") for key in mine
-             if key.startswith("fine.") and key.endswith("_ms_p50") and not key.endswith("_cpu_ms_p50")]  # fmt: skip
+    parts = [
+        key.removeprefix("fine.").removesuffix("_cpu_ms_p50")
+        for key in mine
+        if key.startswith("fine.") and key.endswith("_cpu_ms_p50")
+    ]
     for part in parts:
         cells = []
         for grid in ("fine", "coarse"):
-            cells += [_cell(mine, f"{grid}.{part}_ms", 1.0), short(mine.get(f"{grid}.{part}_cpu_ms_p50"), 1.0)]
+            cells += [
+                _cell(mine, f"{grid}.{part}_ms", 1.0),
+                short(mine.get(f"{grid}.{part}_cpu_ms_p50"), 1.0),
+            ]
         table.add_row(part.removeprefix("expert."), *cells)
     for title, key in (
         ("both grids", f"predict_{n}_series"),
@@ -185,7 +200,9 @@ def _row_table(mine: Figures) -> Table:
         ("  scikit-learn's predict of the same", "sklearn_forests"),
     ):
         table.add_row(title, _cell(mine, f"{key}_ms", 1.0), short(mine.get(f"{key}_cpu_ms_p50"), 1.0), "", "")
-    table.add_row("both grids / scikit-learn's forests", short(mine.get("predict_per_sklearn"), 1.0), "", "", "")
+    table.add_row(
+        "both grids / scikit-learn's forests", short(mine.get("predict_per_sklearn"), 1.0), "", "", ""
+    )
     return table
 
 

@@ -1,17 +1,16 @@
-"""One measurement of the forecasts, in a process of its own: fits, a row of many series, the loop, a backtest.
+"""One measurement of the forecasts, in a process of its own: fits, a row of many series, a backtest.
 
-Series are made here, seeded: a daily and a weekly season, noise that remembers, and steps. Part of the shell:
-this file may look at the clock, what it measures may not.
+Series are made here, seeded: a daily and a weekly season, noise that remembers, and steps. Part of the
+shell: this file may look at the clock, what it measures may not.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,22 +20,19 @@ from models.blend import Blend
 from models.forecaster import Grid
 from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
 from models.load import GRIDS, Load
+from models.online import stride
 from models.panel import Panel
 from twin.app.bench_load import START_NS
-from twin.app.fitting import LATENCY_S, Fitter
-from twin.contracts import FitRequest
-from twin.engine import Engine
-from twin.events import ModelFitted
-from twin.frame import F64, NS
+from twin.errors import ContractError
+from twin.frame import F64
 from twin.snapshot import encode
 
 SIGNAL = "rack.power_w"
 HORIZONS = (1, 5, 15, 60, 360, 1440)  # of the minute series, in rows
 DAY_S, STEP_S = 86_400.0, 60.0
 FITTED = tuple(name for name in DEFAULT_EXPERTS if FORECASTERS[name].fitted)
-BEAT_S = 0.01  # between two beats of the loop that is watched
-STUCK_S = 300.0  # the longest that a fit beside the loop is waited for
 Numbers = dict[str, float | int]
+Round = dict[str, tuple[float, float]]  # part -> seconds by the wall, and of processor time
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -70,7 +66,7 @@ class Clocks:
     """Seconds by the wall and of this thread's processor time, of each part of a round."""
 
     def __init__(self) -> None:
-        self.rounds: list[dict[str, tuple[float, float]]] = [{}]
+        self.rounds: list[Round] = [{}]
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call` with clocks before and after; a part entered several times in a round adds up."""
@@ -100,7 +96,7 @@ class Clocks:
         return out
 
 
-def percentiles(key: str, numbers: np.ndarray | list[float]) -> Numbers:
+def percentiles(key: str, numbers: F64 | list[float]) -> Numbers:
     """Half, 99 % and the largest."""
     return {f"{key}_p50": float(np.percentile(numbers, 50)), f"{key}_p99": float(np.percentile(numbers, 99)),
             f"{key}_max": float(np.max(numbers))}  # fmt: skip
@@ -114,13 +110,16 @@ def spent(call: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def measure_fit(task: Task) -> Numbers:
-    """Each fitted expert on a minute series, twice where `rounds` is 2; the quickest time counts."""
+    """Each fitted expert on a minute series, the quickest of some rounds."""
     out: Numbers = {}
     _, out["fit_import_s"], _ = spent(import_statistics)
     panel = Panel(START_NS, STEP_S, make_values(task.rows, task.series, STEP_S))
     grid = Grid(STEP_S, tuple(h for h in HORIZONS if h * 4 <= task.rows))
     for name in FITTED:
-        each = [spent(lambda n=name: FORECASTERS[n](grid).fit(panel, 0)) for _ in range(task.rounds)]
+        expert = FORECASTERS[name](grid)
+        each = [spent(partial(expert.fit, panel, 0)) for _ in range(task.rounds)]
+        if not each[0][0]:
+            raise ContractError(f"{name} learned nothing from {task.rows} rows: its time means nothing")
         out[f"fit.{name}_s"], out[f"fit.{name}_cpu_s"] = min(x[1] for x in each), min(x[2] for x in each)
     out["fit_two_weeks_s"] = sum(out[f"fit.{name}_s"] for name in FITTED)
     out["fit_two_weeks_cpu_s"] = sum(out[f"fit.{name}_cpu_s"] for name in FITTED)
@@ -129,13 +128,13 @@ def measure_fit(task: Task) -> Numbers:
 
 def import_statistics() -> None:
     """What experts import in their fits, so that it is timed apart."""
-    import sklearn.ensemble
+    import sklearn.ensemble  # noqa: F401
     import statsmodels.regression.linear_model
     import statsmodels.tsa.exponential_smoothing.ets  # noqa: F401
 
 
-def make_load(n: int) -> Load:
-    """The daemon's model for the power of `n` racks."""
+def make_load() -> Load:
+    """The daemon's model, for the power of racks alone."""
     return Load((SIGNAL,))
 
 
@@ -173,7 +172,7 @@ def memory_of(blends: Mapping[str, Blend], n: int) -> dict[str, np.ndarray]:
 
 def measure_predict(task: Task) -> Numbers:
     """A row of all series through both grids, with fitted experts, once outcomes are judged."""
-    n, load = task.series, make_load(task.series)
+    n, load = task.series, make_load()
     series = make_series(load, n)
     blends = make_blends(load, n, series)
     load.restore(memory_of(blends, n))
@@ -193,15 +192,14 @@ def measure_predict(task: Task) -> Numbers:
             clocks.watch(f"{name}.issue", online, "issue")
         clocks.watch(f"{name}.append", blend, "append")
         clocks.watch(f"{name}.say", blend, "say")
-    judged = rows_judged(blends, task, series, clocks)
-    out |= predict_figures(clocks, load, n) | {"outcomes_judged": judged}
-    return out | forests_figures(task) | memory_figures(load, memory_of(blends, n))
+    out["outcomes_judged"] = run_rows(blends, task, series, clocks)
+    out |= predict_figures(clocks, load, n) | forests_figures(task)
+    out["predict_per_sklearn"] = out[f"predict_{n}_series_cpu_ms_p50"] / out["sklearn_forests_cpu_ms_p50"]
+    return out | memory_figures(load, memory_of(blends, n))
 
 
-def rows_judged(
-    blends: Mapping[str, Blend], task: Task, series: Mapping[str, F64], clocks: Clocks
-) -> int:
-    """Let rows come; how many outcomes of the longest horizon were judged before the first that is measured."""
+def run_rows(blends: Mapping[str, Blend], task: Task, series: Mapping[str, F64], clocks: Clocks) -> int:
+    """Let rows come. How many outcomes at the longest horizon were judged before the first measured row."""
     unknown = {name: np.full((len(b.grid.horizons), b.n), np.nan) for name, b in blends.items()}
     for step in range(task.warmup + task.rounds):
         if step <= task.warmup:
@@ -211,30 +209,40 @@ def rows_judged(
             row = blend.rows + step
             blend.append(blend.row + 1, series[name][row % len(series[name])])
             blend.say(dict.fromkeys(schedule.EXPERTS, unknown[name]))
-    return min(max(0, task.warmup - b.grid.horizons[-1]) for b in blends.values())
+    longest = [blend.grid.horizons[-1] for blend in blends.values()]
+    return min(max(0, task.warmup - horizon) // stride(horizon) for horizon in longest)
 
 
 def predict_figures(clocks: Clocks, load: Load, n: int) -> Numbers:
     """Per grid and part, and both grids together: as in a minute that ends a quarter of an hour."""
-    names, out = tuple(load.grids(STEP_S)), {}
+    names = tuple(load.grids(STEP_S))
+    out: Numbers = {}
     for grid in names:
-        parts = {f"expert.{expert}": (f"{grid}.expert.{expert}",) for expert in load.expert_names}
-        parts["experts"] = tuple(f"{grid}.expert.{expert}" for expert in load.expert_names)
-        parts |= {"learn": (f"{grid}.learn",), "issue": (f"{grid}.issue",)}
-        parts["online"] = (f"{grid}.learn", f"{grid}.issue")
-        parts["all"] = (f"{grid}.append", f"{grid}.say")
-        out |= clocks.figures(f"{grid}.", parts)
-        out[f"{grid}.rest_ms_p50"] = max(
-            0.0, out[f"{grid}.all_ms_p50"] - out[f"{grid}.experts_ms_p50"] - out[f"{grid}.online_ms_p50"]
-        )
+        experts = tuple(f"{grid}.expert.{expert}" for expert in load.expert_names)
+        online, whole = (f"{grid}.learn", f"{grid}.issue"), (f"{grid}.append", f"{grid}.say")
+        parts: dict[str, tuple[str, ...]] = {e.removeprefix(f"{grid}."): (e,) for e in experts}
+        parts |= {"experts": experts, "learn": online[:1], "issue": online[1:], "online": online}
+        for each in clocks.rounds:
+            each[f"{grid}.rest"] = _less(each, whole, (*experts, *online))
+        out |= clocks.figures(f"{grid}.", {**parts, "rest": (f"{grid}.rest",), "all": whole})
     both = tuple(f"{grid}.{part}" for grid in names for part in ("append", "say"))
     last = tuple(f"{grid}.expert.last" for grid in names)
     out |= clocks.figures("", {f"predict_{n}_series": both, "predict_last_value": last})
     return out
 
 
+def _less(spent: Round, whole: tuple[str, ...], parts: tuple[str, ...]) -> tuple[float, float]:
+    """What of some parts is not in others: seconds by the wall and of processor time."""
+    wall, cpu = (
+        sum(spent.get(part, (0.0, 0.0))[i] for part in whole)
+        - sum(spent.get(part, (0.0, 0.0))[i] for part in parts)
+        for i in (0, 1)
+    )
+    return wall, cpu
+
+
 def forests_figures(task: Task) -> Numbers:
-    """Forests of the size that boosting grows, summed by ours and by scikit-learn: one horizon's three."""
+    """Forests of the size that boosting grows, three for each horizon, summed by ours and by scikit-learn."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     from models import gradient_boosting as boosting
@@ -253,13 +261,15 @@ def forests_figures(task: Task) -> Numbers:
     clocks = Clocks()
     ours = clocks.timed("ours", grove.predict)
     theirs = clocks.timed("theirs", lambda: [model.predict(rows) for model in models])
-    for _ in range(max(2, task.rounds // 4)):
-        clocks.rounds.append({})
-        ours(rows)
-        theirs()
-    del clocks.rounds[:2]
+    for step in range(1 + max(3, task.rounds // 5)):
+        if step:  # the first is not kept
+            clocks.rounds.append({})
+        for _ in HORIZONS:
+            ours(rows)
+            theirs()
+    del clocks.rounds[0]
     out = clocks.figures("", {"forests": ("ours",), "sklearn_forests": ("theirs",)})
-    return out | {"forests_per_sklearn": out["forests_ms_p50"] / out["sklearn_forests_ms_p50"]}
+    return out | {"forests_per_sklearn": out["forests_cpu_ms_p50"] / out["sklearn_forests_cpu_ms_p50"]}
 
 
 def memory_figures(load: Load, memory: Mapping[str, np.ndarray]) -> Numbers:
@@ -292,75 +302,6 @@ def bytes_held(thing: Any, seen: set[int]) -> int:
     return bytes_held(vars(thing), seen) if hasattr(thing, "__dict__") else 0
 
 
-class Unlearning(Load):
-    """As the daemon's model, but its fit gives nothing at once: for what handing over costs."""
-
-    def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        return {}
-
-
-def measure_loop(task: Task) -> Numbers:
-    """How late a loop's beats are beside a fit in the worker, and without one."""
-    import uvloop
-
-    return uvloop.run(_loop(task))
-
-
-async def _loop(task: Task) -> Numbers:
-    n, load = task.series, make_load(task.series)
-    memory = memory_of(make_blends(load, n, make_series(load, n)), n)
-    idle, quiet = Unlearning((SIGNAL,)), []
-    load.restore(memory)
-    idle.restore(memory)
-    engine = cast(
-        Engine, SimpleNamespace(models={"load": load, "idle": idle}, site=SimpleNamespace(spec_hash="bench"))
-    )
-    fitter, late = Fitter(), cast(list[float], [])
-    try:
-        out: Numbers = {}
-        await _beats(quiet, task.rounds * 0.1, lambda: False)
-        first_ms = _submit(fitter, engine, "load")
-        began = time.perf_counter()
-        await _beats(late, STUCK_S, lambda: not _running(fitter))
-        out["loop_fit_s"] = time.perf_counter() - began
-        out["submit_first_ms"] = first_ms
-        events, took, _ = spent(lambda: fitter.due(2 * round(LATENCY_S * NS), "bench", patient=False))
-        assert [type(e) for e in events] == [ModelFitted], events
-        out["result_ms"] = 1e3 * took
-        out["parameters_bytes"] = len(events[0].params)
-        out |= percentiles("loop_lag_ms", late) | percentiles("loop_lag_without_fit_ms", quiet)
-        handed: list[float] = []
-        submits = []
-        for _ in range(5):
-            submits.append(_submit(fitter, engine, "idle"))
-            await _beats(handed, STUCK_S, lambda: not _running(fitter))
-            fitter.due(2 * round(LATENCY_S * NS), "bench")
-        return out | percentiles("submit_ms", submits) | percentiles("handing_over_lag_ms", handed)
-    finally:
-        fitter.close()
-
-
-def _submit(fitter: Fitter, engine: Engine, model: str) -> float:
-    """Milliseconds that asking for a fit takes on the loop."""
-    request = FitRequest(f"{model}@0", model, 0, 60, 60, 10**18)
-    return 1e3 * spent(lambda: fitter.submit(engine, request, 0))[1]
-
-
-def _running(fitter: Fitter) -> bool:
-    return any(w.future is not None and not w.future.done() for w in fitter._waiting)
-
-
-async def _beats(late_ms: list[float], longest_s: float, over: Callable[[], bool]) -> None:
-    """Sleep to the next beat again and again, and keep how late one wakes."""
-    begun = due = time.perf_counter()
-    while due - begun < longest_s and not over():
-        due += BEAT_S
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        now = time.perf_counter()
-        late_ms.append(1e3 * (now - due))
-        due = max(due, now - BEAT_S)  # a long pause is one late beat, not a hundred
-
-
 def measure_backtest(task: Task) -> Numbers:
     """A backtest of one minute series by all default experts."""
     from models.backtest import backtest
@@ -373,10 +314,14 @@ def measure_backtest(task: Task) -> Numbers:
     return out | {"backtest_fit_s": result.fit_s}
 
 
-MODES: dict[str, Callable[[Task], Numbers]] = {
-    "fit": measure_fit, "predict": measure_predict, "loop": measure_loop, "backtest": measure_backtest}  # fmt: skip
+def measure(task: Task) -> Numbers:
+    """Figures of a task."""
+    if task.mode == "loop":
+        from twin.app.bench_forecast_loop import measure_loop
+
+        return measure_loop(task)
+    return {"fit": measure_fit, "predict": measure_predict, "backtest": measure_backtest}[task.mode](task)
 
 
 if __name__ == "__main__":
-    given = msgspec.json.decode(sys.argv[1], type=Task)
-    sys.stdout.buffer.write(msgspec.json.encode(MODES[given.mode](given)))
+    sys.stdout.buffer.write(msgspec.json.encode(measure(msgspec.json.decode(sys.argv[1], type=Task))))

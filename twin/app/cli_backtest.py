@@ -169,7 +169,10 @@ def scored(
 
 
 def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all horizons alike: MASE (geometric mean), coverage (mean), the worst ratio of pinball losses."""
+    """Over all horizons alike: MASE (geometric mean), coverage (mean), the worst ratio of pinball losses.
+
+    `coverage90_by_targets` is the mean over targets that do not overlap, so that long horizons weigh less.
+    """
 
     def known(key: str) -> list[float]:
         return [h[key] for h in told if h[key] is not None and math.isfinite(h[key])]
@@ -187,14 +190,19 @@ def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for band in ("50", "90", "99"):
         for kind in ("", "_closed"):
             out[f"coverage{band}{kind}"] = mean(known(f"coverage{band}{kind}"))
+    free = [(h["independent_targets"], h["coverage90"]) for h in told if math.isfinite(h["coverage90"])]
+    count = sum(n for n, _ in free)
+    out["coverage90_by_targets"] = sum(n * share for n, share in free) / count if count else math.nan
+    out["independent_targets"] = count
     return out
 
 
 def losses(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Where a rival did better: by error (MASE > 1) or by pinball loss; `series` null: all taken together."""
+    """Where a rival did better, by error (MASE > 1) or pinball loss; `series` null: all, or the only one."""
     out = []
     for horizon in told:
-        units = [(None, horizon), *horizon["series"].items()]
+        each = horizon["series"].items() if len(horizon["series"]) > 1 else ()
+        units = [(None, horizon), *each]
         for name, unit in units:
             place = {"horizon_steps": horizon["horizon_steps"], "horizon_s": horizon["horizon_s"]}
             if unit["mase"] > 1.0 or (math.isnan(unit["mase"]) and unit["mae"] > 0.0):
@@ -268,7 +276,8 @@ def plain(value: Any) -> Any:
 def say(told: Mapping[str, Any], out: Console) -> None:
     """The table, and where it loses."""
     names = ", ".join(told["series"][:6]) + (" …" if len(told["series"]) > 6 else "")
-    title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · scored after {told['from']:.0%}"
+    scored_from = f"scored after {100 * told['from']:.0f} %"
+    title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · {scored_from}"
     shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
                   padding=(0, 2, 0, 0))  # fmt: skip
     columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
@@ -310,10 +319,10 @@ def ratio_words(value: float) -> str:
 
 def loss_words(loss: Mapping[str, Any]) -> str:
     """A line on where a rival did better."""
-    whose = "all series" if loss["series"] is None else clean(loss["series"])
+    whose = "" if loss["series"] is None else f", {clean(loss['series'])}"
     rival = {"naive": "the last value", "seasonal": "the same time yesterday", "ewma": "EWMA",
              "persistence": "the last value with its past errors"}[loss["better"]]  # fmt: skip
     span = "" if math.isnan(loss["low"]) else f" ({ratio_words(loss['low'])} to {ratio_words(loss['high'])})"
     what = "MASE" if loss["score"] == "mase" else "pinball loss ×"
     ahead = duration(loss["horizon_s"])
-    return f"loses {ahead} ahead, {whose}: {what} {ratio_words(loss['value'])}{span}, to {rival}"
+    return f"loses {ahead} ahead{whose}: {what} {ratio_words(loss['value'])}{span}, to {rival}"

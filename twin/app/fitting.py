@@ -6,11 +6,13 @@ from is copied on the loop, and packed and handed over in a thread. Part of the 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +28,18 @@ LATENCY_S = 30.0
 FIT_TIMEOUT_S = 600.0
 
 
-def _nice() -> None:
+def _begin(daemon: Connection) -> None:
+    """In the worker: step back behind the ticks, and end with the daemon whatever is being fitted."""
     os.nice(10)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
+
+
+def _end_with(daemon: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        daemon.recv_bytes()  # nothing is ever sent: this ends when the other end is closed
+    os._exit(0)
 
 
 def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> bytes:
@@ -67,6 +77,7 @@ class Fitter:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+        self._alive: Connection | None = None  # the worker lives while this is open
         self._thread: ThreadPoolExecutor | None = None
         self._closed = threading.Event()
         self._waiting: list[_Waiting] = []
@@ -114,8 +125,12 @@ class Fitter:
             except BrokenProcessPool:
                 self._pool.shutdown(wait=False)  # a worker that was killed takes its pool along
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_nice)
-        return self._pool.submit(run_fit, kind, settings, series, seed)
+        theirs, self._alive = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(theirs,))
+        try:
+            return self._pool.submit(run_fit, kind, settings, series, seed)
+        finally:
+            theirs.close()
 
     def due(self, now_ns: int, site_hash: str, patient: bool = True) -> list[Event]:
         """Results whose time has come, waited for if need be, so that a replay does not depend on speed.
@@ -151,10 +166,13 @@ class Fitter:
         return out
 
     def close(self) -> None:
-        """End the worker; it takes no fits any more."""
+        """End the worker, in the middle of a fit too; no fits are taken any more."""
         self._closed.set()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+        if self._alive is not None:
+            self._alive.close()
+            self._alive = None

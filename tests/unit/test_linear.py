@@ -1,0 +1,172 @@
+"""Linear forecasts: near the best there is, near quantile regression, robust, and no look ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models import linear
+from models.forecaster import Grid, Parameters
+from models.lessons import Lesson
+from models.linear import Linear
+from models.panel import Panel
+from twin.errors import ContractError
+from twin.frame import F64
+
+GRID = Grid(900.0, (1, 8))
+
+
+def panel_of(values: F64, **known: F64) -> Panel:
+    return Panel(0, GRID.step_s, values, known=known)
+
+
+def returning(n: int = 1500, seed: int = 0, phi: float = 0.7) -> F64:
+    """Two series that return to their means: the best forecast is known."""
+    dice = np.random.default_rng(seed)
+    x = np.zeros((n, 2))
+    for row in range(1, n):
+        x[row] = phi * x[row - 1] + dice.normal(size=2)
+    return 100 + x * np.array([1.0, 40.0])
+
+
+def fitted(past: Panel, grid: Grid = GRID) -> tuple[Linear, Parameters]:
+    model = Linear(grid)
+    parameters = model.fit(past, 1)
+    model.load(parameters)
+    return model, parameters
+
+
+def test_it_is_nearly_as_good_as_the_best_there_is() -> None:
+    values = returning()
+    panel = panel_of(values)
+    model, _ = fitted(panel.upto(1099))
+    origins = np.arange(1100, 1490)
+    said = model.predict(panel, origins).point
+    for place, horizon in enumerate(GRID.horizons):
+        actual, last = values[origins + horizon], values[origins]
+        errors = [
+            np.abs(f - actual).mean(axis=0) for f in (said[place], 100 + 0.7**horizon * (last - 100), last)
+        ]
+        assert np.all(errors[0] < 1.06 * errors[1])
+        assert np.all(errors[0] < 0.97 * errors[2])
+
+
+def test_without_a_ridge_it_is_median_regression() -> None:
+    smf = pytest.importorskip("statsmodels.regression.quantile_regression")
+    dice = np.random.default_rng(2)
+    x = dice.normal(size=(600, 2)) * 0.5
+    y = 0.3 + 2 * x[:, 0] - x[:, 1] + dice.standard_t(2, size=600)
+    every = np.ones(600, bool)
+    columns = np.full((600, 5), np.nan)
+    columns[:, [1, 3]] = x
+    lesson = Lesson(1, columns, y, np.ones(600), np.arange(600), every, every, 600.0)
+    rule = linear._rule(lesson, every, np.array([False, True, False, True, False]), 0.0)
+    bent = linear.bent(x)
+    design = np.column_stack([np.ones(600), bent])
+    best = design @ smf.QuantReg(y, design).fit(q=0.5).params
+    loss = np.abs(y - rule.change(columns.T)).mean() / np.abs(y - best).mean()
+    assert 1 - 1e-9 <= loss < 1.005
+
+
+def test_spikes_do_not_ruin_it() -> None:
+    values = returning()
+    values[::97, 0] += 1e4
+    spiky = panel_of(values)
+    model, _ = fitted(spiky.upto(1099))
+    origins = np.arange(1100, 1490)
+    said = model.predict(spiky, origins).point
+    assert np.all((said >= -1e4) & (said <= 2e4))
+    for place, horizon in enumerate(GRID.horizons):
+        actual = values[origins + horizon, 0]
+        plain = (actual < 1e3) & (values[origins, 0] < 1e3)
+        error = np.abs(said[place, plain, 0] - actual[plain]).mean()
+        assert error < 1.1 * np.abs(values[origins, 0] - actual)[plain].mean()
+
+
+def test_what_hardly_ever_changes_stays_exactly_where_it_is() -> None:
+    dice = np.random.default_rng(0)
+    values = (
+        np.cumsum(np.where(dice.random((2000, 2)) < 0.02, dice.integers(-9, 10, (2000, 2)), 0), axis=0)
+        + 500.0
+    )
+    panel = panel_of(values)
+    model, _ = fitted(panel.upto(1499))
+    origins = np.arange(1500, 1990)
+    np.testing.assert_array_equal(model.predict(panel, origins).point[0], values[origins])
+
+
+def test_a_constant_is_forecast_exactly_and_what_is_new_not_at_all() -> None:
+    values = np.concatenate([returning(), np.full((1500, 2), 0.1)], axis=1)
+    values[:-3, 3] = np.nan
+    model, _ = fitted(panel_of(values))
+    point = model.predict(panel_of(values), np.array([1499])).point
+    assert np.isfinite(point[:, 0, :2]).all()
+    assert np.all(point[:, 0, 2] == 0.1)
+    assert np.isnan(point[:, 0, 3]).all()
+
+
+def test_little_past_and_long_horizons_teach_nothing() -> None:
+    model = Linear(GRID)
+    assert model.fit(panel_of(returning(70)), 1) == {}
+    assert sorted(model.fit(panel_of(returning(300)[:, :1]), 1)) == [
+        "1.belief",
+        "1.weights",
+        "8.belief",
+        "8.weights",
+        "known",
+    ]
+    long = Linear(Grid(900.0, (1, 100)))
+    assert sorted(long.fit(panel_of(returning(390)), 1)) == ["1.belief", "1.weights", "known"]
+    assert np.isnan(model.predict(panel_of(returning()), np.array([5, 900])).point).all()
+
+
+def test_a_column_known_ahead_is_used_and_asked_for() -> None:
+    dice = np.random.default_rng(1)
+    heat = np.repeat(dice.normal(size=200), 8)
+    values = (50 + 5 * heat[:1500] + dice.normal(size=1500) * 0.2)[:, None]
+    panel = panel_of(values, heat=heat)
+    model, _ = fitted(panel.upto(1099))
+    origins = np.arange(1100, 1480)
+    error = np.abs(model.predict(panel, origins).point[1, :, 0] - values[origins + 8, 0]).mean()
+    assert error < 0.4 * np.abs(values[origins + 8] - values[origins]).mean()
+    assert np.isnan(model.predict(panel_of(values), origins).point).all()
+
+
+def test_rows_after_the_origin_change_nothing() -> None:
+    values = returning()
+    values[np.random.default_rng(5).random(values.shape) < 0.05] = np.nan
+    scrambled = values.copy()
+    scrambled[1001:] = -1e6
+    _, one = fitted(panel_of(values).upto(1000))
+    model, other = fitted(panel_of(scrambled).upto(1000))
+    assert all(np.array_equal(one[key], other[key]) for key in one | other)
+    origins = np.array([3, 500, 1000])
+    before, after = (model.predict(panel_of(v), origins).point for v in (values, scrambled))
+    np.testing.assert_array_equal(before, after)
+    assert np.isfinite(before[:, 1:]).all()
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("1.weights", np.zeros((2, 3))),
+        ("1.weights", np.zeros(3)),
+        ("8.belief", np.zeros(2)),
+        ("8.belief", np.full(3, np.nan)),
+        ("8.belief", np.zeros(3, np.float32)),
+        ("8.belief", None),
+        ("known", None),
+        ("known", np.zeros(3)),
+        ("known", np.array([0xFF], np.uint8)),
+        ("known", np.frombuffer(b"heat", np.uint8)),
+        ("9.belief", np.zeros(3)),
+    ],
+)
+def test_damaged_parameters_are_refused(key: str, value: np.ndarray | None) -> None:
+    model, parameters = fitted(panel_of(returning(400)))
+    if value is None:
+        del parameters[key]
+    else:
+        parameters[key] = value
+    with pytest.raises(ContractError):
+        model.load(parameters)
