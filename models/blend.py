@@ -26,13 +26,20 @@ LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 class Blend:
     """Forecasts of `n` series on one grid; `rows` of past are kept.
 
-    `experts` say what the rows tell; `more` names those whose points are given from outside.
+    `experts` say what the rows tell; `more` names those whose points are given from outside; `zone` is the time
+    zone of the people there.
     """
 
     def __init__(
-        self, grid: Grid, n: int, rows: int, experts: Sequence[Forecaster], more: tuple[str, ...] = ()
+        self,
+        grid: Grid,
+        n: int,
+        rows: int,
+        experts: Sequence[Forecaster],
+        more: tuple[str, ...] = (),
+        zone: str = "UTC",
     ) -> None:
-        self.grid, self.n, self.rows, self.more = grid, n, rows, more
+        self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows, more, zone
         self.experts = tuple(experts)
         self.names = (*(expert.name for expert in experts), *more)
         self._buffer = np.full((rows + max(1, int(rows * SPARE)), n), np.nan)
@@ -50,7 +57,8 @@ class Blend:
         """The newest rows, as many as are kept or at most `rows`. A view."""
         kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
         values = self._buffer[self._filled - kept : self._filled]
-        return Panel((self.row - kept + 1) * self.step_ns, self.grid.step_s, values)
+        start_ns = (self.row - kept + 1) * self.step_ns
+        return Panel(start_ns, self.grid.step_s, values, zone=self.zone)
 
     def append(self, row: int, values: F64) -> None:
         """A row is complete [n]. Rows that were left out are gaps; an older one is not taken."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from models import schedule
 from models.blend import Blend
+from models.calendar import hours_of_day
 from models.forecaster import BANDS, LEVELS, MEDIAN, Forecaster, Grid
 from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
 from models.panel import Panel
@@ -69,6 +70,7 @@ class Load:
             raise ContractError(f"experts {unknown}: expected some of {', '.join(FORECASTERS)}")
         if not all(0 < h <= GRIDS[-1][3] for h in self.horizons_s):
             raise ContractError(f"horizons_s: expected seconds up to a week, got {self.horizons_s}")
+        hours_of_day(np.zeros(1, np.int64), zone)  # an unknown zone is refused here
         self._dt_s = 0.0
         self._blends: dict[str, Blend] = {}
         self._slices: dict[str, slice] = {}
@@ -122,7 +124,7 @@ class Load:
         rows = {name: kept for name, _, kept, _ in GRIDS}
         self._blends, self._sums, self._counts, self._rows, self._said = {}, {}, {}, {}, {}
         for name, grid in self.grids(dt_s).items():
-            blend = Blend(grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS)
+            blend = Blend(grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS, self.zone)
             self._blends[name], self._rows[name] = blend, -1
             self._sums[name], self._counts[name] = np.zeros(begin), np.zeros(begin)
         self._present = np.full(begin, np.nan)
