@@ -90,7 +90,7 @@ class Forecaster(Protocol):
 def windows(values: F64, origins: I64, rows: int) -> F64:
     """The last `rows` rows up to each origin [n_origin, rows, n]; NaN before the beginning."""
     at = origins[:, None] + np.arange(1 - rows, 1)[None, :]
-    out = values[np.maximum(at, 0)]
+    out: F64 = values[np.maximum(at, 0)]
     out[at < 0] = np.nan
     return out
 
