@@ -2,7 +2,7 @@
 
 Experts are fitted on rows before a cut and speak from the rows between that cut and the next; `Online`
 combines them in order of time, as in the daemon, and learns from an outcome once its row has come. Every run
-audits itself for a look ahead. Pure: time is measured with the clock that is passed in. May import models.*
+audits itself for a look ahead. Pure: time is measured with the clocks that are passed in. May import models.*
 and the core's errors and number types; NumPy only.
 """
 
@@ -11,42 +11,28 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from models import audit
-from models.context import CALM_ROWS, recent_sample, restlessness
-from models.forecaster import LEVELS, Forecaster, Grid, Parameters, last_known
-from models.lattice import quantum
-from models.online import Issue, Online, stride
+from models.backtest_lines import Combines, Experts, Line, Words
+from models.forecaster import LEVELS, Forecaster, Grid, Parameters
+from models.online import Online, stride
 from models.panel import Panel
 from twin.errors import ContractError
 from twin.frame import F64, I64
 
 FIRST_CUT, LEAST_FIT_ROWS = 0.2, 30  # the first fit: this share of the rows, at least so many
 REFITS = 8
-LATTICE_EVERY_ROWS = 60  # as in the daemon
-LATTICE_ROWS = 2000  # of past in which the step of the lattice is looked for. source: estimate
-SAMPLE_EVERY = 8  # issues between two samples of the recent past. source: estimate
-CHUNK_CELLS = (
-    200_000  # horizons x origins x series that experts speak of at once. source: estimate; bounds memory
-)
+CHUNK_CELLS = 200_000  # horizons x origins x series asked of experts at once. source: estimate; bounds memory
 CHUNK_ROWS = 4096  # source: estimate; as above
 DENSE_STRIDE = 4  # horizons issued at least so often are asked for together. source: estimate
 AUDITED = (0.03, 0.5, 0.97)  # where in the scored part the look ahead is checked
 AUDIT_ORIGINS = 64  # so many before each of them, and after. source: estimate
+FIT_ISSUES = 5000  # forecasts of one horizon take as long as fitting all experts once. source: measured
 
-
-class Combines(Protocol):
-    """What a backtest needs of `Online`."""
-
-    def learn(self, row: int, actual: F64) -> None: ...
-
-    def issue(self, row: int, issue: Issue) -> F64: ...
-
-    def weights(self) -> F64: ...
+Told = Callable[[float, str], None]  # hears what share is done, and what is done now
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,10 @@ class Course:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole backtest. `fit_s`: of the last fit, on the most rows, of all experts for all horizons."""
+    """A whole backtest. `fit_s`: of the last fit, on the most rows, of all experts for all horizons.
+
+    `fits_cpu_s`: processor time of all fits, searches among them, without their audit.
+    """
 
     panel: Panel
     start_row: int
@@ -75,14 +64,37 @@ class Result:
     fit_s: float
     cuts: tuple[int, ...]
     origins_checked: int
+    fits_cpu_s: float = 0.0
 
 
-class Words(NamedTuple):
-    """Of experts: points [n_expert, n_horizon, n_origin, n]; low, high [n_horizon, n_origin, n]."""
+@dataclass(frozen=True)
+class Part:
+    """What a group of horizons gave: as in `Result`."""
 
-    points: F64
-    low: F64 | None
-    high: F64 | None
+    courses: tuple[Course, ...]
+    fit_s: float
+    cuts: tuple[int, ...]
+    origins_checked: int
+    fits_cpu_s: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a backtest is run.
+
+    start: share of the rows before the scored part. refits: how often experts are fitted. `checks_fits`:
+    whether an expert's first fit is repeated, to see that it looks at no later row. clock, cpu: seconds, and
+    seconds of the processor, for what fits and forecasts cost. `as_one`: all horizons are asked of one fit.
+    """
+
+    start: float = 0.5
+    refits: int = REFITS
+    seed: int = 0
+    checks_fits: bool = True
+    as_one: bool = False
+    online: Callable[[int, int, tuple[str, ...], int], Combines] = Online
+    clock: Callable[[], float] = lambda: 0.0
+    cpu: Callable[[], float] = lambda: 0.0
 
 
 def cuts(n_time: int, refits: int = REFITS) -> tuple[int, ...]:
@@ -100,102 +112,12 @@ def together(horizons: Sequence[int]) -> list[tuple[int, ...]]:
     return [group for group in (dense, tuple(h for h in horizons if h not in dense)) if group]
 
 
-def _since(panel: Panel, row: int) -> Panel:
-    """The panel from `row` on. A view."""
-    known = {name: column[row:] for name, column in panel.known.items()}
-    start_ns = int(panel.t_ns(np.array([row]))[0])
-    return Panel(start_ns, panel.step_s, panel.values[row:], panel.names, panel.zone, known)
-
-
 def _to_audit(values: F64, start_row: int) -> list[int]:
     """Rows of the scored part whose look ahead is checked: some spread over it, and one in a gap."""
     rows = len(values) - start_row
     gaps = start_row + np.flatnonzero(~np.isfinite(values[start_row:]).all(axis=1))
     found = [start_row + int(share * (rows - 1)) for share in AUDITED] + gaps[len(gaps) // 2 :][:1].tolist()
     return sorted(set(found))
-
-
-class Experts:
-    """Some experts on one grid, fitted alike and asked alike."""
-
-    def __init__(self, grid: Grid, kinds: Mapping[str, type[Forecaster]], seed: int) -> None:
-        self.grid, self.seed, self.names = grid, seed, tuple(kinds)
-        self.each = {name: kind(grid) for name, kind in kinds.items()}
-
-    def fit_before(self, panel: Panel, cut: int, names: Sequence[str]) -> dict[str, Parameters]:
-        """Parameters of these experts, from the rows before `cut`."""
-        past = panel.upto(cut - 1)
-        return {name: self.each[name].fit(past, self.seed) for name in names}
-
-    def load(self, parameters: Mapping[str, Parameters]) -> None:
-        for name, held in parameters.items():
-            self.each[name].load(held)
-
-    def say(self, panel: Panel, origins: I64) -> Words:
-        """What all say from these rows; they see rows up to the last of them, as far back as they reach."""
-        shape = (len(self.grid.horizons), len(origins), panel.n)
-        points = np.full((len(self.each), *shape), np.nan)
-        low = high = None
-        seen = panel.upto(int(origins[-1]))
-        for i, one in enumerate(self.each.values()):
-            first = max(0, int(origins[0]) + 1 - max(one.reach_rows, 1))
-            said = one.predict(_since(seen, first), origins - first)
-            if said.point.shape != shape:
-                raise ContractError(f"{self.names[i]}: expected {shape}, got {said.point.shape}")
-            points[i] = said.point
-            if said.low is not None and said.high is not None:
-                low, high = said.low, said.high
-        return Words(points, low, high)
-
-
-@dataclass
-class Line:
-    """One horizon on its way through time: its `Online`, the next row to learn from, what it last drew."""
-
-    horizon: int
-    stride: int
-    online: Combines
-    next_row: int
-    sampled_row: int = -(2**62)
-    lattice_row: int = -(2**62)
-    recent: F64 = field(default_factory=lambda: np.zeros((0, 0)))
-    lattice: F64 = field(default_factory=lambda: np.zeros(0))
-    seconds: float = 0.0
-
-    def advance(self, panel: Panel, words: Words, origins: I64) -> tuple[F64, F64]:
-        """Issue from these origins in turn, learning before each what is known by then.
-
-        words: of this horizon, points [n_expert, n_origin, n]. Returns quantiles [n_origin, n, n_level] and
-        weights [n, n_expert] summed over the origins.
-        """
-        values = panel.values
-        begin = max(0, int(origins[0]) - CALM_ROWS)
-        near = values[begin : int(origins[-1]) + 1]
-        last, scale = last_known(near)[origins - begin], restlessness(near, origins - begin)
-        out = np.empty((len(origins), panel.n, len(LEVELS)))
-        total = np.zeros((panel.n, len(words.points)))
-        for i, row in enumerate(origins.tolist()):
-            while self.next_row <= row:
-                self.online.learn(self.next_row, values[self.next_row])
-                self.next_row += self.stride
-            if row - self.sampled_row >= SAMPLE_EVERY * self.stride:
-                self.recent, self.sampled_row = recent_sample(values[: row + 1], row), row
-            if row - self.lattice_row >= LATTICE_EVERY_ROWS:
-                self.lattice = quantum(values[max(0, row + 1 - LATTICE_ROWS) : row + 1])
-                self.lattice_row = row
-            points = words.points[:, i]
-            issue = Issue(
-                points=points if len(points) > 1 else np.where(np.isfinite(points), points, last[i]),
-                last=last[i],
-                scale=scale[i],
-                low=None if words.low is None else words.low[i],
-                high=None if words.high is None else words.high[i],
-                recent=self.recent,
-                quantum=self.lattice,
-            )
-            out[i] = self.online.issue(row, issue)
-            total += self.online.weights()
-        return out, total
 
 
 def backtest(
@@ -216,75 +138,123 @@ def backtest(
     share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
     forecast depends on a later row; ContractError for a horizon without a scored outcome.
     """
-    start_row = int(np.ceil(start * panel.n_time))
-    if max(horizons) > (most := panel.n_time - 1 - start_row):
-        raise ContractError(f"horizon of {max(horizons)} rows: expected at most {most}, to have an outcome")
-    groups = together(horizons)
-    runs = [
-        _Run(panel, Experts(Grid(panel.step_s, group), experts, seed), start_row, refits, online, clock)
-        for group in groups
-    ]
-    for i, run in enumerate(runs):
-        for share in run.through():
+    terms = Terms(start, refits, seed, online=online, clock=clock)
+    groups = groups_of(panel, horizons, terms)
+    parts = []
+    for i, group in enumerate(groups):
+
+        def tell(share: float, _: str, i: int = i) -> None:
             if progress is not None:
-                progress((i + share) / len(runs))
-    by_horizon = {course.horizon: course for run in runs for course in run.courses()}
+                progress((i + share) / len(groups))
+
+        parts.append(live(panel, group, experts, terms, tell))
+    return joined(panel, horizons, tuple(experts), terms, parts)
+
+
+def groups_of(panel: Panel, horizons: Sequence[int], terms: Terms) -> list[tuple[int, ...]]:
+    """The groups of horizons that `live` runs, one by one. ContractError for one without an outcome."""
+    if max(horizons) > (most := panel.n_time - 1 - first_scored(panel, terms)):
+        raise ContractError(f"horizon of {max(horizons)} rows: expected at most {most}, to have an outcome")
+    return [tuple(horizons)] if terms.as_one else together(horizons)
+
+
+def first_scored(panel: Panel, terms: Terms) -> int:
+    """The first row whose forecasts are kept."""
+    return int(np.ceil(terms.start * panel.n_time))
+
+
+def live(
+    panel: Panel,
+    group: tuple[int, ...],
+    experts: Mapping[str, type[Forecaster]],
+    terms: Terms,
+    tell: Told | None = None,
+) -> Part:
+    """Live through `panel` with one group of horizons: the same whatever is run beside it."""
+    run = _Run(panel, Experts(Grid(panel.step_s, group), experts, terms.seed), terms)
+    for share, what in run.through():
+        if tell is not None:
+            tell(share, what)
+    return Part(run.courses(), run.fit_s, run.cuts, run.checked, run.fits_cpu_s)
+
+
+def joined(
+    panel: Panel, horizons: Sequence[int], experts: tuple[str, ...], terms: Terms, parts: Sequence[Part]
+) -> Result:
+    """The result of all groups."""
+    by_horizon = {course.horizon: course for part in parts for course in part.courses}
     return Result(
         panel,
-        start_row,
-        tuple(experts),
+        first_scored(panel, terms),
+        experts,
         tuple(by_horizon[h] for h in horizons),
-        sum(run.fit_s for run in runs),
-        runs[0].cuts,
-        sum(run.checked for run in runs),
+        sum(part.fit_s for part in parts),
+        parts[0].cuts,
+        sum(part.origins_checked for part in parts),
+        sum(part.fits_cpu_s for part in parts),
     )
 
 
 class _Run:
     """One group of horizons through the whole panel."""
 
-    def __init__(
-        self,
-        panel: Panel,
-        experts: Experts,
-        start_row: int,
-        refits: int,
-        online: Callable[[int, int, tuple[str, ...], int], Combines],
-        clock: Callable[[], float],
-    ) -> None:
-        self.panel, self.experts, self.start_row, self.clock = panel, experts, start_row, clock
-        self.cuts = cuts(panel.n_time, refits) if any(e.fitted for e in experts.each.values()) else ()
+    def __init__(self, panel: Panel, experts: Experts, terms: Terms) -> None:
+        self.panel, self.experts, self.terms = panel, experts, terms
+        self.start_row, self.clock = first_scored(panel, terms), terms.clock
+        self.fitted = [name for name, one in experts.each.items() if one.fitted]
+        self.cuts = cuts(panel.n_time, terms.refits) if self.fitted else ()
         self.lines = [
-            Line(h, stride(h), online(h, panel.n, experts.names, stride(h)), h) for h in experts.grid.horizons
+            Line(h, stride(h), terms.online(h, panel.n, experts.names, stride(h)), h)
+            for h in experts.grid.horizons
         ]
         self.issued: dict[int, list[tuple[I64, F64]]] = {line.horizon: [] for line in self.lines}
         self.weights = {line.horizon: np.zeros((panel.n, len(experts.names))) for line in self.lines}
-        self.audited = _to_audit(panel.values, start_row)
-        self.fit_s = self.say_s = 0.0
+        self.audited = _to_audit(panel.values, self.start_row)
+        self.fit_s = self.fits_cpu_s = self.say_s = 0.0
         self.said = self.checked = 0
         self.fits_checked: list[str] = []
 
-    def through(self) -> Iterator[float]:
-        """From the first row to the last; yields the share that is done."""
+    def through(self) -> Iterator[tuple[float, str]]:
+        """From the first row to the last; yields the share that is done, and what comes next."""
         least = min(line.stride for line in self.lines)
         around = {row + side * AUDIT_ORIGINS * least for row in self.audited for side in (-1, 1)}
         inner = {edge for edge in (*self.cuts, self.start_row, *around) if 0 < edge < self.panel.n_time}
         edges = [0, *sorted(inner), self.panel.n_time]
+        each_row, each_fit = (
+            sum(1.0 / line.stride for line in self.lines),
+            FIT_ISSUES / (len(self.fitted) or 1),
+        )
+        fits = 0
+        total = each_row * self.panel.n_time + each_fit * len(self.fitted) * len(self.cuts)
+
+        def done(row: int) -> float:
+            return min((each_row * row + each_fit * fits) / total, 1.0)
+
         for begin, end in itertools.pairwise(edges):
             if begin in self.cuts:
-                self._fit(begin)
+                for name in self._fit(begin):
+                    yield done(begin), f"fitting {name}"
+                    fits += 1
             size = least * min(max(CHUNK_CELLS // (self.panel.n * len(self.lines)), 64), CHUNK_ROWS)
             for first in range(begin, end, size):
+                yield done(first), "forecasting"
                 self._live(first, min(first + size, end))
-                yield min(first + size, end) / self.panel.n_time
+        yield 1.0, "done"
 
-    def _fit(self, cut: int) -> None:
-        names = [name for name, one in self.experts.each.items() if one.fitted]
-        begun = self.clock()
-        parameters = self.experts.fit_before(self.panel, cut, names)
-        self.fit_s = self.clock() - begun
+    def _fit(self, cut: int) -> Iterator[str]:
+        """Fit all that need it on the rows before `cut`; says whose turn it is."""
+        parameters: dict[str, Parameters] = {}
+        took_s = 0.0
+        for name in self.fitted:
+            yield name
+            begun, begun_cpu = self.clock(), self.terms.cpu()
+            parameters |= self.experts.fit_before(self.panel, cut, [name])
+            took_s += self.clock() - begun
+            self.fits_cpu_s += self.terms.cpu() - begun_cpu
+        self.fit_s = took_s
         # An expert's first fit is the cheapest one to repeat; one that looks ahead does so at every cut.
-        if new := [name for name in names if parameters[name] and name not in self.fits_checked]:
+        new = [name for name in self.fitted if parameters[name] and name not in self.fits_checked]
+        if new and self.terms.checks_fits:
             other = audit.spoiled(self.panel, cut - 1, "wild values")
             for name, again in self.experts.fit_before(other, cut, new).items():
                 audit.check_fit(name, cut, parameters[name], again)
@@ -351,7 +321,7 @@ class _Run:
                 audit.check_issued(who, own[: len(anew)], said[: len(anew)], anew, how)
         self.checked += upto
 
-    def courses(self) -> list[Course]:
+    def courses(self) -> tuple[Course, ...]:
         """What was issued, per horizon."""
         out = []
         for line in self.lines:
@@ -369,4 +339,4 @@ class _Run:
                     1e3 * each_s,
                 )
             )
-        return out
+        return tuple(out)

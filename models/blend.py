@@ -6,12 +6,15 @@ a row that nobody heard is a gap. May import models and the core's number types;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from models.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness
-from models.forecaster import Forecaster, Grid, last_known
+from models.bands import marginal
+from models.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
+from models.forecaster import Forecaster, Grid
+from models.last_value import last_within
 from models.lattice import quantum
 from models.online import Issue, Online, stride
 from models.panel import Panel
@@ -26,8 +29,8 @@ LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 class Blend:
     """Forecasts of `n` series on one grid; `rows` of past are kept.
 
-    `experts` say what the rows tell; `more` names those whose points are given from outside; `zone` is the time
-    zone of the people there.
+    `experts` say what the rows tell; `more` names those whose points are given from outside; `zone` is the
+    time zone of the people there; `known` names columns beside the series that may be known ahead.
     """
 
     def __init__(
@@ -38,12 +41,16 @@ class Blend:
         experts: Sequence[Forecaster],
         more: tuple[str, ...] = (),
         zone: str = "UTC",
+        known: tuple[str, ...] = (),
     ) -> None:
         self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows, more, zone
         self.experts = tuple(experts)
         self.names = (*(expert.name for expert in experts), *more)
         self._buffer = np.full((rows + max(1, int(rows * SPARE)), n), np.nan)
+        self._known_names, self._known = known, np.full((len(self._buffer), len(known)), np.nan)
+        self._ahead = np.full((grid.horizons[-1], len(known)), np.nan)
         self._filled = 0
+        self._memo: dict[Hashable, Any] = {}  # of experts, about the rows; empty when rows become others
         self.row = -1  # number of the newest row; -1: none yet
         self._lattice, self._lattice_row = np.zeros(n), -(2**62)
         self.online = [Online(h, n, self.names, stride(h)) for h in grid.horizons]
@@ -58,49 +65,62 @@ class Blend:
         kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
         values = self._buffer[self._filled - kept : self._filled]
         start_ns = (self.row - kept + 1) * self.step_ns
-        return Panel(start_ns, self.grid.step_s, values, zone=self.zone)
+        past = self._known[self._filled - kept : self._filled]
+        known = dict(zip(self._known_names, np.vstack([past, self._ahead]).T, strict=True))
+        return Panel(start_ns, self.grid.step_s, values, zone=self.zone, known=known, memo=self._memo)
 
-    def append(self, row: int, values: F64) -> None:
-        """A row is complete [n]. Rows that were left out are gaps; an older one is not taken."""
+    def append(self, row: int, values: F64, known: F64 | None = None) -> None:
+        """A row is complete [n], [n_known]. Rows left out are gaps; an older one is not taken."""
         if row <= self.row:
             return
         missed = row - self.row - 1 if self.row >= 0 else 0
         if missed >= self.rows:
             self._filled = missed = 0
+            self._memo.clear()
         for _ in range(missed):
-            self._push(np.nan)
-        self._push(values)
+            self._push(np.nan, None)
+        self._push(values, known)
         self.row = row
         for online in self.online:
             online.learn(row, values)
 
-    def _push(self, values: F64 | float) -> None:
+    def _push(self, values: F64 | float, known: F64 | None) -> None:
         if self._filled == len(self._buffer):
-            self._buffer[: self.rows - 1] = self._buffer[self._filled - self.rows + 1 :]
+            for rows in (self._buffer, self._known):
+                rows[: self.rows - 1] = rows[self._filled - self.rows + 1 :]
             self._filled = self.rows - 1
         # In single precision, so that a snapshot of half the size gives the same forecasts.
         self._buffer[self._filled] = np.float32(values)
+        self._known[self._filled] = np.nan if known is None else np.float32(known)
         self._filled += 1
 
-    def say(self, more: Mapping[str, F64]) -> F64:
+    def say(self, more: Mapping[str, F64], ahead: F64 | None = None) -> F64:
         """Quantiles of every horizon from the newest row [n_horizon, n, n_level].
 
-        `more` gives, for each expert from outside, its points [n_horizon, n].
+        `more` gives, for each expert from outside, its points [n_horizon, n]; `ahead` the known columns of
+        the rows to come [largest horizon, n_known].
         """
+        self._ahead = np.full_like(self._ahead, np.nan) if ahead is None else ahead
         words, low, high = [], None, None
+        panels: dict[int, Panel] = {}
         for expert in self.experts:
-            panel = self.panel(expert.reach_rows)
+            reach = min(expert.reach_rows, self.rows)
+            if reach not in panels:
+                panels[reach] = self.panel(reach)
+            panel = panels[reach]
             said = expert.predict(panel, np.array([panel.n_time - 1]))
             words.append(said.point[:, 0])
             if said.low is not None and said.high is not None:
                 low, high = said.low[:, 0], said.high[:, 0]
         points = np.array([*words, *(more[name] for name in self.more)])  # [n_expert, n_horizon, n]
         near = self.panel(CALM_ROWS + 1).values
-        scale = restlessness(near, np.array([len(near) - 1]))[0]
-        last = last_known(near)[-1]
+        scale = restlessness_now(near)
+        last = last_within(near, np.array([len(near) - 1]), len(near))[0]
         self._look_at_lattice()
-        past = self.panel(RECENT_ROWS).values
-        recent = recent_sample(past, len(past) - 1)
+        usual = None
+        if any(online.looks for online in self.online):
+            past = self.panel(RECENT_ROWS).values
+            usual = marginal(recent_sample(past, len(past) - 1))
         return np.array(
             [
                 online.issue(
@@ -112,7 +132,7 @@ class Blend:
                         self._lattice,
                         None if low is None else low[i],
                         None if high is None else high[i],
-                        recent,
+                        marginal=usual,
                     ),
                 )
                 for i, online in enumerate(self.online)
@@ -127,6 +147,7 @@ class Blend:
         """All of it, exact."""
         out: dict[str, np.ndarray] = {
             "rows": self.panel().values.astype(np.float32),
+            "known": self._known[self._filled - min(self._filled, self.rows) : self._filled].copy(),
             "at": np.array([self.row, self._lattice_row], np.int64),
             "lattice": self._lattice.copy(),
         }
@@ -140,7 +161,9 @@ class Blend:
         if rows.ndim != 2 or rows.shape[1] != self.n or len(rows) > self.rows:
             raise ContractError(f"rows: expected at most {self.rows} of {self.n} series, got {rows.shape}")
         self._buffer[: len(rows)] = rows
+        self._known[: len(rows)] = memory["known"]
         self._filled = len(rows)
+        self._memo = {}
         self.row, self._lattice_row = (int(x) for x in memory["at"])
         self._lattice = np.array(memory["lattice"])
         for online in self.online:
@@ -156,15 +179,9 @@ class Blend:
         buffer[:, there] = self._buffer[:, was]
         lattice = np.zeros(n)
         lattice[there] = self._lattice[was]
-        self._buffer, self._lattice, self.n = buffer, lattice, n
+        self._buffer, self._lattice, self.n, self._memo = buffer, lattice, n, {}
         for online in self.online:
             online.remap(old_of_new)
-
-    def forget(self, series: np.ndarray) -> None:
-        """What is known of these series no longer counts: others took their place."""
-        old_of_new = np.arange(self.n, dtype=np.int32)
-        old_of_new[series] = -1
-        self.remap(old_of_new)
 
     def basis(self, horizon: int, series: slice) -> str:
         """Which experts carry the forecast of these series, in words."""

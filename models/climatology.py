@@ -27,6 +27,7 @@ DEVIATION_HALF_LIFE_S = DAY_S  # source: estimate
 MOST_SHIFT = 2  # hours that clocks are put forward or back. source: estimate
 HOUR_S = 3600.0
 CELLS = 4_000_000  # numbers that are held at once
+FEW = 32  # hours that are kept in the memo of a panel. source: estimate; twice what one origin asks for
 
 
 class Climatology(Unfitted):
@@ -77,15 +78,45 @@ class _Usual(Unfitted):
         heads = heads + _shift(clock, self._clock_hours(panel, heads))
         heads = np.where(heads > latest, heads - self._season, heads)
         heads, inverse = np.unique(heads, return_inverse=True)
+        if hours.size <= FEW:
+            usual = self._of_few(panel, heads)
+        else:
+            usual = self._of_hours(panel, self._back(panel, heads))
+        return usual[inverse.reshape(hours.shape)]
+
+    def _back(self, panel: Panel, heads: I64) -> I64:
+        """These hours and those whole seasons before, the latest first [m, seasons]."""
         back = heads[:, None] - self._season * np.arange(self.seasons)
         back += _shift(self._clock_hours(panel, heads)[:, None], self._clock_hours(panel, back))
+        return back
+
+    def _of_hours(self, panel: Panel, back: I64) -> F64:
+        """What is usual from these hours since 1970 [m, seasons]. [m, n]"""
         sources, where = np.unique(back, return_inverse=True)
         typical = self._typical(panel, sources * self._hour - rows_since_epoch(panel))
         where = where.reshape(back.shape)
-        usual = np.empty((len(heads), panel.n))
-        for part in _parts(len(heads), self.seasons * panel.n):
+        usual = np.empty((len(back), panel.n))
+        for part in _parts(len(back), self.seasons * panel.n):
             usual[part] = self._over_seasons(np.moveaxis(typical[where[part]], 1, -1))
-        return usual[inverse.reshape(hours.shape)]
+        return usual
+
+    def _of_few(self, panel: Panel, heads: I64) -> F64:
+        """As `_of_hours` back from these, with the panel's memo: what is usual changes when an hour ends."""
+        memo: dict[int, tuple[I64, int, F64]] = panel.memo.setdefault(type(self), {})
+        first = rows_since_epoch(panel)
+        usual = []
+        for head in heads.tolist():
+            held = memo.pop(head, None)
+            back = self._back(panel, np.array([head])) if held is None else held[0]
+            # An hour of the past stays as it is until it begins before the panel.
+            inside = int(np.count_nonzero(back * self._hour >= first))
+            if held is None or held[1] != inside:
+                held = back, inside, self._of_hours(panel, back)[0]
+            memo[head] = held  # the last that was asked for is the last to go
+            usual.append(held[2])
+        for head in list(memo)[:-FEW]:
+            del memo[head]
+        return np.stack(usual)
 
     def _clock_hours(self, panel: Panel, hours: I64) -> I64:
         """By how many hours local clocks are ahead of UTC then; all zero where zones do not matter."""
@@ -234,11 +265,11 @@ def of_recent_rows(panel: Panel, origins: I64, reach: int, most: int, summarise:
         # Less than the reach, since an origin may lie so far after the window's end.
         back = np.arange(0, min(longest, reach - thin + 1), thin)
         parts = []
-        for part in _parts(len(ends), len(back) * panel.n):
-            at = ends[part, None] - back
-            window = panel.values[np.maximum(at, 0)]
-            window[at < 0] = np.nan
-            parts.append(summarise(window))
+        if len(origins) == 1 and len(ends):
+            parts.append(_one_window(panel, int(ends[0]), back, summarise))
+        else:
+            for part in _parts(len(ends), len(back) * panel.n):
+                parts.append(summarise(_rows_at(panel, ends[part, None] - back)))
         if parts:
             made = np.concatenate(parts, axis=1)
             out = out if len(out) else np.full((len(made), len(origins), panel.n), np.nan)
@@ -246,6 +277,24 @@ def of_recent_rows(panel: Panel, origins: I64, reach: int, most: int, summarise:
         if longest >= reach:
             return out
         thin, longest = thin * 3, longest * 3
+
+
+def _one_window(panel: Panel, end: int, back: I64, summarise: Callable[[F64], F64]) -> F64:
+    """What `summarise` makes of one window [k, 1, n]; the panel's memo tells if it was seen before."""
+    key = _one_window, summarise, back[-1], len(back)
+    window = rows_since_epoch(panel) + end, int(np.count_nonzero(back <= end))
+    held: tuple[tuple[int, int], F64] | None = panel.memo.get(key)
+    if held is None or held[0] != window:
+        held = window, summarise(_rows_at(panel, end - back[None, :]))
+        panel.memo[key] = held
+    return held[1]
+
+
+def _rows_at(panel: Panel, at: I64) -> F64:
+    """Rows at these places [m, rows, n]; NaN before the panel."""
+    found: F64 = panel.values[np.maximum(at, 0)]
+    found[at < 0] = np.nan
+    return found
 
 
 def _medians(window: F64) -> F64:

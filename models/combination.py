@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from twin.frame import F64, Bool
 
+MANY = 256  # columns from which comparing all pairs is quicker than sorting. source: measured
 TINY = 1e-150  # its square is still a number
 
 
@@ -72,21 +73,40 @@ def middle_half(points: F64, weights: F64) -> F64:
     As steady as a median against a few that are far off, and as smooth as a mean; it is exactly the one point
     that three quarters of the weight agree on.
     """
-    n = points.shape[1]
-    order: NDArray[np.intp] = np.argsort(points, axis=0)
-    order *= n
-    order += np.arange(n)
-    ranked = weights.ravel()[order]
-    after = np.cumsum(ranked, axis=0)
-    total = after[-1]
+    if points.shape[1] >= MANY:
+        awake = weights.any(axis=1)
+        points, weights = points[awake], weights[awake]
+        after = _before(points, weights)
+        total = weights.sum(axis=0)
+    else:
+        order: NDArray[np.intp] = np.argsort(points, axis=0)
+        order *= points.shape[1]
+        order += np.arange(points.shape[1])
+        points, weights = points.ravel()[order], weights.ravel()[order]
+        after = np.cumsum(weights, axis=0)
+        total = after[-1]
+        after -= weights
     low, high = 0.25 * total, 0.75 * total
-    before = np.maximum(after - ranked, low)
+    before = np.maximum(after, low)
+    after += weights
     np.minimum(after, high, out=after)
     after -= before
     np.maximum(after, 0.0, out=after)
-    ordered = points.ravel()[order]
-    ordered[after == 0.0] = 0.0
-    ordered *= after
+    inner = np.where(after == 0.0, 0.0, points)
+    inner *= after
     with np.errstate(invalid="ignore"):
-        out: F64 = ordered.sum(axis=0) / after.sum(axis=0)
+        out: F64 = inner.sum(axis=0) / after.sum(axis=0)
+    return out
+
+
+def _before(points: F64, weights: F64) -> F64:
+    """Weight of the points below each one, and of equal ones before it [k, n]: no sort, so quick for many."""
+    out, room = np.zeros(points.shape), np.empty(points.shape)
+    for i in range(1, len(points)):
+        below, part = points[:i] <= points[i], room[:i]
+        np.multiply(below, weights[:i], out=part)
+        out[i] = part.sum(axis=0)
+        np.subtract(1.0, below, out=part)
+        part *= weights[i]
+        out[:i] += part
     return out

@@ -9,6 +9,7 @@ NumPy only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,13 @@ class Cases:
     @property
     def n(self) -> int:
         return len(self.row)
+
+    @cached_property
+    def neighbours(self) -> slice | None:
+        """The series, where all cases are of one row and of series side by side: read as whole pieces."""
+        if not self.n or np.any(self.row != self.row[0]) or np.any(np.diff(self.series) != 1):
+            return None
+        return slice(int(self.series[0]), int(self.series[-1]) + 1)
 
 
 @dataclass(frozen=True)
@@ -128,19 +136,27 @@ def _divisor(scale: F64) -> F64:
 
 def _last_rows(values: F64, cases: Cases) -> F64:
     """The last NEAR_ROWS rows up to each case's [NEAR_ROWS, n_case]; NaN before the beginning."""
-    row, series = int(cases.row[0]), cases.series
-    one_row = np.all(cases.row == row) and len(series) == series[-1] - series[0] + 1
-    if one_row and row >= NEAR_ROWS - 1 and np.all(np.diff(series) == 1):
-        return values[row + 1 - NEAR_ROWS : row + 1, series[0] : series[-1] + 1]
-    at = cases.row[None, :] + np.arange(1 - NEAR_ROWS, 1)[:, None]
-    return _value_at(values, at, series)
+    row = int(cases.row[0])
+    if cases.neighbours is not None and row >= NEAR_ROWS - 1:
+        return values[row + 1 - NEAR_ROWS : row + 1, cases.neighbours]
+    return _value_at(values, cases, np.arange(1 - NEAR_ROWS, 1)[:, None])
 
 
-def _value_at(values: F64, row: I64, series: I64) -> F64:
-    """values[row, series], NaN before the beginning."""
-    found: F64 = np.take(values, np.maximum(row, 0) * values.shape[1] + series)
-    if row.size and row.min() < 0:
-        found[row < 0] = np.nan
+def _value_at(values: F64, cases: Cases, ahead: I64 | int) -> F64:
+    """Each case's value so many rows ahead of it, or behind: [n_case] or, of [k, 1] of them, [k, n_case].
+
+    NaN before the beginning.
+    """
+    if cases.neighbours is not None:
+        row = cases.row[:1] + ahead
+        found: F64 = values[np.maximum(row[..., 0], 0), cases.neighbours]
+        early = row[..., 0] < 0
+    else:
+        row = cases.row + ahead
+        found = np.take(values, np.maximum(row, 0) * values.shape[1] + cases.series)
+        early = row < 0
+    if early.any():
+        found[early] = np.nan
     return found
 
 
@@ -231,7 +247,7 @@ def _spread(
 ) -> tuple[F64, F64, F64]:
     """Of the rows so long ago, less the last value: quantiles, rank of the last value and mean deviation."""
     back = np.array([k for k in ago if k <= cases.row.max()], np.int64)
-    away = _value_at(values, cases.row[None, :] - back[:, None], cases.series) - last
+    away = _value_at(values, cases, -back[:, None]) - last
     away.sort(axis=0)  # NaN last
     n = np.maximum(np.count_nonzero(~np.isnan(away), axis=0), 1)
     which = np.round(np.array(quantiles)[:, None] * (n - 1)).astype(np.int64)
@@ -292,27 +308,25 @@ def _apart(grid: Grid) -> int:
 def _season(values: F64, cases: Cases, seen: Present, what: tuple[int, int, int, int], out: F64) -> None:
     """What was there one season and more before the target, and how it rose then over as many rows."""
     season, n_back, apart, horizon = what
-    row, series = cases.row, cases.series
     back = season * -(-horizon // season)
-    latest = int(row.max()) + horizon - back
+    latest = int(cases.row.max()) + horizon - back
     if latest + 2 * apart < 0:
         out[:] = np.nan
         return
-    out[0] = _value_at(values, row + (horizon - back), series) - seen.last
-    then = _smooth(values, cases, row + (horizon - back), apart)
+    out[0] = _value_at(values, cases, horizon - back) - seen.last
+    then = _smooth(values, cases, horizon - back, apart)
     out[1] = then - seen.last
-    out[2] = then - _smooth(values, cases, row - back, apart)
+    out[2] = then - _smooth(values, cases, -back, apart)
     ago = season * np.arange(max(1, min(n_back, latest // season + 1)))[:, None]
-    then = _value_at(values, row + (horizon - back) - ago, series)
+    then = _value_at(values, cases, horizon - back - ago)
     out[3] = _median(then) - seen.last
-    out[4] = _median(then - _value_at(values, row - back - ago, series))
+    out[4] = _median(then - _value_at(values, cases, -back - ago))
     out /= _divisor(seen.scale)
 
 
-def _smooth(values: F64, cases: Cases, row: I64, apart: int) -> F64:
-    """The mean of what is known of five rows round this one, none after the case's own."""
-    at = np.minimum(row + apart * np.arange(-2, 3)[:, None], cases.row)
-    found = _value_at(values, at, cases.series)
+def _smooth(values: F64, cases: Cases, ahead: int, apart: int) -> F64:
+    """The mean of what is known of five rows round the one so far ahead, none after the case's own."""
+    found = _value_at(values, cases, np.minimum(ahead + apart * np.arange(-2, 3)[:, None], 0))
     n = np.count_nonzero(~np.isnan(found), axis=0)
     mean: F64 = np.nansum(found, axis=0) / np.where(n > 0, n, np.nan)
     return mean
@@ -328,9 +342,8 @@ def _median(values: F64) -> F64:
 
 def targets(panel: Panel, cases: Cases, seen: Present, horizon: int) -> F64:
     """The change to the target over the scale [n_case]; NaN past the end, in gaps and where nothing moved."""
-    at = cases.row + horizon
-    inside = at < panel.n_time
-    value = _value_at(panel.values, np.minimum(at, panel.n_time - 1), cases.series)
+    inside = cases.row + horizon < panel.n_time
+    value = _value_at(panel.values, cases, np.minimum(horizon, panel.n_time - 1 - cases.row))
     change: F64 = (np.where(inside, value, np.nan) - seen.last) / _divisor(seen.scale)
     return change
 

@@ -58,16 +58,34 @@ def last_within(values: F64, origins: I64, rows: int) -> F64:
     if not len(gappy):
         return last
     begin = max(0, int(origins[0]) - rows + 1)
+    if len(origins) == 1:
+        _look_back(values[begin : int(origins[0])], gappy, last[0])
+        return last
     end = int(origins[-1]) + 1
     last[:, gappy] = filled(values[begin:end, gappy], rows)[origins - begin]
     return last
 
 
+def _look_back(values: F64, series: I64, last: F64) -> None:
+    """Fills `last` [n] of these series with their last finite value in `values`; NaN where none is."""
+    last[series] = np.nan
+    end, rows = len(values), 4
+    while end and len(series):
+        begin = max(0, end - rows)
+        window = values[begin:end, series][::-1]
+        known = np.isfinite(window)
+        found = known.any(axis=0)
+        last[series[found]] = window[known.argmax(axis=0)[found], found]
+        series, end, rows = series[~found], begin, 4 * rows
+
+
 def filled(values: F64, rows: int) -> F64:
     """Each gap filled with the last finite value less than `rows` rows before it; NaN where none.
 
-    `values` [n_time, n]; so is the result.
+    `values` [n_time, n]; so is the result, which is `values` itself if there are no gaps.
     """
+    if np.isfinite(values).all():
+        return values
     here = np.arange(len(values))[:, None]
     at = np.where(np.isfinite(values), here, -rows)
     np.maximum.accumulate(at, axis=0, out=at)

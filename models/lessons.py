@@ -173,15 +173,40 @@ def forecasts(
     each = max(1, BLOCK_CASES // max(1, panel.n))
     for first in range(0, len(origins), each):
         some = origins[first : first + each]
-        cases = all_cases(some, panel.n)
-        seen = present(panel, cases)
+        view = _View(panel, some, grid)
         for place, horizon in enumerate(grid.horizons):
             if horizon in changes:
-                columns = columns_at(panel, cases, seen, grid, horizon)
+                columns, seen = view.columns(horizon), view.seen
                 value = seen.last + within_seen(changes[horizon](columns), columns, at) * seen.scale
                 value = np.where(seen.scale == 0, seen.last, value)
                 out[:, place, first : first + each] = value.reshape(n_said, len(some), panel.n)
     return out
+
+
+_Held = tuple[object, Mapping[str, F64], dict[int, F64], Present]
+
+
+class _View:
+    """What is seen from some origins of a panel, kept in its memo for the next forecaster that looks."""
+
+    def __init__(self, panel: Panel, origins: I64, grid: Grid) -> None:
+        self.panel, self.cases, self.grid = panel, all_cases(origins, panel.n), grid
+        # How far back a panel goes matters too; what is known ahead may be told anew for the same rows.
+        what = panel.start_ns, panel.n_time, grid, tuple(origins.tolist())
+        held: _Held | None = panel.memo.get(_View)
+        if held is None or held[0] != what or held[1] is not panel.known:
+            held = what, panel.known, {}, present(panel, self.cases)
+            panel.memo[_View] = held
+        self._columns, self.seen = held[2:]
+
+    def columns(self, horizon: int) -> F64:
+        """As `columns_at`; not to be written to."""
+        found = self._columns.get(horizon)
+        if found is None:
+            found = columns_at(self.panel, self.cases, self.seen, self.grid, horizon)
+            found.flags.writeable = False
+            self._columns[horizon] = found
+        return found
 
 
 def within_seen(change: F64, columns: F64, at: dict[str, int]) -> F64:

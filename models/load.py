@@ -27,6 +27,7 @@ from twin.tree import digest
 
 SIGNALS = (
     "rack.power_w",
+    "cdu.power_w",
     "cdu.heat_w",
     "feeder.power_w",
     "site.power_w",
@@ -35,11 +36,16 @@ SIGNALS = (
     "site.grid_price_usd_per_kwh",
     "site.grid_carbon_g_per_kwh",
 )
+# Measured until now and, where somebody tells an outlook, known ahead: what learned experts may look at.
+KNOWN = ("site.outdoor_temp_c", "site.outdoor_wet_bulb_c")
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
 # (name, longest step, rows kept, longest horizon): 26 hours of minutes, four weeks of quarters of an hour, so
 # that a day, and four times the same hour of the week, lie behind every origin. source: estimate
 GRIDS = (("fine", 60.0, 1560, 3600.0), ("coarse", 900.0, 2688, 7 * 86400.0))
 LOW, HIGH = BANDS["90"]
+# Between two fits: at least this, and this many rows, and a quarter of the time gathered so far; at most a
+# day, or this many rows. What changes faster is learned online. source: estimate
+FIT_LEAST_S, FIT_LEAST_ROWS, FIT_GROWTH, FIT_MOST_S, FIT_MOST_ROWS = 3600.0, 120, 0.25, 86_400.0, 2000
 
 
 class Load:
@@ -51,7 +57,7 @@ class Load:
 
     name: ClassVar[str] = "load"
     period_s: ClassVar[float] = 10.0
-    fit_every_s: ClassVar[float] = 3600.0
+    fit_every_s: ClassVar[float] = FIT_LEAST_S
 
     def __init__(
         self,
@@ -124,7 +130,9 @@ class Load:
         rows = {name: kept for name, _, kept, _ in GRIDS}
         self._blends, self._sums, self._counts, self._rows, self._said = {}, {}, {}, {}, {}
         for name, grid in self.grids(dt_s).items():
-            blend = Blend(grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS, self.zone)
+            blend = Blend(
+                grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS, self.zone, KNOWN
+            )
             self._blends[name], self._rows[name] = blend, -1
             self._sums[name], self._counts[name] = np.zeros(begin), np.zeros(begin)
         self._present = np.full(begin, np.nan)
@@ -148,9 +156,19 @@ class Load:
     def _close(self, name: str, view: View) -> None:
         count = self._counts[name]
         mean = np.where(count > 0, self._sums[name] / np.maximum(count, 1.0), np.nan)
-        self._blends[name].append(self._rows[name], mean)
+        blend = self._blends[name]
+        blend.append(self._rows[name], mean, np.concatenate([measured(view, key) for key in KNOWN]))
         self._sums[name], self._counts[name] = np.zeros_like(mean), np.zeros_like(count)
-        self._said[name] = self._blends[name].say(self._from_outside(self._blends[name], view))
+        self._said[name] = blend.say(self._from_outside(blend, view), self._ahead(blend, view))
+
+    @staticmethod
+    def _ahead(blend: Blend, view: View) -> F64:
+        """Outlooks of KNOWN in the rows that are forecast [largest horizon, n_known]; NaN elsewhere."""
+        out = np.full((blend.grid.horizons[-1], len(KNOWN)), np.nan)
+        for rows in blend.grid.horizons:
+            at_ns = (blend.row + rows) * blend.step_ns + blend.step_ns // 2
+            out[rows - 1] = [view.outlook(key, at_ns)[0] for key in KNOWN]
+        return out
 
     def predict(self, view: View) -> list[Forecast]:
         """Forecasts from the newest row; before there is one, the present value without a band."""
@@ -159,9 +177,8 @@ class Load:
             said = self._said.get(name)
             for i, rows in enumerate(blend.grid.horizons):
                 for key, series in self._slices.items():
-                    part = (
-                        np.full((len(self._present[series]), 7), np.nan) if said is None else said[i, series]
-                    )
+                    unsaid = np.full((series.stop - series.start, len(LEVELS)), np.nan)
+                    part = unsaid if said is None else said[i, series]
                     out.append(self._forecast(key, rows * blend.grid.step_s, part, blend.basis(i, series)))
         return out
 
@@ -188,6 +205,15 @@ class Load:
                 told[i, series] = view.outlook(key, view.now_ns + round(horizon_s * NS))
         return {"schedule": planned, "outlook": told}
 
+    def next_fit_s(self) -> float:
+        """Seconds from one fit to the next: soon at first, rarely once there is much past."""
+        if self.fit_every_s != Load.fit_every_s or not self._blends:  # a site said otherwise
+            return self.fit_every_s
+        steps_s = [blend.grid.step_s for blend in self._blends.values()]
+        past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
+        most_s = max(FIT_MOST_S, FIT_MOST_ROWS * steps_s[0])
+        return min(max(FIT_LEAST_S, FIT_LEAST_ROWS * steps_s[0], FIT_GROWTH * past_s), most_s)
+
     def training(self) -> dict[str, np.ndarray]:
         """The rows that a fit learns from, per grid; empty while there are none."""
         out: dict[str, np.ndarray] = {}
@@ -195,6 +221,8 @@ class Load:
             if blend.row >= 0 and blend.n:
                 panel = blend.panel()
                 out[f"{name}/values"] = panel.values.astype(np.float32)
+                past = [panel.known[key][: panel.n_time] for key in KNOWN]
+                out[f"{name}/known"] = np.array(past, np.float32)
                 out[f"{name}/grid"] = np.array([blend.grid.step_s, *blend.grid.horizons])
                 out[f"{name}/start_ns"] = np.array([panel.start_ns], np.int64)
         return out
@@ -208,7 +236,9 @@ class Load:
             shape = series[f"{name}/grid"]
             grid = Grid(float(shape[0]), tuple(int(h) for h in shape[1:]))
             start_ns = int(series[f"{name}/start_ns"][0])
-            panel = Panel(start_ns, grid.step_s, series[f"{name}/values"].astype(np.float64), zone=self.zone)
+            values, known = (series[f"{name}/{what}"].astype(np.float64) for what in ("values", "known"))
+            ahead = dict(zip(KNOWN, known, strict=True))
+            panel = Panel(start_ns, grid.step_s, values, zone=self.zone, known=ahead)
             out[f"{name}/grid"] = shape
             for expert in self.expert_names:
                 if FORECASTERS[expert].fitted:

@@ -40,7 +40,8 @@ class Issue:
 
     points [n_expert, n]: what the experts say, NaN sleeps. last [n]: the last known value. scale [n]: local
     size of changes over this horizon, > 0 or NaN. quantum [n]: step of the series' lattice, 0 if continuous.
-    low, high [n]: 5 and 95 % quantiles of boosting. recent [n_recent, n]: a sample of the recent past.
+    low, high [n]: 5 and 95 % quantiles of boosting. recent [n_recent, n]: a sample of the recent past; or
+    marginal [n_level, n], its quantiles, where who issues has them already.
     """
 
     points: F64
@@ -50,6 +51,7 @@ class Issue:
     low: F64 | None = None
     high: F64 | None = None
     recent: F64 | None = None
+    marginal: F64 | None = None
 
 
 class Online:
@@ -107,6 +109,11 @@ class Online:
         self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
         self._conformal.learn(change, curves[N_KIND + 1])
 
+    @property
+    def looks(self) -> bool:
+        """Whether the next forecast looks at the recent past."""
+        return bool(self._tally[0] < MARGINAL or self._tally[0] % MARGINAL == 0)
+
     def issue(self, row: int, issue: Issue) -> F64:
         """Quantiles [n, n_level] at LEVELS of the value `horizon` rows after `row`.
 
@@ -115,8 +122,9 @@ class Online:
         if issue.points.shape != (len(self.experts), self.n):
             raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")
         last = issue.last
-        if issue.recent is not None and (self._tally[0] < MARGINAL or self._tally[0] % MARGINAL == 0):
-            self._marginal = marginal(issue.recent)
+        if self.looks and (issue.recent is not None or issue.marginal is not None):
+            given = issue.marginal
+            self._marginal = marginal(issue.recent) if given is None else given
             self._range[0] = np.fmin(self._range[0], self._marginal[0])
             self._range[1] = np.fmax(self._range[1], self._marginal[-1])
         lowest, highest = np.fmin(self._range[0], last), np.fmax(self._range[1], last)

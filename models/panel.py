@@ -6,8 +6,9 @@ nothing. May import the core's types; NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,9 @@ class Panel:
 
     `known` holds columns [n_time + n_ahead] that are known ahead of time, such as a weather forecast or a
     calendar of maintenance: a forecaster may read them at the instant that it forecasts. `zone` is the IANA
-    time zone in which people live there, for hours of the day and days of the week. Raises ContractError for
+    time zone in which people live there, for hours of the day and days of the week. `memo` is for what
+    forecasters worked out of these rows and may want again; panels that share one must hold the same values
+    at the same instants, so its keys are of instants, not of places in a panel. Raises ContractError for
     other shapes.
     """
 
@@ -31,6 +34,7 @@ class Panel:
     names: tuple[str, ...] = ()
     zone: str = "UTC"
     known: Mapping[str, F64] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or self.values.dtype != np.float64:

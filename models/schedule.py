@@ -16,51 +16,61 @@ from twin.quantities import good
 EXPERTS = ("schedule", "outlook")
 
 
-def _ending(view: View, until_ns: int) -> np.ndarray:
-    """Slots of jobs whose time limit ends in (now, until]; of a job past its limit nobody knows the end."""
+def _ending(view: View, horizon_s: float) -> np.ndarray:
+    """Slots of jobs whose time limit ends within so long; of a job past its limit nobody knows the end."""
     jobs = view.jobs
-    limited = jobs.alive & (jobs.time_limit_s > 0)
-    end_ns = jobs.started_ns + np.round(jobs.time_limit_s * NS).astype(np.int64)
-    return np.flatnonzero(limited & (end_ns > view.now_ns) & (end_ns <= until_ns))
+    left_s = jobs.time_limit_s - (view.now_ns - jobs.started_ns) / NS
+    return np.flatnonzero(jobs.alive & (jobs.time_limit_s > 0) & (left_s > 0) & (left_s <= horizon_s))
 
 
 def _node_work_w(view: View) -> F64:
-    """What each node draws beyond idling [n_node]; 0 where unknown."""
+    """What each node draws beyond idling [n_node]; 0 where unknown.
+
+    By its own meter, else by those of all its GPUs; else the nodes of a rack that run jobs share what the
+    rack draws beyond what is known of it.
+    """
     site, design = view.site, view.site.design
-    rack = site.rack_of_node
+    rack, n_rack = site.rack_of_node, site.sizes["rack"]
     gpus = np.diff(site.gpu_start_of_node)
     idle_w = design.cpu_idle_w[rack] + design.node_other_w[rack] + gpus * design.gpu_idle_w[rack]
-    power_w = good(view, "node.power_w")
+    work_w = good(view, "node.power_w") - idle_w
     gpu_w = good(view, "gpu.power_w")
     if len(gpu_w):
-        heard = np.isfinite(gpu_w)
-        of_gpus = np.bincount(site.node_of_gpu, weights=np.where(heard, gpu_w, 0.0), minlength=len(rack))
-        count = np.bincount(site.node_of_gpu, weights=heard, minlength=len(rack))
-        all_heard = (count == gpus) & (gpus > 0)
-        by_gpus = of_gpus + design.cpu_idle_w[rack] + design.node_other_w[rack]
-        power_w = np.where(np.isfinite(power_w), power_w, np.where(all_heard, by_gpus, np.nan))
-    return np.maximum(np.nan_to_num(power_w - idle_w), 0.0)
+        of_gpus = np.bincount(site.node_of_gpu, weights=gpu_w, minlength=len(rack))  # NaN if one is silent
+        by_gpus = (of_gpus - gpus * design.gpu_idle_w[rack]) * (1.0 + design.node_loss_pu[rack])
+        work_w = np.where(np.isnan(work_w) & (gpus > 0), by_gpus, work_w)
+    known_w = np.bincount(rack, weights=idle_w + np.nan_to_num(work_w), minlength=n_rack)
+    busy = np.isnan(work_w) & (view.jobs.job_of_node >= 0)
+    sharing = np.bincount(rack[busy], minlength=n_rack)
+    rest_w = good(view, "rack.power_w") - design.rack_overhead_w - known_w
+    work_w = np.where(busy, (rest_w / np.maximum(sharing, 1))[rack], work_w)
+    return np.maximum(np.nan_to_num(work_w), 0.0)
+
+
+def _jobs_of_nodes(view: View, slots: np.ndarray) -> F64:
+    """How many of these jobs each node runs [n_node]."""
+    nodes = [np.zeros(0, np.int32), *(view.jobs.nodes[slot] for slot in slots.tolist())]
+    return np.bincount(np.concatenate(nodes), minlength=view.site.sizes["node"]).astype(np.float64)
 
 
 def falls(view: View, horizons_s: tuple[float, ...]) -> dict[str, F64]:
     """By how much each quantity falls until then, as jobs reach their limits: key -> [n_horizon, n].
 
-    A rack by the work of its nodes; a CDU by the share of it that its liquid carries, a feeder by its share
-    of the rack; the site by the sum.
+    A rack by the work of its nodes, which jobs on one node share; a CDU by the share of it that its liquid
+    carries, a feeder by its share of the rack; the site by the sum.
     """
     site = view.site
     node_w = np.zeros((len(horizons_s), site.sizes["node"]))
     gpus = np.zeros(len(horizons_s))
-    slots = [_ending(view, view.now_ns + round(h * NS)) for h in horizons_s]
+    slots = [_ending(view, h) for h in horizons_s]
     if any(len(s) for s in slots):
         work_w = _node_work_w(view)
         of_node = np.diff(site.gpu_start_of_node)
+        running = np.maximum(_jobs_of_nodes(view, np.flatnonzero(view.jobs.alive)), 1.0)
         for i, some in enumerate(slots):
-            nodes = np.unique(np.concatenate([view.jobs.nodes[slot] for slot in some] or [[]])).astype(
-                np.int64
-            )
-            node_w[i, nodes] = work_w[nodes]
-            gpus[i] = of_node[nodes].sum()
+            ending_pu = _jobs_of_nodes(view, some) / running
+            node_w[i] = ending_pu * work_w
+            gpus[i] = ending_pu @ of_node
     rack_w = np.array(
         [np.bincount(site.rack_of_node, weights=row, minlength=site.sizes["rack"]) for row in node_w]
     )

@@ -294,25 +294,37 @@ def unchanged_share(values: F64) -> F64:
     return out
 
 
-def score(result: Result, pooled: Sequence[int] | None = None, seed: int = 0) -> list[dict[str, object]]:
-    """Per horizon, scores over the `pooled` series (default: all), and in `series` by name those of each."""
+def each_cells(result: Result) -> list[Cells]:
+    """`cells` of each horizon."""
+    means = ewma(result.panel.values)
+    return [cells(result.panel, course, result.start_row, means) for course in result.courses]
+
+
+def score(
+    result: Result,
+    pooled: Sequence[int] | None = None,
+    seed: int = 0,
+    held: Sequence[Cells] | None = None,
+) -> list[dict[str, object]]:
+    """Per horizon, scores over the `pooled` series (default: all), and in `series` by name those of each.
+
+    `held`: `each_cells` of the result, if they were made already.
+    """
     panel = result.panel
-    means = ewma(panel.values)
     still = unchanged_share(panel.values)
     names = panel.names or tuple(str(j) for j in range(panel.n))
     whole = list(range(panel.n)) if pooled is None else list(pooled)
     out: list[dict[str, object]] = []
-    for course in result.courses:
-        held = cells(panel, course, result.start_row, means)
+    for course, one in zip(result.courses, each_cells(result) if held is None else held, strict=True):
         told: dict[str, object] = {
             "horizon_steps": course.horizon,
             "horizon_s": course.horizon * panel.step_s,
         }
-        told |= summed(held, whole, seed)
+        told |= summed(one, whole, seed)
         told["unchanged_share"] = _mean(still[whole])
         told |= {"fit_s": result.fit_s, "predict_ms": course.predict_ms}
         told["series"] = {
-            name: summed(held, [j], seed) | {"unchanged_share": float(still[j])}
+            name: summed(one, [j], seed) | {"unchanged_share": float(still[j])}
             for j, name in enumerate(names)
         }
         out.append(told)

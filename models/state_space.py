@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.autoregression import fit_series
 from models.forecaster import DAY_S, Grid, Parameters, Said
@@ -97,7 +96,16 @@ class StateSpace:
         if not self._gains or not len(origins):
             return Said(point)
         damping, period = self._gains[3], self._period if self._gains[2] >= 0 else 0
+        fading = np.cumsum(damping ** np.arange(1, horizons[-1] + 1))
         first = rows_since_epoch(panel)
+        if len(origins) == 1:
+            now, row = self._followed(panel, int(origins[0]), period)
+            for said, horizon in zip(point, horizons, strict=True):
+                said[0] = now.level + fading[horizon - 1] * now.slope
+                if period:
+                    said[0] += now.season[(row + horizon) % period]
+                said[0, now.seen == 0] = np.nan
+            return Said(point)
         chunks, chunk_of = np.unique((first + origins) // CHUNK_ROWS, return_inverse=True)
         begins = chunks * CHUNK_ROWS - first - self._warm  # of each chunk's window, perhaps before the panel
         within = origins - begins[chunk_of]
@@ -106,7 +114,6 @@ class StateSpace:
         values[(at < 0) | (at >= panel.n_time)] = np.nan
         states = smoothed(values.reshape(len(at), -1), self._gains, period, WARM_SEASONS)
         level, slope, season = (state.reshape(len(at), len(chunks), panel.n) for state in states)
-        fading = np.cumsum(damping ** np.arange(1, horizons[-1] + 1))
         for said, horizon in zip(point, horizons, strict=True):
             said[:] = level[within, chunk_of] + fading[horizon - 1] * slope[within, chunk_of]
             if period:
@@ -114,49 +121,80 @@ class StateSpace:
                 said += season[within + horizon - back, chunk_of]
         return Said(point)
 
+    def _followed(self, panel: Panel, origin: int, period: int) -> tuple[Smoother, int]:
+        """What has become of a chunk's start at this row, and the row's place in the chunk's window.
+
+        The panel's memo holds how far the chunk was followed: rows come one by one.
+        """
+        first = rows_since_epoch(panel)
+        begin = (first + origin) // CHUNK_ROWS * CHUNK_ROWS - first - self._warm
+        missing, place = max(-begin, 0), origin - begin  # rows before the panel tell nothing
+        what = first + begin, missing, self._gains, period
+        held: tuple[object, Smoother, int] | None = panel.memo.get(StateSpace)
+        if held is None or held[0] != what or held[2] > place + 1:
+            early = np.full((period * WARM_SEASONS, panel.n), np.nan)
+            early[missing:] = panel.values[begin + missing : begin + max(missing, len(early))]
+            held = what, Smoother(self._gains, _first_shape(early, period)), missing
+        _, now, done = held
+        for row in range(done, place + 1):
+            now.follow(row, panel.values[begin + row])
+        panel.memo[StateSpace] = what, now, place + 1
+        return now, place
+
+
+class Smoother:
+    """Of `n` series after a row: level, slope, how many values were known [n], and season [period, n].
+
+    The level starts as a running mean, so that a small gain does not hold on to the first value. A gap
+    changes nothing.
+    """
+
+    def __init__(self, gains: tuple[float, ...], season: F64) -> None:
+        self._gains, self.season = gains, season
+        self.level, self.slope, self._error = np.zeros((3, season.shape[1]))
+        self.seen = np.zeros(season.shape[1], np.int64)
+
+    def follow(self, row: int, value: F64) -> None:
+        """The value [n] of the next row, which is the `row`-th from where the season begins."""
+        gain, slope_gain, season_gain, damping = self._gains
+        known, error = np.isfinite(value), self._error
+        self.seen += known
+        # A gap is an error of nothing. The first error is the distance from nothing: it says where the level
+        # is, and no more.
+        told = known & (self.seen > 1)
+        if slope_gain > 0:
+            self.slope *= damping
+            self.level += self.slope
+        np.subtract(np.where(known, value, 0.0), self.level, out=error)
+        if len(self.season):
+            season = self.season[row % len(self.season)]
+            error -= season
+            season += season_gain * told * error
+        if slope_gain > 0:
+            self.slope += slope_gain * told * error
+        error *= np.maximum(gain, 1.0 / np.maximum(self.seen, 1)) * known
+        self.level += error
+
 
 def smoothed(values: F64, gains: tuple[float, ...], period: int, first_seasons: int) -> States:
-    """States after each of the rows [n_time, n]; NaN before the first known value. A gap changes nothing.
+    """States after each of the rows [n_time, n]; NaN before the first known value.
 
-    The level starts as a running mean, so that a small gain does not hold on to the first value; the season
-    starts as the mean shape of the first `first_seasons` periods.
+    The season starts as the mean shape of the first `first_seasons` periods.
     """
-    gain, slope_gain, season_gain, damping = gains
-    known = np.isfinite(values)
-    seen = np.cumsum(known, axis=0)
-    # A gap is an error of nothing. The first error is the distance from nothing: it says where the level is.
-    to_level = np.maximum(gain, 1.0 / np.maximum(seen, 1)) * known
-    told = known & (seen > 1)
-    values = np.where(known, values, 0.0)
-    level, slope, error = np.zeros((3, values.shape[1]))
-    season = _first_shape(values, known, period, first_seasons)
+    now = Smoother(gains, _first_shape(values[: period * first_seasons], period))
     out = States(*np.zeros((3, *values.shape)))
     for row, value in enumerate(values):
-        if slope_gain > 0:
-            slope *= damping
-            level += slope
-        np.subtract(value, level, out=error)
+        now.follow(row, value)
+        out.level[row], out.slope[row] = np.where(now.seen > 0, now.level, np.nan), now.slope
         if period:
-            place = row % period
-            error -= season[place]
-            season[place] += season_gain * told[row] * error
-            out.season[row] = season[place]
-        if slope_gain > 0:
-            slope += slope_gain * told[row] * error
-            out.slope[row] = slope
-        error *= to_level[row]
-        level += error
-        out.level[row] = level
-    out.level[seen == 0] = np.nan
+            out.season[row] = now.season[row % period]
     return out
 
 
-def _first_shape(values: F64, known: NDArray[np.bool_], period: int, periods: int) -> F64:
-    """Mean deviation of each place of a period from the mean of the first periods [period, n]; 0 if unknown.
-
-    `values` [n_time, n], 0 where they are not `known`.
-    """
-    values, known = values[: period * periods], known[: period * periods]
+def _first_shape(values: F64, period: int) -> F64:
+    """Mean deviation of each place of a period from the mean of some periods [period, n]; 0 if unknown."""
+    known = np.isfinite(values)
+    values = np.where(known, values, 0.0)
     mean = values.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     off = np.where(known, values - mean, 0.0).reshape(-1, period, values.shape[1]) if period else values[None]
     count = known.reshape(off.shape).sum(axis=0)

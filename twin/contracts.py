@@ -272,7 +272,8 @@ class Model(Protocol):
 
     What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if
     it has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else
-    from its `signals` and `horizons_s`.
+    from its `signals` and `horizons_s`. A `next_fit_s()` tells the time between fits in place of
+    `fit_every_s`, where that is not 0.
     """
 
     name: ClassVar[str]

@@ -256,9 +256,11 @@ class Engine:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
             begun = self.fitted_ns.setdefault(name, frame.now_ns)
-            if model.fit_every_s > 0 and frame.now_ns - begun >= round(model.fit_every_s * NS):
+            own = getattr(model, "next_fit_s", None)
+            every_s = model.fit_every_s if own is None else own()
+            if model.fit_every_s > 0 and frame.now_ns - begun >= round(every_s * NS):
                 self.fitted_ns[name] = frame.now_ns
-                span = round(model.fit_every_s / max(frame.dt_s, 1e-3))
+                span = round(every_s / max(frame.dt_s, 1e-3))
                 fit = FitRequest(
                     f"{name}@{frame.tick}",
                     name,

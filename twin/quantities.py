@@ -54,6 +54,16 @@ def _cdu_heat_w(view: View) -> F64:
     return np.where(np.isfinite(own) & (own > 0), own, racks)
 
 
+def _cdu_power_w(view: View) -> F64:
+    """Power of the racks that each CDU serves; NaN while one of them is not known."""
+    now, site = good(view, "rack.power_w"), view.site
+    served = site.cdu_of_rack >= 0
+    n = site.sizes["cdu"]
+    total = np.bincount(site.cdu_of_rack[served], weights=now[served], minlength=n).astype(np.float64)
+    total[np.bincount(site.cdu_of_rack[served], minlength=n) == 0] = np.nan
+    return total
+
+
 def _site_power_w(view: View) -> F64:
     """Sum over the racks that ever reported; NaN while one of them is silent, as a part is not the whole."""
     ever, now = np.isfinite(view.value("rack.power_w")), good(view, "rack.power_w")
@@ -66,6 +76,7 @@ def _gpu_demand_count(view: View) -> F64:
 
 
 _DERIVED: dict[str, tuple[Quantity, Callable[[View], F64]]] = {
+    "cdu.power_w": (Quantity("cdu", "W", 0.0, 1e8), _cdu_power_w),
     "cdu.heat_w": (Quantity("cdu", "W", -1e7, 1e8), _cdu_heat_w),
     "site.power_w": (Quantity("site", "W", 0.0, 1e10), _site_power_w),
     "site.gpu_demand_count": (Quantity("site", "count", 0.0, 4e6), _gpu_demand_count),

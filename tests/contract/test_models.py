@@ -39,6 +39,7 @@ def series(model: Model, seed: int = 1) -> dict[str, np.ndarray]:
             out[f"{name}/values"] = (9e3 + rng.normal(0, 50, (900, 2))).astype(np.float32)
             out[f"{name}/grid"] = np.array([step_s, *horizons])
             out[f"{name}/start_ns"] = np.array([0], np.int64)
+            out[f"{name}/known"] = np.full((2, 900), np.nan, np.float32)
         return out
     t_ns = np.arange(900, dtype=np.int64) * 10 * NS
     out: dict[str, np.ndarray] = {"t_ns": t_ns}
@@ -134,39 +135,52 @@ def test_it_moves_with_the_site(name: str, fit: bool) -> None:
     engine, model, _ = seen(name)
     if fit:
         model.load(model.fit(series(model), 0))
-    kept = {t: np.arange(n, dtype=np.int32) for t, n in engine.site.sizes.items()}
+    view = _Three(engine)
+    kept = {t: np.arange(n, dtype=np.int32) for t, n in view.site.sizes.items()}
     kept["rack"] = np.array([-1, 0, 1], np.int32)
     model.remap(kept)
     fresh: Model = REGISTRY[name]()
     if model.parameters():
         fresh.load(model.parameters())
     fresh.restore(model.memory())
-    view = _Three(engine)
     for each in (model, fresh):
         each.update(view)
-    bands = [[f.mean, f.lo, f.hi, f.model] for f in model.predict(view)]
+    said = model.predict(view)
+    bands = [[f.mean, f.lo, f.hi, f.model] for f in said]
     assert digest(bands) == digest([[f.mean, f.lo, f.hi, f.model] for f in fresh.predict(view)])
-    for mean, *_ in bands:
+    of_racks = [f.mean for f in said if f.signal.startswith("rack.")]
+    assert of_racks, "nothing was forecast: the test shows nothing"
+    for mean in of_racks:
         assert np.isnan(mean[0])
         assert np.isfinite(mean[1:]).all()
 
 
 class _Three:
-    """A view of three racks, of which the first was never heard."""
+    """A view of a site of three racks, of which the first was never heard, some seconds later."""
 
     def __init__(self, engine: Engine) -> None:
-        self._view: View = engine._view(1.0)
-        self.site, self.now_ns, self.dt_s = engine.site, engine.state.now_ns + 10 * NS, 1.0
+        world = World(engine_of(site(3), [], []))
+        while world.tick < engine.state.tick + 11:
+            world.step()
+        self._view: View = world.engine._view(1.0)
+        self.site, self.jobs = world.engine.site, world.engine.jobs
+        self.now_ns, self.dt_s = world.engine.state.now_ns, 1.0
         self.forecasts: Mapping[object, object] = {}
 
     def value(self, key: str) -> np.ndarray:
-        if not key.startswith("rack."):
-            return self._view.value(key)
-        return np.concatenate([[np.nan], self._view.value(key)]).astype(np.float32)
+        values = self._view.value(key).copy()
+        if key.startswith("rack."):
+            values[0] = np.nan
+        return values
 
     def quality(self, key: str) -> np.ndarray:
-        missing = [] if not key.startswith("rack.") else [MISSING]
-        return np.concatenate([missing, self._view.quality(key)]).astype(np.uint8)
+        quality = self._view.quality(key).copy()
+        if key.startswith("rack."):
+            quality[0] = MISSING
+        return quality
+
+    def outlook(self, quantity: str, at_ns: int) -> np.ndarray:
+        return self._view.outlook(quantity, at_ns)
 
     def maintenance(self, table: str) -> None:
         return None

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from models import audit, backtest
+from models import audit, backtest, backtest_lines
 from models.audit import LookAhead, differ, spoiled
+from models.backtest import Terms, live
 from models.forecaster import Grid, Parameters, Said, last_known
 from models.panel import Panel
 from twin.frame import F64, I64
@@ -199,12 +200,12 @@ def test_a_combination_that_is_taught_a_row_too_early_is_caught(
 
 
 def test_bands_that_are_given_a_later_row_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = backtest.restlessness
+    honest = backtest_lines.restlessness
 
     def peeking(values: F64, origins: I64) -> F64:
         return honest(values, np.minimum(origins + 1, len(values) - 1))
 
-    monkeypatch.setattr(backtest, "restlessness", peeking)
+    monkeypatch.setattr(backtest_lines, "restlessness", peeking)
     with pytest.raises(LookAhead, match="the combination"):
         run()
 
@@ -223,3 +224,9 @@ def test_numbers_differ_by_more_than_the_order_of_a_sum() -> None:
     one = np.array([1.0, 1.0, np.nan, np.nan, 0.0, np.inf])
     other = np.array([1.0 + 1e-12, 1.0 + 1e-5, np.nan, 1.0, 1e-30, np.inf])
     assert differ(one, other).tolist() == [False, True, False, True, True, False]
+
+
+def test_a_horizon_without_an_origin_near_an_audited_row_is_passed_over() -> None:
+    audit.check_issued("x", np.zeros(0, np.int64), np.zeros((0, 2, 7)), np.zeros((0, 2, 7)), "gaps")
+    rule = Terms(as_one=True)
+    live(walk(), (1, 190), {"honest": Honest}, rule)  # one row in 11 for the second

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from twin.app import backtest_suite, cli_backtest
 from twin.app.backtest_report import at_rows, render
+from twin.app.backtest_table import loss_words, say
 from twin.app.cli import main
-from twin.app.cli_backtest import horizons_of, loss_words, losses, overall, plain, say, step_of
+from twin.app.cli_backtest import horizons_of, losses, overall, plain, step_of
 from twin.errors import ConfigError
 
 FAST = ["--experts", "last,ewma5,seasonal_day"]
@@ -234,7 +235,7 @@ def test_the_suite_reads_each_recording_and_prints_a_table(
     assert main(["backtest", "load", "--suite", str(tmp_path), *FAST]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if line.startswith("| One")]
-    assert len(rows) == 2 * len(horizons_of(None, 120, 60.0, 0.5))
+    assert len(rows) == 2 * len(horizons_of(None, 120, 60.0, 0.5)) + 2  # and a line each over all horizons
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     lost = [line for line in lines if line.startswith("- One, ")]
     assert lost

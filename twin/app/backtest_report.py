@@ -15,7 +15,8 @@ import numpy as np
 from models.backtest import Course, Result
 from models.forecaster import BANDS, MEDIAN
 from models.scores import binomial
-from twin.app.cli_backtest import loss_words, ratio_words
+from twin.app.backtest_goals import amount, ratio_words
+from twin.app.backtest_table import loss_words
 from twin.app.report import write_whole
 from twin.app.report_page import page
 from twin.app.report_plots import figure, pair
@@ -119,7 +120,7 @@ def _score_table(units: list[tuple[str, Mapping[str, Any]]], first: str) -> str:
             f"<span class='soft'>({number(100 * h['ramp_false_rate'], 2)} % false)</span>"
         )  # fmt: skip
         rows.append([
-            safe(name), *(number(h[k]) for k in ("mae", "mae_naive", "mae_seasonal", "mae_ewma")),
+            safe(name), *(amount(h[k]) for k in ("mae", "mae_naive", "mae_seasonal", "mae_ewma")),
             f"<b>{ratio_words(h['mase'])}</b> {span}", ratio_words(ratio), within,
             f"{number(100 * h['peak_error'], 2)} %",
             f"{number(100 * h['ramp_hit_rate'], 2)} % {false}", f"{h['targets']:,}",

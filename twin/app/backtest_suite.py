@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from rich.console import Console
 
 from models.panel import Panel
-from twin.app.cli_backtest import horizons_of, kinds, plain, ratio_words, scored
-from twin.app.report_text import clean, duration, number
+from twin.app.backtest_goals import amount, coverage_by_targets, goals, mase_met, ratio_words, summary, wholes
+from twin.app.backtest_rival import rival_markdown, rival_of
+from twin.app.cli_backtest import Case, asked_of, horizons_of, scored, write_json
+from twin.app.report_text import clean, duration
 from twin.app.series_file import read_series
 from twin.errors import ConfigError
 
@@ -36,7 +37,6 @@ HELIOS_GAPS = (
 HELIOS_SMALL = ("vcJLV", "vcJkd", "vcdI0", "vcgkz")
 SUM = "sum of all"
 ZONES = ("DE-LU", "US-TEX-ERCO")
-HALF = 0.5  # of the one-step changes are zero: from there on the last value is nearly the best
 
 
 class DataSet(NamedTuple):
@@ -46,9 +46,19 @@ class DataSet(NamedTuple):
     pooled: list[int]
 
 
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """Files of a recording, in order. ConfigError without any."""
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise ConfigError(
+            f"--suite: no {folder / pattern}: expected the recordings (racktwin traces fetch), or --only some"
+        )
+    return files
+
+
 def helios(root: Path) -> DataSet:
     """GPUs in use of each cluster with more than 16, and of all 16 clusters together."""
-    files = sorted((root / HELIOS).glob("*/cluster_sequence_vc.csv.xz"))
+    files = _found(root / HELIOS, "*/cluster_sequence_vc.csv.xz")
     read = read_series(files, "time", ["running_gpu_num"], gap_ranges=HELIOS_GAPS)
     large = [i for i, name in enumerate(read.panel.names) if not name.startswith(HELIOS_SMALL)]
     values = np.column_stack([read.panel.values[:, large], read.panel.values.sum(axis=1)])
@@ -62,7 +72,7 @@ def _whole(panel: Panel) -> DataSet:
 
 def biohpc(root: Path) -> DataSet:
     """Power of three GPU servers, hour by hour."""
-    files = sorted((root / BIOHPC).glob("*_usage_stats.txt"))
+    files = _found(root / BIOHPC, "*_usage_stats.txt")
     return _whole(read_series(files, "timestamp", ["powerave"]).panel)
 
 
@@ -70,7 +80,7 @@ def azure(step_s: float) -> Callable[[Path], DataSet]:
     """Requests for a language model in each step."""
 
     def read(root: Path) -> DataSet:
-        files = [root / AZURE / "AzureLLMInferenceTrace_conv.csv"]
+        files = _found(root / AZURE, "AzureLLMInferenceTrace_conv.csv")
         return _whole(read_series(files, "TIMESTAMP", [], step_s=step_s, aggregate="count").panel)
 
     return read
@@ -80,9 +90,7 @@ def grid(folder: str, column: str) -> Callable[[Path], DataSet]:
     """Price or carbon intensity of two zones, hour by hour."""
 
     def read(root: Path) -> DataSet:
-        files = [
-            next((root / GRID / folder / zone).rglob("*.csv"), root / GRID / folder / zone) for zone in ZONES
-        ]
+        files = [_found(root / GRID / folder / zone, "**/*.csv")[0] for zone in ZONES]
         return _whole(read_series(files, "Datetime (UTC)", [column]).panel)
 
     return read
@@ -104,28 +112,45 @@ def run_suite(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise ConfigError(
             f"--suite {args.suite}: expected the folder of the recordings (racktwin traces fetch)"
         )
-    chosen = kinds([args.model] if args.model else args.experts.split(",") if args.experts else None)
-    told = []
-    for name, read in DATA_SETS.items():
-        begun = time.monotonic()
-        data = read(args.suite)
-        horizons = horizons_of(args.horizons, data.panel.n_time, data.panel.step_s, args.start)
-        _, scores = scored(data.panel, horizons, chosen, args.start, err, data.pooled)
-        told.append({"name": name, "series": list(data.panel.names), "rows": data.panel.n_time,
-                     "step_s": data.panel.step_s, "from": args.start} | scores
-                    | {"wall_s": round(time.monotonic() - begun, 3)})  # fmt: skip
-        err.print(f"{name}: {told[-1]['wall_s']:.0f} s", style="dim", markup=False)
-    if args.json:
-        out.file.write(
-            msgspec.json.encode(plain({"data_sets": told, "experts": list(chosen)})).decode() + "\n"
+    chosen, rival = asked_of(args), rival_of(args.rival)
+    begun = time.monotonic()
+    read = {name: DATA_SETS[name](args.suite) for name in chosen_sets(args.only)}
+    cases = [
+        Case(name, d.panel, horizons_of(args.horizons, d.panel.n_time, d.panel.step_s, args.start), d.pooled)
+        for name, d in read.items()
+    ]
+    told = [
+        {"name": case.name, "series": list(case.panel.names), "rows": case.panel.n_time,
+         "step_s": case.panel.step_s, "from": args.start} | scores
+        for case, (_, scores) in zip(
+            cases, scored(cases, chosen, args.start, err, rival, args.jobs), strict=True
         )
+    ]  # fmt: skip
+    judged = goals(told)
+    wall_s = round(time.monotonic() - begun, 3)
+    if args.json:
+        whole = {"data_sets": told, "experts": list(chosen), "goals": judged, "wall_s": wall_s}
+        write_json(whole, out)
     else:
-        out.file.write(markdown(told))
+        out.file.write(markdown(told, judged))
+        out.file.flush()
+    err.print(f"{len(cases)} data sets: {duration(wall_s)}", style="dim", markup=False)
     return 0
 
 
-def markdown(told: Sequence[Mapping[str, Any]]) -> str:
-    """The table of all data sets, and where they lose."""
+def chosen_sets(only: str | None) -> list[str]:
+    """Names of the data sets that one of these words, between commas, is part of. ConfigError for others."""
+    if only is None:
+        return list(DATA_SETS)
+    words = [word.strip().lower() for word in only.split(",")]
+    if lost := [word for word in words if not word or not any(word in name.lower() for name in DATA_SETS)]:
+        named = ", ".join(f"{word!r}" for word in lost)
+        raise ConfigError(f"--only {named}: expected words in the names: {'; '.join(DATA_SETS)}")
+    return [name for name in DATA_SETS if any(word in name.lower() for word in words)]
+
+
+def markdown(told: Sequence[Mapping[str, Any]], judged: Sequence[Mapping[str, Any]]) -> str:
+    """The table of all data sets, what a rival did, where they lose, and the goals."""
     lines = [
         "| Data set | Ahead | MAE | Best rival | MASE (90 % interval) | Pinball | In 90 % band | Goal |",
         "| --- | --- | ---: | --- | --- | ---: | --- | --- |",
@@ -136,21 +161,23 @@ def markdown(told: Sequence[Mapping[str, Any]]) -> str:
             lines.append(_line(data["name"], h["horizon_s"], h))
             if SUM in h["series"]:
                 lines.append(_line(f"{data['name']}: {SUM}", h["horizon_s"], h["series"][SUM]))
+        lines += [_whole_line(*whole) for whole in wholes(data)]
         lost += _lost(data)
     parts = [data["overall"] for data in told]
     alike = sum(part["coverage90"] for part in parts) / len(parts)
-    count = sum(part["independent_targets"] for part in parts)
-    by_targets = sum(part["coverage90_by_targets"] * part["independent_targets"] for part in parts) / count
+    by_targets, count = coverage_by_targets(told)
     lines += [
         "",
-        f"In the 90 % band over all data sets: {100 * by_targets:.1f} % of targets that do not overlap; "
-        f"{100 * alike:.1f} % if each horizon weighs alike, the long ones with few targets too.",
+        f"In the 90 % band over all data sets: {100 * by_targets:.1f} % of {count:,} targets that do not "
+        f"overlap; {100 * alike:.1f} % if each horizon weighs alike, the long ones with few targets too.",
         "",
     ]
+    if "rival" in told[0]:
+        lines += [*rival_markdown(told), ""]
     lines += (
         ["Where it loses, with the ratio to the best rival:", "", *lost] if lost else ["It loses nowhere."]
     )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "Goals:", "", *summary(judged)]) + "\n"
 
 
 def _lost(data: Mapping[str, Any]) -> list[str]:
@@ -176,11 +203,18 @@ def _line(name: str, horizon_s: float, h: Mapping[str, Any]) -> str:
     within = f"{100 * h['coverage90']:.1f} %"
     if not math.isnan(h["coverage90_low"]):
         within += f" ({100 * h['coverage90_low']:.0f} to {100 * h['coverage90_high']:.0f})"
-    still = h["unchanged_share"] > HALF
-    met = h["mase"] <= 1.0 if still else h["mase"] < 1.0
+    met = mase_met(h["mase"], h["unchanged_share"])
     missed = [*([] if met else ["MASE"]), *([] if ratio < 1.0 else ["pinball"])]
     span = f"{ratio_words(h['mase_low'])} to {ratio_words(h['mase_high'])}"
     mase = f"{ratio_words(h['mase'])} ({span})"
-    cells = (clean(name), duration(horizon_s), number(h["mae"]), f"{best} {number(rivals[best])}", mase,
+    cells = (clean(name), duration(horizon_s), amount(h["mae"]), f"{best} {amount(rivals[best])}", mase,
              ratio_words(ratio), within, "missed: " + ", ".join(missed) if missed else "met")  # fmt: skip
     return "| " + " | ".join(cells) + " |"
+
+
+def _whole_line(name: str, whole: Mapping[str, Any], still: float) -> str:
+    """All horizons of a data set, alike."""
+    span = f"{ratio_words(whole['mase_low'])} to {ratio_words(whole['mase_high'])}"
+    met = "met" if mase_met(whole["mase"], still) else "missed: MASE"
+    mase = f"**{ratio_words(whole['mase'])}** ({span})"
+    return "| " + " | ".join((clean(name), "all, alike", "", "", mase, "", "", met)) + " |"

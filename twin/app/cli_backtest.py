@@ -10,24 +10,22 @@ import argparse
 import math
 import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from twin.app.backtest_table import say
 from twin.app.report_text import clean, duration, number
 from twin.errors import ConfigError
 
 LEAST_ROWS = 20
+MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts
 SPAN_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-WIDE_COLUMNS = 116  # of a terminal that has room for all
-COLUMNS = ("ahead", "MAE", "last", "season", "EWMA", "MASE (90 %)", "pinball", "in 50 90 99 %", "at peaks",
-           "ramps hit", "targets")  # fmt: skip
-NARROW = ("ahead", "MAE", "MASE (90 %)", "pinball", "in 50 90 99 %")
 _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
 
 
@@ -63,27 +61,48 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     load.add_argument("--model", metavar="NAME", help="score this forecaster alone")
     load.add_argument("--experts", metavar="A,B,..", help="combine these forecasters only")
+    load.add_argument("--rival", metavar="NAME", help="another forecaster beside, such as lstm")
+    load.add_argument(
+        "--only", metavar="WORD,..", help="of --suite: data sets with one of these words in their name"
+    )
+    load.add_argument(
+        "--jobs", type=_jobs, default=1, metavar="N", help="processes side by side (default: 1)"
+    )
     load.add_argument("--report", type=Path, metavar="DIR", help="write backtest.html into this folder")
     load.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(refuse=load.error)
 
 
+def _jobs(text: str) -> int:
+    number_ = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= number_ <= MOST_JOBS:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 to {MOST_JOBS} processes")
+    return number_
+
+
 def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score, print, write the page. Raises ConfigError for what the operator can mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
+        return _run(args, out, err)
+
+
+def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.model is not None and args.experts is not None:
+        args.refuse("--model is one forecaster alone: expected no --experts")
     if args.suite is not None:
         from twin.app.backtest_suite import run_suite
 
         return run_suite(args, out, err)
+    if args.only is not None:
+        args.refuse("--only chooses data sets of --suite: expected no --series")
     if args.time_column is None or (not args.value_column and args.aggregate != "count"):
         args.refuse("--series needs --time-column and --value-column")
-    if args.model and args.experts:
-        args.refuse("--model is one forecaster alone: expected no --experts")
+    from twin.app.backtest_rival import rival_of
     from twin.app.report import open_folder
     from twin.app.series_file import read_series
 
-    if not 0.1 <= args.start <= 0.9:
-        raise ConfigError(f"--from {args.start:g}: expected a part of the rows from 0.1 to 0.9")
-    chosen = kinds([args.model] if args.model else args.experts.split(",") if args.experts else None)
+    chosen, rival = asked_of(args), rival_of(args.rival)
     if args.report is not None:
         open_folder(args.report)
     read = read_series(
@@ -94,18 +113,17 @@ def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
     )  # fmt: skip
     begun = time.monotonic()
     notes = list(read.notes)
-    if not args.json:
-        for note in notes:
-            err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
+    for note in notes:
+        err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
     horizons = horizons_of(args.horizons, read.panel.n_time, read.panel.step_s, args.start)
-    result, told = scored(read.panel, horizons, chosen, args.start, err)
+    [(result, told)] = scored([Case("", read.panel, horizons)], chosen, args.start, err, rival, args.jobs)
     told = {
         "series": list(read.panel.names), "files": [str(p) for p in args.series], "rows": read.panel.n_time,
         "step_s": read.panel.step_s, "from": args.start, "experts": list(chosen),
         "notes": notes + told.pop("notes"),
     } | told | {"wall_s": round(time.monotonic() - begun, 3)}  # fmt: skip
     if args.json:
-        out.file.write(msgspec.json.encode(plain(told)).decode() + "\n")
+        write_json(told, out)
     else:
         say(told, out)
     if args.report is not None:
@@ -117,54 +135,108 @@ def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
-def kinds(names: Sequence[str] | None) -> dict[str, Any]:
-    """Classes of forecasters by name; None: those that the daemon combines. Raises ConfigError for others."""
+def asked_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """The forecasters to combine, or the one to score alone. Raises ConfigError, also for a wrong --from."""
+    if not 0.1 <= args.start <= 0.9:
+        raise ConfigError(f"--from {args.start:g}: expected a part of the rows from 0.1 to 0.9")
+    from twin.app.backtest_rival import check_installed
+
+    option = "--experts" if args.model is None else "--model"
+    given = None if args.experts is None else args.experts.split(",")
+    chosen = known_names(given if args.model is None else [args.model], option)
+    check_installed(chosen, option)
+    return chosen
+
+
+def known_names(names: Sequence[str] | None, option: str = "--experts") -> tuple[str, ...]:
+    """Names of forecasters; None: those that the daemon combines. Raises ConfigError for others."""
     from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
 
     wanted = list(DEFAULT_EXPERTS if names is None else dict.fromkeys(n.strip() for n in names))
     unknown = [n for n in wanted if n not in FORECASTERS]
     if unknown or not wanted:
-        raise ConfigError(f"forecaster {', '.join(unknown)}: expected some of {', '.join(FORECASTERS)}")
-    return {name: FORECASTERS[name] for name in wanted}
+        named = clean(", ".join(unknown), 200) or "(nothing)"
+        raise ConfigError(f"{option}: forecaster {named}: expected some of {', '.join(FORECASTERS)}")
+    return tuple(wanted)
+
+
+class Case(NamedTuple):
+    """A panel to be scored at these horizons; `pooled`: which series are taken together (None: all)."""
+
+    name: str
+    panel: Any
+    horizons: tuple[int, ...]
+    pooled: list[int] | None = None
 
 
 def scored(
-    panel: Any,
-    horizons: Sequence[int],
-    chosen: Mapping[str, Any],
+    cases: Sequence[Case],
+    chosen: tuple[str, ...],
     start: float,
     err: Console,
-    pooled: Sequence[int] | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """(what was issued, scores as plain data); a bar on the terminal while it runs."""
-    from models.backtest import backtest
-    from models.forecaster import Grid
-    from models.scores import score
-    from twin.app.whatif_sweep import CaseBar
+    rival: str | None = None,
+    jobs: int = 1,
+) -> list[tuple[Any, dict[str, Any]]]:
+    """(what was issued, scores as plain data) of each case; a bar on the terminal while it runs."""
+    from models.scores import each_cells
+    from twin.app.backtest_rival import beside_rival, terms_of
+    from twin.app.backtest_run import Ask, Bar, run_all
 
-    with CaseBar(err, 1.0, "backtest") as bar:
-        result = backtest(
-            panel,
-            horizons,
-            chosen,
-            start=start,
-            clock=time.perf_counter,
-            progress=bar.move,
+    asks = [Ask(c.panel, c.horizons, chosen, terms_of(start)) for c in cases]
+    if rival is not None:
+        asks += [
+            Ask(c.panel, c.horizons, (rival,), terms_of(start, rival, not i)) for i, c in enumerate(cases)
+        ]
+    with Bar(err, cases[0].name or "backtest") as bar:
+        results = run_all(asks, jobs, bar)
+        bar.move(1.0, "scoring")
+        out = []
+        for i, case in enumerate(cases):
+            pooled = list(range(case.panel.n)) if case.pooled is None else case.pooled
+            held, told = scores_of(results[i], pooled)
+            if rival is not None:
+                other = results[len(cases) + i]
+                told["rival"] = beside_rival(rival, (results[i], held), (other, each_cells(other)), pooled)
+            out.append((results[i], told))
+    return out
+
+
+def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
+    """(cells of each horizon, scores as plain data) of one backtest."""
+    from models.comparison import overall as mean_of
+    from models.comparison import to_best
+    from models.forecaster import Grid
+    from models.scores import each_cells, score
+
+    panel, held = result.panel, each_cells(result)
+    if not any(np.isfinite(one.error).any() for one in held):
+        named = ", ".join(clean(name) for name in panel.names[:3])
+        raise ConfigError(
+            f"{named}: nothing to score: after {result.start_row} of {panel.n_time} rows of "
+            f"{duration(panel.step_s)}, no value has another a horizon later: give a longer --step, "
+            "other --horizons, or a smaller --from"
         )
-        told = score(result, pooled)
-    day = Grid(panel.step_s, tuple(horizons)).seasons[:1]
+    told = score(result, pooled, held=held)
+    day = Grid(panel.step_s, tuple(c.horizon for c in result.courses)).seasons[:1]
     notes = (
         ["seasonal: the value at the same time of the last day that was known"
          + ("" if result.start_row >= day[0] else "; where no day is behind, the last value")]
         if day else ["seasonal: the same as the last value, as the step divides no day"]
     )  # fmt: skip
-    return result, {
+
+    def mase(columns: list[int]) -> dict[str, Any]:
+        found = mean_of([to_best(one, columns) for one in held])
+        return {"mase": found["ratio"], "mase_low": found["low"], "mase_high": found["high"]}
+
+    return held, {
         "notes": notes,
         "horizons": told,
-        "overall": overall(told),
+        "overall": overall(told) | mase(pooled),
+        "overall_of": {panel.names[j]: mase([j]) for j in range(panel.n) if j not in pooled},
         "losses": losses(told),
         "lookahead_origins_checked": result.origins_checked,
         "fits": len(result.cuts),
+        "fits_cpu_s": round(result.fits_cpu_s, 3),
     }
 
 
@@ -228,7 +300,10 @@ def step_of(text: str) -> float:
 def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> tuple[int, ...]:
     """Rows ahead, ascending. Without `text`: 1, 5, 15, 60, 6 h, 24 h and a tenth of the rows, up to that."""
     if n_time < LEAST_ROWS:
-        raise ConfigError(f"{n_time} rows: expected at least {LEAST_ROWS} to score anything")
+        raise ConfigError(
+            f"{n_time} rows of {duration(step_s)}: expected at least {LEAST_ROWS} to score anything: give a "
+            "longer series or a shorter --step"
+        )
     most = n_time - 1 - math.ceil(start * n_time)
     if text is None:
         tenth = max(1, n_time // 10)
@@ -236,10 +311,11 @@ def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> t
         found = {h for h in (1, 5, 15, 60, *spans, tenth) if 1 <= h <= min(tenth, most)}
         return tuple(sorted(found))
     problems, out = [], set()
-    for word in text.split(","):
+    for word in text.split(",") if text.strip() else [text]:
         match = _SPAN.match(word.strip())
         if match is None:
-            problems.append(f"--horizons {word}: expected rows (5), a span (15min, 6h) or a part (10%)")
+            asked = clean(word) or "(nothing)"
+            problems.append(f"--horizons {asked}: expected rows (5), a span (15min, 6h) or a part (10%)")
             continue
         value, unit = float(match[1]), match[2]
         rows = value if not unit else value / 100 * n_time if unit == "%" else value * SPAN_S[unit] / step_s
@@ -264,6 +340,12 @@ def _where(text: str | None) -> tuple[str, str] | None:
     return column, value
 
 
+def write_json(told: Any, out: Console) -> None:
+    """One object on one line; flushed, so that a reader who left is noticed while that can be dealt with."""
+    out.file.write(msgspec.json.encode(plain(told)).decode() + "\n")
+    out.file.flush()
+
+
 def plain(value: Any) -> Any:
     """The same without NaN and infinity, which JSON does not know."""
     if isinstance(value, dict):
@@ -271,58 +353,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def say(told: Mapping[str, Any], out: Console) -> None:
-    """The table, and where it loses."""
-    names = ", ".join(told["series"][:6]) + (" …" if len(told["series"]) > 6 else "")
-    scored_from = f"scored after {100 * told['from']:.0f} %"
-    title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · {scored_from}"
-    shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
-                  padding=(0, 2, 0, 0))  # fmt: skip
-    columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    for head in columns:
-        shown.add_column(head, justify="left" if head == "ahead" else "right", no_wrap=True)
-    for h in told["horizons"]:
-        cells = _cells(h)
-        shown.add_row(*(cells[head] for head in columns))
-    out.print(shown)
-    worse = told["losses"]
-    for loss in worse[:20]:
-        out.print(loss_words(loss), markup=False, soft_wrap=True)
-    if len(worse) > 20:
-        out.print(f"{len(worse) - 20} more are in the JSON")
-    checked = (
-        f"{told['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
-    )
-    out.print(checked, style="dim", markup=False, soft_wrap=True)
-
-
-def _cells(h: Mapping[str, Any]) -> dict[str, str]:
-    """A horizon's scores as people read them, by column."""
-    ratio = h["pinball"] / h["pinball_persistence"] if h["pinball_persistence"] else math.nan
-    values = (
-        duration(h["horizon_s"]), *(number(h[k]) for k in ("mae", "mae_naive", "mae_seasonal", "mae_ewma")),
-        f"{ratio_words(h['mase'])} ({ratio_words(h['mase_low'])} to {ratio_words(h['mase_high'])})",
-        ratio_words(ratio),
-        " ".join(number(100 * h[f"coverage{band}"]) for band in ("50", "90", "99")),
-        f"{number(100 * h['peak_error'], 2)} %", f"{number(100 * h['ramp_hit_rate'], 2)} %",
-        f"{h['targets']:,}",
-    )  # fmt: skip
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def ratio_words(value: float) -> str:
-    """A ratio near 1, always to three places: 0.9996 is not 1."""
-    return "–" if not math.isfinite(value) else f"{value:.4f}" if 0.9995 <= value < 1.0005 else f"{value:.3f}"
-
-
-def loss_words(loss: Mapping[str, Any]) -> str:
-    """A line on where a rival did better."""
-    whose = "" if loss["series"] is None else f", {clean(loss['series'])}"
-    rival = {"naive": "the last value", "seasonal": "the same time yesterday", "ewma": "EWMA",
-             "persistence": "the last value with its past errors"}[loss["better"]]  # fmt: skip
-    span = "" if math.isnan(loss["low"]) else f" ({ratio_words(loss['low'])} to {ratio_words(loss['high'])})"
-    what = "MASE" if loss["score"] == "mase" else "pinball loss ×"
-    ahead = duration(loss["horizon_s"])
-    return f"loses {ahead} ahead{whose}: {what} {ratio_words(loss['value'])}{span}, to {rival}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.app import cli_live_outlook
+from twin.app import cli_live_forecast, cli_live_outlook
 from twin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from twin.app.client import Client
 
 COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
-            "outlook", "authority", "maintenance", "ack", "shelve", "unshelve", "token",
+            "forecasts", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve", "token",
             "reload")  # fmt: skip
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
 
@@ -74,6 +74,8 @@ def _reading(commands: Any) -> None:
     alarms = _parser(commands, "alarms", "active alarms, the gravest first")
     alarms.add_argument("--severity", help="critical, warning, info; commas between them")
     alarms.add_argument("--entity", help="this entity and what is below it")
+    forecasts = _parser(commands, "forecasts", "what is expected of power and demand, how sure, and why")
+    cli_live_forecast.add_arguments(forecasts)
     decisions = _parser(commands, "decisions", "the latest decisions with their reasons")
     decisions.add_argument("--kind", help="command, advice, event, finding, ...; commas between them")
     decisions.add_argument("--entity", help="about this entity")
@@ -164,6 +166,8 @@ def run_live(args: argparse.Namespace, out: Console, err: Console) -> int:
         import json
 
         out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+    elif shown == "forecasts":
+        cli_live_forecast.show(tree, out)
     else:
         SHOW.get(shown, show_done)(tree, out)
     return 0
@@ -174,6 +178,8 @@ def _call(args: argparse.Namespace) -> tuple[Callable[[Client], Any], str]:
     name = args.command
     if name == "status":
         return lambda c: c.get("/summary"), "status"
+    if name == "forecasts":
+        return cli_live_forecast.call(args), "forecasts"
     if name == "alarms":
         return lambda c: c.get("/alarms", severity=args.severity, entity=args.entity), "alarms"
     if name == "decisions":

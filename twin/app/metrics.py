@@ -27,6 +27,7 @@ from twin.state import GOOD, QUALITY_NAMES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 100_000
+MAX_FORECAST_SERIES = 2000
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class DaemonSeries(Collector):
         yield from self._ticks()
         yield from self._parts()
         yield from self._decided()
+        yield from self._expected()
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),
             ("counted", "what the daemon counted", live.counts),
@@ -207,6 +209,33 @@ class DaemonSeries(Collector):
             for quality_name, count in zip(QUALITY_NAMES, counts.tolist(), strict=True):
                 cells.add_metric([name, quality_name], count)
         yield cells
+
+    def _expected(self) -> Iterator[Metric]:
+        """Forecasts of the site and of its feeders with their 90 % bands; the site's come first."""
+        engine, room, left_out = self.live.engine, MAX_FORECAST_SERIES, 0
+        metrics: dict[str, GaugeMetricFamily] = {}
+        held = sorted(
+            engine.forecasts.items(), key=lambda item: (not item[0][0].startswith("site."), item[0])
+        )
+        for (key, horizon_s), forecast in held:
+            table = key.partition(".")[0]
+            if table not in ("site", "feeder"):
+                continue
+            edges = {"lo": forecast.lo, "mean": forecast.mean, "hi": forecast.hi}
+            known = np.flatnonzero(np.isfinite(np.array(list(edges.values()))).all(axis=0))
+            taken = known[: room // len(edges)]
+            room -= len(edges) * len(taken)
+            left_out += len(edges) * (len(known) - len(taken))
+            name = f"racktwin_forecast_{key.replace('.', '_')}"
+            what = f"{key} expected; lo and hi bound 90 %"
+            labels = ["name", "horizon_s", "edge"]
+            for i in taken.tolist():
+                metric = metrics.setdefault(name, GaugeMetricFamily(name, what, labels=labels))
+                for edge, values in edges.items():
+                    entity = engine.site.name(table, i)
+                    metric.add_metric([entity, f"{horizon_s:g}", edge], float(values[i]))
+        yield from metrics.values()
+        yield GaugeMetricFamily("racktwin_forecasts_left_out", "series beyond the bound", left_out)
 
 
 def _flat(tree: Any, head: str = "", most: int = 200) -> dict[str, int]:

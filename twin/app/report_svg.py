@@ -299,7 +299,9 @@ def _svg(
     height: int,
 ) -> str:
     series = [
-        [clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]] for line in lines
+        [clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]]
+        for line in lines
+        if np.isfinite(line.values).any()
     ]
     data = {
         "l": round(frame.left, 1),

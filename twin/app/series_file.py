@@ -148,12 +148,15 @@ def _read_file(path: Path, asked: Asked, zone: str, notes: list[str], room: int)
     """The rows of a file, in order of time, with what was dropped told in `notes`."""
     reading = series_text.read_text(path, asked, room, notes)
     file = reading.file
+    if not reading.seen:
+        of = " of " + "=".join(asked.where) if asked.where else ""
+        raise ConfigError(f"{file}: no rows{of} below the header: expected times in {asked.time!r}")
     n_dropped = sum(count for count, _ in reading.dropped.values())
     told = [f"{count} rows with {why} dropped (first: {at})" for why, (count, at) in reading.dropped.items()]
     if n_dropped * 2 > reading.seen or not reading.t_ns:
         raise ConfigError(
             f"{file}: expected a time in {asked.time!r}, found none in {n_dropped} of {reading.seen} rows: "
-            + "; ".join(told or ["no rows" + (" of " + "=".join(asked.where) if asked.where else "")])
+            + "; ".join(told)
         )
     notes += [f"{file}: {t}" for t in told]
     t_ns = np.concatenate(reading.t_ns)

@@ -135,14 +135,12 @@ def _find_header(text: io.TextIOWrapper, asked: Asked, file: str) -> Header:
                 number == widest.line and score[0] == 0 and len(cells) > len(widest.cells)
             ):
                 widest = Header(number, separator, cells)
-    raise ConfigError(
-        [_missing(w, widest, file) for w in wanted if w not in widest.cells] or f"{file}: it is empty"
-    )
+    if not any(widest.cells):
+        raise ConfigError(f"{file}: the file is empty: expected a first line that names the columns")
+    raise ConfigError([_missing(w, widest, file) for w in wanted if w not in widest.cells])
 
 
 def _missing(wanted: str, header: Header, file: str) -> str:
-    if not any(header.cells):
-        return f"{file}: no line with the column {wanted!r}: the file is empty"
     names = [c for c in header.cells if c]
     lower = {c.lower(): c for c in names}
     near = [lower[n] for n in get_close_matches(wanted[:200].lower(), lower, 3, 0.5)]
@@ -276,8 +274,13 @@ def read_text(path: Path, asked: Asked, room: int, notes: list[str]) -> Reading:
             return reading
     except TwinError:
         raise
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
-        raise StorageError(f"{path}: cannot be read: {error}") from error
+    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
+        raise StorageError(
+            f"{path}: cannot be unpacked: {error}; expected a whole compressed file: copy it again"
+        ) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StorageError(f"{path}: cannot be read: {why}; expected a file of text (CSV)") from error
     except (ParserError, csv.Error) as error:
         raise ConfigError(f"{path.name}: expected a table of text (CSV): {error}") from error
 

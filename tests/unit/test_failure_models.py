@@ -1,0 +1,161 @@
+"""The forecasters of failures: closed forms, rivals, and what they find in synthetic logs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from models import fleet_rate, hazard
+from models.decayed_count import PRIOR_CASES, Isotonic, decayed_count
+from models.fleet_rate import interval, log_pmf, outlook
+from models.hazard import Hazard
+from models.recalibration import Logistic, logit
+from models.self_exciting import PARTS, SelfExciting, exposures, strengths
+from tests.faults import fleet, log_of
+from twin.errors import ContractError
+
+SPANS = (1.0, 7.0)
+
+
+def test_a_fault_counts_half_after_a_half_life() -> None:
+    log = log_of([(0, 10.0, 11.0, 0), (0, 40.0, 41.0, 0), (1, 40.0, 41.0, 0)], 3, 50.0)
+    assert decayed_count(log, 40.0, 30.0) == pytest.approx([1.5, 1.0, 0.0])
+
+
+def test_the_isotonic_map_is_that_of_scikit_learn_drawn_to_the_mean() -> None:
+    rng = np.random.default_rng(0)
+    score = np.round(rng.gamma(0.5, 1.0, 4000), 1)
+    y = (rng.random(4000) < 1.0 / (1.0 + np.exp(2.0 - score))).astype(float)
+    at = np.linspace(0.0, 6.0, 50)
+    rival = IsotonicRegression(out_of_bounds="clip").fit(score, y).predict(at)
+    mine = Isotonic(score, y)(at)
+    assert np.abs(mine - rival)[at < 3.0].max() < 0.02
+    assert (np.diff(mine) >= 0).all()
+    alone = Isotonic(np.array([1.0]), np.array([1.0]))
+    assert alone(np.array([0.0, 2.0])).tolist() == [1.0, 1.0]
+    few = Isotonic(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    assert few(np.array([0.0]))[0] == pytest.approx(0.5 * PRIOR_CASES / (PRIOR_CASES + 1.0))
+
+
+def test_recalibration_is_logistic_regression_on_logits() -> None:
+    rng = np.random.default_rng(1)
+    p = rng.beta(1.0, 8.0, 5000)
+    came = rng.random(5000) < 1.0 / (1.0 + np.exp(-(0.7 + 1.3 * logit(p))))
+    mine = Logistic(p, came, np.zeros(5000), prior=1e-9)
+    rival = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(p)[:, None], came)
+    assert mine.line == pytest.approx([rival.intercept_[0], rival.coef_[0, 0]], abs=1e-4)
+    assert Logistic(p[:0], came[:0], p[:0]).line.tolist() == [0.0, 1.0]
+    falling = Logistic(p, p < np.median(p), np.zeros(5000))
+    assert (np.diff(falling(np.linspace(0.01, 0.99, 9))) > 0).all()
+
+
+def test_exposures_are_integrals_of_the_parts() -> None:
+    log = log_of([(0, 10.0, 12.0, 0), (0, 20.0, 30.0, 0), (1, 28.0, 99.0, 0)], 3, 40.0)
+    known, fine = log.known_at(31.0), 2000
+    whole = exposures(known, 31.0, 10.0)
+    at = dict(zip(PARTS, whole.T, strict=True))
+    t = (np.arange(fine) + 0.5) * 10.0 / fine
+    assert at["mean"].tolist() == [10.0] * 3
+    up_d = 31.0 - 12.0
+    assert at["own_60d"][0] == pytest.approx((2.0 / (60.0 + up_d + t)).mean() * 10.0, rel=1e-6)
+    start = sum(0.5 ** ((31.0 + t - s) / 8.0) for s in (10.0, 20.0))
+    assert at["start_8d"][0] == pytest.approx(np.mean(start) * 10.0, rel=1e-6)
+    back = sum(0.5 ** ((31.0 + t - e) / 4.0) for e in (12.0, 30.0))
+    assert at["return_4d"].tolist() == pytest.approx([np.mean(back) * 10.0, 0.0, 0.0], rel=1e-6)
+
+
+def test_strengths_maximise_the_likelihood_of_any_or_none() -> None:
+    rng = np.random.default_rng(2)
+    true = np.array([0.02, 0.3, 0.0])
+    x = np.stack([np.ones(20_000), rng.gamma(0.3, 1.0, 20_000), rng.random(20_000)], axis=1)
+    y = rng.random(len(x)) < -np.expm1(-(x @ true))
+    found = strengths(x.sum(axis=0), x[y], np.ones(int(y.sum())), rounds=3000)
+
+    def likelihood(theta: np.ndarray) -> float:
+        mean = x @ theta
+        return float(np.log(-np.expm1(-mean[y])).sum() - mean[~y].sum())
+
+    assert found == pytest.approx(true, abs=0.03)
+    # The exposure of cases with a fault is part of `total`: EM counts its own expectation for them.
+    assert likelihood(found) >= max(likelihood(found * s) for s in (0.9, 1.1)) - 1e-6
+    assert likelihood(found) >= likelihood(true) - 1.0
+
+
+def test_the_baseline_finds_excitement_and_says_the_right_rate_without() -> None:
+    calm, wild = fleet(3, n=150, rate=0.01), fleet(3, n=150, rate=0.006, excite=0.05)
+    said = {}
+    for name, log in (("calm", calm), ("wild", wild)):
+        model = SelfExciting()
+        model.load(model.fit(log, 120.0))
+        one = log_of([(0, 118.0, 118.5, 0)], 150, 120.0)
+        said[name] = model.predict(one, 120.0, SPANS)
+        now = model.predict(log, 120.0, SPANS)[1][log.up(np.array([120.0]))[0]].mean()
+        rate = (np.isfinite(log.next_start(np.arange(90.0, 113.0))) &
+                (log.next_start(np.arange(90.0, 113.0)) <= np.arange(97.0, 120.0)[:, None])).mean()  # fmt: skip
+        assert now == pytest.approx(rate, rel=0.5)
+    assert said["wild"][1, 0] > 4.0 * said["wild"][1, 1]
+    assert said["calm"][1, 0] < 3.0 * said["calm"][1, 1]
+    with pytest.raises(ContractError):
+        SelfExciting().load({"theta": np.full(len(PARTS), -1.0)})
+
+
+def test_the_hazard_adds_to_the_baseline_what_it_cannot_say() -> None:
+    """Class 0 announces another fault within days; the others announce none."""
+    rng = np.random.default_rng(4)
+    faults = []
+    for node in range(120):
+        for start in np.sort(rng.uniform(0.0, 118.0, rng.poisson(1.0))):
+            kind = int(rng.integers(3))
+            faults.append((node, start, start + 0.2, kind))
+            if kind == 0:
+                faults.append((node, start + rng.uniform(1.0, 5.0), start + 5.1, 1))
+    faults.sort(key=lambda fault: fault[1])
+    log = log_of([fault for fault in faults if fault[1] <= 120.0], 120, 120.0)
+    model = Hazard(SPANS)
+    parameters = model.fit(log, 120.0)
+    model.load(parameters)
+    two = log_of([(0, 119.0, 119.2, 0), (1, 119.0, 119.2, 2)], 120, 120.0)
+    p = model.predict(two, 120.0, SPANS)[1]
+    base = model.base.predict(two, 120.0, SPANS)[1]
+    assert p[0] > p[1] + 0.05
+    assert base[0] == pytest.approx(base[1])
+    assert {"base.theta", "kinds", "7.start"} <= set(parameters)
+
+
+def test_nodes_that_never_failed_are_one_case_with_their_weight() -> None:
+    x = np.array([[1.0], [2.0], [2.0], [3.0]])
+    take, quiet = np.array([True, True, True, False]), np.array([False, True, True, True])
+    rows, rest, weight = hazard._together(x, np.array([1.0, 0.0, 1.0, 9.0]), take, quiet)
+    assert rows.tolist() == [[1.0], [2.0]]
+    assert rest.tolist() == [1.0, 0.5]
+    assert weight.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("mean, variance", [(0.3, 0.3), (5.0, 5.0), (24.0, 60.0), (300.0, 9000.0)])
+def test_the_interval_is_that_of_scipy(mean: float, variance: float) -> None:
+    if variance > mean:
+        p = mean / variance
+        rival = stats.nbinom(mean * p / (1.0 - p), p)
+    else:
+        rival = stats.poisson(mean)
+    assert interval(mean, variance) == (rival.ppf(0.05), rival.ppf(0.95))
+    assert np.exp(log_pmf(mean, variance)).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_outlook_holds_nine_in_ten_and_follows_a_rise() -> None:
+    inside = []
+    for seed in range(3):
+        counts = np.random.default_rng(seed).poisson(2.0, 160).astype(float)
+        for day in range(100, 146):
+            said = outlook(counts[:day], 14)
+            inside.append(said.low <= counts[day : day + 14].sum() <= said.high)
+    assert 0.8 <= np.mean(inside) <= 0.99
+    risen = np.concatenate([np.full(60, 1.0), np.full(60, 4.0)])
+    assert 45.0 < outlook(risen, 14).mean < 60.0
+    assert np.isnan(outlook(np.ones(3), 14).mean)
+    assert outlook(np.zeros(50), 14) == (0.0, 0.0, 0.0)
+    big = interval(2.0 * fleet_rate.LARGE, 2.0 * fleet_rate.LARGE)
+    assert big[0] < 2.0 * fleet_rate.LARGE < big[1]

@@ -1,0 +1,219 @@
+"""The command `backtest failures`: how well failure forecasts would have done on a log of faults and repairs.
+
+Reads the log, runs the backtest, prints a table or one JSON object. Part of the shell. By itself:
+`python -m twin.app.cli_backtest_failures --events FILE --nodes N`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from twin.app.report_text import clean, number
+from twin.errors import ConfigError, TwinError
+
+HORIZONS, TOP = "1d,7d,30d", "10,20,40"
+UNIT_D = {"h": 1.0 / 24.0, "d": 1.0, "w": 7.0}
+MOST_HORIZON_D = 366.0
+LEAST_ORIGINS = 14  # scored days. source: estimate
+WARM_SHARE = 0.5  # of the log, before the first scored day unless --from says otherwise
+_SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*([hdw])$")
+COLUMNS = ("within", "forecast", "PR-AUC", "ROC-AUC", "top", "precision", "recall", "lift", "Brier", "ECE",
+           "resolution", "lead time")  # fmt: skip
+
+
+def add_failures(subparsers: Any) -> argparse.ArgumentParser:
+    """The arguments of `racktwin backtest failures`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "failures", help="which nodes fail next, beside ranking by decayed fault count"
+    )
+    add_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--events", type=Path, required=True, metavar="FILE",
+                        help="JSON of fault_start, fault_end; or CSV with node,start,end,class")  # fmt: skip
+    parser.add_argument("--nodes", type=int, required=True, metavar="N",
+                        help="nodes of the fleet, those that never failed too")  # fmt: skip
+    parser.add_argument("--horizons", default=HORIZONS, metavar="H,H,..",
+                        help=f"spans such as 12h, 7d, 4w (default: {HORIZONS})")  # fmt: skip
+    parser.add_argument("--top", default=TOP, metavar="K,K,..",
+                        help=f"lengths of the list of suspects (default: {TOP})")  # fmt: skip
+    parser.add_argument("--from", dest="start", type=float, metavar="DAY",
+                        help="first day to forecast from (default: half of the log)")  # fmt: skip
+    parser.add_argument("--until", type=float, metavar="DAY",
+                        help="the log ends this day (default: with its last event)")  # fmt: skip
+    parser.add_argument("--mend", action="store_true",
+                        help="let doubles and disorder in the log pass, and tell of them")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Score and print. Raises ConfigError for what the operator can mend."""
+    from models.failure_backtest import backtest
+    from models.failure_scores import score
+    from twin.app.fault_file import read_faults
+    from twin.app.whatif_sweep import CaseBar
+
+    spans_d = horizons_of(args.horizons)
+    ks = top_of(args.top, args.nodes)
+    for name, day in (("--from", args.start), ("--until", args.until)):
+        if day is not None and not math.isfinite(day):
+            raise ConfigError(f"{name} {day}: expected a day of the log")
+    read = read_faults(args.events, args.nodes, until_d=args.until, mend=args.mend)
+    log = read.log
+    half = math.ceil(log.begin_d + WARM_SHARE * (log.until_d - log.begin_d))
+    from_d = float(half) if args.start is None else args.start
+    last = log.until_d - max(spans_d) - LEAST_ORIGINS
+    if not log.begin_d < from_d <= last:
+        raise ConfigError(
+            f"--from {from_d:g}: expected a day after day {log.begin_d:g} and up to day {last:.4g}, so that "
+            f"{LEAST_ORIGINS} days are scored {number(max(spans_d))} days ahead; the log ends on day "
+            f"{log.until_d:.4g}"
+        )
+    begun = time.monotonic()
+    with CaseBar(err, 1.0, "backtest") as bar:
+        result = backtest(log, spans_d, from_d, progress=bar.move)
+    told = {
+        "events": str(args.events), "nodes": log.n, "nodes_failed": len(read.names), "faults": log.k,
+        "open_repairs": int((~log.returned).sum()), "classes": list(log.classes), "begin_day": log.begin_d,
+        "until_day": log.until_d, "from_day": from_d, "top": list(ks), "notes": list(read.notes),
+        **score(result, ks), "wall_s": round(time.monotonic() - begun, 3),
+    }  # fmt: skip
+    if args.json:
+        out.file.write(msgspec.json.encode(plain(told)).decode() + "\n")
+    else:
+        for note in read.notes:
+            err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
+        say(told, out)
+    return 0
+
+
+def horizons_of(text: str) -> tuple[float, ...]:
+    """Days, ascending. Raises ConfigError."""
+    problems, out = [], set()
+    for word in text.split(","):
+        found = _SPAN.match(word.strip())
+        days = float(found[1]) * UNIT_D[found[2]] if found else math.nan
+        if not UNIT_D["h"] - 1e-9 <= days <= MOST_HORIZON_D:
+            problems.append(f"--horizons {clean(word, 40)}: expected spans such as 12h, 7d or 4w, 1h to 366d")
+        else:
+            out.add(days)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(sorted(out))
+
+
+def top_of(text: str, nodes: int) -> tuple[int, ...]:
+    """Lengths of the list, ascending. Raises ConfigError."""
+    problems, out = [], set()
+    for word in text.split(","):
+        k = int(word) if re.fullmatch(r"\s*[0-9]{1,9}\s*", word) else 0
+        if not 1 <= k <= max(nodes, 1):
+            problems.append(f"--top {clean(word, 40)}: expected whole numbers from 1 to {nodes}")
+        out.add(k)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(sorted(out))
+
+
+def plain(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(told: Mapping[str, Any], out: Console) -> None:
+    """A table with the champion and the reference, the verdicts, and the fleet's numbers of faults."""
+    title = (
+        f"{Path(told['events']).name} · {told['faults']:,} faults of {told['nodes_failed']} of "
+        f"{told['nodes']:,} nodes · scored from day {number(told['from_day'])} to {number(told['until_day'])}"
+    )
+    shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
+                  padding=(0, 2, 0, 0))  # fmt: skip
+    for head in COLUMNS:
+        shown.add_column(head, justify="left" if head in COLUMNS[:2] else "right", no_wrap=True)
+    middle = told["top"][len(told["top"]) // 2]
+    for h in told["horizons"]:
+        for name, s in (("champion", h), *h["methods"].items()):
+            shown.add_row(*_cells(h, name, s, middle))
+    out.print(shown)
+    for h in told["horizons"]:
+        for line in verdicts(h):
+            out.print(line, markup=False, soft_wrap=True)
+    for c in told["fleet"]:
+        out.print(fleet_words(c), markup=False, soft_wrap=True)
+    checked = (
+        f"{told['lookahead_days_checked']} days were forecast again with other events after them: the same"
+    )
+    out.print(checked, style="dim", markup=False, soft_wrap=True)
+
+
+def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> list[str]:
+    lead = s["lead_time_h"][str(k)]
+    kinds = (s[f"{kind}_at_k"][str(k)] for kind in ("precision", "recall", "lift"))
+    return [
+        span_words(h["horizon_d"]), name.replace("_", " "), number(s["pr_auc"]), number(s["roc_auc"]), str(k),
+        *map(number, kinds), number(s["brier"]), number(s["ece"], 2), number(s["resolution"], 2),
+        f"{number(lead['median'])} h" if lead["foreseen"] else "-",
+    ]  # fmt: skip
+
+
+def verdicts(h: Mapping[str, Any]) -> list[str]:
+    """The champion against the reference, a line per score."""
+    who = ", ".join(f"{name.replace('_', ' ')} on {days} days" for name, days in h["champion_days"].items())
+    out = [f"within {span_words(h['horizon_d'])}: base rate {number(h['base_rate'])}, Brier of the base rate "
+           f"{number(h['brier_base_rate'])}; champion: {who}; {number(h['blocks'], 2)} blocks"]  # fmt: skip
+    for metric, found in h["against_reference"].items():
+        ends = f" ({found['low']:+.3g} to {found['high']:+.3g})" if math.isfinite(found["low"]) else ""
+        out.append(f"  {metric}: {found['difference']:+.3g}{ends} against decayed count: {found['verdict']}")
+    return out
+
+
+def fleet_words(c: Mapping[str, Any]) -> str:
+    """One span's counts as a sentence."""
+    latest = c["latest"]
+    now = (
+        f"; from day {number(latest['day'])}: MTBF {number(latest['mtbf_h'])} h "
+        f"({number(latest['mtbf_low_h'])} to {number(latest['mtbf_high_h'])})" if latest else ""
+    )  # fmt: skip
+    return (
+        f"faults in {span_words(c['span_d'])}: {number(c['mean_forecast'])} forecast, "
+        f"{number(c['mean_actual'])} came, {number(100 * c['coverage90'])} % of {c['origins']} in the 90 % interval{now}"
+    )
+
+
+def span_words(days: float) -> str:
+    return f"{number(days)} d" if days >= 1.0 else f"{number(days * 24.0)} h"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command by itself. Exit codes as `racktwin`."""
+    parser = argparse.ArgumentParser(prog="backtest failures")
+    add_arguments(parser)
+    args = parser.parse_args(words)
+    err = Console(stderr=True)
+    try:
+        return run_failures(args, Console(), err)
+    except TwinError as error:
+        err.print(str(error), markup=False, soft_wrap=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
