@@ -57,10 +57,12 @@ class Combination:
     def judge(self, regret: F64, known: Bool) -> None:
         """Count `regret` [k, *lanes, n]: how much less each expert would have lost than was lost.
 
-        It is 0 where an expert slept; where the outcome is not `known` [n], nothing is forgotten either.
+        It is 0 where an expert slept. Where the outcome is not `known` [n], or no expert would have lost more
+        or less, nothing is forgotten either.
         """
         np.maximum(self.peak, np.abs(regret), out=self.peak)
-        keep = np.where(known, self.keep, 1.0)
+        # What tells nothing forgets nothing: a series that mostly sits still is learned from its few moves.
+        keep = np.where(known & (regret != 0.0).any(axis=0), self.keep, 1.0)
         self.regret *= keep
         self.square *= keep
         self.regret += self.share * regret
@@ -75,7 +77,8 @@ def middle_half(points: F64, weights: F64) -> F64:
     """
     if points.shape[1] >= MANY:
         awake = weights.any(axis=1)
-        points, weights = points[awake], weights[awake]
+        if not awake.all():
+            points, weights = points[awake], weights[awake]
         after = _before(points, weights)
         total = weights.sum(axis=0)
     else:

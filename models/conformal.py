@@ -25,6 +25,9 @@ WIDEST = 3.0  # bound of a logarithm, a factor of 20 either way. source: estimat
 # Share of the 99 % band, and of the lattice's step, by which an edge on the median is thought to be off it,
 # so that a factor can move it. source: estimate
 ROOM, ROOM_LATTICE = 0.05, 0.25
+# Share beyond the edges that come back to a series that sits still. The 90 % band stays where ties, fairly
+# counted, leave 90 % in it, at some cost in pinball loss. source: estimate
+OUTERMOST = 0.01
 
 
 def beyond(actual: F64, said: F64) -> F64:
@@ -77,6 +80,10 @@ class Conformal:
     def learn(self, actual: F64, said: F64) -> None:
         """The outcome [n], NaN where there is none, of quantiles `said` [n_level, n]."""
         step = beyond(actual, said)
+        # An outer edge on the median that is met could not lie better. Spread over the levels, such an
+        # outcome says nothing, so that a few moves would push the edge out for good: let it come back.
+        met = (said == said[MEDIAN]) & (said == actual) & (TAIL <= OUTERMOST) & (self.log_width > 0.0)
+        step[met] = 0.0
         step -= TAIL
         step *= self._step
         step[~np.isfinite(step)] = 0.0

@@ -52,4 +52,5 @@ class Isotonic:
     def __call__(self, score: F64) -> F64:
         if not len(self.at):
             return np.zeros_like(score)
-        return np.interp(score, self.at, self.level)
+        out: F64 = np.interp(score, self.at, self.level)
+        return out

@@ -121,7 +121,7 @@ def scrambled(log: FaultLog, day: float) -> FaultLog:
     left_d = max(log.until_d - day, 1.0)
     step = np.arange(3 * log.n)
     node = (step * 7 + step // log.n) % log.n
-    start_d = day + left_d * (1.0 + step) / (1.0 + len(step))
+    start_d = day + left_d * ((1.0 + step) / (1.0 + len(step))) ** 2
     return FaultLog(
         log.n,
         np.concatenate([known.node, node]).astype(np.int32),

@@ -13,7 +13,8 @@ from twin.frame import F64, Bool
 
 HALF_LIFE_D = 60.0  # of what an outcome counts. source: estimate
 PRIOR = 10.0  # weight of a = 0, b = 1 in units of a half: (a^2 + (b - 1)^2) * PRIOR / 2. source: estimate
-STEPS = 8  # of Newton's method, which needs fewer. source: estimate
+STEPS = 25  # of Newton's method, each at most LONGEST, which needs fewer. source: estimate
+LONGEST = 1.0
 LEAST_P = 1e-6
 FLATTEST = 0.1  # a line that falls would turn the order round. source: estimate
 
@@ -21,6 +22,11 @@ FLATTEST = 0.1  # a line that falls would turn the order round. source: estimate
 def logit(p: F64) -> F64:
     p = np.clip(p, LEAST_P, 1.0 - LEAST_P)
     out: F64 = np.log(p) - np.log1p(-p)
+    return out
+
+
+def logistic(x: F64) -> F64:
+    out: F64 = 1.0 / (1.0 + np.exp(-np.clip(x, -50.0, 50.0)))
     return out
 
 
@@ -33,13 +39,12 @@ class Logistic:
         goal = np.array([0.0, 1.0])
         line = goal.copy()
         for _ in range(STEPS):
-            said = 1.0 / (1.0 + np.exp(-(line @ x)))
+            said = logistic(line @ x)
             slope = x @ (weight * (came - said)) - prior * (line - goal)
             bend = (x * (weight * said * (1.0 - said))) @ x.T + prior * np.eye(2)
-            line = line + np.linalg.solve(bend, slope)
+            line = line + np.clip(np.linalg.solve(bend, slope), -LONGEST, LONGEST)
             line[1] = max(line[1], FLATTEST)
         self.line = line
 
     def __call__(self, p: F64) -> F64:
-        out: F64 = 1.0 / (1.0 + np.exp(-(self.line[0] + self.line[1] * logit(p))))
-        return out
+        return logistic(self.line[0] + self.line[1] * logit(p))

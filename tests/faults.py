@@ -13,7 +13,7 @@ def fleet(
     seed: int = 0, *, n: int = 60, days: float = 120.0, rate: float = 0.01, excite: float = 0.0,
     half_life_d: float = 8.0, lemons: int = 0,
 ) -> FaultLog:  # fmt: skip
-    """Nodes with a base rate per day; each fault adds `excite` for a while; the first `lemons` have ten times it."""
+    """Nodes with a base rate per day; each fault adds `excite` for a while; `lemons` nodes have ten times it."""
     rng = np.random.default_rng(seed)
     base = np.full(n, rate)
     base[:lemons] *= 10.0
@@ -32,7 +32,9 @@ def fleet(
 
 def log_of(faults: list[tuple[int, float, float, int]], n: int, days: float) -> FaultLog:
     """From (node, start, end, class); ends after the last day are not known."""
-    node, start, end, kind = (np.array(part) for part in zip(*faults, strict=True)) if faults else [np.zeros(0)] * 4
+    node, start, end, kind = (
+        (np.array(part) for part in zip(*faults, strict=True)) if faults else [np.zeros(0)] * 4
+    )
     return FaultLog(
         n, node.astype(np.int32), start.astype(np.float64), np.where(end <= days, end, np.inf),
         kind.astype(np.int32), CLASSES, 0.0, days,

@@ -235,3 +235,14 @@ def test_values_are_rounded_to_the_lattice_they_stand_on() -> None:
     assert np.isnan(got[3])
     plain = np.array([3.4])
     assert snap(plain, np.zeros(1), np.zeros(1)).tolist() == [3.4]
+
+
+def test_outer_edges_of_what_sits_still_come_back_to_the_median() -> None:
+    """One move in 500 on either side is less than the 99 % band may miss: its edges belong on the median."""
+    edges, still, lattice = Conformal(1, 1.0), np.zeros((len(LEVELS), 1)), np.ones(1)
+    out = []
+    for row in range(8000):
+        said = np.rint(edges.moved(still[0], still, lattice))
+        edges.learn(np.array([{0: 5.0, 250: -5.0}.get(row % 500, 0.0)]), said)
+        out.append(said[[0, -1], 0] != 0.0)
+    assert not np.any(out[4000:])

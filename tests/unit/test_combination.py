@@ -105,6 +105,15 @@ def test_a_gap_forgets_nothing() -> None:
     )
 
 
+def test_an_outcome_that_all_foresaw_forgets_nothing() -> None:
+    """A series that moves once in a thousand rows is not forgotten between two moves."""
+    state = Combination(2, np.array([0.5, 0.5]), 1.0, 0.5)
+    state.judge(np.array([[1.0, 1.0], [-1.0, -1.0]]), np.ones(2, np.bool_))
+    state.judge(np.array([[0.0, 0.0], [0.0, 0.25]]), np.ones(2, np.bool_))
+    assert state.regret.tolist() == [[1.0, 0.5], [-1.0, -0.25]]
+    assert state.square.tolist() == [[1.0, 0.5], [1.0, 0.5625]]
+
+
 def test_what_is_forgotten_gives_way() -> None:
     long, short = two(keep=1.0), two(keep=0.9)
     for won in [1.0] * 200 + [-1.0] * 60:

@@ -8,6 +8,7 @@ from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from models import decayed_count as decayed_count_module
 from models import fleet_rate, hazard
 from models.decayed_count import PRIOR_CASES, Isotonic, decayed_count
 from models.fleet_rate import interval, log_pmf, outlook
@@ -25,15 +26,16 @@ def test_a_fault_counts_half_after_a_half_life() -> None:
     assert decayed_count(log, 40.0, 30.0) == pytest.approx([1.5, 1.0, 0.0])
 
 
-def test_the_isotonic_map_is_that_of_scikit_learn_drawn_to_the_mean() -> None:
+def test_the_isotonic_map_is_that_of_scikit_learn_drawn_to_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     score = np.round(rng.gamma(0.5, 1.0, 4000), 1)
     y = (rng.random(4000) < 1.0 / (1.0 + np.exp(2.0 - score))).astype(float)
     at = np.linspace(0.0, 6.0, 50)
     rival = IsotonicRegression(out_of_bounds="clip").fit(score, y).predict(at)
-    mine = Isotonic(score, y)(at)
-    assert np.abs(mine - rival)[at < 3.0].max() < 0.02
-    assert (np.diff(mine) >= 0).all()
+    assert (np.diff(Isotonic(score, y)(at)) >= 0).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(decayed_count_module, "PRIOR_CASES", 0.0)
+        assert Isotonic(score, y)(at) == pytest.approx(rival)
     alone = Isotonic(np.array([1.0]), np.array([1.0]))
     assert alone(np.array([0.0, 2.0])).tolist() == [1.0, 1.0]
     few = Isotonic(np.array([0.0, 1.0]), np.array([0.0, 1.0]))

@@ -48,7 +48,7 @@ def test_what_was_measured_lies_in_the_rows_and_in_what_a_fit_is_given() -> None
 
 def test_an_outlook_is_seen_in_the_rows_that_are_forecast_and_in_no_other() -> None:
     told = tuple(float(k) for k in range(60))
-    twin, model = driven(12, told)
+    _, model = driven(12, told)
     _, ahead = weather(model)
     blend = model._blends["fine"]
     for rows in blend.grid.horizons:

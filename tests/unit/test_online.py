@@ -98,6 +98,24 @@ def test_a_count_that_rarely_changes_is_forecast_as_it_is() -> None:
     assert (said[100:] == np.rint(said[100:])).all()
 
 
+@pytest.mark.slow
+def test_a_series_that_hardly_ever_moves_is_forecast_as_still() -> None:
+    """Means lag behind each jump; forgetting by the row would lose what one jump taught before the next."""
+    n_time, lives = 6000, (1.0, 2.0, 5.0, 15.0, 60.0, 240.0)
+    values = np.repeat(np.random.default_rng(16).integers(0, 40, n_time // 500) * 10.0, 500)[:, None]
+    means, error = np.full(len(lives), values[0, 0]), np.zeros(n_time)
+    online = Online(1, 1, ("last", *(f"ewma{life:.0f}" for life in lives)))
+    for row in range(n_time - 1):
+        now = values[row]
+        online.learn(row, now)
+        means += (1.0 - 0.5 ** (1.0 / np.array(lives))) * (now - means)
+        points = np.concatenate([now, means])[:, None]
+        said = online.issue(row, Issue(points, now, np.ones(1), np.zeros(1)))
+        error[row] = abs(said[0, MEDIAN] - values[row + 1, 0])
+    half = n_time // 2
+    assert error[half:].sum() <= 1.001 * np.abs(np.diff(values[half:, 0])).sum()
+
+
 def test_a_wild_expert_does_no_harm() -> None:
     values = walk(np.random.default_rng(14), 400, 2)
     said = run(values)

@@ -194,7 +194,8 @@ def fleet_words(c: Mapping[str, Any]) -> str:
     )  # fmt: skip
     return (
         f"faults in {span_words(c['span_d'])}: {number(c['mean_forecast'])} forecast, "
-        f"{number(c['mean_actual'])} came, {number(100 * c['coverage90'])} % of {c['origins']} in the 90 % interval{now}"
+        f"{number(c['mean_actual'])} came, {number(100 * c['coverage90'])} % of {c['origins']} "
+        f"in the 90 % interval{now}"
     )
 
 

@@ -276,7 +276,7 @@ def read_text(path: Path, asked: Asked, room: int, notes: list[str]) -> Reading:
         raise
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
         raise StorageError(
-            f"{path}: cannot be unpacked: {error}; expected a whole compressed file: copy it again"
+            f"{path}: cannot be read: {error}; expected a whole compressed file: copy it again"
         ) from error
     except OSError as error:
         why = error.strerror or str(error)

@@ -1,0 +1,83 @@
+"""`racktwin backtest failures`: what it prints and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults import fleet
+from twin.app.cli_backtest_failures import add_failures, horizons_of, main, top_of
+from twin.errors import ConfigError
+
+KEYS = ["precision_at_k", "recall_at_k", "lift_at_k", "roc_auc", "pr_auc", "brier", "brier_base_rate", "ece",
+        "resolution", "lead_time_h", "fleet", "against_reference", "champion_days"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    log = fleet(1, n=50, rate=0.008, excite=0.04, days=80.0)
+    lines = [
+        f"n{node},{start:.4f},{'' if np.isinf(end) else f'{end:.4f}'},{log.classes[kind]}"
+        for node, start, end, kind in zip(log.node, log.start_d, log.end_d, log.kind, strict=True)
+    ]
+    path = tmp_path_factory.mktemp("faults") / "[log].csv"
+    path.write_text("\n".join(["node,start,end,class", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.slow
+def test_json_is_one_object_with_all_scores(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--events", str(events), "--nodes", "50", "--horizons", "12h,7d", "--top", "3,5", "--from", "45"]
+    assert main([*words, "--json"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    told: dict[str, Any] = json.loads(text)
+    assert [h["horizon_d"] for h in told["horizons"]] == [0.5, 7.0]
+    for h in told["horizons"]:
+        assert set(KEYS) <= set(h)
+        assert set(h["precision_at_k"]) == {"3", "5"}
+        assert set(h["lead_time_h"]["5"]) == {"median", "q25", "q75", "foreseen", "faults"}
+    assert told["nodes"] == 50
+    assert told["lookahead_days_checked"] == 3
+    assert 14 in [c["span_d"] for c in told["fleet"]]
+    assert main(words) == 0
+    seen = capsys.readouterr()
+    assert "[log].csv" in seen.out
+    assert "decayed count" in seen.out
+    assert "were forecast again" in seen.out
+    assert "in the 90 % interval" in seen.out
+    assert "ends with its last event" in seen.err
+
+
+def test_what_cannot_be_scored_is_refused(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--events", str(events), "--nodes", "50"]
+    assert main([*words, "--from", "79"]) == 1
+    assert "expected a day after day 0" in capsys.readouterr().err
+    assert main([*words, "--from", "nan"]) == 1
+    assert main([*words, "--until", "0"]) == 1
+    assert main(["--events", "nowhere", "--nodes", "5"]) == 1
+    assert main(["--events", str(events), "--nodes", "3", "--top", "2"]) == 1
+    assert "expected at least so many" in capsys.readouterr().err
+
+
+def test_horizons_and_tops() -> None:
+    assert horizons_of("7d, 12h,1w") == (0.5, 7.0)
+    assert top_of("20,10", 40) == (10, 20)
+    for text in ("7", "0d", "-1d", "400d", "d", "", "1d,,2d"):
+        with pytest.raises(ConfigError, match="horizons"):
+            horizons_of(text)
+    for text in ("0", "41", "x", "1.5", ""):
+        with pytest.raises(ConfigError, match="top"):
+            top_of(text, 40)
+
+
+def test_it_hangs_into_a_parser() -> None:
+    parser = argparse.ArgumentParser()
+    add_failures(parser.add_subparsers(dest="what"))
+    args = parser.parse_args(["failures", "--events", "x", "--nodes", "4", "--from", "9"])
+    assert (args.what, args.nodes, args.start, args.json) == ("failures", 4, 9.0, False)

@@ -1,0 +1,160 @@
+"""Logs of faults: both forms say the same, and whatever is wrong is told with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twin.app.fault_file import MOST_PROBLEMS, read_faults
+from twin.errors import ConfigError, StorageError
+
+GPU = {"Level": "Hardware Failure", "Class": "GPU", "Desc": "DBE"}
+
+
+def event(node: Any, day: Any, what: Any, kind: Any = GPU) -> dict[str, Any]:
+    return {"node_id": node, "event_time": day, "event_type": what, "fault_type": kind}
+
+
+GOOD = [
+    event("a", 1.5, "fault_start"), event("b", 2.0, "fault_start", {"Class": "NIC"}),
+    event("b", 2.0, "fault_end", {"Class": "NIC"}), event("a", 4.0, "fault_end"),
+    event("a", 6.0, "fault_start"), event("b", 9.0, "fault_start", "NIC"), event("b", 9.5, "fault_end", "NIC"),
+]  # fmt: skip
+CSV = "node,start,end,class\na,1.5,4.0,GPU\nb,2.0,2.0,NIC\na,6.0,,GPU\nb,9.0,9.5,NIC\n"
+
+
+def written(folder: Path, what: Any) -> Path:
+    path = folder / "log"
+    path.write_text(what if isinstance(what, str) else json.dumps(what))
+    return path
+
+
+def refused(folder: Path, what: Any, nodes: int = 10, **more: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_faults(written(folder, what), nodes, **more)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("form", [GOOD, CSV, "\ufeff" + CSV.replace("\n", "\r\n")])
+def test_both_forms_say_the_same(tmp_path: Path, form: Any) -> None:
+    read = read_faults(written(tmp_path, form), 5)
+    log = read.log
+    assert read.names == ("a", "b")
+    assert log.n == 5
+    assert log.node.tolist() == [0, 1, 0, 1]
+    assert log.start_d.tolist() == [1.5, 2.0, 6.0, 9.0]
+    assert log.end_d.tolist() == [4.0, 2.0, np.inf, 9.5]
+    assert [log.classes[k] for k in log.kind] == ["GPU", "NIC", "GPU", "NIC"]
+    assert (log.begin_d, log.until_d) == (0.0, 9.5)
+
+
+def test_until_leaves_out_what_came_later(tmp_path: Path) -> None:
+    log = read_faults(written(tmp_path, GOOD), 5, until_d=3.0).log
+    assert log.start_d.tolist() == [1.5, 2.0]
+    assert log.end_d.tolist() == [np.inf, 2.0]
+    assert log.until_d == 3.0
+    assert "expected a day after" in refused(tmp_path, GOOD, until_d=1.0)[0]
+    assert "expected a day after" in refused(tmp_path, GOOD, until_d=-1.0)[0]
+    read = read_faults(written(tmp_path, GOOD), 5, until_d=20.0)
+    assert any("without faults" in note for note in read.notes)
+
+
+def test_times_with_dates_are_days_with_a_begin_of_their_own(tmp_path: Path) -> None:
+    text = "class,end,start,node\nGPU,2024-03-30T18:00:00+06:00,2024-03-30T06:00:00Z,a\n,,2024-03-31,b\n"
+    log = read_faults(written(tmp_path, text), 2).log
+    assert log.start_d - log.begin_d == pytest.approx([0.25, 1.0])
+    assert log.end_d[0] - log.begin_d == pytest.approx(0.5)
+    assert log.classes == ("GPU", "unknown")
+
+
+@pytest.mark.parametrize(
+    "change, place, expected",
+    [
+        (lambda e: e.insert(1, 7), "event 2", "expected an object"),
+        (lambda e: e[2].update(event_type="fault_over"), "event 3", "expected fault_start or fault_end"),
+        (lambda e: e[0].update(event_time="soon"), "event 1", "expected days"),
+        (lambda e: e[0].update(event_time=True), "event 1", "expected days"),
+        (lambda e: e[0].update(event_time=-2), "event 1", "expected days"),
+        (lambda e: e[0].pop("node_id"), "event 1", "expected a name"),
+        (lambda e: e[0].update(fault_type=[1]), "event 1", "expected a string"),
+        (lambda e: e.insert(1, e[0]), "event 2", "expected once"),
+        (lambda e: e.insert(1, event("a", 1.7, "fault_start")), "event 2", "expected an end between"),
+        (lambda e: e.insert(0, event("c", 1.0, "fault_end")), "event 1", "expected a start before"),
+        (lambda e: e.append(event("c", 3.0, "fault_start")), "event 8", "expected events in order"),
+        (lambda e: e.append(event("a", 5.0, "fault_end")), "event 8", "expected its start (event 5) or later"),
+    ],
+)  # fmt: skip
+def test_wrong_events_are_told_with_their_place(
+    tmp_path: Path, change: Any, place: str, expected: str
+) -> None:
+    events = json.loads(json.dumps(GOOD))
+    change(events)
+    problems = refused(tmp_path, events)
+    assert any(f"{place}: " in problem and expected in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("a,9.6,9.7", "3 values, expected 4"), ("a,soon,,x", "expected days"), ("a,nan,,x", "expected days"),
+        ("a,inf,,x", "expected days"), ("a,9.8,9.7,x", "expected start 9.8 or later"), (",9.8,9.9,x", "a name"),
+        ("b,9.0,9.5,NIC", "expected once"), ("a,9.6,9.7,x", "expected one fault at a time"),
+        ("c,3.0,4.0,x", "expected lines in order"), ("c,2024-03-30,,x", "as in the first line"),
+    ],
+)  # fmt: skip
+def test_wrong_lines_are_told_with_their_place(tmp_path: Path, line: str, expected: str) -> None:
+    problems = refused(tmp_path, CSV + line + "\n")
+    assert any("line 6: " in problem and expected in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("", "line 1"), ("[", "expected a list"), ('{"a": 1}', "expected a list"), ("[]", "at least one"),
+     ("when,what\n1,2\n", "expected the columns"), ("node,start,end,class\n", "at least one"),
+     ("node,node,start,end\n", "once each")],
+)  # fmt: skip
+def test_what_is_no_log_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refused(tmp_path, text)[0]
+
+
+def test_the_fleet_and_the_file_are_checked(tmp_path: Path) -> None:
+    assert "names 2 nodes" in refused(tmp_path, GOOD, nodes=1)[0]
+    assert "expected at least 1" in refused(tmp_path, GOOD, nodes=0)[0]
+    with pytest.raises(StorageError):
+        read_faults(tmp_path / "none", 3)
+    many = refused(tmp_path, [7] * 100)
+    assert len(many) == MOST_PROBLEMS + 1
+    assert "80 more" in many[-1]
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_faults(tmp_path / "bytes", 3)
+
+
+def test_mending_leaves_out_what_is_double_and_says_so(tmp_path: Path) -> None:
+    events = [
+        event("a", 1.5, "fault_start"), event("a", 1.5, "fault_start"), event("b", 1.0, "fault_start"),
+        event("a", 1.7, "fault_start"), event("a", 4.0, "fault_end"), event("a", 4.5, "fault_end"),
+    ]  # fmt: skip
+    read = read_faults(written(tmp_path, events), 3, mend=True)
+    assert read.log.start_d.tolist() == [1.0, 1.5]
+    assert read.log.end_d.tolist() == [np.inf, 4.0]
+    assert any("doubles left out" in note for note in read.notes)
+    text = CSV + "b,9.2,9.4,NIC\nc,3.0,4.0,x\n"
+    log = read_faults(written(tmp_path, text), 5, mend=True).log
+    assert log.start_d.tolist() == [1.5, 2.0, 3.0, 6.0, 9.0]
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_garbage_is_refused_or_read_and_never_breaks(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError):
+        read_faults(path, 3)
