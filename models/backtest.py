@@ -54,7 +54,8 @@ class Course:
 class Result:
     """A whole backtest. `fit_s`: of the last fit, on the most rows, of all experts for all horizons.
 
-    `fits_cpu_s`: processor time of all fits, searches among them, without their audit.
+    `fits_cpu_s`: processor time of all fits, searches among them, without their audit. `silent`: experts that
+    had too little to learn from, even in the last fit.
     """
 
     panel: Panel
@@ -65,6 +66,7 @@ class Result:
     cuts: tuple[int, ...]
     origins_checked: int
     fits_cpu_s: float = 0.0
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Part:
     cuts: tuple[int, ...]
     origins_checked: int
     fits_cpu_s: float
+    silent: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def live(
     for share, what in run.through():
         if tell is not None:
             tell(share, what)
-    return Part(run.courses(), run.fit_s, run.cuts, run.checked, run.fits_cpu_s)
+    return Part(run.courses(), run.fit_s, run.cuts, run.checked, run.fits_cpu_s, run.silent)
 
 
 def joined(
@@ -192,6 +195,7 @@ def joined(
         parts[0].cuts,
         sum(part.origins_checked for part in parts),
         sum(part.fits_cpu_s for part in parts),
+        tuple(name for name in experts if all(name in part.silent for part in parts)),
     )
 
 
@@ -213,6 +217,7 @@ class _Run:
         self.fit_s = self.fits_cpu_s = self.say_s = 0.0
         self.said = self.checked = 0
         self.fits_checked: list[str] = []
+        self.silent: tuple[str, ...] = ()
 
     def through(self) -> Iterator[tuple[float, str]]:
         """From the first row to the last; yields the share that is done, and what comes next."""
@@ -252,6 +257,7 @@ class _Run:
             took_s += self.clock() - begun
             self.fits_cpu_s += self.terms.cpu() - begun_cpu
         self.fit_s = took_s
+        self.silent = tuple(name for name in self.fitted if not parameters[name])
         # An expert's first fit is the cheapest one to repeat; one that looks ahead does so at every cut.
         new = [name for name in self.fitted if parameters[name] and name not in self.fits_checked]
         if new and self.terms.checks_fits:

@@ -108,6 +108,7 @@ class Bands:
         self.mix = Combination(n, np.full(N_KIND, 1.0 / N_KIND), share, keep, (N_LEVEL,))
         self.weights = np.full((N_KIND, N_LEVEL, n), 1.0 / N_KIND)
         self.age = np.zeros(2, np.int64)
+        self._lent = False
 
     def spreads(self, said: F64, local: F64, low: F64 | None, high: F64 | None) -> F64:
         """Local spread and boosting's downward and upward, [3, n]; NaN where not known."""
@@ -159,6 +160,7 @@ class Bands:
         error[3] /= np.where(error[3] < 0.0, spreads[1], spreads[2])
         place = np.rint(np.arcsinh(error / UNIT) / STEP)
         np.minimum(np.maximum(place, -SIDE, out=place), SIDE, out=place)
+        self._own()
         kind, series = np.nonzero(np.isfinite(place))
         # Outcomes that overlap count as few, so that the first guess is not forgotten too soon.
         self.counts[kind, place[kind, series].astype(np.int64) + SIDE, series] += self.mix.share
@@ -169,6 +171,7 @@ class Bands:
 
     def look(self) -> None:
         """Read quantiles and weights off what was counted."""
+        self._own()
         if self.age[0]:
             self.counts *= KEEP ** np.float32(self.age[0])
         self.table = quantiles(self.counts)
@@ -176,10 +179,21 @@ class Bands:
         self.weights = np.maximum(self.mix.weights(np.ones((N_KIND, 1, 1), np.bool_)), 1e-9)
         self.age[0] = 0
 
+    def lend(self) -> F32:
+        """`counts` for others to keep: they are copied before they are next written to."""
+        self._lent = True
+        return self.counts
+
+    def _own(self) -> None:
+        if self._lent:
+            self.counts, self._lent = self.counts.copy(), False
+
     def _widen(self, i: int, unit: float) -> None:
         """A larger unit for one series, so that an error finds its bin; what was counted moves along."""
         centre = np.arcsinh(np.sinh(np.arange(-SIDE, SIDE + 1) * STEP) * (self.unit[i] / unit)) / STEP
         moved = np.rint(centre).astype(np.int64) + SIDE
+        self._own()
+        self.table, self.unit = self.table.copy(), self.unit.copy()
         for counts in self.counts[:2, :, i]:
             counts[:] = np.bincount(moved, counts, BINS)
         self.table[:2, :, i] *= self.unit[i] / unit

@@ -19,9 +19,10 @@ from models.lattice import quantum
 from models.online import Issue, Online, stride
 from models.panel import Panel
 from twin.errors import ContractError
-from twin.frame import F64, I32, NS
+from twin.frame import F32, F64, I32, NS
 
 SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
+BLOCK_ROWS = 64  # rows kept together for snapshots
 LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
 LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 
@@ -50,6 +51,8 @@ class Blend:
         self._known_names, self._known = known, np.full((len(self._buffer), len(known)), np.nan)
         self._ahead = np.full((grid.horizons[-1], len(known)), np.nan)
         self._filled = 0
+        self._blocks: list[F32] = []  # the same rows once more, for snapshots: written once, row by row
+        self._block_filled = BLOCK_ROWS  # rows in the last block
         self._memo: dict[Hashable, Any] = {}  # of experts, about the rows; empty when rows become others
         self.row = -1  # number of the newest row; -1: none yet
         self._lattice, self._lattice_row = np.zeros(n), -(2**62)
@@ -76,7 +79,7 @@ class Blend:
         missed = row - self.row - 1 if self.row >= 0 else 0
         if missed >= self.rows:
             self._filled = missed = 0
-            self._memo.clear()
+            self._refill()
         for _ in range(missed):
             self._push(np.nan, None)
         self._push(values, known)
@@ -90,9 +93,19 @@ class Blend:
                 rows[: self.rows - 1] = rows[self._filled - self.rows + 1 :]
             self._filled = self.rows - 1
         # In single precision, so that a snapshot of half the size gives the same forecasts.
-        self._buffer[self._filled] = np.float32(values)
+        self._buffer[self._filled] = single = np.float32(values)
+        self._keep(single)
         self._known[self._filled] = np.nan if known is None else np.float32(known)
         self._filled += 1
+
+    def _keep(self, single: F32 | np.float32) -> None:
+        """A row for snapshots."""
+        if self._block_filled == BLOCK_ROWS:
+            spare = max(0, len(self._blocks) - -(-self.rows // BLOCK_ROWS))
+            self._blocks = [*self._blocks[spare:], np.empty((BLOCK_ROWS, self.n), np.float32)]
+            self._block_filled = 0
+        self._blocks[-1][self._block_filled] = single
+        self._block_filled += 1
 
     def say(self, more: Mapping[str, F64], ahead: F64 | None = None) -> F64:
         """Quantiles of every horizon from the newest row [n_horizon, n, n_level].
@@ -144,9 +157,14 @@ class Blend:
             self._lattice, self._lattice_row = quantum(self.panel(LATTICE_ROWS).values), self.row
 
     def memory(self) -> dict[str, np.ndarray]:
-        """All of it, exact."""
+        """All of it, exact. No array is written to later."""
+        blocks = [*self._blocks[:-1], *(block[: self._block_filled] for block in self._blocks[-1:])]
+        surplus = sum(map(len, blocks)) - min(self._filled, self.rows)
+        while blocks and surplus >= len(blocks[0]):
+            surplus -= len(blocks.pop(0))
+        blocks[:1] = [block[surplus:] for block in blocks[:1]]
         out: dict[str, np.ndarray] = {
-            "rows": self.panel().values.astype(np.float32),
+            **{f"rows/{place}": block for place, block in enumerate(blocks)},
             "known": self._known[self._filled - min(self._filled, self.rows) : self._filled].copy(),
             "at": np.array([self.row, self._lattice_row], np.int64),
             "lattice": self._lattice.copy(),
@@ -157,13 +175,18 @@ class Blend:
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
-        rows = memory["rows"]
-        if rows.ndim != 2 or rows.shape[1] != self.n or len(rows) > self.rows:
-            raise ContractError(f"rows: expected at most {self.rows} of {self.n} series, got {rows.shape}")
+        n_block = sum(key.startswith("rows/") for key in memory)
+        blocks = [memory[f"rows/{place}"] for place in range(n_block)]
+        shapes = [block.shape for block in blocks]
+        if any(len(shape) != 2 or shape[1] != self.n for shape in shapes):
+            raise ContractError(f"rows: expected blocks of {self.n} series, got {shapes}")
+        rows = np.concatenate([np.zeros((0, self.n), np.float32), *blocks])
+        if len(rows) > self.rows:
+            raise ContractError(f"rows: expected at most {self.rows}, got {len(rows)}")
         self._buffer[: len(rows)] = rows
         self._known[: len(rows)] = memory["known"]
         self._filled = len(rows)
-        self._memo = {}
+        self._refill()
         self.row, self._lattice_row = (int(x) for x in memory["at"])
         self._lattice = np.array(memory["lattice"])
         for online in self.online:
@@ -179,9 +202,16 @@ class Blend:
         buffer[:, there] = self._buffer[:, was]
         lattice = np.zeros(n)
         lattice[there] = self._lattice[was]
-        self._buffer, self._lattice, self.n, self._memo = buffer, lattice, n, {}
+        self._buffer, self._lattice, self.n = buffer, lattice, n
+        self._refill()
         for online in self.online:
             online.remap(old_of_new)
+
+    def _refill(self) -> None:
+        """The rows have become others."""
+        self._memo, self._blocks, self._block_filled = {}, [], BLOCK_ROWS
+        for row in self.panel().values:
+            self._keep(row.astype(np.float32))
 
     def basis(self, horizon: int, series: slice) -> str:
         """Which experts carry the forecast of these series, in words."""

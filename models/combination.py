@@ -28,8 +28,9 @@ def independent_share(overlap: int) -> float:
 class Combination:
     """Weights of k experts for each of n series, in each of `lanes` (such as quantile levels).
 
-    State: `regret`, `square` and `peak` (the largest that was seen), all [k, *lanes, n]. `prior` [k] sums to
-    1; `share` is what one loss counts, and `keep` what remains of the past after it.
+    State, in arrays that are replaced when they change: `regret`, `square` and `peak` (the largest that was
+    seen), all [k, *lanes, n]. `prior` [k] sums to 1; `share` is what one loss counts, and `keep` what
+    remains of the past after it.
     """
 
     def __init__(self, n: int, prior: F64, share: float, keep: float, lanes: tuple[int, ...] = ()) -> None:
@@ -60,11 +61,11 @@ class Combination:
         It is 0 where an expert slept. Where the outcome is not `known` [n], or no expert would have lost more
         or less, nothing is forgotten either.
         """
-        np.maximum(self.peak, np.abs(regret), out=self.peak)
+        self.peak = np.maximum(self.peak, np.abs(regret))
         # What tells nothing forgets nothing: a series that mostly sits still is learned from its few moves.
         keep = np.where(known & (regret != 0.0).any(axis=0), self.keep, 1.0)
-        self.regret *= keep
-        self.square *= keep
+        self.regret = self.regret * keep
+        self.square = self.square * keep
         self.regret += self.share * regret
         self.square += self.share * (regret * regret)
 
@@ -79,19 +80,17 @@ def middle_half(points: F64, weights: F64) -> F64:
         awake = weights.any(axis=1)
         if not awake.all():
             points, weights = points[awake], weights[awake]
-        after = _before(points, weights)
-        total = weights.sum(axis=0)
+        before = _before(points, weights)
+        after, total = before + weights, weights.sum(axis=0)
     else:
         order: NDArray[np.intp] = np.argsort(points, axis=0)
         order *= points.shape[1]
         order += np.arange(points.shape[1])
         points, weights = points.ravel()[order], weights.ravel()[order]
         after = np.cumsum(weights, axis=0)
-        total = after[-1]
-        after -= weights
+        before, total = after - weights, after[-1].copy()
     low, high = 0.25 * total, 0.75 * total
-    before = np.maximum(after, low)
-    after += weights
+    np.maximum(before, low, out=before)
     np.minimum(after, high, out=after)
     after -= before
     np.maximum(after, 0.0, out=after)

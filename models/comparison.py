@@ -26,12 +26,13 @@ class Ratio:
     origins: I64
     error: F64
     rival: F64
+    targets: int
 
     @property
     def value(self) -> float:
-        """Of the sums; NaN where the rival is never wrong and this is, 1 where neither is."""
+        """Of the sums; 1 where neither ever errs, NaN where only the rival never does, or without targets."""
         mine, other = float(self.error.sum()), float(self.rival.sum())
-        return mine / other if other > 0 else 1.0 if mine == 0 else np.nan
+        return mine / other if other > 0 else 1.0 if mine == 0 and self.targets else np.nan
 
 
 def to_best(held: Cells, columns: Sequence[int]) -> Ratio:
@@ -59,7 +60,7 @@ def to_rival(held: Cells, other: Cells, columns: Sequence[int]) -> Ratio:
 def _ratio(held: Cells, at: list[int], rival: F64, counts: Bool) -> Ratio:
     """`rival` [k, n]; counts [k, len(at)]."""
     mine, other = (np.where(counts, part[:, at], 0.0).sum(axis=1) for part in (held.error, rival))
-    return Ratio(held.horizon, held.stride, held.origins, mine, other)
+    return Ratio(held.horizon, held.stride, held.origins, mine, other, int(counts.sum()))
 
 
 def mean_ratio(ratios: Sequence[Ratio]) -> float:
@@ -122,8 +123,7 @@ def beside(held: Cells, other: Cells, columns: Sequence[int], seed: int = 0) -> 
     `sure`: the interval lies on one side of 1.
     """
     ratio = to_rival(held, other, columns)
-    cells = np.isfinite(held.error[:, list(columns)]) & np.isfinite(other.error[:, list(columns)])
-    targets = int(cells.sum())
+    targets = ratio.targets
     length = max(-(-held.horizon // held.stride), round(len(ratio.error) ** (1 / 3)), 1)
     low, high = interval(ratio.error, ratio.rival, length, seed)
     mae, mae_rival = (float(p.sum()) / targets if targets else np.nan for p in (ratio.error, ratio.rival))

@@ -23,8 +23,11 @@ LEAST_DAYS = 7  # of past before a rate is told of. source: estimate
 # The spread before errors were seen, as a multiple of Poisson's, and how many spans of errors it counts for.
 # source: estimate
 SPREAD, SPREAD_SPANS = 1.5, 1.0
-STEP = 2.0  # that the width's logarithm moves per span of misses. source: tuned on synthetic counts
-WIDEST = 1.5  # bound of that logarithm. source: estimate
+SPREAD_HALF_LIFE_D = 180.0  # of what an error tells of the spread. source: estimate
+FIRST_CHOICE = HALF_LIVES_D.index(60.0)  # before errors were seen. source: estimate
+LEAST_MEAN = 0.1  # faults; so that errors of a fleet without any say something. source: estimate
+STEP = 1.5  # that the width's logarithm moves per span of misses. source: tuned on synthetic counts
+WIDEST = 0.6  # bound of that logarithm. source: tuned on synthetic counts
 LARGE = 10_000.0  # mean from which on a normal is near enough to a negative binomial. source: estimate
 
 
@@ -37,52 +40,51 @@ class Outlook(NamedTuple):
 
 
 def outlook(counts: F64, span_d: int) -> Outlook:
-    """The next `span_d` days after daily counts [n_day]. Raises nothing; NaN before LEAST_DAYS."""
+    """The next `span_d` days after daily counts [n_day]; NaN before LEAST_DAYS."""
+    path = outlooks(counts, span_d)
+    return Outlook(*(float(value) for value in path[-1])) if len(path) else Outlook(np.nan, np.nan, np.nan)
+
+
+def outlooks(counts: F64, span_d: int) -> F64:
+    """What was said after each of these days [n_day, 3], by what was known then."""
     n = len(counts)
-    if n < LEAST_DAYS:
-        return Outlook(np.nan, np.nan, np.nan)
-    # Row i speaks after i + 1 days; the last one is today's.
-    mean, own = _means(counts, span_d)
+    out = np.full((n, 3), np.nan)
+    mean = _means(counts, span_d)
     total = np.concatenate([[0.0], np.cumsum(counts)])
-    judged = np.arange(LEAST_DAYS - 1, n - span_d)  # rows whose span is over
-    actual = total[judged + 1 + span_d] - total[judged + 1]
-    spans = len(judged) / span_d
-    # source: estimate; a rule that did well on fewer than a span of outcomes has shown nothing
-    error = np.abs(actual[:, None] - mean[judged]).mean(axis=0) if spans >= 1.0 else np.ones(mean.shape[1])
-    best = int(np.argmin(error)) if spans >= 1.0 else len(HALF_LIVES_D) - 2
-    said, uncertain = mean[:, best], own[:, best]
-    width, seen, held = 0.0, 0.0, 0.0
-    past: list[tuple[float, float]] = []
-    # Over the past in order of time: what each row would have said, judged once its span was over.
+    # Of forecasts whose span is over: absolute errors by half-life, squares over Poisson's variance, misses.
+    error = np.zeros(mean.shape[1])
+    seen, spans, width = SPREAD * SPREAD_SPANS, SPREAD_SPANS, 0.0
+    keep = 0.5 ** (1.0 / SPREAD_HALF_LIFE_D)
+    best = FIRST_CHOICE
     for i in range(LEAST_DAYS - 1, n):
         j = i - span_d
         if j >= LEAST_DAYS - 1:
-            hit = past[j - LEAST_DAYS + 1]
-            actual_j = total[j + 1 + span_d] - total[j + 1]
-            seen += (actual_j - said[j]) ** 2 / max(said[j], 1e-9) / span_d
-            held += 1.0 / span_d
-            missed = not hit[0] <= actual_j <= hit[1]
-            width = float(np.clip(width + STEP / span_d * (missed - (1.0 - LEVEL)), -WIDEST, WIDEST))
-        spread = (seen + SPREAD * SPREAD_SPANS) / (held + SPREAD_SPANS)
-        variance = max(said[i] * spread, said[i] + uncertain[i]) * np.exp(2.0 * width)
-        past.append(interval(float(said[i]), float(variance)))
-    return Outlook(float(said[-1]), *past[-1])
+            came = total[i + 1] - total[j + 1]
+            error += np.abs(came - mean[j])
+            if j - LEAST_DAYS + 1 >= span_d:  # errors over less than a span have shown nothing
+                best = int(np.argmin(error))
+            seen = keep * seen + (came - mean[j, best]) ** 2 / max(mean[j, best], LEAST_MEAN) / span_d
+            spans = keep * spans + 1.0 / span_d
+            missed = not out[j, 1] <= came <= out[j, 2]
+            width += STEP / span_d * (missed - (1.0 - LEVEL))
+            width = min(max(width, -WIDEST), WIDEST)
+        said = float(mean[i, best])
+        variance = max(said * seen / spans, said)
+        out[i] = said, *interval(said, variance * float(np.exp(2.0 * width)))
+    return out
 
 
-def _means(counts: F64, span_d: int) -> tuple[F64, F64]:
-    """Mean of the next span after each day, and the variance that comes from not knowing the rate.
-
-    [n_day, n_half_life] each.
-    """
+def _means(counts: F64, span_d: int) -> F64:
+    """The next span's mean after each day, by each memory [n_day, n_half_life]."""
     keep = 0.5 ** (1.0 / np.array(HALF_LIVES_D))
     faults, days = np.zeros(len(keep)), np.zeros(len(keep))
     whole = np.cumsum(counts) / np.arange(1, len(counts) + 1)
-    mean, own = np.empty((len(counts), len(keep))), np.empty((len(counts), len(keep)))
+    mean = np.empty((len(counts), len(keep)))
     for i, count in enumerate(counts):
         faults, days = faults * keep + count, days * keep + 1.0
         shape, rate = faults + PRIOR_DAYS * whole[i], days + PRIOR_DAYS
-        mean[i], own[i] = span_d * shape / rate, span_d**2 * shape / rate**2
-    return mean, own
+        mean[i] = span_d * shape / rate
+    return mean
 
 
 @lru_cache(maxsize=4096)  # the past is said again every day

@@ -18,7 +18,7 @@ from models.blend import Blend
 from models.calendar import hours_of_day
 from models.forecaster import BANDS, LEVELS, MEDIAN, Forecaster, Grid
 from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
-from models.panel import Panel
+from models.load_fits import FIT_LEAST_S, GRIDS, KNOWN, between_fits_s, fit_all, grids_of, taught
 from twin.contracts import Forecast, View
 from twin.errors import ContractError
 from twin.frame import F64, I32, NS
@@ -36,16 +36,11 @@ SIGNALS = (
     "site.grid_price_usd_per_kwh",
     "site.grid_carbon_g_per_kwh",
 )
-# Measured until now and, where somebody tells an outlook, known ahead: what learned experts may look at.
-KNOWN = ("site.outdoor_temp_c", "site.outdoor_wet_bulb_c")
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
-# (name, longest step, rows kept, longest horizon): 26 hours of minutes, four weeks of quarters of an hour, so
-# that a day, and four times the same hour of the week, lie behind every origin. source: estimate
-GRIDS = (("fine", 60.0, 1560, 3600.0), ("coarse", 900.0, 2688, 7 * 86400.0))
 LOW, HIGH = BANDS["90"]
-# Between two fits: at least this, and this many rows, and a quarter of the time gathered so far; at most a
-# day, or this many rows. What changes faster is learned online. source: estimate
-FIT_LEAST_S, FIT_LEAST_ROWS, FIT_GROWTH, FIT_MOST_S, FIT_MOST_ROWS = 3600.0, 120, 0.25, 86_400.0, 2000
+# Ticks so much longer or shorter are of another kind once so many came in a row; a pause, an overload or the
+# tick behind an urgent one is none. source: estimate
+UNUSUAL, UNUSUAL_TICKS = 1.5, 5
 
 
 class Load:
@@ -66,7 +61,11 @@ class Load:
         experts: str = ",".join(DEFAULT_EXPERTS),
         zone: str = "UTC",
     ) -> None:
+        if not isinstance(experts, str) or not isinstance(zone, str):
+            raise ContractError(f"experts and zone: expected text, got {experts!r} and {zone!r}")
         self.signals, self.horizons_s, self.zone = signals or SIGNALS, tuple(horizons_s or HORIZONS_S), zone
+        if len(set(self.signals)) < len(self.signals):
+            raise ContractError(f"signals: expected each once, got {', '.join(self.signals)}")
         self.expert_names = tuple(name.strip() for name in experts.split(",") if name.strip())
         for key in self.signals:
             if find_quantity(key) is None:
@@ -77,39 +76,36 @@ class Load:
         if not all(0 < h <= GRIDS[-1][3] for h in self.horizons_s):
             raise ContractError(f"horizons_s: expected seconds up to a week, got {self.horizons_s}")
         hours_of_day(np.zeros(1, np.int64), zone)  # an unknown zone is refused here
-        self._dt_s = 0.0
+        # Each row needs a look.
+        steps_s = [grid.step_s for grid in self.grids(0.0).values()]
+        self.period_s = min([Load.period_s, *steps_s])  # type: ignore[misc]
+        self._parameters: dict[str, np.ndarray] = {}
+        self._version = "unfitted"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing was taken in yet."""
+        self._dt_s, self._unusual = 0.0, 0
         self._blends: dict[str, Blend] = {}
         self._slices: dict[str, slice] = {}
         self._sums: dict[str, F64] = {}  # of the rows not yet complete: sums, and how many each took in
         self._counts: dict[str, F64] = {}
         self._rows: dict[str, int] = {}
+        self._due: list[str] = []  # grids with a new row of which nothing was said yet, the longest first
         self._said: dict[str, F64] = {}  # quantiles [n_horizon, n, n_level] from the newest row
         self._present = np.zeros(0)
-        self._parameters: dict[str, np.ndarray] = {}
-        self._version = "unfitted"
 
     def settings(self) -> dict[str, object]:
         """What makes another like this one."""
         return {
             "signals": self.signals,
             "horizons_s": self.horizons_s,
-            "experts": ",".join(self.expert_names),
-            "zone": self.zone,
-        }
+            "experts": ",".join(self.expert_names), "zone": self.zone,
+        }  # fmt: skip
 
     def grids(self, dt_s: float) -> dict[str, Grid]:
-        """The grids for ticks of this length: no row is shorter than a tick, and horizons are whole rows."""
-        out, least_s = {}, 0.0
-        for name, step_s, _, most_s in GRIDS:
-            mine = [h for h in self.horizons_s if least_s < h <= most_s]
-            least_s = most_s
-            if mine:
-                common_ms = int(np.gcd.reduce([max(1, round(h * 1000)) for h in mine]))
-                step_s = max(min(step_s, common_ms / 1000), dt_s)
-                rows = sorted({round(h / step_s) for h in mine if h >= step_s})
-                if rows:
-                    out[name] = Grid(step_s, tuple(rows))
-        return out
+        """The grids for ticks of this length."""
+        return grids_of(self.horizons_s, dt_s)
 
     def _experts(self, name: str, grid: Grid) -> list[Forecaster]:
         made = [FORECASTERS[expert](grid) for expert in self.expert_names]
@@ -122,36 +118,71 @@ class Load:
 
     def _shape(self, dt_s: float, sizes: Mapping[str, int]) -> None:
         """Begin with empty rows for series of these sizes, key -> n."""
+        self._begin()
         self._dt_s, begin = dt_s, 0
-        self._slices = {}
         for key in self.signals:
             self._slices[key] = slice(begin, begin + sizes[key])
             begin += sizes[key]
         rows = {name: kept for name, _, kept, _ in GRIDS}
-        self._blends, self._sums, self._counts, self._rows, self._said = {}, {}, {}, {}, {}
-        for name, grid in self.grids(dt_s).items():
+        grids = self.grids(dt_s)
+        try:
+            _ = [self._experts(name, grid) for name, grid in grids.items()]
+        except ContractError:  # they were fitted for rows of another length
+            self._parameters, self._version = {}, "unfitted"
+        for name, grid in grids.items():
             blend = Blend(
                 grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS, self.zone, KNOWN
             )
             self._blends[name], self._rows[name] = blend, -1
             self._sums[name], self._counts[name] = np.zeros(begin), np.zeros(begin)
-        self._present = np.full(begin, np.nan)
+        self._present, self._due = np.full(begin, np.nan), []
 
     def update(self, view: View) -> None:
         """Take in what is measured now."""
         values = [measured(view, key) for key in self.signals]
-        if view.dt_s > 1.5 * self._dt_s:
-            self._shape(view.dt_s, {k: len(v) for k, v in zip(self.signals, values, strict=True)})
+        self._follow(view.dt_s, {k: len(v) for k, v in zip(self.signals, values, strict=True)})
         self._present = now = np.concatenate(values) if values else np.zeros(0)
         known = np.isfinite(now)
         for name, blend in self._blends.items():
             # A tick at the end of a row is about the time before it.
             row = (view.now_ns - 1) // blend.step_ns
-            if row > self._rows[name] >= 0:
+            if row > self._rows[name] > blend.row:
                 self._close(name, view)
-            self._rows[name] = max(row, self._rows[name])
+            if row <= blend.row:
+                continue  # it is complete already
+            self._rows[name] = row
             self._sums[name] += np.where(known, now, 0.0)
             self._counts[name] += known
+            # The last look at a row completes it: what is said at its end does not wait for the next one.
+            next_ns = view.now_ns + round(max(self._dt_s, self.period_s) * NS)
+            if (next_ns - 1) // blend.step_ns > row:
+                self._close(name, view)
+        self._speak(view)
+
+    def _follow(self, dt_s: float, sizes: Mapping[str, int]) -> None:
+        """Rows are for ticks of the usual length; where that has changed, they begin anew if they must."""
+        if self._dt_s == 0.0:
+            self._shape(dt_s, sizes)
+            return
+        usual = self._dt_s / UNUSUAL <= dt_s <= self._dt_s * UNUSUAL
+        self._unusual = 0 if usual else self._unusual + 1
+        if self._unusual >= UNUSUAL_TICKS:
+            if self.grids(dt_s) != self.grids(self._dt_s):
+                self._shape(dt_s, sizes)
+            self._dt_s, self._unusual = dt_s, 0
+
+    def _speak(self, view: View) -> None:
+        """One grid speaks of its new row; another waits for the next call, lest one tick be long.
+
+        All speak where a row is shorter than two calls.
+        """
+        between_s = max(self.period_s, self._dt_s)
+        unhurried = all(blend.grid.step_s >= 2 * between_s for blend in self._blends.values())
+        now = self._due[:1] if unhurried else self._due
+        self._due = self._due[len(now) :]
+        for name in now:
+            blend = self._blends[name]
+            self._said[name] = blend.say(self._from_outside(blend, view), self._ahead(blend, view))
 
     def _close(self, name: str, view: View) -> None:
         count = self._counts[name]
@@ -159,7 +190,7 @@ class Load:
         blend = self._blends[name]
         blend.append(self._rows[name], mean, np.concatenate([measured(view, key) for key in KNOWN]))
         self._sums[name], self._counts[name] = np.zeros_like(mean), np.zeros_like(count)
-        self._said[name] = blend.say(self._from_outside(blend, view), self._ahead(blend, view))
+        self._due += [name] if name not in self._due else []
 
     @staticmethod
     def _ahead(blend: Blend, view: View) -> F64:
@@ -193,7 +224,8 @@ class Load:
 
     def _from_outside(self, blend: Blend, view: View) -> dict[str, F64]:
         """Points of the experts that do not read rows [n_horizon, n]."""
-        horizons_s = tuple(rows * blend.grid.step_s for rows in blend.grid.horizons)
+        # From the end of the newest row to the middle of the one that is forecast.
+        horizons_s = tuple((rows - 0.5) * blend.grid.step_s for rows in blend.grid.horizons)
         falls = schedule.falls(view, horizons_s)
         newest = blend.panel(1).values[-1]
         planned = np.full((len(horizons_s), blend.n), np.nan)
@@ -202,7 +234,7 @@ class Load:
             if key in falls:
                 planned[:, series] = np.maximum(newest[series] - falls[key], 0.0)
             for i, horizon_s in enumerate(horizons_s):
-                told[i, series] = view.outlook(key, view.now_ns + round(horizon_s * NS))
+                told[i, series] = view.outlook(key, (blend.row + 1) * blend.step_ns + round(horizon_s * NS))
         return {"schedule": planned, "outlook": told}
 
     def next_fit_s(self) -> float:
@@ -211,8 +243,7 @@ class Load:
             return self.fit_every_s
         steps_s = [blend.grid.step_s for blend in self._blends.values()]
         past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
-        most_s = max(FIT_MOST_S, FIT_MOST_ROWS * steps_s[0])
-        return min(max(FIT_LEAST_S, FIT_LEAST_ROWS * steps_s[0], FIT_GROWTH * past_s), most_s)
+        return between_fits_s(steps_s[0], past_s)
 
     def training(self) -> dict[str, np.ndarray]:
         """The rows that a fit learns from, per grid; empty while there are none."""
@@ -220,7 +251,9 @@ class Load:
         for name, blend in self._blends.items():
             if blend.row >= 0 and blend.n:
                 panel = blend.panel()
-                out[f"{name}/values"] = panel.values.astype(np.float32)
+                out[f"{name}/values"] = panel.values[
+                    :, taught(panel.values, list(self._slices.values()))
+                ].astype(np.float32)
                 past = [panel.known[key][: panel.n_time] for key in KNOWN]
                 out[f"{name}/known"] = np.array(past, np.float32)
                 out[f"{name}/grid"] = np.array([blend.grid.step_s, *blend.grid.horizons])
@@ -229,38 +262,26 @@ class Load:
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
         """Parameters of every expert on every grid from what `training` gave."""
-        out: dict[str, np.ndarray] = {}
-        for name, *_ in GRIDS:
-            if f"{name}/values" not in series:
-                continue
-            shape = series[f"{name}/grid"]
-            grid = Grid(float(shape[0]), tuple(int(h) for h in shape[1:]))
-            start_ns = int(series[f"{name}/start_ns"][0])
-            values, known = (series[f"{name}/{what}"].astype(np.float64) for what in ("values", "known"))
-            ahead = dict(zip(KNOWN, known, strict=True))
-            panel = Panel(start_ns, grid.step_s, values, zone=self.zone, known=ahead)
-            out[f"{name}/grid"] = shape
-            for expert in self.expert_names:
-                if FORECASTERS[expert].fitted:
-                    fitted = FORECASTERS[expert](grid).fit(panel, seed)
-                    out |= {f"{name}/{expert}/{key}": array for key, array in fitted.items()}
-        return out
+        return fit_all(series, seed, self.expert_names, self.zone)
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Use fitted experts. Raises ContractError for anything else, and keeps those before."""
         before, self._parameters = self._parameters, {k: np.array(parameters[k]) for k in sorted(parameters)}
         try:
-            self._check(parameters)
+            made = self._checked(parameters)
             for name, blend in self._blends.items():
-                blend.experts = tuple(self._experts(name, blend.grid))
-        except (ContractError, ValueError) as error:
+                if (name, blend.grid) not in made:
+                    made[name, blend.grid] = self._experts(name, blend.grid)
+        except (ContractError, ValueError, TypeError, KeyError, IndexError) as error:
             self._parameters = before
-            for name, blend in self._blends.items():
-                blend.experts = tuple(self._experts(name, blend.grid))
             raise ContractError(str(error)) from error
+        for name, blend in self._blends.items():
+            blend.experts = tuple(made[name, blend.grid])
         self._version = digest(self._parameters)[:12] if self._parameters else "unfitted"
 
-    def _check(self, parameters: Mapping[str, np.ndarray]) -> None:
+    def _checked(self, parameters: Mapping[str, np.ndarray]) -> dict[tuple[str, Grid], list[Forecaster]]:
+        """Experts with these parameters, by the grids that they name. Raises ContractError."""
+        made: dict[tuple[str, Grid], list[Forecaster]] = {}
         names = [name for name, *_ in GRIDS]
         for key, array in parameters.items():
             name, _, rest = key.partition("/")
@@ -274,34 +295,53 @@ class Load:
                 continue
             if shape.ndim != 1 or len(shape) < 2 or not np.isfinite(shape).all():
                 raise ContractError(f"{name}/grid: expected a step and horizons, got {shape.shape}")
-            self._experts(name, Grid(float(shape[0]), tuple(int(h) for h in shape[1:])))
+            grid = Grid(float(shape[0]), tuple(int(h) for h in shape[1:]))
+            made[name, grid] = self._experts(name, grid)
+        return made
 
     def parameters(self) -> dict[str, np.ndarray]:
         """What was fitted, if anything."""
         return dict(self._parameters)
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Rows, what they taught, and the rows not yet complete."""
+        """Rows, what they taught, and the rows not yet complete. None of the arrays is written to later."""
         if not self._blends:
             return {}
         out: dict[str, np.ndarray] = {
-            "dt_s": np.array([self._dt_s]),
+            "made": self._made(),
+            "dt_s": np.array([self._dt_s, self._unusual]),
             "sizes": np.array([s.stop - s.start for s in self._slices.values()], np.int64),
-            "present": self._present.copy(),
+            "present": self._present,
+            "due": np.array([list(self._blends).index(name) for name in self._due], np.int64),
         }
         for name, blend in self._blends.items():
             out |= {f"{name}/{key}": array for key, array in blend.memory().items()}
             out[f"{name}/sum"], out[f"{name}/count"] = self._sums[name].copy(), self._counts[name].copy()
             if name in self._said:
-                out[f"{name}/said"] = self._said[name].copy()
+                out[f"{name}/said"] = self._said[name]
             out[f"{name}/open_row"] = np.array([self._rows[name]], np.int64)
         return out
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
-        """Take over what `memory` gave."""
+        """Take over what `memory` gave; begins afresh where it is of other settings or another version."""
         if "dt_s" not in memory:
             return
-        self._shape(float(memory["dt_s"][0]), dict(zip(self.signals, memory["sizes"].tolist(), strict=True)))
+        try:
+            if not np.array_equal(memory.get("made", np.zeros(0)), self._made()):
+                raise ContractError("of other settings")
+            self._take_over(memory)
+        except (ContractError, ValueError, TypeError, KeyError, IndexError):
+            self._begin()
+            self._parameters, self._version = {}, "unfitted"
+
+    def _made(self) -> np.ndarray:
+        """A name for these settings, as bytes."""
+        return np.frombuffer(digest(repr(sorted(self.settings().items()))).encode(), np.uint8)
+
+    def _take_over(self, memory: Mapping[str, np.ndarray]) -> None:
+        dt_s, unusual = memory["dt_s"].tolist()
+        self._shape(dt_s, dict(zip(self.signals, memory["sizes"].tolist(), strict=True)))
+        self._unusual = int(unusual)
         self._present = np.array(memory["present"])
         for name, blend in self._blends.items():
             prefix = f"{name}/"
@@ -313,6 +353,23 @@ class Load:
             self._rows[name] = int(memory[f"{name}/open_row"][0])
             if f"{name}/said" in memory:
                 self._said[name] = np.array(memory[f"{name}/said"])
+        self._due = [list(self._blends)[place] for place in memory["due"]]
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits there now: what was learned of the one before is over."""
+        for key, series in self._slices.items():
+            if key.partition(".")[0] != table:
+                continue
+            at = series.start + entity
+            for name, blend in self._blends.items():
+                old_of_new = np.arange(blend.n, dtype=np.int32)
+                old_of_new[at] = -1
+                blend.remap(old_of_new)
+                self._sums[name][at] = self._counts[name][at] = 0.0
+                if name in self._said:
+                    said = self._said[name].copy()  # a snapshot may still be reading the one before
+                    said[:, at] = np.nan
+                    self._said[name] = said
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """Move the series of entities that stayed; the others begin with nothing."""

@@ -31,6 +31,7 @@ LAST = (
 MARGINAL = 8  # forecasts between two looks at the recent past. source: estimate; it moves slowly
 LEAST = 1e-30  # a size of changes below this counts as none: single precision ends at 1e-38
 SHARED = ("row", "tally", "band_age")  # what is not one for each series
+WRITTEN = ("row", "tally", "last", "range", "band_age", "log_width")  # arrays that are written to in place
 
 
 def stride(horizon: int) -> int:
@@ -86,7 +87,8 @@ class Online:
         self._tally = np.array([0, -self.stride])  # forecasts that were remembered, and the row of the newest
         # What waits: the last value, and all else as differences from it, so that single precision is plenty.
         self._last = np.full((len(self._row), n), np.nan)
-        self._said: F32 = np.full((len(self._row), k + 5 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
+        nothing: F32 = np.full((k + 5 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
+        self._said = [nothing] * len(self._row)  # replaced, never written to
         self._weights = np.zeros((k, n))
         self._range = np.full((2, n), np.nan)  # lowest and highest value yet
         self._marginal = np.full((N_LEVEL, n), np.nan)
@@ -126,9 +128,11 @@ class Online:
         if issue.points.shape != (len(self.experts), self.n):
             raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")
         last = issue.last
-        if self.looks and (issue.recent is not None or issue.marginal is not None):
-            given = issue.marginal
-            self._marginal = marginal(issue.recent) if given is None else given
+        given = issue.marginal
+        if given is None and issue.recent is not None and self.looks:
+            given = marginal(issue.recent)
+        if given is not None and self.looks:
+            self._marginal = given
             self._range[0] = np.fmin(self._range[0], self._marginal[0])
             self._range[1] = np.fmax(self._range[1], self._marginal[-1])
         lowest, highest = np.fmin(self._range[0], last), np.fmax(self._range[1], last)
@@ -160,32 +164,43 @@ class Online:
         slot = int(np.argmin(self._row))
         self._row[slot], self._last[slot] = row, last
         self._tally[:] = self._tally[0] + 1, row
-        np.concatenate(
-            [part.reshape(-1, self.n) for part in parts], out=self._said[slot], casting="same_kind"
-        )
+        rows = [part.reshape(-1, self.n) for part in parts]
+        self._said[slot] = np.concatenate(rows, dtype=np.float32, casting="same_kind")
 
     def weights(self) -> F64:
         """Weights [n, n_expert] in the last forecast; they sum to 1, or are 0 where no expert spoke."""
         return self._weights.T
 
     def memory(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as arrays of fixed size whose last axis is mostly the series; exact."""
-        return {name: np.array(getattr(part, field)) for name, part, field in self._state()}
+        """All that is remembered, as arrays of fixed size whose last axis is mostly the series; exact.
+
+        No array is written to later: large ones are not copied, but replaced when they change.
+        """
+        out: dict[str, np.ndarray] = {}
+        for name, part, field in self._state():
+            out[name] = np.array(getattr(part, field)) if name in WRITTEN else getattr(part, field)
+        out["band_counts"] = self._bands.lend()
+        return out | {f"said/{slot}": said for slot, said in enumerate(self._said)}
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
-        for name, part, field in self._state():
-            mine, given = getattr(part, field), memory.get(name)
+        for name, mine in self.memory().items():
+            given = memory.get(name)
             if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
                 raise ContractError(f"{name}: expected {mine.dtype} {mine.shape}")
         for name, part, field in self._state():
             setattr(part, field, np.array(memory[name]))
+        self._said = [np.array(memory[f"said/{slot}"]) for slot in range(len(self._said))]
 
     def remap(self, old_of_new: I32) -> None:
         """Move what was learned to new places [n_new]; -1 starts afresh."""
         old = self.memory()
         self._begin(len(old_of_new))
         kept = np.flatnonzero(old_of_new >= 0)
+        for slot, said in enumerate(self._said):
+            moved = said.copy()
+            moved[:, kept] = old[f"said/{slot}"][:, old_of_new[kept]]
+            self._said[slot] = moved
         for name, part, field in self._state():
             if name in SHARED:
                 setattr(part, field, old[name])
@@ -194,7 +209,7 @@ class Online:
 
     def _state(self) -> list[tuple[str, object, str]]:
         """(name in memory, part, attribute) of all that is remembered."""
-        own = ("row", "tally", "last", "said", "weights", "range", "marginal")
+        own = ("row", "tally", "last", "weights", "range", "marginal")
         return [
             *((name, self, f"_{name}") for name in own),
             *((f"point_{name}", self._combination, name) for name in ("regret", "square", "peak")),

@@ -324,14 +324,16 @@ def _pieces(
     merged = _merge(small)
     decisions = np.zeros((BITS, len(merged)), np.int64)
     table = np.zeros((len(merged), 256))
-    byte = np.arange(256)
+    rows: list[tuple[int, int, float]] = []  # of all leaves: the bits that matter, those set, the value
     for at, (used, leaves) in enumerate(merged):
-        bit = {decision: BITS - 1 - place for place, decision in enumerate(used)}
+        bit = {decision: 1 << (BITS - 1 - place) for place, decision in enumerate(used)}
         decisions[: len(used), at] = used
-        mask = [sum(1 << bit[decision] for decision in path) for path, _ in leaves]
-        wanted = [sum(answer << bit[decision] for decision, answer in path.items()) for path, _ in leaves]
-        hit = (byte & np.array(mask)[:, None]) == np.array(wanted)[:, None]
-        table[at] = np.where(hit, np.array([value for _, value in leaves])[:, None], 0.0).sum(axis=0)
+        rows += [(sum([bit[d] for d in p]), sum([bit[d] for d in p if p[d]]), v) for p, v in leaves]
+    matter, wanted, values = np.array(rows).reshape(-1, 3).T[:, :, None]
+    added = np.where((np.arange(256, dtype=np.uint8) & matter.astype(np.uint8)) == wanted, values, 0.0)
+    for at, (_, leaves) in enumerate(merged):
+        added[: len(leaves)].sum(axis=0, out=table[at])
+        added = added[len(leaves) :]
     groups = tuple(
         _Pieces(decisions[:, at : at + GROUP_PIECES].ravel(), table[at : at + GROUP_PIECES].ravel())
         for at in range(0, len(merged), GROUP_PIECES)
@@ -379,19 +381,18 @@ def _cut(leaves: Iterator[Leaf]) -> list[list[Leaf]]:
 def _merge(pieces: list[list[Leaf]]) -> list[tuple[list[int], list[Leaf]]]:
     """Pieces of different trees go together while their decisions fit one byte: the first place that fits."""
     by_size = sorted(
-        ((sorted({d for path, _ in leaves for d in path}), leaves) for leaves in pieces),
+        ((frozenset(d for path, _ in leaves for d in path), leaves) for leaves in pieces),
         key=lambda piece: -len(piece[0]),
     )
-    full: list[tuple[list[int], list[Leaf]]] = []
-    open_pieces: list[tuple[list[int], list[Leaf]]] = []
+    full: list[tuple[frozenset[int], list[Leaf]]] = []
+    open_pieces: list[tuple[frozenset[int], list[Leaf]]] = []
     for used, leaves in by_size:
         for place, (other, others) in enumerate(open_pieces):
-            both = sorted({*other, *used})
-            if len(both) <= BITS:
+            if len(both := other | used) <= BITS:
                 open_pieces[place] = (both, others + leaves)
                 if len(both) == BITS:
                     full.append(open_pieces.pop(place))
                 break
         else:
             (full if len(used) == BITS else open_pieces).append((used, leaves))
-    return full + open_pieces
+    return [(sorted(used), leaves) for used, leaves in full + open_pieces]

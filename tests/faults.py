@@ -13,7 +13,7 @@ def fleet(
     seed: int = 0, *, n: int = 60, days: float = 120.0, rate: float = 0.01, excite: float = 0.0,
     half_life_d: float = 8.0, lemons: int = 0,
 ) -> FaultLog:  # fmt: skip
-    """Nodes with a base rate per day; each fault adds `excite` for a while; `lemons` nodes have ten times it."""
+    """Nodes with a rate per day; each fault adds `excite` for a while; `lemons` nodes have ten times it."""
     rng = np.random.default_rng(seed)
     base = np.full(n, rate)
     base[:lemons] *= 10.0

@@ -203,6 +203,10 @@ class Engine:
             self.history.forget(event.table, entity)
             self.estimator.forget(event.table, entity)
             self.diagnosis.forget(event.table, entity)
+            for model in self.models.values():
+                forget = getattr(model, "forget", None)
+                if forget is not None:
+                    forget(event.table, entity)
             for policy in self.policies:
                 if policy.memory is not None and policy.memory.table == event.table:
                     for column in self.memory[policy.name].values():

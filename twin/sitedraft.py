@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from twin.physics.liquid import COOLANTS
 from twin.profile import Profile
+from twin.quantities import find_quantity
 from twin.signals import TABLES, find_signal
 from twin.sitefile import (
     MAX_PATTERN,
@@ -281,10 +282,10 @@ def _check_keys(draft: Draft, file: SiteFile) -> None:
             draft.problems.append(f"$.history_s.{key}: expected seconds up to a week, got {value}")
     for name, model in file.models.items():
         for key in model.signals:
-            signal = find_signal(key)
-            if signal is None or signal.kind == "counter":
+            if find_quantity(key) is None:
                 draft.problems.append(
-                    f"$.models.{name}.signals: {short(key)} is not a gauge of the catalogue"
+                    f"$.models.{name}.signals: {short(key)} is not a gauge of the catalogue, or a sum of "
+                    "twin/quantities.py"
                 )
         if any(not 0 < h <= 7 * 86_400 for h in model.horizons_s):
             draft.problems.append(

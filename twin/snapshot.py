@@ -7,13 +7,14 @@ import the core; writes no file.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zstandard
 
 from twin.contracts import Forecast, Proposal
-from twin.errors import StorageError
+from twin.errors import ContractError, StorageError
 from twin.jobs import TOLD
 from twin.trace import CATALOGUE
 from twin.tree import digest, pack, unpack
@@ -84,9 +85,10 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     for name, held in data["models"].items():
         if name not in engine.models:
             continue  # a model that came or went, as with another version, begins afresh: it only forecasts
-        if held["parameters"]:
-            engine.models[name].load(held["parameters"])
-        engine.models[name].restore(held["memory"])
+        with contextlib.suppress(ContractError):  # of another version: it begins afresh too
+            if held["parameters"]:
+                engine.models[name].load(held["parameters"])
+            engine.models[name].restore(held["memory"])
     forecasts = [Forecast(*f) for f in data["forecasts"]]
     engine.forecasts = {
         (f.signal, f.horizon_s): f for f in forecasts if f.model.partition("@")[0] in engine.models

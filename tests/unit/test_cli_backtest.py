@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,6 @@ import pytest
 from rich.console import Console
 
 from twin.app import backtest_suite, cli_backtest
-from twin.app.backtest_report import at_rows, render
 from twin.app.backtest_table import loss_words, say
 from twin.app.cli import main
 from twin.app.cli_backtest import horizons_of, losses, overall, plain, step_of
@@ -110,6 +114,12 @@ def test_one_forecaster_alone_and_a_total(lab: Path, capsys: pytest.CaptureFixtu
         (["--value-column", "two", "--where", "two"], "--where two: expected COLUMN=VALUE"),
         (["--value-column", "two", "--report", "{file}"], "is a file; expected a folder"),
         (["--value-column", "two", "--experts", "last,oracle"], "forecaster oracle: expected some of last,"),
+        (["--value-column", "two", "--experts", ""], "forecaster (nothing): expected some of last,"),
+        (["--value-column", "two", "--rival", "oracle"], "--rival oracle: expected one of last,"),
+        (["--value-column", "two", "--horizons", ""], "--horizons (nothing): expected rows (5)"),
+        (["--value-column", "two", "--horizons", "1,,2"], "--horizons (nothing): expected rows (5)"),
+        (["--value-column", "two", "--from", "nan"], "--from nan: expected a part of the rows"),
+        (["--value-column", "two", "--step", "6h"], "expected at least 20 to score anything: give a longer"),
     ],
 )
 def test_what_is_refused_says_what_was_expected(
@@ -131,6 +141,10 @@ def test_what_is_refused_says_what_was_expected(
         ["backtest", "load", "--series", "x.csv", "--suite", "y"],
         ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v",
          "--model", "last", "--experts", "last"],
+        ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v", "--only", "a"],
+        ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v", "--jobs", "0"],
+        ["backtest", "load", "--suite", "x", "--report", "y"],
+        ["backtest", "load", "--suite", "x", "--time-column", "t"],
     ],
 )  # fmt: skip
 def test_a_wrong_call_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,15 +228,6 @@ def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str])
         assert "10 more are in the JSON" in out.getvalue()
 
 
-def test_a_drawn_row_shows_what_was_issued_for_it_or_up_to_a_stride_before() -> None:
-    from models.backtest import Course
-
-    quantiles = np.arange(3.0)[:, None, None] + np.zeros((3, 1, 7))
-    course = Course(10, 4, np.array([20, 24, 28]), quantiles, np.ones((1, 1)), 0.0)
-    shown = at_rows(course, np.array([29, 30, 33, 34, 41, 42]), 0)[:, 0]
-    np.testing.assert_array_equal(shown, [np.nan, 0.0, 0.0, 1.0, 2.0, np.nan])
-
-
 def test_the_suite_reads_each_recording_and_prints_a_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,19 +245,121 @@ def test_the_suite_reads_each_recording_and_prints_a_table(
     lost = [line for line in lines if line.startswith("- One, ")]
     assert lost
     assert all(" ahead: MASE of " in line or " ahead: pinball loss of " in line for line in lost)
+    assert "Goals:" in lines
+    assert main(["backtest", "load", "--suite", str(tmp_path), *FAST, "--rival", "ewma60", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["data_sets"][0]["rival"]["name"] == "ewma60"
+    assert len(told["goals"]) == 6
     assert main(["backtest", "load", "--suite", str(tmp_path / "none")]) == 1
+    assert main(["backtest", "load", "--suite", str(tmp_path), "--only", "one, mars"]) == 1
+    assert "--only 'mars': expected words in the names: One" in capsys.readouterr().err
 
 
-def test_the_page_of_a_series_that_was_never_scored() -> None:
-    from models.backtest import Course, Result
-    from models.panel import Panel
+def test_an_empty_folder_is_no_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for only in backtest_suite.DATA_SETS:
+        assert main(["backtest", "load", "--suite", str(tmp_path), "--only", only]) == 1
+        assert "expected the recordings (racktwin traces fetch)" in capsys.readouterr().err
 
-    panel = Panel(0, 60.0, np.full((40, 1), np.nan), ("a",))
-    course = Course(1, 1, np.arange(20, 40), np.full((20, 1, 7), np.nan), np.ones((1, 1)), 0.0)
-    told = {"series": ["a"], "rows": 40, "step_s": 60.0, "from": 0.5, "notes": [], "losses": [],
-            "lookahead_origins_checked": 0, "overall": overall([horizon({"a": unit()}, mase=math.nan)]),
-            "horizons": [horizon({"a": unit()}, mase=math.nan)]}  # fmt: skip
-    assert "No rival was better" in render(told, Result(panel, 20, ("x",), (course,), 0.0, (), 0))
+
+NO_SERIES = {
+    "empty.csv": (b"", "the file is empty: expected a first line"),
+    "header.csv": (b"when,two\n", "no rows below the header"),
+    "one.csv": (b"when,two\n1700000000,1\n", "no step to be found: give --step"),
+    "two.csv": (b"when,two\n1700000000,1\n1700000060,2\n", "2 rows of 1 min: expected at least 20"),
+    "binary.csv": (bytes(range(256)) * 9, "expected a table of text (CSV)"),
+    "words.csv": (b"when,two\n1700000000,a\n1700000060,b\n", "expected numbers, found 0 in 2 rows"),
+    "gaps.csv": (b"when,two\n1700000000,nan\n1700000060,\n", "expected numbers, found 0 in 2 rows"),
+    "cut.csv.xz": (
+        lzma.compress(b"when,two\n" + b"1700000000,1\n" * 999)[:-30],
+        "expected a whole compressed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_SERIES)
+def test_a_file_without_a_series_is_named_with_what_was_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    content, said = NO_SERIES[name]
+    (tmp_path / name).write_bytes(content)
+    words = ["backtest", "load", "--series", str(tmp_path / name), "--time-column", "when"]
+    assert main([*words, "--value-column", "two", *FAST]) == 1
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert said in " ".join(seen.err.split())
+    assert "Traceback" not in seen.err
+
+
+def test_what_is_no_file_is_named(lab: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "none.csv", "No such file")):
+        words = ["backtest", "load", "--series", str(path), "--time-column", "t", "--value-column", "v"]
+        assert main(words) == 1
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"{path}: cannot be read: {said}" in told
+        assert "Errno" not in told
+
+
+def test_a_constant_series_is_scored_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{1_700_000_000 + 60 * i},5" for i in range(120)]
+    (tmp_path / "still.csv").write_text("\n".join(["when,two", *rows]) + "\n")
+    words = ["backtest", "load", "--series", str(tmp_path / "still.csv"), "--time-column", "when"]
+    told = answer(capsys, *words, "--value-column", "two", "--experts", "last,ewma5")
+    assert [h["mae"] for h in told["horizons"]] == [0.0] * len(told["horizons"])
+    assert main([*words, "--value-column", "two", "--experts", "last,ewma5"]) == 0
+    assert "Warning" not in capsys.readouterr().err
+
+
+def test_values_too_far_apart_for_any_horizon_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{1_700_000_000 + 60 * i},{'' if i % 10 else i}" for i in range(120)]
+    (tmp_path / "rare.csv").write_text("\n".join(["when,two", *rows]) + "\n")
+    words = ["backtest", "load", "--series", str(tmp_path / "rare.csv"), "--time-column", "when",
+             "--value-column", "two", *FAST, "--horizons", "1,3"]  # fmt: skip
+    assert main(words) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "two: nothing to score: after 56 of 111 rows of 1 min" in told
+    assert "give a longer --step" in told
+
+
+def test_notes_go_to_stderr_beside_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ask(lab, "--value-column", "two", "--horizons", "1", "--gap", "2024-03-02", "2024-03-02 03:00")
+    assert main([*words, "--json"]) == 0
+    seen = capsys.readouterr()
+    json.loads(seen.out)
+    assert seen.out.count("\n") == 1
+    assert "gap asked for" in seen.err
+
+
+def test_a_rival_beside_a_series(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ask(lab, "--value-column", "two", "--horizons", "1,50", "--rival", "ewma60")
+    told = answer(capsys, *words)
+    assert told["rival"]["horizons"][0]["better"] == "ours"
+    assert told["rival"]["overall"]["ratio"] < 1.0
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "beside ewma60, 10 min ahead" in shown
+    assert "processor time of all fits" in shown
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{1_700_000_000 + 60 * i},{v:.3f}" for i, v in enumerate(rng.normal(size=20_000).cumsum())]
+    (tmp_path / "long.csv").write_text("\n".join(["t,v", *rows]) + "\n")
+    words = [sys.executable, "-m", "twin.app", "backtest", "load", "--series", str(tmp_path / "long.csv"),
+             "--time-column", "t", "--value-column", "v"]  # fmt: skip
+    for more in ([], ["--jobs", "2"]):
+        running = subprocess.Popen([*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            time.sleep(6.0)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60.0)
+        finally:
+            running.kill()
+        assert (running.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
 def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

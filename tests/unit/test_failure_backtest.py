@@ -27,6 +27,7 @@ from tests.faults import fleet, log_of
 from twin.frame import F64, Bool
 
 SPANS = (1.0, 7.0)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ def event(node: Any, day: Any, what: Any, kind: Any = GPU) -> dict[str, Any]:
 GOOD = [
     event("a", 1.5, "fault_start"), event("b", 2.0, "fault_start", {"Class": "NIC"}),
     event("b", 2.0, "fault_end", {"Class": "NIC"}), event("a", 4.0, "fault_end"),
-    event("a", 6.0, "fault_start"), event("b", 9.0, "fault_start", "NIC"), event("b", 9.5, "fault_end", "NIC"),
+    event("a", 6.0, "fault_start"), event("b", 9.0, "fault_start", "NIC"),
+    event("b", 9.5, "fault_end", "NIC"),
 ]  # fmt: skip
 CSV = "node,start,end,class\na,1.5,4.0,GPU\nb,2.0,2.0,NIC\na,6.0,,GPU\nb,9.0,9.5,NIC\n"
 
@@ -87,7 +88,7 @@ def test_times_with_dates_are_days_with_a_begin_of_their_own(tmp_path: Path) -> 
         (lambda e: e.insert(1, event("a", 1.7, "fault_start")), "event 2", "expected an end between"),
         (lambda e: e.insert(0, event("c", 1.0, "fault_end")), "event 1", "expected a start before"),
         (lambda e: e.append(event("c", 3.0, "fault_start")), "event 8", "expected events in order"),
-        (lambda e: e.append(event("a", 5.0, "fault_end")), "event 8", "expected its start (event 5) or later"),
+        (lambda e: e.append(event("a", 5.0, "fault_end")), "event 8", "its start (event 5) or later"),
     ],
 )  # fmt: skip
 def test_wrong_events_are_told_with_their_place(
@@ -103,7 +104,8 @@ def test_wrong_events_are_told_with_their_place(
     "line, expected",
     [
         ("a,9.6,9.7", "3 values, expected 4"), ("a,soon,,x", "expected days"), ("a,nan,,x", "expected days"),
-        ("a,inf,,x", "expected days"), ("a,9.8,9.7,x", "expected start 9.8 or later"), (",9.8,9.9,x", "a name"),
+        ("a,inf,,x", "expected days"), ("a,9.8,9.7,x", "expected start 9.8 or later"),
+        (",9.8,9.9,x", "expected a name"),
         ("b,9.0,9.5,NIC", "expected once"), ("a,9.6,9.7,x", "expected one fault at a time"),
         ("c,3.0,4.0,x", "expected lines in order"), ("c,2024-03-30,,x", "as in the first line"),
     ],

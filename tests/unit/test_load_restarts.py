@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.load import SIGNALS, Load
+from models.load import KNOWN, SIGNALS, Load
 from models.persistence import Persistence
 from tests.builders import START_NS, Twin, two_racks
 from tests.unit.test_load import FEW, HOUR, MIN, POWER, drive, load_of, panel, rng_walk, said, twin_of
@@ -36,6 +36,7 @@ def fitted(model: Load, seed: int = 1) -> Load:
         series[f"{name}/values"] = (60e3 + np.cumsum(rng.normal(0, 100, (400, 2)), axis=0)).astype(np.float32)
         series[f"{name}/grid"] = np.array([grid.step_s, *grid.horizons])
         series[f"{name}/start_ns"] = np.array([0], np.int64)
+        series[f"{name}/known"] = np.full((len(KNOWN), 400), np.nan, np.float32)
     model.load(model.fit(series, seed))
     return model
 

@@ -161,7 +161,7 @@ def summary(judged: Sequence[Told]) -> list[str]:
     for one in judged:
         met = one["of_cases"] - len(one["missed"])
         how = "nothing to judge" if one["met"] is None else "met" if one["met"] else "MISSED"
-        count = f" in {met} of {one['of_cases']}" if one["of_cases"] > 1 else ""
+        count = f" (met in {met} of {one['of_cases']})" if one["of_cases"] > 1 else ""
         value = f": {one['value']}" if one["value"] else ""
         lines.append(f"- {how}{count}: {one['goal']}{value}")
         unsure = [case for case in one["cases"] if case["met"] and case.get("sure") is False]

@@ -16,6 +16,7 @@ from models.backtest import Course, Result
 from models.forecaster import BANDS, MEDIAN
 from models.scores import binomial
 from twin.app.backtest_goals import amount, ratio_words
+from twin.app.backtest_rival import ratio_span, who
 from twin.app.backtest_table import loss_words
 from twin.app.report import write_whole
 from twin.app.report_page import page
@@ -63,6 +64,7 @@ def render(told: Mapping[str, Any], result: Result) -> str:
         + section("scores", "Scores", _scores_intro(told), _table(told), _words())
         + _courses(result, shown, rows, axis)
         + _compared(told)
+        + _rival(told)
         + _losses(told)
         + _series(told)
     )
@@ -202,6 +204,23 @@ def _compared(told: Mapping[str, Any]) -> str:
     head = ["ahead", "over last value", "over yesterday", "over EWMA", "EWMA's half-life"]
     beside = "<h3>Error over each rival's</h3>" + table(head, rows, (1, 2, 3, 4))
     return section("compared", "Compared", "By horizon.", pair(figures), beside)
+
+
+def _rival(told: Mapping[str, Any]) -> str:
+    """Another forecaster beside, if one was asked for."""
+    if "rival" not in told:
+        return ""
+    rival = told["rival"]
+    name = safe(rival["name"])
+    units = [*((duration(h["horizon_s"]), h) for h in rival["horizons"]), ("all", rival["overall"])]
+    rows = [
+        [ahead, *(amount(unit[k]) if k in unit else "" for k in ("mae", "mae_rival")), ratio_span(unit),
+         safe(who(unit, rival["name"]))]
+        for ahead, unit in units
+    ]  # fmt: skip
+    head = ["ahead", "error", f"error of {name}", "ratio (90 %)", "better"]
+    intro = f"The same origins and targets, forecast by {name}: {safe(rival['budget_words'], 400)}."
+    return section("rival", f"Beside {name}", intro, table(head, rows, (1, 2, 3)))
 
 
 def _losses(told: Mapping[str, Any]) -> str:

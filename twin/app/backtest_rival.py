@@ -102,10 +102,10 @@ def budget_words(name: str, ours: Result, rival: Result) -> str:
         from models.lstm import Lstm
 
         tries = Lstm(Grid(1.0, (1,))).budget_fits
-        said += (
-            f"; the first, and each on twice the rows, tries {tries} settings; one network for all horizons"
-        )
-    return said + ")"
+        said += f"; the first, and each one on twice its rows, tries {tries} settings; one network serves all"
+        said += " horizons"
+    few = f"; {name} found too few rows to learn from, and says the last value"
+    return said + ")" + (few if name in rival.silent else "")
 
 
 def who(told: Mapping[str, Any], name: str) -> str:
@@ -120,13 +120,14 @@ def rival_lines(told: Mapping[str, Any]) -> list[str]:
     name = clean(told["name"])
 
     def line(ahead: str, part: Mapping[str, Any]) -> str:
-        return f"beside {name}, {ahead}: error {_ratio(part)} of its error; better: {who(part, name)}"
+        return f"beside {name}, {ahead}: error {ratio_span(part)} of its error; better: {who(part, name)}"
 
     lines = [line(f"{duration(h['horizon_s'])} ahead", h) for h in told["horizons"]]
     return [*lines, line("all horizons", told["overall"]), told["budget_words"]]
 
 
-def _ratio(part: Mapping[str, Any]) -> str:
+def ratio_span(part: Mapping[str, Any]) -> str:
+    """A ratio with its interval."""
     return f"{ratio_words(part['ratio'])} ({ratio_words(part['low'])} to {ratio_words(part['high'])})"
 
 
@@ -140,7 +141,7 @@ def rival_markdown(told: Sequence[Mapping[str, Any]]) -> list[str]:
 
     def line(title: str, ahead: str, part: Mapping[str, Any]) -> str:
         maes = [amount(part[k]) if k in part else "" for k in ("mae", "mae_rival")]
-        return "| " + " | ".join((clean(title), ahead, *maes, _ratio(part), who(part, name))) + " |"
+        return "| " + " | ".join((clean(title), ahead, *maes, ratio_span(part), who(part, name))) + " |"
 
     for data in told:
         rival, called = data["rival"], data["name"]

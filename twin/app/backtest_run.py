@@ -31,6 +31,7 @@ from twin.app.report_text import duration
 from twin.errors import TwinError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+ROOMY = 90  # columns of a terminal with room to say what is going on
 LOOK_S = 0.2  # between two looks at how far workers are
 ETA_AFTER = 0.03  # of the work: sooner nothing can be told. source: estimate
 
@@ -61,9 +62,11 @@ class Bar:
         self._begun = time.monotonic()
         if console.is_terminal:
             columns = (
-                SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None),
+                SpinnerColumn(), TextColumn("{task.description}"),
+                BarColumn(bar_width=24 if console.width >= ROOMY else 10),
                 TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"), TextColumn("{task.fields[note]}", style="dim"),
+                TextColumn("{task.fields[left]}"),
+                *([TextColumn("{task.fields[note]}", style="dim")] if console.width >= ROOMY else []),
             )  # fmt: skip
             self._progress = Progress(*columns, console=console, transient=True)
             self._task = self._progress.add_task(what, total=1.0, left="", note="")

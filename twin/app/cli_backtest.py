@@ -24,6 +24,9 @@ from twin.app.report_text import clean, duration, number
 from twin.errors import ConfigError
 
 LEAST_ROWS = 20
+# Options that say how to read a file, or what to make of one.
+OF_SERIES = ("time_column", "value_column", "step", "aggregate", "total", "where", "gap", "known_column",
+             "report")  # fmt: skip
 MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts
 SPAN_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
@@ -91,6 +94,8 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.model is not None and args.experts is not None:
         args.refuse("--model is one forecaster alone: expected no --experts")
     if args.suite is not None:
+        if alone := [f"--{name.replace('_', '-')}" for name in OF_SERIES if getattr(args, name)]:
+            args.refuse(f"--suite knows its own files and columns: expected no {', '.join(alone)}")
         from twin.app.backtest_suite import run_suite
 
         return run_suite(args, out, err)
@@ -187,7 +192,7 @@ def scored(
         asks += [
             Ask(c.panel, c.horizons, (rival,), terms_of(start, rival, not i)) for i, c in enumerate(cases)
         ]
-    with Bar(err, cases[0].name or "backtest") as bar:
+    with Bar(err, "backtest") as bar:
         results = run_all(asks, jobs, bar)
         bar.move(1.0, "scoring")
         out = []

@@ -29,8 +29,10 @@ MOST_HORIZON_D = 366.0
 LEAST_ORIGINS = 14  # scored days. source: estimate
 WARM_SHARE = 0.5  # of the log, before the first scored day unless --from says otherwise
 _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*([hdw])$")
-COLUMNS = ("within", "forecast", "PR-AUC", "ROC-AUC", "top", "precision", "recall", "lift", "Brier", "ECE",
+WIDE_COLUMNS = 116  # of a terminal that has room for all
+COLUMNS = ("within", "forecast", "PR-AUC", "ROC-AUC", "precision", "recall", "lift", "Brier", "ECE",
            "resolution", "lead time")  # fmt: skip
+NARROW = ("within", "forecast", "PR-AUC", "precision", "Brier", "ECE", "lead time")
 
 
 def add_failures(subparsers: Any) -> argparse.ArgumentParser:
@@ -140,18 +142,21 @@ def plain(value: Any) -> Any:
 
 def say(told: Mapping[str, Any], out: Console) -> None:
     """A table with the champion and the reference, the verdicts, and the fleet's numbers of faults."""
+    middle = told["top"][len(told["top"]) // 2]
     title = (
         f"{Path(told['events']).name} · {told['faults']:,} faults of {told['nodes_failed']} of "
-        f"{told['nodes']:,} nodes · scored from day {number(told['from_day'])} to {number(told['until_day'])}"
+        f"{told['nodes']:,} nodes · scored from day {number(told['from_day'])} to "
+        f"{number(told['until_day'])}, lists of {middle}"
     )
     shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
                   padding=(0, 2, 0, 0))  # fmt: skip
-    for head in COLUMNS:
+    columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
+    for head in columns:
         shown.add_column(head, justify="left" if head in COLUMNS[:2] else "right", no_wrap=True)
-    middle = told["top"][len(told["top"]) // 2]
     for h in told["horizons"]:
         for name, s in (("champion", h), *h["methods"].items()):
-            shown.add_row(*_cells(h, name, s, middle))
+            cells = dict(zip(COLUMNS, _cells(h, name, s, middle), strict=True))
+            shown.add_row(*(cells[head] for head in columns))
     out.print(shown)
     for h in told["horizons"]:
         for line in verdicts(h):
@@ -168,7 +173,7 @@ def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> lis
     lead = s["lead_time_h"][str(k)]
     kinds = (s[f"{kind}_at_k"][str(k)] for kind in ("precision", "recall", "lift"))
     return [
-        span_words(h["horizon_d"]), name.replace("_", " "), number(s["pr_auc"]), number(s["roc_auc"]), str(k),
+        span_words(h["horizon_d"]), name.replace("_", " "), number(s["pr_auc"]), number(s["roc_auc"]),
         *map(number, kinds), number(s["brier"]), number(s["ece"], 2), number(s["resolution"], 2),
         f"{number(lead['median'])} h" if lead["foreseen"] else "-",
     ]  # fmt: skip
