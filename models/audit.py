@@ -63,8 +63,8 @@ def check_points(names: tuple[str, ...], origins: I64, before: F64, again: F64, 
 
 def check_issued(who: str, origins: I64, before: F64, again: F64, how: str) -> None:
     """Raise LookAhead if what was issued [n_origin, ...] is said otherwise."""
-    wrong = differ(before, again)
-    wrong = wrong.any(axis=tuple(range(1, wrong.ndim)))
+    apart = differ(before, again)
+    wrong = np.asarray(apart.any(axis=tuple(range(1, apart.ndim))))
     if wrong.any():
         raise LookAhead(who, int(origins[np.flatnonzero(wrong)[-1]]), f"later rows became {how}")
 

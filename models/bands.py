@@ -38,7 +38,8 @@ def first_guess() -> F32:
     tail = 0.5 * np.exp(-np.abs(EDGE))
     below = np.where(EDGE < 0.0, tail, 1.0 - tail)
     below[0], below[-1] = 0.0, 1.0
-    return (PRIOR * np.diff(below)).astype(np.float32)
+    guess: F32 = (PRIOR * np.diff(below)).astype(np.float32)
+    return guess
 
 
 def quantiles(counts: F32) -> F64:
@@ -69,7 +70,7 @@ def _read(counts: F32, below: F64) -> F64:
     there = np.repeat(start, N_LEVEL, axis=1)
     for step in HALVES:
         there += (flat[there + (step - 1) * n] < wanted) * (step * n)
-    place = (there - start) // n - (flat[there] - wanted) / counts.ravel()[there]
+    place: F64 = (there - start) // n - (flat[there] - wanted) / counts.ravel()[there]
     place -= SIDE - 0.5
     place[np.abs(place) <= 0.5] = 0.0
     place *= STEP

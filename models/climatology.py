@@ -6,7 +6,7 @@ import the contract of forecasters; NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -102,7 +102,8 @@ class _Usual(Unfitted):
 
     def _of_few(self, panel: Panel, heads: I64) -> F64:
         """As `_of_hours` back from these, with the panel's memo: what is usual changes when an hour ends."""
-        memo: dict[int, tuple[I64, int, F64]] = panel.memo.setdefault(type(self), {})
+        key: Hashable = type(self)
+        memo: dict[int, tuple[I64, int, F64]] = panel.memo.setdefault(key, {})
         first = rows_since_epoch(panel)
         usual = []
         for head in heads.tolist():

@@ -74,7 +74,7 @@ def _total_change(rows: F64) -> F64:
     """Sum of the sizes of changes from row to row, in order of time. [n]"""
     # The sum so far is the first row of what is summed next.
     room = np.zeros((BLOCK_ROWS + 1, rows.shape[1]))
-    total = room[0]
+    total: F64 = room[0]
     for begin in range(0, len(rows) - 1, BLOCK_ROWS):
         block = rows[begin : begin + BLOCK_ROWS + 1]
         room[0] = total

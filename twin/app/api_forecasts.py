@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from models.load import GRIDS
+from models.load_fits import GRIDS
 from twin.app.forecast_words import shown, span, why
 from twin.app.live import Live
 from twin.app.report_text import clean

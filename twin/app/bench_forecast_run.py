@@ -19,7 +19,8 @@ from models import schedule
 from models.blend import Blend
 from models.forecaster import Grid
 from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
-from models.load import GRIDS, Load
+from models.load import Load
+from models.load_fits import GRIDS
 from models.online import stride
 from models.panel import Panel
 from twin.app.bench_load import START_NS
