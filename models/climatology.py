@@ -102,7 +102,7 @@ class _Usual(Unfitted):
 
     def _of_few(self, panel: Panel, heads: I64) -> F64:
         """As `_of_hours` back from these, with the panel's memo: what is usual changes when an hour ends."""
-        key: Hashable = type(self)
+        key: Hashable = type(self).__name__
         memo: dict[int, tuple[I64, int, F64]] = panel.memo.setdefault(key, {})
         first = rows_since_epoch(panel)
         usual = []

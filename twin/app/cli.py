@@ -26,7 +26,7 @@ _LARGE = {
     "broker-acl": ("twin.app.acl", "make Mosquitto's access list from a site file"),
     "simulate": ("twin.app.cli_simulate", "run a simulated site under a scenario, for hours or months"),
     "whatif": ("twin.app.cli_whatif", "run a scenario from the twin's state, with policies and without"),
-    "backtest": ("twin.app.cli_backtest", "score the forecasts of load on recorded series"),
+    "backtest": ("twin.app.cli_backtest", "score forecasts of load or of failures on recordings"),
     "plant": ("twin.app.cli_plant", "a simulated site in real time on a broker, for trying the daemon on"),
 }
 

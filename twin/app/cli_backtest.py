@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from twin.app import cli_backtest_failures
 from twin.app.backtest_table import say
 from twin.app.report_text import clean, duration, number
 from twin.errors import ConfigError
@@ -34,8 +35,10 @@ _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
 
 def add_parser(commands: Any) -> None:
     """The arguments of `racktwin backtest`."""
-    parser = commands.add_parser("backtest", help="score the forecasts of load on recorded series")
-    load = parser.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser(
+    parser = commands.add_parser("backtest", help="score forecasts of load or of failures on recordings")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    cli_backtest_failures.add_failures(kinds)
+    load = kinds.add_parser(
         "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
     )
     source = load.add_mutually_exclusive_group(required=True)
@@ -85,6 +88,8 @@ def _jobs(text: str) -> int:
 
 def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score, print, write the page. Raises ConfigError for what the operator can mend."""
+    if args.what == "failures":
+        return cli_backtest_failures.run_failures(args, out, err)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
         return _run(args, out, err)
