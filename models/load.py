@@ -308,7 +308,7 @@ class Load:
         if not self._blends:
             return {}
         out: dict[str, np.ndarray] = {
-            "made": self._made(),
+            "made": self.made(),
             "dt_s": np.array([self._dt_s, self._unusual]),
             "sizes": np.array([s.stop - s.start for s in self._slices.values()], np.int64),
             "present": self._present,
@@ -327,14 +327,14 @@ class Load:
         if "dt_s" not in memory:
             return
         try:
-            if not np.array_equal(memory.get("made", np.zeros(0)), self._made()):
+            if not np.array_equal(memory.get("made", np.zeros(0)), self.made()):
                 raise ContractError("of other settings")
             self._take_over(memory)
         except (ContractError, ValueError, TypeError, KeyError, IndexError):
             self._begin()
             self._parameters, self._version = {}, "unfitted"
 
-    def _made(self) -> np.ndarray:
+    def made(self) -> np.ndarray:
         """A name for these settings, as bytes."""
         return np.frombuffer(digest(repr(sorted(self.settings().items()))).encode(), np.uint8)
 

@@ -29,6 +29,7 @@ LAST = (
     3.0  # how much more the last value is trusted at first than any other. source: tuned on synthetic series
 )
 MARGINAL = 8  # forecasts between two looks at the recent past. source: estimate; it moves slowly
+STILL = 8  # outcomes without any change after which a band has no width. source: estimate
 LEAST = 1e-30  # a size of changes below this counts as none: single precision ends at 1e-38
 SHARED = ("row", "tally", "band_age")  # what is not one for each series
 WRITTEN = ("row", "tally", "last", "range", "band_age", "log_width")  # arrays that are written to in place
@@ -90,6 +91,7 @@ class Online:
         nothing: F32 = np.full((k + 5 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
         self._said = [nothing] * len(self._row)  # replaced, never written to
         self._weights = np.zeros((k, n))
+        self._heard = np.zeros(n, np.int64)  # outcomes
         self._range = np.full((2, n), np.nan)  # lowest and highest value yet
         self._marginal = np.full((N_LEVEL, n), np.nan)
 
@@ -114,6 +116,7 @@ class Online:
         self._combination.judge(regret, np.isfinite(change))
         self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
         self._conformal.learn(change, curves[N_KIND + 1])
+        self._heard += np.isfinite(change)
 
     @property
     def looks(self) -> bool:
@@ -123,7 +126,7 @@ class Online:
     def issue(self, row: int, issue: Issue) -> F64:
         """Quantiles [n, n_level] at LEVELS of the value `horizon` rows after `row`.
 
-        NaN where no expert or no last value is; the bands are NaN as long as no change was seen.
+        NaN where no expert or no last value is; bands are NaN until a change was seen, or STILL outcomes without one.
         """
         if issue.points.shape != (len(self.experts), self.n):
             raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")
@@ -157,7 +160,9 @@ class Online:
         out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
         if row - self._tally[1] >= self.stride:
             self._remember(row, last, (points, said, raw, spreads, curves, mixed, out))
-        return (out + last).T
+        # What stood still in every outcome so far is expected to stand still.
+        still = np.isnan(out) & (self._heard >= STILL)
+        return (np.where(still, said, out) + last).T
 
     def _remember(self, row: int, last: F64, parts: tuple[F64, ...]) -> None:
         """Keep what was said until its outcome comes, in place of the oldest."""
@@ -209,7 +214,7 @@ class Online:
 
     def _state(self) -> list[tuple[str, object, str]]:
         """(name in memory, part, attribute) of all that is remembered."""
-        own = ("row", "tally", "last", "weights", "range", "marginal")
+        own = ("row", "tally", "last", "weights", "range", "marginal", "heard")
         return [
             *((name, self, f"_{name}") for name in own),
             *((f"point_{name}", self._combination, name) for name in ("regret", "square", "peak")),

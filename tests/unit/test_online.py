@@ -252,3 +252,14 @@ def test_memory_and_points_of_another_shape_are_refused() -> None:
 
 def test_strides() -> None:
     assert [stride(h) for h in (1, 15, 16, 31, 32, 60, 1440)] == [1, 1, 1, 1, 2, 3, 90]
+
+
+def test_a_series_that_never_changed_has_a_band_without_width_and_a_new_one_has_none() -> None:
+    online = Online(1, 2, ("last",))
+    for row in range(20):
+        value = np.array([5.0, 5.0 if row >= 15 else NAN])
+        online.learn(row, value)
+        said = online.issue(row, Issue(value[None], value, np.full(2, NAN), np.zeros(2)))
+    assert (said[0] == 5.0).all()
+    assert np.isnan(np.delete(said[1], MEDIAN)).all()
+    assert said[1, MEDIAN] == 5.0

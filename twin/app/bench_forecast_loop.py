@@ -55,7 +55,7 @@ def measure_loop(task: Task) -> Numbers:
 
 async def _loop(task: Task) -> Numbers:
     n, load, idle = task.series, make_load(), Unlearning((SIGNAL,))
-    memory = memory_of(make_blends(load, n, make_series(load, n)), n)
+    memory = memory_of(load, make_blends(load, n, make_series(load, n)), n)
     load.restore(memory)
     idle.restore(memory)
     models, site = {"load": load, "idle": idle}, SimpleNamespace(spec_hash=SITE)
