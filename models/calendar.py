@@ -97,15 +97,3 @@ def hours_of_week(t_ns: I64, zone: str) -> F64:
     local = local_ns(t_ns, zone)
     hours: F64 = ((local + _THURSDAY * _DAY_NS) % (7 * _DAY_NS)) / _HOUR_NS
     return hours
-
-
-def phase_of_year(t_ns: I64, zone: str) -> F64:
-    """The share of the local year that has passed, 0 up to 1; leap years count 366 days. [n]
-
-    Raises ContractError as `local_ns`.
-    """
-    local = local_ns(t_ns, zone).view("datetime64[ns]")
-    year = local.astype("datetime64[Y]")
-    begun, ends = (y.astype("datetime64[ns]").view(np.int64) for y in (year, year + 1))
-    phase: F64 = (local.view(np.int64) - begun) / (ends - begun)
-    return phase

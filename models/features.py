@@ -31,7 +31,6 @@ LEAST_KNOWN = 8  # values known before a case has a scale
 FARTHER_ROWS = tuple(range(0, 10_081, 288))  # a week of minutes, where there is one
 CHUNK = 512  # cases whose near rows stay in a second-level cache
 
-_WINDOW_NAMES = ("mean", "deviation", "lowest", "highest", "move", "still")
 _NEAR_NAMES = (
     *(f"ramp_{k}" for k in RAMP_ROWS),
     *(f"ewma_{h:g}" for h in HALF_LIVES),

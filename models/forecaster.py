@@ -87,14 +87,6 @@ class Forecaster(Protocol):
         ...
 
 
-def windows(values: F64, origins: I64, rows: int) -> F64:
-    """The last `rows` rows up to each origin [n_origin, rows, n]; NaN before the beginning."""
-    at = origins[:, None] + np.arange(1 - rows, 1)[None, :]
-    out: F64 = values[np.maximum(at, 0)]
-    out[at < 0] = np.nan
-    return out
-
-
 def last_known(values: F64) -> F64:
     """Each gap filled with the last value before it [n_time, n]; NaN before the first."""
     at = np.where(np.isfinite(values), np.arange(len(values))[:, None], -1)

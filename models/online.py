@@ -126,7 +126,8 @@ class Online:
     def issue(self, row: int, issue: Issue) -> F64:
         """Quantiles [n, n_level] at LEVELS of the value `horizon` rows after `row`.
 
-        NaN where no expert or no last value is; bands are NaN until a change was seen, or STILL outcomes without one.
+        NaN where no expert or no last value is; bands are NaN until a change was seen, or STILL outcomes
+        without one.
         """
         if issue.points.shape != (len(self.experts), self.n):
             raise ContractError(f"points: expected {(len(self.experts), self.n)}, got {issue.points.shape}")

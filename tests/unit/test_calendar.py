@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.calendar import days_of_week, hours_of_day, hours_of_week, minutes_of_hour, phase_of_year
+from models.calendar import days_of_week, hours_of_day, hours_of_week, minutes_of_hour
 from twin.errors import ContractError
 from twin.frame import I64, NS
 
@@ -40,9 +40,6 @@ def test_it_is_what_datetime_says(zone: str, seconds: list[int], step_s: int) ->
     np.testing.assert_allclose(
         minutes_of_hour(t_ns, zone), [d.minute + d.second / 60 for d in local], atol=1e-9
     )
-    day = np.array([d.timetuple().tm_yday for d in local])
-    days = np.array([366 if d.year % 4 == 0 and (d.year % 100 or d.year % 400 == 0) else 365 for d in local])
-    np.testing.assert_allclose(phase_of_year(t_ns, zone), (day - 1 + hour / 24) / days, atol=1e-9)
 
 
 def test_clocks_jump_in_spring_and_turn_back_in_autumn() -> None:
@@ -55,9 +52,6 @@ def test_clocks_jump_in_spring_and_turn_back_in_autumn() -> None:
 def test_a_leap_day_is_a_day() -> None:
     t_ns = np.concatenate([ns(2024, 2, 29), ns(2024, 3, 1), ns(2023, 3, 1), ns(2024, 12, 31, 23, 59, 59)])
     np.testing.assert_array_equal(days_of_week(t_ns, "UTC")[:3], [3, 4, 2])
-    np.testing.assert_allclose(
-        phase_of_year(t_ns, "UTC"), [59 / 366, 60 / 366, 59 / 365, 1 - 1 / (366 * 86400)]
-    )
 
 
 def test_a_day_left_out_at_the_date_line() -> None:
