@@ -161,7 +161,7 @@ class Load:
 
     def _follow(self, dt_s: float, sizes: Mapping[str, int]) -> None:
         """Rows are for ticks of the usual length; where that has changed, they begin anew if they must."""
-        if self._dt_s == 0.0:
+        if self._dt_s == 0.0 or any(sizes[k] != s.stop - s.start for k, s in self._slices.items()):
             self._shape(dt_s, sizes)
             return
         usual = self._dt_s / UNUSUAL <= dt_s <= self._dt_s * UNUSUAL
@@ -190,7 +190,7 @@ class Load:
         blend = self._blends[name]
         blend.append(self._rows[name], mean, np.concatenate([measured(view, key) for key in KNOWN]))
         self._sums[name], self._counts[name] = np.zeros_like(mean), np.zeros_like(count)
-        self._due += [name] if name not in self._due else []
+        self._due += [name] if blend.n and name not in self._due else []
 
     @staticmethod
     def _ahead(blend: Blend, view: View) -> F64:
@@ -239,7 +239,7 @@ class Load:
 
     def next_fit_s(self) -> float:
         """Seconds from one fit to the next: soon at first, rarely once there is much past."""
-        if self.fit_every_s != Load.fit_every_s or not self._blends:  # a site said otherwise
+        if "fit_every_s" in self.__dict__ or not self._blends:  # a site said otherwise
             return self.fit_every_s
         steps_s = [blend.grid.step_s for blend in self._blends.values()]
         past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
@@ -342,14 +342,15 @@ class Load:
         dt_s, unusual = memory["dt_s"].tolist()
         self._shape(dt_s, dict(zip(self.signals, memory["sizes"].tolist(), strict=True)))
         self._unusual = int(unusual)
+        held = [memory["present"], *(memory[f"{k}/{w}"] for k in self._blends for w in ("sum", "count"))]
+        if any(np.shape(array) != self._present.shape for array in held):
+            raise ContractError("of other sizes")
         self._present = np.array(memory["present"])
         for name, blend in self._blends.items():
             prefix = f"{name}/"
             blend.restore({k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)})
-            self._sums[name], self._counts[name] = (
-                np.array(memory[f"{name}/sum"]),
-                np.array(memory[f"{name}/count"]),
-            )
+            self._sums[name] = np.array(memory[f"{name}/sum"])
+            self._counts[name] = np.array(memory[f"{name}/count"])
             self._rows[name] = int(memory[f"{name}/open_row"][0])
             if f"{name}/said" in memory:
                 self._said[name] = np.array(memory[f"{name}/said"])

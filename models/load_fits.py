@@ -6,6 +6,7 @@ number types; NumPy only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,8 @@ def grids_of(horizons_s: Sequence[float], dt_s: float) -> dict[str, Grid]:
         least_s = most_s
         if mine:
             common_ms = int(np.gcd.reduce([max(1, round(h * 1000)) for h in mine]))
-            step_s = max(min(step_s, common_ms / 1000), dt_s)
+            common_s = common_ms / 1000
+            step_s = max(common_s / math.ceil(common_s / step_s), dt_s)
             rows = sorted({round(h / step_s) for h in mine if h >= step_s})
             if rows:
                 out[name] = Grid(step_s, tuple(rows))

@@ -116,7 +116,7 @@ class Online:
         self._combination.judge(regret, np.isfinite(change))
         self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
         self._conformal.learn(change, curves[N_KIND + 1])
-        self._heard += np.isfinite(change)
+        self._heard = self._heard + np.isfinite(change)
 
     @property
     def looks(self) -> bool:

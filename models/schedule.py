@@ -79,8 +79,13 @@ def falls(view: View, horizons_s: tuple[float, ...]) -> dict[str, F64]:
     cdu_w = np.array(
         [np.bincount(site.cdu_of_rack[served], row[served], minlength=site.sizes["cdu"]) for row in carried_w]
     )
+    hung = site.cdu_of_rack >= 0
+    hung_w = np.array(
+        [np.bincount(site.cdu_of_rack[hung], row[hung], minlength=site.sizes["cdu"]) for row in rack_w]
+    )
     return {
         "rack.power_w": rack_w,
+        "cdu.power_w": hung_w,
         "cdu.heat_w": cdu_w,
         "feeder.power_w": _of_feeders(view, rack_w),
         "site.power_w": rack_w.sum(axis=1, keepdims=True),

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
     )
     source = load.add_mutually_exclusive_group(required=True)
-    source.add_argument("--series", type=Path, nargs="+", metavar="FILE", help="CSV, also .gz, .xz, .zst")
+    source.add_argument("--series", type=Path, nargs="+", metavar="FILE", help="CSV, also compressed")
     source.add_argument("--suite", type=Path, metavar="DIR", help="the public recordings in this folder")
     load.add_argument("--time-column", metavar="T", help="column of times")
     load.add_argument("--value-column", nargs="+", default=[], metavar="V", help="columns of values")
