@@ -21,8 +21,10 @@ CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 # (what is missing, how to get it) -> the tests that wanted it
 MISSING = pytest.StashKey[dict[tuple[str, str], set[str]]]()
 
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("user", deadline=None)
+# How long drawing examples takes hangs on who else uses the machine, so no check judges it.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True, **UNTIMED)
+hypothesis.settings.register_profile("user", **UNTIMED)
 hypothesis.settings.load_profile("ci" if CI else "user")
 
 

