@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -13,45 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from models.panel import Panel
-from twin.app.series_file import SeriesRead, read_series
+from tests.series import hours_from, read_of, same_panels, table_of, told_of, values_of, written
+from twin.app.series_file import read_series
 from twin.frame import NS
 
 HOUR_NS = 3600 * NS
-
-
-def _write(folder: Path, text: str | bytes, name: str = "s.csv") -> Path:
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-def _read(folder: Path, text: str | bytes, *columns: str, **more: Any) -> SeriesRead:
-    return read_series([_write(folder, text)], "t", columns or ("v",), **more)
-
-
-def _hours(n: int, start: str = "2023-11-14 22:00") -> list[str]:
-    first = datetime.fromisoformat(start)
-    return [f"{first + timedelta(hours=i)}" for i in range(n)]
-
-
-def _table(times: Sequence[object], values: Sequence[object], separator: str = ",") -> str:
-    rows = [f"{t}{separator}{v}" for t, v in zip(times, values, strict=True)]
-    return "\n".join([f"t{separator}v", *rows]) + "\n"
-
-
-def _same(one: Panel, other: Panel) -> None:
-    assert (one.start_ns, one.step_s, one.names) == (other.start_ns, other.step_s, other.names)
-    np.testing.assert_array_equal(one.values, other.values)
-
-
-def _values(read: SeriesRead) -> list[float | None]:
-    return [None if np.isnan(v) else float(v) for v in read.panel.values[:, 0]]
-
-
-def _told(read: SeriesRead, *words: str) -> None:
-    assert any(all(w in n for w in words) for n in read.notes), read.notes
 
 
 AT_NS = 1_700_158_546_680_590_000
@@ -87,13 +51,13 @@ def test_times_of_many_kinds(
 ) -> None:
     if "," in first:
         first, second, start_ns = f'"{first}"', f'"{second}"', AT_NS
-    panel = _read(tmp_path, _table([first, second, "end"], [1, 2, ""])).panel
+    panel = read_of(tmp_path, table_of([first, second, "end"], [1, 2, ""])).panel
     assert (panel.start_ns, panel.step_s, panel.values[:, 0].tolist()) == (start_ns, step_s, [1, 2])
 
 
 def test_day_first_or_month_first_is_told_by_any_row(tmp_path: Path) -> None:
     days = [f"{d:02d}/01/2023 00:00" for d in range(1, 31)]
-    panel = _read(tmp_path, _table(days, range(30))).panel
+    panel = read_of(tmp_path, table_of(days, range(30))).panel
     assert (panel.step_s, panel.values[:, 0].tolist()) == (86400, list(range(30)))
 
 
@@ -128,55 +92,55 @@ def test_neither_repeated_nor_missing_hour_shifts_the_data(
 ) -> None:
     times, start_ns = _local(zone, begin, 48, step_min)
     rows = list(zip(times, range(len(times)), strict=True))[:: -1 if newest_first else 1]
-    panel = _read(tmp_path, _table([t for t, _ in rows], [v for _, v in rows]), zone=zone).panel
+    panel = read_of(tmp_path, table_of([t for t, _ in rows], [v for _, v in rows]), zone=zone).panel
     assert (panel.start_ns, panel.zone, panel.step_s) == (start_ns, zone, step_min * 60)
     assert panel.values[:, 0].tolist() == list(range(len(times)))
 
 
 def test_an_hour_kept_once_is_the_first_of_the_two(tmp_path: Path) -> None:
     times, _ = _local("Europe/Berlin", "2023-10-28 22:00", 5)
-    read = _read(tmp_path, _table(dict.fromkeys(times), range(4)), zone="Europe/Berlin")
+    read = read_of(tmp_path, table_of(dict.fromkeys(times), range(4)), zone="Europe/Berlin")
     assert times == [f"2023-10-29 0{h}:00:00" for h in (0, 1, 2, 2, 3)]
-    assert _values(read) == [0, 1, 2, None, 3]
-    _told(read, "1 rows in the hour repeated", "0 read as its second pass, the others as its first")
+    assert values_of(read) == [0, 1, 2, None, 3]
+    told_of(read, "1 rows in the hour repeated", "0 read as its second pass, the others as its first")
 
 
 def test_a_repeated_hour_in_no_order_is_a_gap(tmp_path: Path) -> None:
     times, _ = _local("Europe/Berlin", "2023-10-28 22:00", 6)
-    text = _table([times[i] for i in (5, 0, 3, 1, 4, 2)], [5, 0, 3, 1, 4, 2])
-    read = _read(tmp_path, text, zone="Europe/Berlin")
-    assert _values(read) == [0, 1, None, None, 4, 5]
-    _told(read, "2 dropped", "nothing tells the passes apart")
-    counted = _read(tmp_path, text, zone="Europe/Berlin", aggregate="count", step_s=3600)
-    assert _values(counted) == [1, 1, None, None, 1, 1]
+    text = table_of([times[i] for i in (5, 0, 3, 1, 4, 2)], [5, 0, 3, 1, 4, 2])
+    read = read_of(tmp_path, text, zone="Europe/Berlin")
+    assert values_of(read) == [0, 1, None, None, 4, 5]
+    told_of(read, "2 dropped", "nothing tells the passes apart")
+    counted = read_of(tmp_path, text, zone="Europe/Berlin", aggregate="count", step_s=3600)
+    assert values_of(counted) == [1, 1, None, None, 1, 1]
 
 
 def test_events_in_the_repeated_hour_split_where_the_clock_steps_back(tmp_path: Path) -> None:
     clock = ["01:10", "01:50", "02:05", "02:05", "02:40", "02:10", "02:12", "02:55", "03:10", "04:10"]
-    path = _write(tmp_path, _table([f"2023-10-29 {c}" for c in clock], [1] * 10))
+    path = written(tmp_path, table_of([f"2023-10-29 {c}" for c in clock], [1] * 10))
     read = read_series([path], "t", [], zone="Europe/Berlin", aggregate="count", step_s=3600)
-    assert _values(read) == [3, 3, 1]  # the first and the last hour are not whole
+    assert values_of(read) == [3, 3, 1]  # the first and the last hour are not whole
 
 
 def test_times_that_summer_time_skips_are_dropped(tmp_path: Path) -> None:
-    read = _read(tmp_path, _table(_hours(6, "2023-03-26 00:00"), range(6)), zone="Europe/Berlin")
-    assert _values(read) == [0, 1, 3, 4, 5]
-    _told(read, "1 rows at times that do not exist in Europe/Berlin", "2023-03-26T02:00:00")
+    read = read_of(tmp_path, table_of(hours_from(6, "2023-03-26 00:00"), range(6)), zone="Europe/Berlin")
+    assert values_of(read) == [0, 1, 3, 4, 5]
+    told_of(read, "1 rows at times that do not exist in Europe/Berlin", "2023-03-26T02:00:00")
 
 
 def test_days_by_local_midnight_stay_one_row_each(tmp_path: Path) -> None:
     days = [f"{datetime(2023, 10, 20) + timedelta(days=i):%Y-%m-%d}" for i in range(20)]
-    panel = _read(tmp_path, _table(days, range(20)), zone="Europe/Berlin").panel
+    panel = read_of(tmp_path, table_of(days, range(20)), zone="Europe/Berlin").panel
     assert (panel.step_s, panel.values[:, 0].tolist()) == (86400, list(range(20)))
 
 
 def test_leap_day(tmp_path: Path) -> None:
-    panel = _read(tmp_path, _table(_hours(72, "2024-02-28 00:00"), range(72))).panel
+    panel = read_of(tmp_path, table_of(hours_from(72, "2024-02-28 00:00"), range(72))).panel
     assert panel.values[:, 0].tolist() == list(range(72))
     assert panel.t_ns()[48] == int(datetime(2024, 3, 1, tzinfo=UTC).timestamp()) * NS
-    read = _read(tmp_path, _table([*_hours(6, "2023-02-28 21:00"), "2023-02-29 01:00"], range(7)))
-    assert _values(read) == list(range(6))
-    _told(read, "1 rows with no time", "2023-02-29")
+    read = read_of(tmp_path, table_of([*hours_from(6, "2023-02-28 21:00"), "2023-02-29 01:00"], range(7)))
+    assert values_of(read) == list(range(6))
+    told_of(read, "1 rows with no time", "2023-02-29")
 
 
 # --- order, duplicates, jitter: properties
@@ -197,13 +161,13 @@ def test_shuffled_rows_are_the_same_panel(
     shuffled = data.draw(st.permutations(rows))
     again = shuffled + data.draw(st.lists(st.sampled_from(rows), max_size=len(rows) // 3))
     read = [
-        _read(folder, _table(*zip(*r, strict=True)), **more)
+        read_of(folder, table_of(*zip(*r, strict=True)), **more)
         for more in ({"step_s": float(step)}, {"step_s": 3.0 * step})
         for r in (rows, shuffled, again)
     ]
     for one, *others in (read[:3], read[3:]):
         for other in others:
-            _same(one.panel, other.panel)
+            same_panels(one.panel, other.panel)
     found = read[0].panel.values[:, 0]
     assert found[~np.isnan(found)].tolist() == values
     assert np.flatnonzero(~np.isnan(found)).tolist() == at
@@ -220,8 +184,8 @@ def test_a_clock_that_jitters_loses_no_row(
 ) -> None:
     n = len(jitter)
     times = [1_600_000_000 + offset_s + step * i + j / 10 for i, j in enumerate(jitter)]
-    text = _table(times, range(n))
-    panel = _read(tmp_path_factory.mktemp("s"), text, step_s=float(step)).panel
+    text = table_of(times, range(n))
+    panel = read_of(tmp_path_factory.mktemp("s"), text, step_s=float(step)).panel
     assert panel.values[:, 0].tolist() == list(range(n))
 
 
@@ -238,7 +202,7 @@ def test_bins_agree_with_counting_by_hand(
     assume(abs(np.median(apart[1:]) - step) > 0.3 * step)
     t = np.round(1_600_000_000 + np.cumsum(apart), 6)
     v = np.arange(len(t)) % 7 + 1.0
-    path = _write(folder, _table([f"{x:.6f}" for x in t], v))
+    path = written(folder, table_of([f"{x:.6f}" for x in t], v))
     first, last = int(t[0] // step) + 1, int(t[-1] // step) - 1
     assume(last - first >= 2)
     inside = [np.flatnonzero((t >= k * step) & (t < (k + 1) * step)) for k in range(first, last + 1)]

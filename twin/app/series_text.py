@@ -261,7 +261,7 @@ def read_text(path: Path, asked: Asked, room: int, notes: list[str]) -> Reading:
         from pandas.errors import ParserError
     except ImportError as error:
         raise ConfigError(
-            "reading a series needs pandas, which is not installed: install racktwin[fit]"
+            "reading a series needs pandas, which comes with racktwin and is not there: install it again"
         ) from error
     try:
         try:
