@@ -18,6 +18,7 @@ import numpy as np
 from twin.confidence import confidence_of_many
 from twin.events import Event, OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
+from twin.health.records import FailureLog, Health, NodeFeatures
 from twin.jobs import Jobs
 from twin.reading import Block, Ignored, Message, Reading
 from twin.site import Envelope, Limit, Site
@@ -199,6 +200,13 @@ class View(Protocol):
     def faults(self) -> tuple[Fault, ...]:
         """What the diagnosis holds to be wrong now."""
         ...
+
+    def health(self, part: str) -> Health:
+        """How well all parts of a kind are: gpu, node, switch, link, pump or psu."""
+        ...
+
+    def node_features(self) -> NodeFeatures: ...
+    def failures(self) -> FailureLog: ...
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from twin.errors import ContractError, TwinError
 from twin.estimator import Estimator
 from twin.findings import Findings
 from twin.frame import NS, Frame
+from twin.health.health import HealthState
 from twin.history import History
 from twin.intake import Intake
 from twin.jobs import Jobs
@@ -82,6 +83,7 @@ class Engine:
         self.arbiter = Arbiter(site)
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
+        self.health = HealthState(site)
         self.findings = Findings(site, self.estimator)
 
     def settle_into(self, site: Site) -> None:
@@ -130,6 +132,7 @@ class Engine:
         self.history.push(self.state)
         self.estimator.update(self.state, frame.dt_s, self.windows)
         self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, frame.events, frame.dt_s)
+        self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         self._ask_policies(view, frame, records)
@@ -181,6 +184,7 @@ class Engine:
     def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
         if not self.intake.is_new(event):
             return []
+        self.health.take(event, self.jobs, self.state.now_ns)
         if isinstance(event, ev.SiteChanged):
             return change_site(self, event)
         if isinstance(event, ev.PluginRestored):
@@ -203,6 +207,7 @@ class Engine:
             self.history.forget(event.table, entity)
             self.estimator.forget(event.table, entity)
             self.diagnosis.forget(event.table, entity)
+            self.health.forget(event.table, entity)
             for model in self.models.values():
                 forget = getattr(model, "forget", None)
                 if forget is not None:
@@ -232,6 +237,7 @@ class Engine:
             self.windows,
             self.diagnosis.faults,
             lambda quantity, at_ns: self.intake.outlooks.at(quantity, at_ns, self.site),
+            self.health,
         )
 
     def _due(self, name: str, period_s: float, now_ns: int) -> bool:

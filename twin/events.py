@@ -19,12 +19,17 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
 
 
 class FaultReported(_Event, frozen=True):
-    """A device, agent or log reported a fault; `code` is its catalogue number (an XID), `name` the entity."""
+    """A device, agent or log reported a fault; `code` is its catalogue number (an XID), `name` the entity.
+
+    `at_ns` is when the device says it happened (0: when it came in); `count` stands for so many alike.
+    """
 
     table: str
     name: str
     code: int
     detail: str = ""
+    at_ns: int = 0
+    count: int = 1
 
 
 class CommandAcked(_Event, frozen=True):

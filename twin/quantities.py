@@ -75,7 +75,15 @@ def _gpu_demand_count(view: View) -> F64:
     return good(view, "site.gpu_running_count") + good(view, "site.gpu_pending_count")
 
 
+def _nobody_measures(table: str) -> Callable[[View], F64]:
+    """Of what is only ever forecast."""
+    return lambda view: np.full(view.site.sizes[table], np.nan)
+
+
 _DERIVED: dict[str, tuple[Quantity, Callable[[View], F64]]] = {
+    # The chance that a node fails within the horizon, and the number of nodes of the site that do
+    "node.failure_pu": (Quantity("node", "1", 0.0, 1.0), _nobody_measures("node")),
+    "site.node_failure_count": (Quantity("site", "count", 0.0, 1e6), _nobody_measures("site")),
     "cdu.power_w": (Quantity("cdu", "W", 0.0, 1e8), _cdu_power_w),
     "cdu.heat_w": (Quantity("cdu", "W", -1e7, 1e8), _cdu_heat_w),
     "site.power_w": (Quantity("site", "W", 0.0, 1e10), _site_power_w),

@@ -39,6 +39,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "arbiter": engine.arbiter.dump(),
         "estimator": engine.estimator.dump(),
         "diagnosis": engine.diagnosis.dump(),
+        "health": engine.health.dump(),
         "findings": engine.findings.dump(),
         "intake": engine.intake.dump(),
         "windows": engine.windows.dump(),
@@ -74,6 +75,8 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.estimator.restore(data["estimator"])
     if "diagnosis" in data:  # one of a version before has none: faults are found again
         engine.diagnosis.restore(data["diagnosis"])
+    if "health" in data:
+        engine.health.restore(data["health"])
     engine.findings.restore(data["findings"])
     engine.intake.restore(data["intake"])
     engine.windows.restore(data["windows"])

@@ -16,6 +16,8 @@ from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
+from twin.health.health import HealthState
+from twin.health.records import FailureLog, Health, NodeFeatures
 from twin.history import History
 from twin.jobs import Jobs
 from twin.maintenance import Windows
@@ -44,6 +46,7 @@ class EngineView:
         windows: Windows,
         faults: tuple[Fault, ...] = (),
         outlook: Callable[[str, int], F64] | None = None,
+        health: HealthState | None = None,
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
@@ -52,6 +55,7 @@ class EngineView:
         self._targets, self._windows = targets, windows
         self._faults = faults
         self._outlook = outlook
+        self._health = HealthState(site) if health is None else health
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -178,3 +182,15 @@ class EngineView:
     def faults(self) -> tuple[Fault, ...]:
         """What the diagnosis holds to be wrong now."""
         return self._faults
+
+    def health(self, part: str) -> Health:
+        """Verdicts on all parts of a kind, as last judged."""
+        return self._health.health(part)
+
+    def node_features(self) -> NodeFeatures:
+        """What may tell of failures to come."""
+        return self._health.features()
+
+    def failures(self) -> FailureLog:
+        """Nodes that failed."""
+        return self._health.log()

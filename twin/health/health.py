@@ -1,0 +1,119 @@
+"""The health of a site: how well each part is and why, which nodes failed, who is a lemon, what wears out.
+
+Faults are heard in each tick; all parts are judged every few seconds, and at once where a device reports
+something grave. May import its parts, the engine's state, and contracts; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.diagnosis import Diagnosis
+from twin.estimator import Estimator
+from twin.events import Event, FaultReported
+from twin.frame import I32, NS
+from twin.health.failures import Failures
+from twin.health.fault_book import FaultBook
+from twin.health.features import node_features
+from twin.health.lemons import Lemons
+from twin.health.now import Now
+from twin.health.rates import Rates
+from twin.health.records import FailureLog, Health, NodeFeatures
+from twin.health.verdicts import Verdicts
+from twin.health.wear import Wear
+from twin.jobs import Jobs
+from twin.maintenance import Windows
+from twin.site import Site
+from twin.state import State
+
+EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
+FORMAT = 1
+_PARTS = ("book", "rates", "lemons", "wear", "verdicts", "failures")
+
+
+class HealthState:
+    """All that is known of the health of a site."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.book, self.rates = FaultBook(site), Rates(site)
+        self.lemons, self.wear = Lemons(site), Wear(site)
+        self.verdicts, self.failures = Verdicts(site), Failures(site)
+        self.looked_ns = 0
+        self._grave = False  # something wants to be judged before the next look is due
+        self._heard: list[FaultReported] = []  # since the last tick
+        self._features = _no_features(site)
+
+    def take(self, event: Event, jobs: Jobs, now_ns: int) -> None:
+        """Note an event that is about to be applied."""
+        if isinstance(event, FaultReported):
+            self._heard.append(event)
+        else:
+            self.lemons.take(event, jobs, now_ns)
+
+    def update(
+        self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: Jobs, windows: Windows
+    ) -> None:
+        """Look at this tick, after the diagnosis. Raises nothing for bad or missing data."""
+        if self._heard:
+            self._grave |= self.book.hear(self._heard, state.now_ns)
+            self._heard = []
+        since_s = (state.now_ns - self.looked_ns) / NS
+        if self.looked_ns and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
+            return
+        now = Now(self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0)
+        self.looked_ns, self._grave = state.now_ns, False
+        self.rates.update(now)
+        self.wear.update(now)
+        self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear)
+        self.failures.update(now, self.verdicts, self.book)
+        failures = self.failures.log()
+        self.lemons.update(now, self.book, failures)
+        self._features = node_features(now, self.book, self.rates, self.verdicts, self.lemons, failures)
+
+    def health(self, part: str) -> Health:
+        """Verdicts on all parts of a kind. Raises KeyError for an unknown kind."""
+        return self.verdicts.health(part)
+
+    def log(self) -> FailureLog:
+        """Nodes that failed."""
+        return self.failures.log()
+
+    def features(self) -> NodeFeatures:
+        """What may tell of failures to come, as at the last look."""
+        return self._features
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what was wrong with the old one is not true of it."""
+        for name in _PARTS:
+            getattr(self, name).forget(table, entity)
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> HealthState:
+        """What is known, for a changed site."""
+        out = HealthState(site)
+        for name in _PARTS:
+            setattr(out, name, getattr(self, name).remapped(site, old_of_new))
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"format": FORMAT, "looked_ns": self.looked_ns, "grave": self._grave,
+                "features": [list(self._features.names), self._features.values],
+                **{name: getattr(self, name).dump() for name in _PARTS}}  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave; what another format kept is found again."""
+        if data.get("format") != FORMAT:
+            return
+        self.looked_ns, self._grave = int(data["looked_ns"]), bool(data["grave"])
+        names, values = data["features"]
+        self._features = NodeFeatures(tuple(names), np.array(values))
+        for name in _PARTS:
+            getattr(self, name).restore(data[name])
+
+
+def _no_features(site: Site) -> NodeFeatures:
+    return NodeFeatures((), np.zeros((site.sizes["node"], 0), np.float32))
