@@ -37,7 +37,7 @@ from twin.intake import Intake
 from twin.jobs import Jobs
 from twin.maintenance import Windows
 from twin.promises import check_forecast, checked_memory, fresh_memory
-from twin.records import brief_event, proposals_record, same_proposals
+from twin.records import FaultTally, brief_event, proposals_record, same_proposals
 from twin.remap import change_site
 from twin.signals import find_control, find_signal
 from twin.site import Site
@@ -109,8 +109,13 @@ class Engine:
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
         self._resume(frame)
         acks: dict[tuple[str, str, str], int] = {}
+        faults = FaultTally()
         for event in frame.events:
-            if type(event) is ev.CommandAcked:
+            if type(event) is ev.FaultReported:
+                if self.intake.is_new(event):
+                    self.health.take(event, self.jobs, self.state.now_ns)
+                    faults.add(event)
+            elif type(event) is ev.CommandAcked:
                 # A thousand devices may answer in one tick: the journal counts them, the leases know each.
                 if self.intake.is_new(event):
                     key = (
@@ -126,6 +131,7 @@ class Engine:
             | ({"refused": why} if why else {})
             for (control, state, why), count in sorted(acks.items())
         ]
+        records += faults.records()
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         records += self._end_windows(frame.now_ns)

@@ -9,7 +9,11 @@ import numpy as np
 
 from twin import events as ev
 from twin.contracts import CommandBatch, Proposal
+from twin.events import FaultReported
 from twin.site import Site
+
+MOST_FAULTS = 64  # of one tick that the journal tells one by one; the rest of a storm is counted by code
+MOST_TABLE = 20  # characters of a name that is to be a table's
 
 
 def same_proposals(a: list[Proposal], b: list[Proposal]) -> bool:
@@ -123,3 +127,28 @@ def _bounds(lo: np.ndarray, hi: np.ndarray, want: np.ndarray) -> dict[str, Any]:
     elif np.array_equal(want, lo):
         wish = "lo"
     return {"lo": short(lo), "hi": short(hi), "want": wish}
+
+
+class FaultTally:
+    """Faults of one tick for the journal: the first told one by one, those of a storm counted by code."""
+
+    def __init__(self) -> None:
+        self._told: list[dict[str, Any]] = []
+        self._counted: dict[tuple[str, int], int] = {}
+
+    def add(self, event: FaultReported) -> None:
+        """One more."""
+        if len(self._told) < MOST_FAULTS:
+            self._told.append({"kind": "event", "event": brief_event(event)})
+            return
+        key = event.table[:MOST_TABLE], event.code
+        if key not in self._counted and len(self._counted) >= MOST_FAULTS:
+            key = "other", 0
+        self._counted[key] = self._counted.get(key, 0) + event.count
+
+    def records(self) -> list[dict[str, Any]]:
+        """Journal bodies, in order."""
+        return self._told + [
+            {"kind": "faults", "table": table, "code": code, "count": count}
+            for (table, code), count in sorted(self._counted.items())
+        ]

@@ -23,8 +23,8 @@ from twin.site import Site
 # Every kind of line that a journal may hold: a filter for any other would find nothing, and say all is well.
 KINDS = (
     "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed",
-    "kept_back", "proposals", "renewal", "acks", "duplicates", "settling", "settled", "site", "mark",
-    "fit_requested", "fit_expired", "grant_expired", "request_expired", "approval_expired",
+    "kept_back", "proposals", "renewal", "acks", "faults", "duplicates", "settling", "settled", "site",
+    "mark", "fit_requested", "fit_expired", "grant_expired", "request_expired", "approval_expired",
     "approval_dropped", "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
 )  # fmt: skip
 SHOWN_NAMES = 2
@@ -139,6 +139,8 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             verb = "commands" if kind == "command" else "would command"
             value = f"{body['control']} {_number(body['value'], body['control'])}"
             return f"{body['policy']} {verb} {value} for {_who(body)}: {body['reason']}"
+        case "faults":
+            return f"{body['count']} more faults {body['code']} of a {body['table']} in this tick"
         case "renewal":
             return f"{body['control']} of {body['count']} renewed: {body['reason']}"
         case "lapsed":
