@@ -268,6 +268,18 @@ def test_it_stops_in_time_under_load_and_follows_a_storm_of_reloads(
 
 
 @pytest.mark.slow
+def test_asked_to_stop_again_and_again_it_still_ends_well(broker: Mosquitto, tmp_path: Path) -> None:
+    with running(tmp_path / "d", broker.port) as daemon:
+        daemon.until(lambda: ticks_of(daemon)["tick"] >= 1)
+        assert daemon.process is not None
+        while daemon.process.poll() is None:
+            daemon.send(signal.SIGTERM)
+            time.sleep(0.002)
+        assert daemon.process.returncode == 0
+    assert lines_of(daemon.run_folder)[-1]["kind"] == "end"
+
+
+@pytest.mark.slow
 def test_a_first_start_that_was_killed_at_once_is_begun_anew(broker: Mosquitto, tmp_path: Path) -> None:
     daemon = RunningDaemon(tmp_path / "d", broker.port)
     daemon.run_folder.mkdir(parents=True)

@@ -103,5 +103,8 @@ async def _main(loaded: Loaded) -> int:
     loop.add_signal_handler(signal.SIGINT, daemon.stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     await daemon.run()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)  # it ends anyway: asked once more, it still ends well
     log.info("stopped after tick %d", daemon.tick_no - 1)
     return 0
