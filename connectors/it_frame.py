@@ -30,6 +30,7 @@ MAX_COLUMNS = 200
 MAX_PLACES = 1_000_000
 MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
 MAX_NODE_NAME = 512
+MAX_COUNT = 1_000_000  # faults that one event may stand for
 FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
@@ -244,9 +245,11 @@ def _check_size(event: _ItEvent) -> None:
             raise BadMessage(
                 f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
             )
-        if name == "start_ns":
-            if not 0 < held < 2**62:
-                raise BadMessage(f"start_ns {str(held)[:40]}; expected UTC nanoseconds")
+        if name in ("start_ns", "at_ns"):
+            if not (0 if name == "at_ns" else 1) <= held < 2**62:  # a fault may not know when it happened
+                raise BadMessage(f"{name} {str(held)[:40]}; expected UTC nanoseconds")
+        elif name == "count" and not 1 <= held <= MAX_COUNT:
+            raise BadMessage(f"count {str(held)[:40]}; expected 1 to {MAX_COUNT}")
         elif isinstance(held, int) and abs(held) >= 2**31:
             raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
         if name == "values":

@@ -6,12 +6,14 @@ A model knows the core's contracts only and predicts with NumPy; libraries of st
 
 from __future__ import annotations
 
+from models.failure import Failure
 from models.load import Load
 from models.persistence import Persistence
 from twin.contracts import Model
 
 REGISTRY: dict[str, type[Model]] = {
+    "failure": Failure,
     "load": Load,
     "persistence": Persistence,
 }
-DEFAULT = ("load",)  # what a site has that names no models; others run where its file names them
+DEFAULT = ("load", "failure")  # what a site has that names no models; others run where its file names them

@@ -56,6 +56,8 @@ class Blend:
         self._memo: dict[Hashable, Any] = {}  # of experts, about the rows; empty when rows become others
         self.row = -1  # number of the newest row; -1: none yet
         self._lattice, self._lattice_row = np.zeros(n), -(2**62)
+        self._columns: F64 | None = None  # known columns of all rows kept and those ahead, while it speaks
+        self._bases: dict[tuple[int, int, int], str] = {}  # words on weights, until they change
         self.online = [Online(h, n, self.names, stride(h)) for h in grid.horizons]
 
     @property
@@ -68,9 +70,13 @@ class Blend:
         kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
         values = self._buffer[self._filled - kept : self._filled]
         start_ns = (self.row - kept + 1) * self.step_ns
-        past = self._known[self._filled - kept : self._filled]
-        known = dict(zip(self._known_names, np.vstack([past, self._ahead]).T, strict=True))
+        columns = self._with_ahead(kept) if self._columns is None else self._columns
+        known = dict(zip(self._known_names, columns[len(columns) - kept - len(self._ahead) :].T, strict=True))
         return Panel(start_ns, self.grid.step_s, values, zone=self.zone, known=known, memo=self._memo)
+
+    def _with_ahead(self, kept: int) -> F64:
+        """Known columns of the newest rows and of those ahead [kept + ahead, n_known]."""
+        return np.vstack([self._known[self._filled - kept : self._filled], self._ahead])
 
     def append(self, row: int, values: F64, known: F64 | None = None) -> None:
         """A row is complete [n], [n_known]. Rows left out are gaps; an older one is not taken."""
@@ -114,6 +120,14 @@ class Blend:
         the rows to come [largest horizon, n_known].
         """
         self._ahead = np.full_like(self._ahead, np.nan) if ahead is None else ahead
+        self._bases = {}
+        self._columns = self._with_ahead(min(self._filled, self.rows))
+        try:
+            return self._say(more)
+        finally:
+            self._columns = None
+
+    def _say(self, more: Mapping[str, F64]) -> F64:
         words, low, high = [], None, None
         panels: dict[int, Panel] = {}
         for expert in self.experts:
@@ -192,6 +206,7 @@ class Blend:
         for online in self.online:
             prefix = f"{online.horizon}/"
             online.restore({k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)})
+        self._bases = {}
 
     def remap(self, old_of_new: I32) -> None:
         """Series i was `old_of_new[i]` before, -1 if it is new."""
@@ -209,13 +224,18 @@ class Blend:
 
     def _refill(self) -> None:
         """The rows have become others."""
+        self._bases = {}
         self._memo, self._blocks, self._block_filled = {}, [], BLOCK_ROWS
         for row in self.panel().values:
             self._keep(row.astype(np.float32))
 
     def basis(self, horizon: int, series: slice) -> str:
         """Which experts carry the forecast of these series, in words."""
-        weights = np.nan_to_num(self.online[horizon].weights()[series])
-        share = weights.sum(axis=0) / max(1, len(weights))
-        order = np.argsort(-share, kind="stable")[:3]
-        return ", ".join(f"{self.names[i]} {100 * share[i]:.0f} %" for i in order if share[i] >= 0.01)
+        key = (horizon, series.start, series.stop)
+        if key not in self._bases:
+            weights = np.nan_to_num(self.online[horizon].weights()[series])
+            share = weights.sum(axis=0) / max(1, len(weights))
+            order = np.argsort(-share, kind="stable")[:3]
+            named = (f"{self.names[i]} {100 * share[i]:.0f} %" for i in order if share[i] >= 0.01)
+            self._bases[key] = ", ".join(named)
+        return self._bases[key]

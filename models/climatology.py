@@ -28,6 +28,7 @@ MOST_SHIFT = 2  # hours that clocks are put forward or back. source: estimate
 HOUR_S = 3600.0
 CELLS = 4_000_000  # numbers that are held at once
 FEW = 32  # hours that are kept in the memo of a panel. source: estimate; twice what one origin asks for
+MOST_CLOCKS = 4096  # hours of which the memo keeps what clocks showed. source: estimate; half a year
 
 
 class Climatology(Unfitted):
@@ -123,9 +124,22 @@ class _Usual(Unfitted):
         """By how many hours local clocks are ahead of UTC then; all zero where zones do not matter."""
         if panel.zone == "UTC":
             return np.zeros_like(hours)
+        if hours.size > FEW:
+            return self._looked_up(panel, hours.ravel()).reshape(hours.shape)
+        # A few at a time are asked for row after row, most of them again.
+        memo: dict[int, int] = panel.memo.setdefault(("clocks", self._hour), {})
+        asked = hours.ravel().tolist()
+        if len(memo) > MOST_CLOCKS:
+            memo.clear()
+        if new := [hour for hour in dict.fromkeys(asked) if hour not in memo]:
+            memo.update(zip(new, self._looked_up(panel, np.array(new)).tolist(), strict=True))
+        return np.array([memo[hour] for hour in asked], np.int64).reshape(hours.shape)
+
+    def _looked_up(self, panel: Panel, hours: I64) -> I64:
+        """`_clock_hours` by the time zone database. [m] -> [m]"""
         hour_ns = round(self._hour * panel.step_s * NS)
-        t_ns = hours.ravel() * hour_ns
-        return np.round((local_ns(t_ns, panel.zone) - t_ns) / hour_ns).astype(np.int64).reshape(hours.shape)
+        t_ns = hours * hour_ns
+        return np.round((local_ns(t_ns, panel.zone) - t_ns) / hour_ns).astype(np.int64)
 
     def _typical(self, panel: Panel, starts: I64) -> F64:
         """One value for each hour that begins at these rows [n_hour, n]; NaN where nothing is known."""

@@ -6,6 +6,7 @@ as a function too. May import the contract of forecasters; NumPy only.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -81,7 +82,7 @@ def weighted_mean(values: F64, origins: I64, decay: float, rows: int) -> F64:
 
 def mean_by_product(values: F64, origins: I64, decay: float, rows: int) -> F64:
     """`weighted_mean`, window by window: for few origins. Columns without gaps cost one product."""
-    weights = decay ** np.arange(rows - 1, -1, -1.0)
+    weights = _weights(decay, rows)
     out = np.empty((len(origins), values.shape[1]))
     for place, origin in enumerate(origins):
         window = values[max(0, origin - rows + 1) : origin + 1]
@@ -96,6 +97,14 @@ def mean_by_product(values: F64, origins: I64, decay: float, rows: int) -> F64:
             said = weight @ np.where(known, window, 0.0)
             out[place, gappy] = np.where(total > 0, said / np.where(total > 0, total, 1.0), np.nan)
     return out
+
+
+@lru_cache(maxsize=16)  # a power per row, each time anew, would cost more than the product
+def _weights(decay: float, rows: int) -> F64:
+    """decay**age, the oldest of the rows first [rows]; not to be written to."""
+    weights: F64 = decay ** np.arange(rows - 1, -1, -1.0)
+    weights.setflags(write=False)
+    return weights
 
 
 def mean_by_doubling(values: F64, origins: I64, decay: float, rows: int) -> F64:

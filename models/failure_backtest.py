@@ -3,7 +3,8 @@
 Each day the forecasters see the log as known that day and no more. Once a week they are fitted again, their
 probabilities are mapped to the shares that came true so far, and a champion is chosen: the self-exciting
 baseline, unless a challenger's loss on forecasts it really issued is lower beyond chance. Every run audits
-itself for a look ahead: some days are done again with nonsense in place of all that came later. May import
+itself for a look ahead: some days are done again with nonsense in place of all that came later. Faults with a
+cause in common teach the baseline and the hazard nothing of a node; their rate is added to each. May import
 models.* and the core's errors and number types; NumPy only.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from models.audit import LookAhead, differ
+from models.common_cause import beside, individual, shared_rate
 from models.decayed_count import Isotonic, decayed_count
 from models.faultlog import FaultLog, scrambled
 from models.fleet_rate import Outlook, outlook
@@ -71,8 +73,10 @@ class Run:
             self._learn(known, day)
         raw = np.zeros((len(METHODS), len(self.spans_d), self.n))
         raw[0] = decayed_count(known, day)
-        raw[1] = self.base.predict(known, day, self.spans_d)
-        raw[2] = self.hazard.predict(known, day, self.spans_d)
+        own, shared = individual(known), shared_rate(known)
+        both = (self.base.predict(own, day, self.spans_d), self.hazard.predict(own, day, self.spans_d))
+        for m, p_own in enumerate(both, 1):
+            raw[m] = [beside(p_own[i], shared, span_d) for i, span_d in enumerate(self.spans_d)]
         rate = known.k / (known.n * max(day - known.begin_d, 1.0))
         p = np.empty((len(METHODS) + 1, *raw.shape[1:]))
         for i, span_d in enumerate(self.spans_d):
@@ -95,10 +99,11 @@ class Run:
 
     def _learn(self, known: FaultLog, day: float) -> None:
         self.fitted = day
-        self.base.load(self.base.fit(known, day, self.seed))
+        own = individual(known)
+        self.base.load(self.base.fit(own, day, self.seed))
         if day - self.grown >= REGROW_D:
             self.grown = day
-            self.hazard.load(self.hazard.fit(known, day, self.seed))
+            self.hazard.load(self.hazard.fit(own, day, self.seed))
         days = np.array(self.days)
         days = days[days < day]
         if not len(days):

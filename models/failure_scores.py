@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from models.common_cause import WINDOW_D, shocks
 from models.failure_backtest import BASELINE, CHAMPION, METHODS, REFERENCE, Counted, Issued, Result
 from models.moving_block import resampled
 from twin.frame import F64, I64, Bool
@@ -22,6 +23,7 @@ UNKNOWN = "too few days to tell"
 HIGHER_IS_BETTER = {"pr_auc": True, "roc_auc": True, "brier": False, "log_loss": False}
 LEAST_P = 1e-4  # in the logarithmic loss. source: estimate
 HOURS = 24.0
+MOST_SHOCKS = 20  # told one by one
 
 Score = dict[str, Any]
 
@@ -266,4 +268,18 @@ def score(result: Result, ks: Sequence[int], seed: int = 0) -> Mapping[str, Any]
     for issued in result.horizons:
         mine = [c for c in counts if c["span_d"] == issued.span_d]
         horizons.append(score_horizon(issued, ks, seed) | {"fleet": mine[0] if mine else None})
-    return {"horizons": horizons, "fleet": counts, "lookahead_days_checked": result.days_checked}
+    return {
+        "horizons": horizons, "fleet": counts, "shocks": shocks_told(result),
+        "lookahead_days_checked": result.days_checked,
+    }  # fmt: skip
+
+
+def shocks_told(result: Result) -> Score:
+    """Causes in common of the whole log: how many, how many faults they had, and the greatest of them."""
+    found = shocks(result.log)
+    greatest = sorted(found, key=lambda shock: (-shock.nodes, shock.day))[:MOST_SHOCKS]
+    return {
+        "count": len(found), "faults": sum(shock.faults for shock in found),
+        "window_min": round(WINDOW_D * HOURS * 60.0, 3),
+        "greatest": [shock._asdict() for shock in greatest],
+    }  # fmt: skip

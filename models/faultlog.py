@@ -66,6 +66,11 @@ class FaultLog:
         return FaultLog(self.n, self.node[:k], self.start_d[:k], end_d, self.kind[:k], self.classes,
                         self.begin_d, until_d)  # fmt: skip
 
+    def only(self, keep: Bool) -> FaultLog:
+        """Of these faults alone [k], with the same nodes, classes and days."""
+        return FaultLog(self.n, self.node[keep], self.start_d[keep], self.end_d[keep], self.kind[keep],
+                        self.classes, self.begin_d, self.until_d)  # fmt: skip
+
     def up(self, days: F64) -> Bool:
         """Candidates: nodes that are not under repair on each of these days, ascending [n_day, n]."""
         out = np.ones((len(days), self.n), bool)

@@ -2,14 +2,18 @@
 
 A Gamma-Poisson rate that forgets: the faults of each past day count half as much after a while. How fast it
 forgets is chosen by how well it would have done so far. Faults come in clusters, so that counts vary more
-than Poisson's: the forecast is negative binomial, with the spread that past errors had, and wider or narrower
-by as much as past intervals held too little or too much. A pure function of the daily counts so far. May
-import the core's number types; NumPy only.
+than Poisson's: the forecast is negative binomial, with the spread that past errors had, which holds the
+uncertainty of the rate too. The interval's tails are moved by as much as intervals that were really issued
+held too little or too much: adaptive conformal inference, with outcomes that come a span late. Counts are
+whole numbers, so that no interval has just the share it should: each end is where its tail comes nearest.
+A pure function of the daily counts so far. May import the core's number types; NumPy only.
+source: Gibbs and Candes, Adaptive conformal inference under distribution shift, NeurIPS 2021
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +30,10 @@ SPREAD, SPREAD_SPANS = 1.5, 1.0
 SPREAD_HALF_LIFE_D = 180.0  # of what an error tells of the spread. source: estimate
 FIRST_CHOICE = HALF_LIVES_D.index(60.0)  # before errors were seen. source: estimate
 LEAST_MEAN = 0.1  # faults; so that errors of a fleet without any say something. source: estimate
-STEP = 1.5  # that the width's logarithm moves per span of misses. source: tuned on synthetic counts
-WIDEST = 0.6  # bound of that logarithm. source: tuned on synthetic counts
+MOST_SQUARE = 9.0  # times the spread so far that one error counts for: a shock is no rule. source: estimate
+# How far the tails' logit moves per span of misses, and its bounds: tails of 0.5 % and 21 %.
+# source: tuned on synthetic counts (tests/faults.py)
+STEP, NARROWEST, WIDEST = 2.0, -1.6, 2.4
 LARGE = 10_000.0  # mean from which on a normal is near enough to a negative binomial. source: estimate
 
 
@@ -53,7 +59,7 @@ def outlooks(counts: F64, span_d: int) -> F64:
     total = np.concatenate([[0.0], np.cumsum(counts)])
     # Of forecasts whose span is over: absolute errors by half-life, squares over Poisson's variance, misses.
     error = np.zeros(mean.shape[1])
-    seen, spans, width = SPREAD * SPREAD_SPANS, SPREAD_SPANS, 0.0
+    seen, spans, moved = SPREAD * SPREAD_SPANS, SPREAD_SPANS, 0.0
     keep = 0.5 ** (1.0 / SPREAD_HALF_LIFE_D)
     best = FIRST_CHOICE
     for i in range(LEAST_DAYS - 1, n):
@@ -63,14 +69,15 @@ def outlooks(counts: F64, span_d: int) -> F64:
             error += np.abs(came - mean[j])
             if j - LEAST_DAYS + 1 >= span_d:  # errors over less than a span have shown nothing
                 best = int(np.argmin(error))
-            seen = keep * seen + (came - mean[j, best]) ** 2 / max(mean[j, best], LEAST_MEAN) / span_d
+            square = (came - mean[j, best]) ** 2 / max(mean[j, best], LEAST_MEAN)
+            seen = keep * seen + min(square, MOST_SQUARE * seen / spans) / span_d
             spans = keep * spans + 1.0 / span_d
             missed = not out[j, 1] <= came <= out[j, 2]
-            width += STEP / span_d * (missed - (1.0 - LEVEL))
-            width = min(max(width, -WIDEST), WIDEST)
+            moved += STEP / span_d * (missed - (1.0 - LEVEL))
+            moved = min(max(moved, NARROWEST), WIDEST)
         said = float(mean[i, best])
-        variance = max(said * seen / spans, said)
-        out[i] = said, *interval(said, variance * float(np.exp(2.0 * width)))
+        odds = (1.0 - LEVEL) / (1.0 + LEVEL) * float(np.exp(-moved))
+        out[i] = said, *interval(said, max(said * seen / spans, said), 1.0 - 2.0 * odds / (1.0 + odds))
     return out
 
 
@@ -87,17 +94,25 @@ def _means(counts: F64, span_d: int) -> F64:
     return mean
 
 
-@lru_cache(maxsize=4096)  # the past is said again every day
+@lru_cache(maxsize=16_384)  # the past is said again every day
 def interval(mean: float, variance: float, level: float = LEVEL) -> tuple[float, float]:
-    """The middle `level` of a negative binomial, ends within; of Poisson if `variance` is no greater."""
+    """The middle `level` of a negative binomial, ends within; of Poisson if `variance` is no greater.
+
+    Of the ends that hold at least so much and those one count further in, each is the one whose tail is
+    nearer to half of 1 - level.
+    """
     tail = (1.0 - level) / 2.0
     if not mean > 0.0:
         return 0.0, 0.0
     if mean > LARGE:
-        half = 1.6449 * np.sqrt(variance)  # source: normal quantile of 0.95
+        half = NormalDist().inv_cdf(1.0 - tail) * float(np.sqrt(variance))
         return float(np.floor(max(mean - half, 0.0))), float(np.ceil(mean + half))
-    cdf = np.cumsum(np.exp(log_pmf(mean, variance)))
-    low, high = np.searchsorted(cdf, [tail, 1.0 - tail])
+    below = np.concatenate([[0.0], np.cumsum(np.exp(log_pmf(mean, variance)))])  # of fewer than 0, 1, 2, ..
+    low, high = (int(place) for place in np.searchsorted(below[1:], [tail, 1.0 - tail]))
+    if low < high and abs(below[low + 1] - tail) < abs(below[low] - tail):
+        low += 1
+    if low < high and abs(1.0 - below[high] - tail) < abs(1.0 - below[high + 1] - tail):
+        high -= 1
     return float(low), float(high)
 
 

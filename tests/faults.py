@@ -39,3 +39,45 @@ def log_of(faults: list[tuple[int, float, float, int]], n: int, days: float) -> 
         n, node.astype(np.int32), start.astype(np.float64), np.where(end <= days, end, np.inf),
         kind.astype(np.int32), CLASSES, 0.0, days,
     )  # fmt: skip
+
+
+COUNTS = ("poisson", "clustered", "drifting", "seasonal", "shocks", "step")
+
+
+def daily_counts(kind: str, seed: int, days: int = 300, mean: float = 1.7) -> np.ndarray:
+    """Faults per day of a fleet whose law an outlook of its numbers does not know [n_day]."""
+    rng = np.random.default_rng([seed, COUNTS.index(kind)])
+    t = np.arange(days)
+    if kind == "clustered":  # each fault has half another one on average, six days later on average
+        out = rng.poisson(mean * 0.5, days)
+        for day in range(days):
+            for at in day + rng.geometric(1 / 6, rng.poisson(0.5 * out[day])):
+                if at < days:
+                    out[at] += 1
+        return out.astype(np.float64)
+    if kind == "shocks":
+        struck = (rng.random(days) < 1 / 40) * rng.geometric(1 / 12, days)
+        return (rng.poisson(0.8 * mean, days) + struck).astype(np.float64)
+    rate = np.full(days, mean)
+    if kind == "drifting":
+        rate = mean * np.exp(np.cumsum(rng.normal(0.0, 0.03, days)))
+    elif kind == "seasonal":
+        rate = mean * (1.0 + 0.5 * np.sin(2 * np.pi * t / 7) + 0.4 * np.sin(2 * np.pi * t / 91 + seed))
+    elif kind == "step":
+        rate = np.where(t < rng.uniform(0.3, 0.8) * days, mean, mean * rng.choice([0.4, 2.2]))
+    return rng.poisson(rate).astype(np.float64)
+
+
+def struck(log: FaultLog, at: list[float], nodes: int, seed: int = 0, within_d: float = 0.003) -> FaultLog:
+    """The same log with so many other nodes that fail within minutes of each of these days."""
+    rng = np.random.default_rng(seed)
+    rows = list(
+        zip(log.node.tolist(), log.start_d.tolist(), log.end_d.tolist(), log.kind.tolist(), strict=True)
+    )
+    for day in at:
+        down = ~log.up(np.array([day]))[0] | ~log.up(np.array([day + within_d]))[0]
+        free = np.setdiff1d(np.flatnonzero(~down), log.node[np.abs(log.start_d - day) < 1.0])
+        for node in rng.choice(free, nodes, replace=False):
+            start = day + within_d * rng.random()
+            rows.append((int(node), start, start + 0.5, 0))
+    return log_of(sorted(rows, key=lambda row: row[1]), log.n, log.until_d)

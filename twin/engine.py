@@ -31,6 +31,7 @@ from twin.errors import ContractError, TwinError
 from twin.estimator import Estimator
 from twin.findings import Findings
 from twin.frame import NS, Frame
+from twin.health.alarms import findings as suspects_of
 from twin.health.health import HealthState
 from twin.history import History
 from twin.intake import Intake
@@ -109,12 +110,13 @@ class Engine:
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
         self._resume(frame)
         acks: dict[tuple[str, str, str], int] = {}
-        faults = FaultTally()
+        faults, heard = FaultTally(), []
         for event in frame.events:
             if type(event) is ev.FaultReported:
                 if self.intake.is_new(event):
                     self.health.take(event, self.jobs, self.state.now_ns)
                     faults.add(event)
+                    heard.append(event)
             elif type(event) is ev.CommandAcked:
                 # A thousand devices may answer in one tick: the journal counts them, the leases know each.
                 if self.intake.is_new(event):
@@ -137,7 +139,7 @@ class Engine:
         records += self._end_windows(frame.now_ns)
         self.history.push(self.state)
         self.estimator.update(self.state, frame.dt_s, self.windows)
-        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, frame.events, frame.dt_s)
+        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, heard, frame.dt_s)
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
@@ -148,6 +150,10 @@ class Engine:
         records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
         records += self.findings.silences(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
+        if self.health.looked_ns == frame.now_ns:
+            told = (self.diagnosis.faults, self.findings.active)
+            suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *told)
+            records += self.findings.keep_only("health/", suspects)
         if not frame.urgent:
             self.usual_dt_s = frame.dt_s
         if frame.tick % MARK_EVERY == MARK_AT:

@@ -20,6 +20,7 @@ import numpy as np
 from twin import events as ev
 from twin.arbiter import Arbiter
 from twin.contracts import Model
+from twin.fault_ids import FaultIds
 from twin.frame import F64, I32, NS
 from twin.jobs import TOLD, Jobs
 from twin.outlook import Outlooks
@@ -53,6 +54,7 @@ class Intake:
         self.pending_fits: dict[str, int] = {}  # fit id -> deadline
         self.params_hash: dict[str, str] = {}
         self.seen: OrderedDict[str, str] = OrderedDict()  # type and id -> fingerprint
+        self.fault_ids = FaultIds()  # apart, so that a storm of faults pushes no other id out
         self.counts: dict[str, int] = {}
         self._tick: list[dict[str, Any]] = []  # journal bodies of this tick, given out by `expire`
         self._duplicates = 0  # of this tick
@@ -65,22 +67,29 @@ class Intake:
         """False for an event that was seen before, and for another one under its id."""
         if not event.id:
             return True
+        if type(event) is ev.FaultReported:
+            heard = self.fault_ids.hear(event)
+            return heard == "new" or self._refuse(event, heard == "again")
         key, mark = f"{type(event).__name__}:{event.id}", _fingerprint(event)
         known = self.seen.get(key)
-        if known == mark:
-            self.count("duplicate_events")
-            self._duplicates += 1
-            return False
-        if known is not None and not isinstance(event, ev.OperatorRequest):
-            self.count("reused_ids")
-            if len(self._tick) < MAX_REFUSED:
-                self._tick.append({"kind": "event", "event": brief_event(event),
-                                   "refused": f"id {event.id} already used for something else"})  # fmt: skip
-            return False
+        if known == mark or (known is not None and not isinstance(event, ev.OperatorRequest)):
+            return self._refuse(event, known == mark)
         self.seen[key] = mark
         while len(self.seen) > MAX_SEEN:
             self.seen.popitem(last=False)
         return True
+
+    def _refuse(self, event: ev.Event, again: bool) -> bool:
+        """An event whose id was heard: the same one again, or another. False."""
+        if again:
+            self.count("duplicate_events")
+            self._duplicates += 1
+            return False
+        self.count("reused_ids")
+        if len(self._tick) < MAX_REFUSED:
+            self._tick.append({"kind": "event", "event": brief_event(event),
+                               "refused": f"id {event.id} already used for something else"})  # fmt: skip
+        return False
 
     def apply(
         self,
@@ -328,7 +337,7 @@ class Intake:
             "approvals": [msgspec.to_builtins(v) for v in self.approvals.values()],
             "grants": [[feeder, *held] for feeder, held in self.grants.items()],
             "pending_fits": [list(item) for item in self.pending_fits.items()],
-            "seen": [list(item) for item in self.seen.items()],
+            "seen": [list(item) for item in self.seen.items()], "fault_ids": self.fault_ids.dump(),
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
             "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
         }  # fmt: skip
@@ -345,6 +354,8 @@ class Intake:
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
         self.outlooks.restore(data.get("outlooks", []))  # one of a version before has none
         self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
+        if "fault_ids" in data:
+            self.fault_ids.restore(data["fault_ids"])
 
 
 def _late(expires_ns: int, now_ns: int) -> str | None:

@@ -9,10 +9,12 @@ import pytest
 
 from models import REGISTRY
 from tests.contract.plugins import World, engine_of, site
+from tests.failing import lived
 from twin.contracts import Model, View
 from twin.engine import Engine
 from twin.errors import ContractError
 from twin.frame import NS
+from twin.health.records import FailureLog, NodeFeatures
 from twin.quantities import find_quantity
 from twin.snapshot import decode, encode, restore_engine
 from twin.state import MISSING
@@ -33,6 +35,10 @@ def seen(name: str, racks: int = 2, silent: bool = False) -> tuple[Engine, Model
 def series(model: Model, seed: int = 1) -> dict[str, np.ndarray]:
     """What a fit is given: 900 rows of noise, of a model that gathers its own or of declared history."""
     rng = np.random.default_rng(seed)
+    if model.name == "failure":
+        watched = REGISTRY[model.name]()
+        lived(watched, seed=seed)
+        return watched.training()  # type: ignore[attr-defined, no-any-return]
     if hasattr(model, "training"):
         out = {}
         for name, step_s, *horizons in (("fine", 60.0, 1.0, 5.0, 15.0, 60.0), ("coarse", 900.0, 24.0, 96.0)):
@@ -138,6 +144,7 @@ def test_it_moves_with_the_site(name: str, fit: bool) -> None:
     view = _Three(engine)
     kept = {t: np.arange(n, dtype=np.int32) for t, n in view.site.sizes.items()}
     kept["rack"] = np.array([-1, 0, 1], np.int32)
+    kept["node"] = np.array([-1, -1, 0, 1, 2, 3], np.int32)
     model.remap(kept)
     fresh: Model = REGISTRY[name]()
     if model.parameters():
@@ -149,7 +156,8 @@ def test_it_moves_with_the_site(name: str, fit: bool) -> None:
     bands = [[f.mean, f.lo, f.hi, f.model] for f in said]
     assert digest(bands) == digest([[f.mean, f.lo, f.hi, f.model] for f in fresh.predict(view)])
     of_racks = [f.mean for f in said if f.signal.startswith("rack.")]
-    assert of_racks, "nothing was forecast: the test shows nothing"
+    assert said, "nothing was forecast: the test shows nothing"
+    assert of_racks or name == "failure"
     for mean in of_racks:
         assert np.isnan(mean[0])
         assert np.isfinite(mean[1:]).all()
@@ -184,6 +192,12 @@ class _Three:
 
     def maintenance(self, table: str) -> None:
         return None
+
+    def node_features(self) -> NodeFeatures:
+        return self._view.node_features()
+
+    def failures(self) -> FailureLog:
+        return self._view.failures()
 
 
 class _Broken(REGISTRY["persistence"]):  # type: ignore[misc, name-defined]

@@ -69,11 +69,19 @@ def test_the_grid(
 ) -> None:
     folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
     path = min((p for p in folder.rglob("*.csv*") if p.is_file()), key=lambda p: (p.stat().st_size, p))
-    (tmp_path / "grid.yaml").write_text("site: grid\nperiods_s: {site: 3600}\n")
     mapping = DEPLOY / f"mappings/grid-{what}.yaml"
-    result = replayed(capsys, "--site", tmp_path / "grid.yaml", "--map", mapping, "--trace", path)
+    # A year with two experts, as no count depends on how many there are; a month with all of them.
+    two = "models: {load: {settings: {experts: 'last, seasonal_day', fit_every_s: 0}}}\n"
+    (tmp_path / "year.yaml").write_text("site: grid\nperiods_s: {site: 3600}\n" + two)
+    result = replayed(capsys, "--site", tmp_path / "year.yaml", "--map", mapping, "--trace", path)
     assert result["messages"]["decoded"] > 8000
     assert result["ticks"] > 8000
+    (tmp_path / "grid.yaml").write_text("site: grid\nperiods_s: {site: 3600}\n")
+    month = tmp_path / f"month{path.suffix}"
+    month.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:700]))
+    result = replayed(capsys, "--site", tmp_path / "grid.yaml", "--map", mapping, "--trace", month)
+    assert result["messages"]["decoded"] > 600
+    assert result["ticks"] > 600
 
 
 @pytest.mark.slow

@@ -287,6 +287,7 @@ def test_xids_of_the_event_set() -> None:
     events.stop()
     assert [(f.table, f.name, f.code) for f in got] == [("gpu", "gpu1", 79)]
     assert got[0].id.startswith("boot-nvml-gpu1-79-")
+    assert got[0].at_ns > 0
     assert len(said) == 1
     assert ("nvmlEventSetFree", None) in nvml.asked
 

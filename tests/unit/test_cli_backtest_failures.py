@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 from tests.faults import fleet
-from twin.app.cli_backtest_failures import add_failures, horizons_of, main, top_of
+from twin.app.cli import main as racktwin
+from twin.app.cli_backtest_failures import add_failures, horizons_of, shock_words, top_of
 from twin.errors import ConfigError
 
 KEYS = ["precision_at_k", "recall_at_k", "lift_at_k", "roc_auc", "pr_auc", "brier", "brier_base_rate", "ece",
         "resolution", "lead_time_h", "fleet", "against_reference", "champion_days"]  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    return racktwin(["backtest", "failures", *words])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,10 @@ def test_json_is_one_object_with_all_scores(events: Path, capsys: pytest.Capture
     assert "[log].csv" in seen.out
     assert "decayed count" in seen.out
     assert "were forecast again" in seen.out
-    assert "in the 90 % interval" in seen.out
+    assert "inside 90 %" in seen.out
+    assert "no cause in common" in seen.out
+    assert told["shocks"] == {"count": 0, "faults": 0, "window_min": 10.0, "greatest": []}
+    assert max(map(len, seen.out.splitlines())) <= 100
     assert "ends with its last event" in seen.err
 
 
@@ -63,6 +71,13 @@ def test_what_cannot_be_scored_is_refused(events: Path, capsys: pytest.CaptureFi
     assert main(["--events", "nowhere", "--nodes", "5"]) == 1
     assert main(["--events", str(events), "--nodes", "3", "--top", "2"]) == 1
     assert "expected at least so many" in capsys.readouterr().err
+
+
+def test_shocks_are_told_in_a_sentence() -> None:
+    greatest = [{"day": 60.3, "faults": 15, "nodes": 14}]
+    said = shock_words({"count": 2, "faults": 20, "window_min": 10.0, "greatest": greatest})
+    assert said.startswith("2 causes in common: 20 faults, more within 10 min than by chance")
+    assert "day 60.3 of 14 nodes" in said
 
 
 def test_horizons_and_tops() -> None:

@@ -11,11 +11,11 @@ from sklearn.linear_model import LogisticRegression
 from models import decayed_count as decayed_count_module
 from models import fleet_rate, hazard
 from models.decayed_count import PRIOR_CASES, Isotonic, decayed_count
-from models.fleet_rate import interval, log_pmf, outlook
+from models.fleet_rate import interval, log_pmf, outlook, outlooks
 from models.hazard import Hazard
 from models.recalibration import Logistic, logit
 from models.self_exciting import PARTS, SelfExciting, exposures, strengths
-from tests.faults import fleet, log_of
+from tests.faults import COUNTS, daily_counts, fleet, log_of
 from twin.errors import ContractError
 
 SPANS = (1.0, 7.0)
@@ -136,15 +136,56 @@ def test_nodes_that_never_failed_are_one_case_with_their_weight() -> None:
     assert weight.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("level", [0.6, 0.9, 0.99])
 @pytest.mark.parametrize("mean, variance", [(0.3, 0.3), (5.0, 5.0), (24.0, 60.0), (300.0, 9000.0)])
-def test_the_interval_is_that_of_scipy(mean: float, variance: float) -> None:
+def test_each_end_of_the_interval_is_where_its_tail_comes_nearest(
+    mean: float, variance: float, level: float
+) -> None:
     if variance > mean:
         p = mean / variance
         rival = stats.nbinom(mean * p / (1.0 - p), p)
     else:
         rival = stats.poisson(mean)
-    assert interval(mean, variance) == (rival.ppf(0.05), rival.ppf(0.95))
+    tail = (1.0 - level) / 2.0
+    low, high = interval(mean, variance, level)
+    first = [rival.ppf(tail), min(rival.ppf(tail) + 1.0, rival.ppf(1.0 - tail))]
+    last = [rival.ppf(1.0 - tail), max(rival.ppf(1.0 - tail) - 1.0, low)]
+    assert low == min(first, key=lambda k: abs(rival.cdf(k - 1.0) - tail))
+    assert high == min(last, key=lambda k: abs(rival.sf(k) - tail))
     assert np.exp(log_pmf(mean, variance)).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("span_d", [1, 14])
+def test_nine_in_ten_outcomes_lie_in_the_interval_whatever_the_law(kind: str, span_d: int) -> None:
+    """Simulated counts, scored from day 120 on as the recordings are; on average over logs."""
+    inside = []
+    for seed in range(100, 110):
+        counts = daily_counts(kind, seed, 400)
+        said = outlooks(counts, span_d)
+        total = np.concatenate([[0.0], np.cumsum(counts)])
+        i = np.arange(119, 400 - span_d)
+        came = total[i + 1 + span_d] - total[i + 1]
+        inside.append(float(((said[i, 1] <= came) & (came <= said[i, 2])).mean()))
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.035), inside
+    assert min(inside) > 0.75
+
+
+def test_what_an_interval_says_changes_nothing_that_was_said_before() -> None:
+    counts = daily_counts("clustered", 1, 150)
+    whole = outlooks(counts, 14)
+    assert np.array_equal(outlooks(counts[:90], 14), whole[:90], equal_nan=True)
+
+
+def test_intervals_that_always_hold_narrow_below_what_the_law_says_and_misses_widen_them() -> None:
+    """Counts more regular than chance are no Poisson's; a change of level is no longer a surprise twice."""
+    regular = np.tile([2.0, 1.0, 2.0], 60)
+    said = outlooks(regular, 14)[-1]
+    poisson = interval(float(said[0]), float(said[0]))
+    assert said[2] - said[1] < poisson[1] - poisson[0]
+    wild = outlooks(np.tile([0.0] * 20 + [5.0] * 20, 5), 14)[-1]
+    assert wild[2] - wild[1] > 2.0 * (poisson[1] - poisson[0])
 
 
 def test_the_outlook_holds_nine_in_ten_and_follows_a_rise() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twin.app import fault_file
 from twin.app.fault_file import MOST_PROBLEMS, read_faults
 from twin.errors import ConfigError, StorageError
 
@@ -72,6 +75,65 @@ def test_times_with_dates_are_days_with_a_begin_of_their_own(tmp_path: Path) -> 
     assert log.start_d - log.begin_d == pytest.approx([0.25, 1.0])
     assert log.end_d[0] - log.begin_d == pytest.approx(0.5)
     assert log.classes == ("GPU", "unknown")
+    assert (log.begin_d, log.start_d[0]) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    "start, end, day",
+    [
+        ("2024-03-30T02:00:00+02:00", "2024-03-31T00:00:00Z", 1.0),
+        ("2024-03-30", "2024-03-30T12:00", 0.5),  # without a zone: UTC
+        ("2024-10-27T02:30:00+02:00", "2024-10-27T02:30:00+01:00", 1.0 / 24.0),  # the hour that comes twice
+    ],
+)
+def test_time_zones_are_heeded(tmp_path: Path, start: str, end: str, day: float) -> None:
+    read = read_faults(written(tmp_path, f"node,start,end,class\na,{start},{end},GPU\n"), 2)
+    assert read.log.end_d[0] - read.log.start_d[0] == pytest.approx(day)
+    assert any(f"day 0 is {start[:10]} (UTC)" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    "when", ["0024-03-30", "9999-12-31T23:59:59-14:00", "2024-02-30", "2024-03-30T25:00"]
+)
+def test_times_that_cannot_be_are_refused(tmp_path: Path, when: str) -> None:
+    [problem] = refused(tmp_path, f"node,start,end,class\na,2024-03-01,,x\nb,{when},,x\n")
+    assert "line 3: " in problem
+    assert "expected a time such as" in problem
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, gzip.compress])
+def test_a_packed_log_is_read_and_a_torn_one_refused(tmp_path: Path, pack: Any) -> None:
+    path = tmp_path / "log.packed"
+    path.write_bytes(pack(CSV.encode()))
+    assert read_faults(path, 5).log.k == 4
+    path.write_bytes(pack(CSV.encode())[:-9])
+    with pytest.raises(StorageError, match="expected a whole file"):
+        read_faults(path, 5)
+
+
+def test_a_last_line_that_was_being_written_is_told(tmp_path: Path) -> None:
+    [problem] = refused(tmp_path, CSV + "c,9.6,")
+    assert "line 6: 3 values, expected 4" in problem
+    assert "was the file still being written?" in problem
+    notes = read_faults(written(tmp_path, CSV + "c,9.6,,GP"), 5).notes
+    assert any("line 6, the last one, has no line end" in note for note in notes)
+    assert not any("line end" in note for note in read_faults(written(tmp_path, CSV), 5).notes)
+
+
+def test_columns_that_are_not_used_are_told(tmp_path: Path) -> None:
+    notes = read_faults(written(tmp_path, "node,start,end,clas,rack\na,1.5,4.0,GPU,r1\n"), 5).notes
+    assert any("not used: 'clas, rack'" in note for note in notes)
+
+
+def test_too_many_faults_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_file, "MOST_FAULTS", 3)
+    [problem] = refused(tmp_path, CSV)
+    assert "line 5: more than 3 faults" in problem
+    monkeypatch.setattr(fault_file, "MOST_BYTES", 30)
+    assert "more than 30 bytes" in refused(tmp_path, CSV)[0]
+    monkeypatch.setattr(fault_file, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(fault_file, "MOST_TOLD", 30)
+    assert refused(tmp_path, "node,start,end\n" + "x\n" * 50)[-1].endswith("11 more problems")
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,40 @@ def test_a_fault_is_told_by_what_holds_the_device(decoder: ItDecoder, path: str)
     assert event_on(decoder, path, FAULT)[0].name == FAULT["name"]
 
 
+def decoded(decoder: ItDecoder, **more: Any) -> FaultReported:
+    (event,) = event_on(decoder, "lab/h/r1/node0", FAULT | more)
+    assert isinstance(event, FaultReported)
+    return event
+
+
+def test_a_fault_may_say_when_and_how_often_and_what_we_do_not_know(decoder: ItDecoder) -> None:
+    event = decoded(decoder, at_ns=10**18, count=3, mood="bad", same="x")
+    assert (event.at_ns, event.count) == (10**18, 3)
+    event = decoded(decoder)  # an agent of a version before
+    assert (event.at_ns, event.count) == (0, 1)
+    assert decoded(decoder, at_ns=2**62 - 1, count=1_000_000).count == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "more, why",
+    [
+        ({"at_ns": -1}, "at_ns -1; expected UTC"),
+        ({"at_ns": 2**62}, "at_ns 4611686018427387904; expected UTC"),
+        ({"at_ns": 1.5}, "not an IT event"),
+        ({"at_ns": "now"}, "not an IT event"),
+        ({"at_ns": None}, "not an IT event"),
+        ({"count": 0}, "count 0; expected 1 to 1000000"),
+        ({"count": -3}, "count -3"),
+        ({"count": 1_000_001}, "count 1000001"),
+        ({"count": 2**63}, "count 9223372036854775808; expected 1 to"),
+        ({"code": 2**40}, "code 1099511627776; expected a number below"),
+    ],
+)
+def test_times_and_counts_that_cannot_be(decoder: ItDecoder, more: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadMessage, match=why):
+        decoded(decoder, **more)
+
+
 @pytest.mark.parametrize(
     "path", ["lab/h/r1/node1", "lab/h/r2", "lab/h/r1/node", "jobs/slurm", "lab", "", "lab/h/r9/node0"]
 )

@@ -13,6 +13,8 @@ from aiohttp import web
 from twin.app import api_actions as act
 from twin.app import api_bodies as bodies
 from twin.app import api_decisions as decided
+from twin.app import api_health as well
+from twin.app import api_health_part as explained
 from twin.app import api_outlooks as ahead
 from twin.app import api_state as state
 from twin.app import api_updates as updates
@@ -84,6 +86,10 @@ READING = (
     _get("/site", state.site, "state"),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
+    _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
+         Param("part", "gpu, node, switch, link, pump or psu: a row for each of this kind"),
+         Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
+    _get("/health/{name}", explained.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
     _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
          Param("control", "such as gpu.power_cap_w")),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.app import api_forecasts
+from twin.app import api_forecasts, api_health
 from twin.app.api_state import alarms_of, policy_rows, worst_of
 from twin.app.live import Live
 from twin.app.report_text import clean
@@ -53,6 +53,7 @@ def summary(live: Live, pulse: Pulse, alarms: list[dict[str, Any]] | None = None
         "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "heard": heard_counts(engine.site, engine.state), "forecasts": api_forecasts.block(live),
+        "health": api_health.block(live),
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip
 

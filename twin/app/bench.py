@@ -1,9 +1,9 @@
 """The benchmark: `python -m twin.app.bench`, what a second of a site costs at 576, 10k and 100k GPUs.
 
 Each size is run, recorded and replayed in processes of its own, on one core and with one thread; then the
-daemon is measured live (`bench_live`), the twin against simulated plants (`bench_twin`), and what forecasts
-cost (`bench_forecast`). What comes out is tables, and a flat JSON whose keys carry their units. Goals are
-judged where their size was measured. Part of the shell.
+daemon is measured live (`bench_live`), the twin against simulated plants (`bench_twin`), what forecasts cost
+(`bench_forecast`), and health in a storm of faults (`bench_health`). What comes out is tables, and a flat
+JSON whose keys carry their units. Goals are judged where their size was measured. Part of the shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twin.app import bench_forecast, bench_live, bench_twin
+from twin.app import bench_forecast, bench_health, bench_live, bench_twin
 from twin.app.bench_load import ASSUMPTIONS, GPUS_PER_RACK
 from twin.app.bench_run import LOOP, PARTS, SPARSE_PERIOD_S, Task
 
@@ -48,6 +48,7 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     *bench_live.GOALS,
     *bench_twin.GOALS,
     *bench_forecast.GOALS,
+    *bench_health.GOALS,
 )
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
@@ -179,6 +180,7 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
     bench_live.show_live(found, out)
     bench_twin.show_twin(found, out)
     bench_forecast.show_forecast(found, out)
+    bench_health.show_health(found, out)
     goals = judge(found)
     if goals:
         verdicts = Table(title="Goals")
@@ -208,8 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--only",
-        choices=("core", "live", "twin", "forecast"),
-        help="the sizes, the daemon, plant and diagnosis, or forecasts",
+        choices=("core", "live", "twin", "forecast", "health"),
+        help="the sizes, the daemon, plant and diagnosis, forecasts, or a storm of faults",
     )
     given = parser.parse_args(arguments)
     sizes: str = given.sizes or ("72,576" if given.quick else SIZES)
@@ -234,6 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
         found |= bench_twin.measure_twin(given.quick, scratch, err.print)
     if given.only in (None, "forecast"):
         found |= bench_forecast.measure_forecast(given.quick, scratch, err.print)
+    if given.only in (None, "health"):
+        found |= bench_health.measure_health(given.quick, scratch, err.print)
     found |= {f"goal.{key}": "met" if met else "missed" for key, _, _, met in judge(found)}
     found |= {"assumptions": ASSUMPTIONS, "threads": "1; pinned to one core where the system allows it"}
     given.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -1,7 +1,6 @@
 """The command `backtest failures`: how well failure forecasts would have done on a log of faults and repairs.
 
-Reads the log, runs the backtest, prints a table or one JSON object. Part of the shell. By itself:
-`python -m twin.app.cli_backtest_failures --events FILE --nodes N`.
+Reads the log, runs the backtest, prints tables or one JSON object. Part of the shell.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,10 +16,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from twin.app.report_text import clean, number
-from twin.errors import ConfigError, TwinError
+from twin.errors import ConfigError
 
 HORIZONS, TOP = "1d,7d,30d", "10,20,40"
 UNIT_D = {"h": 1.0 / 24.0, "d": 1.0, "w": 7.0}
@@ -141,32 +138,37 @@ def plain(value: Any) -> Any:
 
 
 def say(told: Mapping[str, Any], out: Console) -> None:
-    """A table with the champion and the reference, the verdicts, and the fleet's numbers of faults."""
+    """Tables: each forecaster's scores, the champion beside the reference, the fleet's numbers of faults."""
     middle = told["top"][len(told["top"]) // 2]
-    title = (
-        f"{Path(told['events']).name} · {told['faults']:,} faults of {told['nodes_failed']} of "
-        f"{told['nodes']:,} nodes · scored from day {number(told['from_day'])} to "
-        f"{number(told['until_day'])}, lists of {middle}"
-    )
-    shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
-                  padding=(0, 2, 0, 0))  # fmt: skip
+    heads = [
+        f"{Path(told['events']).name}: {told['faults']:,} faults of {told['nodes_failed']} of "
+        f"{told['nodes']:,} nodes",
+        f"scored: day {number(told['from_day'])} to {number(told['until_day'])}; lists and lead times: first "
+        f"{middle} nodes",
+    ]
+    for head in heads:
+        out.print(clean(head, 200), markup=False, soft_wrap=True, highlight=False)
     columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    for head in columns:
-        shown.add_column(head, justify="left" if head in COLUMNS[:2] else "right", no_wrap=True)
+    shown = _table(columns, 2)
     for h in told["horizons"]:
         for name, s in (("champion", h), *h["methods"].items()):
             cells = dict(zip(COLUMNS, _cells(h, name, s, middle), strict=True))
             shown.add_row(*(cells[head] for head in columns))
     out.print(shown)
     for h in told["horizons"]:
-        for line in verdicts(h):
-            out.print(line, markup=False, soft_wrap=True)
-    for c in told["fleet"]:
-        out.print(fleet_words(c), markup=False, soft_wrap=True)
-    checked = (
-        f"{told['lookahead_days_checked']} days were forecast again with other events after them: the same"
-    )
-    out.print(checked, style="dim", markup=False, soft_wrap=True)
+        _say_beside(h, out)
+    _say_fleet(told["fleet"], out)
+    days = told["lookahead_days_checked"]
+    checked = f"{days} days were forecast again with other events after them: the same"
+    for line in (shock_words(told["shocks"]), checked):
+        out.print(line, style="dim", markup=False, soft_wrap=True, highlight=False)
+
+
+def _table(heads: Sequence[str], left: int) -> Table:
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, head in enumerate(heads):
+        shown.add_column(head, justify="left" if i < left else "right", no_wrap=True)
+    return shown
 
 
 def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> list[str]:
@@ -179,47 +181,51 @@ def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> lis
     ]  # fmt: skip
 
 
-def verdicts(h: Mapping[str, Any]) -> list[str]:
-    """The champion against the reference, a line per score."""
+def _say_beside(h: Mapping[str, Any], out: Console) -> None:
+    """The champion of one horizon against the reference, a line per score."""
     who = ", ".join(f"{name.replace('_', ' ')} on {days} days" for name, days in h["champion_days"].items())
-    out = [f"within {span_words(h['horizon_d'])}: base rate {number(h['base_rate'])}, Brier of the base rate "
-           f"{number(h['brier_base_rate'])}; champion: {who}; {number(h['blocks'], 2)} blocks"]  # fmt: skip
+    span = span_words(h["horizon_d"])
+    for line in (
+        "",
+        f"within {span}: {number(100 * h['base_rate'])} % of nodes that are up fail; Brier of that rate "
+        f"{number(h['brier_base_rate'])}",
+        f"champion: {who}; {number(h['blocks'], 2)} spans that do not overlap",
+    ):
+        out.print(line, markup=False, soft_wrap=True, highlight=False)
+    shown = _table(("against decayed count", "difference", "90 % interval", "champion is"), 1)
     for metric, found in h["against_reference"].items():
-        ends = f" ({found['low']:+.3g} to {found['high']:+.3g})" if math.isfinite(found["low"]) else ""
-        out.append(f"  {metric}: {found['difference']:+.3g}{ends} against decayed count: {found['verdict']}")
-    return out
+        known = math.isfinite(found["low"])
+        ends = f"{found['low']:+.2g} to {found['high']:+.2g}" if known else "-"
+        shown.add_row(metric.replace("_", " "), f"{found['difference']:+.2g}", ends, found["verdict"])
+    out.print(shown)
 
 
-def fleet_words(c: Mapping[str, Any]) -> str:
-    """One span's counts as a sentence."""
-    latest = c["latest"]
-    now = (
-        f"; from day {number(latest['day'])}: MTBF {number(latest['mtbf_h'])} h "
-        f"({number(latest['mtbf_low_h'])} to {number(latest['mtbf_high_h'])})" if latest else ""
-    )  # fmt: skip
+def _say_fleet(counts: Sequence[Mapping[str, Any]], out: Console) -> None:
+    out.print("\nfaults of the whole fleet, mean of the days scored", markup=False, highlight=False)
+    shown = _table(("in the next", "forecast", "came", "inside 90 %", "days", "latest MTBF"), 1)
+    for c in counts:
+        latest = c["latest"]
+        hours = [number(latest[f"mtbf{edge}_h"]) for edge in ("", "_low", "_high")] if latest else []
+        now = f"{hours[0]} h ({hours[1]} to {hours[2]})" if latest else "-"
+        shown.add_row(
+            span_words(c["span_d"]), number(c["mean_forecast"]), number(c["mean_actual"]),
+            f"{number(100 * c['coverage90'])} %", f"{c['origins']}", now,
+        )  # fmt: skip
+    out.print(shown)
+
+
+def shock_words(found: Mapping[str, Any]) -> str:
+    """Causes in common as a sentence."""
+    within = f"{number(found['window_min'])} min"
+    if not found["count"]:
+        return f"no cause in common: never did more nodes fail within {within} than by chance"
+    most = found["greatest"][0]
+    cases = "1 cause" if found["count"] == 1 else f"{found['count']} causes"
     return (
-        f"faults in {span_words(c['span_d'])}: {number(c['mean_forecast'])} forecast, "
-        f"{number(c['mean_actual'])} came, {number(100 * c['coverage90'])} % of {c['origins']} "
-        f"in the 90 % interval{now}"
+        f"{cases} in common: {found['faults']} faults, more within {within} than by chance;\nthe greatest on "
+        f"day {number(most['day'])} of {most['nodes']} nodes; no mark against the nodes it struck"
     )
 
 
 def span_words(days: float) -> str:
     return f"{number(days)} d" if days >= 1.0 else f"{number(days * 24.0)} h"
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """The command by itself. Exit codes as `racktwin`."""
-    parser = argparse.ArgumentParser(prog="backtest failures")
-    add_arguments(parser)
-    args = parser.parse_args(words)
-    err = Console(stderr=True)
-    try:
-        return run_failures(args, Console(), err)
-    except TwinError as error:
-        err.print(str(error), markup=False, soft_wrap=True)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.app import cli_live_forecast, cli_live_outlook
+from twin.app import cli_live_forecast, cli_live_health, cli_live_outlook
 from twin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from twin.app.client import Client
 
 COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
-            "forecasts", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve", "token",
-            "reload")  # fmt: skip
+            "forecasts", "health", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve",
+            "token", "reload")  # fmt: skip
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -76,6 +76,9 @@ def _reading(commands: Any) -> None:
     alarms.add_argument("--entity", help="this entity and what is below it")
     forecasts = _parser(commands, "forecasts", "what is expected of power and demand, how sure, and why")
     cli_live_forecast.add_arguments(forecasts)
+    cli_live_health.add_arguments(
+        _parser(commands, "health", "how well the site or one part is, why, how sure")
+    )
     decisions = _parser(commands, "decisions", "the latest decisions with their reasons")
     decisions.add_argument("--kind", help="command, advice, event, finding, ...; commas between them")
     decisions.add_argument("--entity", help="about this entity")
@@ -168,6 +171,8 @@ def run_live(args: argparse.Namespace, out: Console, err: Console) -> int:
         out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
     elif shown == "forecasts":
         cli_live_forecast.show(tree, out)
+    elif shown == "health":
+        cli_live_health.show(tree, out)
     else:
         SHOW.get(shown, show_done)(tree, out)
     return 0
@@ -180,6 +185,8 @@ def _call(args: argparse.Namespace) -> tuple[Callable[[Client], Any], str]:
         return lambda c: c.get("/summary"), "status"
     if name == "forecasts":
         return cli_live_forecast.call(args), "forecasts"
+    if name == "health":
+        return cli_live_health.call(args), "health"
     if name == "alarms":
         return lambda c: c.get("/alarms", severity=args.severity, entity=args.entity), "alarms"
     if name == "decisions":

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from twin.app import health_words
 from twin.app.report_text import clean
 from twin.app.tokens import Token
 
@@ -127,6 +128,19 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
         said.append(share, "" if count["heard"] == count["of"] else "yellow")
     if tree.get("heard"):
         out.print(said)
+    if tree.get("health"):
+        out.print(_well(tree["health"]["parts"]))
+
+
+def _well(parts: dict[str, dict[str, int]]) -> Text:
+    """How many of each kind of part are at which level; `racktwin health` says more."""
+    said = Text("health  ")
+    for part, counts in parts.items():
+        if sum(counts.values()):
+            worst = health_words.worst(counts)
+            tone = {"failed": "bold red", "degraded": "yellow", "unknown": "yellow"}.get(worst, "")
+            said.append(f"{clean(part)}: {health_words.counted(counts)}  ", tone)
+    return said
 
 
 def _all_heard(tree: dict[str, Any]) -> bool:

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import io
+import lzma
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +28,9 @@ from models.faultlog import FaultLog
 from twin.errors import ConfigError, StorageError
 
 MOST_BYTES = 512 * 2**20  # source: estimate; a million faults are 300 MB of JSON
+MOST_FAULTS = 1_000_000  # source: estimate; a backtest of more takes hours
 MOST_PROBLEMS = 20  # told one by one
+MOST_TOLD = 100_000  # after so many, a table is given up
 COLUMNS = ("node", "start", "end", "class")
 UNKNOWN_CLASS = "unknown"
 DAY_S = 86_400.0
@@ -35,7 +40,7 @@ EARLY_SHARE = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Fault:
     node: str
     start_d: float
@@ -52,6 +57,8 @@ class _Reading:
     faults: list[_Fault] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    dated: bool = False  # times are instants, in days since 1970
 
     def wrong(self, place: str, what: str) -> None:
         self.problems.append(f"{place}: {what}")
@@ -80,13 +87,7 @@ def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: b
     by the first character. Raises ConfigError for what the operator can mend, StorageError for a file that
     cannot be read.
     """
-    try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise ConfigError(f"{path}: {size:,} bytes, expected at most {MOST_BYTES:,}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}") from error
+    data = _content(path)
     if nodes < 1:
         raise ConfigError(f"--nodes {nodes}: expected at least 1")
     reading = _Reading(mend)
@@ -100,8 +101,35 @@ def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: b
     return _log(path, reading, nodes, until_d, last_d)
 
 
+def _content(path: Path) -> bytes:
+    """All bytes, unpacked. Raises as `read_faults`."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(6)
+        opened = lzma.open if magic == b"\xfd7zXZ\x00" else gzip.open if magic[:2] == b"\x1f\x8b" else open
+        with opened(path, "rb") as stream:
+            data = bytes(stream.read(MOST_BYTES + 1))
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise StorageError(
+            f"{path}: cannot be unpacked: {error}; expected a whole file: copy it again"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; expected a file of faults") from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path}: more than {MOST_BYTES:,} bytes, expected at most so many")
+    return data
+
+
 def _log(path: Path, reading: _Reading, nodes: int, until_d: float | None, last_d: float) -> FaultsRead:
     faults = sorted(reading.faults, key=lambda fault: fault.start_d)
+    remarks = list(reading.remarks)
+    if reading.dated:
+        zero_d = math.floor(faults[0].start_d)
+        for fault in faults:
+            fault.start_d, fault.end_d = fault.start_d - zero_d, fault.end_d - zero_d
+        last_d -= zero_d
+        date = datetime.datetime.fromtimestamp(zero_d * DAY_S, datetime.UTC).date()
+        remarks.append(f"day 0 is {date.isoformat()} (UTC), the day of the first fault")
     first_d = faults[0].start_d
     begin_d = 0.0 if 0.0 <= first_d <= EARLY_SHARE * last_d else math.floor(first_d)
     end_d = last_d if until_d is None else until_d
@@ -124,7 +152,7 @@ def _log(path: Path, reading: _Reading, nodes: int, until_d: float | None, last_
         np.array([classes.index(fault.kind) for fault in faults], np.int32),
         classes, begin_d, float(end_d),
     )  # fmt: skip
-    notes = [f"{count} {what}" for what, count in reading.notes.items()]
+    notes = [f"{count} {what}" for what, count in reading.notes.items()] + remarks
     if until_d is None:
         notes.append(f"the log ends with its last event, on day {end_d:g}")
     elif until_d > last_d + 1.0:
@@ -142,6 +170,9 @@ def _read_json(data: bytes, reading: _Reading) -> float:
         return 0.0
     if not isinstance(events, list):
         reading.wrong("JSON", "expected a list of events")
+        return 0.0
+    if len(events) > 2 * MOST_FAULTS:
+        reading.wrong("JSON", f"{len(events):,} events, expected at most {2 * MOST_FAULTS:,}")
         return 0.0
     still: dict[str, _Fault] = {}
     seen: set[tuple[str, float, str, str]] = set()
@@ -216,34 +247,58 @@ def _read_csv(data: bytes, reading: _Reading) -> float:
     except UnicodeDecodeError as error:
         reading.wrong(f"byte {error.start}", "expected text in UTF-8, or a JSON list")
         return 0.0
+    half = bool(text) and not text.endswith(("\n", "\r"))
     lines = csv.reader(io.StringIO(text))
     try:
-        rows = [(lines.line_num, row) for row in lines if row]
+        head = [word.strip().lower() for word in next((row for row in lines if row), [])]
+        missing = [column for column in COLUMNS[:3] if column not in head]
+        if missing or len(set(head)) != len(head):
+            asked = f"expected the columns {','.join(COLUMNS)} once each"
+            reading.wrong(f"line {lines.line_num or 1}", f"{asked}, got {_short(','.join(head))}")
+            return 0.0
+        if other := [column for column in head if column not in COLUMNS]:
+            reading.remarks.append(f"columns that are not used: {_short(', '.join(other))}")
+        last_d = _read_rows(lines, head, reading)
     except csv.Error as error:
         reading.wrong(f"line {lines.line_num}", f"{error}: expected CSV")
         return 0.0
-    head = [word.strip().lower() for word in rows[0][1]] if rows else []
-    missing = [column for column in COLUMNS[:3] if column not in head]
-    if missing or len(set(head)) != len(head):
-        reading.wrong(
-            "line 1", f"expected the columns {','.join(COLUMNS)} once each, got {_short(','.join(head))}"
-        )
-        return 0.0
+    if half:
+        what = f"line {lines.line_num}, the last one, has no line end"
+        if reading.problems and reading.problems[-1].startswith(f"line {lines.line_num}: "):
+            reading.problems[-1] += " (the last line, without an end: was the file still being written?)"
+        else:
+            reading.remarks.append(f"{what}: taken as whole")
+    _check_order(reading)
+    return last_d
+
+
+def _read_rows(lines: Any, head: list[str], reading: _Reading) -> float:
+    """Add the faults of the lines after the head; the day of the last event."""
     clock: Callable[[str], float] | None = None
     last_d = -math.inf
-    for number, row in rows[1:]:
-        place = f"line {number}"
+    for row in lines:
+        if not row:
+            continue
+        place = f"line {lines.line_num}"
+        if len(reading.faults) >= MOST_FAULTS:
+            reading.wrong(
+                place, f"more than {MOST_FAULTS:,} faults, expected at most so many: give a shorter time"
+            )
+            break
+        if len(reading.problems) >= MOST_TOLD:
+            reading.wrong(place, "too much is wrong: expected a table of faults; the rest was not read")
+            break
         if len(row) != len(head):
             reading.wrong(place, f"{len(row)} values, expected {len(head)}")
             continue
         cell = dict(zip(head, (word.strip() for word in row), strict=True))
         if clock is None and cell["start"]:
             clock = _clock(cell["start"])
+            reading.dated = clock is _instant
         fault = _fault(cell, place, clock or _days, reading)
         if fault is not None:
             reading.faults.append(fault)
             last_d = max(last_d, fault.start_d, fault.end_d if math.isfinite(fault.end_d) else -math.inf)
-    _check_order(reading)
     return last_d
 
 
@@ -318,6 +373,8 @@ def _instant(word: str) -> float:
     found = datetime.datetime.fromisoformat(word)
     if found.tzinfo is None:
         found = found.replace(tzinfo=datetime.UTC)
+    if not 1970 <= found.year < 3000:  # another year is a slip of the pen
+        raise ValueError(word)
     return found.timestamp() / DAY_S
 
 

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from twin.app.api_state import alarms_of
 from twin.app.api_summary import Pulse, quantile, severities
 from twin.app.live import Live
+from twin.app.metrics_health import health_series
 from twin.frame import NS
 from twin.signals import TABLES, Signal
 from twin.site import Site
@@ -131,6 +132,7 @@ class DaemonSeries(Collector):
         yield from self._parts()
         yield from self._decided()
         yield from self._expected()
+        yield from health_series(live)
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),
             ("counted", "what the daemon counted", live.counts),

@@ -23,6 +23,7 @@ from twin.engine import Engine
 from twin.events import EntityReplaced, Event, SiteChanged
 from twin.frame import I64, NS, Frame
 from twin.inbox import Inbox
+from twin.plant.fleet_life import FleetLife, Life
 from twin.plant.observation import Observation, Report
 from twin.plant.plant import Plant
 from twin.plant.sensors import Sensors
@@ -137,22 +138,36 @@ class Simulation:
         spread: float = 1.0,
         lump: bool | int = False,
         noise: float = 1.0,
+        dt_s: float = 1.0,
+        life: Life | None = None,
         start_ns: int = START_NS,
         spec: SiteSpec | None = None,
         out: Path | None = None,
         observers: Iterable[Observer] = (),
         whole: bool = True,
     ) -> Simulation:
-        """A new plant with its sensors and twin; recorded in `out`, which needs the site's `spec`."""
+        """A new plant with its sensors and twin; recorded in `out`, which needs the site's `spec`.
+
+        A `life` goes on beside the scenario's faults: months of failures, precursors and repairs.
+        """
         engine = Engine(site, policies, models, authority)
         plant = Plant(site, seed=seed, scenario=scenario, spread=spread, lump=lump)
+        if life is not None:
+            plant.live(FleetLife(site, life))
         recorder = None
         if out is not None:
             assert spec is not None, "a recorded run names its site"
             recorder = Recorder(engine, spec, out, simulated=True)
         sensors = Sensors(site, seed, noise=noise, lump=plant.parameters.lump)
         return cls(
-            engine, plant, sensors, start_ns=start_ns, recorder=recorder, observers=observers, whole=whole
+            engine,
+            plant,
+            sensors,
+            dt_s=dt_s,
+            start_ns=start_ns,
+            recorder=recorder,
+            observers=observers,
+            whole=whole,
         )
 
     @property
@@ -172,11 +187,7 @@ class Simulation:
         for event in events:
             if isinstance(event, SiteChanged):
                 raise ValueError("a simulated site does not change while it runs; expected a new simulation")
-            if isinstance(event, EntityReplaced):
-                entity = self.site.entity(event.table, event.name)
-                if entity is not None:  # a new device's counters do not go on where the old one's ended
-                    self.inbox.forget(event.table, entity)
-            self.inbox.put_event(event)
+            self._put(event)
 
     def step(self) -> Decision:
         """One round: the plant obeys and moves, its sensors speak, the twin ticks. The last decision."""
@@ -188,8 +199,7 @@ class Simulation:
         self.observation = observation = self.sensors.observe(
             self.plant.truth, self.plant.present, self.now_ns, tuple(self.plant.events())
         )
-        for event in observation.events:
-            self.inbox.put_event(event)
+        self._put(*observation.events)
         urgent_ns: int | None = None
         for report in observation.reports:
             if urgent_ns is not None and report.arrival_ns > urgent_ns:
@@ -257,6 +267,14 @@ class Simulation:
         self.fitter.close()
         if self.recorder is not None:
             self.recorder.close()
+
+    def _put(self, *events: Event) -> None:
+        for event in events:
+            if isinstance(event, EntityReplaced):
+                entity = self.site.entity(event.table, event.name)
+                if entity is not None:  # a new device's counters do not go on where the old one's ended
+                    self.inbox.forget(event.table, entity)
+            self.inbox.put_event(event)
 
     def _name_jobs(self) -> None:
         """Tell the plant which slot of the twin's jobs is which: commands to jobs name slots."""

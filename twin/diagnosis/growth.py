@@ -28,6 +28,7 @@ CLEAR_S = 180.0
 XIDS, XID_S = 3, 600.0
 XID_KEPT = 32  # per GPU
 OFF_BUS_XID = 79
+RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Growth:
             if not isinstance(event, FaultReported) or event.table != "gpu":
                 continue
             gpu = self.site.entity("gpu", event.name)
-            if gpu is not None:
+            if gpu is not None and event.code != RECOVERY_XID:
                 self.xids.setdefault(gpu, []).append([now_ns, event.code])
                 del self.xids[gpu][:-XID_KEPT]
         for gpu in [g for g, some in self.xids.items() if now_ns - some[-1][0] > XID_S * NS]:

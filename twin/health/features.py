@@ -1,24 +1,293 @@
 """Features: what is known of each node that may tell of a failure to come, as numbers.
 
-May import the fault book, rates, verdicts, lemons, records and the moment.
+A node's GPUs and links are folded into the worst or the sum of them. NaN = unknown, which may itself tell: a
+GPU that falls off the bus is first of all silent. What was never heard costs nothing. May import the fault
+book, rates, verdicts, lemons, records, levels and the moment.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from twin.frame import F32, F64, NS, Bool
+from twin.health.catalogue import CLASSES
 from twin.health.fault_book import FaultBook
-from twin.health.lemons import Lemons
+from twin.health.lemons import SIGNALS, Lemons
+from twin.health.levels import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH
 from twin.health.now import Now
 from twin.health.rates import Rates
 from twin.health.records import FailureLog, NodeFeatures
 from twin.health.verdicts import Verdicts
+from twin.site import Site
 
-NAMES = ("level",)
+COUNTERS = (
+    "gpu.ecc_sbe_count", "gpu.ecc_dbe_count", "gpu.row_remap_count", "gpu.pcie_replay_count",
+    "gpu.nvlink_error_count", "gpu.nvlink_replay_count", "gpu.nvlink_recovery_count",
+)  # fmt: skip
+THROTTLED = ("gpu.throttle_thermal_ns", "gpu.throttle_power_ns")
+STATES = ("gpu.row_remap_pending_state", "gpu.row_remap_failed_state", "gpu.recovery_action_state",
+          "gpu.health_state")  # fmt: skip
+SPANS_S = (600.0, 86_400.0, 2_419_200.0)
+HALF_LIVES_D = (7.0, 30.0)
+LEAST_COUNT = 0.01  # of a fading sum; less is nothing
+DAY_NS = 86_400 * NS
+HOUR_NS = 3600 * NS
+
+
+def _short(key: str) -> str:
+    return key.partition(".")[2].removesuffix("_count").removesuffix("_state").removesuffix("_ns")
+
+
+NAMES = (
+    "level", "action", "gpu_level", "gpu_action", "psu_level", "link_level", "throttled_own",
+    "throttled_by_facility", "gpu_open_action", "node_open_action", "node_faults_86400s",
+    *(f"gpu_faults_{span_s:g}s" for span_s in SPANS_S),
+    *(f"{_short(key)}_{when}" for key in COUNTERS for when in ("recent", "daily")),
+    *(f"{_short(key)}_pu" for key in THROTTLED), "reboots_recent", "reboots_daily",
+    *(_short(key) for key in STATES), "gpu_gap_pu", "node_gap_pu", "temp_z", "power_z", "clock_deficit_pu",
+    "margin_k", "hbm_temp_c", "busy_pu", "has_job", "links_down", "link_errors_daily", "psu_unlike_pu",
+    "lemon", *(f"lemon_{name}" for name in SIGNALS), "failed_7d", "failed_30d", "since_failure_d",
+    "since_return_d", *(f"faults_{name}" for name in CLASSES),
+)  # fmt: skip
+
+# Of these one is known where anything at all is heard of a node
+TELEMETRY = ("gpu_gap_pu", "node_gap_pu", "busy_pu", "margin_k", "hbm_temp_c", "temp_z")
+# A node is quiet while none of these is above its value. source: estimate
+QUIET = {
+    "level": float(UNKNOWN), "gpu_level": float(UNKNOWN), "psu_level": float(UNKNOWN),
+    "link_level": float(WATCH), "throttled_own": 0.0, "gpu_open_action": 0.0, "node_open_action": 0.0,
+    "node_faults_86400s": 0.0, "gpu_faults_86400s": 0.0, "ecc_sbe_recent": 0.0, "ecc_sbe_daily": 0.5,
+    "ecc_dbe_daily": 0.0, "row_remap_daily": 0.0, "pcie_replay_recent": 1.0, "nvlink_error_recent": 1.0,
+    "nvlink_replay_recent": 1.0, "nvlink_recovery_daily": 0.0, "throttle_thermal_pu": 0.05,
+    "reboots_daily": 0.0, "row_remap_pending": 0.0, "row_remap_failed": 0.0, "recovery_action": 0.0,
+    "health": 0.0, "gpu_gap_pu": 0.05, "node_gap_pu": 0.05, "temp_z": 4.0, "clock_deficit_pu": 0.05,
+    "links_down": 0.0,
+}  # fmt: skip
+
+
+def unusual(features: NodeFeatures) -> Bool:
+    """Nodes of which anything is not as on a quiet day [n_node]."""
+    out = np.zeros(len(features.values), np.bool_)
+    for column, name in enumerate(features.names):
+        limit = QUIET.get(name)
+        if limit is not None:
+            out |= features.values[:, column] > limit  # False for NaN
+    return out
 
 
 def node_features(
     now: Now, book: FaultBook, rates: Rates, verdicts: Verdicts, lemons: Lemons, failures: FailureLog
 ) -> NodeFeatures:
-    """Features of all nodes at this moment."""
-    return NodeFeatures(NAMES, verdicts.health("node").level[:, None].astype(np.float32))
+    """Features of all nodes at this moment, by NAMES [n_node, n_feature]."""
+    n = now.n("node")
+    if not n:
+        return NodeFeatures(NAMES, np.zeros((0, len(NAMES)), np.float32))
+    columns = _Columns(NAMES, n)
+    fold = _Fold(now.site)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        _judged(columns, fold, now, verdicts)
+        _reported(columns, fold, book)
+        _counted(columns, fold, rates)
+        _measured(columns, fold, now)
+        _links(columns, now, rates)
+        columns.put("lemon", lemons.is_lemon())
+        for name, signal in zip(SIGNALS, lemons.signals().T, strict=True):
+            columns.put(f"lemon_{name}", signal)
+        _past(columns, now, failures)
+    return NodeFeatures(NAMES, columns.values.T)
+
+
+class _Columns:
+    """Columns by name, unknown at first; kept column by column, so that one is written in a piece."""
+
+    def __init__(self, names: tuple[str, ...], n: int) -> None:
+        self.row = {name: i for i, name in enumerate(names)}
+        self.values: F32 = np.full((len(names), n), np.nan, np.float32)
+
+    def put(self, name: str, values: Any) -> None:
+        np.copyto(self.values[self.row[name]], values, casting="unsafe")
+
+    def put_log(self, name: str, values: Any) -> None:
+        """log(1 + x): most are zero, of which no logarithm is taken."""
+        row = self.values[self.row[name]]
+        np.copyto(row, values, casting="unsafe")
+        some = np.flatnonzero(row > 0)
+        row[some] = np.log1p(row[some])
+
+
+class _Fold:
+    """From a column of GPUs [n_gpu] to one of their nodes [n_node]; NaN where no GPU knows."""
+
+    def __init__(self, site: Site) -> None:
+        self.node_of_gpu, self.n = site.node_of_gpu, site.sizes["node"]
+        size = np.diff(site.gpu_start_of_node)
+        self.size = size
+        self.filled = np.flatnonzero(size)
+        self.start = site.gpu_start_of_node[:-1][self.filled]
+        alike = len(size) and int(size[0]) > 0 and bool((size == size[0]).all())
+        self.width = int(size[0]) if alike else 0
+
+    def _over(self, how: np.ufunc, values: Any, none: float) -> Any:
+        if self.width:
+            grid = values.reshape(self.n, self.width)
+            out = grid[:, 0].copy()
+            for i in range(1, self.width):
+                how(out, grid[:, i], out=out)
+            return out
+        out = np.full(self.n, none, values.dtype if values.dtype.kind == "f" else np.float32)
+        if len(self.filled):
+            out[self.filled] = how.reduceat(values[: len(self.node_of_gpu)], self.start)
+        return out
+
+    def most(self, values: F32 | F64) -> Any:
+        """The largest that is known."""
+        return self._over(np.fmax, values, np.nan)
+
+    def least(self, values: F32 | F64) -> Any:
+        """The smallest that is known."""
+        return self._over(np.fmin, values, np.nan)
+
+    def sum(self, values: Any) -> Any:
+        """The sum; few that are not zero are added one by one."""
+        some = np.flatnonzero(values)
+        if 8 * len(some) < len(values):
+            return np.bincount(self.node_of_gpu[some], values[some].astype(np.float64), self.n)
+        return np.bincount(self.node_of_gpu, values.astype(np.float64), self.n)
+
+    def none(self, heard: Bool) -> F32:
+        """Zero where any GPU is heard, NaN elsewhere."""
+        if heard.all():
+            return np.where(self.size > 0, np.float32(0.0), np.float32(np.nan))
+        some = np.bincount(self.node_of_gpu, heard, self.n)
+        return np.where(some > 0, np.float32(0.0), np.float32(np.nan))
+
+    def worst(self, values: Any) -> Any:
+        """The largest of whole numbers >= 0, of which most are 0; NaN of a node without GPUs."""
+        some = np.flatnonzero(values)
+        out = np.where(self.size > 0, np.float32(0.0), np.float32(np.nan))
+        if 8 * len(some) < len(values):
+            np.maximum.at(out, self.node_of_gpu[some], values[some].astype(np.float32))
+            return out
+        return self.most(values.astype(np.float32))
+
+
+def _judged(columns: _Columns, fold: _Fold, now: Now, verdicts: Verdicts) -> None:
+    node, gpu = verdicts.health("node"), verdicts.health("gpu")
+    columns.put("level", node.level)
+    columns.put("action", node.action)
+    columns.put("gpu_level", fold.worst(gpu.level))
+    columns.put("gpu_action", fold.worst(gpu.action))
+    columns.put("psu_level", verdicts.health("psu").level.reshape(-1, 2).max(axis=1))
+    columns.put("throttled_own", fold.sum(gpu.lowered == BY_ITSELF))
+    columns.put("throttled_by_facility", fold.sum(gpu.lowered == BY_FACILITY))
+    level = verdicts.health("link").level
+    if len(level):
+        worst = np.full(now.n("node"), np.nan, np.float32)
+        known = now.site.node_of_link >= 0
+        np.fmax.at(worst, now.site.node_of_link[known], level[known].astype(np.float32))
+        columns.put("link_level", worst)
+
+
+def _reported(columns: _Columns, fold: _Fold, book: FaultBook) -> None:
+    columns.put("gpu_open_action", fold.worst(book.open_action("gpu")))
+    columns.put("node_open_action", book.open_action("node"))
+    columns.put_log("node_faults_86400s", book.within("node", 86_400.0))
+    for span_s in SPANS_S:
+        found = book.within("gpu", span_s)
+        columns.put_log(f"gpu_faults_{span_s:g}s", fold.sum(found))
+    some = np.flatnonzero(found)  # of the longest span: of the others there is no class either
+    classes, by_class = book.by_class() if len(some) else (CLASSES, np.zeros((len(CLASSES), 0)))
+    for name, counts in zip(classes, by_class[:, some] if len(some) else by_class, strict=True):
+        columns.put(f"faults_{name}", np.bincount(fold.node_of_gpu[some], counts, fold.n))
+
+
+def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
+    for key in COUNTERS:
+        for when in ("recent", "daily"):
+            found = _grown(fold, rates, key, when == "recent")
+            if found is not None:
+                columns.put_log(f"{_short(key)}_{when}", found)
+    for key in THROTTLED:
+        found = _grown(fold, rates, key, True)
+        if found is not None:
+            columns.put(f"{_short(key)}_pu", found / HOUR_NS)
+    if "node.reboot_count" in rates.counters:
+        columns.put_log("reboots_recent", rates.recent_per_h("node.reboot_count"))
+        columns.put_log("reboots_daily", 24.0 * rates.daily_per_h("node.reboot_count"))
+    columns.put("gpu_gap_pu", fold.most(rates.gap_pu("gpu")))
+    columns.put("node_gap_pu", rates.gap_pu("node"))
+
+
+def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
+    """Growth per hour of the GPU of each node that grew most [n_node]; None where nobody is heard."""
+    counter = rates.counters.get(key)
+    if counter is None or not counter.heard.any():
+        return None
+    some = rates.above(key, LEAST_COUNT, recent)
+    per_h = rates.recent_per_h if recent else rates.daily_per_h
+    if 8 * len(some) >= len(counter.heard):
+        return fold.most(per_h(key))
+    out = fold.none(counter.heard)
+    if len(some):
+        np.fmax.at(out, fold.node_of_gpu[some], per_h(key)[some])
+    return out
+
+
+def _measured(columns: _Columns, fold: _Fold, now: Now) -> None:
+    for key in STATES:
+        if now.heard(key):
+            columns.put(_short(key), fold.most(now.good(key)))
+    for name, which, how in (("temp_z", "gpu.temp_c", fold.most), ("power_z", "gpu.power_w", fold.least)):
+        residual = now.residual(which)
+        if residual is not None and now.heard(which):
+            columns.put(name, how((residual.measured - residual.expected) / residual.sigma))
+    clock = now.residual("gpu.sm_clock_hz")
+    if clock is not None and now.heard("gpu.sm_clock_hz"):
+        columns.put("clock_deficit_pu", fold.most(1.0 - clock.measured / clock.expected))
+    if now.heard("gpu.thermal_margin_k"):
+        columns.put("margin_k", fold.least(now.good("gpu.thermal_margin_k")))
+    if now.heard("gpu.hbm_temp_c"):
+        columns.put("hbm_temp_c", fold.most(now.good("gpu.hbm_temp_c")))
+    if now.heard("gpu.util_pu"):
+        columns.put("busy_pu", fold.most(now.good("gpu.util_pu")))
+    elif now.heard("gpu.power_w") and now.heard("gpu.power_limit_w"):
+        columns.put("busy_pu", fold.most(now.good("gpu.power_w") / now.good("gpu.power_limit_w")))
+    if now.jobs.known:
+        columns.put("has_job", now.jobs.job_of_node >= 0)
+    if now.heard("node.psu1_power_w") and now.heard("node.psu2_power_w"):
+        one, two = now.good("node.psu1_power_w"), now.good("node.psu2_power_w")
+        columns.put("psu_unlike_pu", np.abs(one - two) / (one + two))
+
+
+def _links(columns: _Columns, now: Now, rates: Rates) -> None:
+    site = now.site
+    known = np.flatnonzero(site.node_of_link >= 0)
+    if not len(known):
+        return
+    node = site.node_of_link[known]
+    if now.heard("link.up_state"):
+        told = now.good("link.up_state")[known]
+        down = np.bincount(node, told > 0.5, now.n("node"))
+        heard = np.bincount(node, np.isfinite(told), now.n("node"))
+        columns.put("links_down", np.where(heard > 0, down, np.nan))
+    if now.heard("link.error_count"):
+        worst = np.full(now.n("node"), np.nan, np.float32)
+        np.fmax.at(worst, node, rates.daily_per_h("link.error_count")[known])
+        columns.put_log("link_errors_daily", worst)
+
+
+def _past(columns: _Columns, now: Now, log: FailureLog) -> None:
+    """What a node's own failures tell: those with a cause in common tell nothing of it."""
+    own = ~log.shared
+    node, n = log.node[own], now.n("node")
+    age_d = np.maximum(now.now_ns - log.start_ns[own], 0) / DAY_NS
+    for half_life_d in HALF_LIVES_D:
+        columns.put(f"failed_{half_life_d:g}d", np.bincount(node, 0.5 ** (age_d / half_life_d), n))
+    since = np.full((2, n), np.nan)
+    np.fmin.at(since[0], node, age_d)
+    ended = log.end_ns[own] > 0
+    np.fmin.at(since[1], node[ended], np.maximum(now.now_ns - log.end_ns[own][ended], 0) / DAY_NS)
+    columns.put("since_failure_d", since[0])
+    columns.put("since_return_d", since[1])

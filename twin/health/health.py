@@ -13,7 +13,7 @@ import numpy as np
 
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.estimator import Estimator
-from twin.events import Event, FaultReported
+from twin.events import EntityReplaced, Event, FaultReported, SiteChanged
 from twin.frame import I32, NS
 from twin.health.failures import Failures
 from twin.health.fault_book import FaultBook
@@ -51,27 +51,32 @@ class HealthState:
         """Note an event that is about to be applied."""
         if isinstance(event, FaultReported):
             self._heard.append(event)
-        else:
-            self.lemons.take(event, jobs, now_ns)
+            return
+        if isinstance(event, EntityReplaced | SiteChanged):  # what was heard was of the device that leaves
+            self._grave |= self.book.hear(self._heard, now_ns, jobs)
+            self._heard = []
+        self.failures.take(event, jobs, now_ns)
+        self.lemons.take(event, jobs, now_ns)
 
     def update(
         self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: Jobs, windows: Windows
     ) -> None:
         """Look at this tick, after the diagnosis. Raises nothing for bad or missing data."""
         if self._heard:
-            self._grave |= self.book.hear(self._heard, state.now_ns)
+            self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
             self._heard = []
         since_s = (state.now_ns - self.looked_ns) / NS
         if self.looked_ns and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
             return
         now = Now(self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0)
         self.looked_ns, self._grave = state.now_ns, False
+        self.book.look(now)
         self.rates.update(now)
         self.wear.update(now)
         self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear)
         self.failures.update(now, self.verdicts, self.book)
         failures = self.failures.log()
-        self.lemons.update(now, self.book, failures)
+        self.lemons.update(now, self.book, failures, self.failures.suspects())
         self._features = node_features(now, self.book, self.rates, self.verdicts, self.lemons, failures)
 
     def health(self, part: str) -> Health:

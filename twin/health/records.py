@@ -33,7 +33,7 @@ class Health:
     level: U8  # of twin.health.levels; what is not known is never healthy
     since_ns: I64  # at this level
     action: U8  # place in twin.health.levels.ACTIONS
-    sure_pu: F32  # of what speaks for the level; 1 where healthy, NaN where unknown
+    sure_pu: F32  # of what speaks for the level; where healthy, the share of evidence that is reported
     lowered: U8  # place in ATTRIBUTIONS: whose doing a lowered clock is; zeros but for GPUs
 
 

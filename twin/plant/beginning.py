@@ -31,7 +31,7 @@ def begin(plant: Plant) -> None:
     t.rack_valve_pu[:] = p.rack_valve_pu
     t.cdu_coolant_l[:] = p.cdu_volume_l + p.cdu_reserve_l
     t.cdu_valve_pu[:] = 0.5
-    t.gpu_temp_c[:] = 45.0
+    t.gpu_temp_c[:], t.gpu_slowdown_c[:] = 45.0, p.gpu_slowdown_c
     supply = np.append(p.cdu_supply_c, 24.0)[site.cdu_of_rack]
     t.rack_supply_c[:], t.rack_return_c[:] = supply, supply + 8.0 * p.rack_liquid
     set_points(plant)

@@ -1,7 +1,7 @@
 """What is wrong with a simulated site now: factors and switches that fault scripts set and the plant reads.
 
 Neutral values change nothing. Several scripts may act at once: factors multiply, so a script that ends
-divides its own out again by rebuilding all from neutral each step. May import the site.
+divides its own out again by rebuilding all from neutral each step. May import events and the site.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from twin.frame import F64, Bool
+from twin.events import Event
+from twin.frame import F64, I64, Bool
 from twin.site import Site
 
 SensorTrouble = Literal["frozen", "biased", "spiking", "silent"]
@@ -38,6 +39,13 @@ class Disturbance:
     gpu_sbe_per_s: F64
     gpu_dbe_per_s: F64
     gpu_nvlink_errors_per_s: F64
+    gpu_silent: Bool  # its telemetry is missing; the GPU works
+    gpu_slowed: Bool  # its hardware tells that it lowers the clock
+    gpu_remap_pending: Bool  # a row of its memory is remapped at the next reset
+    gpu_remap_failed: Bool  # no row is left
+    gpu_recovery_action: I64  # state of gpu.recovery_action_state
+    node_silent: Bool  # [n_node] its agent; the board's controller speaks on
+    node_unfit: Bool  # on, but no work runs on it
     node_plate_factor: F64  # [n_node] on the resistance of all plates of a tray: blocked
     node_psu_ok: Bool  # [n_node, 2]
     node_leak_lpm: F64
@@ -61,6 +69,9 @@ class Disturbance:
     outdoor_add_k: float = 0.0
     grid_voltage_pu: float = 1.0
     sensors: list[SensorFault] = field(default_factory=list)
+    # The plant takes and clears these in each step: (counter of the truth, entity, growth); reports
+    counts: list[tuple[str, int, int]] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
 
 
 def neutral(site: Site) -> Disturbance:
@@ -75,7 +86,11 @@ def neutral(site: Site) -> Disturbance:
 
     return Disturbance(
         gpu_plate_factor=one(gpu), gpu_alive=yes(gpu), gpu_xid=none(gpu, np.int64), gpu_sbe_per_s=none(gpu),
-        gpu_dbe_per_s=none(gpu), gpu_nvlink_errors_per_s=none(gpu), node_plate_factor=one(node),
+        gpu_dbe_per_s=none(gpu), gpu_nvlink_errors_per_s=none(gpu), gpu_silent=none(gpu, np.bool_),
+        gpu_slowed=none(gpu, np.bool_), gpu_remap_pending=none(gpu, np.bool_),
+        gpu_remap_failed=none(gpu, np.bool_),
+        gpu_recovery_action=none(gpu, np.int64), node_silent=none(node, np.bool_),
+        node_unfit=none(node, np.bool_), node_plate_factor=one(node),
         node_psu_ok=yes(node, 2), node_leak_lpm=none(node), rack_branch_factor=one(rack),
         rack_leak_lpm=none(rack), rack_fan_factor=one(rack), cdu_pump_ok=yes(cdu, 2),
         cdu_pump_head_factor=one((cdu, 2)), cdu_filter_factor=one(cdu), cdu_ua_factor=one(cdu),

@@ -2,7 +2,8 @@
 
 One script is one physical cause; its kind has the name by which a diagnosis should tell it. What a severity
 means is stated beside each kind. Drawing scripts is `twin.plant.draws`, running them `twin.plant.campaign`.
-May import disturbances and the kinds of fault.
+Months of a fleet have failures of the classes in `FAILURES`, drawn by `twin.plant.fleet_life`. May import
+disturbances, the kinds of fault and the table of classes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Literal, NamedTuple, cast
 
 from twin.diagnosis.kinds import KINDS
 from twin.plant.disturbance import SensorFault, SensorTrouble
+from twin.plant.failure_classes import BENIGN, FAILURES, NODE_DAY_RATE
+
+__all__ = ["ALL_SIGNALS", "BENIGN", "BOTH", "FAILURES", "NODE_DAY_RATE", "PUBLISHED", "Effect", "Script",
+           "neutral_value"]  # fmt: skip
 
 BOTH = -1  # `part` of a script that acts on both pumps or supplies
 ALL_SIGNALS = ""  # signal of a sensor fault that takes a whole device: a node with its GPUs

@@ -19,7 +19,7 @@ from twin.frame import F64, I32, NS, Bool
 from twin.jobs import KINDS, Jobs
 from twin.physics.gpu_power import performance_pu
 from twin.plant.tally import COMPUTE_SHARE_PU, SLOWEST_PU, Progress
-from twin.plant.truth import Truth
+from twin.plant.truth import Truth, alive_in
 from twin.site import Site
 
 COUNT_S = 10.0  # between looks at how fast the jobs go
@@ -67,7 +67,7 @@ class HeldWorkload:
         self._next_s = min((job.next_s for job in self._jobs), default=inf)
         self._counted_s, self._count_next_s = 0.0, COUNT_S
         self._dead = np.zeros(site.sizes["node"], np.bool_)
-        self._alive_seen = (-1, -1)
+        self._alive_seen = (-1, -1, -1)
         self._begun, self._now_s = False, 0.0
 
     def _job(self, jobs: Jobs, slot: int, checkpoint_age_s: F64, now_ns: int) -> HeldJob:
@@ -142,7 +142,7 @@ class HeldWorkload:
             self._begun, self._counted_s, self._count_next_s = True, time_s, time_s + COUNT_S
             for column, held in zip(_columns(truth), self.activity, strict=True):
                 column[:] = held
-        alive = (int(np.count_nonzero(truth.gpu_alive)), int(np.count_nonzero(truth.node_on)))
+        alive = alive_in(truth)
         if alive != self._alive_seen:
             self._alive_seen = alive
             self._deaths(truth, time_s, events)
@@ -214,12 +214,13 @@ class HeldWorkload:
             job.next_s = time_s + job.restart_s
             self._next_s = min(self._next_s, job.next_s)
             self._write(truth, job, 0.0)
-            events.append(JobEnded(job=job.name, reason="node failed"))
+            events.append(JobEnded(job=job.name, reason="node_fail"))
 
     def _healthy(self, truth: Truth) -> Bool:
         """[n_node] on, with all its GPUs on the bus."""
         dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
-        healthy: Bool = truth.node_on & (np.diff(dead[self.site.gpu_start_of_node]) == 0)
+        fit = truth.node_on & ~truth.node_unfit
+        healthy: Bool = fit & (np.diff(dead[self.site.gpu_start_of_node]) == 0)
         return healthy
 
     def _write(self, truth: Truth, job: HeldJob, gate: float) -> None:

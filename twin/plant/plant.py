@@ -19,12 +19,14 @@ from twin.events import CommandAcked, Event, FaultReported
 from twin.frame import F64, NS, Bool
 from twin.physics.moist_air import rh_pu
 from twin.plant.actuators import Actuators
+from twin.plant.befalling import befall
 from twin.plant.beginning import begin, settle
 from twin.plant.campaign import Campaign
 from twin.plant.compute import XID_OFF_BUS, Compute
 from twin.plant.cooling import Cooling
 from twin.plant.disturbance import Disturbance, neutral
 from twin.plant.facility import Facility
+from twin.plant.fleet_life import FleetLife
 from twin.plant.hydraulics import Hydraulics
 from twin.plant.leaks import Leaks
 from twin.plant.ledger import Costs, Ledger, Prices
@@ -93,7 +95,10 @@ class Plant:
         self._watched = False  # somebody outside holds it and may change it at any time
         self.workload: Work | None = None
         self.campaign: Campaign | None = None
+        self.life: FleetLife | None = None
         self.prices = Prices()
+        # Months may be run more coarsely: at 4 s the control of a building is still calm, at 10 s it is not
+        self.step_max_s = STEP_MAX_S
         air = weather or Weather()
         if scenario is not None:
             self.workload = Workload(site, seed, scenario.workload)
@@ -150,9 +155,18 @@ class Plant:
             raise ValueError(f"expected a step above 0 s, got {dt_s}")
         if commands:
             self._obey(self.actuators.take(commands, self.truth.time_s))
-        parts = max(1, int(np.ceil(dt_s / STEP_MAX_S - 1e-9)))
+        parts = max(1, int(np.ceil(dt_s / self.step_max_s - 1e-9)))
         for _ in range(parts):
             self._part(dt_s / parts)
+
+    def live(self, life: FleetLife) -> None:
+        """Let this life go on beside the campaign; from now on agents also tell of the health of parts.
+
+        A campaign may not do the same to the same entity. Raises ValueError for a life of another site.
+        """
+        if life.site is not self.site and life.site.spec_hash != self.site.spec_hash:
+            raise ValueError(f"this life is of {life.site.file.site}, not of {self.site.file.site}")
+        self.life, self.truth.health_count, self._unsettled = life, 0, True
 
     def acks(self) -> list[CommandAcked]:
         """What devices answered since last asked."""
@@ -163,6 +177,10 @@ class Plant:
         out = list(self._events)
         self._events.clear()
         return out
+
+    def happened(self, events: Sequence[Event]) -> None:
+        """Keep what happened until somebody asks for it."""
+        self._events.extend(events)
 
     def figures(self) -> dict[str, float]:
         """Energy, PUE, TUE, WUE, carbon, cost, trips, throttling and lost work since the beginning."""
@@ -182,13 +200,19 @@ class Plant:
         memo = {id(x): x for x in shared}  # tidy: allow id because the memo of deepcopy is keyed by it
         return copy.deepcopy(self, memo)
 
+    def unsettle(self) -> None:
+        """Something that seldom changes did."""
+        self._unsettled = True
+
     # One part of a step.
 
     def _part(self, dt_s: float) -> None:
         t, p, d = self.truth, self.parameters, self._disturbance
         moved = self.campaign.apply(d, t.time_s, dt_s) if self.campaign is not None else False
+        if self.life is not None and self.life.due(t.time_s + dt_s):
+            moved = befall(self, self.life, dt_s) or moved
         if self.workload is not None:
-            self._events.extend(self.workload.step(t, t.time_s, dt_s))
+            self.happened(self.workload.step(t, t.time_s, dt_s))
         self._obey(self.actuators.lapse(t.time_s))
         self.ledger.open(t)
         if moved or self._watched:

@@ -16,6 +16,7 @@ import numpy as np
 from twin.events import Event
 from twin.frame import I64, Bool
 from twin.plant.disturbance import Disturbance, SensorFault
+from twin.plant.health_panels import HealthPanels
 from twin.plant.meters import Column, DelayedPanel, Gateway, Meter, Noise, Panel
 from twin.plant.observation import Observation, Report
 from twin.plant.truth import Truth
@@ -32,7 +33,7 @@ MAX_CLOCK_HZ = 1.98e9  # highest SM clock of an H100 SXM, NVIDIA data sheet; whe
 CLOCK_STEP_HZ = 15e6
 VOLTAGE_V, FREQUENCY_HZ, POWER_FACTOR_PU = 415.0, 50.0, 0.99  # of a feeder; source: estimate
 IT_AHEAD_NS, BMS_AHEAD_NS = (50_000_000, 250_000_000), 300_000_000  # before the end of the round
-POWER_CAP_BIT = 0x4  # of the clock's event bits: software power cap, domain.md C
+POWER_CAP_BIT, HARDWARE_SLOWED_BIT = 0x4, 0x8  # of the clock's event bits; source: DCGM field 112
 SCALE_TOP_PU = 1.0
 SELDOM_ROUNDS = 10  # after which all is read anyway
 IN_USE = 25.0  # a share of 4 % of the SMs has some kernel running all the time; source: estimate
@@ -184,6 +185,7 @@ class Sensors:
 
         self.gpu = panel("gpu", GPU, GPU_COUNTERS, node_ahead[site.node_of_gpu], p.it_s)
         self.node = panel("node", NODE, (), node_ahead, p.it_s)
+        self.health = HealthPanels(site, node_ahead, p.it_s, self.noise)
         self.link = panel("link", LINK, LINK_COUNTERS, node_ahead[site.node_of_link], p.link_s)
         self.weather = panel("site", WEATHER, (), np.full(1, BMS_AHEAD_NS), p.weather_s)
         self.rack, self.rack_liquid = self._bms("rack", RACK), self._bms("rack", RACK_LIQUID)
@@ -226,7 +228,7 @@ class Sensors:
         for fault in disturbance.sensors:
             faults.setdefault(fault.table, []).append(fault)
         reports = self._observe_building(truth, faults, now_ns, dt_s)
-        reports += self._observe_it(truth, faults, now_ns, dt_s)
+        reports += self._observe_it(truth, disturbance, faults, now_ns, dt_s)
         reports.sort(key=lambda report: report.arrival_ns)
         return Observation(reports, events, now_ns)
 
@@ -248,7 +250,12 @@ class Sensors:
     # The IT side.
 
     def _observe_it(
-        self, truth: Truth, faults: dict[str, list[SensorFault]], now_ns: int, dt_s: float
+        self,
+        truth: Truth,
+        disturbance: Disturbance,
+        faults: dict[str, list[SensorFault]],
+        now_ns: int,
+        dt_s: float,
     ) -> list[Report]:
         site, out = self.site, list[Report]()
         # Nobody counts the changes of a truth made by hand: then all is looked at
@@ -258,17 +265,22 @@ class Sensors:
                    where=(truth.gpu_event_bits & POWER_CAP_BIT) != 0)  # fmt: skip
         if self.gpu.due(now_ns):
             self._seen, self._rounds = truth.seldom_count, 0 if seldom else self._rounds + 1
-            board, agent = self._speaking(truth, faults)
+            board, agent = self._speaking(truth, disturbance, faults)
             self.node.read((
                 truth.node_power_w, truth.node_cpu_power_w, truth.node_inlet_c, truth.node_outlet_c,
                 truth.node_psu_power_w[:, 0], truth.node_psu_power_w[:, 1], truth.node_leak, truth.node_on,
-                ~truth.node_on, truth.node_service_level, truth.node_cap_w,
+                ~truth.node_on | disturbance.node_silent, truth.node_service_level, truth.node_cap_w,
             ), (), now_ns, seldom)  # fmt: skip
             out += self._finish(self.node, faults, board)
-            self._read_gpus(truth, now_ns, seldom)
+            self._read_gpus(truth, disturbance, now_ns, seldom)
             of_gpu = None if agent is None else agent[site.node_of_gpu]
+            if disturbance.gpu_silent.any():
+                of_gpu = ~disturbance.gpu_silent if of_gpu is None else of_gpu & ~disturbance.gpu_silent
             dead = None if truth.gpu_alive.all() else ~truth.gpu_alive
             out += self._finish(self.gpu, faults, of_gpu, dead)
+            if truth.health_count >= 0:
+                temp_c = self.gpu.values[self.gpu.signals.index("temp_c")]
+                out += self.health.reports(truth, disturbance, temp_c, now_ns, agent, of_gpu)
         if self.link.due(now_ns):
             rates = truth.link_bytes_per_s
             self.link.read((truth.link_down, rates, rates),
@@ -277,13 +289,16 @@ class Sensors:
             out += self._finish(self.link, faults)
         return out
 
-    def _read_gpus(self, truth: Truth, now_ns: int, seldom: bool) -> None:
+    def _read_gpus(self, truth: Truth, disturbance: Disturbance, now_ns: int, seldom: bool) -> None:
         seldom = seldom or self.gpu.marred
+        bits = truth.gpu_event_bits
+        if seldom and disturbance.gpu_slowed.any():
+            bits = bits | np.where(disturbance.gpu_slowed, HARDWARE_SLOWED_BIT, 0)
         energy_mj = np.multiply(truth.gpu_energy_j, 1e3 / self.lump, out=self._gpu_scratch)
         thermal_ns = truth.throttle_s * 1e9 if seldom else truth.throttle_s
         self.gpu.read((
             truth.gpu_power_w, truth.gpu_temp_c, truth.gpu_hbm_temp_c, truth.gpu_sm_pu, truth.gpu_sm_pu,
-            truth.gpu_tensor_pu, truth.gpu_dram_pu, truth.gpu_clock_pu, truth.gpu_cap_w, truth.gpu_event_bits,
+            truth.gpu_tensor_pu, truth.gpu_dram_pu, truth.gpu_clock_pu, truth.gpu_cap_w, bits,
             truth.gpu_xid_code,
         ), (
             energy_mj, self._throttle_power_ns, thermal_ns, truth.gpu_sbe_count, truth.gpu_dbe_count,
@@ -291,7 +306,7 @@ class Sensors:
         ), now_ns, seldom)  # fmt: skip
 
     def _speaking(
-        self, truth: Truth, faults: dict[str, list[SensorFault]]
+        self, truth: Truth, disturbance: Disturbance, faults: dict[str, list[SensorFault]]
     ) -> tuple[Bool | None, Bool | None]:
         """(nodes whose board speaks, nodes whose agent does), [n_node] each; None = all.
 
@@ -299,11 +314,15 @@ class Sensors:
         signal is silent has lost its network: both are mute.
         """
         mute = [f.entity for f in faults.get("node", ()) if f.trouble == "silent" and not f.signal]
-        if not mute and truth.node_on.all() and not truth.rack_unpowered.any():
+        hushed = bool(disturbance.node_silent.any())
+        if not mute and not hushed and truth.node_on.all() and not truth.rack_unpowered.any():
             return None, None
         board: Bool = ~truth.rack_unpowered[self.site.rack_of_node]
         board[[e for e in mute if 0 <= e < len(board)]] = False
-        return board, board & truth.node_on
+        agent: Bool = board & truth.node_on
+        if hushed:
+            agent &= ~disturbance.node_silent
+        return board, agent
 
     # The building side.
 

@@ -36,6 +36,11 @@ class Truth:
     gpu_sbe_count: I64
     gpu_dbe_count: I64
     gpu_nvlink_errors: I64
+    gpu_nvlink_replays: I64
+    gpu_nvlink_recoveries: I64
+    gpu_pcie_replays: I64
+    gpu_row_remaps: I64
+    gpu_slowdown_c: F64  # where it lowers its clock
     # [n_node]
     node_power_w: F64  # at the node's input
     node_cpu_power_w: F64
@@ -46,6 +51,8 @@ class Truth:
     node_leak: Bool  # its detector
     node_service_level: I64  # as commanded
     node_cap_w: F64  # as it stands
+    node_unfit: Bool  # on, but no work runs on it
+    node_reboots: I64
     # [n_rack]
     rack_power_w: F64
     rack_flow_lpm: F64
@@ -116,6 +123,8 @@ class Truth:
     # Raised with each step in which something may have changed that seldom does: states, clocks, caps, error
     # counts; -1 = nobody counts
     seldom_count: int
+    # The same for what agents say of the health of parts; -1 = they say nothing of it
+    health_count: int
 
     def copy(self) -> Truth:
         """A truth that moves on its own."""
@@ -145,3 +154,9 @@ def blank(site: Site) -> Truth:
     # Work writes the activities of a job's GPUs together
     made["gpu_sm_pu"], made["gpu_tensor_pu"], made["gpu_dram_pu"] = np.zeros((3, n["gpu"]))
     return Truth(**made)  # type: ignore[arg-type]
+
+
+def alive_in(truth: Truth) -> tuple[int, int, int]:
+    """How many GPUs are on the bus, nodes on, and nodes unfit: while all stay, no work need be moved."""
+    alive, on = np.count_nonzero(truth.gpu_alive), np.count_nonzero(truth.node_on)
+    return int(alive), int(on), int(np.count_nonzero(truth.node_unfit))

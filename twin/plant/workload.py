@@ -16,7 +16,7 @@ from twin.frame import Bool
 from twin.plant.jobs_drawn import IMBALANCE_PU, Job, Mix, berths_of, job_of, longest_run
 from twin.plant.swing import Columns, Service, Swing
 from twin.plant.tally import Progress, Tally
-from twin.plant.truth import Truth
+from twin.plant.truth import Truth, alive_in
 from twin.site import Site
 
 __all__ = ["Mix", "Progress", "Workload"]
@@ -51,7 +51,7 @@ class Workload:
         self._now_s = 0.0
         self._count_next_s = -np.inf
         self._dead = np.zeros(site.sizes["node"], np.bool_)
-        self._alive_seen = (-1, -1)
+        self._alive_seen = (-1, -1, -1)
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -108,7 +108,7 @@ class Workload:
             self._begin(truth, columns, time_s)
         if not self._berths:
             return events
-        alive = (int(np.count_nonzero(truth.gpu_alive)), int(np.count_nonzero(truth.node_on)))
+        alive = alive_in(truth)
         if alive != self._alive_seen:
             self._alive_seen = alive
             self._deaths(truth, time_s, events)
@@ -145,7 +145,8 @@ class Workload:
     def _healthy(self, truth: Truth) -> Bool:
         """[n_node] on, with all its GPUs on the bus."""
         dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
-        healthy: Bool = truth.node_on & (np.diff(dead[self._start]) == 0)
+        fit = truth.node_on & ~truth.node_unfit
+        healthy: Bool = fit & (np.diff(dead[self._start]) == 0)
         return healthy
 
     def _put(self, action: Action, slot: int, at_s: float) -> None:
@@ -234,7 +235,10 @@ class Workload:
         self._tally.clear(slot)
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
-        """Nodes that went: a synchronous job fails with one and starts again, another loses that part."""
+        """Nodes that went: a synchronous job fails with one and starts again, another loses that part.
+
+        A batch job that has lost its last node fails too.
+        """
         dead = ~self._healthy(truth)
         died = dead & ~self._dead
         self._dead = dead
@@ -245,7 +249,7 @@ class Workload:
             lost = 0 if job is None else int(np.count_nonzero(died[job.first : job.last]))
             if job is None or not lost:
                 continue
-            if job.kind == "batch":
+            if job.kind == "batch" and not dead[job.first : job.last].all():
                 self._tally.lose(slot, lost / (job.last - job.first))
                 continue
             if job.kind == "inference":
@@ -253,6 +257,6 @@ class Workload:
             self._tally.lose(slot, 1.0)
             self._tally.progress.interruptions += 1
             self._leave(slot)
-            events.append(JobEnded(job=job.name, reason="node failed"))
+            events.append(JobEnded(job=job.name, reason="node_fail"))
             self._waiting[slot] = job
             self._put("start", slot, time_s + job.restart_s)

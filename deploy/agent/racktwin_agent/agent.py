@@ -152,7 +152,8 @@ class Agent:
             self._sampled_ns = at.boot_ns
             self.link.send(self.node.report(item, at))
         elif what == "fault":
-            self.link.send(fault_of(self.config.node, item.id, item.table, item.name, item.code, item.detail))
+            told = (item.id, item.table, item.name, item.code, item.detail, item.at_ns)
+            self.link.send(fault_of(self.config.node, *told))
         elif what == "inputs":
             for text in self.watch.inputs(item):
                 log.warning("%s", text)

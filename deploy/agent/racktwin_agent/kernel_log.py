@@ -1,66 +1,126 @@
 """The kernel's log: XIDs of GPUs and SXIDs of NVSwitches as faults, with ids that a second reading repeats.
 
-An id is made of the boot and of the record's number, so that an agent that starts anew and reads the same
-lines again reports nothing twice. Imports the agent's clock and devices.
+An id is made of the boot and of the record's number, or of a line's place and text where it comes from an
+ordinary file, so that an agent that starts anew and reads the same lines again reports nothing twice. The
+driver writes many lines for one event: those of one device, code and link within a second are one fault.
+Imports the agent's clock and devices.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
-from racktwin_agent.devices import Devices
+from racktwin_agent.clock import NS, now
+from racktwin_agent.devices import Devices, short_bus_id
 
 MAX_LINE = 8192
 MAX_AGE_S = 3600.0  # older lines of the ring buffer are history, not news
 MAX_PER_MINUTE = 600
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,20})\): (\d{1,6})(?:, ?(.*))?$")
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]{5,20})\): (\d{1,6})(?:, ?(.*))?$")
+SAME_S, MAX_SAME = 1.0, 256  # lines so close are one event; devices, codes and links remembered
+OFF_BUS, OFF_BUS_S = 79, 60.0  # also told in words, beside its XID
+# `PCI:` and the function may be missing; a MIG instance may follow the address.
+_AT = (
+    r"\((?:PCI:)?([0-9a-fA-F:.]{5,20})(?: GPU-I:\d+)?\): "  # the address
+    r"(\d{1,6})(?:[,;:\s]\s*(.*))?$"  # the code, and what is said of it
+)
+_XID = re.compile(r"NVRM: Xid " + _AT)
+_SXID = re.compile(r"SXid " + _AT)
+_LOST = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]{5,20}): (GPU has fallen off the bus.*)$")
+_MORE = re.compile(r"Severity \d+ |Data \{")  # what an SXID's further lines begin with
+_LINK = re.compile(r"\bLink (\d+)", re.IGNORECASE)
 _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class Record(NamedTuple):
-    """One line of the kernel: its number within the boot (or file), its age in seconds if known, its text."""
+    """One line of the kernel: its number within the boot (or file), its age in seconds, its text.
+
+    The age is NaN where nothing tells it. `of_file`: the number is of an ordinary file, whatever the boot.
+    """
 
     number: str
     age_s: float
     text: str
+    of_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault as racktwin's events tell it; `name` within the node, "" for the node itself."""
+    """A fault as racktwin's events tell it; `name` within the node, "" for the node itself.
+
+    `at_ns` is when it happened by the wall clock, 0 if nobody knows. `same` is alike for lines of one event.
+    """
 
     id: str
     table: str
     name: str
     code: int
     detail: str
+    at_ns: int = 0
+    same: str = ""
 
 
-def read_fault(record: Record, boot: str, devices: Devices) -> Fault | None:
-    """The fault that a line speaks of, or None."""
-    text = _PRINTABLE.sub("?", record.text[:MAX_LINE])
-    found, kind = _XID.search(text), "Xid"
+def read_fault(record: Record, boot: str, devices: Devices, wall_ns: int = 0) -> Fault | None:
+    """The fault that a line speaks of, or None. `wall_ns` is the present, 0 if that is not known."""
+    text = _PRINTABLE.sub("?", record.text[:MAX_LINE].rstrip())
+    kind, found = "Xid", _XID.search(text)
     if found is None:
-        found, kind = _SXID.search(text), "SXid"
-    if found is None or record.age_s > MAX_AGE_S:
+        kind, found = "SXid", _SXID.search(text)
+    if found is not None:
+        bus_id, code, rest = found[1], int(found[2]), (found[3] or "").strip()
+    else:
+        kind, lost = "Xid", _LOST.search(text)
+        if lost is None:
+            return None
+        bus_id, code, rest = lost[1], OFF_BUS, lost[2]
+    if record.age_s > MAX_AGE_S or (kind == "SXid" and _MORE.match(rest)):
         return None
-    bus_id, code, rest = found[1], int(found[2]), (found[3] or "").strip()
+    at_ns = 0
+    if wall_ns > 0 and math.isfinite(record.age_s):
+        at_ns = max(wall_ns - round(max(record.age_s, 0.0) * NS), 0)
     gpu = devices.gpu_at(bus_id) if kind == "Xid" else None
-    detail = f"{kind} {code} at {bus_id}: {rest}"[:500]
-    event_id = f"{boot}-{record.number}"
-    if gpu is None:
-        return Fault(event_id, "node", "", code, detail)
-    return Fault(event_id, "gpu", f"gpu{gpu}", code, detail)
+    link = _LINK.search(rest)
+    return Fault(
+        record.number if record.of_file else f"{boot}-{record.number}",
+        "node" if gpu is None else "gpu",
+        "" if gpu is None else f"gpu{gpu}",
+        code,
+        f"{kind} {code} at {bus_id}: {rest}"[:500],
+        at_ns,
+        f"{kind} {short_bus_id(bus_id)} {code} {link[1] if link else ''}",
+    )
+
+
+class Repeats:
+    """Which events were just told, so that their further lines are not told as well."""
+
+    def __init__(self) -> None:
+        self._told_ns: dict[str, int] = {}
+
+    def has(self, fault: Fault) -> bool:
+        """Whether this is a further line of an event; notes it if not. Needs a time to tell."""
+        if fault.at_ns == 0 or not fault.same:
+            return False
+        in_words = "fallen off" in fault.detail and fault.code == OFF_BUS
+        last_ns = self._told_ns.get(fault.same)
+        span_ns = (OFF_BUS_S if in_words else SAME_S) * NS
+        if last_ns is not None and abs(fault.at_ns - last_ns) < span_ns:
+            return True
+        if len(self._told_ns) >= MAX_SAME:
+            self._told_ns.clear()
+        self._told_ns[fault.same] = fault.at_ns
+        return False
 
 
 def parse_kmsg(line: str, boot_s: float) -> Record | None:
@@ -90,6 +150,7 @@ class KernelLog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kernel-log", daemon=True)
         self._minute, self._count = 0, 0
+        self._repeats = Repeats()
 
     def start(self) -> None:
         """Begin to read."""
@@ -114,8 +175,8 @@ class KernelLog:
             self._stop.wait(5.0)
 
     def _pass_on(self, record: Record) -> None:
-        fault = read_fault(record, self.boot, self.devices)
-        if fault is None:
+        fault = read_fault(record, self.boot, self.devices, now().wall_ns)
+        if fault is None or self._repeats.has(fault):
             return
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
@@ -167,7 +228,7 @@ class KernelLog:
         text = raw.decode("utf-8", "replace")
         if self.source == "/dev/kmsg" or re.match(r"\d+,\d+,\d+,", text):
             return parse_kmsg(text, time.clock_gettime(time.CLOCK_BOOTTIME))
-        return Record(f"line{at}", 0.0, text)
+        return Record(f"line{at}-{zlib.crc32(raw):08x}", line_age_s(text, now().wall_ns), text, True)
 
     def _journal(self) -> Iterator[Record]:
         """Records of journald, where /dev/kmsg is not to be had."""
@@ -187,6 +248,18 @@ class KernelLog:
                         yield record
             finally:
                 child.terminate()
+
+
+def line_age_s(text: str, wall_ns: int) -> float:
+    """How old a line of a log file is, if it begins with an instant as RFC 3339 has it; else NaN."""
+    head = text.partition(" ")[0]
+    if not 19 <= len(head) <= 40:
+        return math.nan
+    try:
+        at = datetime.fromisoformat(head)
+        return math.nan if at.tzinfo is None else wall_ns / NS - at.timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _journal_record(raw: bytes) -> Record | None:

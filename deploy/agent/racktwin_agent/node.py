@@ -196,7 +196,7 @@ class Node:
         if change.began:
             event_id = f"{self.path}/{self.boot}/{change.began}/{at.boot_ns}"
             code = CODE_OF_TRIGGER[change.began]
-            out.append(fault_of(self.path, event_id, "node", "", code, change.text))
+            out.append(fault_of(self.path, event_id, "node", "", code, change.text, at.wall_ns))
         return out
 
     def _ceilings(self, caps: dict[str, float]) -> dict[Key, float]:

@@ -16,6 +16,7 @@ from racktwin_agent.devices import Column, Sample
 from racktwin_agent.leases import Answer
 
 PUB = "IT/v1/PUB"
+CLOCK_SET_NS = 1_704_067_200 * 10**9  # 2024: before it, a clock begins anew rather than tells the time
 
 
 class Out(NamedTuple):
@@ -72,9 +73,12 @@ def status_of(path: str, state: str, t_ns: int, epoch: int, contingency: str) ->
     return Out(f"{PUB}/Agent/{path}", _json(body), 1, True)
 
 
-def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail: str) -> Out:
-    """A fault of the node or of one of its devices (`name` within the node, "" for itself), with its id."""
-    body = {
+def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail: str, at_ns: int = 0) -> Out:
+    """A fault of the node or of one of its devices (`name` within the node, "" for itself), with its id.
+
+    `at_ns` is when it happened; a clock that was never set tells nothing.
+    """
+    body: dict[str, Any] = {
         "type": "FaultReported",
         "id": event_id[:200],
         "from": path,
@@ -83,6 +87,8 @@ def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail:
         "code": code,
         "detail": detail[:1000],
     }
+    if at_ns >= CLOCK_SET_NS:
+        body["at_ns"] = at_ns
     return Out(f"{PUB}/Event/{path}", _json(body), 1)
 
 

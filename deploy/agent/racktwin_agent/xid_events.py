@@ -66,5 +66,7 @@ class XidEvents:
         bus_id = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
         gpu = self.devices.gpu_at(bus_id)
         name = "" if gpu is None else f"gpu{gpu}"
-        event_id = f"{self.boot}-nvml-{name}-{code}-{now().boot_ns // NS}"
-        return Fault(event_id, "node" if gpu is None else "gpu", name, code, f"Xid {code} at {bus_id}")
+        at = now()
+        event_id = f"{self.boot}-nvml-{name}-{code}-{at.boot_ns // NS}"
+        table, detail = "node" if gpu is None else "gpu", f"Xid {code} at {bus_id}"
+        return Fault(event_id, table, name, code, detail, at.wall_ns)

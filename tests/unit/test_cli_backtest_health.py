@@ -1,0 +1,202 @@
+"""`racktwin backtest health`: what it prints and refuses, and that a fleet lives through its days."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from twin.app import cli_backtest, health_workers
+from twin.app.cli_backtest_health import add_health, main, strengths_of
+from twin.app.health_course import DAY_S, HOUR_S, Course, Failed, Spell
+from twin.app.health_run import Task, Watch, course_of, drain_like, drains, fleet_site, run_course
+from twin.app.simulating import Simulation
+from twin.contracts import Finding
+from twin.errors import ConfigError, TwinError
+from twin.health.levels import ACTION_WORDS
+from twin.plant.fleet_life import FleetLife, draw_life
+
+GOALS = ["false_drains_per_node_month", "precision", "recall", "lead_min", "lemons_found", "lemons_precision"]
+
+
+def made(task: Task) -> Course:
+    """A course by hand: one failure foreseen three hours ahead, one false drain."""
+    failures = [Failed(0, "memory", 25 * DAY_S, 26 * DAY_S, 24 * DAY_S)]
+    spells = [Spell(0, 25 * DAY_S - 3 * HOUR_S, 25 * DAY_S, "[rows]"),
+              Spell(1, 30 * DAY_S, 30 * DAY_S, "forecast")]  # fmt: skip
+    flagged = np.full(36, np.inf)
+    flagged[3] = 20 * DAY_S
+    return Course(task.seed, task.strength, 36, 72, 0.0, task.train_days * DAY_S, task.days * DAY_S, failures,
+                  [3], spells, [], flagged, [3], cost_ms={"plant": 1.0, "whole": 2.0}, ticks=10,
+                  suspended=["failure"])  # fmt: skip
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    asked: list[Task] = []
+
+    def run(tasks: list[Task], jobs: int, bar: Any) -> list[Course]:
+        asked.extend(tasks)
+        return [made(task) for task in tasks]
+
+    monkeypatch.setattr(health_workers, "run_tasks", run)
+    return asked
+
+
+def test_json_is_one_object_that_says_it_is_simulated(
+    played: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--nodes", "20", "--seeds", "2", "--first-seed", "5", "--strength", "1,0.5", "--json"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    told = json.loads(text)
+    assert told["simulated"] is True
+    assert [(t.seed, t.strength, t.nodes) for t in played] == [
+        (5, 1.0, 20), (6, 1.0, 20), (5, 0.5, 20), (6, 0.5, 20),
+    ]  # fmt: skip
+    assert (told["racks"], told["nodes"], told["gpus"], told["seeds"]) == (2, 36, 72, [5, 6])
+    assert [r["strength"] for r in told["results"]] == [1.0, 0.5]
+    [first, _] = told["results"]
+    assert [g["goal"] for g in first["goals"]] == GOALS
+    assert [g["met"] for g in first["goals"]] == [False, True, True, True, True, True]
+    assert first["nodes"] == 72
+    assert first["lead_time_min"]["median"] == pytest.approx(180.0)
+    assert told["cost"]["fleet_s"] == pytest.approx(0.02)
+
+
+def test_the_table_says_what_is_met_and_that_it_is_simulated(
+    played: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--nodes", "20"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].startswith("simulated: 1 fleet of 36 nodes")
+    for line in ("goals (simulated", "failures by class (simulated", "alarms by reason (simulated"):
+        assert line in text
+    firsts = ("false drains a node", "precision of al")
+    rows = [line for line in text.splitlines() if line.startswith(firsts)]
+    assert rows[0].rstrip().endswith("MISSED")
+    assert rows[1].rstrip().endswith("met")
+    assert "[rows]" in text  # not taken for markup
+    assert "failure broke its contract" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nodes", "0"], "--nodes 0: expected 1 to"),
+        (["--seeds", "1000"], "--seeds"),
+        (["--days", "nan"], "--days"),
+        (["--days", "10", "--train-days", "9.5"], "--train-days 9.5: expected 0 to 9"),
+        (["--train-days", "-1"], "--train-days"),
+        (["--strength", "-1"], "--strength -1: expected numbers"),
+        (["--gpus-per-node", "17"], "--gpus-per-node"),
+        (["--jobs", "-2"], "--jobs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: list[str], why: str, played: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    assert why in capsys.readouterr().err
+    assert not played
+
+
+def test_strengths() -> None:
+    assert strengths_of("1,0.5,1") == (1.0, 0.5)
+    for text in ("", "x", "nan", "1,,2", "11", ",".join(map(str, range(9)))):
+        with pytest.raises(ConfigError, match="strength"):
+            strengths_of(text)
+
+
+def test_it_hangs_into_the_command(played: list[Task], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_health(parser.add_subparsers())
+    assert parser.parse_args(["health"]).nodes == 504
+    parser = argparse.ArgumentParser()
+    cli_backtest.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["backtest", "health", "--json"])
+    assert cli_backtest.run_backtest(args, Console(), Console(stderr=True)) == 0
+    assert json.loads(capsys.readouterr().out)["simulated"] is True
+    assert len(played) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "drained"),
+    [("none", False), ("watch", False), ("restart_app", False), ("check_facility", False),
+     ("reset_gpu", True), ("reboot_node", True), ("run_diagnostics", True), ("drain", True),
+     ("contact_support", True), ("replace", True)],
+)  # fmt: skip
+def test_which_actions_take_a_node_out(name: str, drained: bool) -> None:
+    words = ACTION_WORDS[name]
+    assert drain_like(words[:1].upper() + words[1:] + ".") is drained
+
+
+def test_only_warnings_of_nodes_drain() -> None:
+    todo = "Drain the node."
+
+    def finding(identity: str, severity: str = "warning", action: str = todo) -> Finding:
+        return Finding(identity, severity, "", (), (), 1.0, action)
+
+    found = [finding("health/r1/n1"), finding("health/r1/n2", "info"), finding("health/switch/s1"),
+             finding("fault/r1/n3"),
+             finding("health/r1/n4", "critical", "Drain the node and replace the part."),
+             finding("health/r1/n5", "critical", "Nothing to do.")]  # fmt: skip
+    names = {f"r1/n{i}": i for i in range(9)}
+    assert list(drains(found, names)) == [1, 4]
+
+
+def test_spells_and_hours_are_kept() -> None:
+    task = Task(18, 1, 1.0, 0.0, 3)
+    site = fleet_site(task)
+    simulation = Simulation.of(site, seed=3)
+    simulation.dt_s = 600.0
+    watch = Watch(simulation, task, course_of(task, site, draw_life(site, 3, 1.0), 0.0))
+    name = site.name("node", 2)
+    drain = Finding(f"health/{name}", "warning", "", (), (), 1.0, "Drain the node.")
+    for now_s, found in ((60.0, [drain]), (120.0, [drain]), (180.0, []), (240.0, [drain])):
+        watch.take(simulation.engine, found, now_s)
+    kept = watch.end().spells
+    assert [(s.node, s.begin_s, s.last_s, s.reason) for s in kept] == [
+        (2, 60.0, 120.0, "forecast"), (2, 240.0, 240.0, "forecast"),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_fleet_lives_through_its_hours_and_equal_tasks_are_equal() -> None:
+    task = Task(30, 1, 0.15, 0.05, 2, 1.0, 120.0)
+    heard: list[float] = []
+    one, two = run_course(task, heard.append), run_course(task)
+    assert one.n == 36
+    assert one.ticks == round(0.15 * DAY_S / 120.0)
+    assert heard[-1] == pytest.approx(1.0)
+    assert len(one.origin_s) == 2
+    assert (np.diff(one.origin_s) == HOUR_S).all()
+    assert one.said[DAY_S].shape == (2, 36)
+    assert one.failures == two.failures
+    assert one.spells == two.spells
+    for h, p in one.said.items():
+        assert np.array_equal(p, two.said[h], equal_nan=True)
+    assert one.suspended == []
+    assert {"plant", "sensors", "engine", "health", "whole"} <= set(one.cost_ms)
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still:
+        def move(self, share: float, note: str = "") -> None: ...
+
+    bad = Task(18, 1, -1.0, 0.0, 1)  # no life has so few days
+    with pytest.raises(TwinError, match="seed 1, strength 1: ValueError"):
+        health_workers.run_tasks([bad, bad], 2, Still())  # type: ignore[arg-type]
+
+
+def test_a_life_can_be_played_on_the_site_of_a_task() -> None:
+    task = Task(36, 2, 2.0, 0.0, 1)
+    site = fleet_site(task)
+    assert (site.sizes["node"], site.sizes["gpu"], site.sizes["link"]) == (36, 72, 144)
+    FleetLife(site, draw_life(site, 1, 2.0))

@@ -1,0 +1,247 @@
+"""`racktwin health`: what a person on duty reads, at several widths, without colour in a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ailing import Ailing, ailing, days_ago_ns
+from tests.serving import Pod, serving
+from twin.app.cli import main
+from twin.frame import NS
+from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH
+
+DAY_S = 86_400.0
+NODE3 = "lab/h/r1/node3"
+
+
+class Ward:
+    """A pod that serves from a thread of its own, whose health is told, and a shell beside it."""
+
+    def __init__(self, pod: Pod, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
+        self.pod, self.loop, self.token = pod, loop, folder / "viewer.token"
+        self.token.write_text(pod.secrets["viewer"] + "\n")
+        self.token.chmod(0o600)
+        self.ill: Ailing = ailing(pod.twin.engine)
+        self.now_ns = pod.twin.now_ns
+        pod.twin.engine.health.looked_ns = self.now_ns - 4 * NS
+
+    def run(self, *words: str) -> int:
+        return main(["health", *words, "--url", self.pod.url, "--token-file", str(self.token)])
+
+    def forecasts(self) -> None:
+        chances = np.full(36, 0.004)
+        chances[9] = 0.31
+        for horizon_s in (3600.0, DAY_S, 604_800.0, 2_592_000.0):
+            basis = "what the node did before" if horizon_s < 7 * DAY_S else "telemetry"
+            self.ill.forecast(horizon_s, chances, basis=basis)
+            self.ill.forecast(horizon_s, 0.4, half=0.7, key="site.node_failure_count")
+
+
+@pytest.fixture
+def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ward]:
+    monkeypatch.delenv("RACKTWIN_URL", raising=False)
+    monkeypatch.delenv("RACKTWIN_CONFIG", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    ready: queue.Queue[Any] = queue.Queue()
+    done = threading.Event()
+
+    async def serve() -> None:
+        async with serving(tmp_path) as pod:
+            ready.put(Ward(pod, asyncio.get_running_loop(), tmp_path))
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started = ready.get(timeout=20)
+    try:
+        assert not isinstance(started, BaseException), started
+        yield started
+    finally:
+        done.set()
+        thread.join(20)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, as one line."""
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    return " ".join(out.split())
+
+
+def test_a_node_is_explained_in_plain_words(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.forecasts()
+    since_ns = ward.now_ns - 180 * NS
+    ward.ill.say("node", 9, WATCH, "it was not heard in 12 % of the last hour", action_name="watch",
+                 since_ns=since_ns, sure_pu=0.6, source="arXiv 2603.28781")  # fmt: skip
+    ward.ill.say(
+        "gpu", 38, DEGRADED, "[bold]row\x1b[31m waits to be remapped[/bold]", action_name="reset_gpu"
+    )
+    ward.ill.lemons.counts[9] = [0, 12, np.nan, 0, 0, 0, 0]
+    ward.ill.failures.begin_ns = days_ago_ns(ward.now_ns, 31)
+    ward.ill.failed(9, days_ago_ns(ward.now_ns, 6), days_ago_ns(ward.now_ns, 5), "memory")
+    ward.ill.reports("gpu", 38, 64, since_ns - 60 * NS, times=3)
+    ward.ill.reports("gpu", 38, 64, since_ns, detail="NVRM: Xid (PCI:0000:3b:00): 64")
+    assert ward.run("r1/node9") == 0
+    text = said(capsys)
+    for expected in (
+        "lab/h/r1/node9 node judged 4 s ago",
+        "This node works, with something to watch, for 3 min; more likely than not (60 %) that it is the",
+        "do watch it",
+        "watch it was not heard in 12 % of the last hour for 3 min; more likely than not (60 %); rule: arXiv",
+        "within 24 h 31 % 29 % to 33 % 1.3 % 25 x the average",
+        "within 1 h, 24 h: rests on what the node did before within 7 days, 30 days: rests on telemetry",
+        "4 GPUs: 1 degraded, 3 healthy",
+        "gpu2 degraded [bold]row",  # as text
+        "would change it It goes by itself when what is told above has been quiet for a while.",
+        "watched for 31 days: 1 failure; nothing replaced; reboots unknown",
+        "6 days ago: memory, lasted 24 h",
+        "lemon no; in 28 days: XIDs that speak of the hardware 12; not known: maintenance windows opened",
+        "remaining life nothing drifts that could be told from noise",
+        "gpu2: XID 64, 4 times, the last 3 min ago: remapping a memory row failed; asks to: reset the GPU",
+        "agent, restarts: never heard; comes from racktwin-agent on the node",
+    ):
+        assert " ".join(expected.split()) in text, expected
+
+
+def test_a_failed_gpu_says_what_to_do_first(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace", sure_pu=0.97)
+    ward.forecasts()
+    ward.ill.forecast(DAY_S, np.nan)
+    assert ward.run(f"{NODE3}/gpu2") == 0
+    text = said(capsys)
+    first = ("This GPU has failed", "do drain the node and replace the part", "XID 79: fell off the bus",
+             "chance of failing", "would change it", "not known")  # fmt: skip
+    places = [text.index(x) for x in first]
+    assert places == sorted(places)
+
+
+def test_whose_doing_a_lowered_clock_is(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.say("gpu", 20, DEGRADED, "held down by heat", action_name="check_facility", lowered=BY_FACILITY)
+    assert ward.run("r1/node5/gpu0") == 0
+    text = said(capsys)
+    assert "clock held down by the facility's cooling, so no fault of the GPU" in text
+    assert "that it is the GPU itself" not in text
+    assert "do check power and cooling: a reset cures nothing here" in text
+    assert ward.run() == 0
+    assert "GPUs whose clock is held down: 1 by the facility's cooling: no fault of theirs" in said(capsys)
+
+
+def test_unknown_is_told_first_and_is_not_healthy(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.verdicts.held["psu"].level[:] = UNKNOWN
+    assert ward.run("r1/node3#psu2") == 0
+    text = said(capsys)
+    assert "This power supply is unknown: too little is heard of it to call it healthy." in text
+    assert (
+        "power, power of the node, state of the node's supply: never heard; comes from the node's BMC" in text
+    )
+    assert text.index("not known") < text.index("would change it")
+    assert "is healthy" not in text
+
+
+def test_the_site_tells_whom_to_look_at_first(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.forecasts()
+    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace")
+    ward.ill.lemons.why[7] = ("3 failures in 28 days, others 0.2",)
+    ward.ill.wears("cdu.ua", 0, (9.0, 6.0, 20.0))
+    for node in (30, 31):
+        ward.ill.failed(node, ward.now_ns, kind="power", shared=True)
+    ward.ill.verdicts.held["pump"].level[:] = UNKNOWN
+    assert ward.run() == 0
+    text = said(capsys)
+    for expected in (
+        "GPUs 1 failed 143 healthy", "fails in 24 h why",
+        f"{NODE3} failed - gpu2: XID 79: fell off the bus drain the node and replace the part",
+        "lab/h/r1/node9 healthy 31 % 25 x the average",
+        "3 failures in 28 days, others 0.2; a lemon",
+        "nodes of lab expected to fail, with 90 % intervals within 1 h 0.40 0 to 1",
+        "node failures: 2 (power 2); 2 not over",
+        "2 nodes went down together (lab/h/r2/node12, lab/h/r2/node13): look at what they share",
+        "lemons (fail more often than others): lab/h/r1/node7",
+        "the heat exchanger of lab/h/cdu1 reaches its limit in about 9 days (90 % interval 6 days to 20",
+        "2 of 2 pumps speed, flow, pressure, filter: never heard; comes from the building's BMS",
+    ):  # fmt: skip
+        assert " ".join(expected.split()) in text, expected
+
+
+def test_a_quiet_site_and_a_site_of_which_nothing_is_known(
+    ward: Ward, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ward.run() == 0
+    text = said(capsys)
+    assert "nobody stands out" in text
+    assert "nothing is known to be healthy" not in text
+    assert "no forecasts of failures: the site file names no model `failure`" in text
+    for held in ward.ill.verdicts.held.values():
+        held.level[:] = UNKNOWN
+    assert ward.run() == 0
+    assert "nobody stands out, but nothing is known to be healthy either" in said(capsys)
+
+
+def test_a_rack_and_a_cdu(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.unwell("node", 3)
+    ward.ill.say("pump", 1, DEGRADED, "gives 12 % less than its speed promises", action_name="drain")
+    assert ward.run("r1") == 0
+    text = said(capsys)
+    assert f"{NODE3} degraded" in text
+    assert "healthy node0, node1, node2, node4" in text
+    assert ward.run("cdu1") == 0
+    text = said(capsys)
+    assert "pump2 degraded gives 12 % less than its speed promises" in text
+    assert "cools 2 racks; nodes: 1 degraded, 35 healthy" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_no_line_is_wider_than_the_screen(
+    ward: Ward, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    ward.forecasts()
+    ward.ill.say("node", 3, DEGRADED, "a long sentence " * 20, action_name="run_diagnostics")
+    assert ward.run("r1/node3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines[1:]) <= width
+
+
+def test_filters_and_json(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.unwell("gpu", 14)
+    assert ward.run("--part", "gpu", "--level", "degraded") == 0
+    assert f"{NODE3}/gpu2 degraded" in said(capsys)
+    assert ward.run("--part", "gpu", "--limit", "3") == 0
+    assert "and 141 more; --limit and --level choose" in said(capsys)
+    assert ward.run("--json") == 0
+    assert json.loads(capsys.readouterr().out)["parts"]["gpu"]["degraded"] == 1
+    assert ward.run("r1/node3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "part"
+    assert ward.run("--level", "ill") == 1
+    assert "expected one of healthy" in capsys.readouterr().err
+
+
+def test_the_status_has_a_line_on_it(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.unwell("gpu", 14)
+    ward.ill.verdicts.held["psu"].level[:] = UNKNOWN
+    assert main(["status", "--url", ward.pod.url, "--token-file", str(ward.token)]) == 0
+    text = said(capsys)
+    assert "health gpu: 1 degraded, 143 healthy node: 36 healthy" in text
+    assert "psu: 72 unknown" in text
+
+
+def test_a_mistyped_name_is_a_plain_error(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ward.run("lab/h/r1/node40") == 1
+    err = capsys.readouterr().err
+    assert "did you mean lab/h/r1/node0 to lab/h/r1/node17?" in " ".join(err.split())

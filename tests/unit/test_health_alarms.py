@@ -1,0 +1,275 @@
+"""Findings of health: one per node, none twice, none for what is no part's fault, and an end to a storm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ailing import Ailing, ailing
+from tests.builders import START_NS, Twin, two_racks
+from twin.contracts import Fault, Finding
+from twin.events import MaintenanceBegun
+from twin.frame import NS
+from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, findings
+from twin.health.levels import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH
+
+DAY_S = 86_400.0
+NODE3, GPU2 = "lab/h/r1/node3", 14  # gpu2 of node3
+
+
+class Ward:
+    """A site whose health is told, and what is found of it."""
+
+    def __init__(self, **more: Any) -> None:
+        self.twin = Twin(two_racks(**more))
+        self.ill: Ailing = ailing(self.twin.engine)
+        self.faults: list[Fault] = []
+
+    def look(self, active: tuple[str, ...] = ()) -> list[Finding]:
+        engine = self.twin.engine
+        return findings(engine.health, engine.forecasts, engine.site, engine.windows, self.faults, active)
+
+    def diagnose(self, kind: str, table: str, entity: int, severity: str, signal: str = "") -> None:
+        self.faults.append(Fault(kind, table, entity, signal, severity, 0.99, START_NS, ("x",)))
+
+
+@pytest.fixture
+def ward() -> Ward:
+    return Ward()
+
+
+def test_a_quiet_site_has_none(ward: Ward) -> None:
+    ward.ill.forecast(DAY_S, 0.004)
+    ward.ill.say("gpu", 7, WATCH, "warm", action_name="watch")
+    for part in ("node", "switch", "link", "pump", "psu"):
+        ward.ill.verdicts.held[part].level[:] = UNKNOWN
+    assert ward.look() == []
+
+
+def test_one_finding_for_a_node_with_all_that_is_wrong(ward: Ward) -> None:
+    ward.ill.say("node", 3, FAILED, "a GPU of it is gone", action_name="reboot_node", sure_pu=0.8)
+    ward.ill.say("gpu", GPU2, FAILED, "XID 79: fell off the bus", action_name="replace", sure_pu=0.97)
+    ward.ill.say("gpu", GPU2, WATCH, "warm")
+    ward.ill.say("gpu", GPU2 + 1, DEGRADED, "row remap pending", action_name="reset_gpu", sure_pu=0.6)
+    (only,) = ward.look()
+    assert only.id == f"health/{NODE3}"
+    assert only.severity == "critical"
+    assert only.title == f"{NODE3}: a GPU of it is gone"
+    assert only.entities == (NODE3, f"{NODE3}/gpu2", f"{NODE3}/gpu3")
+    assert only.evidence == (
+        "a GPU of it is gone",
+        "gpu2: XID 79: fell off the bus",
+        "gpu3: row remap pending",
+    )
+    assert only.action == "Drain the node and replace the part."  # the strongest of all
+    assert only.confidence_pu == pytest.approx(0.97)
+    assert only.count == 3
+
+
+@pytest.mark.parametrize(
+    ("level", "action_name", "lowered", "severity"),
+    [
+        (FAILED, "replace", 0, "critical"),
+        (DEGRADED, "reset_gpu", 0, "warning"),
+        (DEGRADED, "restart_app", 0, "info"),
+        (FAILED, "restart_app", 0, "info"),
+        (DEGRADED, "check_facility", 0, None),
+        (DEGRADED, "watch", BY_FACILITY, None),
+        (DEGRADED, "none", BY_POWER, None),
+        (DEGRADED, "reset_gpu", BY_FACILITY, "warning"),  # hot by the facility, and ill all the same
+        (WATCH, "watch", 0, None),
+        (UNKNOWN, "none", 0, None),
+    ],
+)
+def test_severity_follows_whose_fault_it_is(
+    ward: Ward, level: int, action_name: str, lowered: int, severity: str | None
+) -> None:
+    ward.ill.say("gpu", GPU2, level, "something", action_name=action_name, lowered=lowered)
+    assert [f.severity for f in ward.look()] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "kind", "table", "entity", "severity", "told"),
+    [
+        ("xid", FAILED, "gpu_off_bus", "gpu", GPU2, "critical", True),
+        ("gpu_off_bus", FAILED, "gpu_off_bus", "gpu", GPU2, "critical", True),
+        ("xid", FAILED, "xid_burst", "gpu", GPU2, "warning", False),  # we say more than it does
+        ("xid", DEGRADED, "xid_burst", "gpu", GPU2, "warning", True),
+        ("ecc_dbe", DEGRADED, "ecc_growth", "gpu", GPU2, "warning", True),
+        ("ecc_dbe", DEGRADED, "plate_degraded", "gpu", GPU2, "warning", False),  # something else
+        ("ecc_dbe", DEGRADED, "ecc_growth", "gpu", GPU2 + 1, "warning", False),  # somebody else
+        ("telemetry_gap", FAILED, "node_down", "node", 3, "critical", True),  # of its whole node
+        ("telemetry_gap", FAILED, "node_down", "node", 4, "critical", False),
+        ("leak_told", FAILED, "leak", "node", 3, "critical", True),
+        ("thermal_slowdown", DEGRADED, "plate_degraded", "gpu", GPU2, "warning", True),
+    ],
+)
+def test_what_the_diagnosis_tells_is_not_told_twice(
+    ward: Ward, rule: str, level: int, kind: str, table: str, entity: int, severity: str, told: bool
+) -> None:
+    ward.ill.say("gpu", GPU2, level, "x", action_name="drain", rule=rule)
+    ward.diagnose(kind, table, entity, severity)
+    assert (ward.look() == []) is told
+
+
+def test_what_a_node_says_of_its_members_these_say_themselves(ward: Ward) -> None:
+    ward.ill.say("node", 3, FAILED, "gpu2 is failed: x", rule="gpu:xid", action_name="reboot_node")
+    assert ward.look() == []
+    ward.ill.say("gpu", GPU2, FAILED, "x", rule="xid", action_name="reboot_node")
+    (only,) = ward.look()
+    assert only.evidence == ("gpu2: x",)
+    ward.diagnose("gpu_off_bus", "gpu", GPU2, "critical")
+    assert ward.look() == []
+
+
+def test_a_level_that_outlives_its_reasons_keeps_an_alarm_and_raises_none(ward: Ward) -> None:
+    ward.ill.say("gpu", GPU2, DEGRADED, action_name="reset_gpu")
+    ward.ill.say("psu", 7, DEGRADED, action_name="replace")
+    assert ward.look() == []
+    active = (f"health/{NODE3}", f"health/psu/{NODE3}#psu2")
+    assert {f.id for f in ward.look(active)} == set(active)
+    assert next(f.title for f in ward.look(active) if f.id == active[0]) == f"{NODE3}: gpu2 is degraded"
+
+
+def test_a_sensor_at_fault_explains_no_device(ward: Ward) -> None:
+    ward.ill.say("gpu", GPU2, DEGRADED, "x", action_name="drain", rule="ecc_growth")
+    ward.diagnose("ecc_growth", "gpu", GPU2, "warning", signal="temp_c")
+    assert len(ward.look()) == 1
+
+
+def test_of_two_reasons_the_one_nobody_told_names_the_finding(ward: Ward) -> None:
+    ward.ill.say("gpu", GPU2, FAILED, "off the bus", action_name="reboot_node", rule="gpu_off_bus")
+    ward.ill.say("gpu", GPU2, DEGRADED, "errors of its memory", rule="ecc_dbe")
+    ward.diagnose("gpu_off_bus", "gpu", GPU2, "critical")
+    (only,) = ward.look()
+    assert only.severity == "warning"
+    assert only.title == f"{NODE3}: gpu2: errors of its memory"
+
+
+@pytest.mark.parametrize(
+    ("chance", "active", "raised"),
+    [
+        (LIKELY_PU + 0.001, (), True), (LIKELY_PU - 0.001, (), False),
+        (LIKELY_PU - 0.001, (f"health/{NODE3}",), True),
+        (STILL_LIKELY_PU - 0.001, (f"health/{NODE3}",), False),
+        (STILL_LIKELY_PU + 0.001, ("health/lab/h/r1/node4",), False), (float("nan"), (), False),
+    ],
+)  # fmt: skip
+def test_a_likely_failure_is_a_warning_and_does_not_flicker(
+    ward: Ward, chance: float, active: tuple[str, ...], raised: bool
+) -> None:
+    chances = np.full(36, 0.004)
+    chances[3] = chance
+    ward.ill.forecast(DAY_S, chances, half=0.1)
+    found = ward.look(active)
+    assert [f.id for f in found] == ([f"health/{NODE3}"] if raised else [])
+    if raised:
+        (only,) = found
+        assert only.severity == "warning"
+        assert only.title == f"{NODE3} is likely to fail within a day"
+        (said,) = only.evidence
+        assert said.startswith(f"chance of failing within a day: {100 * chance:.0f} % (90 % interval ")
+        assert "times the average" in said
+        assert only.action == "Drain the node."
+        assert only.confidence_pu == pytest.approx(chance, abs=1e-6)
+
+
+def test_a_node_that_failed_is_not_likely_to_fail(ward: Ward) -> None:
+    ward.ill.forecast(DAY_S, 0.9)
+    ward.ill.say("node", 3, FAILED, "it is off", action_name="reboot_node")
+    of_node = next(f for f in ward.look() if f.id == f"health/{NODE3}")
+    assert of_node.evidence == ("it is off",)
+    assert len(ward.look()) == 36
+
+
+@pytest.mark.parametrize(
+    ("table", "names"), [("node", (NODE3,)), ("rack", ("lab/h/r1",)), ("gpu", (f"{NODE3}/gpu2",))]
+)
+def test_nothing_is_told_where_people_work(ward: Ward, table: str, names: tuple[str, ...]) -> None:
+    ward.ill.unwell("gpu", GPU2)
+    assert len(ward.look()) == 1
+    end = START_NS + 3600 * NS
+    ward.twin.tick(None, MaintenanceBegun(id="w", author="a", table=table, names=names, until_ns=end))
+    assert ward.look() == []
+
+
+def test_nodes_that_went_down_together_are_one_finding(ward: Ward) -> None:
+    for node in range(18):
+        ward.ill.say("node", node, FAILED, "it is off", action_name="reboot_node")
+        ward.ill.failed(node, START_NS, kind="power", shared=True)
+    ward.ill.failed(20, START_NS, START_NS + NS, kind="power", shared=True)
+    ward.ill.failed(21, START_NS, kind="taken_out", shared=True)
+    (only,) = ward.look()
+    assert (only.id, only.severity, only.count) == ("health/shared", "critical", 18)
+    assert only.title == "18 nodes became unusable together"
+    assert only.evidence == ("in 1 rack: 18 x power",)
+    ward.diagnose("feed_lost", "feeder", 0, "critical")
+    assert [f.severity for f in ward.look()] == ["warning"]  # the cause has an alarm of its own
+
+
+def test_lemons_and_wear(ward: Ward) -> None:
+    ward.ill.lemons.why[3] = ("3 failures in 28 days, others 0.2",)
+    ward.ill.lemons.why[5] = ("4 failures in 28 days, others 0.2",)
+    ward.ill.say("node", 5, WATCH, "gaps")
+    ward.ill.wears("cdu.ua", 0, (9.0, 6.0, np.nan))
+    found = {f.id: f for f in ward.look()}
+    assert list(found) == ["health/lemon/lab/h/r1/node5", "health/wear/cdu.ua/lab/h/cdu1",
+                           f"health/lemon/{NODE3}"]  # fmt: skip
+    assert [f.severity for f in found.values()] == ["warning", "warning", "info"]
+    assert found[f"health/lemon/{NODE3}"].evidence == ("3 failures in 28 days, others 0.2",)
+    wear = found["health/wear/cdu.ua/lab/h/cdu1"]
+    assert wear.title == "ua of lab/h/cdu1 reaches its limit in about 9 days"
+    assert wear.evidence == ("90 % interval 6 to ? days",)
+    ward.ill.wear.left.clear()
+    ward.ill.wears("cdu.ua", 0, (15.0, 6.0, 20.0))
+    assert not [f for f in ward.look() if f.id.startswith("health/wear/")]
+
+
+@pytest.mark.parametrize(
+    ("part", "index", "identity"),
+    [("pump", 1, "health/pump/lab/h/cdu1#pump2"), ("psu", 6, f"health/psu/{NODE3}#psu1")],
+)
+def test_parts_outside_nodes(ward: Ward, part: str, index: int, identity: str) -> None:
+    ward.ill.say(part, index, FAILED, "it stands", action_name="replace", rule="stands")
+    (only,) = ward.look()
+    assert (only.id, only.severity) == (identity, "critical")
+    assert only.title == f"{identity.rpartition('health/' + part + '/')[2]}: it stands"
+    table, entity = ("cdu", 0) if part == "pump" else ("node", 3)
+    ward.diagnose("stands", table, entity, "critical")
+    assert ward.look() == []
+
+
+def test_a_storm_ends_in_a_count() -> None:
+    ward = Ward(racks="r[1-16]")
+    nodes = ward.twin.site.sizes["node"]
+    assert nodes > MOST
+    for node in range(nodes):
+        ward.ill.unwell("node", node)
+    ward.ill.say("node", nodes - 1, FAILED, "it is off", action_name="reboot_node")
+    found = ward.look()
+    assert len(found) == MOST + 1
+    assert found[0].id == "health/lab/h/r16/node17"  # the gravest first
+    last = found[-1]
+    assert (last.id, last.severity, last.count) == ("health/more", "warning", nodes - MOST)
+    assert [f.id for f in ward.look()] == [f.id for f in found]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("gpu", "node", "psu", "pump")), st.integers(0, 143),
+                          st.integers(0, 4)), max_size=12))  # fmt: skip
+def test_ids_are_unique_and_each_suspect_is_told_once(said: list[tuple[str, int, int]]) -> None:
+    ward = Ward()
+    bad: set[str] = set()
+    for part, index, level in said:
+        n = len(ward.ill.verdicts.held[part].level)
+        ward.ill.say(part, index % n, level, "x", action_name="drain")
+    for i in np.flatnonzero(ward.ill.verdicts.held["gpu"].level >= DEGRADED).tolist():
+        bad.add(f"health/{ward.twin.site.name('node', i // 4)}")
+    for i in np.flatnonzero(ward.ill.verdicts.held["node"].level >= DEGRADED).tolist():
+        bad.add(f"health/{ward.twin.site.name('node', i)}")
+    ids = [f.id for f in ward.look()]
+    assert len(ids) == len(set(ids))
+    assert {i for i in ids if "/psu/" not in i and "/pump/" not in i} == bad

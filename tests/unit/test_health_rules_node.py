@@ -1,0 +1,134 @@
+"""What speaks against a node, by itself and by its GPUs and supplies. May import `twin`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.builders import two_racks
+from tests.ward import Ward, fault, on
+from twin.events import FaultReported
+from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+
+NODES, GPUS = 36, 144
+
+
+def told(ward: Ward, node: int = 2) -> dict[str, int]:
+    return {rule: e.level for rule, e in ward.evidence("node", node).items()}
+
+
+STATES = [
+    ("node.power_on_state", 0, 1, "node_off", UNKNOWN, "none"),
+    ("node.leak_state", 1, 0, "leak", FAILED, "drain"),
+    ("node.agent_state", 1, 0, "agent_offline", WATCH, "watch"),
+]
+
+
+@pytest.mark.parametrize(("key", "code", "rest", "rule", "level", "act"), STATES)
+def test_what_a_node_reports(key: str, code: int, rest: int, rule: str, level: int, act: str) -> None:
+    ward = Ward(two_racks())
+    ward.look({key: rest})
+    ward.look({key: on(NODES, 2, code, rest)})
+    assert told(ward) == {rule: level}
+    assert (ward.level("node", 2), ward.action("node", 2)) == (level, action(act))
+    assert ward.level("node", 3) == HEALTHY
+
+
+@pytest.mark.parametrize(("state", "word"), [(1, "cordoned"), (3, "drained"), (4, "replaced")])
+def test_what_others_took_out_of_service_is_no_fault(state: int, word: str) -> None:
+    ward = Ward(two_racks())
+    ward.look({"node.service_level_state": on(NODES, 2, state)})
+    assert ward.level("node", 2) == HEALTHY
+    assert word in ward.evidence("node", 2)["service_level"].text
+
+
+DIAGNOSED = [
+    ("node_down", FAILED, "reboot_node"),
+    ("node_silent", DEGRADED, "run_diagnostics"),
+    ("tray_blocked", DEGRADED, "check_facility"),
+    ("leak", FAILED, "drain"),
+    ("sensor_biased", WATCH, "watch"),
+]
+
+
+@pytest.mark.parametrize(("kind", "level", "act"), DIAGNOSED)
+def test_what_the_diagnosis_tells(kind: str, level: int, act: str) -> None:
+    ward = Ward(two_racks())
+    ward.look()
+    ward.look(faults=[fault(kind, "node", 2)])
+    assert (ward.level("node", 2), ward.action("node", 2)) == (level, action(act))
+    assert [ward.level("node", 3), ward.level("gpu", 2)] == [HEALTHY, HEALTHY]
+
+
+def test_two_restarts_in_a_day_ask_for_a_look() -> None:
+    ward = Ward(two_racks())
+    ward.run(2, counts={"node.reboot_count": 7})
+    ward.run(60, counts={"node.reboot_count": on(NODES, 2, 8, 7)})
+    assert told(ward) == {}
+    ward.look(counts={"node.reboot_count": on(NODES, 2, 9, 7)})
+    assert told(ward) == {"reboots": WATCH}
+    assert "2 times" in ward.evidence("node", 2)["reboots"].text
+
+
+def test_codes_of_agents_are_a_nodes() -> None:
+    ward = Ward(two_racks())
+    ward.look()
+    ward.look(None, FaultReported(table="node", name=ward.site.name("node", 2), code=1_000_001))
+    assert told(ward) == {"code": WATCH}
+    assert ward.action("node", 2) == action("check_facility")
+
+
+def test_a_lemon_is_watched() -> None:
+    ward = Ward(two_racks())
+    ward.lemons = SimpleNamespace(
+        is_lemon=lambda: np.arange(NODES) == 2, evidence=lambda node: ("5 tickets",)
+    )
+    ward.look()
+    assert told(ward) == {"lemon": WATCH}
+    assert ward.evidence("node", 2)["lemon"].text == "it fails more than others: 5 tickets"
+
+
+def test_a_node_is_no_better_than_its_gpus_and_says_which() -> None:
+    ward = Ward(two_racks())
+    ward.look({"gpu.row_remap_failed_state": on(GPUS, 9, 1), "gpu.row_remap_pending_state": on(GPUS, 10, 1)})
+    assert (ward.level("node", 2), ward.action("node", 2)) == (FAILED, action("replace"))
+    assert ward.verdicts.health("node").sure_pu[2] == pytest.approx(0.97)
+    assert told(ward) == {"gpu:row_remap_failed": FAILED, "gpu:row_remap_pending": DEGRADED}
+    assert ward.evidence("node", 2)["gpu:row_remap_failed"].text.startswith("gpu1 is failed: ")
+    assert np.flatnonzero(ward.verdicts.health("node").level).tolist() == [2]
+
+
+def test_a_node_with_a_silent_gpu_is_unknown() -> None:
+    ward = Ward(two_racks())
+    keys = ("gpu.temp_c", "gpu.power_w", "gpu.sm_clock_hz", "gpu.util_pu", "gpu.health_state")
+    ward.look({key: on(GPUS, 9, np.nan, 0.0) for key in keys})
+    assert (ward.level("gpu", 9), ward.level("node", 2)) == (UNKNOWN, UNKNOWN)
+    assert ward.level("node", 1) == HEALTHY
+
+
+def test_a_lost_supply_degrades_its_node() -> None:
+    ward = Ward(two_racks())
+    ward.look()
+    watts = {
+        "node.psu1_power_w": on(NODES, 2, 0.0, 2000.0),
+        "node.psu2_power_w": on(NODES, 2, 4000.0, 2000.0),
+    }
+    ward.look(watts, faults=[fault("psu_lost", "node", 2)])
+    assert [ward.level("psu", i) for i in (4, 5)] == [FAILED, HEALTHY]
+    assert (ward.level("node", 2), ward.action("node", 2)) == (DEGRADED, action("replace"))
+    assert told(ward) == {"psu:psu_lost": DEGRADED}
+    assert ward.evidence("node", 2)["psu:psu_lost"].text.startswith("supply 1 is failed: it gives 0 W")
+
+
+def test_gpus_alone_keep_a_node_known_but_less_surely() -> None:
+    ward = Ward(two_racks())
+    ward.take({"gpu.temp_c": 60.0}, {}, 10.0)
+    ward.judge()
+    assert ward.level("node", 2) == HEALTHY
+    assert ward.verdicts.health("node").sure_pu[2] == pytest.approx(0.5 / 11, rel=1e-3)
+    bare = Ward(two_racks())
+    bare.take({"node.power_w": 4000.0}, {}, 10.0)
+    bare.judge()
+    assert bare.level("node", 2) == UNKNOWN  # of its GPUs nothing is heard

@@ -1,0 +1,70 @@
+"""Ids of faults that were heard, so that one delivered again counts once, even after a storm of others.
+
+Kept as numbers in two generations: when the younger is full, the older is forgotten as a whole. Imports
+events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.events import FaultReported
+
+KEPT = 200_000  # the last ids are remembered, at times twice as many
+_WIDE = 8  # bytes of a number
+
+
+class FaultIds:
+    """Which ids were heard, and a mark of what each was used for."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept = kept
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def hear(self, event: FaultReported) -> Literal["new", "again", "reused"]:
+        """Note a fault with an id: whether it is new, the same once more, or another one under its id.
+
+        When it happened does not tell two apart: an agent that reads its log again may date it otherwise.
+        """
+        key, mark = (
+            _number(event.id),
+            _number(repr((event.table, event.name, event.code, event.count, event.detail))),
+        )
+        known = self._young.get(key)
+        if known is None:
+            known = self._old.get(key)
+        if known is not None:
+            return "again" if known == mark else "reused"
+        if len(self._young) >= self.kept:
+            self._young, self._old = {}, self._young
+        self._young[key] = mark
+        return "new"
+
+    def dump(self) -> dict[str, NDArray[np.uint64]]:
+        """Everything, for a snapshot or a checksum: [k, 2] of each generation."""
+        return {name: _pairs(held) for name, held in (("young", self._young), ("old", self._old))}
+
+    def restore(self, data: dict[str, NDArray[np.uint64]]) -> None:
+        """Take over what `dump` gave."""
+        self._young, self._old = (dict(zip(*data[name].T.tolist(), strict=True)) for name in ("young", "old"))
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_WIDE).digest(), "little"
+    )
+
+
+def _pairs(held: dict[int, int]) -> NDArray[np.uint64]:
+    out = np.empty((len(held), 2), np.uint64)
+    out[:, 0] = np.fromiter(held.keys(), np.uint64, len(held))
+    out[:, 1] = np.fromiter(held.values(), np.uint64, len(held))
+    return out

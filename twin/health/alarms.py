@@ -1,0 +1,396 @@
+"""Findings of health: which nodes people should look after and why, one finding per node, not per GPU.
+
+What the diagnosis tells already is not told twice, what the facility does to a GPU is no GPU's fault, and a
+storm ends in one finding that counts the rest. May import the health of a site, contracts, maintenance
+windows and the site; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.contracts import Fault, Finding, Forecast
+from twin.frame import F64, I32, Bool
+from twin.health.failure_words import is_failure
+from twin.health.health import HealthState
+from twin.health.levels import (
+    ACTION_WORDS,
+    ACTIONS,
+    BY_FACILITY,
+    BY_POWER,
+    DEGRADED,
+    FAILED,
+    LEVELS,
+    PAIRED,
+    PARTS,
+    WATCH,
+    action,
+    name_of_part,
+)
+from twin.health.records import Evidence, FailureLog
+from twin.maintenance import Windows
+from twin.site import Site
+
+CHANCE, DAY_S = "node.failure_pu", 86_400.0
+# source: of alarms raised at a calibrated chance of one half or more, at least half come true, which is the
+# precision that a drain needs to be worth it; below, most would be for nothing
+LIKELY_PU = 0.5
+STILL_LIKELY_PU = 0.4  # an alarm that stands is kept down to here, so that it does not flicker; estimate
+WEARS_OUT_S = 14 * DAY_S  # time enough to order a part and plan the work; source: estimate
+MOST = 200  # findings at once; the rest is counted in one more
+MOST_LOOKED_AT = 4 * MOST  # suspects whose reasons are looked up, the gravest first
+MOST_EVIDENCE, MOST_ENTITIES, MOST_TITLE = 6, 8, 160
+_NOTHING_TO_CURE = (action("none"), action("watch"), action("check_facility"))
+_OF_SOFTWARE = action("restart_app")
+_RANK = {"info": 0, "warning": 1, "critical": 2}
+# Kinds of the diagnosis that tell the same as a rule of health, beside the kind of the rule's own name. What
+# is told of a whole node goes for its GPUs too.
+_SAME = {
+    "xid": ("gpu_off_bus", "xid_burst"),
+    "xid_repeated": ("xid_burst",),
+    "ecc": ("ecc_growth",),
+    "row": ("ecc_growth",),
+    "nvlink": ("nvlink_flaps",),
+    "thermal": ("plate_degraded", "tray_blocked"),
+    "temp": ("plate_degraded", "tray_blocked"),
+    "clock": ("plate_degraded", "tray_blocked"),
+    "telemetry": ("gpu_off_bus", "node_silent", "node_down"),
+    "recovery": ("gpu_off_bus",),
+    "leak": ("leak",),
+    "psu": ("psu_lost",),
+    "link": ("link_down",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """A part that is not well, and what speaks for it."""
+
+    table: str
+    name: str  # within its node; "" for the node itself
+    level: int
+    action: int
+    sure_pu: float
+    evidence: tuple[Evidence, ...]
+
+
+def findings(
+    health: HealthState,
+    forecasts: Mapping[tuple[str, float], Forecast],
+    site: Site,
+    windows: Windows,
+    faults: Sequence[Fault] = (),
+    active: Collection[str] = (),
+) -> list[Finding]:
+    """What people should know of the health of this site now, the gravest first, at most MOST + 1.
+
+    `faults` are what the diagnosis tells anyway; `active` the ids of the findings that stand. The result
+    depends on nothing else. Nothing is said of what people work at.
+    """
+    look = _Look(health, forecasts, site, windows, faults, active)
+    found = [*look.nodes(), *look.shared(), *look.lemons(), *look.wear()]
+    for part in ("switch", "link", "pump", "psu"):
+        found += look.single(part)
+    found.sort(key=lambda f: -_RANK[f.severity])  # stable: in order of the site within a severity
+    rest = len(found) - MOST + look.left_out if len(found) > MOST else look.left_out
+    if rest <= 0:
+        return found
+    worst = found[MOST].severity if len(found) > MOST else "warning"
+    return [*found[:MOST], _more(rest, worst)]
+
+
+class _Look:
+    """One look at what was judged."""
+
+    def __init__(
+        self,
+        health: HealthState,
+        forecasts: Mapping[tuple[str, float], Forecast],
+        site: Site,
+        windows: Windows,
+        faults: Sequence[Fault],
+        active: Collection[str],
+    ) -> None:
+        self.health, self.site, self.windows, self.active = health, site, windows, active
+        self.left_out = 0
+        held = forecasts.get((CHANCE, DAY_S))
+        self.forecast = held if held is not None and len(held.mean) == site.sizes["node"] else None
+        self._told: dict[tuple[str, int], dict[str, int]] = {}  # kinds and their gravity
+        for fault in faults:
+            if not fault.signal:  # a sensor that reads wrong explains no device that is not well
+                kinds = self._told.setdefault((fault.table, fault.entity), {})
+                kinds[fault.kind] = max(kinds.get(fault.kind, 0), _RANK.get(fault.severity, 0))
+        self.facility_told = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
+                                 for f in faults)  # fmt: skip
+        self._together: I32 | None = None
+        self._speaks: dict[str, dict[int, list[Evidence]]] = {}
+
+    # -- nodes
+
+    def nodes(self) -> list[Finding]:
+        """A finding for each node that is not well, or is likely not to be for long."""
+        site, worst = self.site, self.health.health("node").level.copy()
+        ill = np.flatnonzero(self.health.health("gpu").level >= DEGRADED)
+        if len(ill):
+            np.maximum.at(worst, site.node_of_gpu[ill], self.health.health("gpu").level[ill])
+        likely = self._likely()
+        concern = np.where(worst >= DEGRADED, worst, 0)
+        if likely is not None:
+            concern = np.where(likely & (concern < DEGRADED), DEGRADED, concern)
+        suspects = self._unworked("node", np.flatnonzero(concern))
+        if len(suspects) == 0:
+            return []
+        suspects = suspects[~np.isin(suspects, self.together())]
+        order = suspects[np.argsort(-concern[suspects].astype(np.int64), kind="stable")]
+        found: list[Finding] = []
+        done = 0
+        while done < min(len(order), MOST_LOOKED_AT) and len(found) < MOST:
+            some = order[done : done + MOST]
+            self._listen("node", some)
+            self._listen("gpu", ill[np.isin(site.node_of_gpu[ill], some)])
+            told = (self._node(i, likely is not None and bool(likely[i])) for i in some.tolist())
+            found += [f for f in told if f is not None]
+            done += len(some)
+        self.left_out += len(order) - done
+        return found
+
+    def _listen(self, part: str, index: np.ndarray) -> None:
+        """Look up what speaks against these parts."""
+        at = np.sort(index).astype(np.int32)
+        self._speaks[part] = self.health.verdicts.reasons(part, at, DEGRADED) if len(at) else {}
+
+    def _likely(self) -> Bool | None:
+        """Nodes whose chance of failing within a day is one half or more [n]; None: nobody forecasts."""
+        if self.forecast is None:
+            return None
+        likely: Bool = self.forecast.mean >= np.float32(LIKELY_PU)
+        for i in np.flatnonzero((self.forecast.mean >= np.float32(STILL_LIKELY_PU)) & ~likely).tolist():
+            likely[i] = f"health/{self.site.name('node', i)}" in self.active
+        return likely
+
+    def _node(self, node: int, likely: bool) -> Finding | None:
+        name, site = self.site.name("node", node), self.site
+        reasons = [r] if (r := self._reason("node", node, "")) is not None else []
+        first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
+        spared = self.windows.mask("gpu")
+        level = self.health.health("gpu").level
+        for gpu in range(first, last):
+            if level[gpu] >= DEGRADED and not (spared is not None and spared[gpu]):
+                found = self._reason("gpu", gpu, f"gpu{gpu - first}", node)
+                reasons += [found] if found is not None else []
+        reasons.sort(key=lambda r: -r.level)
+        likely = likely and not (reasons and reasons[0].level >= FAILED)
+        if not reasons and not likely:
+            return None
+        said = _sentences(reasons)
+        what = said[0] if said else "is likely to fail within a day"
+        if likely:
+            said.insert(min(len(said), MOST_EVIDENCE - 1), self._chance(node))
+        todo = max((r.action for r in reasons), default=action("drain"))
+        if likely and todo < action("drain"):  # what may be about to fail should not be at work when it does
+            todo = action("drain")
+        sure = max((r.sure_pu for r in reasons if r.level == reasons[0].level), default=0.0)
+        if likely and not reasons and self.forecast is not None:
+            sure = float(self.forecast.mean[node])
+        entities = (name, *(f"{name}/{r.name}" for r in reasons if r.name))
+        title = _title(name, what, bool(reasons))
+        return Finding(f"health/{name}", _severity(reasons, likely), title,
+                       entities[:MOST_ENTITIES], tuple(said[:MOST_EVIDENCE]), sure,
+                       _sentence(ACTION_WORDS[ACTIONS[todo]]), len(entities))  # fmt: skip
+
+    def _reason(self, part: str, index: int, name: str, node: int = -1) -> _Reason | None:
+        """What is not well of a part, unless it is told elsewhere or no doing of its own."""
+        held = self.health.health(part)
+        level, todo = int(held.level[index]), int(held.action[index])
+        if level < DEGRADED:
+            return None
+        if todo == action("check_facility"):
+            return None
+        if int(held.lowered[index]) in (BY_FACILITY, BY_POWER) and todo in _NOTHING_TO_CURE:
+            return None
+        told = self._told_of(part, index, node)
+        speaks = self._speaks[part].get(index, [])
+        if not speaks and (part == "node" or not self._stands(part, index, node)):
+            return None  # all is in its members, or the level is only kept a little longer than its reasons
+        if speaks and told:
+            speaks.sort(key=lambda e: (_is_told(e, told), -e.level))
+            if _is_told(speaks[0], told):  # then all are
+                return None
+            level = max(e.level for e in speaks if not _is_told(e, told))
+        sure = float(held.sure_pu[index])
+        return _Reason(part, name, level, todo, sure if np.isfinite(sure) else 0.0, tuple(speaks))
+
+    def _stands(self, part: str, index: int, node: int) -> bool:
+        """Whether people are told of a part already."""
+        if node >= 0:
+            return f"health/{self.site.name('node', node)}" in self.active
+        owner = self.site.name(PARTS[part], index // 2 if part in PAIRED else index)
+        return f"health/{part}/{name_of_part(part, index, owner)}" in self.active
+
+    def _told_of(self, part: str, index: int, node: int = -1) -> dict[str, int]:
+        """What the diagnosis tells of a part, and of the whole node of a GPU: kinds with their gravity."""
+        own = self._told.get((PARTS[part], index // 2 if part in PAIRED else index), {})
+        return own if node < 0 else self._told.get(("node", node), {}) | own
+
+    def _chance(self, node: int) -> str:
+        assert self.forecast is not None
+        mean, low, high = (100 * float(x[node]) for x in (self.forecast.mean, self.forecast.lo,
+                                                          self.forecast.hi))  # fmt: skip
+        known = self.forecast.mean[np.isfinite(self.forecast.mean)].astype(np.float64)
+        usual = 100 * float(known.mean()) if len(known) else 0.0
+        times = f", {mean / usual:.0f} times the average here" if usual > 0 and mean / usual >= 2 else ""
+        return (
+            f"chance of failing within a day: {mean:.0f} % (90 % interval {low:.0f} to {high:.0f} %){times}"
+        )
+
+    # -- what has a cause in common
+
+    def together(self) -> I32:
+        """Nodes that are down by a cause in common with others, ascending."""
+        if self._together is None:
+            log = self.health.log()
+            self._together = np.unique(log.node[_down_together(log)]).astype(np.int32)
+        return self._together
+
+    def shared(self) -> list[Finding]:
+        """One finding for the nodes that went down together."""
+        nodes = self._unworked("node", self.together())
+        if len(nodes) == 0:
+            return []
+        log = self.health.log()
+        down = _down_together(log)
+        kinds = np.bincount(log.kind[down], minlength=len(log.classes))
+        said = [f"{int(kinds[k])} x {log.classes[k].replace('_', ' ')}"
+                for k in np.argsort(-kinds, kind="stable")[:3].tolist() if kinds[k]]  # fmt: skip
+        names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
+        racks = len(np.unique(self.site.rack_of_node[nodes]))
+        severity = "warning" if self.facility_told else "critical"  # the cause has an alarm of its own
+        return [Finding("health/shared", severity, f"{len(nodes)} nodes became unusable together", names,
+                        (f"in {racks} {'rack' if racks == 1 else 'racks'}: " + ", ".join(said),), 1.0,
+                        "Look at what they have in common: feed, coolant, network, job. No node is to blame.",
+                        len(nodes))]  # fmt: skip
+
+    # -- lemons, wear, and parts outside nodes
+
+    def lemons(self) -> list[Finding]:
+        """Nodes that fail more than others; worth a warning where they are not well at this moment too."""
+        found = []
+        level = self.health.health("node").level
+        for i in self._unworked("node", np.flatnonzero(self.health.lemons.is_lemon())).tolist():
+            name = self.site.name("node", i)
+            found.append(
+                Finding(f"health/lemon/{name}", "warning" if level[i] >= WATCH else "info",
+                        f"{name} fails more often than others", (name,),
+                        self.health.lemons.evidence(i)[:MOST_EVIDENCE], 1.0,
+                        "Take it out of service and have it inspected: jobs on it fail more often.")
+            )  # fmt: skip
+        return found
+
+    def wear(self) -> list[Finding]:
+        """Parts that reach a limit of theirs within two weeks."""
+        found = []
+        for left in self.health.wear.remaining():
+            soon = np.flatnonzero(left.mid_s < WEARS_OUT_S)  # NaN, no drift, is never less
+            for i in self._unworked(left.table, soon).tolist():
+                name = self.site.name(left.table, i)
+                what = left.what.partition(".")[2].replace("_", " ") or left.what
+                severity = "info" if (left.table, i) in self._told else "warning"
+                title = f"{what} of {name} reaches its limit in about {_days(left.mid_s, i)} days"
+                found.append(
+                    Finding(f"health/wear/{left.what}/{name}", severity, title, (name,),
+                            (f"90 % interval {_days(left.lo_s, i)} to {_days(left.hi_s, i)} days",
+                             *self.health.wear.evidence(left.table, i))[:MOST_EVIDENCE], 0.9,
+                            "Plan the work before that.")
+                )  # fmt: skip
+        return found
+
+    def single(self, part: str) -> list[Finding]:
+        """Parts of a kind that are not well and belong to no node's finding."""
+        held = self.health.health(part)
+        ill = np.flatnonzero(held.level >= DEGRADED)
+        if len(ill) == 0:
+            return []
+        table, paired = PARTS[part], part in PAIRED
+        owner = ill // 2 if paired else ill
+        if (spared := self.windows.mask(table)) is not None:
+            ill = ill[~spared[owner]]
+        ill = ill[np.argsort(-held.level[ill].astype(np.int64), kind="stable")]
+        self.left_out += max(0, len(ill) - MOST)
+        ill = ill[:MOST]
+        self._listen(part, ill)
+        found = []
+        for i in ill.tolist():
+            reason = self._reason(part, i, "")
+            if reason is None:
+                continue
+            entity = self.site.name(table, i // 2 if paired else i)
+            name, said = name_of_part(part, i, entity), _sentences([reason])
+            what = said[0] if said else f"the {part} is {LEVELS[reason.level]}"
+            found.append(
+                Finding(f"health/{part}/{name}", _severity([reason], False), _title(name, what, bool(said)),
+                        (entity,), tuple(said[:MOST_EVIDENCE]), reason.sure_pu,
+                        _sentence(ACTION_WORDS[ACTIONS[reason.action]]))
+            )  # fmt: skip
+        return found
+
+    def _unworked(self, table: str, index: I32 | np.ndarray) -> np.ndarray:
+        """Of these, where nobody works."""
+        if len(index) and (spared := self.windows.mask(table)) is not None:
+            return index[~spared[index]]
+        return index
+
+
+def _down_together(log: FailureLog) -> Bool:
+    """Rows of failures that last and had a cause in common [k]."""
+    down: Bool = (log.end_ns == 0) & log.shared & is_failure(log)
+    return down
+
+
+def _is_told(evidence: Evidence, told: dict[str, int]) -> bool:
+    """Whether the diagnosis tells this already, as gravely as we would."""
+    rank, rule = 2 if evidence.level >= FAILED else 1, evidence.rule
+    same = (rule, *_SAME.get(rule, _SAME.get(rule.partition("_")[0], ())))
+    return any(told.get(kind, -1) >= rank for kind in same)
+
+
+def _severity(reasons: list[_Reason], likely: bool) -> str:
+    """Of what is wrong with a device; what an application did is only worth knowing."""
+    of_device = [r.level for r in reasons if r.action != _OF_SOFTWARE]
+    if of_device and max(of_device) >= FAILED:
+        return "critical"
+    return "warning" if of_device or likely else "info"
+
+
+def _sentences(reasons: list[_Reason]) -> list[str]:
+    """The gravest sentences of each part first, then the others; what two parts say alike is said once."""
+    said: dict[str, None] = {}
+    for deep in range(MOST_EVIDENCE):
+        for r in reasons:
+            if deep < len(r.evidence):
+                said[f"{r.name}: {r.evidence[deep].text}" if r.name else r.evidence[deep].text] = None
+            elif deep == 0:
+                said[f"{r.name or 'it'} is {LEVELS[r.level]}"] = None
+    return list(said)[:MOST_EVIDENCE]
+
+
+def _title(name: str, what: str, colon: bool) -> str:
+    text = f"{name}{': ' if colon else ' '}{what}"
+    return text if len(text) <= MOST_TITLE else text[: MOST_TITLE - 1] + "…"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:] + "."
+
+
+def _days(values: F64, i: int) -> str:
+    days = float(values[i]) / DAY_S
+    return "?" if not np.isfinite(days) else f"{max(0.0, days):.0f}"
+
+
+def _more(count: int, severity: str) -> Finding:
+    return Finding("health/more", severity, f"{count} more findings of health are not listed", (),
+                   ("the gravest are told one by one; racktwin health lists the rest",), 1.0,
+                   "Look for what they have in common before looking at one of them.", count)  # fmt: skip

@@ -1,0 +1,220 @@
+"""Whose doing it is that a GPU's clock is lowered: its own, the facility's, power's, or nobody can tell.
+
+A GPU that heat slows while its loop, its rack or its neighbours are hot too has no fault of its own: a reset
+cures nothing there. One that is slowed alone, beside neighbours that are heard and run free, does it by
+itself. May import the look of the rules, kinds of faults, words, the site and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.diagnosis.kinds import KINDS
+from twin.frame import F32, I32, I64, NS, U8, Bool
+from twin.health.levels import BY_FACILITY, BY_ITSELF, BY_POWER, BY_WHOM_IS_UNKNOWN, NOT_LOWERED
+from twin.health.rules import Look
+from twin.site import Site
+
+# Bits of clock events. source: NVML, nvmlClocksEventReasons; DCGM field 112
+POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
+HEAT = SW_THERMAL | HW_THERMAL
+SLOWING = HW_SLOWDOWN | HW_THERMAL  # by hardware; a brake is power's
+ANY = POWER_CAP | HW_SLOWDOWN | HEAT | POWER_BRAKE
+BITS, POWER_NS, HEAT_NS = "gpu.clock_event_bits", "gpu.throttle_power_ns", "gpu.throttle_thermal_ns"
+HOLD_S = 60.0  # an answer stands so long after the clock was last lowered; source: estimate
+WINDOW_S = 600.0  # over which slowdowns of the hardware are counted; source: domain.md C, ten minutes
+MOST_S, ONE_LOOK_S = 300.0, 10.0  # that one look adds at most; source: estimate
+# Neighbours slowed by heat at the same time that are no chance: so many, and so large a share of those of the
+# rack or of the CDU that are heard; source: estimate
+LEAST_NEIGHBOURS, NEIGHBOURS_PU = 3, 0.25
+LEAST_HEARD = 2  # neighbours that must run free before a GPU is blamed; source: estimate
+FEEDS = ("feed_lost", "breaker_tripped", "grid_event")
+# A supply or inlet above these: no GPU below is to blame. Judged by the guard of the profile, if it has one.
+WARM = (("rack.supply_temp_c", "rack"), ("rack.inlet_temp_c", "rack"), ("node.inlet_temp_c", "node"),
+        ("node.water_inlet_temp_c", "node"))  # fmt: skip
+
+
+class Attribution:
+    """Of each GPU [n]: whose doing a lowered clock is, when it last was, and how often hardware slowed it."""
+
+    def __init__(self, site: Site) -> None:
+        n = site.sizes["gpu"]
+        self.lowered: U8 = np.zeros(n, np.uint8)
+        self.at_ns: I64 = np.zeros(n, np.int64)
+        self.slowed_pu: F32 = np.zeros(n, np.float32)  # share of the window in which hardware slowed it
+        self._some = False  # anything but zeros
+
+    def update(self, look: Look) -> None:
+        """Find out for all GPUs; leaves what the rules ask for in the look."""
+        look.facility = below_facility(look)
+        bits_at, bits = self._bits(look)
+        moved = [look.rates.moved(key) for key in (POWER_NS, HEAT_NS)]
+        if len(bits_at) or len(moved[0]) or len(moved[1]) or self._some:
+            self._judge(look, bits_at, bits, moved)
+        look.lowered, look.slowed_pu = self.lowered, self.slowed_pu
+
+    @staticmethod
+    def _bits(look: Look) -> tuple[I32, I32]:
+        """(GPUs with a bit that matters, ascending; their bits), of those heard now."""
+        none = np.zeros(0, np.int32)
+        if not look.known(BITS):
+            return none, none
+        value = look.value(BITS)
+        index = look.those(BITS, value >= POWER_CAP)
+        bits = value[index].astype(np.int32) & ANY
+        return index[bits > 0], bits[bits > 0]
+
+    def _judge(self, look: Look, bits_at: I32, bits: I32, moved: list[I32]) -> None:
+        n = look.site.sizes["gpu"]
+        by_power, by_heat = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        by_power[bits_at[bits & (POWER_CAP | POWER_BRAKE) != 0]] = True
+        by_heat[bits_at[bits & HEAT != 0]] = True
+        # A slowdown of the hardware without a word of heat is the brake's, where that is on
+        slowed = bits_at[(bits & SLOWING != 0) & (bits & (POWER_BRAKE | SW_THERMAL) != POWER_BRAKE)]
+        by_heat[slowed] = True
+        by_power[moved[0]] = True
+        by_heat[moved[1]] = True
+        index = np.flatnonzero(by_power | by_heat).astype(np.int32)
+        hot = by_heat[index]
+        answer = np.where(hot, BY_WHOM_IS_UNKNOWN, BY_POWER).astype(np.uint8)
+        if hot.any():
+            answer[hot] = self._of_heat(look, index[hot], by_heat)
+        before_ns = look.now_ns - round(look.dt_s * NS)
+        lasting = (
+            self.at_ns[slowed] >= before_ns if before_ns < look.now_ns else np.zeros(len(slowed), np.bool_)
+        )
+        self.lowered[index] = answer
+        self.at_ns[index] = look.now_ns
+        over = (self.lowered != NOT_LOWERED) & (look.now_ns - self.at_ns > HOLD_S * NS)
+        self.lowered[over] = NOT_LOWERED
+        self._count(look, slowed, lasting)
+        self._some = bool(self.lowered.any() or self.slowed_pu.any())
+
+    def _count(self, look: Look, slowed: I32, lasting: Bool) -> None:
+        """Move on the share of time in which hardware slowed a GPU by nobody else's doing.
+
+        One that was not lowered at the look before counts for one look, however long nobody looked.
+        """
+        own = self.lowered[slowed] != BY_FACILITY
+        slowed, lasting = slowed[own], lasting[own]
+        if not len(slowed) and not self.slowed_pu.any():
+            return
+        for_s = np.where(lasting, min(look.dt_s, MOST_S), min(look.dt_s, ONE_LOOK_S))
+        grown = self.slowed_pu[slowed] - np.expm1(-for_s / WINDOW_S) * (1.0 - self.slowed_pu[slowed])
+        self.slowed_pu *= np.float32(np.exp(-look.dt_s / WINDOW_S))
+        self.slowed_pu[self.slowed_pu < 1e-3] = 0.0
+        self.slowed_pu[slowed] = grown.astype(np.float32)
+
+    @staticmethod
+    def _of_heat(look: Look, index: I32, by_heat: Bool) -> U8:
+        """Whose doing it is that heat slows these GPUs."""
+        site = look.site
+        rack_of = site.rack_of_gpu
+        free, heard = _running_free(look, by_heat)
+        rack = rack_of[index]
+        racks = site.sizes["rack"]
+        hot_in = np.bincount(rack, minlength=racks)
+        heard_in = np.bincount(rack_of, weights=heard, minlength=racks)
+        many = _many(hot_in, heard_in)
+        crowd = many[rack]
+        cdu_of_rack = site.cdu_of_rack
+        if site.sizes["cdu"]:
+            joined = cdu_of_rack >= 0
+            n_cdu = site.sizes["cdu"]
+            hot_at = np.bincount(cdu_of_rack[joined], weights=hot_in[joined], minlength=n_cdu)
+            heard_at = np.bincount(cdu_of_rack[joined], weights=heard_in[joined], minlength=n_cdu)
+            crowd = crowd | (_many(hot_at, heard_at)[np.maximum(cdu_of_rack[rack], 0)] & joined[rack])
+        if look.facility is not None:
+            crowd = crowd | look.facility[index]
+        if (warm := warm_gpus(look)) is not None:
+            crowd = crowd | warm[index]
+        alone = np.bincount(rack_of, weights=free, minlength=racks)[rack] >= LEAST_HEARD
+        return np.where(crowd, BY_FACILITY, np.where(alone, BY_ITSELF, BY_WHOM_IS_UNKNOWN)).astype(np.uint8)
+
+    def forget(self, entity: int) -> None:
+        """Another GPU sits here."""
+        self.lowered[entity], self.at_ns[entity], self.slowed_pu[entity] = NOT_LOWERED, 0, 0.0
+
+    def remapped(self, site: Site, source: I32) -> Attribution:
+        """The same for a changed site: GPU i was `source[i]`, -1 if new."""
+        out = Attribution(site)
+        kept = np.flatnonzero(source >= 0)
+        for name in ("lowered", "at_ns", "slowed_pu"):
+            getattr(out, name)[kept] = getattr(self, name)[source[kept]]
+        out._some = self._some
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"lowered": self.lowered, "at_ns": self.at_ns, "slowed_pu": self.slowed_pu}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.lowered = np.array(data["lowered"], np.uint8)
+        self.at_ns = np.array(data["at_ns"], np.int64)
+        self.slowed_pu = np.array(data["slowed_pu"], np.float32)
+        self._some = bool(self.lowered.any() or self.slowed_pu.any())
+
+
+def _many(hot: np.ndarray, heard: np.ndarray) -> Bool:
+    """Where so many are slowed at once that it is no chance."""
+    return np.asarray((hot >= LEAST_NEIGHBOURS) & (hot >= NEIGHBOURS_PU * np.maximum(heard, 1)), np.bool_)
+
+
+def _running_free(look: Look, by_heat: Bool) -> tuple[Bool, Bool]:
+    """(GPUs known to run without heat slowing them, GPUs of which that is heard) [n]."""
+    if look.all_current(BITS):
+        heard = np.ones(len(by_heat), np.bool_)
+    elif look.known(BITS):
+        heard = look.current(BITS, np.arange(len(by_heat), dtype=np.int32))
+    else:
+        heard = np.zeros(len(by_heat), np.bool_)
+    if look.known(HEAT_NS):
+        heard = heard | look.current(HEAT_NS, np.arange(len(by_heat), dtype=np.int32))
+    return heard & ~by_heat, heard | by_heat
+
+
+def warm_gpus(look: Look) -> Bool | None:
+    """GPUs whose supply or inlet is above its guard [n_gpu]; None: none, or nobody says where that is."""
+    site, out = look.site, None
+    for key, table in WARM:
+        index = look.beyond(key)
+        if len(index):
+            warm = np.zeros(site.sizes[table], np.bool_)
+            warm[index] = True
+            of = warm[site.rack_of_gpu if table == "rack" else site.node_of_gpu]
+            out = of if out is None else out | of
+    return out
+
+
+def below_facility(look: Look) -> Bool | None:
+    """GPUs below a fault of cooling or supply that the diagnosis tells [n_gpu]; None: no such fault."""
+    site = look.site
+    racks = nodes = None
+    for fault in look.now.faults:
+        kind = KINDS.get(fault.kind)
+        if kind is None or fault.signal or not (kind.cooling or fault.kind in FEEDS):
+            continue
+        if racks is None or nodes is None:
+            racks = np.zeros(site.sizes["rack"], np.bool_)
+            nodes = np.zeros(site.sizes["node"], np.bool_)
+        if fault.table == "site":
+            racks[:] = True
+        elif fault.table == "loop":
+            cdus = site.loop_of_cdu == fault.entity
+            racks |= (site.cdu_of_rack >= 0) & cdus[np.maximum(site.cdu_of_rack, 0)]
+        elif fault.table == "cdu":
+            racks |= site.cdu_of_rack == fault.entity
+        elif fault.table == "rack":
+            racks[fault.entity] = True
+        elif fault.table == "feeder":
+            racks[site.racks_below(fault.entity)] = True
+        elif fault.table == "node":
+            nodes[fault.entity] = True
+    if racks is None or nodes is None:
+        return None
+    out: Bool = racks[site.rack_of_gpu] | nodes[site.node_of_gpu]
+    return out if out.any() else None

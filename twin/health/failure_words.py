@@ -1,0 +1,22 @@
+"""Words of failures: their classes, which of them count, and the ends of jobs that tell of one.
+
+May import records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.frame import Bool
+from twin.health.records import FailureLog
+
+CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other")
+# Rows of these classes are kept, as a node was not to be used, but are no failures of a node
+NO_FAILURES = ("software", "taken_out")
+NODE_ENDS = ("node_fail", "boot_fail")  # of jobs whose node failed, in the words of Slurm
+
+
+def is_failure(log: FailureLog) -> Bool:
+    """Rows that are failures of a node [k]: all but those of the classes in `NO_FAILURES`."""
+    none = [log.classes.index(c) for c in NO_FAILURES if c in log.classes]
+    return ~np.isin(log.kind, none)

@@ -1,0 +1,288 @@
+"""Counts of faults by device and code: the last ten minutes, day and 28 days, and the newest of each code.
+
+One row per pair of device and code that was heard, in arrays; old rows are given up. May import frames and
+the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.frame import F32, I32, I64, NS, Bool
+from twin.health.catalogue import CATALOGUE, CLASSES, MAX_CODE
+
+SPANS_S = (600, 86_400, 2_419_200)  # source: NVIDIA and gpud rules of thumb; lemon nodes (arXiv 2410.21680)
+DAY_S = 86_400
+BUCKET_S = (60, 3600, DAY_S)  # a span is counted in these, so it may be one of them longer
+_N_BUCKETS = tuple(span // bucket + 1 for span, bucket in zip(SPANS_S, BUCKET_S, strict=True))
+KEPT_ALIKE = 3  # of one device and code that are told one by one
+MAX_CODES, MAX_UNKNOWN = 32, 8  # of one device; what comes above is counted together as MAX_CODE
+SPARE_PAIRS = 10_000
+FADE_S = 86_400.0  # in which a decayed count falls to 1/e
+_FULL = 2**16 - 1
+REFRESH_S = 1e6  # after which decayed counts are written anew, long before they overflow
+_COLUMNS = ("entity", "code", "row", "ring_at", "ring_heard", "ring_times")
+
+
+class Batch(NamedTuple):
+    """Faults of one table in order of arrival [k]. `row` is a place in the catalogue."""
+
+    entity: I32
+    code: I64
+    row: I32
+    at_ns: I64
+    times: I64
+    told: Bool  # the device itself says when
+
+    def some(self, index: Any) -> Batch:
+        """These of them."""
+        return Batch(self.entity[index], self.code[index], self.row[index], self.at_ns[index],
+                     self.times[index], self.told[index])  # fmt: skip
+
+
+class FaultCounts:
+    """The pairs of one table of n entities."""
+
+    def __init__(self, n: int, now_ns: int = 0) -> None:
+        self.n, self.now_ns = n, now_ns
+        self.version = 0  # changes with every change of what can be asked
+        self._allocate(0)
+        self.size = 0
+        self._sorted: I64 = np.zeros(0, np.int64)  # keys, ascending
+        self._pair_of_sorted: I32 = np.zeros(0, np.int32)
+        self._per_device = np.zeros(n, np.uint8)  # pairs of each
+        self.total = np.zeros((3, n), np.int64)  # faults that mean something, by span
+        self._faded = np.zeros((len(CLASSES), n), np.float32)  # as if all that followed faded backwards
+        self._faded_ns = now_ns  # when those were worth what they say
+        self.merged = 0  # codes for which there was no row of their own
+
+    @property
+    def most(self) -> int:
+        """How many pairs there may be."""
+        return 2 * self.n + SPARE_PAIRS
+
+    def _allocate(self, capacity: int) -> None:
+        self.entity, self.code = np.zeros(capacity, np.int32), np.zeros(capacity, np.int64)
+        self.row = np.zeros(capacity, np.int32)
+        self.ring_at = np.zeros((KEPT_ALIKE, capacity), np.int64)
+        self.ring_heard = np.zeros((KEPT_ALIKE, capacity), np.int64)
+        self.ring_times = np.zeros((KEPT_ALIKE, capacity), np.int32)
+        self.buckets = [np.zeros((k, capacity), np.uint16) for k in _N_BUCKETS]
+        self.sums = np.zeros((3, capacity), np.int64)
+
+    def _grow(self, wanted: int) -> None:
+        if wanted <= len(self.entity):
+            return
+        old, old_buckets, old_sums = {k: getattr(self, k) for k in _COLUMNS}, self.buckets, self.sums
+        self._allocate(max(wanted, 2 * len(self.entity), 64))
+        for name, column in old.items():
+            getattr(self, name)[..., : self.size] = column[..., : self.size]
+        for new, was in zip(self.buckets, old_buckets, strict=True):
+            new[:, : self.size] = was[:, : self.size]
+        self.sums[:, : self.size] = old_sums[:, : self.size]
+
+    def advance(self, now_ns: int) -> None:
+        """Let what is older than its span go."""
+        if now_ns <= self.now_ns:
+            return
+        for span, (every_s, bucket) in enumerate(zip(BUCKET_S, self.buckets, strict=True)):
+            was, now = self.now_ns // (every_s * NS), now_ns // (every_s * NS)
+            if now == was:
+                continue
+            gone = np.arange(max(was + 1, now - len(bucket) + 1), now + 1) % len(bucket)
+            if self.size:
+                lost = bucket[gone, : self.size].sum(axis=0, dtype=np.int64)
+                if lost.any():
+                    bucket[gone, : self.size] = 0
+                    self.sums[span, : self.size] -= lost
+                    self.total[span] -= self._by_device(lost)
+                    self.version += 1
+        past = self.sums[2, : self.size] == 0
+        if now_ns // (DAY_S * NS) != self.now_ns // (DAY_S * NS) and past.any():
+            self.keep(~past)
+        self.now_ns = now_ns
+
+    def _by_device(self, values: I64) -> I64:
+        """Sum over the pairs of each device, of those whose code means something [n]."""
+        means = ~CATALOGUE.ignore[self.row[: self.size]]
+        summed = np.bincount(self.entity[: self.size], np.where(means, values, 0), self.n)
+        return summed.astype(np.int64)
+
+    def add(self, batch: Batch, heard_ns: int) -> Bool:
+        """Count faults that are not older than the longest span; True where one is new [k].
+
+        A fault of the same device and code at the same instant by the device's clock is the same one.
+        """
+        pair = self._pairs(batch)
+        fresh = self._fresh(pair, batch)
+        pair, at_ns, times = pair[fresh], batch.at_ns[fresh], batch.times[fresh]
+        for span, (every_s, bucket) in enumerate(zip(BUCKET_S, self.buckets, strict=True)):
+            back = self.now_ns // (every_s * NS) - at_ns // (every_s * NS)
+            inside = np.flatnonzero(back < len(bucket))
+            place = (at_ns[inside] // (every_s * NS)) % len(bucket)
+            cell, inverse = np.unique(place * len(self.entity) + pair[inside], return_inverse=True)
+            grown = np.bincount(inverse, times[inside], len(cell)).astype(np.int64)
+            flat = bucket.reshape(-1)
+            before = flat[cell].astype(np.int64)
+            after = np.minimum(before + grown, _FULL)
+            flat[cell] = after
+            gained, of = after - before, cell % len(self.entity)
+            np.add.at(self.sums[span], of, gained)
+            means = ~CATALOGUE.ignore[self.row[of]]
+            np.add.at(self.total[span], self.entity[of[means]], gained[means])
+        self._remember(pair, at_ns, times, heard_ns)
+        self.version += 1
+        return fresh
+
+    def _pairs(self, batch: Batch) -> I32:
+        """The pair of each fault, made where there is none."""
+        key = batch.entity.astype(np.int64) * (MAX_CODE + 1) + batch.code
+        wanted, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        found = self._look(wanted)
+        missing = np.flatnonzero(found < 0)
+        if len(missing):
+            found[missing] = self._make(wanted[missing], batch.row[first[missing]])
+        return found[inverse]
+
+    def _look(self, key: I64) -> I32:
+        at = np.searchsorted(self._sorted, key)
+        if not len(self._sorted):
+            return np.full(len(key), -1, np.int32)
+        at = np.minimum(at, len(self._sorted) - 1)
+        return np.where(self._sorted[at] == key, self._pair_of_sorted[at], -1).astype(np.int32)
+
+    def _make(self, key: I64, row: I32) -> I32:
+        """Pairs for keys that have none; where there is no room, that of all other codes of the device."""
+        entity = (key // (MAX_CODE + 1)).astype(np.int32)
+        first = np.searchsorted(entity, entity)  # ascending, as the keys are
+        place = np.arange(len(key)) - first + self._per_device[entity]
+        most = np.where(row > 0, MAX_CODES, MAX_UNKNOWN)
+        own = (place < most) & (np.arange(len(key)) < self.most - self.size)
+        other = entity[~own].astype(np.int64) * (MAX_CODE + 1) + MAX_CODE
+        self.merged += len(other)
+        wanted = np.unique(np.concatenate([key[own], other]))
+        wanted = wanted[self._look(wanted) < 0]
+        self._insert(wanted, np.where(np.isin(wanted, key), _row_of(key, row, wanted), 0))
+        return self._look(np.where(own, key, entity.astype(np.int64) * (MAX_CODE + 1) + MAX_CODE))
+
+    def _insert(self, key: I64, row: I32) -> None:
+        if not len(key):
+            return
+        self._grow(self.size + len(key))
+        new = np.arange(self.size, self.size + len(key), dtype=np.int32)
+        self.entity[new], self.code[new] = key // (MAX_CODE + 1), key % (MAX_CODE + 1)
+        self.row[new] = row
+        at = np.searchsorted(self._sorted, key)
+        self._sorted = np.insert(self._sorted, at, key)
+        self._pair_of_sorted = np.insert(self._pair_of_sorted, at, new)
+        self.size += len(key)
+        count = np.bincount(self.entity[new], minlength=self.n)
+        self._per_device = np.minimum(self._per_device + count, 255).astype(np.uint8)
+
+    def _fresh(self, pair: I32, batch: Batch) -> Bool:
+        """Where a fault was not heard before, as far as the device's own times tell [k]."""
+        fresh = np.ones(len(pair), np.bool_)
+        told = np.flatnonzero(batch.told)
+        if len(told):
+            again = (self.ring_at[:, pair[told]] == batch.at_ns[told]).any(axis=0)
+            order = np.lexsort((told, batch.at_ns[told], pair[told]))
+            of, at_ns = pair[told][order], batch.at_ns[told][order]
+            again[order[1:][(np.diff(of) == 0) & (np.diff(at_ns) == 0)]] = True
+            fresh[told[again]] = False
+        return fresh
+
+    def _remember(self, pair: I32, at_ns: I64, times: I64, heard_ns: int) -> None:
+        if self.now_ns - self._faded_ns > REFRESH_S * NS:
+            self._faded *= np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
+            self._faded_ns = self.now_ns
+        cell = CATALOGUE.kind[self.row[pair]].astype(np.int64) * self.n + self.entity[pair]
+        worth = times * np.exp((at_ns - self._faded_ns) / NS / FADE_S)
+        np.add.at(self._faded.reshape(-1), cell, worth.astype(np.float32))
+        order = np.lexsort((at_ns, pair))
+        of, at, many = pair[order], at_ns[order], times[order]
+        last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
+        for back in range(min(KEPT_ALIKE, int(last.max(initial=-1)) + 1) - 1, -1, -1):
+            some = np.flatnonzero(last == back)
+            self._push(of[some], at[some], many[some], heard_ns)
+
+    def _push(self, pair: I32, at_ns: I64, times: I64, heard_ns: int) -> None:
+        """One fault of each of these pairs into their rings, which stay in order of the device's time."""
+        at = np.vstack([self.ring_at[:, pair], at_ns])
+        heard = np.vstack([self.ring_heard[:, pair], np.full(len(pair), heard_ns)])
+        many = np.vstack([self.ring_times[:, pair], times])
+        order = np.argsort(at, axis=0, kind="stable")[1:]
+        self.ring_at[:, pair] = np.take_along_axis(at, order, axis=0)
+        self.ring_heard[:, pair] = np.take_along_axis(heard, order, axis=0)
+        self.ring_times[:, pair] = np.take_along_axis(many, order, axis=0)
+
+    def keep(self, wanted: Bool) -> None:
+        """Keep these pairs alone [size]."""
+        kept = np.flatnonzero(wanted)
+        data = {name: getattr(self, name)[..., kept] for name in _COLUMNS}
+        self._take(data, [bucket[:, kept] for bucket in self.buckets])
+
+    def _take(self, data: Mapping[str, Any], buckets: list[Any]) -> None:
+        """Hold exactly these columns; all that follows from them is made anew."""
+        self.size = len(data["entity"])
+        for name in _COLUMNS:
+            setattr(self, name, np.array(data[name], order="C"))
+        self.buckets = [np.array(bucket, np.uint16, order="C") for bucket in buckets]
+        self.sums = np.array([bucket.sum(axis=0, dtype=np.int64) for bucket in self.buckets])
+        key = self.entity.astype(np.int64) * (MAX_CODE + 1) + self.code
+        self._pair_of_sorted = np.argsort(key, kind="stable").astype(np.int32)
+        self._sorted = key[self._pair_of_sorted]
+        self.total = np.array([self._by_device(some) for some in self.sums])
+        count = np.bincount(self.entity, minlength=self.n)
+        self._per_device = np.minimum(count, 255).astype(np.uint8)
+        self.version += 1
+
+    def by_class(self, out: F32) -> F32:
+        """Decayed counts by class into `out` [n_class, n]."""
+        keep = np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
+        return np.multiply(self._faded, keep, out=out)
+
+    def forget(self, entity: int) -> None:
+        """Another device sits here."""
+        self._faded[:, entity] = 0.0
+        self.keep(self.entity[: self.size] != entity)
+
+    def remapped(self, n: int, new_of_old: I32, old_of_new: I32) -> FaultCounts:
+        """The same for another site of n devices. This one is used up."""
+        kept, out = np.flatnonzero(old_of_new >= 0), FaultCounts(n, self.now_ns)
+        out.merged, out._faded_ns = self.merged, self._faded_ns
+        out._faded[:, kept] = self._faded[:, old_of_new[kept]]
+        self.keep(new_of_old[self.entity[: self.size]] >= 0)
+        entity = new_of_old[self.entity].astype(np.int32)
+        out._take({**{name: getattr(self, name) for name in _COLUMNS}, "entity": entity}, self.buckets)
+        return out
+
+    def of(self, entity: int) -> I32:
+        """The pairs of a device."""
+        first, last = np.searchsorted(self._sorted, np.array([entity, entity + 1]) * (MAX_CODE + 1))
+        return self._pair_of_sorted[first:last]
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        columns = {name: np.ascontiguousarray(getattr(self, name)[..., : self.size]) for name in _COLUMNS}
+        buckets = [np.ascontiguousarray(bucket[:, : self.size]) for bucket in self.buckets]
+        codes = CATALOGUE.code[columns.pop("row")]  # places in the catalogue change with its version
+        faded = np.flatnonzero(self._faded.any(axis=0)).astype(np.int32)
+        return {
+            **columns, "known": codes, "buckets": buckets, "now_ns": self.now_ns, "merged": self.merged,
+            "faded": np.ascontiguousarray(self._faded[:, faded]), "faded_of": faded,
+            "faded_ns": self._faded_ns,
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any], rows: I32) -> None:
+        """Take over what `dump` gave; `rows` are the codes' places in the catalogue."""
+        self.now_ns, self.merged = int(data["now_ns"]), int(data["merged"])
+        self._faded_ns = int(data["faded_ns"])
+        self._faded[:, data["faded_of"]] = data["faded"]
+        self._take({**data, "row": rows}, data["buckets"])
+
+
+def _row_of(key: I64, row: I32, wanted: I64) -> I32:
+    return row[np.minimum(np.searchsorted(key, wanted), len(key) - 1)]

@@ -1,0 +1,379 @@
+"""What a rule of health is, where it holds now, and how long what it found is held.
+
+A rule is a line of a table: what it finds, how grave that is, what to do, and where the figures come from. It
+looks at all parts of a kind at once and gives those it holds of, with two figures each; the sentence is made
+of these when someone asks, so that it is the same after a restart. What was found counts once it has lasted
+and is held for a while after it has gone, and as long as nobody hears otherwise. May import the moment, the
+fault book, rates, lemons, wear, words, the site and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from twin.contracts import Fault
+from twin.frame import F32, F64, I32, I64, NS, U8, Bool
+from twin.health.fault_book import FaultBook
+from twin.health.lemons import Lemons
+from twin.health.levels import PARTS, action
+from twin.health.now import Now
+from twin.health.rates import Rates
+from twin.health.wear import Wear
+from twin.signals import Signal, find_signal
+from twin.site import Site
+from twin.state import GOOD, STALE_PERIODS
+
+CLEAR_S = 120.0  # for which most of what was found is held after it has gone; source: estimate
+KEEP_S = 86_400.0  # and at most so long where nobody hears whether it has; source: estimate
+APART_S = 600.0  # two sights so far apart do not show that something lasted in between; source: estimate
+MAX_NOTES = 256  # words of their own that a rule keeps, each at most so long
+MAX_NOTE = 300
+NONE: I32 = np.zeros(0, np.int32)
+
+
+class Look:
+    """The moment, and all else that rules ask; what several ask is worked out once."""
+
+    def __init__(
+        self,
+        now: Now,
+        book: FaultBook,
+        rates: Rates,
+        lemons: Lemons,
+        wear: Wear,
+        guards: dict[str, float] | None = None,
+    ) -> None:
+        self.now, self.book, self.rates = now, book, rates
+        self.guards = {} if guards is None else guards  # by signal: what only looks of one site share
+        self.lemons, self.wear = lemons, wear
+        self.site: Site = now.site
+        self.now_ns, self.dt_s = now.now_ns, now.dt_s
+        # Set by the attribution before the rules are asked [n_gpu]; None: of no GPU
+        self.facility: Bool | None = None  # below a fault of the facility
+        self.lowered: U8 | None = None  # whose doing a lowered clock is
+        self.slowed_pu: F32 | None = None  # share of about ten minutes in which hardware slowed it
+        self.fewest_down: F32 | None = None  # ports of each switch that always were down
+        self._current: dict[tuple[str, int, float], Bool] = {}
+        self._groups: dict[tuple[str, int], int] = {}
+        self._faults: dict[str, list[Fault]] | None = None
+
+    def value(self, key: str) -> F32:
+        """The last good values [n], however old. Not to be written to."""
+        signal = _signal(key)
+        row: F32 = self.now.state.tables[signal.table].value[signal.row]
+        return row
+
+    def known(self, key: str) -> bool:
+        """Whether any cell holds a good reading, however old."""
+        signal = _signal(key)
+        column = self.now.state.tables[signal.table]
+        if column.n == 0:
+            return False
+        if signal.kind == "counter":
+            return bool((column.raw[signal.row] >= 0).any())
+        return bool(column.bad_count[signal.row] < column.n)
+
+    def current(self, key: str, index: I32) -> Bool:
+        """Where a signal or counter is good and not stale, of these entities [k]."""
+        signal = _signal(key)
+        column = self.now.state.tables[signal.table]
+        if signal.kind == "counter":
+            row, good = signal.row + len(column.signals), column.raw[signal.row, index] >= 0
+        else:
+            row, good = signal.row, column.quality[signal.row, index] == GOOD
+        t_ns = column.t_ns[column.partition.group_of_row[row], index]
+        late_ns = self.now_ns - round(STALE_PERIODS * float(column.period_s[row]) * NS)
+        return np.asarray(good & (t_ns > 0) & (t_ns >= late_ns), np.bool_)
+
+    def current_everywhere(self, key: str) -> Bool:
+        """Where a signal or counter is good and not stale [n]. Not to be written to."""
+        signal = _signal(key)
+        column = self.now.state.tables[signal.table]
+        counter = signal.kind == "counter"
+        row = signal.row + len(column.signals) if counter else signal.row
+        clean = not counter and not column.bad_count[row]
+        group, period_s = int(column.partition.group_of_row[row]), float(column.period_s[row])
+        # Signals that come together, and are all good, are current together
+        shared = (signal.table, group, period_s)
+        known = self._current.get(shared)
+        if known is None:
+            t_ns = column.t_ns[group]
+            known = t_ns >= max(self.now_ns - round(STALE_PERIODS * period_s * NS), 1)
+            self._current[shared] = known
+        if clean:
+            return known
+        return cast(Bool, known & (column.raw[signal.row] >= 0 if counter else column.quality[row] == GOOD))
+
+    def all_current(self, key: str) -> bool | None:
+        """Whether all entities have it now; None where some have, or may have."""
+        signal = _signal(key)
+        column = self.now.state.tables[signal.table]
+        row = signal.row
+        if signal.kind == "counter":
+            bad, row = 0, row + len(column.signals)
+        else:
+            bad = int(column.bad_count[row])
+        if column.n == 0 or (signal.kind != "counter" and bad == column.n):
+            return False
+        group = int(column.partition.group_of_row[row])
+        oldest = self._groups.get((signal.table, group))
+        if oldest is None:
+            oldest = self._groups[signal.table, group] = int(column.t_ns[group].min())
+        late_ns = self.now_ns - round(STALE_PERIODS * float(column.period_s[row]) * NS)
+        if bad or oldest < max(late_ns, 1):
+            return None
+        return True if signal.kind != "counter" or bool((column.raw[signal.row] >= 0).all()) else None
+
+    def state_is(self, key: str, code: int) -> I32:
+        """Entities whose state is `code` now, ascending."""
+        return self.those(key, self.value(key) == code) if self.known(key) else NONE
+
+    def beyond(self, key: str, low: bool = False) -> I32:
+        """Entities whose signal is heard now beyond its guard, ascending; none where no limit is stated."""
+        limit = self.site.limits.get(key)
+        if limit is None or not self.known(key):
+            return NONE
+        if key not in self.guards:  # the first that anything could be beyond: one number is compared soon
+            bound = np.nanmax(limit.guard) if low else np.nanmin(limit.guard)
+            self.guards[key] = float(bound) if np.isfinite(limit.guard).any() else float("nan")
+        value, first = self.value(key), np.float32(self.guards[key])
+        index = self.those(key, value < first if low else value > first)
+        guard = limit.guard[index]
+        return index[value[index] < guard if low else value[index] > guard]
+
+    def those(self, key: str, mask: Bool) -> I32:
+        """Entities of a mask, ascending, of which a signal is heard now."""
+        index = np.flatnonzero(mask).astype(np.int32)
+        return index[self.current(key, index)] if len(index) else index
+
+    def faults(self, kind: str) -> list[Fault]:
+        """What the diagnosis tells of one kind."""
+        if self._faults is None:
+            self._faults = {}
+            for fault in self.now.faults:
+                self._faults.setdefault(fault.kind, []).append(fault)
+        return self._faults.get(kind, [])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a rule holds: entities [k], unique and ascending, with what differs from the rule's own line."""
+
+    index: I32
+    a: F64 | F32 | I32 | None = None  # figures for the words
+    b: F64 | F32 | I32 | None = None
+    level: U8 | None = None
+    action: U8 | None = None
+    sure_pu: F64 | F32 | None = None
+    notes: dict[int, str] | None = None  # words of its own, by entity
+
+
+NOTHING = Found(NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of the table of rules. `words` has {a} and {b} for the figures, {note} for words found."""
+
+    id: str
+    part: str
+    level: int
+    action: str
+    sure_pu: float  # that it is the part itself
+    words: str
+    source: str
+    find: Callable[[Look], Found]
+    keys: tuple[str, ...] = ()  # signals that would say if it were over; none: the finding itself says
+    after_s: float = 0.0  # counts once it has lasted so long
+    clear_s: float = CLEAR_S
+
+    def text(self, a: float, b: float, note: str) -> str:
+        """The sentence for one entity."""
+        if not note and "{note}" in self.words:  # more entities have it than words are kept of
+            note = f"code {a:.0f}" if np.isfinite(a) else "as many others"
+        return self.words.format(a=a, b=b, note=note)
+
+
+_COLUMNS = {"index": np.int32, "since_ns": np.int64, "seen_ns": np.int64, "level": np.uint8,
+            "action": np.uint8, "sure_pu": np.float32, "a": np.float64, "b": np.float64}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Held:
+    """What one rule has found and holds, in columns [k] by entity, ascending."""
+
+    index: I32 = field(default_factory=lambda: NONE)
+    since_ns: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    seen_ns: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    level: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    action: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    sure_pu: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    a: F64 = field(default_factory=lambda: np.zeros(0))
+    b: F64 = field(default_factory=lambda: np.zeros(0))
+    notes: dict[int, str] = field(default_factory=dict)
+
+    def take(self, rule: Rule, found: Found, look: Look) -> None:
+        """Hold what is found now beside what was, and let go of what is over."""
+        index, now_ns = found.index, look.now_ns
+        if not len(index) and not len(self.index):
+            return
+        was = self.index
+        if not np.array_equal(index, was):
+            union = np.union1d(was, index).astype(np.int32)
+            at = np.searchsorted(union, was)
+            for name, kind in _COLUMNS.items():
+                if name != "index":
+                    column = np.zeros(len(union), kind)
+                    column[at] = getattr(self, name)
+                    setattr(self, name, column)
+            self.index = union
+        hit = np.searchsorted(self.index, index)
+        # What was seen too long ago to have lasted begins anew
+        young = self.seen_ns[hit] - self.since_ns[hit] < rule.after_s * NS
+        anew = hit[(self.since_ns[hit] == 0) | (young & (now_ns - self.seen_ns[hit] > APART_S * NS))]
+        self.since_ns[anew] = now_ns
+        self.seen_ns[hit] = now_ns
+        self._write(rule, found, hit)
+        if len(hit) < len(self.index):
+            self._let_go(rule, look)
+
+    def _write(self, rule: Rule, found: Found, hit: Any) -> None:
+        given = (
+            ("level", found.level, rule.level), ("action", found.action, action(rule.action)),
+            ("sure_pu", found.sure_pu, rule.sure_pu), ("a", found.a, np.nan), ("b", found.b, np.nan),
+        )  # fmt: skip
+        for name, values, otherwise in given:
+            getattr(self, name)[hit] = otherwise if values is None else values
+        for entity, words in (found.notes or {}).items():
+            if entity in self.notes or len(self.notes) < MAX_NOTES:
+                self.notes[entity] = words[:MAX_NOTE]
+
+    def _let_go(self, rule: Rule, look: Look) -> None:
+        """Drop what has not been seen for long enough, unless nobody hears of it."""
+        since, seen = self.since_ns, self.seen_ns
+        gone = seen < look.now_ns
+        lasted = seen - since >= rule.after_s * NS
+        unseen_s = (look.now_ns - seen) / NS
+        over = gone & (~lasted | (unseen_s > rule.clear_s))
+        if rule.keys and over.any():
+            doubt = np.flatnonzero(over & lasted & (unseen_s <= KEEP_S))
+            owner = entity_of(rule.part, self.index[doubt])
+            heard = np.zeros(len(doubt), np.bool_)
+            for key in rule.keys:
+                if key.partition(".")[0] == PARTS[rule.part]:
+                    heard |= look.current(key, owner)
+            over[doubt[~heard]] = False
+        if over.any():
+            self.keep(~over)
+
+    def keep(self, mask: Bool) -> None:
+        """Only these of the entries."""
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[mask])
+        if self.notes:
+            left = self.index.tolist()
+            self.notes = {i: self.notes[i] for i in left if i in self.notes}
+
+    def counts(self, rule: Rule) -> Bool:
+        """Which entries have lasted long enough [k]."""
+        return np.asarray(self.seen_ns - self.since_ns >= rule.after_s * NS, np.bool_)
+
+    def moved(self, new_of_old: I32) -> Held:
+        """The same for other places; those that went to -1 are gone."""
+        out = Held()
+        to = new_of_old[self.index]
+        kept = np.flatnonzero(to >= 0)
+        order = kept[np.argsort(to[kept], kind="stable")]
+        for name in _COLUMNS:
+            setattr(out, name, getattr(self, name)[order])
+        out.index = to[order].astype(np.int32)
+        out.notes = {int(new_of_old[i]): note for i, note in self.notes.items() if new_of_old[i] >= 0}
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {name: getattr(self, name) for name in _COLUMNS} | {
+            "notes": [[i, note] for i, note in sorted(self.notes.items())]
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        for name, kind in _COLUMNS.items():
+            setattr(self, name, np.array(data[name], kind))
+        self.notes = {int(i): str(note) for i, note in data["notes"]}
+
+
+def entity_of(part: str, index: I32) -> I32:
+    """The entity of the part's table: pumps and supplies come in pairs."""
+    return (index // 2).astype(np.int32) if part in ("pump", "psu") else index
+
+
+def by_diagnosis(kind: str, table: str) -> Callable[[Look], Found]:
+    """Finds what the diagnosis tells of this kind in the part of its table."""
+
+    def find(look: Look) -> Found:
+        mine = [f for f in look.faults(kind) if f.table == table]
+        if not mine:
+            return NOTHING
+        best = {f.entity: f for f in sorted(mine, key=lambda f: f.confidence_pu)}
+        index = np.array(sorted(best), np.int32)
+        sure = np.array([best[i].confidence_pu for i in index.tolist()])
+        notes = {i: "; ".join(f.evidence[:3]) for i, f in best.items()}
+        return Found(index, sure_pu=sure, notes=notes)
+
+    return find
+
+
+def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], Found]:
+    """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
+
+    `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
+    GPUs of the same profile, links of the same plane.
+    """
+    table = key.partition(".")[0]
+
+    def find(look: Look) -> Found:
+        index = look.rates.above(key, least, recent)
+        if not len(index):
+            return NOTHING
+        counted = look.rates.counted(key, recent)
+        others = _of_others(look, table, counted, index)
+        grown = counted[index].astype(np.float64)
+        odd = grown > unusual * others
+        if recent:
+            odd &= grown * 6.0 > unusual * look.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
+        return Found(index[odd], grown[odd], others[odd])
+
+    return find
+
+
+def _of_others(look: Look, table: str, counted: F32, index: I32) -> F64:
+    """Mean of the others of the same kind [k]; 0 where there are none."""
+    group = kinds_of(look.site, table)
+    n = int(group.max(initial=0)) + 1
+    many, total = np.bincount(group, minlength=n), np.bincount(group, weights=counted, minlength=n)
+    of = group[index]
+    rest = np.maximum(total[of] - counted[index], 0.0) / np.maximum(many[of] - 1, 1)
+    return np.where(many[of] > 1, rest, 0.0)
+
+
+def kinds_of(site: Site, table: str) -> I32:
+    """Which entities are alike [n]: a number per kind."""
+    if table == "link":
+        return site.plane_of_link
+    if table in ("gpu", "node"):
+        names = sorted({p or "" for p in site.profile_of_rack})
+        of_rack = np.array([names.index(p or "") for p in site.profile_of_rack], np.int32)
+        rack_of = site.rack_of_gpu if table == "gpu" else site.rack_of_node
+        return np.asarray(of_rack[rack_of], np.int32)
+    return np.zeros(site.sizes[table], np.int32)
+
+
+def _signal(key: str) -> Signal:
+    signal = find_signal(key)
+    assert signal is not None, key
+    return signal

@@ -1,0 +1,299 @@
+"""The rules that judge GPUs: what they report, what grows, what deviates, and what is theirs alone.
+
+Data with a finder per line. No rule blames a GPU for what the facility or a job does. May import rules, what
+rules share, words and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from twin.frame import F64, I32, Bool
+from twin.health.levels import (
+    BY_FACILITY,
+    BY_ITSELF,
+    BY_POWER,
+    BY_WHOM_IS_UNKNOWN,
+    DEGRADED,
+    FAILED,
+    HEALTHY,
+    WATCH,
+    action,
+)
+from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis, growing
+from twin.health.rules_shared import (
+    CATALOG,
+    DCGM,
+    DIAGNOSIS,
+    ESTIMATE,
+    FACTS,
+    REBOOTS,
+    UNUSUAL,
+    gaps,
+    open_codes,
+    repeated_codes,
+    software_codes,
+    state_is,
+    wearing,
+)
+
+# In about ten minutes. DCGM: 8 PCIe replays a minute are the most that is fine; 10 single-bit errors.
+PCIE_REPLAYS, SBES = 80.0, 10.0
+# DCGM asks for 100 CRC errors a second, and for one replay or recovery. Links of today retry now and then, so
+# that a few a minute are watched, if others have fewer; source: DCGM, and estimate.
+NVLINK_ERRORS, NVLINK_ERRORS_GRAVE, NVLINK_REPLAYS, NVLINK_RECOVERIES = 60.0, 60_000.0, 60.0, 2.0
+SBES_A_DAY = 200.0  # a GPU with so many is looked at even if it always had them; source: estimate
+ONE_LEFT = 0.35  # of a count of one: ten minutes, or a day, after it came (e^-1)
+SLOWED_PU = 0.6  # source: domain.md C, slowdown in 0.6 of the minutes of the last ten
+LEAST_K, LEAST_SIGMAS = 4.0, 4.0  # hotter than its power and coolant account for; source: estimate
+LEAST_CLOCK_PU = 0.05  # of clock that is missing at equal power; source: estimate
+CROWD, CROWD_PU = 3, 0.25  # GPUs of a rack that deviate alike: no GPU's fault; source: estimate
+MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
+
+
+def _blameless(look: Look, index: I32) -> Bool:
+    """Which of these GPUs [k] deviate below a fault of the facility, or with many of their rack."""
+    rack_of = look.site.rack_of_gpu
+    rack = rack_of[index]
+    racks = look.site.sizes["rack"]
+    many = np.bincount(rack, minlength=racks)
+    of = np.bincount(rack_of, minlength=racks)
+    crowd = (many >= CROWD) & (many >= CROWD_PU * of)
+    out: Bool = crowd[rack]
+    return out if look.facility is None else out | look.facility[index]
+
+
+def _near_limit(look: Look) -> Found:
+    """GPUs near or beyond the limit of their temperature, by margin where they tell it. `a`: K left to the
+    highest that is allowed. Where no profile states a limit, nothing is judged."""
+    parts: list[tuple[I32, F64]] = []
+    for key in (MARGIN, TEMP):
+        index = look.beyond(key, low=key == MARGIN)
+        if not len(index):
+            continue
+        if key == TEMP:  # who tells its margin is judged by that
+            index = index[~look.current(MARGIN, index)]
+        left = look.value(key)[index] - look.site.limits[key].max[index]
+        parts.append((index, left if key == MARGIN else -left))
+    if not any(len(index) for index, _ in parts):
+        return NOTHING
+    index, left = np.concatenate([i for i, _ in parts]), np.concatenate([x for _, x in parts])
+    order = np.argsort(index, kind="stable")
+    index, left = index[order], left[order]
+    spared = _blameless(look, index)
+    if look.lowered is not None:
+        spared = spared | (look.lowered[index] == BY_FACILITY)
+    level = np.where((left < 0.0) & ~spared, DEGRADED, WATCH).astype(np.uint8)
+    acts = np.where(spared, action("check_facility"), action("run_diagnostics")).astype(np.uint8)
+    whose = {True: "with its facility or its rack", False: "alone"}
+    notes = {i: whose[s] for i, s in zip(index.tolist(), spared.tolist(), strict=True)}
+    return Found(index, left, None, level, acts, np.where(spared, 0.1, 0.7), notes)
+
+
+def _hotter(look: Look) -> Found:
+    """GPUs that are hotter than their power and coolant explain, alone. `a`: by how many K; `b`: read."""
+    residual = look.now.residual(TEMP)
+    if residual is None or not look.known(TEMP):
+        return NOTHING
+    with np.errstate(invalid="ignore"):
+        off = residual.measured - residual.expected
+        index = np.flatnonzero(off > LEAST_K).astype(np.int32)
+        index = index[off[index] > LEAST_SIGMAS * residual.sigma[index]]
+    if not len(index):
+        return NOTHING
+    index = index[~_blameless(look, index)]
+    return Found(index, off[index], residual.measured[index])
+
+
+def _slower(look: Look) -> Found:
+    """GPUs that miss clock at their power and cap, alone. `a`: share that is missing, %; `b`: MHz read."""
+    residual = look.now.residual("gpu.sm_clock_hz")
+    if residual is None or not look.known("gpu.sm_clock_hz"):
+        return NOTHING
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = residual.measured / residual.expected
+        index = np.flatnonzero(ratio < 1.0 - LEAST_CLOCK_PU).astype(np.int32)
+        off = residual.expected[index] - residual.measured[index]
+        index = index[off > LEAST_SIGMAS * residual.sigma[index]]
+    if not len(index):
+        return NOTHING
+    index = index[~_blameless(look, index)]
+    if look.lowered is not None:
+        whose = look.lowered[index]
+        index = index[(whose != BY_FACILITY) & (whose != BY_POWER)]
+    return Found(index, 100.0 * (1.0 - ratio[index]), residual.measured[index] / 1e6)
+
+
+def _slowed(look: Look) -> Found:
+    """GPUs that their hardware slows most of the time. `a`: share of about ten minutes, %."""
+    if look.slowed_pu is None or look.lowered is None or not look.slowed_pu.any():
+        return NOTHING
+    index = np.flatnonzero((look.slowed_pu >= SLOWED_PU) & (look.lowered != BY_FACILITY)).astype(np.int32)
+    return Found(index, 100.0 * look.slowed_pu[index])
+
+
+def _lowered(whose: int) -> Callable[[Look], Found]:
+    def find(look: Look) -> Found:
+        if look.lowered is None or not look.lowered.any():
+            return NOTHING
+        return Found(np.flatnonzero(look.lowered == whose).astype(np.int32))
+
+    return find
+
+
+def _not_cured(look: Look) -> Found:
+    """GPUs whose faults stay although their node was restarted twice. `a`: restarts in about a day."""
+    restarted = look.rates.above("node.reboot_count", REBOOTS, recent=False)
+    if not len(restarted):
+        return NOTHING
+    asked = look.book.open_action("gpu")
+    index = np.flatnonzero(asked >= action("reset_gpu")).astype(np.int32)
+    times = look.rates.counted("node.reboot_count", recent=False)[look.site.node_of_gpu[index]]
+    again = times >= REBOOTS
+    return Found(index[again], np.round(times[again]))
+
+
+def _recovery(look: Look) -> Found:
+    """GPUs that say what would recover them. `a`: which, of the signal's states."""
+    key = "gpu.recovery_action_state"
+    if not look.known(key):
+        return NOTHING
+    value = look.value(key)
+    with np.errstate(invalid="ignore"):
+        index = look.those(key, value >= 1.0)
+    said = value[index].astype(np.int32)
+    acts = np.array([0, action("reset_gpu"), action("reboot_node"), action("drain"), action("reset_gpu")])
+    level = np.where(said == 2, FAILED, DEGRADED).astype(np.uint8)
+    words = ("", "a reset", "a restart of its node", "a drain of its peers", "a drain and a reset")
+    notes = {i: words[min(s, 4)] for i, s in zip(index.tolist(), said.tolist(), strict=True)}
+    return Found(index, said, level=level, action=acts[np.minimum(said, 4)].astype(np.uint8), notes=notes)
+
+
+def _mild(key: str, least: float, grave: float) -> Callable[[Look], Found]:
+    """Growth that is watched, and degraded from `grave` on."""
+    grows = growing(key, least, UNUSUAL)
+
+    def find(look: Look) -> Found:
+        found = grows(look)
+        if found.a is None or not len(found.index):
+            return NOTHING
+        many = np.asarray(found.a, np.float64) >= grave
+        level = np.where(many, DEGRADED, WATCH).astype(np.uint8)
+        acts = np.where(many, action("run_diagnostics"), action("watch")).astype(np.uint8)
+        return replace(found, level=level, action=acts)
+
+    return find
+
+
+def _came(key: str) -> Callable[[Look], Found]:
+    """Anything at all of this counter within about a day. `a`: how much is left of it."""
+
+    def find(look: Look) -> Found:
+        index = look.rates.above(key, ONE_LEFT, recent=False)
+        if not len(index):
+            return NOTHING
+        return Found(index, np.maximum(np.round(look.rates.counted(key, recent=False)[index]), 1.0))
+
+    return find
+
+
+_KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
+_OTHERS = "{a:.0f} {what} in about ten minutes, others {b:.1f}"
+
+
+def _grown(id_: str, key: str, least: float, what: str, sure: float, source: str,
+           level: int = WATCH, act: str = "watch", grave: float = np.inf) -> Rule:  # fmt: skip
+    find = _mild(key, least, grave) if np.isfinite(grave) else growing(key, least, UNUSUAL)
+    return Rule(id_, "gpu", level, act, sure, _OTHERS.replace("{what}", what), source, find, (key,),
+                clear_s=1800.0)  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("xid", "gpu", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG, open_codes("gpu"), clear_s=0.0),
+    Rule("xid_repeated", "gpu", DEGRADED, "contact_support", 0.9, "{note} came {b:.0f} times within 24 h",
+         FACTS, repeated_codes("gpu"), clear_s=3600.0),
+    Rule("xid_of_job", "gpu", HEALTHY, "restart_app", 0.05,
+         "exceptions or page faults on several nodes of its job: the software, not this GPU", FACTS,
+         software_codes, clear_s=0.0),
+    Rule("not_cured", "gpu", DEGRADED, "contact_support", 0.85,
+         "its faults stay although its node was restarted {a:.0f} times", FACTS, _not_cured),
+    Rule("row_remap_failed", "gpu", FAILED, "replace", 0.97, "remapping a row of its memory failed", FACTS,
+         state_is("gpu.row_remap_failed_state", 1), ("gpu.row_remap_failed_state",)),
+    Rule("row_remap_pending", "gpu", DEGRADED, "reset_gpu", 0.95,
+         "a row of its memory waits to be remapped: that takes a reset", FACTS,
+         state_is("gpu.row_remap_pending_state", 1), ("gpu.row_remap_pending_state",)),
+    Rule("row_remap_growth", "gpu", WATCH, "watch", 0.8,
+         "{a:.0f} rows of its memory were remapped in about a day", ESTIMATE, _came("gpu.row_remap_count"),
+         ("gpu.row_remap_count",)),
+    Rule("ecc_dbe", "gpu", DEGRADED, "reset_gpu", 0.95, "{a:.0f} double-bit errors of its memory in a day",
+         CATALOG + ", 48", _came("gpu.ecc_dbe_count"), ("gpu.ecc_dbe_count",)),
+    _grown("ecc_sbe", "gpu.ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, DCGM),
+    Rule("ecc_sbe_daily", "gpu", WATCH, "run_diagnostics", 0.7,
+         "{a:.0f} single-bit errors of its memory in about a day, others {b:.1f}", ESTIMATE,
+         growing("gpu.ecc_sbe_count", SBES_A_DAY, UNUSUAL, recent=False), ("gpu.ecc_sbe_count",)),
+    Rule("health_fault", "gpu", FAILED, "run_diagnostics", 0.9, "it reports that it is faulty", "the device",
+         state_is("gpu.health_state", 1), ("gpu.health_state",)),
+    Rule("recovery_action", "gpu", DEGRADED, "reset_gpu", 0.95, "it asks for {note}",
+         "DCGM field 1523, and XID 154", _recovery, ("gpu.recovery_action_state",)),
+    _grown("nvlink_errors", "gpu.nvlink_error_count", NVLINK_ERRORS, "errors of its NVLinks", 0.6, DCGM,
+           grave=NVLINK_ERRORS_GRAVE),
+    _grown("nvlink_replays", "gpu.nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks", 0.6, DCGM),
+    _grown("nvlink_recoveries", "gpu.nvlink_recovery_count", NVLINK_RECOVERIES, "recoveries of its NVLinks",
+           0.7, DCGM, DEGRADED, "run_diagnostics"),
+    _grown("pcie_replays", "gpu.pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, DCGM),
+    Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "{a:.1f} K left to its limit, {note}",
+         "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0),
+    Rule("temp_residual", "gpu", WATCH, "watch", 0.7,
+         "{b:.0f} degC, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
+         _hotter, (TEMP,), after_s=120.0),
+    Rule("clock_residual", "gpu", WATCH, "run_diagnostics", 0.6,
+         "{b:.0f} MHz, {a:.0f} % less than its power and cap account for", "estimator of racktwin", _slower,
+         ("gpu.sm_clock_hz",), after_s=300.0),
+    Rule("thermal_slowdown", "gpu", DEGRADED, "run_diagnostics", 0.85,
+         "its hardware slowed it in {a:.0f} % of about ten minutes, its neighbours run free", FACTS, _slowed,
+         ("gpu.clock_event_bits",), clear_s=600.0),
+    Rule("lowered_itself", "gpu", WATCH, "watch", 0.8, "heat lowers its clock, its neighbours run free",
+         "attribution of racktwin", _lowered(BY_ITSELF), ("gpu.clock_event_bits",), after_s=30.0),
+    Rule("lowered_facility", "gpu", HEALTHY, "check_facility", 0.05,
+         "heat lowers its clock, and that of its neighbours or its facility is the cause",
+         "attribution of racktwin", _lowered(BY_FACILITY), ("gpu.clock_event_bits",)),
+    Rule("lowered_unknown", "gpu", WATCH, "watch", 0.5,
+         "heat lowers its clock; nothing is heard of neighbours that would say whose doing it is",
+         "attribution of racktwin", _lowered(BY_WHOM_IS_UNKNOWN), ("gpu.clock_event_bits",), after_s=30.0),
+    Rule("telemetry_gap", "gpu", WATCH, "watch", 0.6, "it was not heard in {a:.0f} % of the last hour",
+         "arXiv 2603.28781: gaps come before a GPU falls off the bus", gaps("gpu"), clear_s=600.0),
+    Rule("plate_degraded", "gpu", DEGRADED, "watch", 0.9, "its cold plate conducts badly: {note}", DIAGNOSIS,
+         by_diagnosis("plate_degraded", "gpu")),
+    Rule("gpu_off_bus", "gpu", FAILED, "reboot_node", 0.97, "it has fallen off the bus: {note}", DIAGNOSIS,
+         by_diagnosis("gpu_off_bus", "gpu"), _KEEPS),
+    Rule("ecc_growth", "gpu", DEGRADED, "reset_gpu", 0.9, "errors of its memory grow: {note}", DIAGNOSIS,
+         by_diagnosis("ecc_growth", "gpu")),
+    Rule("xid_burst", "gpu", DEGRADED, "run_diagnostics", 0.9, "it reports errors again and again: {note}",
+         DIAGNOSIS, by_diagnosis("xid_burst", "gpu")),
+    Rule("nvlink_flaps", "gpu", DEGRADED, "run_diagnostics", 0.8, "its NVLinks retrain: {note}", DIAGNOSIS,
+         by_diagnosis("nvlink_flaps", "gpu")),
+    *(Rule(kind, "gpu", WATCH, "watch", 0.9, "a sensor of it is not to be trusted: {note}", DIAGNOSIS,
+           by_diagnosis(kind, "gpu")) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
+    Rule("wear", "gpu", WATCH, "watch", 0.6, "{note}", "trend of a learned parameter", wearing("gpu"),
+         clear_s=3600.0),
+)  # fmt: skip
+
+# What is to be known of a GPU; the first is what shows that it lives. A kind counts where one of its signals
+# is heard now.
+KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("heat", (TEMP, MARGIN)),
+    ("power", ("gpu.power_w",)),
+    ("clock", ("gpu.sm_clock_hz",)),
+    ("work", ("gpu.util_pu", "gpu.sm_active_pu")),
+    ("reasons of a lowered clock", ("gpu.clock_event_bits", "gpu.throttle_thermal_ns")),
+    ("memory errors", ("gpu.ecc_sbe_count", "gpu.ecc_dbe_count")),
+    ("remapped rows", ("gpu.row_remap_failed_state", "gpu.row_remap_pending_state")),
+    ("NVLink errors", ("gpu.nvlink_error_count", "gpu.nvlink_replay_count", "gpu.nvlink_recovery_count")),
+    ("PCIe replays", ("gpu.pcie_replay_count",)),
+    ("faults (XID)", ("gpu.xid_code",)),
+    ("its own word of its health", ("gpu.health_state", "gpu.recovery_action_state")),
+)
+VITAL = (TEMP, MARGIN, "gpu.power_w", "gpu.sm_clock_hz", "gpu.util_pu", "gpu.health_state")

@@ -1,0 +1,120 @@
+"""The rules that judge nodes by themselves; that of its GPUs and supplies comes to a node with the verdicts.
+
+May import rules, what rules share, words and frames.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
+from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis
+from twin.health.rules_shared import (
+    CATALOG,
+    DIAGNOSIS,
+    FACTS,
+    REBOOTS,
+    gaps,
+    open_codes,
+    repeated_codes,
+    state_is,
+    wearing,
+)
+
+LEMONS = "Meta RSC, arXiv 2410.21680: seven signals over 28 days"
+MAX_LEMONS = 64  # of which the words are kept
+SERVICE = ("", "cordoned", "being drained", "drained", "marked to be replaced")
+
+
+def _hot_cpu(look: Look) -> Found:
+    """Nodes whose CPU is above its guard, where a profile states one. `a`: degC; `b`: K left to the limit."""
+    index = look.beyond("node.cpu_temp_c")
+    if not len(index):
+        return NOTHING
+    value = look.value("node.cpu_temp_c")[index]
+    return Found(index, value, look.site.limits["node.cpu_temp_c"].max[index] - value)
+
+
+def _warm_air(look: Look) -> Found:
+    """Nodes whose inlet is above its guard. `a`: degC."""
+    index = look.beyond("node.inlet_temp_c")
+    return Found(index, look.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
+
+
+def _restarted(look: Look) -> Found:
+    """Nodes that restarted twice or more in about a day. `a`: how often."""
+    index = look.rates.above("node.reboot_count", REBOOTS, recent=False)
+    if not len(index):
+        return NOTHING
+    return Found(index, np.round(look.rates.counted("node.reboot_count", recent=False)[index]))
+
+
+def _lemons(look: Look) -> Found:
+    """Nodes that fail more than others."""
+    index = np.flatnonzero(look.lemons.is_lemon()).astype(np.int32)
+    notes = {i: "; ".join(look.lemons.evidence(i)[:3]) for i in index[:MAX_LEMONS].tolist()}
+    return Found(index, notes=notes)
+
+
+def _taken_out(look: Look) -> Found:
+    """Nodes that others took out of service. `a`: the state."""
+    key = "node.service_level_state"
+    if not look.known(key):
+        return NOTHING
+    value = look.value(key)
+    with np.errstate(invalid="ignore"):
+        index = look.those(key, value >= 1.0)
+    said = value[index].astype(np.int32)
+    notes = {i: SERVICE[min(s, len(SERVICE) - 1)] for i, s in zip(index.tolist(), said.tolist(), strict=True)}
+    return Found(index, said, notes=notes)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("code", "node", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG + ", and our agent",
+         open_codes("node"), clear_s=0.0),
+    Rule("code_repeated", "node", DEGRADED, "contact_support", 0.8, "{note} came {b:.0f} times within 24 h",
+         FACTS, repeated_codes("node"), clear_s=3600.0),
+    Rule("node_down", "node", FAILED, "reboot_node", 0.97, "it is off: {note}", DIAGNOSIS,
+         by_diagnosis("node_down", "node"), ("node.power_on_state",)),
+    Rule("node_off", "node", UNKNOWN, "none", 0.5, "it is switched off", "the device",
+         state_is("node.power_on_state", 0), ("node.power_on_state",)),
+    Rule("node_silent", "node", DEGRADED, "run_diagnostics", 0.6, "it no longer reports: {note}", DIAGNOSIS,
+         by_diagnosis("node_silent", "node")),
+    Rule("leak", "node", FAILED, "drain", 0.9, "its leak detector is wet", "the device",
+         state_is("node.leak_state", 1), ("node.leak_state",)),
+    Rule("leak_told", "node", FAILED, "drain", 0.95, "it leaks: {note}", DIAGNOSIS,
+         by_diagnosis("leak", "node")),
+    Rule("tray_blocked", "node", DEGRADED, "check_facility", 0.8, "its coolant is blocked: {note}", DIAGNOSIS,
+         by_diagnosis("tray_blocked", "node")),
+    Rule("cpu_temp", "node", WATCH, "run_diagnostics", 0.6, "CPU at {a:.0f} degC, {b:.0f} K below its limit",
+         "limits of the profile", _hot_cpu, ("node.cpu_temp_c",), after_s=30.0),
+    Rule("inlet_temp", "node", HEALTHY, "check_facility", 0.05, "its air comes in at {a:.0f} degC",
+         "limits of the profile", _warm_air, ("node.inlet_temp_c",), after_s=30.0),
+    Rule("agent_offline", "node", WATCH, "watch", 0.5, "its agent is offline", "the agent's last will",
+         state_is("node.agent_state", 1), ("node.agent_state",)),
+    Rule("reboots", "node", WATCH, "run_diagnostics", 0.7, "it restarted {a:.0f} times in about a day",
+         FACTS + ": two restarts without a cure ask for an inspection", _restarted, ("node.reboot_count",)),
+    Rule("lemon", "node", WATCH, "run_diagnostics", 0.85, "it fails more than others: {note}", LEMONS,
+         _lemons, clear_s=0.0),
+    Rule("service_level", "node", HEALTHY, "none", 0.0, "others have it {note}: no fault by itself",
+         "the scheduler", _taken_out, ("node.service_level_state",), clear_s=0.0),
+    Rule("telemetry_gap", "node", WATCH, "watch", 0.6, "it was not heard in {a:.0f} % of the last hour",
+         "arXiv 2603.28781: gaps come before failures", gaps("node"), clear_s=600.0),
+    *(Rule(kind, "node", WATCH, "watch", 0.9, "a sensor of it is not to be trusted: {note}", DIAGNOSIS,
+           by_diagnosis(kind, "node")) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
+    Rule("wear", "node", WATCH, "watch", 0.6, "{note}", "trend of a learned parameter", wearing("node"),
+         clear_s=3600.0),
+)  # fmt: skip
+
+KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("power", ("node.power_w", "node.psu1_power_w")),
+    ("state of its supply", ("node.power_on_state",)),
+    ("air or water", ("node.inlet_temp_c", "node.water_inlet_temp_c", "node.outlet_temp_c")),
+    ("heat of its CPUs", ("node.cpu_temp_c",)),
+    ("leak detector", ("node.leak_state",)),
+    ("agent", ("node.agent_state",)),
+    ("restarts", ("node.reboot_count",)),
+    ("service level", ("node.service_level_state",)),
+)
+VITAL = ("node.power_w", "node.psu1_power_w", "node.psu2_power_w", "node.cpu_temp_c", "node.inlet_temp_c",
+         "node.power_on_state")  # fmt: skip

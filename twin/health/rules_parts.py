@@ -1,0 +1,249 @@
+"""The rules that judge switches, links, pumps and power supplies.
+
+Pumps and supplies come in pairs: part 2 * entity + side. May import rules, what rules share, words and
+frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twin.frame import F64, I32
+from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
+from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis, growing
+from twin.health.rules_shared import (
+    CATALOG,
+    DIAGNOSIS,
+    ESTIMATE,
+    FACTS,
+    UNUSUAL,
+    open_codes,
+    repeated_codes,
+    state_is,
+    wearing,
+)
+
+# In about ten minutes; source: estimate. A link that retrains has lost what was on its way each time.
+FLAPS, FLAPS_GRAVE, ERRORS, SYMBOLS, RECOVERIES = 0.9, 3.0, 100.0, 100.0, 2.0
+DISCARDS = 1000.0
+RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed; as in the diagnosis
+EMPTY_PU, LEAST_W = 0.03, 50.0  # share of a node's power that is none; as in the diagnosis
+PUMP, PSU = ("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), ("node.psu1_power_w", "node.psu2_power_w")
+
+
+def _flaps(look: Look) -> Found:
+    """Links that went down and up. `a`: how often in about ten minutes."""
+    key = "link.flap_count"
+    index = look.rates.above(key, FLAPS)
+    if not len(index):
+        return NOTHING
+    times = look.rates.counted(key)[index]
+    return Found(
+        index, np.round(times), level=np.where(times >= FLAPS_GRAVE, DEGRADED, WATCH).astype(np.uint8)
+    )
+
+
+def _ports(look: Look) -> Found:
+    """Switches with more ports down than ever were at least. `a`: how many more."""
+    key = "switch.port_down_count"
+    if look.fewest_down is None or not look.known(key):
+        return NOTHING
+    value = look.value(key)
+    with np.errstate(invalid="ignore"):
+        index = look.those(key, value > look.fewest_down)
+    return Found(index, value[index] - look.fewest_down[index], look.fewest_down[index])
+
+
+def _speeds(look: Look) -> F64:
+    """Speed of each pump [2 * n_cdu]; NaN where it is not heard now."""
+    return _pairs(look, PUMP)
+
+
+def _pairs(look: Look, keys: tuple[str, str]) -> F64:
+    """What is heard now of both sides, side by side [2 * n]."""
+    return np.stack([look.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
+
+
+def _by_cdu(kind: str, only: str = "") -> Callable[[Look], Found]:
+    """Finds pumps of CDUs of which the diagnosis tells this; `only`: those that stand, or those that run."""
+    told = by_diagnosis(kind, "cdu")
+
+    def find(look: Look) -> Found:
+        found = told(look)
+        if not len(found.index):
+            return NOTHING
+        speed = _speeds(look)
+        index: list[int] = []
+        for cdu in found.index.tolist():
+            pair = np.array([2 * cdu, 2 * cdu + 1])
+            with np.errstate(invalid="ignore"):
+                mine = {"stand": speed[pair] < STOPPED_PU, "run": speed[pair] >= STOPPED_PU}.get(only)
+            index += pair.tolist() if mine is None or not mine.any() else pair[mine].tolist()
+        assert found.notes is not None
+        assert found.sure_pu is not None
+        sure = dict(zip(found.index.tolist(), found.sure_pu.tolist(), strict=True))
+        notes = {i: found.notes[i // 2] for i in index}
+        return Found(np.array(index, np.int32), sure_pu=np.array([sure[i // 2] for i in index]), notes=notes)
+
+    return find
+
+
+def _standing(look: Look) -> Found:
+    """Pumps that stand while nothing is told of it: the other one carries the flow."""
+    if not (look.known(PUMP[0]) or look.known(PUMP[1])):
+        return NOTHING
+    with np.errstate(invalid="ignore"):
+        stand = _speeds(look) < STOPPED_PU
+    for fault in look.faults("pump_trip"):
+        stand[2 * fault.entity : 2 * fault.entity + 2] = False
+    return Found(np.flatnonzero(stand).astype(np.int32))
+
+
+def _worn_pumps(look: Look) -> Found:
+    """Both pumps of a CDU whose head drifts: which of them it is cannot be told."""
+    found = _WEAR(look)
+    if not len(found.index) or found.a is None:
+        return NOTHING
+    index = np.stack([2 * found.index, 2 * found.index + 1], axis=1).reshape(-1).astype(np.int32)
+    notes = {2 * i + side: note for i, note in (found.notes or {}).items() for side in (0, 1)}
+    return Found(index, np.repeat(np.asarray(found.a), 2), notes=notes)
+
+
+_WEAR = wearing("cdu", "cdu.pump_head")
+
+
+def _lost_supplies(look: Look) -> Found:
+    """The supply that gives less at nodes that run on one. `a`: W that it gives; `b`: the other."""
+    told = by_diagnosis("psu_lost", "node")(look)
+    if not len(told.index):
+        return NOTHING
+    both = np.stack([look.value(key)[told.index] for key in PSU], axis=1).astype(np.float64)
+    side = np.argmin(np.where(np.isfinite(both), both, np.inf), axis=1)
+    rows = np.arange(len(side))
+    index = (2 * told.index + side).astype(np.int32)
+    return Found(index, both[rows, side], both[rows, 1 - side], sure_pu=told.sure_pu)
+
+
+def _empty_supplies(look: Look) -> Found:
+    """Supplies that give nothing although nothing is told of them: their feed is dark, or they rest.
+
+    `a`: W that they give; `b`: the other one.
+    """
+    if not (look.known(PSU[0]) and look.known(PSU[1])):
+        return NOTHING
+    one, other = (look.value(key) for key in PSU)
+    with np.errstate(invalid="ignore"):
+        total = one + other
+        least = EMPTY_PU * total
+        index = np.flatnonzero(((one < least) | (other < least)) & (total > LEAST_W)).astype(np.int32)
+    index = index[look.current(PSU[0], index) & look.current(PSU[1], index)] if len(index) else index
+    lost = {f.entity for f in look.faults("psu_lost")}
+    index = np.array([i for i in index.tolist() if i not in lost], np.int32)
+    side = (other[index] < one[index]).astype(np.int32)
+    low, high = np.minimum(one[index], other[index]), np.maximum(one[index], other[index])
+    return Found((2 * index + side).astype(np.int32), low, high)
+
+
+def _odd_supplies(kind: str) -> Callable[[Look], Found]:
+    """Supplies whose meter is not to be trusted."""
+
+    def find(look: Look) -> Found:
+        found = {
+            2 * f.entity + PSU.index(f"node.{f.signal}"): f
+            for f in look.faults(kind)
+            if f.table == "node" and f"node.{f.signal}" in PSU
+        }
+        index: I32 = np.array(sorted(found), np.int32)
+        sure = np.array([found[i].confidence_pu for i in index.tolist()])
+        return Found(index, sure_pu=sure, notes={i: "; ".join(f.evidence[:2]) for i, f in found.items()})
+
+    return find
+
+
+def _grows(id_: str, part: str, counter: str, least: float, what: str, level: int = WATCH,
+           sure: float = 0.6) -> Rule:  # fmt: skip
+    key = f"{part}.{counter}"
+    words = "{a:.0f} " + what + " in about ten minutes, others {b:.1f}"
+    return Rule(id_, part, level, "watch" if level else "none", sure, words, ESTIMATE,
+                growing(key, least, UNUSUAL), (key,), clear_s=900.0)  # fmt: skip
+
+
+SWITCH: tuple[Rule, ...] = (
+    Rule("sxid", "switch", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG + ", SXIDs",
+         open_codes("switch"), clear_s=0.0),
+    Rule("sxid_repeated", "switch", DEGRADED, "contact_support", 0.8,
+         "{note} came {b:.0f} times within 24 h", FACTS, repeated_codes("switch"), clear_s=3600.0),
+    Rule("health_degraded", "switch", DEGRADED, "run_diagnostics", 0.9, "it reports that it is degraded",
+         "the device", state_is("switch.health_state", 1), ("switch.health_state",)),
+    Rule("health_down", "switch", FAILED, "contact_support", 0.95, "it reports that it is down",
+         "the device", state_is("switch.health_state", 2), ("switch.health_state",)),
+    Rule("ports_down", "switch", WATCH, "run_diagnostics", 0.6,
+         "{a:.0f} more ports are down than the {b:.0f} that always were", ESTIMATE, _ports,
+         ("switch.port_down_count",), after_s=60.0),
+    _grows("errors", "switch", "error_count", ERRORS, "errors"),
+    _grows("discards", "switch", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1),
+)  # fmt: skip
+
+LINK: tuple[Rule, ...] = (
+    Rule("link_down", "link", FAILED, "run_diagnostics", 0.9, "the port reports no link", "the device",
+         state_is("link.up_state", 1), ("link.up_state",), clear_s=60.0),
+    Rule("link_flaps", "link", WATCH, "run_diagnostics", 0.8,
+         "it went down and up {a:.0f} times in about ten minutes", ESTIMATE, _flaps, ("link.flap_count",),
+         clear_s=1800.0),
+    _grows("link_errors", "link", "error_count", ERRORS, "errors"),
+    _grows("link_symbols", "link", "symbol_error_count", SYMBOLS, "symbol errors"),
+    _grows("link_recoveries", "link", "recovery_count", RECOVERIES, "recoveries"),
+    _grows("link_discards", "link", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1),
+    Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
+         DIAGNOSIS, by_diagnosis("link_congested", "link")),
+)  # fmt: skip
+
+PUMPS: tuple[Rule, ...] = (
+    Rule("pump_trip", "pump", FAILED, "check_facility", 0.97, "it has stopped: {note}", DIAGNOSIS,
+         _by_cdu("pump_trip", "stand"), PUMP),
+    Rule("pump_worn", "pump", DEGRADED, "check_facility", 0.6,
+         "it or the other one gives less than its speed promises: {note}", DIAGNOSIS,
+         _by_cdu("pump_worn", "run"), PUMP),
+    Rule("filter_blocked", "pump", DEGRADED, "check_facility", 0.3,
+         "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", "run"), PUMP),
+    Rule("stands_by", "pump", HEALTHY, "none", 0.0, "it stands, the other one carries the flow", "the device",
+         _standing, PUMP),
+    Rule("wear", "pump", WATCH, "check_facility", 0.5, "{note}", "trend of a learned parameter", _worn_pumps,
+         clear_s=3600.0),
+)  # fmt: skip
+
+PSUS: tuple[Rule, ...] = (
+    Rule("psu_lost", "psu", FAILED, "replace", 0.95, "it gives {a:.0f} W, the other one {b:.0f} W", DIAGNOSIS,
+         _lost_supplies, PSU),
+    Rule("psu_empty", "psu", UNKNOWN, "check_facility", 0.1,
+         "it gives {a:.0f} W, the other one {b:.0f} W: its feed may be dark, or it rests", ESTIMATE,
+         _empty_supplies, PSU, after_s=10.0, clear_s=60.0),
+    *(Rule(kind, "psu", WATCH, "watch", 0.9, "its meter is not to be trusted: {note}", DIAGNOSIS,
+           _odd_supplies(kind)) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
+)  # fmt: skip
+
+Kinds = tuple[tuple[str, tuple[str, ...]], ...]
+SWITCH_KINDS: Kinds = (
+    ("its own word of its health", ("switch.health_state",)), ("ports", ("switch.port_down_count",)),
+    ("errors", ("switch.error_count",)), ("heat", ("switch.temp_c",)),
+)  # fmt: skip
+SWITCH_VITAL = ("switch.health_state", "switch.port_down_count", "switch.power_w", "switch.temp_c")
+LINK_KINDS: Kinds = (
+    ("whether it is up", ("link.up_state",)), ("errors", ("link.error_count", "link.symbol_error_count")),
+    ("flaps", ("link.flap_count", "link.recovery_count")),
+)  # fmt: skip
+LINK_VITAL = ("link.up_state", "link.error_count", "link.rx_bytes_per_s")
+# `{side}` is 1 or 2
+PUMP_KINDS: Kinds = (
+    ("speed", ("cdu.pump{side}_speed_pu",)), ("flow", ("cdu.flow_lpm",)),
+    ("pressure", ("cdu.diff_pressure_pa", "cdu.supply_pressure_pa")),
+    ("filter", ("cdu.filter_diff_pressure_pa",)),
+)  # fmt: skip
+PUMP_VITAL = ("cdu.pump{side}_speed_pu",)
+PSU_KINDS: Kinds = (
+    ("power", ("node.psu{side}_power_w",)), ("power of the node", ("node.power_w",)),
+    ("state of the node's supply", ("node.power_on_state",)),
+)  # fmt: skip
+PSU_VITAL = ("node.psu{side}_power_w",)

@@ -1,0 +1,141 @@
+"""Finders that rules of several parts share: fault codes, states, gaps of telemetry, wear; and the sources.
+
+May import rules, the catalogue of codes, words and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twin.frame import I32, Bool
+from twin.health import catalogue
+from twin.health.levels import DEGRADED, FAILED, WATCH, action
+from twin.health.rules import NOTHING, Found, Look
+
+CATALOG = "NVIDIA XID catalogue (docs.nvidia.com/deploy/xid-errors)"
+FACTS = "domain.md C, rules of thumb of gpud"
+DCGM = "DCGM, limits of its health checks (dcgm_gpu_hardware_limits.h)"
+DIAGNOSIS = "diagnosis of racktwin"
+ESTIMATE = "estimate"
+UNUSUAL = 10.0  # times the usual, and the others'; source: estimate, as in the diagnosis
+# Shares of the last hour without a word that are gaps, from three minutes on; more than the most is silence,
+# of which nothing is known; source: estimate
+GAP_PU, SILENT_PU = 0.05, 0.9
+WEAR_S = 14 * 86_400.0  # what lasts no longer is planned for; source: estimate
+MAX_WORN = 200  # parts that are told of one trend in words
+REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source: domain.md C, 2 reboots
+
+
+def open_codes(table: str) -> Callable[[Look], Found]:
+    """Finds devices whose fault codes ask for something that has not been done. `a`: the code."""
+
+    def find(look: Look) -> Found:
+        asked = look.book.open_action(table)
+        index = np.flatnonzero(asked).astype(np.int32)
+        if not len(index):
+            return NOTHING
+        codes = look.book.open_code(table)[index]
+        index, codes = _of_device(look, table, index, codes)
+        acts, entries = asked[index], [catalogue.find(int(code), table) for code in codes.tolist()]
+        triples = zip(entries, acts.tolist(), look.book.open_grave(table)[index].tolist(), strict=True)
+        level = np.array([_level(entry, act, grave) for entry, act, grave in triples], np.uint8)
+        notes = {i: f"{e.label} ({e.name})" for i, e in zip(index.tolist(), entries, strict=True)}
+        return Found(index, codes, level=level, action=acts, notes=notes)
+
+    return find
+
+
+def _level(entry: catalogue.Entry, asked: int, grave: bool) -> int:
+    """How bad it is; the words of the report may have told more of it than the catalogue."""
+    if grave:
+        return FAILED
+    return DEGRADED if entry.known and asked >= action("reset_gpu") else WATCH
+
+
+def repeated_codes(table: str) -> Callable[[Look], Found]:
+    """Finds devices with the same code again and again. `a`: the code; `b`: how often."""
+
+    def find(look: Look) -> Found:
+        entity, code, count = look.book.repeated(table)
+        if not len(entity):
+            return NOTHING
+        kept = np.arange(len(entity), dtype=np.int32)[_not_software(look, table, entity, code)]
+        entity, code, count = entity[kept], code[kept], count[kept]
+        order = np.lexsort((code, -count, entity))
+        entity, code, count = entity[order], code[order], count[order]
+        index, first = np.unique(entity, return_index=True)
+        notes = {int(i): catalogue.find(int(c), table).label for i, c in zip(index, code[first], strict=True)}
+        return Found(index.astype(np.int32), code[first], count[first], notes=notes)
+
+    return find
+
+
+def _of_device(look: Look, table: str, index: I32, codes: I32) -> tuple[I32, I32]:
+    """Those of these devices and codes that are not the software's."""
+    kept = _not_software(look, table, index, codes)
+    return index[kept], codes[kept]
+
+
+def _not_software(look: Look, table: str, index: I32, codes: I32) -> Bool:
+    """Where a code [k] is not one that a job's software brings about on several nodes."""
+    kept: Bool = np.ones(len(index), np.bool_)
+    if table == "gpu" and (software := look.book.of_software).any():
+        for k in np.flatnonzero(software[index]).tolist():
+            kept[k] = catalogue.find(int(codes[k]), table).kind != "app"
+    return kept
+
+
+def software_codes(look: Look) -> Found:
+    """Finds GPUs whose exceptions and page faults are most likely those of a job's software."""
+    software = look.book.of_software
+    return Found(np.flatnonzero(software).astype(np.int32)) if software.any() else NOTHING
+
+
+def state_is(key: str, code: int) -> Callable[[Look], Found]:
+    """Finds entities that report this state."""
+    return lambda look: Found(look.state_is(key, code))
+
+
+def gaps(table: str) -> Callable[[Look], Found]:
+    """Finds devices that were often silent within the last hour, alone. `a`: share of it, %.
+
+    A node whose GPUs all fell silent has a silent agent, and a rack a silent source: none of theirs.
+    """
+
+    def find(look: Look) -> Found:
+        gap = look.rates.gap[table]
+        if not gap.any():
+            return NOTHING
+        mask = (gap >= GAP_PU) & (gap <= SILENT_PU) & look.rates.spoke[table]
+        site = look.site
+        for of in (site.node_of_gpu, site.rack_of_gpu) if table == "gpu" else (site.rack_of_node,):
+            n = int(of.max(initial=-1)) + 1
+            every = np.bincount(of, minlength=n)
+            whole = (np.bincount(of[mask], minlength=n) == every) & (every > 1)
+            mask &= ~whole[of]
+        index = np.flatnonzero(mask).astype(np.int32)
+        return Found(index, 100.0 * gap[index])
+
+    return find
+
+
+def wearing(table: str, only: str = "") -> Callable[[Look], Found]:
+    """Finds entities of which a learned parameter will soon reach its limit. `a`: days left."""
+
+    def find(look: Look) -> Found:
+        soonest = np.full(look.site.sizes[table], np.inf)
+        for left in look.wear.remaining():
+            if left.table == table and (not only or left.what == only):
+                soonest = np.fmin(soonest, left.mid_s)
+        index = np.flatnonzero(soonest < WEAR_S).astype(np.int32)
+        if not len(index):
+            return NOTHING
+        days = soonest[index] / 86_400.0
+        notes = {}
+        for i, d in zip(index[:MAX_WORN].tolist(), days.tolist(), strict=False):
+            notes[i] = "; ".join(look.wear.evidence(table, i)[:2]) or f"it wears: about {d:.0f} days are left"
+        return Found(index, days, notes=notes)
+
+    return find
