@@ -194,6 +194,9 @@ class Engine:
         return records
 
     def _take_in(self, event: ev.Event) -> list[dict[str, Any]]:
+        if isinstance(event, ev.IdentityTold):
+            swaps, told = self.intake.identities.hear(event, self.site, self.state)
+            return [*told, *(record for swap in swaps for record in self._take_in(swap))]
         if not self.intake.is_new(event):
             return []
         self.health.take(event, self.jobs, self.state.now_ns)

@@ -177,6 +177,14 @@ class EntityReplaced(_Event, frozen=True):
     serial: str
 
 
+class IdentityTold(_Event, frozen=True):
+    """What the device in this slot says of itself; another serial than before is as an EntityReplaced."""
+
+    table: str
+    name: str
+    serial: str
+
+
 class SiteChanged(_Event, frozen=True):
     """The site is another one: `spec` is the JSON of `twin.site.SiteSpec`: a trace explains itself."""
 
@@ -250,6 +258,7 @@ Event = (
     | MaintenanceBegun
     | MaintenanceEnded
     | EntityReplaced
+    | IdentityTold
     | SiteChanged
     | BudgetGranted
     | OutlookTold

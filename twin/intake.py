@@ -1,8 +1,8 @@
 """Intake: how each event changes what the engine holds, and what the journal says of it.
 
 Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, outlooks, fitted
-models. An
-event that cannot be applied is counted and recorded with the reason, never raised. May import the core.
+models. An event that cannot be applied is counted and recorded with the reason, never raised. May import the
+core.
 
 An event's id is one among events of its type. Heard again it counts as a duplicate; with other content it is
 refused, but for a request, which it changes. Both are told in the journal once per tick.
@@ -22,6 +22,7 @@ from twin.arbiter import Arbiter
 from twin.contracts import Model
 from twin.fault_ids import FaultIds
 from twin.frame import F64, I32, NS
+from twin.identity import Identities
 from twin.jobs import TOLD, Jobs
 from twin.outlook import Outlooks
 from twin.records import brief_event
@@ -50,7 +51,7 @@ class Intake:
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
         self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
         self.outlooks = Outlooks()
-        self.serials: dict[str, str] = {}
+        self.identities = Identities()
         self.pending_fits: dict[str, int] = {}  # fit id -> deadline
         self.params_hash: dict[str, str] = {}
         self.seen: OrderedDict[str, str] = OrderedDict()  # type and id -> fingerprint
@@ -58,6 +59,11 @@ class Intake:
         self.counts: dict[str, int] = {}
         self._tick: list[dict[str, Any]] = []  # journal bodies of this tick, given out by `expire`
         self._duplicates = 0  # of this tick
+
+    @property
+    def serials(self) -> dict[str, str]:
+        """The serial of what sits in a slot, by `table:name`; "" where it turned up elsewhere."""
+        return self.identities.serials
 
     def count(self, what: str, by: int = 1) -> None:
         """One more, or some, of what went unusually."""
@@ -240,7 +246,7 @@ class Intake:
         key = f"{event.table}:{event.name}"
         if self.serials.get(key) == event.serial:
             return f"serial {event.serial} was already there"
-        self.serials[key] = event.serial
+        self.identities.place(key, event.serial)
         state.tables[event.table].replace(entity)
         for name, lease in arbiter.leases.items():
             if name.partition(".")[0] == event.table:
@@ -339,6 +345,7 @@ class Intake:
             "pending_fits": [list(item) for item in self.pending_fits.items()],
             "seen": [list(item) for item in self.seen.items()], "fault_ids": self.fault_ids.dump(),
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
+            "identities": self.identities.dump(),
             "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
         }  # fmt: skip
 
@@ -350,7 +357,8 @@ class Intake:
         self.requests, self.approvals = {r.id: r for r in requests}, {a.id: a for a in approvals}
         self.grants = {g[0]: (g[1], g[2], g[3]) for g in data["grants"]}
         self.grant_w, self.grant_ns = np.array(data["grant_w"]), np.array(data["grant_ns"])
-        self.serials, self.pending_fits = dict(data["serials"]), dict(data["pending_fits"])
+        self.identities.restore(data["serials"], data.get("identities"))
+        self.pending_fits = dict(data["pending_fits"])
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
         self.outlooks.restore(data.get("outlooks", []))  # one of a version before has none
         self.seen = OrderedDict((key, mark) for key, mark in data["seen"])

@@ -61,7 +61,8 @@ def looked(blocks: list[Any], racks: int = 2, step_s: int = 20, **more: Any) -> 
         gauges = tuple(name for name in names if name not in counters)
         held = {name: np.asarray(row, float) for name, row in zip(names, rows, strict=True)}
         block = Block(
-            "gpu", 0, gauges, np.array([held[g] for g in gauges], np.float32).reshape(len(gauges), n), counters,
+            "gpu", 0, gauges, np.array([held[g] for g in gauges], np.float32).reshape(len(gauges), n),
+            counters,
             np.array([held[c] for c in counters], np.int64).reshape(len(counters), n), now_ns,
         )  # fmt: skip
         world.inbox.put_block(block, now_ns)

@@ -159,7 +159,6 @@ def test_faults_that_two_restarts_do_not_cure_are_for_the_support() -> None:
 
 DIAGNOSED = [
     ("plate_degraded", DEGRADED, "watch"),
-    ("gpu_off_bus", FAILED, "reboot_node"),
     ("ecc_growth", DEGRADED, "reset_gpu"),
     ("xid_burst", DEGRADED, "run_diagnostics"),
     ("nvlink_flaps", DEGRADED, "run_diagnostics"),
@@ -175,6 +174,20 @@ def test_what_the_diagnosis_tells(kind: str, level: int, act: str) -> None:
     assert told(ward) == {kind: (level, action(act))}
     assert f"{kind} was seen" in ward.evidence("gpu", 5)[kind].text
     assert ward.verdicts.health("gpu").sure_pu[5] == pytest.approx(0.93)
+
+
+def test_a_gpu_that_is_merely_silent_has_fallen_off_the_bus_after_a_while() -> None:
+    ward = Ward(two_racks())
+    ward.look()
+    silent = [fault("gpu_off_bus", "gpu", 5)]
+    ward.look(faults=silent)
+    assert "gpu_off_bus" not in told(ward)
+    for _ in range(59):
+        ward.look(faults=silent)
+    assert "gpu_off_bus" not in told(ward)
+    for _ in range(2):
+        ward.look(faults=silent)
+    assert told(ward)["gpu_off_bus"] == (FAILED, action("reboot_node"))
 
 
 def residual(key: str, expected: float, measured: np.ndarray, sigma: float) -> dict[str, Residual]:

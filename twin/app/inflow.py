@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from twin.contracts import Item
-from twin.events import EntityReplaced, Event, SiteChanged
+from twin.events import EntityReplaced, Event, IdentityTold, SiteChanged
 from twin.frame import Frame
+from twin.identity import news
 from twin.inbox import Inbox
 from twin.reading import Block, Reading
 from twin.signals import TABLES
@@ -25,6 +26,7 @@ from twin.sitebuild import build
 
 log = logging.getLogger(__name__)
 MAX_PLACES = 500  # topics and addresses whose faults are told apart
+MAX_TOLD = 2000  # identities in a frame: a fleet that starts at once must not crowd out its faults
 SAMPLES = 20
 OTHERS = "others"
 
@@ -43,6 +45,7 @@ class Inflow:
         self.ignored: OrderedDict[str, list[Any]] = OrderedDict()
         self.samples: list[str] = []
         self.last_ns = 0  # when something was staged last
+        self._told = 0  # identities that wait for the next frame
 
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         """Stage what one message brought. What does not fit the site is counted, never raised."""
@@ -63,9 +66,22 @@ class Inflow:
             self.urgent.set()
 
     def put_event(self, event: Event) -> bool:
-        """Queue an event for the next frame; False when the queue is full."""
+        """Queue an event for the next frame; False when the queue is full.
+
+        An identity that is known is not queued: agents tell it again and again.
+        """
         if isinstance(event, EntityReplaced):
             self._forget(event)
+        elif isinstance(event, IdentityTold):
+            what = news(self._serials, event)
+            if what == "same":
+                return True
+            if self._told >= MAX_TOLD:
+                self.drop("identities", f"more than {MAX_TOLD} wait; they are told again")
+                return False
+            self._told += 1
+            if what == "other":
+                self._forget(event)
         return self.inbox.put_event(event)
 
     def force_event(self, event: Event) -> None:
@@ -88,6 +104,7 @@ class Inflow:
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
         """Cut a frame."""
         self.urgent.clear()
+        self._told = 0
         return self.inbox.take(tick, now_ns, dt_s)
 
     def ignore(self, what: str, why: str) -> None:
@@ -122,7 +139,7 @@ class Inflow:
             "bad_samples": list(self.samples),
         }
 
-    def _forget(self, event: EntityReplaced) -> None:
+    def _forget(self, event: EntityReplaced | IdentityTold) -> None:
         """The counters of a new device do not go on where the old one's ended."""
         entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
         if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:

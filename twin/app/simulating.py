@@ -20,7 +20,7 @@ from twin.app.replay import Observer, Recorder
 from twin.app.sources import URGENT_GAP_NS
 from twin.contracts import CommandBatch, Decision, Model, Policy
 from twin.engine import Engine
-from twin.events import EntityReplaced, Event, SiteChanged
+from twin.events import EntityReplaced, Event, IdentityTold, SiteChanged
 from twin.frame import I64, NS, Frame
 from twin.inbox import Inbox
 from twin.plant.fleet_life import FleetLife, Life
@@ -270,7 +270,8 @@ class Simulation:
 
     def _put(self, *events: Event) -> None:
         for event in events:
-            if isinstance(event, EntityReplaced):
+            other = isinstance(event, IdentityTold) and news(self.engine.intake.serials, event) == "other"
+            if other or isinstance(event, EntityReplaced):
                 entity = self.site.entity(event.table, event.name)
                 if entity is not None:  # a new device's counters do not go on where the old one's ended
                     self.inbox.forget(event.table, entity)

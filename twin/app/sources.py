@@ -22,8 +22,9 @@ from connectors.routing import Router
 from connectors.tabular import read_mapping, read_series
 from twin.engine import Engine
 from twin.errors import BadMessage, ConfigError, StorageError
-from twin.events import EntityReplaced, Event, SiteChanged, TicksSkipped
+from twin.events import EntityReplaced, Event, IdentityTold, SiteChanged, TicksSkipped
 from twin.frame import NS, Counts, Frame, Update
+from twin.identity import news
 from twin.inbox import Inbox
 from twin.reading import Block, Ignored, Message, Reading
 from twin.signals import TABLES
@@ -249,6 +250,12 @@ class Cutter:
                 self._follow(item)
             elif isinstance(item, EntityReplaced):
                 self._forget(item)
+            elif isinstance(item, IdentityTold):
+                what = news(self._serials, item)
+                if what == "same":
+                    return
+                if what == "other":
+                    self._forget(item)
             self.inbox.put_event(item)
 
     def _follow(self, event: SiteChanged) -> None:
@@ -257,7 +264,7 @@ class Cutter:
         self.inbox.events, self.inbox.urgent = before.events, before.urgent
         self.inbox.counts = before.counts
 
-    def _forget(self, event: EntityReplaced) -> None:
+    def _forget(self, event: EntityReplaced | IdentityTold) -> None:
         """The counters of a new device do not go on where the old one's ended."""
         entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
         if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:

@@ -39,7 +39,15 @@ from twin.app.run_files import (
 from twin.app.storage import TraceReader, is_gap
 from twin.engine import Engine
 from twin.errors import ConfigError, Divergence, StorageError
-from twin.events import AuthorityChanged, EntityReplaced, EpochChanged, Event, PluginRestored, TicksSkipped
+from twin.events import (
+    AuthorityChanged,
+    EntityReplaced,
+    EpochChanged,
+    Event,
+    IdentityTold,
+    PluginRestored,
+    TicksSkipped,
+)
 from twin.frame import NS, Frame
 from twin.journal import GENESIS, Chain, line_hash
 from twin.signals import TABLES
@@ -283,11 +291,17 @@ def _set_aside(segments: list[Segment], out: Resumed) -> None:
 
 def warm(engine: Engine, scratch: State, frame: Frame) -> None:
     """The rings as they were: the frames' own values, without deciding anything again."""
+    identities = engine.intake.identities
     for event in frame.events:
-        if isinstance(event, EntityReplaced) and event.table in TABLES:
-            entity = engine.site.entity(event.table, event.name)
-            if entity is not None:
-                scratch.tables[event.table].replace(entity)
+        if not isinstance(event, EntityReplaced | IdentityTold) or event.table not in TABLES:
+            continue
+        # Whether an identity was believed is in the snapshot; whence its device came is so too.
+        if isinstance(event, IdentityTold) and not identities.changed_at(event, frame.now_ns):
+            continue
+        entity = engine.site.entity(event.table, event.name)
+        if entity is not None:
+            scratch.tables[event.table].replace(entity)
+            engine.history.forget(event.table, entity)
     scratch.apply(frame)
     engine.history.push(scratch)
 

@@ -199,15 +199,14 @@ class _Look:
         title = _title(name, what, bool(reasons))
         return Finding(f"health/{name}", _severity(reasons, likely), title,
                        entities[:MOST_ENTITIES], tuple(said[:MOST_EVIDENCE]), sure,
-                       _sentence(ACTION_WORDS[ACTIONS[todo]]), len(entities))  # fmt: skip
+                       _todo(todo, likely or bool(reasons and reasons[0].level >= FAILED)),
+                       len(entities))  # fmt: skip
 
     def _reason(self, part: str, index: int, name: str, node: int = -1) -> _Reason | None:
         """What is not well of a part, unless it is told elsewhere or no doing of its own."""
         held = self.health.health(part)
         level, todo = int(held.level[index]), int(held.action[index])
-        if level < DEGRADED:
-            return None
-        if todo == action("check_facility"):
+        if level < DEGRADED or todo == action("check_facility"):
             return None
         if int(held.lowered[index]) in (BY_FACILITY, BY_POWER) and todo in _NOTHING_TO_CURE:
             return None
@@ -345,8 +344,7 @@ class _Look:
 
 def _down_together(log: FailureLog) -> Bool:
     """Rows of failures that last and had a cause in common [k]."""
-    down: Bool = (log.end_ns == 0) & log.shared & is_failure(log)
-    return down
+    return np.asarray((log.end_ns == 0) & log.shared & is_failure(log), np.bool_)
 
 
 def _is_told(evidence: Evidence, told: dict[str, int]) -> bool:
@@ -374,6 +372,12 @@ def _sentences(reasons: list[_Reason]) -> list[str]:
             elif deep == 0:
                 said[f"{r.name or 'it'} is {LEVELS[r.level]}"] = None
     return list(said)[:MOST_EVIDENCE]
+
+
+def _todo(place: int, at_once: bool) -> str:
+    """What to do, and when: what works and is not likely to fail soon costs no running job."""
+    words = ACTION_WORDS[ACTIONS[place]]
+    return _sentence(words if at_once or place <= action("check_facility") else f"between jobs, {words}")
 
 
 def _title(name: str, what: str, colon: bool) -> str:

@@ -51,6 +51,7 @@ SLOWED_PU = 0.6  # source: domain.md C, slowdown in 0.6 of the minutes of the la
 LEAST_K, LEAST_SIGMAS = 4.0, 4.0  # hotter than its power and coolant account for; source: estimate
 LEAST_CLOCK_PU = 0.05  # of clock that is missing at equal power; source: estimate
 CROWD, CROWD_PU = 3, 0.25  # GPUs of a rack that deviate alike: no GPU's fault; source: estimate
+LOST_S = 600.0  # without a code, a GPU that is silent for less may come back; source: estimate
 MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
 
 
@@ -268,7 +269,7 @@ RULES: tuple[Rule, ...] = (
     Rule("plate_degraded", "gpu", DEGRADED, "watch", 0.9, "its cold plate conducts badly: {note}", DIAGNOSIS,
          by_diagnosis("plate_degraded", "gpu")),
     Rule("gpu_off_bus", "gpu", FAILED, "reboot_node", 0.97, "it has fallen off the bus: {note}", DIAGNOSIS,
-         by_diagnosis("gpu_off_bus", "gpu"), _KEEPS),
+         by_diagnosis("gpu_off_bus", "gpu"), _KEEPS, after_s=LOST_S),
     Rule("ecc_growth", "gpu", DEGRADED, "reset_gpu", 0.9, "errors of its memory grow: {note}", DIAGNOSIS,
          by_diagnosis("ecc_growth", "gpu")),
     Rule("xid_burst", "gpu", DEGRADED, "run_diagnostics", 0.9, "it reports errors again and again: {note}",
