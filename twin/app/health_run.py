@@ -23,13 +23,15 @@ from twin.errors import TwinError
 from twin.frame import NS
 from twin.health import alarms
 from twin.health.levels import ACTION_WORDS, ACTIONS, DEGRADED, action
-from twin.plant.fleet_life import KINDS, FleetLife, Life, draw_life
+from twin.plant.fleet_life import KINDS, Life, draw_life
+from twin.plant.jobs_drawn import Mix
 from twin.plant.scenario import Scenario
 from twin.site import Site
 from twin.sitebuild import build
 
 NODES_PER_RACK, RACKS_PER_CDU, LINKS_PER_NODE = 18, 4, 4
 DT_S = 60.0
+PLANT_STEP_S = 4.0  # of the physics within a tick: cooling stays calm, and a month takes half the time
 CHANCE, COUNT = "node.failure_pu", "site.node_failure_count"
 DRAINS = action("reset_gpu")  # this and what comes after it takes a node out of service
 FORECAST = "forecast"  # the reason of an alarm that no rule stands behind
@@ -78,10 +80,11 @@ def run_course(task: Task, tell: Callable[[float], None] | None = None) -> Cours
     """Live through a task; `tell` hears the share that is done. Raises TwinError where that cannot be."""
     site = fleet_site(task)
     life = draw_life(site, task.seed, task.days, task.strength)
-    scenario = Scenario("fleet", task.seed, task.days * DAY_S, task.dt_s)
-    simulation = Simulation.of(site, [], failure_models(), seed=task.seed, scenario=scenario)
-    simulation.dt_s = task.dt_s
-    simulation.plant.live(FleetLife(site, life))
+    scenario = Scenario("fleet", task.seed, task.days * DAY_S, task.dt_s, workload=Mix(swing_pu=0.0))
+    simulation = Simulation.of(
+        site, [], failure_models(), seed=task.seed, scenario=scenario, dt_s=task.dt_s, life=life
+    )
+    simulation.plant.step_max_s = PLANT_STEP_S
     watch = Watch(simulation, task, course_of(task, site, life, simulation.plant.truth.time_s))
     with simulation:
         simulation.run(task.days * DAY_S, watch.look if tell is None else _both(watch.look, tell, task))

@@ -50,7 +50,7 @@ class Past:
             said = "once" if times == 1 else f"{times} times"
             out.append(f"it was replaced {said}, last {ago:.0f} days ago")
         if first:
-            out.append(f"heard for {(self.now_ns - first) / NS / DAY_S:.0f} days; its age is not known")
+            out.append(f"heard for {_span((self.now_ns - first) / NS)}; its age is not known")
         else:
             out.append("it was never heard; its age is not known")
         return (Evidence("history", HEALTHY, "; ".join(out), first, 0.0, "racktwin since it watches"),)
@@ -83,3 +83,10 @@ class Past:
         for table in TABLES:
             self.held[table] = {name: np.array(data["held"][table][name], np.int64) for name in _COLUMNS}
             self._whole[table] = bool((self.held[table]["first_ns"] > 0).all())
+
+
+def _span(seconds: float) -> str:
+    hours = round(seconds / 3600.0)
+    if hours < 48:
+        return f"{hours} hour{'' if hours == 1 else 's'}"
+    return f"{seconds / DAY_S:.0f} days"
