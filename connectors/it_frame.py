@@ -1,11 +1,11 @@
 """The IT side's own messages: batched frames of a node or a rack, and events. Pure functions of bytes.
 
 `IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
-msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault of what is below it,
-`IT/v1/PUB/Event/jobs/{source}` a job event, `IT/v1/PUB/Event/outlooks/{source}` values to come, each with an
-id, in JSON or msgpack. Columns are keyed by signal name or by DCGM field number. A payload may say whom it is
-`from`: then it must be its topic's path. May import the core's readings, events, outlooks and catalogue, and
-allowances.
+msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault or the serial of
+what is below it, `IT/v1/PUB/Event/jobs/{source}` a job event, `IT/v1/PUB/Event/outlooks/{source}` values to
+come, each with an id, in JSON or msgpack. Columns are keyed by signal name or by DCGM field number. A
+payload may say whom it is `from`: then it must be its topic's path. May import the core's readings, events,
+outlooks and catalogue, and allowances.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 
 from connectors.allowance import Allowance
 from twin.errors import BadMessage
-from twin.events import FaultReported, JobEnded, JobStarted, OutlookTold
+from twin.events import FaultReported, IdentityTold, JobEnded, JobStarted, OutlookTold
+from twin.identity import check_serial
 from twin.outlook import MAX_VALUES
 from twin.reading import Block, Ignored, Message, Names
 from twin.signals import TABLES
@@ -32,6 +33,7 @@ MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; charact
 MAX_NODE_NAME = 512
 MAX_COUNT = 1_000_000  # faults that one event may stand for
 FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
+IDENTITY_BURST, IDENTITY_PER_S = 2**16, 2**8  # of a node or rack: two hundred, then one a second
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
@@ -70,7 +72,7 @@ class _Sender(msgspec.Struct):
 
 
 _JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
-_ItEvent = FaultReported | JobStarted | JobEnded | OutlookTold
+_ItEvent = FaultReported | IdentityTold | JobStarted | JobEnded | OutlookTold
 
 
 class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
@@ -79,7 +81,7 @@ class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
     author: str = ""
 
 
-_Sent = FaultReported | JobStarted | JobEnded | _Outlook
+_Sent = FaultReported | IdentityTold | JobStarted | JobEnded | _Outlook
 _EVENT, _SENDER = msgspec.json.Decoder(_Sent), msgspec.json.Decoder(_Sender)
 _EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.Decoder(_Sender)
 
@@ -91,6 +93,7 @@ class ItDecoder:
         self.names = names
         self._place: dict[str, tuple[str, int]] = {}
         self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
+        self._identities = Allowance("identities", IDENTITY_BURST, IDENTITY_PER_S)
         self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
         self._outlooks = Allowance("outlooks", OUTLOOK_BURST, OUTLOOK_PER_S)
 
@@ -133,9 +136,12 @@ class ItDecoder:
         if not event.id:
             raise BadMessage("an event needs an id, so that a repeated delivery counts once")
         _check_size(event)
-        if isinstance(event, FaultReported):
-            speaker = self._check_fault(event, path)
-            self._faults.spend(speaker, len(payload), message.t_ns)
+        if isinstance(event, FaultReported | IdentityTold):
+            is_fault = isinstance(event, FaultReported)
+            speaker = self._check_speaker(event, path, "a fault" if is_fault else "a serial")
+            if isinstance(event, IdentityTold) and (why := check_serial(event.serial)):
+                raise BadMessage(f"of {event.name[:200]}: {why}")
+            (self._faults if is_fault else self._identities).spend(speaker, len(payload), message.t_ns)
             # An id is one among those of its speaker: nobody uses up the ids of another.
             return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
         if isinstance(event, OutlookTold):
@@ -158,16 +164,16 @@ class ItDecoder:
             start_ns=event.start_ns, step_s=event.step_s, values=event.values,
         )  # fmt: skip
 
-    def _check_fault(self, event: FaultReported, path: str) -> str:
+    def _check_speaker(self, event: FaultReported | IdentityTold, path: str, what: str) -> str:
         """A node speaks of itself and what is below it; its full name."""
         place = self._find(path)
         if place is None:
-            raise BadMessage(f"a fault on the topic of {path[:200]!r}, which is no rack or node of this site")
+            raise BadMessage(f"{what} on the topic of {path[:200]!r}, which is no rack or node of this site")
         site: Any = self.names
         full: str = site.name(*place)
         if event.name != full and not event.name.startswith(f"{full}/"):
             raise BadMessage(
-                f"a fault of {event.name[:200]!r} on the topic of {full}; expected what is below"
+                f"{what} of {event.name[:200]!r} on the topic of {full}; expected what is below"
             )
         return full
 

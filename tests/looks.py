@@ -73,6 +73,11 @@ class Look:
     def evidence(self, part: str, index: int) -> tuple[Any, ...]:
         return self.rules.get((part, index), ())
 
+    def rules_of(self, part: str, index: Any, least: int) -> dict[int, list[tuple[int, float, str]]]:
+        told = {i: [e for e in self.evidence(part, i) if e.level >= least] for i in index.tolist()}
+        own = {i: [e for e in some if not e.rule.startswith("gpu:")] for i, some in told.items()}
+        return {i: [(e.level, 1.0, e.rule) for e in some] for i, some in own.items() if some}
+
     def open_action(self, table: str) -> np.ndarray:
         return self.open[table][0]
 

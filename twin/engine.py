@@ -8,6 +8,7 @@ May import the core; policies and models are handed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -109,31 +110,7 @@ class Engine:
         records: list[dict[str, Any]] = []
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
         self._resume(frame)
-        acks: dict[tuple[str, str, str], int] = {}
-        faults, heard = FaultTally(), []
-        for event in frame.events:
-            if type(event) is ev.FaultReported:
-                if self.intake.is_new(event):
-                    self.health.take(event, self.jobs, self.state.now_ns)
-                    faults.add(event)
-                    heard.append(event)
-            elif type(event) is ev.CommandAcked:
-                # A thousand devices may answer in one tick: the journal counts them, the leases know each.
-                if self.intake.is_new(event):
-                    key = (
-                        event.control,
-                        event.state,
-                        self.intake.acked(event, self.site, self.arbiter) or "",
-                    )
-                    acks[key] = acks.get(key, 0) + 1
-            else:
-                records += self._take_in(event)
-        records += [
-            {"kind": "acks", "control": control, "state": state, "count": count}
-            | ({"refused": why} if why else {})
-            for (control, state, why), count in sorted(acks.items())
-        ]
-        records += faults.records()
+        heard = self._heed(frame.events, records)
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         records += self._end_windows(frame.now_ns)
@@ -171,10 +148,37 @@ class Engine:
             deferred,
         )
 
+    def _heed(self, events: Sequence[ev.Event], records: list[dict[str, Any]]) -> list[ev.FaultReported]:
+        """Apply events in order; the faults that are new."""
+        acks: dict[tuple[str, str, str], int] = {}
+        faults, heard = FaultTally(), list[ev.FaultReported]()
+        for kind, alike in groupby(events, type):
+            if kind is ev.FaultReported:  # in a storm there are thousands
+                fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
+                for fault in fresh:
+                    self.health.take(fault, self.jobs, self.state.now_ns)
+                faults.add_all(fresh)
+                heard += fresh
+                continue
+            for event in alike:
+                if not isinstance(event, ev.CommandAcked):
+                    records += self._take_in(event)
+                # A thousand devices may answer in one tick: the journal counts them, the leases know each.
+                elif self.intake.is_new(event):
+                    why = self.intake.acked(event, self.site, self.arbiter) or ""
+                    key = event.control, event.state, why
+                    acks[key] = acks.get(key, 0) + 1
+        records += [
+            {"kind": "acks", "control": control, "state": state, "count": count}
+            | ({"refused": why} if why else {})
+            for (control, state, why), count in sorted(acks.items())
+        ]
+        records += faults.records()
+        return heard
+
     def _resume(self, frame: Frame) -> None:
         """After a gap in which nobody listened, silence counts from now on; not more than once a minute."""
-        skipped = any(isinstance(e, ev.TicksSkipped) for e in frame.events)
-        if skipped and frame.dt_s >= RESUME_GAP_S:
+        if frame.dt_s >= RESUME_GAP_S and any(isinstance(e, ev.TicksSkipped) for e in frame.events):
             for table in self.state.tables.values():
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
                     table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)

@@ -7,6 +7,8 @@ events.
 from __future__ import annotations
 
 import hashlib
+import zlib
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +18,7 @@ from twin.events import FaultReported
 
 KEPT = 200_000  # the last ids are remembered, at times twice as many
 _WIDE = 8  # bytes of a number
+Answer = Literal["new", "again", "reused"]
 
 
 class FaultIds:
@@ -29,15 +32,25 @@ class FaultIds:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def hear(self, event: FaultReported) -> Literal["new", "again", "reused"]:
+    def hear(self, event: FaultReported) -> Answer:
         """Note a fault with an id: whether it is new, the same once more, or another one under its id.
 
         When it happened does not tell two apart: an agent that reads its log again may date it otherwise.
         """
-        key, mark = (
-            _number(event.id),
-            _number(repr((event.table, event.name, event.code, event.count, event.detail))),
-        )
+        return self.hear_all([event])[0]
+
+    def hear_all(self, events: Sequence[FaultReported]) -> list[Answer]:
+        """The same for many, in order of arrival."""
+        keys = np.frombuffer(b"".join([_digest(e.id) for e in events]), "<u8").tolist()
+        marks = [_mark(e) for e in events]
+        young, old, n = self._young, self._old, len(events)
+        apart = len(young) + n <= self.kept and len(set(keys)) == n
+        if apart and young.keys().isdisjoint(keys) and old.keys().isdisjoint(keys):
+            young.update(zip(keys, marks, strict=True))
+            return ["new"] * n
+        return [self._hear(key, mark) for key, mark in zip(keys, marks, strict=True)]
+
+    def _hear(self, key: int, mark: int) -> Answer:
         known = self._young.get(key)
         if known is None:
             known = self._old.get(key)
@@ -57,10 +70,21 @@ class FaultIds:
         self._young, self._old = (dict(zip(*data[name].T.tolist(), strict=True)) for name in ("young", "old"))
 
 
-def _number(text: str) -> int:
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_WIDE).digest(), "little"
-    )
+def _digest(text: str) -> bytes:
+    try:
+        plain = text.encode()
+    except UnicodeEncodeError:
+        plain = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(plain, digest_size=_WIDE).digest()
+
+
+def _mark(event: FaultReported) -> int:
+    """What a fault says, but when; a checksum is enough to tell two of one id apart."""
+    text = f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
+    try:
+        return zlib.crc32(text.encode())
+    except UnicodeEncodeError:
+        return zlib.crc32(text.encode(errors="surrogatepass"))
 
 
 def _pairs(held: dict[int, int]) -> NDArray[np.uint64]:

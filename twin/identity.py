@@ -52,11 +52,18 @@ def check_serial(serial: str) -> str | None:
     return None
 
 
-def news(serials: dict[str, str], event: IdentityTold) -> News:
-    """What a told serial is beside the known ones by `table:name`; "none" is no serial. Not yet a verdict."""
-    if check_serial(event.serial) is not None:
+def slot_of(site: Site, table: str, name: str) -> str | None:
+    """`table:path` of an entity by any of its names; None where the site has no such one."""
+    entity = site.entity(table, name) if table in TABLES else None
+    return None if entity is None else f"{table}:{site.name(table, entity)}"
+
+
+def news(serials: dict[str, str], event: IdentityTold, site: Site) -> News:
+    """What a told serial is beside the known ones by slot; "none" is no serial. Not yet a verdict."""
+    slot = slot_of(site, event.table, event.name)
+    if slot is None or check_serial(event.serial) is not None:
         return "none"
-    known = serials.get(f"{event.table}:{event.name}")
+    known = serials.get(slot)
     if known is None:
         return "first"
     return "same" if known == event.serial else "other"
@@ -69,7 +76,8 @@ class Identities:
         self.serials: dict[str, str] = {}
         self.counts = {"swaps": 0, "refused": 0, "again": 0}
         self._slot_of: dict[str, str] = {}  # table:serial -> slot; made from `serials`
-        self._changed_ns: dict[str, list[int]] = {}  # slot -> its last changes, oldest first
+        self._changed_ns: dict[str, list[int]] = {}  # slot -> when another came, oldest first
+        self._left_ns: dict[str, int] = {}  # slot -> when its device turned up elsewhere
         self._refused_ns: dict[str, int] = {}  # slot -> when the journal last told of a refusal
         self._moved_ns: OrderedDict[str, list[int]] = OrderedDict()  # table:serial -> when it went elsewhere
         self._heard: OrderedDict[int, None] = OrderedDict()
@@ -86,20 +94,23 @@ class Identities:
             self._slot_of[f"{table}:{serial}"] = slot
         self.serials[slot] = serial
 
-    def changed_at(self, event: IdentityTold, now_ns: int) -> bool:
-        """Whether this slot changed its device in the tick of this instant."""
-        return now_ns in self._changed_ns.get(f"{event.table}:{event.name}", ())
+    def changed_in(self, now_ns: int) -> list[tuple[str, str]]:
+        """(table, name) of the slots that got or lost a device in the tick of this instant."""
+        slots = [slot for slot, at in self._changed_ns.items() if now_ns in at]
+        slots += [slot for slot, at_ns in self._left_ns.items() if at_ns == now_ns and slot not in slots]
+        return sorted((table, name) for table, _, name in (slot.partition(":") for slot in slots))
 
     def hear(
         self, event: IdentityTold, site: Site, state: State
     ) -> tuple[list[EntityReplaced], list[dict[str, Any]]]:
         """(what was replaced by it: the slot, and the one that the device left; journal bodies)."""
-        now_ns, slot = state.now_ns, f"{event.table}:{event.name}"
+        now_ns = state.now_ns
         if event.id and not self._is_new(event.id):
             return [], []
-        refused = check_serial(event.serial)
-        if event.table not in TABLES or site.entity(event.table, event.name) is None:
+        slot = slot_of(site, event.table, event.name)
+        if slot is None:
             return [], self._refuse(event, "", f"no {event.table[:40]} {event.name[:200]}", now_ns)
+        refused = check_serial(event.serial)
         if refused is not None:
             return [], self._refuse(event, slot, refused, now_ns)
         known = self.serials.get(slot)
@@ -112,18 +123,19 @@ class Identities:
         if not known and from_slot is None:  # what left the slot was forgotten when it turned up elsewhere
             self.place(slot, event.serial)
             return [], []
-        swaps = [EntityReplaced(table=event.table, name=event.name, serial=event.serial)]
+        name = slot.partition(":")[2]
+        swaps = [EntityReplaced(table=event.table, name=name, serial=event.serial)]
         body: dict[str, Any] = {"kind": "event", "event": brief_event(event), "was": known or ""}
         if from_slot is not None:
             body["moved_from"] = left = from_slot.partition(":")[2]
             self._note_move(f"{event.table}:{event.serial}", now_ns)
             if site.entity(event.table, left) is not None:
                 swaps.insert(0, EntityReplaced(table=event.table, name=left, serial=""))
-        for swap in swaps:
-            self.counts["swaps"] += 1
-            at = self._changed_ns.setdefault(f"{swap.table}:{swap.name}", [])
-            at.append(now_ns)
-            del at[:-MOST_CHANGES]
+                self._left_ns[from_slot] = now_ns
+        self.counts["swaps"] += len(swaps)
+        at = self._changed_ns.setdefault(slot, [])
+        at.append(now_ns)
+        del at[:-MOST_CHANGES]
         return swaps, [body]
 
     def _why_not(
@@ -145,7 +157,8 @@ class Identities:
         left = from_slot.partition(":")[2]
         # The same node speaks for all its GPUs: it knows in which order they are now. Nobody else may take
         # a device away from a place that is heard.
-        if event.table == "gpu" and left.rpartition("/")[0] == event.name.rpartition("/")[0]:
+        name = slot.partition(":")[2]
+        if event.table == "gpu" and left.rpartition("/")[0] == name.rpartition("/")[0]:
             return None
         entity = site.entity(event.table, left)
         if entity is not None and _is_heard(state, event.table, entity):
@@ -188,7 +201,8 @@ class Identities:
     def dump(self) -> dict[str, Any]:
         """What later verdicts depend on, beside `serials`."""
         return {
-            "counts": self.counts, "changed_ns": self._changed_ns, "refused_ns": self._refused_ns,
+            "counts": self.counts, "changed_ns": self._changed_ns, "left_ns": self._left_ns,
+            "refused_ns": self._refused_ns,
             "moved_ns": [list(item) for item in self._moved_ns.items()],
             "heard": np.fromiter(self._heard, np.uint64, len(self._heard)),
         }  # fmt: skip
@@ -205,7 +219,7 @@ class Identities:
             return
         self.counts = dict(data["counts"])
         self._changed_ns = {slot: list(at) for slot, at in data["changed_ns"].items()}
-        self._refused_ns = dict(data["refused_ns"])
+        self._left_ns, self._refused_ns = dict(data["left_ns"]), dict(data["refused_ns"])
         self._moved_ns = OrderedDict((key, list(at)) for key, at in data["moved_ns"])
         self._heard = OrderedDict.fromkeys(data["heard"].tolist())
 

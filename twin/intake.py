@@ -74,8 +74,7 @@ class Intake:
         if not event.id:
             return True
         if type(event) is ev.FaultReported:
-            heard = self.fault_ids.hear(event)
-            return heard == "new" or self._refuse(event, heard == "again")
+            return bool(self.new_faults([event]))
         key, mark = f"{type(event).__name__}:{event.id}", _fingerprint(event)
         known = self.seen.get(key)
         if known == mark or (known is not None and not isinstance(event, ev.OperatorRequest)):
@@ -84,6 +83,19 @@ class Intake:
         while len(self.seen) > MAX_SEEN:
             self.seen.popitem(last=False)
         return True
+
+    def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
+        """Those of these faults that were not heard before, and are no other ones under a known id."""
+        named = [e for e in events if e.id]
+        answers = self.fault_ids.hear_all(named)
+        if answers.count("new") == len(named):
+            return events
+        answer, out = iter(answers), []
+        for event in events:
+            said = next(answer) if event.id else "new"
+            if said == "new" or self._refuse(event, said == "again"):
+                out.append(event)
+        return out
 
     def _refuse(self, event: ev.Event, again: bool) -> bool:
         """An event whose id was heard: the same one again, or another. False."""
@@ -243,7 +255,7 @@ class Intake:
         entity = site.entity(event.table, event.name) if event.table in TABLES else None
         if entity is None:
             return f"no {event.table} {event.name}"
-        key = f"{event.table}:{event.name}"
+        key = f"{event.table}:{site.name(event.table, entity)}"
         if self.serials.get(key) == event.serial:
             return f"serial {event.serial} was already there"
         self.identities.place(key, event.serial)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +17,7 @@ from twin.site import Site
 
 MOST_FAULTS = 64  # of one tick that the journal tells one by one; the rest of a storm is counted by code
 MOST_TABLE = 20  # characters of a name that is to be a table's
+_ALIKE = attrgetter("table", "code", "count")
 
 
 def same_proposals(a: list[Proposal], b: list[Proposal]) -> bool:
@@ -138,13 +142,17 @@ class FaultTally:
 
     def add(self, event: FaultReported) -> None:
         """One more."""
-        if len(self._told) < MOST_FAULTS:
-            self._told.append({"kind": "event", "event": brief_event(event)})
-            return
-        key = event.table[:MOST_TABLE], event.code
-        if key not in self._counted and len(self._counted) >= MOST_FAULTS:
-            key = "other", 0
-        self._counted[key] = self._counted.get(key, 0) + event.count
+        self.add_all([event])
+
+    def add_all(self, events: Sequence[FaultReported]) -> None:
+        """Some more, in order."""
+        place = MOST_FAULTS - len(self._told)
+        self._told += [{"kind": "event", "event": brief_event(event)} for event in events[:place]]
+        for (table, code, times), many in Counter(map(_ALIKE, events[place:])).items():
+            key = table[:MOST_TABLE], code
+            if key not in self._counted and len(self._counted) >= MOST_FAULTS:
+                key = "other", 0
+            self._counted[key] = self._counted.get(key, 0) + times * many
 
     def records(self) -> list[dict[str, Any]]:
         """Journal bodies, in order."""

@@ -10,7 +10,7 @@ from tests.builders import site_of, spec_of, two_racks
 from twin.app import inflow as inflow_module
 from twin.app.inflow import Inflow
 from twin.contracts import Inlet
-from twin.events import EntityReplaced, JobEnded, SiteChanged
+from twin.events import EntityReplaced, IdentityTold, JobEnded, SiteChanged
 from twin.frame import NS
 from twin.reading import Reading
 
@@ -97,3 +97,36 @@ def test_a_replaced_device_counts_from_its_own_beginning(inflow: Inflow) -> None
     inflow.stage([Reading("gpu", 0, "energy_mj", 1_000, T + NS)], T + NS)
     frame = inflow.take(1, T + NS, 1.0)
     assert frame.counts[0].gain.tolist() == [[0]]
+
+
+def told(serial: str, name: str = "lab/h/r1/node0/gpu0") -> IdentityTold:
+    return IdentityTold(id=f"i-{name}-{serial}", table="gpu", name=name, serial=serial)
+
+
+def test_an_identity_that_is_known_is_not_queued_and_another_counts_from_its_own_beginning() -> None:
+    serials: dict[str, str] = {}
+    inflow = Inflow(site_of(two_racks()), serials)
+    inflow.stage([Reading("gpu", 0, "energy_mj", 5_000_000, T), told("S-0001")], T)
+    assert [type(e).__name__ for e in inflow.take(0, T, 1.0).events] == ["IdentityTold"]
+    serials["gpu:lab/h/r1/node0/gpu0"] = "S-0001"  # as the engine notes it
+    inflow.stage([told("S-0001"), Reading("gpu", 0, "energy_mj", 5_000_700, T + NS)], T + NS)
+    frame = inflow.take(1, T + NS, 1.0)
+    assert frame.events == ()
+    assert frame.counts[0].gain.tolist() == [[700]], "the same device counts on"
+    inflow.stage([told("S-0002"), Reading("gpu", 0, "energy_mj", 1_000, T + 2 * NS)], T + 2 * NS)
+    frame = inflow.take(2, T + 2 * NS, 1.0)
+    assert [type(e).__name__ for e in frame.events] == ["IdentityTold"]
+    assert frame.counts[0].gain.tolist() == [[0]]
+    assert inflow.inbox.counts["counter_jumps"] == 0
+
+
+def test_a_fleet_that_starts_at_once_does_not_crowd_out_its_faults(
+    inflow: Inflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflow_module, "MAX_TOLD", 5)
+    for tick in range(2):
+        inflow.stage([told(f"S-{i:04}", f"lab/h/r1/node{i}/gpu0") for i in range(8)], T)
+        assert inflow.put_event(JobEnded(id=f"e{tick}", job="j"))
+        assert len(inflow.take(tick, T + tick * NS, 1.0).events) == 6
+    assert inflow.counts["dropped"] == 6
+    assert inflow.dropped["identities"][0] == 6

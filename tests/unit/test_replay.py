@@ -94,6 +94,35 @@ def test_a_replaced_device_counts_afresh() -> None:
     assert cutter.inbox.counts["counter_jumps"] == 0
 
 
+def test_a_device_that_tells_another_serial_counts_afresh() -> None:
+    """As above, by what the device says of itself; the first serial and one that is known change nothing."""
+
+    def energy(seconds: float, raw: int) -> Block:
+        t_ns = START_NS + round(seconds * NS)
+        none = np.empty((0, 1), np.float32)
+        return Block("gpu", 0, (), none, ("energy_mj",), np.array([[raw]], np.int64), t_ns)
+
+    name = "contract/h1/r0/node0/gpu0"
+    first, again, other = (
+        ev.IdentityTold(id=f"{k}", table="gpu", name=name, serial=s)
+        for k, s in enumerate(("S-0001", "S-0001", "S-0002"))
+    )
+    arrivals = [arrival(0.5, energy(0.5, 1000)), arrival(1.5, first, energy(1.5, 2000)), arrival(2.2, again),
+                arrival(2.5, other), arrival(2.6, energy(2.6, 500_000)),
+                arrival(3.5, energy(3.5, 500_700))]  # fmt: skip
+    engine = engine_of(site(2), [], [])
+    cutter = Cutter(engine, 1.0, lambda *_: [])
+    gains, events = [], []
+    for frame in cutter.frames(arrivals):
+        gains += [int(c.gain[0, 0]) for c in frame.counts]
+        events += list(frame.events)
+        engine.tick(frame)
+    assert gains == [0, 1000, 0, 700]
+    assert events == [first, other]
+    assert cutter.inbox.counts["counter_jumps"] == 0
+    assert engine.intake.serials == {f"gpu:{name}": "S-0002"}
+
+
 def test_behind_a_change_of_the_site_readings_are_in_its_numbers() -> None:
     racks = [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in ("q", "r0", "r1")]
     later = spec_of({"site": "contract", "max_jobs": 4, "halls": [{"name": "h1", "racks": racks}]}, None, "x")

@@ -16,7 +16,7 @@ from twin.app.replay import Recorder, replay_frames
 from twin.app.simulating import ReportInbox, Simulation
 from twin.app.storage import TraceReader
 from twin.engine import Engine
-from twin.events import EntityReplaced, JobStarted, OperatorRequest, SiteChanged
+from twin.events import EntityReplaced, IdentityTold, JobStarted, OperatorRequest, SiteChanged
 from twin.frame import NS, Counts, Frame, Update
 from twin.inbox import Inbox
 from twin.plant.campaign import Campaign
@@ -218,6 +218,18 @@ def test_a_replaced_device_is_new_and_the_site_stays(pod: Site) -> None:
     plant.truth.gpu_energy_j[2] = 0.0
     simulation.step()
     assert simulation.engine.state.tables["gpu"].generation[:4].tolist() == [0, 0, 1, 0]
+    assert simulation.inbox.counts["counter_resets"] == 0
+
+
+def test_a_device_that_tells_another_serial_is_new_and_the_first_one_is_not(pod: Site) -> None:
+    simulation = loop_of(pod).run(4)
+    plant: Any = simulation.plant
+    for serial, generation in (("S-0001", 0), ("S-0001", 0), ("S-0002", 1)):
+        simulation.tell(IdentityTold(table="gpu", name="lab/h/r1/node0/gpu2", serial=serial))
+        if generation:
+            plant.truth.gpu_energy_j[2] = 0.0
+        simulation.step()
+        assert simulation.engine.state.tables["gpu"].generation[:4].tolist() == [0, 0, generation, 0]
     assert simulation.inbox.counts["counter_resets"] == 0
 
 

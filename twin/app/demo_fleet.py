@@ -62,6 +62,10 @@ class Tray:
             raise DeviceError(f"no {key.name}")
         self.pod.cap_w[self.rack, at] = value
 
+    def serials(self) -> list[str | None]:
+        """See racktwin_agent.devices: they have none."""
+        return [None] * PER_TRAY
+
     def gpu_at(self, bus_id: str) -> int | None:
         """See racktwin_agent.devices: these are on no bus."""
         return None

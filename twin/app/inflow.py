@@ -73,7 +73,7 @@ class Inflow:
         if isinstance(event, EntityReplaced):
             self._forget(event)
         elif isinstance(event, IdentityTold):
-            what = news(self._serials, event)
+            what = news(self._serials, event, self.site)
             if what == "same":
                 return True
             if self._told >= MAX_TOLD:

@@ -22,6 +22,7 @@ from twin.contracts import CommandBatch, Decision, Model, Policy
 from twin.engine import Engine
 from twin.events import EntityReplaced, Event, IdentityTold, SiteChanged
 from twin.frame import I64, NS, Frame
+from twin.identity import news
 from twin.inbox import Inbox
 from twin.plant.fleet_life import FleetLife, Life
 from twin.plant.observation import Observation, Report
@@ -270,8 +271,10 @@ class Simulation:
 
     def _put(self, *events: Event) -> None:
         for event in events:
-            other = isinstance(event, IdentityTold) and news(self.engine.intake.serials, event) == "other"
-            if other or isinstance(event, EntityReplaced):
+            if isinstance(event, EntityReplaced) or (
+                isinstance(event, IdentityTold)
+                and news(self.engine.intake.serials, event, self.site) == "other"
+            ):
                 entity = self.site.entity(event.table, event.name)
                 if entity is not None:  # a new device's counters do not go on where the old one's ended
                     self.inbox.forget(event.table, entity)

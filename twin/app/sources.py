@@ -251,7 +251,7 @@ class Cutter:
             elif isinstance(item, EntityReplaced):
                 self._forget(item)
             elif isinstance(item, IdentityTold):
-                what = news(self._serials, item)
+                what = news(self._serials, item, self.site)
                 if what == "same":
                     return
                 if what == "other":

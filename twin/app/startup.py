@@ -291,17 +291,15 @@ def _set_aside(segments: list[Segment], out: Resumed) -> None:
 
 def warm(engine: Engine, scratch: State, frame: Frame) -> None:
     """The rings as they were: the frames' own values, without deciding anything again."""
-    identities = engine.intake.identities
-    for event in frame.events:
-        if not isinstance(event, EntityReplaced | IdentityTold) or event.table not in TABLES:
-            continue
-        # Whether an identity was believed is in the snapshot; whence its device came is so too.
-        if isinstance(event, IdentityTold) and not identities.changed_at(event, frame.now_ns):
-            continue
-        entity = engine.site.entity(event.table, event.name)
+    others = [(e.table, e.name) for e in frame.events if isinstance(e, EntityReplaced)]
+    # Which identities were believed, the engine knows.
+    if any(isinstance(e, IdentityTold) for e in frame.events):
+        others += engine.intake.identities.changed_in(frame.now_ns)
+    for table, name in others:
+        entity = engine.site.entity(table, name) if table in TABLES else None
         if entity is not None:
-            scratch.tables[event.table].replace(entity)
-            engine.history.forget(event.table, entity)
+            scratch.tables[table].replace(entity)
+            engine.history.forget(table, entity)
     scratch.apply(frame)
     engine.history.push(scratch)
 

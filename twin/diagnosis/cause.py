@@ -62,9 +62,13 @@ class Book:
         self.places = places
         self.waiting: dict[Key, tuple[int, int]] = {}  # key -> (first supported, last supported)
         self.told: dict[Key, Told] = {}
+        self._by_gravity: tuple[dict[Key, None], ...] | None = (
+            None  # the told of this tick, once there is need
+        )
 
     def update(self, causes: Iterable[Cause], now_ns: int) -> None:
         """The causes that now have support, best first."""
+        self._by_gravity = None
         now: dict[Key, Cause] = {}
         for cause in causes:
             now.setdefault(cause.key, cause)
@@ -87,20 +91,29 @@ class Book:
         """Room for a cause; where all is taken, a less grave one gives way."""
         if len(self.told) < MAX_TOLD:
             return True
-        least = max(self.told, key=lambda k: _GRAVITY[KINDS[k[0]].severity])
-        if _GRAVITY[KINDS[least[0]].severity] <= _GRAVITY[KINDS[cause.kind].severity]:
-            return False
-        del self.told[least]
-        return True
+        if self._by_gravity is None:
+            self._by_gravity = tuple({} for _ in _GRAVITY)
+            for key in self.told:
+                self._by_gravity[_gravity(key)][key] = None
+        for mild in reversed(self._by_gravity[_gravity(cause.key) + 1 :]):
+            while mild:
+                least = next(iter(mild))
+                del mild[least]
+                if self.told.pop(least, None) is not None:
+                    return True
+        return False
 
     def _tell(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
         """A better account of the same symptoms takes the place of one that lost its support."""
         since_ns = first_ns
-        for key, old in list(self.told.items()):
-            if key not in supported and overlap(old.cause.covers, cause.covers):
-                since_ns = min(since_ns, old.since_ns)
-                del self.told[key]
+        if any(map(len, cause.covers.values())):
+            for key, old in list(self.told.items()):
+                if key not in supported and overlap(old.cause.covers, cause.covers):
+                    since_ns = min(since_ns, old.since_ns)
+                    del self.told[key]
         self.told[cause.key] = Told(cause, since_ns, now_ns)
+        if self._by_gravity is not None:
+            self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
         """What is told, gravest first, then oldest; more than a few of a kind are one of what is above."""
@@ -163,6 +176,10 @@ class Book:
             cause = Cause(row[0], row[1], int(row[2]), row[3], float(row[4]), tuple(row[5]), int(row[6]),
                           float(row[7]), float(row[8]), covers)  # fmt: skip
             self.told[cause.key] = Told(cause, int(row[10]), int(row[11]))
+
+
+def _gravity(key: Key) -> int:
+    return _GRAVITY[KINDS[key[0]].severity]
 
 
 def _fault(t: Told) -> Fault:

@@ -45,7 +45,7 @@ from twin.maintenance import Windows
 from twin.site import Site
 from twin.state import State
 
-FORMAT = 4
+FORMAT = 5
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
 # With odd power at once: of a rack; of a site, by number and by share; source: estimate
 MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01

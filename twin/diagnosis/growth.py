@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from twin.diagnosis.cause import Cause
+from twin.diagnosis.cause import MAX_TOLD, Cause
+from twin.diagnosis.xids import Xids, codes_of
 from twin.events import Event, FaultReported
 from twin.frame import F64, I32, I64, NS, Bool
 from twin.signals import TABLES
@@ -23,11 +24,6 @@ EVERY_S = 2.0  # between looks at counters
 RECENT_S, USUAL_S = 60.0, 3600.0
 UNUSUAL = 10.0  # times the usual growth
 CLEAR_S = 180.0
-# The catalogue of NVIDIA says "again": domain.md C has 5 of the same in 24 h for support; three within ten
-# minutes are a burst; source: estimate.
-XIDS, XID_S = 3, 600.0
-XID_KEPT = 32  # per GPU
-OFF_BUS_XID = 79
 RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more
 
 
@@ -61,7 +57,8 @@ class Growth:
         self.recent: dict[str, F64] = {}
         self.usual: dict[str, F64] = {}
         self.looked_ns = 0
-        self.xids: dict[int, list[list[int]]] = {}  # gpu -> [[instant, code], ...]
+        self.xids = Xids(site.sizes["gpu"])
+        self._burst: dict[int, Cause] = {}  # as last told, so that a storm makes few anew
 
     def causes(self, state: State, events: Sequence[Event], spared: dict[str, Bool]) -> list[Cause]:
         """What grows now."""
@@ -116,29 +113,30 @@ class Growth:
             self.last[key] = total.copy()
 
     def _hear(self, events: Sequence[Event], now_ns: int) -> None:
-        for event in events:
-            if not isinstance(event, FaultReported) or event.table != "gpu":
-                continue
-            gpu = self.site.entity("gpu", event.name)
-            if gpu is not None and event.code != RECOVERY_XID:
-                self.xids.setdefault(gpu, []).append([now_ns, event.code])
-                del self.xids[gpu][:-XID_KEPT]
-        for gpu in [g for g, some in self.xids.items() if now_ns - some[-1][0] > XID_S * NS]:
-            del self.xids[gpu]
+        mine = [e for e in events if type(e) is FaultReported and e.table == "gpu"]
+        if mine:
+            found = self.site.entities("gpu", [e.name for e in mine])
+            code = codes_of([e.code for e in mine])
+            wanted = (found >= 0) & (code != RECOVERY_XID)
+            self.xids.hear(found[wanted], code[wanted], now_ns)
+        self.xids.advance(now_ns)
 
     def _bursts(self, now_ns: int, spared: Bool | None) -> list[Cause]:
-        out = []
-        for gpu, some in sorted(self.xids.items()):
-            late = [code for at, code in some if now_ns - at <= XID_S * NS]
-            if len(late) >= XIDS and (spared is None or not spared[gpu]):
-                codes = ", ".join(str(c) for c in sorted(set(late)))
-                text = f"{len(late)} XIDs in {XID_S / 60:.0f} min: {codes}"
-                out.append(Cause("xid_burst", "gpu", gpu, "", 0.99, (text,), 1, 0.0, CLEAR_S))
-        return out
+        """In a storm no more than could be told; those that lasted longest, so that they stay."""
+        gpus = self.xids.bursts(spared, MAX_TOLD)
+        if not len(gpus):
+            return []
+        before, self._burst = self._burst, {}
+        for gpu, text in zip(gpus.tolist(), self.xids.texts(gpus, now_ns), strict=True):
+            cause = before.get(gpu)
+            if cause is None or cause.evidence != (text,):
+                cause = Cause("xid_burst", "gpu", gpu, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+            self._burst[gpu] = cause
+        return list(self._burst.values())
 
     def xid_of(self, gpu: int) -> list[int]:
         """Codes heard of a GPU within the last minutes."""
-        return [code for _, code in self.xids.get(gpu, [])]
+        return self.xids.of(gpu)
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
@@ -146,26 +144,22 @@ class Growth:
             if key.partition(".")[0] == table:
                 self.recent[key][entity] = self.usual[key][entity] = 0.0
         if table == "gpu":
-            self.xids.pop(entity, None)
+            self.xids.forget(entity)
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Growth:
         """XIDs move along; counters are looked at anew."""
         out = Growth(site)
-        source = old_of_new["gpu"]
-        for gpu, some in self.xids.items():
-            for new in np.flatnonzero(source == gpu).tolist():
-                out.xids[new] = [list(x) for x in some]
+        out.xids = self.xids.remapped(site.sizes["gpu"], old_of_new["gpu"])
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {"last": dict(self.last), "recent": dict(self.recent), "usual": dict(self.usual),
-                "looked_ns": self.looked_ns,
-                "xids": [[g, [list(x) for x in some]] for g, some in sorted(self.xids.items())]}  # fmt: skip
+                "looked_ns": self.looked_ns, "xids": self.xids.dump()}  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         for name in ("last", "recent", "usual"):
             setattr(self, name, {k: np.array(v) for k, v in data[name].items()})
         self.looked_ns = int(data["looked_ns"])
-        self.xids = {int(g): [[int(a), int(c)] for a, c in some] for g, some in data["xids"]}
+        self.xids.restore(data["xids"])

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.growth import OFF_BUS_XID, Growth
+from twin.diagnosis.growth import Growth
 from twin.diagnosis.places import Places
 from twin.diagnosis.reports import good, heard
 from twin.diagnosis.watch import Watch
+from twin.diagnosis.xids import OFF_BUS_XID
 from twin.frame import I32, I64, NS, Bool
 from twin.state import State
 
@@ -97,7 +98,10 @@ class Silence:
     def _off_bus_together(self, growth: Growth) -> Bool:
         """GPUs [n_gpu] that said so with another of their node."""
         said: Bool = np.zeros(self.places.sizes["gpu"], np.bool_)
-        said[[g for g in growth.xids if OFF_BUS_XID in growth.xid_of(g)]] = True
+        off = growth.xids.off_bus()
+        if not len(off):
+            return said
+        said[off] = True
         at = self.places.site.node_of_gpu
         return said & (np.bincount(at[said], minlength=self.places.sizes["node"]) > 1)[at]
 

@@ -13,10 +13,9 @@ from twin.frame import I32, I64, U8, Bool
 from twin.health.catalogue import find
 from twin.health.failure_words import CLASSES
 from twin.health.fault_book import FaultBook
-from twin.health.levels import DEGRADED, FAILED, action
+from twin.health.levels import DEGRADED, FAILED, HEALTHY, action
 from twin.health.now import Now
-from twin.health.records import Evidence
-from twin.health.verdicts import Verdicts
+from twin.health.verdicts import MAX_TOLD, Verdicts
 from twin.signals import find_signal
 
 # What the catalogue's kinds of code mean; what is not here is `other`
@@ -96,9 +95,10 @@ def _only_silent(
     unheard = [e for kind, table, e, _ in now.diagnosis.book.told if (kind, table) == ("gpu_off_bus", "gpu")]
     dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)
     nodes = np.setdiff1d(of[lost[dark]], of[lost[~dark]])
-    for node in nodes[~down[nodes]][:MAX_ASKED].tolist():
-        said = verdicts.evidence("node", node)
-        if not any(e.level == FAILED and not e.rule.startswith("gpu:") for e in said):
+    nodes = nodes[~down[nodes]][:MAX_ASKED]
+    own = verdicts.rules_of("node", nodes, FAILED)
+    for node in nodes.tolist():
+        if node not in own:
             failed[node], silent[node] = False, True
 
 
@@ -113,11 +113,15 @@ def class_of_node(nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, cau
     for node, name in causes.told.items():
         plain[node] = CLASSES.index(name)
     out: U8 = plain[nodes]
-    for k, node in enumerate(nodes[:MAX_ASKED].tolist()):
-        mine = slice(*now.site.gpu_start_of_node[node : node + 2].tolist())
-        name = _of_codes(codes[mine], actions[mine])
-        if node not in causes.told and name in ("", "software"):
-            name = _of_rules(node, mine, verdicts) or name
+    asked = nodes[:MAX_ASKED].tolist()
+    start = now.site.gpu_start_of_node
+    gpus = {node: range(int(start[node]), int(start[node + 1])) for node in asked}
+    names = [_of_codes(codes[g.start : g.stop], actions[g.start : g.stop]) for g in gpus.values()]
+    vague = {node: gpus[node] for node, name in zip(asked, names, strict=True)
+             if node not in causes.told and name in ("", "software")}  # fmt: skip
+    by_rules = _of_rules(vague, verdicts) if vague else {}
+    for k, (node, code_name) in enumerate(zip(asked, names, strict=True)):
+        name = by_rules.get(node, "") or code_name
         if name and not (name == "software" and node in causes.told):
             out[k] = CLASSES.index(name)
     return out
@@ -131,15 +135,29 @@ def _of_codes(codes: I32, actions: U8) -> str:
     return ""
 
 
-def _of_rules(node: int, gpus: slice, verdicts: Verdicts) -> str:
-    gravest: list[Evidence] = [e for e in verdicts.evidence("node", node) if e.level == FAILED]
-    for gpu in np.flatnonzero(verdicts.health("gpu").level[gpus] == FAILED).tolist():
-        gravest += [e for e in verdicts.evidence("gpu", gpus.start + gpu) if e.level == FAILED]
-    for evidence in gravest:
-        for part, name in CLASS_OF_RULE:
-            if part in evidence.rule:
-                return name
-    return ""
+def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
+    """The class by the rules that speak against each node and its GPUs most gravely, where one tells."""
+    level = verdicts.health("gpu").level
+    failed = {node: [g for g in gpus if level[g] == FAILED] for node, gpus in nodes.items()}
+    every = np.array(sorted(g for some in failed.values() for g in some), np.int32)
+    of_gpu = verdicts.rules_of("gpu", every, HEALTHY)
+    of_node = verdicts.rules_of("node", np.array(sorted(nodes), np.int32), FAILED)
+    out = {}
+    for node, gpus in nodes.items():
+        own = [(-sure, rule) for _, sure, rule in of_node.get(node, [])]
+        told = [g for g in gpus if level[g] != HEALTHY][:MAX_TOLD]
+        theirs: list[tuple[float, str]] = []
+        for gpu in failed[node]:
+            said = of_gpu.get(gpu, [])
+            if said and gpu in told:
+                _, sure, rule = min(said, key=lambda s: (-s[0], -s[1]))
+                own.append((-sure, f"gpu:{rule}"))
+            theirs += sorted((-sure, rule) for at, sure, rule in said if at == FAILED)
+        for _, rule in (*sorted(own), *theirs):
+            if name := next((name for part, name in CLASS_OF_RULE if part in rule), ""):
+                out[node] = name
+                break
+    return out
 
 
 def _told(now: Now) -> tuple[dict[int, str], list[int]]:

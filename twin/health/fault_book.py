@@ -63,7 +63,7 @@ class FaultBook:
         self.advance(now_ns)
         grave = False
         for table, (entities, some) in self._by_table(events).items():
-            grave |= self._take(table, np.array(entities, np.int32), some, jobs)
+            grave |= self._take(table, entities, some, jobs)
         return grave
 
     def look(self, now: Now) -> None:
@@ -83,22 +83,22 @@ class FaultBook:
         if by:
             self.counts[what] = self.counts.get(what, 0) + by
 
-    def _by_table(self, events: Sequence[FaultReported]) -> dict[str, tuple[list[int], list[FaultReported]]]:
+    def _by_table(self, events: Sequence[FaultReported]) -> dict[str, tuple[I32, list[FaultReported]]]:
         """Entities and events per table, in order; what this site does not have is counted."""
-        out: dict[str, tuple[list[int], list[FaultReported]]] = {}
+        out: dict[str, tuple[I32, list[FaultReported]]] = {}
         present, known = {event.table for event in events}, 0
         tables = [table for table in self.site.sizes if table in present and table != "job"]
         for table in sorted(tables, key=lambda table: table == "switch"):
             some = [event for event in events if event.table == table]
             known += len(some)
-            found = [self.site.entity(table, event.name) for event in some]
-            entities = [entity for entity in found if entity is not None]
-            if len(entities) == len(some):
-                out[table] = entities, some
+            found = self.site.entities(table, [event.name for event in some])
+            there = found >= 0
+            if there.all():
+                out[table] = found, some
                 continue
-            here = [event for event, entity in zip(some, found, strict=True) if entity is not None]
-            lost = [event for event, entity in zip(some, found, strict=True) if entity is None]
-            out[table] = entities, here
+            here = [some[i] for i in np.flatnonzero(there).tolist()]
+            lost = [some[i] for i in np.flatnonzero(~there).tolist()]
+            out[table] = found[there], here
             if table == "switch":
                 lost = self._show_on_nodes(lost, out)
             self._count("unknown_entities", len(lost))
@@ -106,19 +106,16 @@ class FaultBook:
         return {table: held for table, held in out.items() if held[1]}
 
     def _show_on_nodes(
-        self, events: list[FaultReported], out: dict[str, tuple[list[int], list[FaultReported]]]
+        self, events: list[FaultReported], out: dict[str, tuple[I32, list[FaultReported]]]
     ) -> list[FaultReported]:
         """Faults of switches that the site does not list are their nodes'; those which are nobody's."""
-        lost: list[FaultReported] = []
-        for event in events:
-            node = self.site.entity("node", event.name.rpartition("/")[0])
-            if node is None:
-                lost.append(event)
-                continue
-            entities, some = out.setdefault("node", ([], []))
-            entities.append(node)
-            some.append(event)
-        return lost
+        found = [self.site.entity("node", event.name.rpartition("/")[0]) for event in events]
+        nodes = [node for node in found if node is not None]
+        if nodes:
+            entities, some = out.get("node", (np.zeros(0, np.int32), []))
+            shown = [event for event, node in zip(events, found, strict=True) if node is not None]
+            out["node"] = np.concatenate([entities, np.array(nodes, np.int32)]), some + shown
+        return [event for event, node in zip(events, found, strict=True) if node is None]
 
     def _take(self, table: str, entity: I32, events: list[FaultReported], jobs: Jobs | None) -> bool:
         batch, wanted = self._batch(table, entity, events)

@@ -32,6 +32,7 @@ KEEP_S = 86_400.0  # and at most so long where nobody hears whether it has; sour
 APART_S = 600.0  # two sights so far apart do not show that something lasted in between; source: estimate
 MAX_NOTES = 256  # words of their own that a rule keeps, each at most so long
 MAX_NOTE = 300
+MANY = 1000  # from which on a mask is faster than a search
 NONE: I32 = np.zeros(0, np.int32)
 
 
@@ -170,6 +171,7 @@ class Found:
     action: U8 | None = None
     sure_pu: F64 | F32 | None = None
     notes: dict[int, str] | None = None  # words of its own, by entity
+    say: Callable[[int], str] | None = None  # the same for the entity at a place, made for those kept
 
 
 NOTHING = Found(NONE)
@@ -222,16 +224,17 @@ class Held:
         if not len(index) and not len(self.index):
             return
         was = self.index
-        if not np.array_equal(index, was):
-            union = np.union1d(was, index).astype(np.int32)
-            at = np.searchsorted(union, was)
-            for name, kind in _COLUMNS.items():
-                if name != "index":
-                    column = np.zeros(len(union), kind)
-                    column[at] = getattr(self, name)
-                    setattr(self, name, column)
-            self.index = union
-        hit = np.searchsorted(self.index, index)
+        if np.array_equal(index, was):
+            hit = np.arange(len(index))
+        else:
+            union, at, hit = _united(was, index)
+            if len(union) > len(was):
+                for name, kind in _COLUMNS.items():
+                    if name != "index":
+                        column = np.zeros(len(union), kind)
+                        column[at] = getattr(self, name)
+                        setattr(self, name, column)
+                self.index = union
         # What was seen too long ago to have lasted begins anew
         young = self.seen_ns[hit] - self.since_ns[hit] < rule.after_s * NS
         anew = hit[(self.since_ns[hit] == 0) | (young & (now_ns - self.seen_ns[hit] > APART_S * NS))]
@@ -251,6 +254,11 @@ class Held:
         for entity, words in (found.notes or {}).items():
             if entity in self.notes or len(self.notes) < MAX_NOTES:
                 self.notes[entity] = words[:MAX_NOTE]
+        if found.say is not None:
+            noted = np.isin(found.index, np.fromiter(self.notes, np.int32, len(self.notes)))
+            new = np.flatnonzero(~noted)[: MAX_NOTES - len(self.notes)]
+            for k in (*np.flatnonzero(noted).tolist(), *new.tolist()):
+                self.notes[int(found.index[k])] = found.say(k)[:MAX_NOTE]
 
     def _let_go(self, rule: Rule, look: Look) -> None:
         """Drop what has not been seen for long enough, unless nobody hears of it."""
@@ -278,9 +286,18 @@ class Held:
             left = self.index.tolist()
             self.notes = {i: self.notes[i] for i in left if i in self.notes}
 
-    def counts(self, rule: Rule) -> Bool:
-        """Which entries have lasted long enough [k]."""
-        return np.asarray(self.seen_ns - self.since_ns >= rule.after_s * NS, np.bool_)
+    def counts(self, rule: Rule, at: slice | I64 = slice(None)) -> Bool:
+        """Which entries, all or those at some places, have lasted long enough [k]."""
+        return np.asarray(self.seen_ns[at] - self.since_ns[at] >= rule.after_s * NS, np.bool_)
+
+    def places(self, rule: Rule, index: I32, least: int) -> list[int]:
+        """Where the entries of these entities (ascending) stand that have lasted, of this level or more."""
+        if not len(self.index):
+            return []
+        at = np.minimum(np.searchsorted(self.index, index), len(self.index) - 1)
+        at = at[(self.index[at] == index) & (self.level[at] >= least)]
+        found: list[int] = at[self.counts(rule, at)].tolist()
+        return found
 
     def moved(self, new_of_old: I32) -> Held:
         """The same for other places; those that went to -1 are gone."""
@@ -305,6 +322,17 @@ class Held:
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.array(data[name], kind))
         self.notes = {int(i): str(note) for i, note in data["notes"]}
+
+
+def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:
+    """(entities of one or the other, places of these and of those among them), all ascending."""
+    if len(a) + len(b) < MANY:
+        both = np.union1d(a, b).astype(np.int32)
+        return both, np.searchsorted(both, a), np.searchsorted(both, b)
+    mask = np.zeros(max(int(x[-1]) if len(x) else 0 for x in (a, b)) + 1, np.bool_)
+    mask[a] = mask[b] = True
+    place = np.cumsum(mask) - 1
+    return np.flatnonzero(mask).astype(np.int32), place[a], place[b]
 
 
 def entity_of(part: str, index: I32) -> I32:

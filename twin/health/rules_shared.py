@@ -25,6 +25,7 @@ UNUSUAL = 10.0  # times the usual, and the others'; source: estimate, as in the 
 GAP_PU, SILENT_PU = 0.05, 0.9
 WEAR_S = 14 * 86_400.0  # what lasts no longer is planned for; source: estimate
 MAX_WORN = 200  # parts that are told of one trend in words
+_RESET, _APP = action("reset_gpu"), catalogue.CLASSES.index("app")
 REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source: domain.md C, 2 reboots
 
 
@@ -38,20 +39,17 @@ def open_codes(table: str) -> Callable[[Look], Found]:
             return NOTHING
         codes = look.book.open_code(table)[index]
         index, codes = _of_device(look, table, index, codes)
-        acts, entries = asked[index], [catalogue.find(int(code), table) for code in codes.tolist()]
-        triples = zip(entries, acts.tolist(), look.book.open_grave(table)[index].tolist(), strict=True)
-        level = np.array([_level(entry, act, grave) for entry, act, grave in triples], np.uint8)
-        notes = {i: f"{e.label} ({e.name})" for i, e in zip(index.tolist(), entries, strict=True)}
-        return Found(index, codes, level=level, action=acts, notes=notes)
+        acts, known = asked[index], catalogue.CATALOGUE.rows(codes.astype(np.int64), table) > 0
+        level = np.where(known & (acts >= _RESET), DEGRADED, WATCH).astype(np.uint8)
+        level[look.book.open_grave(table)[index]] = FAILED  # the words may tell more of it than the catalogue
+
+        def say(k: int) -> str:
+            entry = catalogue.find(int(codes[k]), table)
+            return f"{entry.label} ({entry.name})"
+
+        return Found(index, codes, level=level, action=acts, say=say)
 
     return find
-
-
-def _level(entry: catalogue.Entry, asked: int, grave: bool) -> int:
-    """How bad it is; the words of the report may have told more of it than the catalogue."""
-    if grave:
-        return FAILED
-    return DEGRADED if entry.known and asked >= action("reset_gpu") else WATCH
 
 
 def repeated_codes(table: str) -> Callable[[Look], Found]:
@@ -66,8 +64,9 @@ def repeated_codes(table: str) -> Callable[[Look], Found]:
         order = np.lexsort((code, -count, entity))
         entity, code, count = entity[order], code[order], count[order]
         index, first = np.unique(entity, return_index=True)
-        notes = {int(i): catalogue.find(int(c), table).label for i, c in zip(index, code[first], strict=True)}
-        return Found(index.astype(np.int32), code[first], count[first], notes=notes)
+        code = code[first]
+        return Found(index.astype(np.int32), code, count[first],
+                     say=lambda k: catalogue.find(int(code[k]), table).label)  # fmt: skip
 
     return find
 
@@ -82,8 +81,8 @@ def _not_software(look: Look, table: str, index: I32, codes: I32) -> Bool:
     """Where a code [k] is not one that a job's software brings about on several nodes."""
     kept: Bool = np.ones(len(index), np.bool_)
     if table == "gpu" and (software := look.book.of_software).any():
-        for k in np.flatnonzero(software[index]).tolist():
-            kept[k] = catalogue.find(int(codes[k]), table).kind != "app"
+        row = catalogue.CATALOGUE.rows(codes.astype(np.int64), table)
+        kept = ~(software[index] & (catalogue.CATALOGUE.kind[row] == _APP))
     return kept
 
 

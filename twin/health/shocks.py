@@ -126,6 +126,7 @@ class Shocks:
     def _by_chance(self, now: Now, fallen: Fallen, shared: Bool, per_s: float) -> None:
         """Mark what is too much for chance, the most improbable first."""
         groups = self._groups(now, fallen)
+        once = bool((np.bincount(fallen.node) <= 1).all())  # no node failed twice
         ends = np.unique(fallen.start_ns[fallen.start_ns >= fallen.start_ns[fallen.fresh].min()])
         for _ in range(MAX_TURNS):
             best: tuple[float, int, int, int] | None = None  # (log p, size, group, entity)
@@ -136,7 +137,7 @@ class Shocks:
                 if np.count_nonzero(near) < LEAST_NODES:
                     continue
                 for g, group in enumerate(groups):
-                    found = group.least_likely(near, fallen.node, per_s * WINDOW_S)
+                    found = group.least_likely(near, fallen.node, per_s * WINDOW_S, once)
                     if found is not None and (best is None or (*found[:2], g, found[2]) < best):
                         best, rows = (*found[:2], g, found[2]), group.under(found[2], near)
             if best is None:
@@ -214,32 +215,38 @@ class Shocks:
 
     def _by_job(self, now: Now, fallen: Fallen) -> _Group:
         """By the job that each node held, or had held until lately."""
-        jobs, place = now.jobs, dict[str, int]()
-        names: list[str] = []
-        sizes: list[int] = []
-        rows: list[int] = []
-        at: list[int] = []
-        for k, node in enumerate(fallen.node.tolist()):
-            slot = int(jobs.job_of_node[node])
-            known: tuple[str, int] | None = None
+        jobs = now.jobs
+        held = jobs.job_of_node[fallen.node]
+        known: dict[int, tuple[str, int]] = {}  # row -> name and size
+        if self._jobs:
+            for k in np.flatnonzero(held < 0).tolist():
+                if (ended := self._ended(int(fallen.node[k]), int(fallen.start_ns[k]))) is not None:
+                    known[k] = ended
+        slots, first, of_slot = np.unique(held, return_index=True, return_inverse=True)
+        for slot, k in zip(slots.tolist(), first.tolist(), strict=True):
             if slot >= 0:
-                known = jobs.names[slot], len(jobs.nodes[slot])
-            else:
-                for ended_ns, name, nodes in reversed(self._jobs):
-                    inside = np.searchsorted(nodes, node)
-                    near = abs(int(fallen.start_ns[k]) - ended_ns) <= WINDOW_S * NS
-                    if near and inside < len(nodes) and nodes[inside] == node:
-                        known = name, len(nodes)
-                        break
-            if known is not None:
-                if known[0] not in place:
-                    place[known[0]] = len(names)
-                    names.append(known[0])
-                    sizes.append(known[1])
-                rows.append(k)
-                at.append(place[known[0]])
-        return _Group("job", np.array(sizes, np.int64), np.array(rows, np.int64),
-                      np.array(at, np.int64), tuple(names))  # fmt: skip
+                known[k] = jobs.names[slot], len(jobs.nodes[slot])
+        names: dict[str, tuple[int, int]] = {}  # in order of their first rows: place and size
+        for k in sorted(known):
+            name, size = known[k]
+            names.setdefault(name, (len(names), size))
+        at = np.full(len(held), -1, np.int64)
+        at_of_slot = [names[jobs.names[slot]][0] if slot >= 0 else -1 for slot in slots.tolist()]
+        at[:] = np.array(at_of_slot, np.int64)[of_slot.reshape(-1)]
+        for k in known:
+            at[k] = names[known[k][0]][0]
+        rows = np.flatnonzero(at >= 0)
+        sizes = np.array([size for _, size in names.values()], np.int64)
+        return _Group("job", sizes, rows, at[rows], tuple(names))
+
+    def _ended(self, node: int, start_ns: int) -> tuple[str, int] | None:
+        """(name, nodes) of the last job that ended on a node when it failed."""
+        for ended_ns, name, nodes in reversed(self._jobs):
+            inside = np.searchsorted(nodes, node)
+            near = abs(start_ns - ended_ns) <= WINDOW_S * NS
+            if near and inside < len(nodes) and nodes[inside] == node:
+                return name, len(nodes)
+        return None
 
     def _fed(self) -> tuple[I32, I32]:
         """(feeder, rack) of all pairs, also those further up the tree."""
@@ -301,17 +308,23 @@ class _Group:
         """Failures that are `near`, of nodes under an entity."""
         return np.asarray(self.rows[(self.entity == entity) & near[self.rows]])
 
-    def least_likely(self, near: Bool, node: I32, each: float) -> tuple[float, int, int] | None:
+    def least_likely(
+        self, near: Bool, node: I32, each: float, once: bool = False
+    ) -> tuple[float, int, int] | None:
         """(log of the chance, size, entity) where the failures that are `near` surprise the most.
 
-        `each` is what chance gives per node. None where chance accounts for all.
+        `each` is what chance gives per node; `once` tells that each node is there once. None where chance
+        accounts for all.
         """
         mine = near[self.rows]
         if np.count_nonzero(mine) < LEAST_NODES:
             return None
-        nodes = int(node.max()) + 1
-        pairs = np.unique(self.entity[mine].astype(np.int64) * nodes + node[self.rows[mine]])
-        count = np.bincount(pairs // nodes)
+        if once:
+            count = np.bincount(self.entity[mine])
+        else:
+            nodes = int(node.max()) + 1
+            pairs = np.unique(self.entity[mine].astype(np.int64) * nodes + node[self.rows[mine]])
+            count = np.bincount(pairs // nodes)
         known: dict[tuple[int, int], float] = {}
         best: tuple[float, int, int] | None = None
         for entity in np.flatnonzero(count >= LEAST_NODES).tolist():

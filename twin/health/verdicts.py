@@ -206,17 +206,14 @@ class Verdicts:
         return tuple(out)
 
     def reasons(self, part: str, index: I32, least: int) -> dict[int, list[Evidence]]:
-        """What rules found of many parts at once, from this level on, the gravest first; for alarms.
+        """What rules found of many parts (ascending), from this level on, the gravest first; for alarms.
 
         Of a node, what its GPUs and supplies say is not among it.
         """
         out: dict[int, list[Evidence]] = {}
         for rule in SPECS[part].rules:
             held = self._held[part][rule.id]
-            if not len(held.index):
-                continue
-            grave = held.counts(rule) & (held.level >= least) & np.isin(held.index, index)
-            for k in np.flatnonzero(grave).tolist():
+            for k in held.places(rule, index, least):
                 entity = int(held.index[k])
                 text = rule.text(float(held.a[k]), float(held.b[k]), held.notes.get(entity, ""))
                 out.setdefault(entity, []).append(
@@ -227,12 +224,22 @@ class Verdicts:
             found.sort(key=lambda e: (-e.level, -e.sure_pu, e.rule))
         return out
 
+    def rules_of(self, part: str, index: I32, least: int) -> dict[int, list[tuple[int, float, str]]]:
+        """(level, how sure, rule) of what `reasons` tells of parts (ascending), in the order of the rules."""
+        out: dict[int, list[tuple[int, float, str]]] = {}
+        for rule in SPECS[part].rules:
+            held = self._held[part][rule.id]
+            for k in held.places(rule, index, least):
+                said = int(held.level[k]), round(float(held.sure_pu[k]), 4), rule.id
+                out.setdefault(int(held.index[k]), []).append(said)
+        return out
+
     def _own(self, part: str, index: int) -> list[Evidence]:
         spec, out = SPECS[part], []
         for rule in spec.rules:
             held = self._held[part][rule.id]
             k = int(np.searchsorted(held.index, index))
-            if k == len(held.index) or held.index[k] != index or not held.counts(rule)[k]:
+            if k == len(held.index) or held.index[k] != index or not held.counts(rule, slice(k, k + 1)):
                 continue
             text = rule.text(float(held.a[k]), float(held.b[k]), held.notes.get(index, ""))
             out.append(Evidence(rule.id, int(held.level[k]), text, int(held.since_ns[k]),
@@ -368,7 +375,8 @@ def _without(found: Found, mask: Bool) -> Found:
                for name in ("index", "a", "b", "level", "action", "sure_pu")}  # fmt: skip
     left = frozenset(columns["index"].tolist())
     notes = {i: note for i, note in (found.notes or {}).items() if i in left}
-    return replace(found, **columns, notes=notes)
+    say, place = found.say, np.flatnonzero(kept).tolist()
+    return replace(found, **columns, notes=notes, say=None if say is None else lambda k: say(place[k]))
 
 
 def _unknown(part: str, site: Site) -> Health:

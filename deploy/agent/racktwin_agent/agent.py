@@ -14,6 +14,7 @@ from typing import Any
 from racktwin_agent.clock import NS, Instant, boot_id, now
 from racktwin_agent.config import Config
 from racktwin_agent.devices import Devices, Sample
+from racktwin_agent.identity import READ_EVERY_S, Identity, board_serial
 from racktwin_agent.inbox import Inbox
 from racktwin_agent.kernel_log import Fault, KernelLog
 from racktwin_agent.link import Link
@@ -52,6 +53,7 @@ class Agent:
         self.watch = Watch(config.broker_gone_s, config.power_brake_s)
         boot = boot_id()
         self.node = Node(config.node, devices, self.store, self.watch, boot, config.integration, log.info)
+        self.identity = Identity(config.node, boot)
         at = now()
         self._resume()
         will = self.node.status("offline", at)
@@ -154,6 +156,9 @@ class Agent:
         elif what == "fault":
             told = (item.id, item.table, item.name, item.code, item.detail, item.at_ns)
             self.link.send(fault_of(self.config.node, *told))
+        elif what == "serials":
+            gpus, board = item
+            self._send(self.identity.tell(gpus, board, at))
         elif what == "inputs":
             for text in self.watch.inputs(item):
                 log.warning("%s", text)
@@ -185,16 +190,25 @@ class Agent:
     def _sample(self) -> None:
         due_ns = now().boot_ns
         interval_ns = round(self.config.interval_s * NS)
+        read_ns = due_ns
         while not self._stop.is_set():
             try:
                 sample: Sample = self.devices.sample(now().wall_ns)
+                self.inbox.put("sample", sample)
+                at_ns = now().boot_ns
+                if at_ns >= read_ns:
+                    read_ns = at_ns + round(READ_EVERY_S * NS)
+                    self.inbox.put("serials", (self.devices.serials(), self._board()))
             except Exception as error:
                 self._failed = error  # the loop ends with it, and systemd starts anew
                 return
-            self.inbox.put("sample", sample)
             at_ns = now().boot_ns
             due_ns += interval_ns * (1 + max(0, at_ns - due_ns) // interval_ns)
             self._stop.wait(max(0.0, (due_ns - at_ns) / NS))
+
+    def _board(self) -> str | None:
+        """The node's serial; a simulated node is on a machine that is none of the site's."""
+        return board_serial() if isinstance(self.devices, NvmlDevices) else None
 
     def _read_inputs(self) -> None:
         while not self._stop.is_set():

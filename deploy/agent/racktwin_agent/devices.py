@@ -66,6 +66,10 @@ class Devices(Protocol):
         """Change a setting. Raises DeviceError."""
         ...
 
+    def serials(self) -> list[str | None]:
+        """Which device each GPU is, in order; None where that cannot be read now."""
+        ...
+
     def gpu_at(self, bus_id: str) -> int | None:
         """The GPU at a PCI address such as `0000:41:00`, or None."""
         ...

@@ -1,8 +1,8 @@
 """NVIDIA GPUs through NVML: what can be read as columns, and power limits.
 
 A feature that a GPU lacks is a column of nothing; a GPU that fell off the bus loses its own values and
-nothing else. Units are those of racktwin's catalogue. Imports the agent's devices, and pynvml when it is
-opened.
+nothing else. Units are those of racktwin's catalogue. Imports the agent's devices and serials, and pynvml
+when it is opened.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from racktwin_agent.devices import GPU_CAP, Column, DeviceError, Key, Sample, short_bus_id
+from racktwin_agent.identity import plain_serial
 
 NVLINK_ALL = 0xFFFFFFFF  # the scope of a field value: all links together
 RETRY_LOST_S = 10.0
@@ -229,6 +230,34 @@ class NvmlDevices:
             self.nvml.nvmlDeviceSetPowerManagementLimit(self._gpus[at].handle, round(value * 1e3))
         except self.nvml.NVMLError as error:
             raise DeviceError(f"{key.name}: a limit of {value:g} W was refused: {error}") from None
+
+    def serials(self) -> list[str | None]:
+        """See Devices: the board's serial and the UUID, since several GPUs may share a board.
+
+        source: NVML API reference, nvmlDeviceGetSerial, nvmlDeviceGetUUID, nvmlDeviceGetHandleBySerial
+        """
+        return [self._identity(gpu) for gpu in self._gpus]
+
+    def _identity(self, gpu: _Gpu) -> str | None:
+        """None unless all that this GPU has could be read: half a name would be another name."""
+        nvml, parts = self.nvml, []
+        for name in ("nvmlDeviceGetSerial", "nvmlDeviceGetUUID"):
+            if not self._is_there(gpu):
+                return None
+            try:
+                raw = getattr(nvml, name)(gpu.handle)
+            except nvml.NVMLError as error:
+                if getattr(error, "value", None) != nvml.NVML_ERROR_NOT_SUPPORTED:
+                    return None
+                continue
+            except AttributeError:
+                continue  # a library older than the query
+            except ValueError:
+                return None
+            part = plain_serial(raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw))
+            if part is not None:
+                parts.append(part)
+        return "/".join(parts) or None
 
     def gpu_at(self, bus_id: str) -> int | None:
         """See Devices."""

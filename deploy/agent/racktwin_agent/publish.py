@@ -92,6 +92,19 @@ def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail:
     return Out(f"{PUB}/Event/{path}", _json(body), 1)
 
 
+def identity_of(path: str, event_id: str, table: str, name: str, serial: str) -> Out:
+    """What the node or one of its devices (`name` within the node, "" for itself) says of itself."""
+    body: dict[str, Any] = {
+        "type": "IdentityTold",
+        "id": event_id[:200],
+        "from": path,
+        "table": table,
+        "name": f"{path}/{name}" if name else path,
+        "serial": serial,
+    }
+    return Out(f"{PUB}/Event/{path}", _json(body), 1)
+
+
 def _plain(value: float | int | None) -> float | int | None:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None

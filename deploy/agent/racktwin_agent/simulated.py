@@ -35,6 +35,7 @@ class SimulatedDevices:
         self.lost: set[int] = set()
         self.refuses = False
         self.braked = False
+        self.serial: list[str | None] = [None] * gpus  # nodes of one seed must not claim each other's devices
         self._dice = random.Random(seed)
         self._limit = [high_w] * gpus
         self._node_limit = high_w * gpus
@@ -109,6 +110,10 @@ class SimulatedDevices:
                 raise DeviceError(f"no {key.name}")
             else:
                 self._limit[at] = value
+
+    def serials(self) -> list[str | None]:
+        """See Devices: none but what a test says."""
+        return [None if i in self.lost else serial for i, serial in enumerate(self.serial)]
 
     def gpu_at(self, bus_id: str) -> int | None:
         """See Devices: GPU n sits on bus n + 1."""
