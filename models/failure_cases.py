@@ -25,7 +25,9 @@ QUIET_PER_DAY = 240  # samples of quiet nodes. source: estimate; 60,000 last mos
 SLOTS_PER_DAY = 144
 KEPT_NS = 120 * 86_400 * NS  # source: estimate; a fleet of four months ago was another
 LONGEST_NS = 30 * 86_400 * NS  # horizon; what comes later is no outcome
-SETTLED_NS = 900 * NS  # until the cause and the sharers of a failure are known. source: estimate
+# Until the cause and the sharers of a failure are known, and whether it was a mere restart (RESTARTED_S and
+# the time that a node must be well). source: estimate
+SETTLED_NS = 2700 * NS
 RECENT, RECENT_SLOTS = (
     5,
     2,

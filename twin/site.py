@@ -7,7 +7,6 @@ contiguous: nodes of a rack, GPUs of a node. May import the catalogue and frames
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -128,6 +127,9 @@ class Site:
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
+    _asked: tuple[str, list[str], I32] | None = field(
+        default=None, init=False
+    )  # last
 
     @property
     def rack_of_gpu(self) -> I32:
@@ -188,13 +190,17 @@ class Site:
 
     def entities(self, table: str, names: list[str]) -> I32:
         """Indices of many entities [k], as `entity` finds them; -1 for none. Not to be written to."""
-        if self._asked[:2] == (table, names):  # several parts ask of the same events in a tick
+        if self._asked is not None and self._asked[:2] == (
+            table,
+            names,
+        ):  # several parts ask of the same events in a tick
             return self._asked[2]
         known = self._local.get(table, {}) if table in ("node", "gpu") else {}
         found = [known.get(name) for name in names]
         if None in found:
-            found = [self.entity(table, name) if i is None else i for name, i in zip(names, found, strict=True)]
-        index = np.array([-1 if i is None else i for i in found] if None in found else found, np.int32)
+            pairs = zip(names, found, strict=True)
+            found = [self.entity(table, name) if i is None else i for name, i in pairs]
+        index = np.array([-1 if i is None else i for i in found], np.int32)
         self._asked = table, names, index
         return index
 

@@ -16,6 +16,7 @@ import pytest
 from tests.ailing import Ailing, ailing, days_ago_ns
 from tests.serving import Pod, serving
 from twin.app.cli import main
+from twin.contracts import Fault
 from twin.frame import NS
 from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH
 
@@ -140,6 +141,22 @@ def test_whose_doing_a_lowered_clock_is(ward: Ward, capsys: pytest.CaptureFixtur
     assert "do check power and cooling: a reset cures nothing here" in text
     assert ward.run() == 0
     assert "GPUs whose clock is held down: 1 by the facility's cooling: no fault of theirs" in said(capsys)
+
+
+def test_healthy_says_how_much_is_heard(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    ward.ill.verdicts.held["gpu"].sure_pu[14] = 0.45
+    assert ward.run(f"{NODE3}/gpu2") == 0
+    text = said(capsys)
+    assert "This GPU is healthy, as far as it is heard: 45 % of what there is to know of it." in text
+    assert "everything that is heard of it is as it should be" in text
+
+
+def test_what_the_diagnosis_says_to_do_is_said(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Fault("psu_lost", "node", 3, "", "warning", 0.99, ward.now_ns, ("x",))
+    ward.pod.twin.engine.diagnosis.faults = (fault,)
+    assert ward.run("r1/node3") == 0
+    expected = f"{NODE3} runs on one power supply. Replace the supply; the other carries all."
+    assert f"the diagnosis says: {expected}" in said(capsys)
 
 
 def test_unknown_is_told_first_and_is_not_healthy(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,3 +171,29 @@ def test_a_restart_of_the_daemon_misses_none() -> None:
     other.reboots[0] = 1
     other.step(2)
     assert other.open()[0] == 0
+
+
+def test_a_restart_undoes_the_double_bit_errors_before_it() -> None:
+    pod, errors = Fleet(), np.zeros(8, np.int64)
+
+    def step(times: int, **states: Any) -> list[int]:
+        for _ in range(times):
+            at_ns, none = pod.now_ns + round(STEP_S * NS), np.empty((0, 8), np.float32)
+            pod.inbox.put_block(Block("gpu", 0, (), none, ("ecc_dbe_count",), errors[None], at_ns), at_ns)
+            pod.step(1, **states)
+        held = pod.engine.health.verdicts
+        return [i for i in range(8) if any(e.rule == "ecc_dbe" for e in held.evidence("gpu", i))]
+
+    asks = {"gpu__recovery_action_state": np.where(np.arange(8) == 3, GPU_RESET, NONE)}
+    assert step(3, **asks) == []
+    errors[1:4] = 1
+    assert step(6, **asks) == [1, 2, 3]
+    pod.reboots[2] += 1
+    errors[2] = 0  # what a driver counts begins anew
+    asks["gpu__recovery_action_state"] = np.full(8, NONE)  # a reset without a restart
+    assert step(20, **asks) == [1]
+    data = decode(encode(dump_engine(pod.engine)))
+    restore_engine(pod.engine, data)
+    assert step(5) == [1]
+    errors[2] = 1
+    assert step(3) == [1, 2]

@@ -16,6 +16,7 @@ from twin.events import MaintenanceBegun
 from twin.frame import NS
 from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, findings
 from twin.health.levels import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH
+from twin.health.rules_shared import DIAGNOSIS
 
 DAY_S = 86_400.0
 NODE3, GPU2 = "lab/h/r1/node3", 14  # gpu2 of node3
@@ -234,13 +235,16 @@ def test_lemons_and_wear(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "index", "identity"),
-    [("pump", 1, "health/pump/lab/h/cdu1#pump2"), ("psu", 6, f"health/psu/{NODE3}#psu1")],
+    ("part", "index", "identity", "severity"),
+    [
+        ("pump", 1, "health/pump/lab/h/cdu1#pump2", "critical"),
+        ("psu", 6, f"health/psu/{NODE3}#psu1", "warning"),  # the node runs on the other one
+    ],
 )
-def test_parts_outside_nodes(ward: Ward, part: str, index: int, identity: str) -> None:
+def test_parts_outside_nodes(ward: Ward, part: str, index: int, identity: str, severity: str) -> None:
     ward.ill.say(part, index, FAILED, "it stands", action_name="replace", rule="stands")
     (only,) = ward.look()
-    assert (only.id, only.severity) == (identity, "critical")
+    assert (only.id, only.severity) == (identity, severity)
     assert only.title == f"{identity.rpartition('health/' + part + '/')[2]}: it stands"
     table, entity = ("cdu", 0) if part == "pump" else ("node", 3)
     ward.diagnose("stands", table, entity, "critical")
@@ -277,3 +281,25 @@ def test_ids_are_unique_and_each_suspect_is_told_once(said: list[tuple[str, int,
     ids = [f.id for f in ward.look()]
     assert len(ids) == len(set(ids))
     assert {i for i in ids if "/psu/" not in i and "/pump/" not in i} == bad
+
+
+def test_what_the_diagnosis_tells_no_more_raises_no_alarm_of_its_own(ward: Ward) -> None:
+    ward.ill.say("gpu", GPU2, DEGRADED, "errors grow", action_name="reset_gpu", rule="ecc_growth",
+                 source=DIAGNOSIS)  # fmt: skip
+    ward.diagnose("ecc_growth", "gpu", GPU2, "warning")
+    assert ward.look() == []
+    ward.faults.clear()
+    assert ward.look() == []  # the verdict is only kept for a while
+    ward.ill.say("gpu", GPU2, DEGRADED, "a row waits", rule="row_remap_pending")
+    (only,) = ward.look()
+    assert only.evidence == ("gpu2: a row waits",)
+    # What a rule keeps since nobody hears of the GPU is no echo
+    ward.ill.say("gpu", GPU2 + 4, FAILED, "off the bus", rule="gpu_off_bus", source=DIAGNOSIS)
+    assert len(ward.look()) == 2
+
+
+def test_a_lost_supply_is_told_once(ward: Ward) -> None:
+    ward.ill.say("psu", 6, FAILED, "it gives 0 W", action_name="replace", rule="psu_lost", source=DIAGNOSIS)
+    assert [f.severity for f in ward.look()] == ["warning"]
+    ward.diagnose("psu_lost", "node", 3, "warning")
+    assert ward.look() == []

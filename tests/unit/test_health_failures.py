@@ -177,6 +177,23 @@ def test_silence_that_the_diagnosis_tells_becomes_a_class_when_more_is_heard():
 
 
 @pytest.mark.parametrize(
+    ("silent_s", "kind"), [(900.0, "restarted"), (1780.0, "restarted"), (1900.0, "silent")]
+)
+def test_who_was_silent_and_is_soon_well_by_itself_has_restarted(silent_s: float, kind: str) -> None:
+    watch = Watch()
+    watch.run(10)
+    watch.look.told["node_silent", "node", 4, ""] = None
+    watch.look.fail(4)
+    watch.run(silent_s)
+    del watch.look.told["node_silent", "node", 4, ""]
+    watch.look.well(4)
+    watch.run(700)
+    (only,) = watch.rows()
+    assert only[3] == kind
+    assert is_failure(watch.failures.log()).tolist() == [kind == "silent"]
+
+
+@pytest.mark.parametrize(
     ("level", "suspect_before_s", "expected"),
     [(1.0, None, None), (2.0, None, None), (3.0, None, "taken_out"), (4.0, None, "taken_out"),
      (3.0, 600.0, "other"), (4.0, 600.0, "other"), (3.0, 2 * 86_400.0, "taken_out")],

@@ -124,6 +124,19 @@ def test_a_fault_code_asks_for_its_action_until_it_is_done() -> None:
     assert ward.level("gpu", 5) == HEALTHY
 
 
+@pytest.mark.parametrize(
+    ("code", "sure_pu"),
+    [(79, 0.8), (31, 0.2), (13, 0.2), (999, 0.5)],
+    ids=("its own", "of an application", "of an application", "in no catalogue"),
+)
+def test_how_sure_a_code_is_that_it_is_the_gpu(code: int, sure_pu: float) -> None:
+    ward = Ward(two_racks())
+    ward.look()
+    ward.look(None, ward.xid(5, code))
+    assert ward.evidence("gpu", 5)["xid"].sure_pu == pytest.approx(sure_pu)
+    assert ward.verdicts.health("gpu").sure_pu[5] == pytest.approx(sure_pu)
+
+
 def test_the_same_code_five_times_a_day_is_for_the_support() -> None:
     ward = Ward(two_racks())
     for k in range(5):

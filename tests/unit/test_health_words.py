@@ -107,6 +107,21 @@ def test_what_would_change_a_verdict(level: str, action: str, missing: bool, par
     assert part in words.changes(level, action, missing)
 
 
+@pytest.mark.parametrize(
+    ("part", "level", "action", "told"),
+    [
+        ("psu", "failed", "replace", "gives its share of the power again"),  # nobody tells its serial number
+        ("pump", "failed", "check_facility", "when the pump runs"),
+        ("link", "failed", "run_diagnostics", "when the link is up"),
+        ("psu", "watch", "watch", "goes by itself"),  # its meter
+        ("psu", "unknown", "none", "once what is missing is heard"),
+        ("gpu", "failed", "replace", "another serial number"),
+    ],
+)
+def test_what_would_change_the_verdict_on_a_part(part: str, level: str, action: str, told: str) -> None:
+    assert told in words.changes(level, action, False, part)
+
+
 def test_counts_and_the_worst() -> None:
     levels = {"healthy": 5, "unknown": 0, "watch": 2, "degraded": 0, "failed": 1}
     assert words.counted(levels) == "1 failed, 2 watch, 5 healthy"

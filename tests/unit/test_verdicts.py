@@ -11,10 +11,12 @@ from tests.builders import Twin, site_of, two_racks
 from tests.ward import WELL, Ward, fault, on
 from twin.events import FaultReported, MaintenanceBegun, MaintenanceEnded
 from twin.frame import NS
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, PAIRED, PARTS, UNKNOWN, WATCH
+from twin.health.levels import DEGRADED, FAILED, HEALTHY, PAIRED, PARTS, UNKNOWN, WATCH, action
 from twin.health.verdicts import KEPT_S, Verdicts
 from twin.remap import slots_kept
+from twin.signals import find_signal
 from twin.snapshot import decode, encode
+from twin.state import STALE_PERIODS
 
 N = 144
 FAILED_ROW, PENDING = "gpu.row_remap_failed_state", "gpu.row_remap_pending_state"
@@ -225,3 +227,52 @@ def test_what_another_version_kept_is_judged_anew(data: dict[str, Any]) -> None:
     verdicts.restore(data)
     assert (verdicts.health("gpu").level == UNKNOWN).all()
     assert WATCH > UNKNOWN > HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("part", "key"), [("psu", "node.psu2_power_w"), ("pump", "cdu.pump2_speed_pu")], ids=("psu", "pump")
+)
+def test_one_reading_that_is_missed_is_no_silence(part: str, key: str) -> None:
+    ward, well = Ward(two_racks()), {"cdu.pump1_speed_pu": 0.6, "cdu.pump2_speed_pu": 0.6}
+    ward.run(10, well)
+    signal = find_signal(key)
+    assert signal is not None
+    for _ in range(round(STALE_PERIODS * signal.period_s / 10.0)):
+        ward.look(well | {key: np.nan})
+        assert [ward.level(part, i) for i in (0, 1)] == [HEALTHY, HEALTHY]
+    ward.look(well | {key: np.nan})
+    assert [ward.level(part, i) for i in (0, 1)] == [HEALTHY, UNKNOWN]
+    assert "life" in ward.evidence(part, 1) or ward.verdicts.evidence(part, 1)[0].rule == "missing:everything"
+
+
+def test_a_supply_that_never_reported_is_unknown() -> None:
+    ward = Ward(two_racks())
+    ward.run(3, {"node.psu2_power_w": np.nan})
+    assert [ward.level("psu", i) for i in (0, 1)] == [HEALTHY, UNKNOWN]
+
+
+def test_a_node_tells_why_what_is_to_be_done_is_to_be_done() -> None:
+    ward = Ward(two_racks())
+    ward.run(3)
+    ward.look({PENDING: on(N, 5, 1)}, faults=[fault("xid_burst", "gpu", 5, sure=0.9)])
+    assert ward.action("node", 1) == action("run_diagnostics")
+    (told,) = (e.text for e in ward.evidence("node", 1).values())
+    assert told == ("gpu1 is degraded: a row of its memory waits to be remapped: that takes a reset; "
+                    "it reports errors again and again: xid_burst was seen")  # fmt: skip
+    # One that is healthy, and for which there is something to be done all the same
+    ward.look({"gpu.clock_event_bits": np.where(np.arange(N) < 72, 0x20, 0)})
+    assert (ward.level("node", 9), ward.action("node", 9)) == (HEALTHY, action("check_facility"))
+    texts = [e.text for e in ward.verdicts.evidence("node", 9) if e.rule == "gpu:lowered_facility"]
+    assert texts == ["gpu0 is healthy: heat lowers its clock, and that of its neighbours or its facility is "
+                     "the cause"]  # told once, not of each GPU  # fmt: skip
+    assert not ward.evidence("node", 30)
+
+
+def test_an_unknown_part_says_that_nothing_shows_its_life() -> None:
+    ward = Ward(two_racks())
+    ward.run(3)
+    ward.look(silent([5]))
+    assert ward.evidence("gpu", 5)["life"].level == UNKNOWN
+    assert ward.evidence("node", 1)["gpu:life"].text.startswith("gpu1 is unknown: nothing shows")
+    ward.look(None, window(ward, "node", ward.site.name("node", 2)))
+    assert list(ward.evidence("gpu", 9)) == ["maintenance"]

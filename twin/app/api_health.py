@@ -102,9 +102,14 @@ def told(text: str) -> str:
 
 
 def reason_of(live: Live, part: str, index: int) -> str:
-    """The gravest sentence on a part, with figures; empty where nothing was said."""
-    found = live.engine.health.verdicts.evidence(part, index)
-    return told(found[0].text) if found else ""
+    """The gravest sentence on a part, with figures; empty where nothing was said.
+
+    What is missing is a reason only where the part is unknown; its past is none.
+    """
+    unknown = int(live.engine.health.health(part).level[index]) == UNKNOWN
+    found = (e.text for e in live.engine.health.verdicts.evidence(part, index)
+             if e.rule != "history" and (unknown or not e.rule.startswith("missing:")))  # fmt: skip
+    return told(next(found, ""))
 
 
 def part_row(live: Live, part: str, index: int) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def part_tree(live: Live, part: str, index: int) -> dict[str, Any]:
         "evidence": said, "missing": lacking,
         "lowered": ATTRIBUTIONS[int(engine.health.health(part).lowered[index])] if part == "gpu" else "",
         "faults": heard(live, table, entity), "remaining": remaining(live, table, entity),
-        "changes": words.changes(row["level"], row["action"], bool(lacking)),
+        "changes": words.changes(row["level"], row["action"], bool(lacking), part),
         "maintenance": bool(spared is not None and spared[entity]),
         "diagnosis": diagnosis(live, [(table, entity)]), "notes": notes(live),
     }  # fmt: skip
@@ -197,7 +197,8 @@ def diagnosis(live: Live, entities: list[tuple[str, int]]) -> list[dict[str, Any
 
     found = [finding_of(f, live.engine.site) for f in live.engine.diagnosis.faults
              if (f.table, f.entity) in entities]  # fmt: skip
-    return [{"id": f.id, "severity": f.severity, "title": told(f.title)} for f in found[:SHOWN_FAULTS]]
+    return [{"id": f.id, "severity": f.severity, "title": told(f.title), "action": f.action}
+            for f in found[:SHOWN_FAULTS]]  # fmt: skip
 
 
 def remaining(live: Live, table: str, entity: int) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ PLURAL = {"gpu": "GPUs", "node": "nodes", "switch": "switches", "link": "links",
           "psu": "power supplies"}  # fmt: skip
 SINGULAR = {"gpu": "GPU", "psu": "power supply"}
 NAMED = {"cdu.ua": "the heat exchanger"}
+AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
 
 
@@ -117,7 +118,7 @@ def _told(tree: dict[str, Any], out: Console) -> None:
     if tree["maintenance"]:
         out.print(Text("people work on it: no alarms and no commands until they are done", "yellow"))
     for d in tree["diagnosis"]:
-        out.print(Text(clean(f"the diagnosis says: {d['title']}", 300), "yellow"))
+        out.print(Text(clean(f"the diagnosis says: {d['title']}. {d['action']}", 300), "yellow"))
 
 
 def _verdict(tree: dict[str, Any], out: Console) -> None:
@@ -128,6 +129,9 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
     said = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
     since = words.span(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
     more = f", for {since}" if since else ""
+    if level == "healthy" and tree["sure_pu"] is not None and tree["sure_pu"] < 1.0:
+        heard = f"{100 * tree['sure_pu']:.0f} %"
+        more = f", as far as it is heard: {heard} of what there is to know of it"
     if tree["sure"] and tree["action"] != "check_facility":
         more += f"; {tree['sure']} that it is the {kind} itself"
     said.append(f"{more}.", "not bold default")
@@ -145,13 +149,15 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
 
 def _evidence(tree: dict[str, Any], out: Console) -> None:
     if not tree["evidence"]:
-        nothing = {"healthy": "everything that is heard of it is as it should be",
+        nothing = {"healthy": AS_IT_SHOULD_BE,
                    "unknown": "what is heard of it is too little to say either way"}  # fmt: skip
         out.print(Text("why  ", "dim").append(nothing.get(tree["level"], "no reason was given"), "not dim"))
         return
     out.print()
     out.print(Text("why", "bold"))
-    rows = []
+    rows: list[list[Text]] = []
+    if tree["level"] == "healthy" and all(e["rule"] == "history" for e in tree["evidence"]):
+        rows.append([Text("healthy", TONES["healthy"]), Text(AS_IT_SHOULD_BE)])
     for e in tree["evidence"]:
         text = Text(clean(e["text"], 400))
         sure = words.sure(e["sure_pu"]) if e["level"] not in OF_ITSELF else ""

@@ -56,6 +56,7 @@ CLASS_WORDS = {
     "silent": "silence",
     "taken_out": "taken out of service",
     "other": "other causes",
+    "restarted": "restarts, over within half an hour",
 }
 
 
@@ -84,7 +85,13 @@ _ENDS = {
     "run_diagnostics": "It goes when the node comes back from diagnostics and the error does not come again.",
     "drain": "It goes when the node was repaired and is back in service.",
     "contact_support": "It goes when the part was replaced, or the node is back in service after a repair.",
-    "replace": "It goes when another part with another serial number sits in this place.",
+    "replace": "It goes when another part is in this place: by another serial number, or by what it reads.",
+}
+# Parts whose readings alone tell that they are well again
+_ENDS_OF = {
+    "psu": "It goes when the supply gives its share of the power again.",
+    "pump": "It goes when the pump runs, and flow and pressure are what its speed promises.",
+    "link": "It goes when the link is up and its errors have been quiet for a while.",
 }
 _HORIZON_WORDS = {3600.0: "1 h", 86_400.0: "24 h", 604_800.0: "7 days", 2_592_000.0: "30 days"}
 
@@ -155,8 +162,8 @@ def sure(value_pu: float | None) -> str:
     return f"{word} ({100 * min(value_pu, 0.99):.0f} %)"
 
 
-def changes(level: str, action: str, missing: bool) -> str:
-    """What would change a verdict, in a sentence or two."""
+def changes(level: str, action: str, missing: bool, part: str = "") -> str:
+    """What would change a verdict, in a sentence or two; `part`: the kind of part."""
     if level == "unknown":
         return "It is judged once what is missing is heard; until then it counts as neither well nor ill."
     if level == "healthy":
@@ -165,7 +172,8 @@ def changes(level: str, action: str, missing: bool) -> str:
             "An error that it reports, errors that grow, heat or a lowered clock of its own, or silence."
             + more
         )
-    return _ENDS.get(action) or _ENDS["watch"]
+    of_part = _ENDS_OF.get(part) if level in ("degraded", "failed") else None
+    return of_part or _ENDS.get(action) or _ENDS["watch"]
 
 
 def worst(levels: dict[str, int]) -> str:

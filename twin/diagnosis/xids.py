@@ -68,9 +68,11 @@ class Xids:
         self.burst_ns[lasting & (self.burst_ns == 0)] = now_ns
         self._any = bool(self.many.any())
 
-    def _clear(self, gpu: Any) -> None:
+    def _clear(self, gpu: I64) -> None:
         for column in (self.many, self._newest_ns, self._burst_from_ns, self.burst_ns, self._off_bus):
             column[gpu] = 0
+        for one in gpu.tolist() if self._text else ():
+            self._text.pop(one, None)  # its next burst may have as many
 
     def bursts(self, spared: Bool | None, most: int) -> I32:
         """GPUs with bursts, ascending; if there are more than `most`, those whose bursts are the oldest."""
@@ -115,8 +117,7 @@ class Xids:
 
     def forget(self, gpu: int) -> None:
         """Another device sits in this slot."""
-        self._clear(gpu)
-        self._text.pop(gpu, None)
+        self._clear(np.array([gpu]))
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum: GPUs [k], and of each its XIDs, the oldest first."""

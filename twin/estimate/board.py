@@ -59,7 +59,7 @@ _KEPT: dict[str, float | None] = {
     "value": None, "var": None, "waiting": None, "waiting_var": None, "in_use": None, "in_use_var": None,
     "reference": np.nan, "reference_var": np.nan, "fast": np.nan, "slow": np.nan, "held": 0.0,
 }  # fmt: skip
-_KEPT_NUMBERS = ("count", "taught_ns")
+_KEPT_NUMBERS = ("count", "taught_ns", "slope")  # the last slope says how far the next move shifts
 
 
 class Board:
@@ -267,7 +267,7 @@ class Board:
         return {
             "rows": [[r.name, r.n] for r in self.rows], "kept": dict(self._kept), "count": self.count,
             "taught_ns": self.taught_ns, "moved_ns": self.moved_ns, "idle_s": self._idle_s,
-            "noise": self.noise.dump(),
+            "slope": self.slope, "noise": self.noise.dump(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> bool:
@@ -279,5 +279,7 @@ class Board:
         self._kept = {k: np.array(data["kept"][k]) for k in self._kept}
         self.count, self.taught_ns = np.array(data["count"]), np.array(data["taught_ns"])
         self.moved_ns, self._idle_s = int(data["moved_ns"]), float(data["idle_s"])
+        if "slope" in data:  # one of a version before has none
+            self.slope = np.array(data["slope"])
         self.noise.restore(data["noise"])
         return True

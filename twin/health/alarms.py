@@ -31,6 +31,7 @@ from twin.health.levels import (
     name_of_part,
 )
 from twin.health.records import Evidence, FailureLog
+from twin.health.told import is_over, is_told
 from twin.maintenance import Windows
 from twin.site import Site
 
@@ -46,23 +47,6 @@ MOST_EVIDENCE, MOST_ENTITIES, MOST_TITLE = 6, 8, 160
 _NOTHING_TO_CURE = (action("none"), action("watch"), action("check_facility"))
 _OF_SOFTWARE = action("restart_app")
 _RANK = {"info": 0, "warning": 1, "critical": 2}
-# Kinds of the diagnosis that tell the same as a rule of health, beside the kind of the rule's own name. What
-# is told of a whole node goes for its GPUs too.
-_SAME = {
-    "xid": ("gpu_off_bus", "xid_burst"),
-    "xid_repeated": ("xid_burst",),
-    "ecc": ("ecc_growth",),
-    "row": ("ecc_growth",),
-    "nvlink": ("nvlink_flaps",),
-    "thermal": ("plate_degraded", "tray_blocked"),
-    "temp": ("plate_degraded", "tray_blocked"),
-    "clock": ("plate_degraded", "tray_blocked"),
-    "telemetry": ("gpu_off_bus", "node_silent", "node_down"),
-    "recovery": ("gpu_off_bus",),
-    "leak": ("leak",),
-    "psu": ("psu_lost",),
-    "link": ("link_down",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +180,7 @@ class _Look:
         if likely and not reasons and self.forecast is not None:
             sure = float(self.forecast.mean[node])
         entities = (name, *(f"{name}/{r.name}" for r in reasons if r.name))
-        title = _title(name, what, bool(reasons))
-        return Finding(f"health/{name}", _severity(reasons, likely), title,
+        return Finding(f"health/{name}", _severity(reasons, likely), _title(name, what, bool(reasons)),
                        entities[:MOST_ENTITIES], tuple(said[:MOST_EVIDENCE]), sure,
                        _todo(todo, likely or bool(reasons and reasons[0].level >= FAILED)),
                        len(entities))  # fmt: skip
@@ -211,14 +194,14 @@ class _Look:
         if int(held.lowered[index]) in (BY_FACILITY, BY_POWER) and todo in _NOTHING_TO_CURE:
             return None
         told = self._told_of(part, index, node)
-        speaks = self._speaks[part].get(index, [])
+        speaks = [e for e in self._speaks[part].get(index, []) if not is_over(e, told)]
         if not speaks and (part == "node" or not self._stands(part, index, node)):
             return None  # all is in its members, or the level is only kept a little longer than its reasons
         if speaks and told:
-            speaks.sort(key=lambda e: (_is_told(e, told), -e.level))
-            if _is_told(speaks[0], told):  # then all are
+            speaks.sort(key=lambda e: (is_told(e, told), -e.level))
+            if is_told(speaks[0], told):  # then all are
                 return None
-            level = max(e.level for e in speaks if not _is_told(e, told))
+            level = max(e.level for e in speaks if not is_told(e, told))
         sure = float(held.sure_pu[index])
         return _Reason(part, name, level, todo, sure if np.isfinite(sure) else 0.0, tuple(speaks))
 
@@ -241,9 +224,8 @@ class _Look:
         known = self.forecast.mean[np.isfinite(self.forecast.mean)].astype(np.float64)
         usual = 100 * float(known.mean()) if len(known) else 0.0
         times = f", {mean / usual:.0f} times the average here" if usual > 0 and mean / usual >= 2 else ""
-        return (
-            f"chance of failing within a day: {mean:.0f} % (90 % interval {low:.0f} to {high:.0f} %){times}"
-        )
+        interval = f"(90 % interval {low:.0f} to {high:.0f} %)"
+        return f"chance of failing within a day: {mean:.0f} % {interval}{times}"
 
     # -- what has a cause in common
 
@@ -328,9 +310,11 @@ class _Look:
             entity = self.site.name(table, i // 2 if paired else i)
             name, said = name_of_part(part, i, entity), _sentences([reason])
             what = said[0] if said else f"the {part} is {LEVELS[reason.level]}"
+            # A node runs on its other supply
+            severity = "warning" if part == "psu" else _severity([reason], False)
             found.append(
-                Finding(f"health/{part}/{name}", _severity([reason], False), _title(name, what, bool(said)),
-                        (entity,), tuple(said[:MOST_EVIDENCE]), reason.sure_pu,
+                Finding(f"health/{part}/{name}", severity, _title(name, what, bool(said)), (entity,),
+                        tuple(said[:MOST_EVIDENCE]), reason.sure_pu,
                         _sentence(ACTION_WORDS[ACTIONS[reason.action]]))
             )  # fmt: skip
         return found
@@ -345,13 +329,6 @@ class _Look:
 def _down_together(log: FailureLog) -> Bool:
     """Rows of failures that last and had a cause in common [k]."""
     return np.asarray((log.end_ns == 0) & log.shared & is_failure(log), np.bool_)
-
-
-def _is_told(evidence: Evidence, told: dict[str, int]) -> bool:
-    """Whether the diagnosis tells this already, as gravely as we would."""
-    rank, rule = 2 if evidence.level >= FAILED else 1, evidence.rule
-    same = (rule, *_SAME.get(rule, _SAME.get(rule.partition("_")[0], ())))
-    return any(told.get(kind, -1) >= rank for kind in same)
 
 
 def _severity(reasons: list[_Reason], likely: bool) -> str:

@@ -21,7 +21,9 @@ STARTED_S = 120.0  # a server takes longer to start, and tells of it within this
 UNKNOWN = -1
 OFF, ON = 0, 1  # of node.power_on_state
 IN_SERVICE, DRAINED = 0, 3  # of node.service_level_state
-_KEPT = {"reboots": "node", "power": "node", "service": "node", "recovery": "gpu"}
+DBE = "gpu.ecc_dbe_count"
+# `dbe`: what the counter of double-bit errors had come to when the GPU was last reset
+_KEPT = {"reboots": "node", "power": "node", "service": "node", "recovery": "gpu", "dbe": "gpu"}
 
 
 class Cures:
@@ -44,8 +46,10 @@ class Cures:
         self._close(now, opened, back, "replace", now.now_ns)
         recovery, before = self._take("recovery", now.good("gpu.recovery_action_state"))
         reset = np.flatnonzero((before > 0) & (recovery == 0)).astype(np.int32)
-        if len(reset) and "gpu" in opened:
-            opened["gpu"].resolve(reset, action("reboot_node"), now.now_ns)
+        if len(reset):
+            self._reset(now, reset)
+            if "gpu" in opened:
+                opened["gpu"].resolve(reset, action("reboot_node"), now.now_ns)
 
     def _restarted(self, now: Now) -> I32:
         power, before = self._take("power", now.good("node.power_on_state"))
@@ -70,9 +74,14 @@ class Cures:
         mine = np.zeros(now.n("node"), np.bool_)
         mine[nodes] = True
         gpus = np.flatnonzero(mine[self.site.node_of_gpu]).astype(np.int32)
+        self._reset(now, gpus)
         for table, index in (("node", nodes), ("gpu", gpus)):
             if table in opened:
                 opened[table].resolve(index, action(upto), until_ns)
+
+    def _reset(self, now: Now, gpus: I32) -> None:
+        """What these GPUs counted till now, their reset has undone."""
+        self.last["dbe"][gpus] = now.total(DBE)[gpus]
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits here: its counts are its own."""
@@ -94,4 +103,4 @@ class Cures:
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.last = {name: np.array(data[name]) for name in _KEPT}
+        self.last |= {name: np.array(data[name]) for name in _KEPT if name in data}

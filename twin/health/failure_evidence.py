@@ -93,6 +93,8 @@ def _only_silent(
     """Move nodes from `failed` to `silent` of which all that failed are GPUs that are not heard."""
     of = now.site.node_of_gpu
     unheard = [e for kind, table, e, _ in now.diagnosis.book.told if (kind, table) == ("gpu_off_bus", "gpu")]
+    if not unheard:
+        return
     dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)
     nodes = np.setdiff1d(of[lost[dark]], of[lost[~dark]])
     nodes = nodes[~down[nodes]][:MAX_ASKED]

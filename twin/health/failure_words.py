@@ -10,9 +10,13 @@ import numpy as np
 from twin.frame import Bool
 from twin.health.records import FailureLog
 
-CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other")
+CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other",
+           "restarted")  # fmt: skip
 # Rows of these classes are kept, as a node was not to be used, but are no failures of a node
-NO_FAILURES = ("software", "taken_out")
+NO_FAILURES = ("software", "taken_out", "restarted")
+# A node that was silent and is well again by itself within this has restarted: it cost its jobs their work
+# since the last checkpoint, and nobody repairs anything. source: estimate
+RESTARTED_S = 1800.0
 NODE_ENDS = ("node_fail", "boot_fail")  # of jobs whose node failed, in the words of Slurm
 
 

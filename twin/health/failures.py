@@ -16,7 +16,7 @@ import numpy as np
 from twin.events import Event, JobEnded
 from twin.frame import I32, I64, NS, Bool
 from twin.health.failure_evidence import MAX_ASKED, Causes, causes_of, class_of_node
-from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, is_failure
+from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, RESTARTED_S, is_failure
 from twin.health.fault_book import FaultBook
 from twin.health.levels import UNKNOWN
 from twin.health.now import Now
@@ -151,7 +151,16 @@ class Failures:
         self.well_ns[well & (self.well_ns == 0)] = t_ns
         back = np.flatnonzero(well & (t_ns - self.well_ns >= WELL_S * NS))
         if back.size:
+            self._restarted(back)
             self._end(back, self.well_ns[back])
+
+    def _restarted(self, nodes: I64) -> None:
+        """Of these nodes, which are well again, those that came back soon and never said what was wrong."""
+        at = self.row[nodes] - self.first
+        rows, well_ns = at[at >= 0], self.well_ns[nodes][at >= 0]
+        soon = well_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
+        soon &= self._rows["kind"][rows] == CLASSES.index("silent")
+        self._rows["kind"][rows[soon]] = CLASSES.index("restarted")
 
     def _end(self, nodes: I32 | I64 | list[int], at_ns: I64 | int) -> None:
         at = self.row[nodes] - self.first

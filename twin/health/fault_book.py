@@ -265,6 +265,10 @@ class FaultBook:
         """GPUs whose exceptions and page faults are most likely their job's own [n_gpu]."""
         return self._software.gpus(self.now_ns)
 
+    def dbe_undone(self) -> I64:
+        """What each GPU's counter of double-bit errors was at its last reset [n_gpu]; -1 = never seen."""
+        return self._cures.last["dbe"]
+
     def by_class(self) -> tuple[tuple[str, ...], F32]:
         """(names of classes, decayed counts of the last day [n_class, n_gpu]); good until asked again."""
         heard = self._heard.get("gpu")

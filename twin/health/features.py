@@ -13,6 +13,7 @@ import numpy as np
 
 from twin.frame import F32, F64, NS, Bool
 from twin.health.catalogue import CLASSES
+from twin.health.failure_words import is_failure
 from twin.health.fault_book import FaultBook
 from twin.health.lemons import SIGNALS, Lemons
 from twin.health.levels import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH
@@ -113,8 +114,9 @@ class _Columns:
         """log(1 + x): most are zero, of which no logarithm is taken."""
         row = self.values[self.row[name]]
         np.copyto(row, values, casting="unsafe")
-        some = np.flatnonzero(row > 0)
-        row[some] = np.log1p(row[some])
+        some = (row > 0).nonzero()[0]
+        if len(some):
+            row[some] = np.log1p(row[some])
 
 
 class _Fold:
@@ -124,6 +126,7 @@ class _Fold:
         self.node_of_gpu, self.n = site.node_of_gpu, site.sizes["node"]
         size = np.diff(site.gpu_start_of_node)
         self.size = size
+        self.nothing: F32 = np.where(size > 0, np.float32(0.0), np.float32(np.nan))
         self.filled = np.flatnonzero(size)
         self.start = site.gpu_start_of_node[:-1][self.filled]
         alike = len(size) and int(size[0]) > 0 and bool((size == size[0]).all())
@@ -151,7 +154,7 @@ class _Fold:
 
     def sum(self, values: Any) -> Any:
         """The sum; few that are not zero are added one by one."""
-        some = np.flatnonzero(values)
+        some = values.nonzero()[0]
         if 8 * len(some) < len(values):
             return np.bincount(self.node_of_gpu[some], values[some].astype(np.float64), self.n)
         return np.bincount(self.node_of_gpu, values.astype(np.float64), self.n)
@@ -159,14 +162,14 @@ class _Fold:
     def none(self, heard: Bool) -> F32:
         """Zero where any GPU is heard, NaN elsewhere."""
         if heard.all():
-            return np.where(self.size > 0, np.float32(0.0), np.float32(np.nan))
+            return self.nothing.copy()
         some = np.bincount(self.node_of_gpu, heard, self.n)
         return np.where(some > 0, np.float32(0.0), np.float32(np.nan))
 
     def worst(self, values: Any) -> Any:
         """The largest of whole numbers >= 0, of which most are 0; NaN of a node without GPUs."""
         some = np.flatnonzero(values)
-        out = np.where(self.size > 0, np.float32(0.0), np.float32(np.nan))
+        out = self.nothing.copy()
         if 8 * len(some) < len(values):
             np.maximum.at(out, self.node_of_gpu[some], values[some].astype(np.float32))
             return out
@@ -197,10 +200,16 @@ def _reported(columns: _Columns, fold: _Fold, book: FaultBook) -> None:
     for span_s in SPANS_S:
         found = book.within("gpu", span_s)
         columns.put_log(f"gpu_faults_{span_s:g}s", fold.sum(found))
-    some = np.flatnonzero(found)  # of the longest span: of the others there is no class either
-    classes, by_class = book.by_class() if len(some) else (CLASSES, np.zeros((len(CLASSES), 0)))
-    for name, counts in zip(classes, by_class[:, some] if len(some) else by_class, strict=True):
-        columns.put(f"faults_{name}", np.bincount(fold.node_of_gpu[some], counts, fold.n))
+    some = found.nonzero()[0]  # of the longest span: of the others there is no class either
+    if not len(some):
+        for name in CLASSES:
+            columns.put(f"faults_{name}", 0.0)
+        return
+    classes, by_class = book.by_class()
+    node = fold.node_of_gpu[some]
+    for name, counts in zip(classes, by_class, strict=True):
+        mine = counts[some]
+        columns.put(f"faults_{name}", np.bincount(node, mine, fold.n) if mine.any() else 0.0)
 
 
 def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
@@ -223,13 +232,13 @@ def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
 def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
     """Growth per hour of the GPU of each node that grew most [n_node]; None where nobody is heard."""
     counter = rates.counters.get(key)
-    if counter is None or not counter.heard.any():
+    if counter is None or not (counter.whole or counter.heard.any()):
         return None
     some = rates.above(key, LEAST_COUNT, recent)
     per_h = rates.recent_per_h if recent else rates.daily_per_h
     if 8 * len(some) >= len(counter.heard):
         return fold.most(per_h(key))
-    out = fold.none(counter.heard)
+    out = fold.nothing.copy() if counter.whole else fold.none(counter.heard)
     if len(some):
         np.fmax.at(out, fold.node_of_gpu[some], per_h(key)[some])
     return out
@@ -280,7 +289,7 @@ def _links(columns: _Columns, now: Now, rates: Rates) -> None:
 
 def _past(columns: _Columns, now: Now, log: FailureLog) -> None:
     """What a node's own failures tell: those with a cause in common tell nothing of it."""
-    own = ~log.shared
+    own = ~log.shared & is_failure(log)
     node, n = log.node[own], now.n("node")
     age_d = np.maximum(now.now_ns - log.start_ns[own], 0) / DAY_NS
     for half_life_d in HALF_LIVES_D:

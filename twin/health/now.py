@@ -13,12 +13,12 @@ import numpy as np
 from twin.contracts import Fault, Residual
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.estimator import Estimator
-from twin.frame import F32, F64, I64, Bool
+from twin.frame import F32, F64, I64, NS, Bool
 from twin.jobs import Jobs
 from twin.maintenance import Windows
 from twin.signals import Signal, find_signal
 from twin.site import Site
-from twin.state import GOOD, State
+from twin.state import GOOD, STALE_PERIODS, State
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Now:
     dt_s: float  # since the last look
     _good: dict[str, F32] = field(default_factory=dict)
     _fresh: dict[str, Bool] = field(default_factory=dict)
+    _in_time: dict[tuple[str, int, float], Bool] = field(default_factory=dict)
+    _whole: dict[int, bool] = field(default_factory=dict)
 
     @property
     def now_ns(self) -> int:
@@ -55,7 +57,8 @@ class Now:
         if known is None:
             signal = _signal(key)
             value = self.state.tables[signal.table].value[signal.row]
-            known = np.where(self.fresh(key), value, np.float32(np.nan))
+            fresh = self.fresh(key)
+            known = value.copy() if self._all(fresh) else np.where(fresh, value, np.float32(np.nan))
             self._good[key] = known
         return known
 
@@ -64,8 +67,35 @@ class Now:
         known = self._fresh.get(key)
         if known is None:
             signal = _signal(key)
-            known = self.state.tables[signal.table].quality_of(signal, self.now_ns) == GOOD
+            column, counter = self.state.tables[signal.table], signal.kind == "counter"
+            row = signal.row + len(column.signals) if counter else signal.row
+            known = self._timely(
+                signal.table, int(column.partition.group_of_row[row]), float(column.period_s[row])
+            )
+            if counter:
+                known = known & (column.raw[signal.row] >= 0)
+            elif column.bad_count[row]:
+                known = known & (column.quality[row] == GOOD)
             self._fresh[key] = known
+        return known
+
+    def _timely(self, table: str, group: int, period_s: float) -> Bool:
+        """Where signals that come together are not stale [n], by the rule of `Column.quality_of`."""
+        known = self._in_time.get((table, group, period_s))
+        if known is None:
+            t_ns = self.state.tables[table].t_ns[group]
+            late_s = STALE_PERIODS * period_s
+            late_ns = round(late_s * NS)
+            late_ns -= late_ns / NS > late_s  # as the quotient is rounded
+            known = t_ns >= max(self.now_ns - late_ns, 1)
+            self._in_time[table, group, period_s] = known
+        return known
+
+    def _all(self, mask: Bool) -> bool:
+        """Whether a mask that is kept here holds everywhere; many signals share one."""
+        known = self._whole.get(id(mask))
+        if known is None:
+            known = self._whole[id(mask)] = bool(mask.all())
         return known
 
     def age_s(self, key: str) -> F64:

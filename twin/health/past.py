@@ -86,6 +86,9 @@ class Past:
 
 
 def _span(seconds: float) -> str:
+    if seconds < 5400.0:
+        minutes = round(seconds / 60.0)
+        return f"{minutes} minute{'' if minutes == 1 else 's'}"
     hours = round(seconds / 3600.0)
     if hours < 48:
         return f"{hours} hour{'' if hours == 1 else 's'}"

@@ -41,7 +41,7 @@ NOTHING = 1e-3  # counts: less than this of a sum is no growth any more
 class Counter:
     """One counter of a table [n]: its total as last seen, and its fading sums in units of the epoch."""
 
-    __slots__ = ("daily", "heard", "last", "lively", "moved", "recent")
+    __slots__ = ("daily", "heard", "last", "lively", "most", "moved", "recent", "whole")
 
     def __init__(self, total: I64) -> None:
         n = len(total)
@@ -49,6 +49,10 @@ class Counter:
         self.recent, self.daily = np.zeros(n, np.float32), np.zeros(n, np.float32)
         self.heard: Bool = np.zeros(n, np.bool_)
         self.lively = False  # whether any sum is more than nothing
+        self.most: dict[
+            bool, float
+        ] = {}  # the largest sum, recent or daily, once asked; empty after a change
+        self.whole = False  # whether all are heard
         self.moved: I32 = np.zeros(0, np.int32)  # who grew at the last look
 
     def take(
@@ -63,6 +67,7 @@ class Counter:
         self.last[index] = total[index]
         more = grown > 0.0  # a total that fell belongs to another device
         index, grown = index[more], grown[more]
+        self.most.clear()
         before_ns = np.full(len(index), looked_ns) if known_ns is None else known_ns[index]
         span_s = np.where(before_ns > 0, np.maximum((t_ns[index] - before_ns) / NS, 1e-3), 1.0)
         for sums, tau_s, scale in zip((self.recent, self.daily), (RECENT_S, DAILY_S), up, strict=True):
@@ -81,10 +86,12 @@ class Counter:
     def look(self) -> None:
         """Find out whether anything is left."""
         self.lively = bool(self.recent.any() or self.daily.any())
+        self.most.clear()
 
     def forget(self, entity: int) -> None:
         self.last[entity], self.recent[entity], self.daily[entity] = 0, 0.0, 0.0
-        self.heard[entity] = False
+        self.heard[entity] = self.whole = False
+        self.most.clear()
         self.moved = self.moved[self.moved != entity]
 
 
@@ -146,8 +153,9 @@ class Rates:
                 if not (column.raw[row] >= 0).any():
                     continue
                 counter = self.counters[key] = Counter(column.total[row])
-            if not counter.heard.all():
+            if not counter.whole:
                 counter.heard |= column.raw[row] >= 0
+                counter.whole = bool(counter.heard.all())
             known = before[group]
             if known is self.seen_ns[table, group]:  # no new reading at all
                 counter.moved = counter.moved[:0]
@@ -190,8 +198,13 @@ class Rates:
         counter = self.counters.get(key)
         if counter is None or not counter.lively:
             return np.zeros(0, np.int32)
-        sums = counter.recent if recent else counter.daily
-        return np.flatnonzero(sums >= least / self._down(recent)).astype(np.int32)
+        sums, bound = counter.recent if recent else counter.daily, np.float32(least / self._down(recent))
+        most = counter.most.get(recent)
+        if most is None:
+            most = counter.most[recent] = float(sums.max())
+        if most < bound:
+            return np.zeros(0, np.int32)
+        return (sums >= bound).nonzero()[0].astype(np.int32)
 
     def moved(self, key: str) -> I32:
         """Who grew at the last look, ascending."""

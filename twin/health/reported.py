@@ -1,6 +1,6 @@
 """What is reported of each part now, kind by kind: how sure "healthy" is, and what is not known at all.
 
-May import rules, words and frames.
+May import rules, words, the state, signals and frames.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from twin.frame import F32, Bool
 from twin.health.levels import PAIRED
 from twin.health.rules import Look
+from twin.signals import find_signal
+from twin.state import STALE_PERIODS
 
 U16 = NDArray[np.uint16]
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
@@ -55,7 +57,10 @@ def look_at(
     for side in ("1", "2"):
         mine = tuple((what, tuple(k.replace("{side}", side) for k in keys)) for what, keys in kinds)
         both.append(_of_table(look, n // 2, mine, tuple(k.replace("{side}", side) for k in vital)))
-    (one, dark_one), (other, dark_other) = both
+    (one, dark_one), (other, dark_other) = (
+        (found, dark if dark is None else dark & ~_lately(look, vital[0].replace("{side}", side)))
+        for side, (found, dark) in zip("12", both, strict=True)
+    )
     if isinstance(one.bits, int) and isinstance(other.bits, int) and one.bits == other.bits:
         found = Reported(n, one.bits)
     else:
@@ -88,6 +93,17 @@ def _of_table(look: Look, n: int, kinds: Kinds, vital: tuple[str, ...]) -> tuple
     if alive is True:
         return Reported(n, bits), None
     return Reported(n, bits), np.ones(n, np.bool_) if alive is False else ~alive
+
+
+def _lately(look: Look, key: str) -> Bool:
+    """Where the last good reading of the one signal that shows life is not too old [n].
+
+    A reading that is missed once is no silence, be it told as missing or not told at all.
+    """
+    signal = find_signal(key)
+    assert signal is not None, key
+    period_s = float(look.now.state.tables[signal.table].period_s[signal.row])
+    return np.asarray(look.now.age_s(key) <= STALE_PERIODS * period_s, np.bool_)
 
 
 def _any(look: Look, keys: tuple[str, ...]) -> bool | Bool:

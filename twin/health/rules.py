@@ -4,7 +4,7 @@ A rule is a line of a table: what it finds, how grave that is, what to do, and w
 looks at all parts of a kind at once and gives those it holds of, with two figures each; the sentence is made
 of these when someone asks, so that it is the same after a restart. What was found counts once it has lasted
 and is held for a while after it has gone, and as long as nobody hears otherwise. May import the moment, the
-fault book, rates, lemons, wear, words, the site and frames.
+fault book, rates, lemons, wear, records, words, the site and frames.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from twin.health.lemons import Lemons
 from twin.health.levels import PARTS, action
 from twin.health.now import Now
 from twin.health.rates import Rates
+from twin.health.records import Evidence
 from twin.health.wear import Wear
 from twin.signals import Signal, find_signal
 from twin.site import Site
@@ -148,7 +149,7 @@ class Look:
 
     def those(self, key: str, mask: Bool) -> I32:
         """Entities of a mask, ascending, of which a signal is heard now."""
-        index = np.flatnonzero(mask).astype(np.int32)
+        index = mask.nonzero()[0].astype(np.int32)
         return index[self.current(key, index)] if len(index) else index
 
     def faults(self, kind: str) -> list[Fault]:
@@ -224,7 +225,7 @@ class Held:
         if not len(index) and not len(self.index):
             return
         was = self.index
-        if np.array_equal(index, was):
+        if len(index) == len(was) and (index == was).all():
             hit = np.arange(len(index))
         else:
             union, at, hit = _united(was, index)
@@ -299,6 +300,14 @@ class Held:
         found: list[int] = at[self.counts(rule, at)].tolist()
         return found
 
+    def evidence(self, rule: Rule, k: int) -> Evidence:
+        """The entry at a place, in words."""
+        note = self.notes.get(int(self.index[k]), "")
+        text, sure_pu = rule.text(float(self.a[k]), float(self.b[k]), note), float(self.sure_pu[k])
+        return Evidence(
+            rule.id, int(self.level[k]), text, int(self.since_ns[k]), round(sure_pu, 4), rule.source
+        )
+
     def moved(self, new_of_old: I32) -> Held:
         """The same for other places; those that went to -1 are gone."""
         out = Held()
@@ -338,67 +347,6 @@ def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:
 def entity_of(part: str, index: I32) -> I32:
     """The entity of the part's table: pumps and supplies come in pairs."""
     return (index // 2).astype(np.int32) if part in ("pump", "psu") else index
-
-
-def by_diagnosis(kind: str, table: str) -> Callable[[Look], Found]:
-    """Finds what the diagnosis tells of this kind in the part of its table."""
-
-    def find(look: Look) -> Found:
-        mine = [f for f in look.faults(kind) if f.table == table]
-        if not mine:
-            return NOTHING
-        best = {f.entity: f for f in sorted(mine, key=lambda f: f.confidence_pu)}
-        index = np.array(sorted(best), np.int32)
-        sure = np.array([best[i].confidence_pu for i in index.tolist()])
-        notes = {i: "; ".join(f.evidence[:3]) for i, f in best.items()}
-        return Found(index, sure_pu=sure, notes=notes)
-
-    return find
-
-
-def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], Found]:
-    """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
-
-    `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
-    GPUs of the same profile, links of the same plane.
-    """
-    table = key.partition(".")[0]
-
-    def find(look: Look) -> Found:
-        index = look.rates.above(key, least, recent)
-        if not len(index):
-            return NOTHING
-        counted = look.rates.counted(key, recent)
-        others = _of_others(look, table, counted, index)
-        grown = counted[index].astype(np.float64)
-        odd = grown > unusual * others
-        if recent:
-            odd &= grown * 6.0 > unusual * look.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
-        return Found(index[odd], grown[odd], others[odd])
-
-    return find
-
-
-def _of_others(look: Look, table: str, counted: F32, index: I32) -> F64:
-    """Mean of the others of the same kind [k]; 0 where there are none."""
-    group = kinds_of(look.site, table)
-    n = int(group.max(initial=0)) + 1
-    many, total = np.bincount(group, minlength=n), np.bincount(group, weights=counted, minlength=n)
-    of = group[index]
-    rest = np.maximum(total[of] - counted[index], 0.0) / np.maximum(many[of] - 1, 1)
-    return np.where(many[of] > 1, rest, 0.0)
-
-
-def kinds_of(site: Site, table: str) -> I32:
-    """Which entities are alike [n]: a number per kind."""
-    if table == "link":
-        return site.plane_of_link
-    if table in ("gpu", "node"):
-        names = sorted({p or "" for p in site.profile_of_rack})
-        of_rack = np.array([names.index(p or "") for p in site.profile_of_rack], np.int32)
-        rack_of = site.rack_of_gpu if table == "gpu" else site.rack_of_node
-        return np.asarray(of_rack[rack_of], np.int32)
-    return np.zeros(site.sizes[table], np.int32)
 
 
 def _signal(key: str) -> Signal:

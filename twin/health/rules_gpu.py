@@ -23,7 +23,7 @@ from twin.health.levels import (
     WATCH,
     action,
 )
-from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis, growing
+from twin.health.rules import NOTHING, Found, Look, Rule
 from twin.health.rules_shared import (
     CATALOG,
     DCGM,
@@ -32,7 +32,9 @@ from twin.health.rules_shared import (
     FACTS,
     REBOOTS,
     UNUSUAL,
+    by_diagnosis,
     gaps,
+    growing,
     open_codes,
     repeated_codes,
     software_codes,
@@ -201,6 +203,16 @@ def _came(key: str) -> Callable[[Look], Found]:
     return find
 
 
+def _double_bits(look: Look) -> Found:
+    """Double-bit errors within about a day that no reset has undone since. `a`: how many."""
+    key = "gpu.ecc_dbe_count"
+    found = _came(key)(look)
+    if found.a is None or not len(found.index):
+        return NOTHING
+    left = look.now.total(key)[found.index] > look.book.dbe_undone()[found.index]
+    return Found(found.index[left], np.asarray(found.a)[left])
+
+
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
 _OTHERS = "{a:.0f} {what} in about ten minutes, others {b:.1f}"
 
@@ -229,8 +241,8 @@ RULES: tuple[Rule, ...] = (
     Rule("row_remap_growth", "gpu", WATCH, "watch", 0.8,
          "{a:.0f} rows of its memory were remapped in about a day", ESTIMATE, _came("gpu.row_remap_count"),
          ("gpu.row_remap_count",)),
-    Rule("ecc_dbe", "gpu", DEGRADED, "reset_gpu", 0.95, "{a:.0f} double-bit errors of its memory in a day",
-         CATALOG + ", 48", _came("gpu.ecc_dbe_count"), ("gpu.ecc_dbe_count",)),
+    Rule("ecc_dbe", "gpu", DEGRADED, "reset_gpu", 0.95, "double-bit errors of its memory in a day: {a:.0f}",
+         CATALOG + ", 48", _double_bits, ("gpu.ecc_dbe_count",)),
     _grown("ecc_sbe", "gpu.ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, DCGM),
     Rule("ecc_sbe_daily", "gpu", WATCH, "run_diagnostics", 0.7,
          "{a:.0f} single-bit errors of its memory in about a day, others {b:.1f}", ESTIMATE,

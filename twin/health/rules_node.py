@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis
+from twin.health.rules import NOTHING, Found, Look, Rule
 from twin.health.rules_shared import (
     CATALOG,
     DIAGNOSIS,
     FACTS,
     REBOOTS,
+    by_diagnosis,
     gaps,
     open_codes,
     repeated_codes,
@@ -79,13 +80,13 @@ RULES: tuple[Rule, ...] = (
     Rule("node_off", "node", UNKNOWN, "none", 0.5, "it is switched off", "the device",
          state_is("node.power_on_state", 0), ("node.power_on_state",)),
     Rule("node_silent", "node", DEGRADED, "run_diagnostics", 0.6, "it no longer reports: {note}", DIAGNOSIS,
-         by_diagnosis("node_silent", "node")),
+         by_diagnosis("node_silent", "node", 0.6)),
     Rule("leak", "node", FAILED, "drain", 0.9, "its leak detector is wet", "the device",
          state_is("node.leak_state", 1), ("node.leak_state",)),
     Rule("leak_told", "node", FAILED, "drain", 0.95, "it leaks: {note}", DIAGNOSIS,
          by_diagnosis("leak", "node")),
     Rule("tray_blocked", "node", DEGRADED, "check_facility", 0.8, "its coolant is blocked: {note}", DIAGNOSIS,
-         by_diagnosis("tray_blocked", "node")),
+         by_diagnosis("tray_blocked", "node", 0.8)),
     Rule("cpu_temp", "node", WATCH, "run_diagnostics", 0.6, "CPU at {a:.0f} degC, {b:.0f} K below its limit",
          "limits of the profile", _hot_cpu, ("node.cpu_temp_c",), after_s=30.0),
     Rule("inlet_temp", "node", HEALTHY, "check_facility", 0.05, "its air comes in at {a:.0f} degC",

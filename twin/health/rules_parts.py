@@ -12,13 +12,15 @@ import numpy as np
 
 from twin.frame import F64, I32
 from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import NOTHING, Found, Look, Rule, by_diagnosis, growing
+from twin.health.rules import NOTHING, Found, Look, Rule
 from twin.health.rules_shared import (
     CATALOG,
     DIAGNOSIS,
     ESTIMATE,
     FACTS,
     UNUSUAL,
+    by_diagnosis,
+    growing,
     open_codes,
     repeated_codes,
     state_is,
@@ -66,9 +68,9 @@ def _pairs(look: Look, keys: tuple[str, str]) -> F64:
     return np.stack([look.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
 
 
-def _by_cdu(kind: str, only: str = "") -> Callable[[Look], Found]:
+def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look], Found]:
     """Finds pumps of CDUs of which the diagnosis tells this; `only`: those that stand, or those that run."""
-    told = by_diagnosis(kind, "cdu")
+    told = by_diagnosis(kind, "cdu", itself_pu)
 
     def find(look: Look) -> Found:
         found = told(look)
@@ -197,7 +199,7 @@ LINK: tuple[Rule, ...] = (
     _grows("link_recoveries", "link", "recovery_count", RECOVERIES, "recoveries"),
     _grows("link_discards", "link", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1),
     Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
-         DIAGNOSIS, by_diagnosis("link_congested", "link")),
+         DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1)),
 )  # fmt: skip
 
 PUMPS: tuple[Rule, ...] = (
@@ -205,9 +207,9 @@ PUMPS: tuple[Rule, ...] = (
          _by_cdu("pump_trip", "stand"), PUMP),
     Rule("pump_worn", "pump", DEGRADED, "check_facility", 0.6,
          "it or the other one gives less than its speed promises: {note}", DIAGNOSIS,
-         _by_cdu("pump_worn", "run"), PUMP),
+         _by_cdu("pump_worn", "run", 0.6), PUMP),
     Rule("filter_blocked", "pump", DEGRADED, "check_facility", 0.3,
-         "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", "run"), PUMP),
+         "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", "run", 0.3), PUMP),
     Rule("stands_by", "pump", HEALTHY, "none", 0.0, "it stands, the other one carries the flow", "the device",
          _standing, PUMP),
     Rule("wear", "pump", WATCH, "check_facility", 0.5, "{note}", "trend of a learned parameter", _worn_pumps,

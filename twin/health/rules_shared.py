@@ -1,6 +1,7 @@
-"""Finders that rules of several parts share: fault codes, states, gaps of telemetry, wear; and the sources.
+"""Finders that rules of several parts share: fault codes, states, counters,
+gaps of telemetry, wear, what the diagnosis tells; and the sources.
 
-May import rules, the catalogue of codes, words and frames.
+May import rules, the catalogue of codes, words, the site and frames.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin.frame import I32, Bool
+from twin.frame import F32, F64, I32, Bool
 from twin.health import catalogue
 from twin.health.levels import DEGRADED, FAILED, WATCH, action
 from twin.health.rules import NOTHING, Found, Look
+from twin.site import Site
 
 CATALOG = "NVIDIA XID catalogue (docs.nvidia.com/deploy/xid-errors)"
 FACTS = "domain.md C, rules of thumb of gpud"
@@ -25,7 +27,10 @@ UNUSUAL = 10.0  # times the usual, and the others'; source: estimate, as in the 
 GAP_PU, SILENT_PU = 0.05, 0.9
 WEAR_S = 14 * 86_400.0  # what lasts no longer is planned for; source: estimate
 MAX_WORN = 200  # parts that are told of one trend in words
-_RESET, _APP = action("reset_gpu"), catalogue.CLASSES.index("app")
+# That the device itself is to blame for a code: of those that speak of it, of those that an application or
+# the facility brings about as a rule, and of those that nobody explains; source: estimate
+OF_CODE_PU, OF_OTHERS_PU, OF_UNKNOWN_PU = 0.8, 0.2, 0.5
+_RESET, _APP, _FACILITY = action("reset_gpu"), catalogue.CLASSES.index("app"), action("check_facility")
 REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source: domain.md C, 2 reboots
 
 
@@ -39,7 +44,10 @@ def open_codes(table: str) -> Callable[[Look], Found]:
             return NOTHING
         codes = look.book.open_code(table)[index]
         index, codes = _of_device(look, table, index, codes)
-        acts, known = asked[index], catalogue.CATALOGUE.rows(codes.astype(np.int64), table) > 0
+        acts, row = asked[index], catalogue.CATALOGUE.rows(codes.astype(np.int64), table)
+        known = row > 0
+        others = catalogue.CATALOGUE.app[row] | (acts == _FACILITY)
+        sure = np.where(others, OF_OTHERS_PU, np.where(known, OF_CODE_PU, OF_UNKNOWN_PU))
         level = np.where(known & (acts >= _RESET), DEGRADED, WATCH).astype(np.uint8)
         level[look.book.open_grave(table)[index]] = FAILED  # the words may tell more of it than the catalogue
 
@@ -47,7 +55,7 @@ def open_codes(table: str) -> Callable[[Look], Found]:
             entry = catalogue.find(int(codes[k]), table)
             return f"{entry.label} ({entry.name})"
 
-        return Found(index, codes, level=level, action=acts, say=say)
+        return Found(index, codes, level=level, action=acts, sure_pu=sure, say=say)
 
     return find
 
@@ -138,3 +146,67 @@ def wearing(table: str, only: str = "") -> Callable[[Look], Found]:
         return Found(index, days, notes=notes)
 
     return find
+
+
+def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Look], Found]:
+    """Finds what the diagnosis tells of this kind in the part of its table.
+
+    How sure the diagnosis is counts `itself_pu` times: so likely is it the part itself, if it is so.
+    """
+
+    def find(look: Look) -> Found:
+        mine = [f for f in look.faults(kind) if f.table == table]
+        if not mine:
+            return NOTHING
+        best = {f.entity: f for f in sorted(mine, key=lambda f: f.confidence_pu)}
+        index = np.array(sorted(best), np.int32)
+        sure = itself_pu * np.array([best[i].confidence_pu for i in index.tolist()])
+        notes = {i: "; ".join(f.evidence[:3]) for i, f in best.items()}
+        return Found(index, sure_pu=sure, notes=notes)
+
+    return find
+
+
+def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], Found]:
+    """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
+
+    `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
+    GPUs of the same profile, links of the same plane.
+    """
+    table = key.partition(".")[0]
+
+    def find(look: Look) -> Found:
+        index = look.rates.above(key, least, recent)
+        if not len(index):
+            return NOTHING
+        counted = look.rates.counted(key, recent)
+        others = _of_others(look, table, counted, index)
+        grown = counted[index].astype(np.float64)
+        odd = grown > unusual * others
+        if recent:
+            odd &= grown * 6.0 > unusual * look.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
+        return Found(index[odd], grown[odd], others[odd])
+
+    return find
+
+
+def _of_others(look: Look, table: str, counted: F32, index: I32) -> F64:
+    """Mean of the others of the same kind [k]; 0 where there are none."""
+    group = kinds_of(look.site, table)
+    n = int(group.max(initial=0)) + 1
+    many, total = np.bincount(group, minlength=n), np.bincount(group, weights=counted, minlength=n)
+    of = group[index]
+    rest = np.maximum(total[of] - counted[index], 0.0) / np.maximum(many[of] - 1, 1)
+    return np.where(many[of] > 1, rest, 0.0)
+
+
+def kinds_of(site: Site, table: str) -> I32:
+    """Which entities are alike [n]: a number per kind."""
+    if table == "link":
+        return site.plane_of_link
+    if table in ("gpu", "node"):
+        names = sorted({p or "" for p in site.profile_of_rack})
+        of_rack = np.array([names.index(p or "") for p in site.profile_of_rack], np.int32)
+        rack_of = site.rack_of_gpu if table == "gpu" else site.rack_of_node
+        return np.asarray(of_rack[rack_of], np.int32)
+    return np.zeros(site.sizes[table], np.int32)

@@ -214,12 +214,7 @@ class Verdicts:
         for rule in SPECS[part].rules:
             held = self._held[part][rule.id]
             for k in held.places(rule, index, least):
-                entity = int(held.index[k])
-                text = rule.text(float(held.a[k]), float(held.b[k]), held.notes.get(entity, ""))
-                out.setdefault(entity, []).append(
-                    Evidence(rule.id, int(held.level[k]), text, int(held.since_ns[k]),
-                             round(float(held.sure_pu[k]), 4), rule.source)
-                )  # fmt: skip
+                out.setdefault(int(held.index[k]), []).append(held.evidence(rule, k))
         for found in out.values():
             found.sort(key=lambda e: (-e.level, -e.sure_pu, e.rule))
         return out
@@ -241,19 +236,29 @@ class Verdicts:
             k = int(np.searchsorted(held.index, index))
             if k == len(held.index) or held.index[k] != index or not held.counts(rule, slice(k, k + 1)):
                 continue
-            text = rule.text(float(held.a[k]), float(held.b[k]), held.notes.get(index, ""))
-            out.append(Evidence(rule.id, int(held.level[k]), text, int(held.since_ns[k]),
-                                round(float(held.sure_pu[k]), 4), rule.source))  # fmt: skip
+            out.append(held.evidence(rule, k))
         bits = self._reported[part].of(index)
         if self._health[part].level[index] == UNKNOWN and not bits:
             out.append(Evidence("missing:everything", UNKNOWN, "nothing of it is heard now", 0, 1.0,
                                 "what is reported"))  # fmt: skip
             return out
+        work = self._work[part]
+        if self._health[part].level[index] == UNKNOWN and not out and (work is None or not work[index]):
+            text = "nothing shows that it lives, or not for a minute yet"
+            since_ns = int(self._health[part].since_ns[index])
+            out.append(Evidence("life", UNKNOWN, text, since_ns, 1.0, "what is reported"))
         for k, (what, _) in enumerate(spec.kinds):
             if not bits >> k & 1:
                 out.append(Evidence(f"missing:{what}", UNKNOWN, f"{what}: not reported now", 0, 1.0,
                                     "what is reported"))  # fmt: skip
         return out
+
+    def _asks(self, part: str, index: int) -> str:
+        """The rule that asks for the most at a part; "" where none asks for anything."""
+        at, held = np.array([index], np.int32), self._held[part]
+        asked = [(int(held[rule.id].action[k]), rule.id) for rule in SPECS[part].rules
+                 for k in held[rule.id].places(rule, at, HEALTHY)]  # fmt: skip
+        return max([(0, ""), *asked], key=lambda a: a[0])[1]
 
     def _members(self, node: int) -> list[Evidence]:
         """The gravest of each GPU and supply of a node that is not well."""
@@ -263,11 +268,15 @@ class Verdicts:
         out: list[Evidence] = []
         for part, i, name in mine:
             level = int(self._health[part].level[i])
-            if level < (UNKNOWN if part == "gpu" else WATCH) or len(out) >= MAX_TOLD:
+            asks = self._asks(part, i)  # what it asks for is told too, be it less grave or none of its fault
+            well = level < (UNKNOWN if part == "gpu" else WATCH)
+            if len(out) >= MAX_TOLD or (well and asks in ("", *(e.rule.partition(":")[2] for e in out))):
                 continue
-            told = sorted(self._own(part, i), key=lambda e: (-e.level, -e.sure_pu))
+            told = [e for e in self._own(part, i) if level == UNKNOWN or not e.rule.startswith("missing:")]
+            told.sort(key=lambda e: (-e.level, -e.sure_pu))
             grave = told[0] if told else None
-            text = f"{name} is {LEVELS[level]}" + (f": {grave.text}" if grave else "")
+            words = "; ".join(e.text for e in told if e is grave or e.rule == asks)
+            text = f"{name} is {LEVELS[level]}" + (f": {words}" if words else "")
             most = level if part == "gpu" else min(level, DEGRADED)
             out.append(Evidence(f"{part}:{grave.rule}" if grave else part, most, text,
                                 int(self._health[part].since_ns[i]),
