@@ -17,7 +17,7 @@ from twin.app.api_answer import Refused
 from twin.app.api_health_part import of_name
 from twin.events import EntityReplaced, JobStarted, MaintenanceBegun
 from twin.frame import NS
-from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, LEVELS, UNKNOWN, WATCH
+from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 
 DAY_S = 86_400.0
 NODE3, GPU2 = "lab/h/r1/node3", 14  # gpu2 of node3
@@ -312,3 +312,12 @@ def test_the_document_names_series_alarms_and_commands_that_there_are(pod: Pod, 
     assert f"within {WEARS_OUT_S / DAY_S:.0f} days" in text
     assert f"beyond {MOST} findings" in text
     assert all(f"| {level} |" in text for level in LEVELS)
+
+
+def test_what_is_missing_is_no_reason_for_a_healthy_part(pod: Pod, ill: Ailing) -> None:
+    ill.say("gpu", 30, UNKNOWN, "heat: not reported now", rule="missing:heat")
+    ill.say("gpu", 30, HEALTHY, "heard for 3 days; its age is not known", rule="history")
+    assert pod.live is not None
+    assert api_health.part_row(pod.live, "gpu", 30)["why"] == "heat: not reported now"
+    ill.verdicts.held["gpu"].level[30] = HEALTHY
+    assert api_health.part_row(pod.live, "gpu", 30)["why"] == ""

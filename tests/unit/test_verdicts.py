@@ -273,6 +273,21 @@ def test_an_unknown_part_says_that_nothing_shows_its_life() -> None:
     ward.run(3)
     ward.look(silent([5]))
     assert ward.evidence("gpu", 5)["life"].level == UNKNOWN
-    assert ward.evidence("node", 1)["gpu:life"].text.startswith("gpu1 is unknown: nothing shows")
+    assert ward.evidence("node", 1)["gpu:life"].text.startswith(
+        "gpu1 is unknown: nothing shows that it is well"
+    )
     ward.look(None, window(ward, "node", ward.site.name("node", 2)))
     assert list(ward.evidence("gpu", 9)) == ["maintenance"]
+
+
+@pytest.mark.parametrize(
+    ("key", "level"),
+    [("gpu.util_pu", UNKNOWN), ("gpu.power_w", UNKNOWN), ("gpu.sm_clock_hz", UNKNOWN),
+     ("gpu.temp_c", HEALTHY), ("gpu.health_state", HEALTHY)],
+)  # fmt: skip
+def test_that_a_gpu_works_does_not_say_that_it_is_well(key: str, level: int) -> None:
+    ward = Ward(two_racks())
+    for _ in range(3):
+        ward.take({key: 1.0 if key != "gpu.health_state" else 0.0, "node.power_w": 4000.0}, {}, 10.0)
+        ward.judge()
+    assert (ward.level("gpu", 5), ward.level("node", 1)) == (level, level)

@@ -134,6 +134,9 @@ class Bank:
         np.copyto(run, 0, where=odd)
         rate: Any = np.float32(USUAL_PER_READING)
         settled = part.start in self.settled
+        if not settled and count.min() >= SETTLED:  # asked before counting, as a restart has to ask it
+            settled = True
+            self.settled.add(part.start)
         if not settled:
             rate = np.add(count, 1, out=self._rate, dtype=np.float32, casting="unsafe")
             np.divide(np.float32(1.0), rate, out=rate)
@@ -158,8 +161,6 @@ class Bank:
         self._leap(value, new, rate, part)
         if not settled:
             count += 1 if new is None else new
-            if count.min() >= SETTLED:
-                self.settled.add(part.start)
         if self.odd:
             self.look()
         where: Any = True if new is None else new

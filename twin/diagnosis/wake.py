@@ -106,7 +106,8 @@ class Wake:
         ladder = ("gpu", "node", "rack", "cdu", "loop")
         if ladder.index(table) < ladder.index(at):
             return self.places.below(at, entity, table)
-        return self.places.above(at, table)[[entity]]
+        above = self.places.above(at, table)[[entity]]
+        return above[above >= 0]  # a rack that no CDU serves
 
     def _of_sensor(self, at: str, entity: int, signal: str, relation: str, table: str) -> Any:
         """Rows of a comparison in which this sensor takes part."""

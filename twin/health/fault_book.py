@@ -21,6 +21,7 @@ from twin.health.fault_counts import SPANS_S, Batch, FaultCounts
 from twin.health.levels import action
 from twin.health.now import Now
 from twin.health.software import SoftwareFaults
+from twin.health.xid_gauge import XidGauge
 from twin.jobs import Jobs
 from twin.site import Site
 
@@ -52,7 +53,7 @@ class FaultBook:
         self._open: dict[str, OpenActions] = {}
         self._details: dict[tuple[str, int, int], str] = {}
         self._replaced: dict[str, dict[int, int]] = {}  # table -> entity -> when, in the longest span
-        self._software, self._cures = SoftwareFaults(site), Cures(site)
+        self._software, self._cures, self._gauge = SoftwareFaults(site), Cures(site), XidGauge(site)
         self._by_class = np.zeros((len(CLASSES), site.sizes["gpu"]), np.float32)
 
     def hear(self, events: Sequence[FaultReported], now_ns: int, jobs: Jobs | None = None) -> bool:
@@ -70,6 +71,19 @@ class FaultBook:
         """Let time pass until this look, and close what restarts, resets and people have done since."""
         self.advance(now.now_ns)
         self._cures.update(now, self._open)
+        found = self._gauge.update(now)
+        if len(self._gauge.gone):  # more than the gauge nobody hears of it
+            self.resolve("gpu", self._gauge.gone, REBOOT, now.now_ns)
+        if found:
+            self.hear([f for f in found if not self._heard_lately(f)], now.now_ns, now.jobs)
+
+    def _heard_lately(self, fault: FaultReported) -> bool:
+        """Whether the same code of the same device was heard within 24 h."""
+        heard, entity = self._heard.get(fault.table), self.site.entity(fault.table, fault.name)
+        if heard is None or entity is None:
+            return False
+        pairs = heard.of(entity)
+        return bool((heard.sums[1, pairs[heard.code[pairs] == fault.code]] > 0).any())
 
     def advance(self, now_ns: int) -> None:
         """Let time pass: what is too old is not counted any more, mild actions lapse."""
@@ -265,6 +279,10 @@ class FaultBook:
         """GPUs whose exceptions and page faults are most likely their job's own [n_gpu]."""
         return self._software.gpus(self.now_ns)
 
+    def xid_before(self) -> I32:
+        """The grave XID that a GPU's gauge held before anybody watched [n_gpu]; 0 = none."""
+        return self._gauge.before
+
     def dbe_undone(self) -> I64:
         """What each GPU's counter of double-bit errors was at its last reset [n_gpu]; -1 = never seen."""
         return self._cures.last["dbe"]
@@ -309,6 +327,7 @@ class FaultBook:
         self._details = {k: v for k, v in self._details.items() if k[:2] != (table, entity)}
         if table == "gpu":
             self._software.forget(entity)
+            self._gauge.forget(entity)
         self._cures.forget(table, entity)
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> FaultBook:
@@ -331,9 +350,11 @@ class FaultBook:
         for table, replaced in self._replaced.items():
             if table in moved:
                 there = {int(moved[table][e]): at_ns for e, at_ns in replaced.items()}
-                out._replaced[table] = {e: at_ns for e, at_ns in there.items() if e >= 0}
+                if there := {e: at_ns for e, at_ns in there.items() if e >= 0}:
+                    out._replaced[table] = there  # an empty one would not be in a snapshot
         out._software = self._software.remapped(site, old_of_new)
         out._cures = self._cures.remapped(site, old_of_new)
+        out._gauge = self._gauge.remapped(site, old_of_new)
         return out
 
     def dump(self) -> dict[str, Any]:
@@ -344,7 +365,7 @@ class FaultBook:
             "open": {table: opened.dump() for table, opened in self._open.items()},
             "details": [[*key, text] for key, text in self._details.items()],
             "replaced": [[t, e, at] for t, held in self._replaced.items() for e, at in held.items()],
-            "software": self._software.dump(), "cures": self._cures.dump(),
+            "software": self._software.dump(), "cures": self._cures.dump(), "gauge": self._gauge.dump(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -362,6 +383,8 @@ class FaultBook:
             self._replaced.setdefault(table, {})[entity] = at_ns
         self._software.restore(data["software"])
         self._cures.restore(data["cures"])
+        if "gauge" in data:
+            self._gauge.restore(data["gauge"])
 
 
 def _whole(values: list[int]) -> I64:

@@ -65,7 +65,7 @@ def score(counts: Counts) -> Score:
     days, jobs = float(counts.days.sum()), float(counts.jobs.sum())
     if n == 0 or days <= 0.0 or not counts.incidents.any():
         return Score(np.zeros(n, np.bool_), np.ones(n), np.ones(n), 0.0, np.nan)
-    per_day = float(counts.incidents.sum()) / days
+    per_day = float(counts.incidents.sum()) / max(days, 1.0 / 24.0)  # a rate within an hour is none
     failed_pu = float(counts.jobs_failed.sum()) / jobs if jobs else 0.0
     # Nodes with about the same counts are judged as one
     key = np.stack([counts.incidents, np.round(counts.days).astype(np.int64), _step(counts.jobs),
@@ -97,6 +97,8 @@ def _fleet(log_pu: F64, many: I64) -> tuple[float, F64]:
 
     Found by expectation and maximisation.
     """
+    # Counts that no rate explains, as they overflow, tell nothing
+    log_pu = np.where(np.isfinite(log_pu).any(axis=1, keepdims=True), log_pu, 0.0)
     top = log_pu.max(axis=1, keepdims=True)
     like = np.exp(log_pu - top)
     lemons = MULTIPLES >= LEMON_FROM

@@ -72,6 +72,7 @@ class Lemons:
         self._ids: dict[str, None] = {}  # of maintenance windows that were counted
         self._named: list[int] = []  # nodes that people took out since the last look
         self._signals: F32 | None = None
+        self._told_of = (False, False, False)  # what had been heard of when `_signals` was made
 
     def take(self, event: Event, jobs: Jobs, now_ns: int) -> None:
         """Note what an event says of nodes, before it is applied: a job that ends still has its nodes."""
@@ -253,7 +254,9 @@ class Lemons:
         fine. Jobs that exclude nodes by themselves are not told by any source, so that these are not among
         them.
         """
-        if self._signals is None:
+        told_of = self.people_heard, self.xids_heard, self.jobs_heard
+        if self._signals is None or told_of != self._told_of:
+            self._told_of = told_of
             runs = self._sum("runs")
             with np.errstate(invalid="ignore", divide="ignore"):
                 failed_pu = self._sum("single") / np.where(runs > 0, runs, np.nan)

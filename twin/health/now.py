@@ -35,7 +35,6 @@ class Now:
     _good: dict[str, F32] = field(default_factory=dict)
     _fresh: dict[str, Bool] = field(default_factory=dict)
     _in_time: dict[tuple[str, int, float], Bool] = field(default_factory=dict)
-    _whole: dict[int, bool] = field(default_factory=dict)
 
     @property
     def now_ns(self) -> int:
@@ -58,7 +57,7 @@ class Now:
             signal = _signal(key)
             value = self.state.tables[signal.table].value[signal.row]
             fresh = self.fresh(key)
-            known = value.copy() if self._all(fresh) else np.where(fresh, value, np.float32(np.nan))
+            known = value.copy() if fresh.all() else np.where(fresh, value, np.float32(np.nan))
             self._good[key] = known
         return known
 
@@ -89,13 +88,6 @@ class Now:
             late_ns -= late_ns / NS > late_s  # as the quotient is rounded
             known = t_ns >= max(self.now_ns - late_ns, 1)
             self._in_time[table, group, period_s] = known
-        return known
-
-    def _all(self, mask: Bool) -> bool:
-        """Whether a mask that is kept here holds everywhere; many signals share one."""
-        known = self._whole.get(id(mask))
-        if known is None:
-            known = self._whole[id(mask)] = bool(mask.all())
         return known
 
     def age_s(self, key: str) -> F64:

@@ -75,6 +75,22 @@ def look_at(
     return found, dark
 
 
+def never_told(look: Look, keys: tuple[str, ...]) -> Bool | None:
+    """Parts that never told any of these [n]; None: none, or there is nothing to be told."""
+    ever: Bool | None = None
+    for key in keys:
+        signal = find_signal(key)
+        assert signal is not None, key
+        column, row = look.now.state.tables[signal.table], signal.row
+        if signal.kind != "counter" and not column.bad_count[row]:
+            return None
+        mine = column.raw[row] >= 0 if signal.kind == "counter" else np.isfinite(column.value[row])
+        ever = mine if ever is None else ever | mine
+        if ever.all():
+            return None
+    return None if ever is None else ~ever
+
+
 def _of_table(look: Look, n: int, kinds: Kinds, vital: tuple[str, ...]) -> tuple[Reported, Bool | None]:
     whole, some = 0, []
     for k, (_, keys) in enumerate(kinds):

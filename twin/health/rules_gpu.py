@@ -203,6 +203,13 @@ def _came(key: str) -> Callable[[Look], Found]:
     return find
 
 
+def _xid_before(look: Look) -> Found:
+    """GPUs whose gauge held a grave XID before anybody watched. `a`: the code."""
+    codes = look.book.xid_before()
+    index = np.flatnonzero(codes).astype(np.int32)
+    return Found(index, codes[index]) if len(index) else NOTHING
+
+
 def _double_bits(look: Look) -> Found:
     """Double-bit errors within about a day that no reset has undone since. `a`: how many."""
     key = "gpu.ecc_dbe_count"
@@ -210,7 +217,7 @@ def _double_bits(look: Look) -> Found:
     if found.a is None or not len(found.index):
         return NOTHING
     left = look.now.total(key)[found.index] > look.book.dbe_undone()[found.index]
-    return Found(found.index[left], np.asarray(found.a)[left])
+    return Found(found.index[left], found.a[left])
 
 
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
@@ -228,6 +235,9 @@ RULES: tuple[Rule, ...] = (
     Rule("xid", "gpu", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG, open_codes("gpu"), clear_s=0.0),
     Rule("xid_repeated", "gpu", DEGRADED, "contact_support", 0.9, "{note} came {b:.0f} times within 24 h",
          FACTS, repeated_codes("gpu"), clear_s=3600.0),
+    Rule("xid_before", "gpu", WATCH, "run_diagnostics", 0.5,
+         "XID {a:.0f} was its last, before watching began or DCGM started anew: nobody tells if it is cured",
+         "DCGM field 230, which holds the last one", _xid_before, clear_s=0.0),
     Rule("xid_of_job", "gpu", HEALTHY, "restart_app", 0.05,
          "exceptions or page faults on several nodes of its job: the software, not this GPU", FACTS,
          software_codes, clear_s=0.0),
@@ -310,3 +320,6 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("its own word of its health", ("gpu.health_state", "gpu.recovery_action_state")),
 )
 VITAL = (TEMP, MARGIN, "gpu.power_w", "gpu.sm_clock_hz", "gpu.util_pu", "gpu.health_state")
+# One of these must have been told: that a GPU works or draws power does not say that it is well
+CONDITION = (TEMP, MARGIN, "gpu.clock_event_bits", "gpu.xid_code", "gpu.health_state", "gpu.ecc_dbe_count",
+             "gpu.ecc_sbe_count", "gpu.row_remap_failed_state", "gpu.recovery_action_state")  # fmt: skip

@@ -23,7 +23,7 @@ from twin.health.now import Now
 from twin.health.past import Past
 from twin.health.rates import Rates, mute
 from twin.health.records import Evidence, Health
-from twin.health.reported import Kinds, Reported, look_at
+from twin.health.reported import Kinds, Reported, look_at, never_told
 from twin.health.rules import Found, Held, Look, Rule
 from twin.health.wear import Wear
 from twin.site import Site
@@ -40,11 +40,12 @@ class Spec:
     rules: tuple[Rule, ...]
     kinds: Kinds
     vital: tuple[str, ...]
+    condition: tuple[str, ...] = ()  # of which one must have been told; none: what shows life is enough
 
 
 # In this order, since a node is judged by its GPUs and supplies
 SPECS: dict[str, Spec] = {
-    "gpu": Spec(rules_gpu.RULES, rules_gpu.KINDS, rules_gpu.VITAL),
+    "gpu": Spec(rules_gpu.RULES, rules_gpu.KINDS, rules_gpu.VITAL, rules_gpu.CONDITION),
     "switch": Spec(rules_parts.SWITCH, rules_parts.SWITCH_KINDS, rules_parts.SWITCH_VITAL),
     "link": Spec(rules_parts.LINK, rules_parts.LINK_KINDS, rules_parts.LINK_VITAL),
     "pump": Spec(rules_parts.PUMPS, rules_parts.PUMP_KINDS, rules_parts.PUMP_VITAL),
@@ -100,6 +101,8 @@ class Verdicts:
         if silent and not any(len(h.index) for h in held.values()) and self._untouched(part, look):
             return
         reported, dark = look_at(look, part, n, spec.kinds, spec.vital)
+        if (never := never_told(look, spec.condition)) is not None:
+            dark = never if dark is None else dark | never
         self._reported[part] = reported
         share = reported.share(len(spec.kinds))
         some = any(len(h.index) for h in held.values())
@@ -244,7 +247,7 @@ class Verdicts:
             return out
         work = self._work[part]
         if self._health[part].level[index] == UNKNOWN and not out and (work is None or not work[index]):
-            text = "nothing shows that it lives, or not for a minute yet"
+            text = "nothing shows that it is well, or not for a minute yet"
             since_ns = int(self._health[part].since_ns[index])
             out.append(Evidence("life", UNKNOWN, text, since_ns, 1.0, "what is reported"))
         for k, (what, _) in enumerate(spec.kinds):

@@ -1,0 +1,114 @@
+"""A restart at any moment goes on exactly: what a fuzz of restarts beside an uninterrupted run found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import START_NS, Twin, site_of, two_racks
+from tests.contract.plugins import site as contract_site
+from twin.diagnosis.bank import SETTLED
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.places import Places
+from twin.diagnosis.wake import Wake
+from twin.diagnosis.xids import XID_S, Xids
+from twin.events import JobEnded, JobStarted
+from twin.frame import NS
+from twin.health.fault_book import FaultBook
+from twin.health.lemons import Lemons
+from twin.jobs import Jobs
+from twin.remap import slots_kept
+from twin.snapshot import decode, dump_engine, encode
+from twin.tree import digest
+
+COLD = {"rack.power_w": 1e5, "rack.supply_temp_c": 32.0, "rack.return_temp_c": 47.0, "rack.flow_lpm": 90.0,
+        "cdu.flow_lpm": 180.0, "cdu.supply_temp_c": 32.0, "cdu.return_temp_c": 47.0,
+        "feeder.power_w": 1e5, "gpu.temp_c": 60.0, "gpu.power_w": 800.0}  # fmt: skip
+
+
+def state_of(twin: Twin) -> dict[str, Any]:
+    return decode(encode(dump_engine(twin.engine)))
+
+
+def live(twin: Twin, tick: int) -> None:
+    """One tick of a seeded day, the same for every twin."""
+    rng = np.random.default_rng(tick)
+    twin.tick({key: value * (1.0 + 0.01 * rng.standard_normal()) for key, value in COLD.items()})
+
+
+@pytest.mark.parametrize("at", [SETTLED - 1, SETTLED, SETTLED + 20])
+def test_a_twin_restarted_at_any_tick_is_the_same_ever_after(at: int) -> None:
+    twin = Twin(two_racks())
+    for tick in range(at):
+        live(twin, tick)
+    again = twin.restarted(two_racks(), [])
+    for tick in range(at, SETTLED + 25):
+        live(twin, tick)
+        live(again, tick)
+        one, other = state_of(twin), state_of(again)
+        differing = [part for part in one if digest(one[part]) != digest(other[part])]
+        assert not differing, (tick, differing)
+
+
+def test_a_move_of_what_was_learned_right_after_a_restart_shifts_the_levels_too() -> None:
+    twin = Twin(two_racks())
+    for tick in range(179):  # moves come every 60 s
+        live(twin, tick)
+    again = [twin.restarted(two_racks(), [])]
+    for tick in range(179, 184):
+        live(twin, tick)
+        for other in again:
+            live(other, tick)
+            assert digest(other.engine.estimator.dump()) == digest(twin.engine.estimator.dump()), tick
+        again.append(twin.restarted(two_racks(), []))
+
+
+def test_a_second_burst_of_as_many_xids_tells_its_own_codes() -> None:
+    xids, gpu = Xids(2), np.zeros(3, np.int32)
+    for k, codes in enumerate(((13, 31, 43), (45, 94, 95))):
+        now_ns = START_NS + k * round(3 * XID_S) * NS
+        xids.advance(now_ns)
+        xids.hear(gpu, np.array(codes, np.int32), now_ns)
+        xids.advance(now_ns)
+        assert xids.bursts(None, 9).tolist() == [0]
+        assert xids.texts(gpu[:1], now_ns)[0].endswith(", ".join(map(str, codes)))
+
+
+def test_what_stirs_a_rack_stirs_no_cdu_where_none_serves_it() -> None:
+    tree = two_racks()
+    tree["halls"][0]["cdus"][0]["serves"] = ["r1"]
+    wake = Wake(Places(site_of(tree)))
+    wake.update([Cause("leak", "rack", 1)], [], NS)
+    rows = wake.covered("cdu.flow_lpm/pump", 1)
+    assert rows is None or not rows.any()
+    del tree["halls"][0]["cdus"]
+    wake = Wake(Places(site_of(tree)))
+    wake.update([Cause("leak", "rack", 1)], [], NS)
+    rows = wake.covered("cdu.flow_lpm/pump", 0)  # left over from a site that had some
+    assert rows is None or not rows.any()
+
+
+def test_signals_of_lemons_know_at_once_what_is_heard_of() -> None:
+    lemons, jobs = Lemons(contract_site()), Jobs(4, 4)
+    assert np.isnan(lemons.signals()[:, -1]).all()
+    jobs.start(JobStarted(job="a", nodes=("x", "y")), [0, 1], 0, START_NS)
+    lemons.take(JobEnded(job="a", reason="COMPLETED"), jobs, START_NS)
+    again = Lemons(contract_site())
+    again.restore(lemons.dump())
+    assert np.array_equal(lemons.signals(), again.signals(), equal_nan=True)
+
+
+def test_a_book_without_its_replaced_devices_restarts_as_it_is() -> None:
+    site, book = contract_site(), FaultBook(contract_site())
+    book.advance(START_NS)
+    book.forget("rack", 1)
+    smaller = contract_site(1)
+    book = book.remapped(smaller, slots_kept(site, smaller))
+    again = FaultBook(smaller)
+    again.restore(decode(encode(book.dump())))
+    for one in (book, again):
+        one.forget("gpu", 0)
+        one.forget("rack", 0)
+    assert book.dump()["replaced"] == again.dump()["replaced"]
