@@ -172,9 +172,7 @@ class ItDecoder:
         site: Any = self.names
         full: str = site.name(*place)
         if event.name != full and not event.name.startswith(f"{full}/"):
-            raise BadMessage(
-                f"{what} of {event.name[:200]!r} on the topic of {full}; expected what is below"
-            )
+            raise BadMessage(f"{what} of {event.name[:200]!r} on the topic of {full}; expected what is below")
         return full
 
     def _find(self, path: str) -> tuple[str, int] | None:

@@ -127,9 +127,7 @@ class Site:
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
-    _asked: tuple[str, list[str], I32] | None = field(
-        default=None, init=False
-    )  # last
+    _asked: tuple[str, list[str], I32] | None = field(default=None, init=False)  # last
 
     @property
     def rack_of_gpu(self) -> I32:
