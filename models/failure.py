@@ -190,7 +190,7 @@ class Failure:
             text = f"hazard on telemetry, since {since}Z; better than the baseline by {champion.gain:.2g} of "
             text += f"log loss per failure on {champion.failures} failures"
         elif k:
-            text = f"baseline: {k} failures of the fleet in {days:.3g} days"
+            text = f"baseline: {k} failure{'' if k == 1 else 's'} of the fleet in {_span(days)}"
         else:
             text = f"baseline: no failure in {days:.3g} days; before, {1e3 * rates.PRIOR_RATE:.2g} per 1000 "
             text += "node-days from the literature (arXiv 2410.21680)"
@@ -315,3 +315,8 @@ def _blank(features: NodeFeatures, past: Past) -> Bool:
         elif name in TELEMETRY:
             out &= np.isnan(features.values[:, column])
     return out
+
+
+def _span(days: float) -> str:
+    """A time in words."""
+    return f"{days:.3g} days" if days >= 2.0 else f"{24.0 * days:.0f} hours"

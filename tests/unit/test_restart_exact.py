@@ -14,7 +14,7 @@ from twin.diagnosis.cause import Cause
 from twin.diagnosis.places import Places
 from twin.diagnosis.wake import Wake
 from twin.diagnosis.xids import XID_S, Xids
-from twin.events import JobEnded, JobStarted
+from twin.events import OperatorRequest
 from twin.frame import NS
 from twin.health.fault_book import FaultBook
 from twin.health.lemons import Lemons
@@ -97,9 +97,10 @@ def test_what_stirs_a_rack_stirs_no_cdu_where_none_serves_it() -> None:
 
 def test_signals_of_lemons_know_at_once_what_is_heard_of() -> None:
     lemons, jobs = Lemons(contract_site()), Jobs(4, 4)
-    assert np.isnan(lemons.signals()[:, -1]).all()
-    jobs.start(JobStarted(job="a", nodes=("x", "y")), [0, 1], 0, START_NS)
-    lemons.take(JobEnded(job="a", reason="COMPLETED"), jobs, START_NS)
+    assert np.isnan(lemons.signals()[:, 0]).all()
+    request = OperatorRequest(author="me", control="node.service_level", names=(), lo=0.0, hi=3.0)
+    lemons.take(request, jobs, START_NS)
+    assert not np.isnan(lemons.signals()[:, 0]).any()
     again = Lemons(contract_site())
     again.restore(lemons.dump())
     assert np.array_equal(lemons.signals(), again.signals(), equal_nan=True)

@@ -23,7 +23,6 @@ from twin.contracts import Forecast
 from twin.frame import F64, NS, U8, Bool
 from twin.health.failure_words import is_failure
 from twin.health.levels import (
-    ACTION_WORDS,
     ACTIONS,
     ATTRIBUTIONS,
     LEVELS,
@@ -32,6 +31,7 @@ from twin.health.levels import (
     UNKNOWN,
     WATCH,
     name_of_part,
+    todo_words,
 )
 from twin.health.verdicts import SPECS
 from twin.signals import TABLES
@@ -119,7 +119,7 @@ def part_row(live: Live, part: str, index: int) -> dict[str, Any]:
     action = ACTIONS[int(held.action[index])]
     return {"part": part, "name": name_of_part(part, index, owner), "level": LEVELS[int(held.level[index])],
             "since_ns": int(held.since_ns[index]), "sure_pu": number(held.sure_pu[index]), "action": action,
-            "do": ACTION_WORDS[action], "why": reason_of(live, part, index)}  # fmt: skip
+            "do": todo_words(action, part), "why": reason_of(live, part, index)}  # fmt: skip
 
 
 def node_row(live: Live, node: int, concern: int, lemon: bool, average: float | None) -> dict[str, Any]:

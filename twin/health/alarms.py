@@ -29,6 +29,7 @@ from twin.health.levels import (
     WATCH,
     action,
     name_of_part,
+    todo_words,
 )
 from twin.health.records import Evidence, FailureLog
 from twin.health.told import is_over, is_told
@@ -315,7 +316,7 @@ class _Look:
             found.append(
                 Finding(f"health/{part}/{name}", severity, _title(name, what, bool(said)), (entity,),
                         tuple(said[:MOST_EVIDENCE]), reason.sure_pu,
-                        _sentence(ACTION_WORDS[ACTIONS[reason.action]]))
+                        _sentence(todo_words(ACTIONS[reason.action], part)))
             )  # fmt: skip
         return found
 

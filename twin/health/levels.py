@@ -40,6 +40,9 @@ ACTION_WORDS = {
     "replace": "drain the node and replace the part",
 }
 
+# One of a pair is exchanged while the other one carries all
+PAIR_WORDS = {"replace": "replace it; the other one carries all meanwhile"}
+
 # Whose doing it is that a GPU's clock is lowered
 NOT_LOWERED, BY_ITSELF, BY_FACILITY, BY_POWER, BY_WHOM_IS_UNKNOWN = range(5)
 ATTRIBUTIONS = ("not lowered", "own", "facility", "power", "unknown")
@@ -48,6 +51,11 @@ ATTRIBUTIONS = ("not lowered", "own", "facility", "power", "unknown")
 def action(name: str) -> int:
     """The place of an action in ACTIONS. Raises ValueError for none of them."""
     return ACTIONS.index(name)
+
+
+def todo_words(name: str, part: str) -> str:
+    """What an action means for a kind of part."""
+    return PAIR_WORDS.get(name, ACTION_WORDS[name]) if part in PAIRED else ACTION_WORDS[name]
 
 
 def name_of_part(part: str, index: int, owner: str) -> str:
