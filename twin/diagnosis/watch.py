@@ -80,7 +80,7 @@ class Meters:
 
         `asked`: those of ours of which some may have been silent for so long.
         """
-        column, some = state.tables[self.table], False
+        column = state.tables[self.table]
         for k in asked.tolist():
             row = int(self.rows[k])
             self.silent[k] = False
@@ -96,9 +96,8 @@ class Meters:
             if spared is not None:
                 silent &= ~spared[late]
             self.silent[k, late] = silent
-            some |= bool(silent.any())
-        self.any_silent = some
-        self.anything |= some
+        self.any_silent = bool(self.silent.any())  # of those that were not asked of, too
+        self.anything |= self.any_silent
 
     def settle(self, spared: Bool | None) -> None:
         """After new readings: whether anything is odd. Where people work, nothing is."""
