@@ -236,11 +236,12 @@ def test_parameters_of_other_horizons_are_not_used() -> None:
 
 
 def test_the_site_has_it_without_being_asked() -> None:
-    (model,) = make_models(SiteFile("s"))
+    model, other = make_models(SiteFile("s"))
     assert isinstance(model, Load)
+    assert other.name == "failure"
     assert model.signals == SIGNALS
     both = make_models(convert(SiteFile, {"site": "s", "models": {"persistence": {}}}, "s.yaml"))
-    assert [m.name for m in both] == ["load", "persistence"]
+    assert sorted(m.name for m in both) == ["failure", "load", "persistence"]
 
 
 def test_what_a_site_file_says_is_used_and_makes_another_like_it() -> None:

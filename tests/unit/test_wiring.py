@@ -219,6 +219,7 @@ import models
 from twin.app.wiring import make_model
 from twin.sitefile import ModelEntry
 for name in models.REGISTRY:
-    make_model(name, ModelEntry(signals=["gpu.power_w"], horizons_s=[60.0]))
+    signal = "node.failure_pu" if name == "failure" else "gpu.power_w"
+    make_model(name, ModelEntry(signals=[signal], horizons_s=[3600.0]))
 """
     assert loaded_after(code, STATISTICS) == []
