@@ -126,7 +126,9 @@ def test_levels_of_parts_reach_their_node() -> None:
         engine.site, engine.state, engine.estimator, engine.diagnosis, engine.jobs, engine.windows, 10.0
     )
     log = health.log()
-    features = node_features(now, health.book, health.rates, health.verdicts, health.lemons, log)
+    features = node_features(
+        now, health.book, health.rates, health.verdicts, health.lemons, log, health.recurring
+    )
     at = features.names.index
     assert features.values[1, at("gpu_level")] == DEGRADED
     assert features.values[3, at("psu_level")] == DEGRADED

@@ -32,6 +32,7 @@ from twin.health.levels import (
     todo_words,
 )
 from twin.health.records import Evidence, FailureLog
+from twin.health.rules_node import RECURS
 from twin.health.told import is_over, is_told
 from twin.maintenance import Windows
 from twin.site import Site
@@ -177,13 +178,18 @@ class _Look:
         todo = max((r.action for r in reasons), default=action("drain"))
         if likely and todo < action("drain"):  # what may be about to fail should not be at work when it does
             todo = action("drain")
+        at_once = (
+            likely
+            or bool(reasons and reasons[0].level >= FAILED)
+            or any(e.rule == RECURS for r in reasons for e in r.evidence)
+        )
         sure = max((r.sure_pu for r in reasons if r.level == reasons[0].level), default=0.0)
         if likely and not reasons and self.forecast is not None:
             sure = float(self.forecast.mean[node])
         entities = (name, *(f"{name}/{r.name}" for r in reasons if r.name))
         return Finding(f"health/{name}", _severity(reasons, likely), _title(name, what, bool(reasons)),
                        entities[:MOST_ENTITIES], tuple(said[:MOST_EVIDENCE]), sure,
-                       _todo(todo, likely or bool(reasons and reasons[0].level >= FAILED)),
+                       _todo(todo, at_once),
                        len(entities))  # fmt: skip
 
     def _reason(self, part: str, index: int, name: str, node: int = -1) -> _Reason | None:

@@ -235,6 +235,19 @@ class Failures:
         """Nodes that are not to be used now: failed, or out of service [n_node]."""
         return self.row >= 0
 
+    def broken(self) -> Bool:
+        """Nodes that are down for more than a short silence [n_node]."""
+        out: Bool = self.row >= 0
+        nodes = np.flatnonzero(out)
+        at = self.row[nodes] - self.first
+        kept = at >= 0  # of older ones the row is not known any more
+        rows = at[kept]
+        brief = (self._rows["kind"][rows] == CLASSES.index("silent")) & (
+            self.now_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
+        )
+        out[nodes[kept][brief]] = False
+        return out
+
     def suspects(self) -> Bool:
         """Nodes that a verdict, of their own or of a GPU of theirs, spoke against within a day [n_node]."""
         return (self.suspect_ns > 0) & (self.now_ns - self.suspect_ns <= REASON_S * NS)

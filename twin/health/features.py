@@ -20,6 +20,7 @@ from twin.health.levels import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH
 from twin.health.now import Now
 from twin.health.rates import Rates
 from twin.health.records import FailureLog, NodeFeatures
+from twin.health.recurring import STREAMS, Recurring
 from twin.health.verdicts import Verdicts
 from twin.site import Site
 
@@ -50,7 +51,8 @@ NAMES = (
     *(_short(key) for key in STATES), "gpu_gap_pu", "node_gap_pu", "temp_z", "power_z", "clock_deficit_pu",
     "margin_k", "hbm_temp_c", "busy_pu", "has_job", "links_down", "link_errors_daily", "psu_unlike_pu",
     "lemon", *(f"lemon_{name}" for name in SIGNALS), "failed_7d", "failed_30d", "since_failure_d",
-    "since_return_d", *(f"faults_{name}" for name in CLASSES),
+    "since_return_d", *(f"faults_{name}" for name in CLASSES), "recurs",
+    *(f"recurs_{s.key.replace('.', '_').removesuffix('_count')}" for s in STREAMS),
 )  # fmt: skip
 
 # Of these one is known where anything at all is heard of a node
@@ -64,7 +66,7 @@ QUIET = {
     "nvlink_replay_recent": 1.0, "nvlink_recovery_daily": 0.0, "throttle_thermal_pu": 0.05,
     "reboots_daily": 0.0, "row_remap_pending": 0.0, "row_remap_failed": 0.0, "recovery_action": 0.0,
     "health": 0.0, "gpu_gap_pu": 0.05, "node_gap_pu": 0.05, "temp_z": 4.0, "clock_deficit_pu": 0.05,
-    "links_down": 0.0,
+    "links_down": 0.0, "recurs": 2.0,
 }  # fmt: skip
 
 
@@ -79,7 +81,13 @@ def unusual(features: NodeFeatures) -> Bool:
 
 
 def node_features(
-    now: Now, book: FaultBook, rates: Rates, verdicts: Verdicts, lemons: Lemons, failures: FailureLog
+    now: Now,
+    book: FaultBook,
+    rates: Rates,
+    verdicts: Verdicts,
+    lemons: Lemons,
+    failures: FailureLog,
+    recurring: Recurring,
 ) -> NodeFeatures:
     """Features of all nodes at this moment, by NAMES [n_node, n_feature]."""
     n = now.n("node")
@@ -97,6 +105,7 @@ def node_features(
         for name, signal in zip(SIGNALS, lemons.signals().T, strict=True):
             columns.put(f"lemon_{name}", signal)
         _past(columns, now, failures)
+    _recurring(columns, recurring)
     return NodeFeatures(NAMES, columns.values.T)
 
 
@@ -285,6 +294,17 @@ def _links(columns: _Columns, now: Now, rates: Rates) -> None:
         worst = np.full(now.n("node"), np.nan, np.float32)
         np.fmax.at(worst, node, rates.daily_per_h("link.error_count")[known])
         columns.put_log("link_errors_daily", worst)
+
+
+def _recurring(columns: _Columns, recurring: Recurring) -> None:
+    """How much speaks for each kind of trouble having come to stay, of the device that has most of it."""
+    columns.put("recurs", recurring.score())
+    for s in STREAMS:
+        row = columns.values[columns.row[f"recurs_{s.key.replace('.', '_').removesuffix('_count')}"]]
+        row[:] = 0.0
+        index, score = recurring.of(s.key)
+        if len(index):
+            np.maximum.at(row, recurring.node_of(s.table, index), score.astype(np.float32))
 
 
 def _past(columns: _Columns, now: Now, log: FailureLog) -> None:

@@ -22,6 +22,7 @@ from twin.health.lemons import Lemons
 from twin.health.now import Now
 from twin.health.rates import Rates
 from twin.health.records import FailureLog, Health, NodeFeatures
+from twin.health.recurring import Recurring
 from twin.health.verdicts import Verdicts
 from twin.health.wear import Wear
 from twin.jobs import Jobs
@@ -31,7 +32,7 @@ from twin.state import State
 
 EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
 FORMAT = 1
-_PARTS = ("book", "rates", "lemons", "wear", "verdicts", "failures")
+_PARTS = ("book", "rates", "recurring", "lemons", "wear", "verdicts", "failures")
 
 
 class HealthState:
@@ -40,6 +41,7 @@ class HealthState:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.book, self.rates = FaultBook(site), Rates(site)
+        self.recurring = Recurring(site)
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
         self.looked_ns = 0
@@ -72,12 +74,15 @@ class HealthState:
         self.looked_ns, self._grave = state.now_ns, False
         self.book.look(now)
         self.rates.update(now)
+        self.recurring.update(now, self.rates, self.failures.broken())
         self.wear.update(now)
-        self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear)
+        self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear, self.recurring)
         self.failures.update(now, self.verdicts, self.book)
         failures = self.failures.log()
         self.lemons.update(now, self.book, failures, self.failures.suspects())
-        self._features = node_features(now, self.book, self.rates, self.verdicts, self.lemons, failures)
+        self._features = node_features(
+            now, self.book, self.rates, self.verdicts, self.lemons, failures, self.recurring
+        )
 
     def health(self, part: str) -> Health:
         """Verdicts on all parts of a kind. Raises KeyError for an unknown kind."""

@@ -105,6 +105,9 @@ class Rates:
         self.seen_ns: dict[tuple[str, int], I64] = {}  # (table, group of rows) -> instants of readings [n]
         self.gap: dict[str, F32] = {t: np.zeros(site.sizes[t], np.float32) for t in SPEAKING}
         self.spoke: dict[str, Bool] = {t: np.zeros(site.sizes[t], np.bool_) for t in SPEAKING}
+        # Who is silent though anybody listens, and who fell silent at the last look
+        self.hushed: dict[str, Bool] = {t: np.zeros(site.sizes[t], np.bool_) for t in SPEAKING}
+        self.fell: dict[str, I32] = {t: np.zeros(0, np.int32) for t in SPEAKING}
 
     def update(self, now: Now) -> None:
         """Look at all counters."""
@@ -166,7 +169,10 @@ class Rates:
         """Move on the share of silence."""
         column, gap, spoke = now.state.tables[table], self.gap[table], self.spoke[table]
         silent, quiet_s = _silence(column, table, now.now_ns)
+        self.fell[table] = np.zeros(0, np.int32)
         if silent is None:
+            if self.hushed[table].any():
+                self.hushed[table] = np.zeros_like(spoke)
             if not spoke.all():
                 spoke[:] = True
             if gap.any():
@@ -177,6 +183,9 @@ class Rates:
         counted = silent & spoke
         if (work := now.under_work(table)) is not None:
             counted &= ~work
+        hushed = counted & (quiet_s > 0.0)
+        self.fell[table] = np.flatnonzero(hushed & ~self.hushed[table]).astype(np.int32)
+        self.hushed[table] = hushed
         # While nobody listened, nobody was silent
         share = -np.expm1(-np.where(counted, np.minimum(now.dt_s, quiet_s), now.dt_s) / GAP_S)
         gap += (share * (counted.astype(np.float64) - gap)).astype(np.float32)
@@ -252,6 +261,8 @@ class Rates:
                 seen[entity] = 0
         if table in self.gap:
             self.gap[table][entity], self.spoke[table][entity] = 0.0, False
+            self.hushed[table][entity] = False
+            self.fell[table] = self.fell[table][self.fell[table] != entity]
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Rates:
         """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
@@ -274,6 +285,7 @@ class Rates:
             source = old_of_new[table][at[table]]
             out.gap[table][at[table]] = self.gap[table][source]
             out.spoke[table][at[table]] = self.spoke[table][source]
+            out.hushed[table][at[table]] = self.hushed[table][source]
         return out
 
     def dump(self) -> dict[str, Any]:
@@ -282,7 +294,7 @@ class Rates:
             "counters": {k: [c.last, c.recent, c.daily, c.heard] for k, c in self.counters.items()},
             "epoch_ns": self.epoch_ns, "looked_ns": self.looked_ns,
             "seen_ns": [[table, group, seen] for (table, group), seen in sorted(self.seen_ns.items())],
-            "gap": self.gap, "spoke": self.spoke,
+            "gap": self.gap, "spoke": self.spoke, "hushed": self.hushed,
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -299,6 +311,7 @@ class Rates:
         self.seen_ns = {(str(t), int(g)): np.array(seen, np.int64) for t, g, seen in data["seen_ns"]}
         self.gap = {t: np.array(gap, np.float32) for t, gap in data["gap"].items()}
         self.spoke = {t: np.array(spoke, np.bool_) for t, spoke in data["spoke"].items()}
+        self.hushed = {t: np.array(hushed, np.bool_) for t, hushed in data["hushed"].items()}
 
 
 def mute(column: TableState) -> bool:

@@ -23,6 +23,7 @@ from twin.health.levels import PARTS, action
 from twin.health.now import Now
 from twin.health.rates import Rates
 from twin.health.records import Evidence
+from twin.health.recurring import Recurring
 from twin.health.wear import Wear
 from twin.signals import Signal, find_signal
 from twin.site import Site
@@ -48,10 +49,11 @@ class Look:
         lemons: Lemons,
         wear: Wear,
         guards: dict[str, float] | None = None,
+        recurring: Recurring | None = None,
     ) -> None:
         self.now, self.book, self.rates = now, book, rates
         self.guards = {} if guards is None else guards  # by signal: what only looks of one site share
-        self.lemons, self.wear = lemons, wear
+        self.lemons, self.wear, self.recurring = lemons, wear, recurring
         self.site: Site = now.site
         self.now_ns, self.dt_s = now.now_ns, now.dt_s
         # Set by the attribution before the rules are asked [n_gpu]; None: of no GPU

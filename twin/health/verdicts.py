@@ -8,13 +8,12 @@ fault book, rates, lemons, wear and the moment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from twin.frame import F32, I32, I64, NS, U8, Bool
-from twin.health import rules_gpu, rules_node, rules_parts
 from twin.health.attribution import Attribution
 from twin.health.fault_book import FaultBook
 from twin.health.lemons import Lemons
@@ -23,8 +22,10 @@ from twin.health.now import Now
 from twin.health.past import Past
 from twin.health.rates import Rates, mute
 from twin.health.records import Evidence, Health
-from twin.health.reported import Kinds, Reported, look_at, never_told
+from twin.health.recurring import Recurring
+from twin.health.reported import Reported, look_at, never_told
 from twin.health.rules import Found, Held, Look, Rule
+from twin.health.verdict_specs import SPECS, Spec
 from twin.health.wear import Wear
 from twin.site import Site
 
@@ -33,25 +34,6 @@ FORMAT = 1
 MAX_TOLD = 8  # GPUs and supplies whose evidence is told with their node's, each by its gravest
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a kind of part is judged by: rules, kinds of evidence, and signals of which one shows life."""
-
-    rules: tuple[Rule, ...]
-    kinds: Kinds
-    vital: tuple[str, ...]
-    condition: tuple[str, ...] = ()  # of which one must have been told; none: what shows life is enough
-
-
-# In this order, since a node is judged by its GPUs and supplies
-SPECS: dict[str, Spec] = {
-    "gpu": Spec(rules_gpu.RULES, rules_gpu.KINDS, rules_gpu.VITAL, rules_gpu.CONDITION),
-    "switch": Spec(rules_parts.SWITCH, rules_parts.SWITCH_KINDS, rules_parts.SWITCH_VITAL),
-    "link": Spec(rules_parts.LINK, rules_parts.LINK_KINDS, rules_parts.LINK_VITAL),
-    "pump": Spec(rules_parts.PUMPS, rules_parts.PUMP_KINDS, rules_parts.PUMP_VITAL),
-    "psu": Spec(rules_parts.PSUS, rules_parts.PSU_KINDS, rules_parts.PSU_VITAL),
-    "node": Spec(rules_node.RULES, rules_node.KINDS, rules_node.VITAL),
-}
 _COLUMNS = {"level": np.uint8, "since_ns": np.int64, "action": np.uint8, "sure_pu": np.float32,
             "lowered": np.uint8}  # fmt: skip
 
@@ -70,9 +52,17 @@ class Verdicts:
         self.attribution, self.past = Attribution(site), Past(site)
         self.fewest_down: F32 = np.full(site.sizes["switch"], np.inf, np.float32)  # ports of each switch
 
-    def update(self, now: Now, book: FaultBook, rates: Rates, lemons: Lemons, wear: Wear) -> None:
+    def update(
+        self,
+        now: Now,
+        book: FaultBook,
+        rates: Rates,
+        lemons: Lemons,
+        wear: Wear,
+        recurring: Recurring | None = None,
+    ) -> None:
         """Judge all parts."""
-        look = Look(now, book, rates, lemons, wear, self._guards)
+        look = Look(now, book, rates, lemons, wear, self._guards, recurring)
         self.past.update(rates.spoke, now.now_ns)
         if self.site.sizes["gpu"]:
             self.attribution.update(look)
