@@ -14,6 +14,7 @@ from connectors.dsx_bms import BmsDecoder
 from connectors.influx_line import LineDecoder
 from connectors.it_command import ResultDecoder
 from connectors.it_frame import ItDecoder
+from connectors.job_wire import JobDecoder
 from connectors.series_map import load_map
 from connectors.sparkplug import SparkplugDecoder
 from twin.contracts import Decoder, Item
@@ -21,7 +22,7 @@ from twin.errors import ConfigError
 from twin.reading import Ignored, Message
 from twin.site import Site
 
-Form = Literal["bms", "it", "answer", "line", "sparkplug", "own"]
+Form = Literal["bms", "it", "answer", "job", "line", "sparkplug", "own"]
 MAX_TOPIC_BYTES = 65_535
 SPARKPLUG = "spBv1.0/"
 
@@ -37,9 +38,10 @@ class Route(NamedTuple):
 CORE = (
     Route("BMS/v1/#", "bms"),
     Route("IT/v1/PUB/Agent/#", "answer"),
+    Route("IT/v1/PUB/Job/#", "job"),
     Route("IT/v1/PUB/#", "it"),
     Route("IT/v1/+/Result/#", "answer"),
-    Route("IT/v1/#", "own"),  # requests, contingency caps and presence of daemons, canaries
+    Route("IT/v1/#", "own"),  # requests, contingency caps, advice and presence of daemons, canaries
 )
 COMMON = (Route("spBv1.0/#", "sparkplug", "sparkplug"), Route("telegraf/#", "line", "telegraf"))
 
@@ -90,7 +92,8 @@ class Router:
     """Decodes any message of a site. Decoders are made when their first message comes.
 
     `ours` are the integrations in whose name we may publish BMS requests; `integration` is our name in topics
-    of requests and results (None: results of any); `extra` are routes of the configuration.
+    of requests and results (None: results of any); `extra` are routes of the configuration; `slot_of` says in
+    which slot a job runs (see `JobDecoder`).
     """
 
     def __init__(
@@ -100,8 +103,9 @@ class Router:
         extra: Sequence[Route] = (),
         ours: Collection[str] = (),
         integration: str | None = None,
+        slot_of: Callable[[str], int | None] | None = None,
     ) -> None:
-        self.site, self.ours, self.integration = site, tuple(ours), integration
+        self.site, self.ours, self.integration, self._slot_of = site, tuple(ours), integration, slot_of
         self._routes = [(matcher(r.topic), r.form, r.map) for r in (*CORE, *extra, *COMMON)]
         self._decoders: dict[tuple[Form, str], Decoder] = {}
 
@@ -139,13 +143,18 @@ class Router:
         """The decoder of agents' answers; its `epoch` may be set."""
         return cast(ResultDecoder, self.decoder("answer"))
 
+    @property
+    def reports(self) -> JobDecoder:
+        """The decoder of what jobs report, with its counts."""
+        return cast(JobDecoder, self.decoder("job"))
+
     def rebind(self, site: Site) -> None:
         """The site changed: what comes is in its numbering. What decoders know of devices stays."""
         self.site = site
         for key, decoder in list(self._decoders.items()):
             if isinstance(decoder, BmsDecoder | ResultDecoder | SparkplugDecoder):
                 decoder.rebind(site)
-            else:
+            elif not isinstance(decoder, JobDecoder):
                 del self._decoders[key]
 
     def faults(self) -> list[tuple[str, int]]:
@@ -171,6 +180,8 @@ class Router:
             return ItDecoder(self.site)
         if form == "answer":
             return ResultDecoder(self.site, self.integration)
+        if form == "job":
+            return JobDecoder(self._slot_of)
         found, file = load_map(mapping)
         if form == "line":
             return LineDecoder(self.site, found, file)

@@ -71,6 +71,8 @@ class Fitted:
         for key, array in parameters.items():
             if key not in known or not isinstance(array, np.ndarray):
                 raise ContractError(f"{key} is not a parameter of failure")
+            if array.dtype.kind not in "biuf":
+                raise ContractError(f"{key}: expected numbers (text as its bytes), got {array.dtype}")
         self.theta: F64 | None = None
         self.faults, self.names, self.version = 0.0, "", "unfitted"
         self.champions, self.hazards = (NOBODY,) * len(horizons_s), Hazards({})

@@ -5,6 +5,7 @@ A policy is pure and knows only the core's contracts; others name theirs `module
 
 from __future__ import annotations
 
+from policies.checkpoint import Checkpoint
 from policies.leak_guard import LeakGuard
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
@@ -14,4 +15,5 @@ REGISTRY: dict[str, type[Policy]] = {
     "thermal_guard": ThermalGuard,
     "leak_guard": LeakGuard,
     "operator": Operator,
+    "checkpoint": Checkpoint,
 }

@@ -152,6 +152,26 @@ class JobEnded(_Event, frozen=True):
     reason: str = ""
 
 
+class CheckpointTold(_Event, frozen=True):
+    """A job says of its own saves, through whatever wire; 0: it says nothing of that.
+
+    `began_ns` is when the save began whose state it holds now in this tier: a durable one outlives its nodes,
+    one in memory outlives its process. `save_s` from the begin until the save was done, `block_s` of it
+    training stood still, `flush_s` from the begin until it was durable. `restart_s`: what the recovery took
+    that is just over. `interval_s` is in force at the job. `at_ns` is when all of this was so.
+    """
+
+    job: str
+    at_ns: int = 0
+    tier: Literal["durable", "memory"] = "durable"
+    began_ns: int = 0
+    save_s: float = 0.0
+    block_s: float = 0.0
+    flush_s: float = 0.0
+    restart_s: float = 0.0
+    interval_s: float = 0.0
+
+
 class MaintenanceBegun(_Event, frozen=True):
     """People work on these entities and all below them: no alarms, no commands, no learning till then."""
 
@@ -255,6 +275,7 @@ Event = (
     | EpochChanged
     | JobStarted
     | JobEnded
+    | CheckpointTold
     | MaintenanceBegun
     | MaintenanceEnded
     | EntityReplaced

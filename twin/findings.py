@@ -36,6 +36,9 @@ GUARDING = {
     "gpu": ("gpu.temp_c", "gpu.thermal_margin_k"),
     "rack": ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm", "rack.inlet_temp_c"),
 }
+# Controls that are advice: who does not follow it, or never answers, is no device at fault.
+ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_since_s")
+_MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
 _GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -246,12 +249,14 @@ class Findings:
         return self.raise_(
             Finding(
                 f"readback/{control}",
-                "critical",
+                _severity(control, "critical"),
                 f"{len(index)} {table} entities do not do what {control} commands",
                 tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
                 (evidence,) if evidence else (),
                 1.0,
-                "Look for another writer of this control, or a device that refuses it.",
+                _MAY_DECLINE
+                if control in ADVISED
+                else "Look for another writer of this control, or a device that refuses it.",
                 len(index),
             )
         )
@@ -264,12 +269,14 @@ class Findings:
         return self.raise_(
             Finding(
                 f"unanswered/{control}",
-                "critical",
+                _severity(control, "critical"),
                 f"{len(index)} {table} did not carry out {control}",
                 tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
                 ("refused, or no answer, after repeated sending",),
                 1.0,
-                "Look at the agents of these devices; their leases go on being renewed.",
+                _MAY_DECLINE
+                if control in ADVISED
+                else "Look at the agents of these devices; their leases go on being renewed.",
                 len(index),
             )
         )
@@ -282,12 +289,14 @@ class Findings:
         return self.raise_(
             Finding(
                 f"unread/{control}",
-                "warning",
+                _severity(control, "warning"),
                 f"{control} of {len(index)} {table} is not confirmed: nothing is read back",
                 tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
                 (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
                 1.0,
-                "Check the agents of these devices: nobody sees what they do.",
+                _MAY_DECLINE
+                if control in ADVISED
+                else "Check the agents of these devices: nobody sees what they do.",
                 len(index),
             )
         )
@@ -340,6 +349,10 @@ def _dark(site: Site, view: View, table: str) -> Bool:
     if table == "rack" or of is None:
         return rack if table == "rack" else np.zeros(site.sizes[table], np.bool_)
     return rack[of]
+
+
+def _severity(control: str, otherwise: str) -> str:
+    return "info" if control in ADVISED else otherwise
 
 
 def _nobody(site: Site) -> dict[str, np.ndarray]:

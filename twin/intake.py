@@ -23,7 +23,8 @@ from twin.contracts import Model
 from twin.fault_ids import FaultIds
 from twin.frame import F64, I32, NS
 from twin.identity import Identities
-from twin.jobs import TOLD, Jobs
+from twin.job_reports import checkpoint_told, job_ended, job_started
+from twin.jobs import Jobs
 from twin.outlook import Outlooks
 from twin.records import brief_event
 from twin.signals import TABLES, find_control
@@ -71,7 +72,7 @@ class Intake:
 
     def is_new(self, event: ev.Event) -> bool:
         """False for an event that was seen before, and for another one under its id."""
-        if not event.id:
+        if not event.id or type(event) is ev.CheckpointTold:  # a report's instant tells whether it is new
             return True
         if type(event) is ev.FaultReported:
             return bool(self.new_faults([event]))
@@ -122,9 +123,11 @@ class Intake:
         now_ns = state.now_ns
         match event:
             case ev.JobStarted():
-                return self._job_started(event, site, state, jobs)
+                return job_started(event, site, state, jobs, self.count)
             case ev.JobEnded():
-                return self._job_ended(event, jobs, arbiter, now_ns)
+                return job_ended(event, jobs, arbiter, now_ns)
+            case ev.CheckpointTold():
+                return checkpoint_told(event, jobs, state)
             case ev.OperatorRequest():
                 return self._request(event, site, now_ns)
             case ev.RequestWithdrawn():
@@ -162,37 +165,6 @@ class Intake:
                 self.pending_fits.pop(event.fit, None)
             case _:
                 return None
-        return None
-
-    def _job_started(self, event: ev.JobStarted, site: Site, state: State, jobs: Jobs) -> str | None:
-        if not (0 <= event.floor_w < np.inf and abs(event.priority) < 2**31):
-            return (
-                f"expected a floor >= 0 and a priority of 32 bits, got {event.floor_w} and {event.priority}"
-            )
-        for name in TOLD:
-            if not 0 <= getattr(event, name) < np.inf:
-                return f"expected {name} >= 0, got {getattr(event, name)}"
-        again = event.job in jobs.slot_of
-        found = [site.entity("node", name) for name in event.nodes[:MAX_NAMES]]
-        nodes = [i for i in found if i is not None]
-        slot = jobs.start(event, nodes, len(found) - len(nodes), state.now_ns)
-        if slot is None:
-            return f"all {jobs.n} job slots are taken or resting"
-        if not again:  # what the slot's last job reported and was told is not this one's
-            state.tables["job"].replace(slot)
-        if len(nodes) < len(event.nodes):  # it runs all the same, on what we do not see as well
-            self.count("unknown_nodes", len(event.nodes) - len(nodes))
-        return None
-
-    def _job_ended(self, event: ev.JobEnded, jobs: Jobs, arbiter: Arbiter, now_ns: int) -> str | None:
-        if jobs.unslotted.pop(event.job, None) is not None:
-            return None
-        slot = jobs.end(event, now_ns)
-        if slot is None:
-            return f"no job {event.job} runs"
-        for key, lease in arbiter.leases.items():
-            if key.startswith("job."):
-                lease.drop(slot)
         return None
 
     def _approved(self, event: ev.Approved, site: Site, now_ns: int) -> str | None:

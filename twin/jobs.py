@@ -18,6 +18,29 @@ KINDS = ("training", "inference", "batch", "unknown")
 REST_S = 600.0  # the longest lease of the catalogue
 MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
 TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s")
+# What reports of a job are measurements of, each a column of its own; 0 = it never said so.
+DURATIONS = (
+    "checkpoint_save_s",
+    "checkpoint_block_s",
+    "checkpoint_flush_s",
+    "checkpoint_restart_s",
+    "checkpoint_local_block_s",
+    "checkpoint_local_restart_s",
+)
+MEASURED = 5  # of which the estimate is the median. source: estimate
+# What only reports tell of a job: zeros at its start, and kept when it starts again in its slot.
+REPORTED = (
+    "checkpoint_block_s",
+    "checkpoint_flush_s",
+    "checkpoint_local_block_s",
+    "checkpoint_local_restart_s",
+    "saved_ns",
+    "saved_local_ns",
+    "checkpoint_told_ns",
+    "checkpoint_at_ns",
+    "recovered_ns",
+    "recoveries",
+)
 _SLOT_COLUMNS = (
     "alive",
     "generation",
@@ -28,6 +51,8 @@ _SLOT_COLUMNS = (
     "started_ns",
     "freed_ns",
     *TOLD,
+    *REPORTED,
+    "checkpoint_past",
 )
 
 
@@ -49,6 +74,20 @@ class Jobs:
         self.checkpoint_interval_s = np.zeros(n, np.float64)
         self.checkpoint_save_s = np.zeros(n, np.float64)
         self.checkpoint_restart_s = np.zeros(n, np.float64)
+        # What it reports of its saves. A durable save outlives its nodes, one in memory outlives its process;
+        # training stands still for `block`, and a save is durable after `flush`.
+        self.checkpoint_block_s = np.zeros(n, np.float64)
+        self.checkpoint_flush_s = np.zeros(n, np.float64)
+        self.checkpoint_local_block_s = np.zeros(n, np.float64)
+        self.checkpoint_local_restart_s = np.zeros(n, np.float64)
+        self.saved_ns = np.zeros(n, np.int64)  # when the durable save began that it holds; 0 = unknown
+        self.saved_local_ns = np.zeros(n, np.int64)  # the same in memory
+        self.checkpoint_told_ns = np.zeros(n, np.int64)  # of its last report, by our clock; 0 = none
+        self.checkpoint_at_ns = np.zeros((n, 2), np.int64)  # by its own clock: durable, in memory
+        self.recovered_ns = np.zeros(n, np.int64)  # of its last recovery, by its own clock
+        self.recoveries = np.zeros(n, np.int32)  # from lost processes, no node with them
+        # The last measurements of DURATIONS, and how late reports came [s], oldest first; NaN = none yet
+        self.checkpoint_past = np.full((n, len(DURATIONS) + 1, MEASURED), np.nan)
         self.known = False  # whether a source of jobs has ever spoken
         self.names: list[str] = [""] * n
         self.tenants: list[str] = [""] * n
@@ -79,6 +118,9 @@ class Jobs:
                 return None
             slot = int(free[0])
             self.generation[slot] += 1
+            for name in REPORTED:
+                getattr(self, name)[slot] = 0
+            self.checkpoint_past[slot] = np.nan
         self.alive[slot] = True
         self.priority[slot] = event.priority
         self.kind[slot] = KINDS.index(event.kind)
@@ -160,7 +202,9 @@ class Jobs:
         return {
             "alive": self.alive, "generation": self.generation, "priority": self.priority, "kind": self.kind,
             "synchronous": self.synchronous, "floor_w": self.floor_w, "started_ns": self.started_ns,
-            "freed_ns": self.freed_ns, "names": list(self.names), "tenants": list(self.tenants),
+            "freed_ns": self.freed_ns, "checkpoint_past": self.checkpoint_past,
+            **{k: getattr(self, k) for k in REPORTED},
+            "names": list(self.names), "tenants": list(self.tenants),
             "accounts": list(self.accounts), "known": self.known, **{k: getattr(self, k) for k in TOLD},
             "unslotted": [[job, nodes] for job, nodes in self.unslotted.items()],
             "nodes_flat": np.concatenate([np.zeros(0, np.int32), *self.nodes]).astype(np.int32),
@@ -171,7 +215,8 @@ class Jobs:
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         for name in (*_SLOT_COLUMNS, "job_of_node"):
-            setattr(self, name, np.array(data[name]))
+            if name in data:  # a snapshot of a version before knows less of jobs
+                setattr(self, name, np.array(data[name]))
         self.names, self.tenants = list(data["names"]), list(data["tenants"])
         self.accounts, self.known = list(data["accounts"]), bool(data["known"])
         self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in data["unslotted"]}

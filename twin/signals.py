@@ -311,11 +311,12 @@ class Storage(Table):
 
 class Job(Table):
     progress_per_s = signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
-    checkpoint_age_s = signal("s", 0, 1e9, quantum=1.0, period_s=60)
-    checkpoint_save_s = signal("s", 0, 1e6, quantum=0.001, period_s=60)
-    checkpoint_flush_s = signal("s", 0, 1e6, quantum=0.001, period_s=60)
+    # A job speaks when it has saved, and every five minutes all the same
+    checkpoint_age_s = signal("s", 0, 1e9, quantum=1.0, period_s=300)
+    checkpoint_save_s = signal("s", 0, 1e6, quantum=0.001, period_s=300)
+    checkpoint_flush_s = signal("s", 0, 1e6, quantum=0.001, period_s=300)
     power_cap_readback_w = signal("W", 0, 1e9, quantum=1, period_s=60)
-    checkpoint_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=60)
+    checkpoint_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=300)
     power_cap_w = control(
         "W", 0, 1e9, on_expiry="safe", protective="low", readback="power_cap_readback_w", deadband=10
     )

@@ -64,7 +64,8 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     """Put an engine, made for the same site and plug-ins, into the state that `dump_engine` took."""
     if data["site_hash"] != engine.site.spec_hash:
         raise StorageError(f"snapshot is of site {data['site_hash']}, this is {engine.site.spec_hash}")
-    missing = sorted(set(data["memory"]) ^ set(engine.memory))
+    # One that speaks after all others begins afresh: leases name their owners by place
+    missing = sorted(set(data["memory"]) ^ {p.name for p in engine.policies[: len(data["memory"])]})
     if missing:
         raise StorageError(f"snapshot and configuration differ in policies: {', '.join(missing)}")
     engine.state.tick, engine.state.now_ns = data["tick"], data["now_ns"]
@@ -80,8 +81,10 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.findings.restore(data["findings"])
     engine.intake.restore(data["intake"])
     engine.windows.restore(data["windows"])
-    engine.memory = {p: {k: np.array(v) for k, v in columns.items()} for p, columns in data["memory"].items()}
-    engine.in_force = {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
+    engine.memory |= {
+        p: {k: np.array(v) for k, v in columns.items()} for p, columns in data["memory"].items()
+    }
+    engine.in_force |= {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
     engine.ran_ns, engine.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])
     engine.suspended = dict(data["suspended"])
     engine.usual_dt_s = float(data["usual_dt_s"])

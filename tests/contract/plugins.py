@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tests.saving import Says
 from twin import events as ev
 from twin.app.wiring import spec_of
 from twin.contracts import Columns, Memory, Model, Policy, Proposal, View
@@ -42,6 +43,14 @@ def site(racks: int = 2) -> Site:
 
 def engine_of(where: Site, policies: list[Policy], models: list[Model], level: str = "act") -> Engine:
     return Engine(where, policies, models, {p.name: level for p in policies})
+
+
+class Seer(Says):
+    """Forecasts that every node fails within a day, nearly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.day = 0.9
 
 
 class World:

@@ -95,6 +95,17 @@ PUBLISHING = [
     ("grid", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
     ("jobs", "IT/v1/PUB/Event/jobs/slurm", True),
     ("jobs", f"IT/v1/PUB/Event/{NODE}", False),
+    ("racktwin", "IT/v1/racktwin/Job/4711", True),
+    ("racktwin", "IT/v1/PUB/Job/4711", False),
+    ("checkpoints", "IT/v1/PUB/Job/4711", True),
+    ("checkpoints", "IT/v1/PUB/Job/4711/more", False),
+    ("checkpoints", "IT/v1/racktwin/Job/4711", False),
+    ("checkpoints", "IT/v1/PUB/Event/jobs/slurm", False),
+    ("4711", "IT/v1/PUB/Job/4711", True),
+    ("4711", "IT/v1/PUB/Job/4712", False),
+    ("4711", "IT/v1/racktwin/Job/4711", False),
+    (agent_user(NODE), "IT/v1/PUB/Job/4711", False),
+    ("jobs", "IT/v1/PUB/Job/4711", False),
     ("telegraf", "telegraf/host/cpu", True),
     ("telegraf", "IT/v1/PUB/Event/jobs/slurm", False),
     ("viewer", "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h1/r1", False),
@@ -147,6 +158,21 @@ def test_an_agent_reads_what_concerns_its_rack_only(secured: Secured) -> None:
                 )
             await until(lambda: bool(got), "its request")
             assert [m.payload for m in got] == [b"r1"]
+
+    asyncio.run(play())
+
+
+def test_a_job_with_an_identity_hears_its_own_advice_only(secured: Secured) -> None:
+    async def play() -> None:
+        async with (
+            client(secured.settings("4711"), "IT/v1/#") as (_, own),
+            client(secured.settings("checkpoints"), "IT/v1/#") as (_, every),
+            client(secured.settings("racktwin")) as (ours, _),
+        ):
+            for job in ("4712", "4711"):
+                await ours.publish(f"IT/v1/racktwin/Job/{job}", job.encode(), qos=1)
+            await until(lambda: bool(own) and len(every) == 2, "its advice")
+            assert [m.payload for m in own] == [b"4711"]
 
     asyncio.run(play())
 

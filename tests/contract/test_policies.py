@@ -9,7 +9,7 @@ import pytest
 
 from policies import REGISTRY
 from policies.operator import Operator
-from tests.contract.plugins import BAD, CAP, START_NS, Capper, World, engine_of, site
+from tests.contract.plugins import BAD, CAP, START_NS, Capper, Seer, World, engine_of, site
 from twin import events as ev
 from twin.app.wiring import spec_of
 from twin.contracts import Memory, Policy, Proposal, read_only
@@ -24,13 +24,15 @@ POLICIES = pytest.mark.parametrize("name", sorted(REGISTRY))
 ASK = ev.OperatorRequest(
     id="q", author="ada", control=CAP, names=("contract/h1/r0/node0/gpu1",), lo=0.0, hi=700.0, want=700.0
 )
-JOB = ev.JobStarted(id="j", job="train", nodes=("contract/h1/r0/node0",))
+JOB = ev.JobStarted(
+    id="j", job="train", nodes=("contract/h1/r0/node0",), kind="training", checkpoint_interval_s=86_400.0
+)
 
 
 def seen(name: str, temp_c: float = 85.0, racks: int = 2) -> tuple[Engine, Policy, World]:
-    """An engine with that policy alone, after eight seconds of hot GPUs, a job and a request."""
+    """An engine with that policy alone, after eight seconds of hot GPUs, a job, a request and a forecast."""
     policy: Policy = REGISTRY[name]()
-    engine = engine_of(site(racks), [policy], [])
+    engine = engine_of(site(racks), [policy], [Seer()])
     world = World(engine)
     for k in range(8):
         world.step(temp_c, (ASK, JOB) if k == 0 and racks else ())
@@ -125,7 +127,7 @@ def test_silence_after_a_while_is_no_trouble(name: str) -> None:
 @POLICIES
 def test_memory_survives_a_snapshot(name: str) -> None:
     engine, policy, world = seen(name)
-    other = engine_of(site(), [REGISTRY[name]()], [])
+    other = engine_of(site(), [REGISTRY[name]()], [Seer()])
     restore_engine(other, decode(encode(engine.dump())))
     assert other.checksum() == engine.checksum()
     for column, kept in other.memory[name].items():

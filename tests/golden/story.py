@@ -1,6 +1,6 @@
-"""A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come and
-go, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack, one leaks, a new
-term begins, weather and a plan are told ahead. Seeded, so that it is always the same."""
+"""A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come, go
+and tell of their saves, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack,
+one leaks, a new term begins, weather and a plan are told ahead. Seeded, so that it is always the same."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
         ],
         "max_jobs": 4,
         "history_s": {"rack.power_w": 120},
-        "policies": {p: {"authority": "act"} for p in ("thermal_guard", "leak_guard", "operator")},
+        "policies": {
+            p: {"authority": "act"} for p in ("thermal_guard", "leak_guard", "operator", "checkpoint")
+        },
         "models": {"persistence": {"horizons_s": [4, 10], "settings": {"fit_every_s": 60}}},
         **more,
     }
@@ -92,7 +94,8 @@ class Story:
         node = "golden/h1/r1/node0"
         match second:
             case 5:
-                return [ev.JobStarted(id="j1", job="train", nodes=(node,), kind="training")]
+                saves = {"checkpoint_interval_s": 6e5, "checkpoint_save_s": 60.0}  # far too seldom
+                return [ev.JobStarted(id="j1", job="train", nodes=(node,), kind="training", **saves)]
             case 10:
                 return [self._outlook("o1", "site.outdoor_temp_c", "", (12.5, None, 14.0)),
                         self._outlook("o2", "rack.power_w", "r1", (9000.0,) * 60),
@@ -106,6 +109,9 @@ class Story:
             case 30:
                 self.energy_mj[2] = 0
                 return [ev.EntityReplaced(id="e1", table="gpu", name="golden/h1/r1/node0/gpu2", serial="S2")]
+            case 70:
+                told = {"began_ns": START_NS + 40 * NS, "save_s": 20.0, "block_s": 9.0, "interval_s": 6e4}
+                return [ev.CheckpointTold(id="c1", job="train", at_ns=START_NS + 69 * NS, **told)]
             case 100:
                 return [ev.RequestWithdrawn(id="w1", author="ada", request="q1")]
             case 130:

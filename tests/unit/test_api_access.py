@@ -13,12 +13,13 @@ from tests.serving import Pod, serving
 from twin.app.api_access import FREE_TRIES, MAX_LINES, WINDOW_S, Refusals
 from twin.app.api_open import ROUTES
 from twin.app.api_routes import Route
-from twin.app.tokens import ROLES
+from twin.app.tokens import ROLES, add_token
 
 
 def concrete(route: Route) -> str:
     """A path that the route's pattern meets."""
-    for name, value in (("{table}", "rack"), ("{name}", "lab/h/r1"), ("{id}", "nobody")):
+    for name, value in (("{table}", "rack"), ("{name}", "lab/h/r1"), ("{id}", "nobody"),
+                        ("{job}", "1")):  # fmt: skip
         route_path = route.path if "{" in route.path else ""
         if route_path:
             route = Route(route.method, route.path.replace(name, value), route.serve, route.role, route.tag)
@@ -28,6 +29,8 @@ def concrete(route: Route) -> str:
 def test_every_route_takes_its_role_and_open_ones_are_few(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as pod:
+            pod.secrets["job"] = add_token(pod.tokens_file, "job.1", "job")  # a job that does not run
+            pod.tokens.reload()
             for route in ROUTES:
                 path = concrete(route)
                 if route.role is None:

@@ -369,6 +369,7 @@ def test_parameters_of_another_kind_are_refused() -> None:
         good | {"theta": np.full(3, 1.0)}, good | {"faults": np.array([-1.0])}, good | {"other": np.zeros(1)},
         good | {"champions": good["champions"][:2]}, {k: v for k, v in good.items() if k != "names"},
         good | {"champions": good["champions"] + np.array([1.0, 0, 0, 0, 0, 0])},
+        good | {"names": np.array(["level", "action"])}, good | {"names": np.array([None])},
         good | {f"{HORIZONS_S[0]:g}/line": np.zeros(3)},
     ):  # fmt: skip
         with pytest.raises(ContractError):

@@ -311,7 +311,7 @@ def test_the_past_is_told_for_information() -> None:
 
 
 def test_no_rule_has_an_unknown_action_or_words_that_do_not_fit() -> None:
-    from twin.health.verdicts import SPECS
+    from twin.health.verdict_specs import SPECS
 
     for part, spec in SPECS.items():
         assert len({rule.id for rule in spec.rules}) == len(spec.rules), part

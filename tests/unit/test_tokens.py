@@ -47,8 +47,8 @@ def test_roles_include_the_smaller_ones(file: Path) -> None:
     for role in tokens.ROLES:
         add_token(file, f"a-{role}", role)
     may = {t.role: [r for r in tokens.ROLES if t.may(r)] for t in read_tokens(file)}
-    assert may == {"viewer": ["viewer"], "operator": ["viewer", "operator"],
-                   "admin": ["viewer", "operator", "admin"]}  # fmt: skip
+    assert may == {"job": ["job"], "viewer": ["job", "viewer"], "operator": ["job", "viewer", "operator"],
+                   "admin": ["job", "viewer", "operator", "admin"]}  # fmt: skip
 
 
 def test_it_expires(file: Path) -> None:

@@ -119,7 +119,7 @@ def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "thermal_guard off" in said
     assert "leak_guard act" in said
-    assert "set for this question; the site file says: leak_guard advise" in said
+    assert "set for this question; the site file says: checkpoint advise, leak_guard advise" in said
     for words in (
         "policies",
         "nothing",
@@ -148,7 +148,8 @@ def test_levels_of_the_scenario_override_and_those_of_the_call_both(lab: Path) -
         simulation, _ = begin(Question(spec, "site.yaml", given=given), Case(0, {}, scenario), "policies")
         return dict(simulation.engine.intake.authority)
 
-    assert levels({}) == {"thermal_guard": "advise", "leak_guard": "off", "operator": "act"}
+    expected = {"thermal_guard": "advise", "leak_guard": "off", "operator": "act", "checkpoint": "act"}
+    assert levels({}) == expected
     assert levels({"thermal_guard": "off"})["thermal_guard"] == "off"
     simulation, _ = begin(Question(spec, "site.yaml"), Case(0, {}, scenario), "nothing")
     assert set(simulation.engine.intake.authority.values()) == {"off"}

@@ -58,7 +58,7 @@ def identities(
     own = f"IT/v1/{integration}"
     daemon = (
         "topic read #",
-        *(f"topic write {own}/{what}/#" for what in ("Request", "Contingency", "Daemon", "Canary")),
+        *(f"topic write {own}/{what}/#" for what in ("Request", "Contingency", "Job", "Daemon", "Canary")),
         f"topic write BMS/v1/{integration}/#",
         "topic write spBv1.0/+/NCMD/#",  # asks Sparkplug nodes to announce themselves
     )
@@ -69,6 +69,11 @@ def identities(
         Identity("bms", "the building management system, or its gateway", bms),
         Identity("grid", "the gateway of the grid operator", ("topic readwrite grid/v1/#",)),
         Identity("jobs", "whoever announces jobs", ("topic write IT/v1/PUB/Event/jobs/#",)),
+        Identity(
+            "checkpoints",
+            "whoever speaks for all jobs, which report their checkpoints and hear advice",
+            ("topic write IT/v1/PUB/Job/+", f"topic read {own}/Job/+"),
+        ),
         Identity(
             "outlooks", "whoever tells weather, prices and plans", ("topic write IT/v1/PUB/Event/outlooks/#",)
         ),
@@ -131,11 +136,18 @@ def _agent(path: str, rack: str, kind: str, own: str) -> Identity:
     )
 
 
-def acl_text(found: list[Identity], site_file: str) -> str:
-    """The access list. What it does not allow is denied, and clients without a name may do nothing."""
+def acl_text(found: list[Identity], site_file: str, integration: str = "racktwin") -> str:
+    """The access list. What it does not allow is denied, and clients without a name may do nothing.
+
+    Jobs come and go: each user may speak for the job that bears its name, whoever it is.
+    """
     parts = [f"# Made by `racktwin broker-acl --site {site_file}`; make it anew when the site changes."]
     for user, what, lines in found:
         parts.append("\n".join((f"# {what}", f"user {user}", *lines)))
+    own = ("pattern write IT/v1/PUB/Job/%u", f"pattern read IT/v1/{integration}/Job/%u")
+    parts.append(
+        "\n".join(("# a job that has an identity of its own, named as its level of the topic", *own))
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -171,7 +183,7 @@ def run_broker_acl(args: argparse.Namespace, out: Console, err: Console) -> int:
     found = identities(
         site, args.integration, args.aggregators, args.viewer or ("viewer",), args.sparkplug or ()
     )
-    text = acl_text(found, args.site.name)
+    text = acl_text(found, args.site.name, args.integration)
     if args.users is not None:
         _replace(args.users, users_text(found))
     if args.output is None:

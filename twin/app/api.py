@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from twin.app import api_access as access
 from twin.app.api_actions import KEPT, Kept
 from twin.app.api_answer import LIVE, refusal
+from twin.app.api_checkpoint import DECODER, decoder_of
 from twin.app.api_open import METRICS, ROUTES
 from twin.app.api_updates import UPDATES, Updates
 from twin.app.config import Api, Loaded
@@ -45,7 +46,7 @@ def make_app(live: Live, tokens: Tokens) -> web.Application:
     refusals = access.Refusals(live.note)
     updates = Updates(live)
     app[LIVE], app[access.TOKENS], app[access.REFUSALS] = live, tokens, refusals
-    app[UPDATES], app[KEPT] = updates, Kept()
+    app[UPDATES], app[KEPT], app[DECODER] = updates, Kept(), decoder_of(live)
     app[METRICS] = Metrics(live, updates.pulse, refusals.counts)
     gates: dict[tuple[str, str], access.Gate] = {}
     for route in ROUTES:

@@ -33,7 +33,7 @@ from twin.health.levels import (
     name_of_part,
     todo_words,
 )
-from twin.health.verdicts import SPECS
+from twin.health.verdict_specs import SPECS
 from twin.signals import TABLES
 from twin.state import GOOD
 

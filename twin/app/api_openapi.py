@@ -15,16 +15,17 @@ TAGS = {
     "state": "What is measured and expected.",
     "decisions": "What was decided, and why; what stands.",
     "acting": "What people ask of the daemon. Every action is in the journal, with its author.",
+    "jobs": "What jobs report of their checkpoints, and what they are advised.",
     "alarms": "What is wrong, and what people said of it.",
     "daemon": "How the daemon itself is doing.",
 }
 _REFUSALS = {
     "400": "the question is not as expected",
     "401": "no token, or one that is not valid",
-    "403": "the token's role is too small",
+    "403": "the token may not: its role is too small, or it speaks for another job",
     "404": "there is no such thing",
     "409": "refused, with the reason",
-    "429": "too many wrong tokens from this address",
+    "429": "too many wrong tokens from this address, or reports of this job",
     "503": "cannot be answered now",
 }
 

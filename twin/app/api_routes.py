@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from connectors.job_wire import Report
 from twin.app import api_actions as act
 from twin.app import api_bodies as bodies
+from twin.app import api_checkpoint as saves
 from twin.app import api_decisions as decided
 from twin.app import api_health as well
 from twin.app import api_health_part as explained
 from twin.app import api_outlooks as ahead
 from twin.app import api_state as state
 from twin.app import api_updates as updates
+from twin.app import checkpoint_plans as planned
 from twin.app.tokens import Role
 
 Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -53,6 +56,7 @@ class Route:
 
 
 API = "/api/v1"
+CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
 OFFSET = Param("offset", "how many rows to skip", "integer")
 LIMIT = Param("limit", "how many rows at most", "integer")
 PREFIX = Param("prefix", "only this entity and what is below it, such as lab/h/r1")
@@ -91,6 +95,9 @@ READING = (
          Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
     _get("/health/{name}", explained.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
+    _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
+    Route("GET", CLIENTS, saves.advised, "job", "jobs"),
+    _get("/checkpoints", planned.plans, "jobs", OFFSET, LIMIT, Param("job", "this one alone")),
     _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
          Param("control", "such as gpu.power_cap_w")),
     _get("/decisions", decided.decisions, "decisions", LIMIT,
@@ -120,6 +127,8 @@ ACTING = (
     _post("/approvals", act.approve, "acting", bodies.NewApproval),
     _delete("/approvals/{id}", act.disapprove, "acting"),
     _post("/outlooks", ahead.tell, "acting", ahead.NewOutlook),
+    _post("/jobs/{job}/checkpoint", saves.report, "jobs", Report, "job"),
+    Route("POST", CLIENTS, act.once(saves.report), "job", "jobs", (), Report),
     _post("/hold", act.hold, "acting", bodies.Reason),
     _post("/resume", act.resume, "acting", bodies.NoBody),
     _post("/release", act.release, "acting", bodies.Reason, "admin"),

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twin.app import bench_forecast, bench_health, bench_live, bench_twin
+from twin.app import bench_checkpoint, bench_forecast, bench_health, bench_live, bench_twin
 from twin.app.bench_load import ASSUMPTIONS, GPUS_PER_RACK
 from twin.app.bench_run import LOOP, PARTS, SPARSE_PERIOD_S, Task
 
@@ -49,6 +49,7 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     *bench_twin.GOALS,
     *bench_forecast.GOALS,
     *bench_health.GOALS,
+    *bench_checkpoint.GOALS,
 )
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
@@ -181,6 +182,7 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
     bench_twin.show_twin(found, out)
     bench_forecast.show_forecast(found, out)
     bench_health.show_health(found, out)
+    bench_checkpoint.show_checkpoint(found, out)
     goals = judge(found)
     if goals:
         verdicts = Table(title="Goals")
@@ -210,8 +212,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--only",
-        choices=("core", "live", "twin", "forecast", "health"),
-        help="the sizes, the daemon, plant and diagnosis, forecasts, or a storm of faults",
+        choices=("core", "live", "twin", "forecast", "health", "checkpoint"),
+        help="the sizes, the daemon, plant and diagnosis, forecasts, a storm of faults, or checkpoints",
     )
     given = parser.parse_args(arguments)
     sizes: str = given.sizes or ("72,576" if given.quick else SIZES)
@@ -238,6 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
         found |= bench_forecast.measure_forecast(given.quick, scratch, err.print)
     if given.only in (None, "health"):
         found |= bench_health.measure_health(given.quick, scratch, err.print)
+    if given.only in (None, "checkpoint"):
+        found |= bench_checkpoint.measure_checkpoint(given.quick, err.print)
     found |= {f"goal.{key}": "met" if met else "missed" for key, _, _, met in judge(found)}
     found |= {"assumptions": ASSUMPTIONS, "threads": "1; pinned to one core where the system allows it"}
     given.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -26,7 +26,8 @@ _LARGE = {
     "broker-acl": ("twin.app.acl", "make Mosquitto's access list from a site file"),
     "simulate": ("twin.app.cli_simulate", "run a simulated site under a scenario, for hours or months"),
     "whatif": ("twin.app.cli_whatif", "run a scenario from the twin's state, with policies and without"),
-    "backtest": ("twin.app.cli_backtest", "score forecasts of load or of failures on recordings"),
+    "backtest": ("twin.app.cli_backtest", "score forecasts, alarms and checkpoint intervals on recordings"),
+    "checkpoint": ("twin.app.cli_checkpoint", "how often training jobs should save, and what others cost"),
     "plant": ("twin.app.cli_plant", "a simulated site in real time on a broker, for trying the daemon on"),
 }
 
@@ -156,6 +157,10 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.app.cli_backtest import run_backtest
 
         return run_backtest(args, out, err)
+    if args.command == "checkpoint":
+        from twin.app.cli_checkpoint import run_checkpoint
+
+        return run_checkpoint(args, out)
     if args.command == "plant":
         from twin.app.cli_plant import run_plant
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from twin.app import cli_backtest_failures, cli_backtest_health
+from twin.app import cli_backtest_checkpoint, cli_backtest_failures, cli_backtest_health
 from twin.app.backtest_table import say
 from twin.app.report_text import clean, duration, number
 from twin.errors import ConfigError
@@ -35,10 +35,11 @@ _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
 
 def add_parser(commands: Any) -> None:
     """The arguments of `racktwin backtest`."""
-    parser = commands.add_parser("backtest", help="score forecasts of load and failures, and alarms")
+    parser = commands.add_parser("backtest", help="score forecasts, alarms and checkpoint intervals")
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     cli_backtest_failures.add_failures(kinds)
     cli_backtest_health.add_health(kinds)
+    cli_backtest_checkpoint.add_checkpoint(kinds)
     load = kinds.add_parser(
         "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
     )
@@ -93,6 +94,8 @@ def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
         return cli_backtest_failures.run_failures(args, out, err)
     if args.what == "health":
         return cli_backtest_health.run_health(args, out, err)
+    if args.what == "checkpoint":
+        return cli_backtest_checkpoint.run_checkpoint(args, out, err)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
         return _run(args, out, err)

@@ -141,7 +141,7 @@ def _token(commands: Any) -> None:
         if name != "list":
             one.add_argument("name", help="who it is for; the author of what is done with it")
         if name == "add":
-            one.add_argument("--role", choices=("viewer", "operator", "admin"), default="viewer")
+            one.add_argument("--role", choices=("job", "viewer", "operator", "admin"), default="viewer")
             one.add_argument("--expires-days", type=float)
             one.add_argument("-o", "--output", type=Path, help="write the text into this file, mode 0600")
         one.add_argument("--json", action="store_true", help="one JSON object on stdout")

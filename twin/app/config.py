@@ -89,10 +89,16 @@ class Slurm(_Strict, frozen=True):
 
 
 class Jobs(_Strict, frozen=True):
-    """Where jobs are learned from. `mqtt`: job events on the IT tree. With neither, jobs are unknown."""
+    """Where jobs are learned from. `mqtt`: job events on the IT tree. With neither, jobs are unknown.
+
+    `mqtt` and `folder` are also how jobs report their checkpoints and hear advice; HTTP always is. The folder
+    is shared with the jobs, and looked at every `look_s`.
+    """
 
     mqtt: bool = True
     slurm: Slurm | None = None
+    folder: str | None = None
+    look_s: float = 5.0
 
 
 class Influx(_Strict, frozen=True):
@@ -296,6 +302,7 @@ def _problems(config: Config) -> list[str]:
         within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
     if config.jobs.slurm is not None:
         within("jobs.slurm.period_s", config.jobs.slurm.period_s, 1, 3600)
+    within("jobs.look_s", config.jobs.look_s, 0.1, 600)
     within("history.every_s", config.history.every_s, 0.1, 3600)
     within("history.quota_mb", config.history.quota_mb, 10, 10_000_000)
     within("history.keep_days", config.history.keep_days, 0.01, 3660)

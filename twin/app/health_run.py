@@ -22,6 +22,7 @@ from twin.engine import Engine
 from twin.errors import TwinError
 from twin.frame import NS
 from twin.health import alarms
+from twin.health.failure_words import is_failure
 from twin.health.levels import ACTION_WORDS, ACTIONS, DEGRADED, action
 from twin.plant.fleet_life import KINDS, Life, draw_life
 from twin.plant.jobs_drawn import Mix
@@ -175,8 +176,12 @@ class Watch:
     def _hourly(self, engine: Engine, now_s: float) -> None:
         course = self.course
         log = engine.health.log()
-        for node, start_ns in zip(log.node.tolist(), log.start_ns.tolist(), strict=True):
-            if len(self._noticed) < MOST_NOTICED:
+        for node, start_ns, fails in zip(
+            log.node.tolist(), log.start_ns.tolist(), is_failure(log).tolist(), strict=True
+        ):
+            if not fails:  # a mere restart is told from a failure once it is over
+                self._noticed.pop((node, start_ns), None)
+            elif len(self._noticed) < MOST_NOTICED:
                 self._noticed[node, start_ns] = None
         course.suspended = sorted({*course.suspended, *engine.suspended})
         lemons = engine.health.lemons.is_lemon()

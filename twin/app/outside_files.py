@@ -39,7 +39,7 @@ def outside_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
                 faults.append(f"{loaded.path}: {where}: {path}: {why}; expected a readable file")
         except ConfigError as error:
             faults += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
-    return faults + _mappings(loaded) + _state(loaded), notes
+    return faults + _mappings(loaded) + _state(loaded) + _jobs(loaded), notes
 
 
 def is_uncheckable(name: str | None) -> bool:
@@ -91,6 +91,19 @@ def _mappings(loaded: Loaded) -> list[str]:
         except ConfigError as error:
             faults += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
     return faults
+
+
+def _jobs(loaded: Loaded) -> list[str]:
+    """The folder that jobs share with us is made by people, who know what users jobs run as."""
+    if loaded.config.jobs.folder is None:
+        return []
+    folder = loaded.file(loaded.config.jobs.folder)
+    if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return []
+    return [
+        f"{loaded.path}: $.jobs.folder: {folder}: expected a folder that we may read and write; see "
+        "deploy/docs/checkpoints.md"
+    ]
 
 
 def _state(loaded: Loaded) -> list[str]:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from connectors.command_sink import BmsSink, MqttSink
 from connectors.dsx_bms import PUB_METADATA, PUB_VALUE
 from connectors.it_command import presence_of
+from connectors.job_files import FolderSink, FolderSource, Places
+from connectors.job_sink import JobBook, JobSink
+from connectors.job_wire import REPORT
 from connectors.mqtt import Presence
 from connectors.mqtt_source import MqttSource
 from connectors.prometheus import PrometheusSource
@@ -19,6 +22,7 @@ from connectors.series import Sums
 from connectors.series_map import load_map
 from connectors.slurm import SlurmSource
 from twin.app.config import Broker, Loaded, Scrape, Tls
+from twin.app.job_advice import Roster
 from twin.app.mqtt_wiring import link_settings
 from twin.contracts import Item, Sink, Source
 from twin.errors import ActuationError, ConfigError
@@ -27,12 +31,13 @@ from twin.site import Site
 
 SYSTEM = (f"{PUB_METADATA}System/", f"{PUB_VALUE}System/")
 BEAT_S = 1.0  # between looks whether a heartbeat is due
+PLACES_TICKS = 10.0  # a report that was read so many ticks ago is in the trace
 
 
 class Links:
     """The connection to the broker, and the sinks that publish over it, which they do only while `may_act`.
 
-    `role` says (role, epoch) of us.
+    `role` says (role, epoch) of us; `roster` knows the jobs that are advised.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Links:
         name: str,
         role: Callable[[], tuple[str, int]],
         may_act: Callable[[], bool],
+        roster: Roster,
     ) -> None:
         broker = loaded.config.broker
         options = broker if isinstance(broker, Broker) else Broker(host="")
@@ -55,8 +61,11 @@ class Links:
         except ConfigError as error:
             raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
         integration, client_id = options.integration, settings.client_id
-        router = _Hearing(site, extra=extra, ours=(integration,), integration=integration)
+        router = _Hearing(
+            site, extra=extra, ours=(integration,), integration=integration, slot_of=roster.slot_of
+        )
         router.load()
+        router.hears_jobs = loaded.config.jobs.mqtt
         topic, offline = presence_of(integration, client_id, "offline", "unknown", 0, 0)
 
         def online() -> bytes:
@@ -75,12 +84,17 @@ class Links:
         self.agents = MqttSink(site, integration, command)
         self.bms = BmsSink(site, router.bms, integration, command)
         router.pulse = self.bms.hear
-        self.integration = integration
+        self.integration, self.router = integration, router
+        self.to_jobs: list[JobSink | FolderSink] = []
+        if loaded.config.jobs.mqtt:
+            self.to_jobs.append(JobSink(integration, command, _book(roster)))
+        if loaded.config.jobs.folder is not None:
+            self.to_jobs.append(FolderSink(loaded.file(loaded.config.jobs.folder), _book(roster)))
 
     @property
     def sinks(self) -> Sequence[Sink]:
         """Where commands go."""
-        return self.agents, self.bms
+        return self.agents, self.bms, *self.to_jobs
 
     async def beat(self, leads: Callable[[], bool]) -> None:
         """The heartbeat that the BMS expects of its integration, from the daemon that leads."""
@@ -104,13 +118,20 @@ def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
     return f"{client_id}-{hashlib.blake2b(folder, digest_size=4).hexdigest()}"
 
 
+def _book(roster: Roster) -> JobBook:
+    return JobBook(roster.job_of, roster.held())
+
+
 class _Hearing(Router):
-    """A router that shows the BMS's own heartbeats to the sink that answers them."""
+    """A router that shows the BMS's own heartbeats to the sink that answers them, and may be deaf to jobs."""
 
     pulse: Callable[[Message], Ignored | None] | None = None
+    hears_jobs = True
 
     def decode(self, message: Message) -> Sequence[Item] | Ignored:
         """As a router does."""
+        if not self.hears_jobs and message.topic.startswith(REPORT):
+            return Ignored("Job", "jobs.mqtt is off")
         if self.pulse is not None and message.topic.startswith(SYSTEM):
             heard = self.pulse(message)
             return () if heard is None else heard
@@ -153,12 +174,16 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
     )
 
 
-def make_jobs(loaded: Loaded, site: Site, known: Callable[[], Sequence[str]]) -> list[Source]:
-    """Where jobs are learned from, beside MQTT. `known`: jobs that the twin takes to be running."""
-    slurm = loaded.config.jobs.slurm
+def make_jobs(loaded: Loaded, site: Site, roster: Roster) -> list[Source]:
+    """Where jobs are learned from and heard, beside MQTT. `roster`: those that the twin takes to run."""
+    slurm, config, found = loaded.config.jobs.slurm, loaded.config, list[Source]()
+    if config.jobs.folder is not None:
+        places = Places(loaded.state / "job-reports.json", PLACES_TICKS * config.tick_s)
+        found.append(FolderSource(loaded.file(config.jobs.folder), roster.slots, places, config.jobs.look_s))
     if slurm is None:
-        return []
+        return found
     return [
+        *found,
         SlurmSource(
             site,
             period_s=slurm.period_s,
@@ -166,6 +191,6 @@ def make_jobs(loaded: Loaded, site: Site, known: Callable[[], Sequence[str]]) ->
             conf=None if slurm.conf is None else str(loaded.file(slurm.conf)),
             node_names=slurm.node_names,
             kinds=slurm.kinds,
-            known=known,
-        )
+            known=lambda: list(roster.slots()),
+        ),
     ]

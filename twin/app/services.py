@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from connectors.job_files import FolderSource
 from twin.app.api import ApiServer
 from twin.app.beforehand import Beforehand
 from twin.app.broker import EmbeddedBroker
 from twin.app.config import Config, Loaded, differs
 from twin.app.history_service import HistoryService
+from twin.app.job_advice import Roster, answers_of
 from twin.app.notify import Notifier
 from twin.app.outflow import Outflow
 from twin.app.parts import Links, make_jobs, make_scrapes
@@ -57,6 +59,7 @@ class Services:
         self.broker: EmbeddedBroker | None = None
         self.links: Links | None = None
         self.outflows: list[Outflow] = []
+        self._job_counts: dict[str, dict[str, int]] = {}
         self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
         influx = loaded.config.history.influx
         self.history = self._history(loaded.secret(influx.token_file) if influx else None)
@@ -73,10 +76,11 @@ class Services:
         """All that a configuration asks for, made and not started. Raises ConfigError; changes nothing."""
         settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
         name = loaded.config.leader.name or _host()
-        links = Links(loaded, site, port, name, self._role, self.daemon.leading.may_act)
+        roster = Roster(lambda: self.daemon.engine)
+        links = Links(loaded, site, port, name, self._role, self.daemon.leading.may_act, roster)
         return Prepared(
             links,
-            [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, self._jobs)],
+            [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, roster)],
             Notifier(loaded, site.file.site),
             loaded.secret(settings.influx.token_file) if settings.influx else None,
         )
@@ -105,6 +109,9 @@ class Services:
         """Sources and sinks, for the site that frames are in from now on."""
         daemon = self.daemon
         self.links = prepared.links
+        self._job_counts = {s.name: s.counts for s in prepared.links.to_jobs}
+        self._job_counts["mqtt-reports"] = prepared.links.router.reports.counts
+        self._job_counts |= {s.name: s.counts for s in prepared.sources if isinstance(s, FolderSource)}
         for source in prepared.sources:
             daemon.supervisor.start(source.name, "source", partial(source.run, daemon.inflow))
         for sink in prepared.links.sinks:
@@ -140,14 +147,12 @@ class Services:
             link = self.links.source.link
             out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
         out["sinks"] = {f.sink.name: dict(f.counts) for f in self.outflows}
+        out["jobs"] = {name: dict(counts) for name, counts in self._job_counts.items()}
         out["history"] = self.history.stats()
         return out | self.daemon.inflow.summary()
 
     def _role(self) -> tuple[str, int]:
         return self.daemon.live.role, self.daemon.live.epoch
-
-    def _jobs(self) -> list[str]:
-        return list(self.daemon.engine.jobs.slot_of)
 
     def send(self, commands: tuple[CommandBatch, ...]) -> None:
         """Commands of a tick that is in the journal."""
@@ -163,8 +168,9 @@ class Services:
     def after(self, frame: Frame, decision: Decision) -> None:
         """After each tick: alarms, history, pins, snapshots."""
         daemon = self.daemon
-        steps = {"alarms": self._alarms, "pins": self._pin, "history": self._keep_history,
-                 "conditions": self._conditions, "snapshots": self._snapshot_if_due}  # fmt: skip
+        steps = {"answers": self._answer, "alarms": self._alarms, "pins": self._pin,
+                 "history": self._keep_history, "conditions": self._conditions,
+                 "snapshots": self._snapshot_if_due}  # fmt: skip
         for name, step in steps.items():
             try:
                 step(frame, decision)
@@ -180,6 +186,12 @@ class Services:
             self.notifier.offer(changes)
             tell_alarms(changes)
         tell_decision(decision, frame.events, self.daemon.engine.site)
+
+    def _answer(self, frame: Frame, decision: Decision) -> None:
+        """What jobs reported may be what they were asked for."""
+        acks = answers_of(self.daemon.engine, frame.events)
+        if acks:
+            self.daemon.inflow.stage(acks, decision.now_ns)
 
     def _pin(self, frame: Frame, decision: Decision) -> None:
         kinds = [r["kind"] for r in decision.records if r["kind"] in ("finding", "command")]

@@ -25,8 +25,9 @@ import msgspec
 
 from twin.errors import ConfigError
 
-Role = Literal["viewer", "operator", "admin"]
-ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")  # each may do what those before it may
+Role = Literal["job", "viewer", "operator", "admin"]
+# Each may do what those before it may; a job speaks for itself alone, see `api_checkpoint`.
+ROLES: tuple[Role, ...] = ("job", "viewer", "operator", "admin")
 PREFIX = "rt_"
 MAX_TOKENS = 1000
 MAX_PRESENTED = 200  # characters of a header that are looked at

@@ -12,6 +12,7 @@ ascending. May import array types.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lgamma
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _COLUMNS: dict[str, Any] = {"index": np.int32, "first_ns": np.int64, "count": np
 class Cycles:
     """Open cycles of one kind of trouble [k].
 
-    a, b: the usual rate when it began; `logs` is ln[ G(a + m) / G(a + 1) ].
+    a, b: the usual rate before it began, as known now; `logs` is ln[ G(a + m) / G(a + 1) ].
     """
 
     index: I32
@@ -66,11 +67,17 @@ class Cycles:
 
     def scores(self, now_ns: int) -> tuple[F64, F64]:
         """(how much speaks for recurrence, the same with the first time counted), in nats [k]."""
-        t = (now_ns - self.first_ns) / DAY_NS
+        t = np.maximum(now_ns - self.first_ns, 0) / DAY_NS
         more = self.count - 1.0
         usual = self.logs + (self.a + 1.0) * np.log(self.b) - (self.a + 1.0 + more) * np.log(self.b + t)
         score = more * _LOG - RECURS_PER_DAY * t - usual
         return score, score + np.log(RECURS_PER_DAY * self.b / self.a)
+
+    def again(self, a: F64, b: F64) -> None:
+        """More is known of what is usual: the rates before these cycles began are Gamma(a, b) [k]."""
+        self.a, self.b = a, b
+        told = zip(a.tolist(), self.count.tolist(), strict=True)
+        self.logs = np.array([lgamma(x + m) - lgamma(x + 1.0) for x, m in told], np.float64)
 
     def keep(self, mask: Bool) -> None:
         """Only these."""

@@ -122,7 +122,8 @@ class HealthState:
         names, values = data["features"]
         self._features = NodeFeatures(tuple(names), np.array(values))
         for name in _PARTS:
-            getattr(self, name).restore(data[name])
+            if name in data:  # a version before knew nothing of it: it begins anew
+                getattr(self, name).restore(data[name])
 
 
 def _no_features(site: Site) -> NodeFeatures:

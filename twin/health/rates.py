@@ -311,7 +311,8 @@ class Rates:
         self.seen_ns = {(str(t), int(g)): np.array(seen, np.int64) for t, g, seen in data["seen_ns"]}
         self.gap = {t: np.array(gap, np.float32) for t, gap in data["gap"].items()}
         self.spoke = {t: np.array(spoke, np.bool_) for t, spoke in data["spoke"].items()}
-        self.hushed = {t: np.array(hushed, np.bool_) for t, hushed in data["hushed"].items()}
+        if "hushed" in data:
+            self.hushed = {t: np.array(hushed, np.bool_) for t, hushed in data["hushed"].items()}
 
 
 def mute(column: TableState) -> bool:

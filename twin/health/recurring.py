@@ -31,16 +31,25 @@ APART_NS = 600 * NS
 ALARM, STILL = 8.0, 4.0  # nats; an alarm stands until less is left
 LONGEST_NS = 7 * DAY_NS  # after which, if it did not fail, that is how the device is. source: estimate
 SETTLE_NS = 3600 * NS  # after a repair or work, in which nothing is counted. source: estimate
-MANY_PU, MANY = 0.05, 4  # of the nodes of a site; with more, it is no node's own. source: estimate
-RACK_PU, RACK = 0.5, 3  # of the nodes of a rack at once: it is the rack's
+# Of the devices of a site; with more, it is none's own. That more than MANY fall silent in one look, of a
+# site of thousands too, is their collector's doing, unless that is usual. source: estimate
+MANY_PU, MANY, SILENT_TIMES = 0.05, 4, 3.0
+MOST_PU = 0.5  # of the devices of a site; with more of which anything recurs, that is how the site is
+RACK_PU, RACK = 0.5, 3  # of the nodes of a rack: it is the rack's
 MOST_TOLD = 3  # kinds of trouble in one sentence
+LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 
 
 class Stream(NamedTuple):
-    """A kind of trouble: a counter that grows, or telemetry that gaps. `drains`: it speaks for a drain."""
+    """A kind of trouble: a counter that grows, or telemetry that gaps. `drains`: it speaks for a drain.
+
+    One mishap makes several counters of a `family` grow, and one device's of all its links: what they tell is
+    told once.
+    """
 
     key: str
     words: str
+    family: str
     drains: bool = True
 
     @property
@@ -51,20 +60,22 @@ class Stream(NamedTuple):
 
 STREAMS: tuple[Stream, ...] = (
     # Of HBM: who corrects many errors hardly has more uncorrectable ones. source: USENIX ATC 2024 (Wu et al.)
-    Stream("gpu.ecc_sbe_count", "corrected memory errors", drains=False),
-    Stream("gpu.row_remap_count", "remapped memory rows"),
-    Stream("gpu.nvlink_error_count", "NVLink errors"),
-    Stream("gpu.nvlink_replay_count", "NVLink replays"),
-    Stream("gpu.nvlink_recovery_count", "NVLink recoveries"),
-    Stream("gpu.pcie_replay_count", "PCIe replays"),
-    Stream("gpu.gap", "silences"),
-    Stream("node.gap", "silences"),
-    Stream("node.reboot_count", "restarts"),
-    Stream("link.error_count", "errors"),
-    Stream("link.flap_count", "flaps"),
-    Stream("link.symbol_error_count", "symbol errors"),
+    Stream("gpu.ecc_sbe_count", "corrected memory errors", "memory", drains=False),
+    Stream("gpu.row_remap_count", "remapped memory rows", "memory"),
+    Stream("gpu.nvlink_error_count", "NVLink errors", "nvlink"),
+    Stream("gpu.nvlink_replay_count", "NVLink replays", "nvlink"),
+    Stream("gpu.nvlink_recovery_count", "NVLink recoveries", "nvlink"),
+    Stream("gpu.pcie_replay_count", "PCIe replays", "pcie"),
+    Stream("gpu.gap", "silences", "silence"),
+    Stream("node.gap", "silences", "silence"),
+    Stream("node.reboot_count", "restarts", "silence"),
+    Stream("link.error_count", "errors", "link"),
+    Stream("link.flap_count", "flaps", "link"),
+    Stream("link.symbol_error_count", "symbol errors", "link"),
 )
 KEYS = tuple(s.key for s in STREAMS)
+_OF_NODE = ("free_ns", "standing", "out")
+FAMILIES = tuple(dict.fromkeys(s.family for s in STREAMS))
 
 
 class Recurring:
@@ -77,27 +88,51 @@ class Recurring:
         self.now_ns = 0
         self.free_ns = np.zeros(site.sizes["node"], np.int64)  # from when on trouble is counted again
         self.standing: Bool = np.zeros(site.sizes["node"], np.bool_)
+        self.out: Bool = np.zeros(site.sizes["node"], np.bool_)  # who is down or out of service
         self._score: F32 = np.zeros(site.sizes["node"], np.float32)
+        self._since_ns = 0  # from the look before to this one
+        self._paused: dict[str, I32] = {}  # devices of nodes that are out, by table
 
     def update(self, now: Now, rates: Rates, broken: Bool) -> None:
         """Take in what has come since the last look. broken [n_node]: who is down, but for short silences."""
+        self._since_ns = max(now.now_ns - self.now_ns, 0) if self.now_ns else 0
         self.now_ns = now.now_ns
-        if (work := now.under_work("node")) is not None:
-            self.free_ns[work] = self.now_ns + SETTLE_NS
-        if broken.any():
-            self.free_ns[broken] = self.now_ns + SETTLE_NS
-            for s in STREAMS:
-                self._drop(s, broken)
+        self._work(now)
+        if broken.any() or self.out.any():
+            self._pause(broken)
         for s in STREAMS:
             if self.site.sizes[s.table]:
                 self._stream(s, rates)
         self._weigh()
 
-    def _drop(self, stream: Stream, nodes: Bool) -> None:
-        """What came before a failure is over with it."""
-        cycles = self.cycles[stream.key]
-        if len(cycles.index):
-            cycles.keep(~self._of_nodes(stream.table, cycles.index, nodes))
+    def _work(self, now: Now) -> None:
+        """Who works at a device works at its node; what it had before may be cured, and begins anew."""
+        for s in STREAMS:
+            if (work := now.under_work(s.table)) is None:
+                continue
+            node = self.node_of(s.table, np.flatnonzero(work).astype(np.int32))
+            self.free_ns[node[node >= 0]] = self.now_ns + SETTLE_NS
+            cycles = self.cycles[s.key]
+            if len(cycles.index):
+                cycles.keep(~work[cycles.index])
+
+    def _pause(self, out: Bool) -> None:
+        """While a node is out, it is not watched, and what recurred stays true of it till it comes back."""
+        self.free_ns[out] = self.now_ns + SETTLE_NS
+        back = self.out & ~out
+        if not self._paused or not np.array_equal(out, self.out):
+            self.out = out.copy()
+            for table in sorted({s.table for s in STREAMS}):
+                everyone = np.arange(self.site.sizes[table], dtype=np.int32)
+                self._paused[table] = everyone[self._of_nodes(table, everyone, out)]
+        for s in STREAMS:
+            usual, cycles = self.usual[s.key], self.cycles[s.key]
+            unwatched = self._paused[s.table]
+            usual.since_ns[unwatched[usual.since_ns[unwatched] > 0]] += self._since_ns
+            if len(cycles.index):
+                paused = self._of_nodes(s.table, cycles.index, out)
+                cycles.first_ns = np.where(paused, cycles.first_ns + self._since_ns, cycles.first_ns)
+                cycles.keep(~self._of_nodes(s.table, cycles.index, back))
 
     def _of_nodes(self, table: str, index: I32, nodes: Bool) -> Bool:
         node = self.node_of(table, index)
@@ -116,13 +151,15 @@ class Recurring:
             return
         usual.hear(heard, self.now_ns)
         if len(cycles.index):
-            self._close(cycles, usual)
-        usual.learn(self.now_ns, cycles)
+            self._close(stream, cycles, usual)
         if len(came):
             came = usual.apart(self._own(stream, came, rates), self.now_ns, APART_NS)
         if len(came):
+            before = len(cycles.index)
             common = cycles.add(came, self.now_ns, *usual.rates(came, self.now_ns))
             usual.count(common, np.ones(len(common), np.int32))
+            usual.begun += len(cycles.index) - before + len(common)
+        usual.learn(self.now_ns, cycles)
 
     def _own(self, stream: Stream, index: I32, rates: Rates) -> I32:
         """Of these devices, those whose trouble is their own and that nobody works at."""
@@ -135,46 +172,51 @@ class Recurring:
             known &= ~rates.hushed["node"][node] & ((silent[node] < size[node]) | (size[node] == 1))
         index, node = index[known], node[known]
         some = np.unique(node)
-        if len(some) > max(MANY, MANY_PU * self.site.sizes["node"]):
+        n = self.site.sizes["node"]
+        limit = _many(n)
+        if stream.key.endswith(".gap"):
+            usual = self.usual[stream.key]
+            chance = usual.mean_per_day * usual.n_heard * self._since_ns / DAY_NS
+            limit = min(limit, max(_many(n, 0.0), SILENT_TIMES * chance))
+        if len(some) > limit:
             return index[:0]
-        rack = self.site.rack_of_node
-        many = np.bincount(rack[some], minlength=self.site.sizes["rack"])
-        whole = np.diff(self.site.node_start_of_rack)
-        struck = (many >= RACK) & (many >= RACK_PU * whole)
-        return index[~struck[rack[node]]]
+        return index[~self._struck(some)[self.site.rack_of_node[node]]]
 
-    def _close(self, cycles: Cycles, usual: Usual) -> None:
+    def _struck(self, nodes: I32) -> Bool:
+        """Racks of which these nodes are most [n_rack]."""
+        many = np.bincount(self.site.rack_of_node[nodes], minlength=self.site.sizes["rack"])
+        whole = np.diff(self.site.node_start_of_rack)
+        return np.asarray((many >= RACK) & (many >= RACK_PU * whole), np.bool_)
+
+    def _close(self, stream: Stream, cycles: Cycles, usual: Usual) -> None:
         """What has become unlikely, or has gone on for long, or is common, is how those devices are."""
         score, whole = cycles.scores(self.now_ns)
         over = (whole <= 0.0) | (self.now_ns - cycles.first_ns >= LONGEST_NS)
-        if np.count_nonzero(score >= STILL) > max(MANY, MANY_PU * usual.n_heard):
+        strong = score >= STILL
+        some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
+        if np.count_nonzero(strong) > _many(usual.n_heard) or some > max(1.0, MOST_PU * usual.n_heard):
             over[:] = True
+        elif strong.any():
+            node = self.node_of(stream.table, cycles.index)
+            strong &= node >= 0
+            struck = self._struck(np.unique(node[strong]))
+            over |= strong & struck[self.site.rack_of_node[node]]
         if over.any():
             usual.count(cycles.index[over], cycles.count[over])
             cycles.keep(~over)
 
     def _weigh(self) -> None:
-        """How much speaks against each node: its own trouble, that of its links, and of its worst GPU."""
+        """How much speaks against each node: for each family, by the device and kind that have most of it."""
         if not any(len(c.index) for c in self.cycles.values()):
             if self._score.any() or self.standing.any():
                 self._score, self.standing = np.zeros_like(self._score), np.zeros_like(self.standing)
             return
-        n = self.site.sizes["node"]
-        score, gpus = np.zeros(n), np.zeros(self.site.sizes["gpu"])
+        worst = np.zeros((len(FAMILIES), self.site.sizes["node"]))
         for s in STREAMS:
-            cycles = self.cycles[s.key]
-            if not s.drains or not len(cycles.index):
-                continue
-            mine = np.maximum(cycles.scores(self.now_ns)[0], 0.0)
-            if s.table == "gpu":
-                gpus[cycles.index] += mine
-            else:
-                node = self.node_of(s.table, cycles.index)
-                np.add.at(score, node[node >= 0], mine[node >= 0])
-        some = np.flatnonzero(gpus)
-        worst = np.zeros(n)
-        np.maximum.at(worst, self.site.node_of_gpu[some], gpus[some])
-        self._score = (score + worst).astype(np.float32)
+            if s.drains and len(self.cycles[s.key].index):
+                index, score = self.of(s.key)
+                np.maximum.at(worst[FAMILIES.index(s.family)], self.node_of(s.table, index), score)
+        self._score = worst.sum(axis=0).astype(np.float32)
         self.standing = (self._score >= ALARM) | (self.standing & (self._score >= STILL))
 
     def score(self) -> F32:
@@ -184,9 +226,13 @@ class Recurring:
     def of(self, key: str) -> tuple[I32, F64]:
         """(devices, how much each has in nats) of a stream; only those that have any."""
         cycles = self.cycles[key]
-        score = cycles.scores(self.now_ns)[0]
+        score = self._scores(cycles)
         some = (score > 0.0) & (self.node_of(key.partition(".")[0], cycles.index) >= 0)
         return cycles.index[some], score[some]
+
+    def _scores(self, cycles: Cycles) -> F64:
+        """How much each has [k]; what came once does not recur."""
+        return np.where(cycles.count > 1, cycles.scores(self.now_ns)[0], 0.0)
 
     def told(self, node: int) -> str:
         """What recurs at a node, the gravest first, in words; empty where nothing does."""
@@ -195,7 +241,7 @@ class Recurring:
             cycles = self.cycles[s.key]
             if not s.drains or not len(cycles.index):
                 continue
-            score = cycles.scores(self.now_ns)[0]
+            score = self._scores(cycles)
             for k in np.flatnonzero((self.node_of(s.table, cycles.index) == node) & (score > 0.0)).tolist():
                 found.append((-float(score[k]), self._words(s, cycles, k, node)))
         return "; ".join(words for _, words in sorted(found)[:MOST_TOLD])
@@ -207,21 +253,28 @@ class Recurring:
             whose = f"gpu{device - int(self.site.gpu_start_of_node[node])}: "
         elif stream.table == "link":
             whose = f"{self.site.name('link', device).rpartition('/')[2]}: "
-        hours = (self.now_ns - int(cycles.first_ns[k])) / NS / 3600.0
-        usual_days = float(cycles.b[k] / cycles.a[k])
+        last_ns = self.now_ns - int(self.usual[stream.key].last_ns[device])
+        last = f", the last {_span(last_ns / DAY_NS)} ago" if last_ns >= LATELY_NS else ""
+        since = _span(max(self.now_ns - int(cycles.first_ns[k]), 0) / DAY_NS)
         return (
-            f"{whose}{stream.words} {int(cycles.count[k])} times in {hours:.2g} h "
-            f"(usual: one in {usual_days:.2g} days)"
+            f"{whose}{stream.words} {int(cycles.count[k])} times in {since}{last} "
+            f"(usual: once in {_span(float(cycles.b[k] / cycles.a[k]))})"
         )
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
         for s in STREAMS:
+            cycles = self.cycles[s.key]
             if s.table == table:
                 self.usual[s.key].forget(entity)
-                self.cycles[s.key].keep(self.cycles[s.key].index != entity)
+                cycles.keep(cycles.index != entity)
+            elif table == "node":  # what its GPUs and links had may have been its doing
+                cycles.keep(self.node_of(s.table, cycles.index) != entity)
         if table == "node":
-            self.free_ns[entity], self.standing[entity] = 0, False
+            self.free_ns[entity], self.standing[entity], self.out[entity] = 0, False, False
+            self._paused = {}
+        if self._score.any():
+            self._weigh()
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Recurring:
         """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
@@ -236,14 +289,15 @@ class Recurring:
             out.cycles[s.key] = self.cycles[s.key].moved(new_of_old)
         node = old_of_new["node"]
         kept = np.flatnonzero(node >= 0)
-        out.free_ns[kept], out.standing[kept] = self.free_ns[node[kept]], self.standing[node[kept]]
+        for name in _OF_NODE:
+            getattr(out, name)[kept] = getattr(self, name)[node[kept]]
         out._weigh()
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {
-            "now_ns": self.now_ns, "free_ns": self.free_ns, "standing": self.standing,
+            "now_ns": self.now_ns, **{name: getattr(self, name) for name in _OF_NODE},
             "usual": {k: u.dump() for k, u in self.usual.items()},
             "cycles": {k: c.dump() for k, c in self.cycles.items()},
         }  # fmt: skip
@@ -251,12 +305,27 @@ class Recurring:
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.now_ns = int(data["now_ns"])
-        self.free_ns, self.standing = np.array(data["free_ns"]), np.array(data["standing"], np.bool_)
+        for name in _OF_NODE:
+            setattr(self, name, np.array(data[name], getattr(self, name).dtype))
+        self._paused = {}
         for s in STREAMS:
             if s.key in data["usual"]:
                 self.usual[s.key].restore(data["usual"][s.key])
                 self.cycles[s.key].restore(data["cycles"][s.key])
         self._weigh()
+
+
+def _many(n: int, share_pu: float = MANY_PU) -> float:
+    """Of n devices, so many may have trouble at once by themselves."""
+    return max(1.0, min(MANY, n // 2), share_pu * n)
+
+
+def _span(days: float) -> str:
+    """A time in words."""
+    for unit, number in (("min", 1440.0 * days), ("h", 24.0 * days)):
+        if number < (90.0 if unit == "min" else 48.0):
+            return f"{number:.0f} {unit}"
+    return f"{days:.2g} days" if days < 10.0 else f"{days:.0f} days"
 
 
 def _came(stream: Stream, rates: Rates) -> tuple[Bool | None, I32]:

@@ -15,12 +15,15 @@ from twin.frame import F32, F64, I32, I64, NS, Bool
 from twin.health.cycles import Cycles
 
 DAY_NS, HOUR_NS = 86_400 * NS, 3600 * NS
-# Before anything is known: once in 50 days, weighed as 600 device-days; a third of all trouble on a few
-# devices, weighed as 20 times of trouble. source: estimate
-PRIOR_PER_DAY, PRIOR_DAYS = 0.02, 600.0
+# Before anything is known: once in 50 days, weighed as one time of trouble, since sites differ by far more
+# than that; a third of all trouble on a few devices, weighed as 20 times of trouble. source: estimate
+PRIOR_PER_DAY, PRIOR_DAYS = 0.02, 50.0
 PRIOR_SHAPE, PRIOR_TIMES = 0.3, 20.0
 LEAST_SHAPE, MOST_SHAPE = 0.02, 5.0
 MEMORY_NS = 60 * DAY_NS  # a device that has been watched for longer counts half of it. source: estimate
+# So many beginnings, or that share of all trouble, are learned from before an hour is over: on a site where
+# all devices have it the first of them would need people otherwise. source: estimate
+MUCH, MUCH_PU = 16, 0.25
 
 
 class Usual:
@@ -33,6 +36,7 @@ class Usual:
         self.n_heard = 0
         self.mean_per_day, self.shape = PRIOR_PER_DAY, PRIOR_SHAPE
         self.learned_ns = 0
+        self.begun, self.all_times = 0, 0.0  # what began since; all trouble, as last learned
 
     def hear(self, heard: Bool, now_ns: int) -> None:
         """These are watched from now on, if they were not before [n]."""
@@ -44,7 +48,8 @@ class Usual:
 
     def apart(self, index: I32, now_ns: int, apart_ns: int) -> I32:
         """Of these devices, to which trouble came now, those to which it did not come just before."""
-        index = index[(self.last_ns[index] == 0) | (now_ns - self.last_ns[index] >= apart_ns)]
+        since_ns = now_ns - self.last_ns[index]
+        index = index[(self.last_ns[index] == 0) | (since_ns >= apart_ns) | (since_ns < 0)]
         self.last_ns[index] = now_ns
         return index
 
@@ -53,10 +58,19 @@ class Usual:
         np.add.at(self.times, index, times.astype(np.float32))
 
     def learn(self, now_ns: int, cycles: Cycles) -> None:
-        """The fleet's mean and spread, once an hour. What is still open counts once for each device."""
-        if self.learned_ns and abs(now_ns - self.learned_ns) < HOUR_NS:
+        """The fleet's mean and spread, once an hour and after much trouble; open cycles follow.
+
+        What is still open counts once for each device.
+        """
+        much = self.begun >= max(MUCH, MUCH_PU * self.all_times)
+        if self.learned_ns and abs(now_ns - self.learned_ns) < HOUR_NS and not much:
             return
-        self.learned_ns = now_ns
+        self.learned_ns, self.begun = now_ns, 0
+        self._spread(now_ns, cycles)
+        if len(cycles.index):
+            cycles.again(*self._rates(cycles.index, cycles.first_ns))
+
+    def _spread(self, now_ns: int, cycles: Cycles) -> None:
         watched = self.since_ns > 0
         old = watched & (now_ns - self.since_ns > MEMORY_NS)
         if old.any():
@@ -66,7 +80,8 @@ class Usual:
         times = self.times.astype(np.float64)
         times[cycles.index] += 1.0
         times = times[watched]
-        all_times, all_days = float(times.sum()), float(days.sum())
+        self.all_times = all_times = float(times.sum())
+        all_days = float(days.sum())
         self.mean_per_day = (all_times + PRIOR_PER_DAY * PRIOR_DAYS) / (all_days + PRIOR_DAYS)
         if all_times <= 0.0:
             return
@@ -81,7 +96,10 @@ class Usual:
 
     def rates(self, index: I32, now_ns: int) -> tuple[F64, F64]:
         """(a, b) of the Gamma rates of these devices, a / b per day [k]."""
-        days = np.where(self.since_ns[index] > 0, np.maximum(now_ns - self.since_ns[index], 0), 0) / DAY_NS
+        return self._rates(index, np.full(len(index), now_ns))
+
+    def _rates(self, index: I32, at_ns: I64) -> tuple[F64, F64]:
+        days = np.where(self.since_ns[index] > 0, np.maximum(at_ns - self.since_ns[index], 0), 0) / DAY_NS
         return self.shape + self.times[index].astype(np.float64), self.shape / self.mean_per_day + days
 
     def forget(self, entity: int) -> None:
@@ -98,17 +116,20 @@ class Usual:
         out.last_ns[kept] = self.last_ns[old_of_new[kept]]
         out.n_heard = int(np.count_nonzero(out.since_ns))
         out.mean_per_day, out.shape, out.learned_ns = self.mean_per_day, self.shape, self.learned_ns
+        out.begun, out.all_times = self.begun, self.all_times
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {"times": self.times, "since_ns": self.since_ns, "last_ns": self.last_ns,
-                "fleet": [self.mean_per_day, self.shape, self.learned_ns]}  # fmt: skip
+                "fleet": [self.mean_per_day, self.shape, self.learned_ns, self.begun,
+                          self.all_times]}  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.times, self.since_ns = np.array(data["times"], np.float32), np.array(data["since_ns"], np.int64)
         self.last_ns = np.array(data["last_ns"], np.int64)
         self.n_heard = int(np.count_nonzero(self.since_ns))
-        mean, shape, learned_ns = data["fleet"]
+        mean, shape, learned_ns, begun, all_times = data["fleet"]
         self.mean_per_day, self.shape, self.learned_ns = float(mean), float(shape), int(learned_ns)
+        self.begun, self.all_times = int(begun), float(all_times)

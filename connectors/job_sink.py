@@ -1,0 +1,136 @@
+"""Advice to jobs: how two leases on a job become one message, and the sink that publishes it over MQTT.
+
+A save interval and a checkpoint's least instant are leases of their own, begun and renewed apart; a job hears
+both at once, under one expiry. Advice goes to the job for which the lease was given, never to one that took
+its slot. A job that heard says so by its next report, so that nothing is acknowledged here. May import the
+core's contracts and the codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from connectors.command_sink import Publish, publish_all
+from connectors.job_wire import MAX_REASON, Advice, advice_topic, encode_advice
+from twin.contracts import CommandBatch
+from twin.errors import ActuationError, BadMessage
+from twin.frame import NS
+
+INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
+CONTROLS = (INTERVAL, SINCE)
+JobOf = Callable[[int, int], str | None]  # (slot, generation) -> the job there; None: ended, or another one
+
+
+class Part(NamedTuple):
+    """A lease on a control of a job, as far as its advice needs it. `value` in the control's seconds."""
+
+    generation: int
+    value: float
+    issued_ns: int
+    expires_ns: int
+    epoch: int
+    reason: str = ""
+
+
+def compose(job: str, interval: Part | None, since: Part | None, issued_ns: int) -> Advice | None:
+    """One advice of both leases, None where neither lives.
+
+    It ends with the lease on the interval. A save that is asked for has the longer lease: where that ends
+    sooner, nobody renews it, and it is left out, so that the interval is not cut short.
+    """
+    if interval is not None and interval.expires_ns <= issued_ns:
+        interval = None
+    if since is not None and since.expires_ns <= issued_ns:
+        since = None
+    if interval is not None and since is not None and since.expires_ns < interval.expires_ns:
+        since = None
+    lead = since if interval is None else interval
+    if lead is None:
+        return None
+    reasons = dict.fromkeys(p.reason for p in (since, interval) if p is not None and p.reason)
+    return Advice(
+        job=job,
+        interval_s=None if interval is None else interval.value,
+        save_since_ns=None if since is None else round(since.value * NS),
+        issued_ns=issued_ns,
+        expires_ns=lead.expires_ns,
+        epoch=max(p.epoch for p in (interval, since) if p is not None),
+        reason="; ".join(reasons)[:MAX_REASON],
+    )
+
+
+class JobBook:
+    """What is in force for each job, from command to command. Holds no more jobs than there are slots."""
+
+    def __init__(self, job_of: JobOf, held: Iterable[tuple[str, int, Part]] = ()) -> None:
+        """`held` are leases (control, slot, part) that ran before this book was opened."""
+        self.job_of = job_of
+        self._parts: dict[int, dict[str, Part]] = {}
+        for control, slot, part in held:
+            self._parts.setdefault(slot, {})[control] = part
+
+    def take(self, commands: tuple[CommandBatch, ...]) -> list[Advice]:
+        """Note these commands; the advice of each job that they concern, as it is now."""
+        touched: dict[int, int] = {}
+        for batch in commands:
+            if batch.control not in CONTROLS:
+                continue
+            columns = (batch.index, batch.generation, batch.value)
+            for slot, generation, value in zip(*(c.tolist() for c in columns), strict=True):
+                self._note(batch, slot, generation, value)
+                touched[slot] = max(touched.get(slot, 0), batch.issued_ns)
+        found = []
+        for slot, issued_ns in touched.items():
+            parts = self._parts.get(slot, {})
+            generation = next((p.generation for p in parts.values()), -1)
+            job = self.job_of(slot, generation)
+            if job is None:
+                self._parts.pop(slot, None)
+                continue
+            advice = compose(job, parts.get(INTERVAL), parts.get(SINCE), issued_ns)
+            if advice is not None:
+                found.append(advice)
+        return found
+
+    def _note(self, batch: CommandBatch, slot: int, generation: int, value: float) -> None:
+        parts = self._parts.setdefault(slot, {})
+        for control in [c for c, p in parts.items() if p.generation != generation]:
+            del parts[control]  # of the job that was here before
+        before = parts.get(batch.control)
+        if batch.final:
+            parts.pop(batch.control, None)
+            return
+        # A renewal gives no reason of its own.
+        same = before is not None and batch.renewal and before.value == value
+        reason = before.reason if same and before is not None else "" if batch.renewal else batch.reason
+        parts[batch.control] = Part(
+            generation, value, batch.issued_ns, batch.expires_ns, batch.epoch, reason[:MAX_REASON]
+        )
+
+
+class JobSink:
+    """Publishes advice on the topic of each job, at QoS 1 and not retained: it comes again with a renewal."""
+
+    name = "jobs"
+    controls: tuple[str, ...] = CONTROLS
+    enforces_safe = False  # a job keeps what it has, or falls back to its own interval
+
+    def __init__(self, integration: str, publish: Publish, book: JobBook) -> None:
+        self._integration, self._publish, self._book = integration, publish, book
+        self.counts = {"advice": 0, "failed": 0, "unfit_names": 0}  # renewals included
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Publish the advice of each job concerned. Raises ActuationError, after all the others were sent."""
+        messages: list[tuple[str, bytes]] = []
+        for advice in self._book.take(commands):
+            try:
+                messages.append((advice_topic(self._integration, advice.job), encode_advice(advice)))
+            except BadMessage:  # no client of such a job can listen here; the others must not wait for it
+                self.counts["unfit_names"] += 1
+        problems = await publish_all(self._publish, messages)
+        self.counts["advice"] += len(messages) - len(problems)
+        self.counts["failed"] += len(problems)
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ActuationError(f"{self.name}: {problems[0]}{more}")

@@ -1,0 +1,60 @@
+"""A training loop that saves on advice: a small regression in plain Python, checkpoints that are never torn.
+
+    python train.py JOB SOURCE FOLDER
+
+May import racktwin_checkpoint and the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+
+from racktwin_checkpoint import Advisor
+
+STEPS, STEP_S = 2000, 0.01  # a step of real work takes far longer
+
+
+def restore(path: str) -> dict[str, float]:
+    """The last durable state, or where training begins."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return {"step": 0, "weight": 0.0}
+
+
+def save(path: str, state: dict[str, float]) -> None:
+    """Write beside it, force it to the disk, then rename it: a kill in here leaves the one before."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def main(job: str, source: str, folder: str) -> None:
+    """Fit y = 3 x by gradient steps."""
+    path = os.path.join(folder, f"{job}.state.json")
+    advisor = Advisor(job, source, own_interval_s=5.0, least_interval_s=1.0, poll_s=2.0)
+    state = restore(path)
+    if state["step"]:
+        advisor.restored()
+    while state["step"] < STEPS:
+        x = random.gauss(0.0, 1.0)
+        state["weight"] -= 0.1 * (state["weight"] - 3.0) * x * x
+        state["step"] += 1
+        time.sleep(STEP_S)
+        if advisor.due(state["step"]):
+            with advisor.saving():
+                save(path, state)
+    save(path, state)
+    advisor.close()
+    print(f"done: {state}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

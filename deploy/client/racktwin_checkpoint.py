@@ -1,0 +1,400 @@
+"""Tells a training job when to save a checkpoint, on the advice of racktwin and never at its mercy.
+
+    advisor = Advisor("4711", "https://twin.example:8080", own_interval_s=1800)
+    if advisor.due(step):  # at every step
+        with advisor.saving(): save(step)
+
+One file of the standard library, Python >= 3.9, to be installed or copied; uses racktwin_mqtt.py if told to.
+Without valid advice the job's own interval holds. One daemon thread does all input and output.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import logging
+import math
+import os
+import random
+import ssl
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+NS = 1_000_000_000
+MAX_ADVICE, MAX_REPORT_FILE = 4096, 2**20  # bytes; longer advice is none, a longer file begins anew
+MAX_REPORTS, MAX_OPEN, MAX_SAID = 64, 8, 50  # reports that wait, saves not yet durable, lines of log
+MAX_INTERVAL_S, MAX_COST_S = 1e7, 1e6  # what the twin takes
+MAX_LEASE_S = 3600.0  # no advice is obeyed for longer without a new one; source: estimate
+TIMEOUT_S, TICK_S, MAX_BACKOFF_S, REPORT_S = 5.0, 0.5, 300.0, 300.0  # the last: between reports, at most
+_IMPORTED = time.monotonic()
+
+
+class Held(NamedTuple):
+    """Advice to obey until `until`: an interval, and a wish by name for a save begun at `since` or later.
+
+    Both in steady seconds. Of two, the one of greater `order` counts: (epoch, issued_ns).
+    """
+
+    interval_s: float | None = None
+    want: tuple[int, int] | None = None
+    since: float = math.inf
+    until: float = math.inf
+    order: tuple[int, int] = (-1, -1)
+
+
+NOTHING = Held()
+
+
+def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) -> Held:
+    """What to hold after these bytes came. Raises ValueError for what is no advice, and for expired advice.
+
+    Its instants count by their distance from `issued_ns`, from now on, so that clocks that differ do no harm.
+    What has expired by this host's clock is refused all the same, for it may have lain somewhere.
+    """
+    try:
+        told = json.loads(payload) if len(payload) <= MAX_ADVICE else None
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or told.get("v") != 1 or told.get("job") != job:
+        raise ValueError(f"expected advice of version 1 for this job, at most {MAX_ADVICE} bytes of JSON")
+    interval_s, since_ns = told.get("interval_s"), told.get("save_since_ns")
+    if interval_s is not None and not (type(interval_s) in (int, float) and 0 < interval_s <= MAX_INTERVAL_S):
+        raise ValueError("interval_s: expected seconds above 0, or null")
+    instants: list[Any] = [told.get(key) for key in ("issued_ns", "expires_ns", "epoch")]
+    if not all(type(x) is int and 0 <= x < 2**62 for x in [*instants, 0 if since_ns is None else since_ns]):
+        raise ValueError("instants and epoch: expected whole numbers below 2**62")
+    issued_ns, expires_ns, epoch = instants
+    if (epoch, issued_ns) <= before.order:
+        return before
+    lease_s = min((expires_ns - max(issued_ns, wall_ns)) / NS, MAX_LEASE_S)
+    if expires_ns <= issued_ns:  # so it is said that there is none
+        return Held(order=(epoch, issued_ns))
+    if lease_s <= 0:
+        raise ValueError("this advice has expired by the clock of this host")
+    want, since = None, math.inf
+    if since_ns is not None:
+        want, since = (epoch, since_ns), now - (issued_ns - since_ns) / NS
+        if before.want == want:
+            since = min(since, before.since)  # heard earlier, so with less delay
+    return Held(interval_s, want, since, now + lease_s, (epoch, issued_ns))
+
+
+class Pace:
+    """When the next durable save is due: a function of the steady seconds that are handed in.
+
+    own_s, own_steps: when the job saves by itself. most_s: it never waits longer, nor for 4 times own_steps.
+    Saves that advice brings forward begin `least_s` after the one before or later and stay within `share` of
+    the time: each pays what it took from a balance, which earns `share` seconds a second and holds what one
+    save took at most, so that a wish for a save now finds something in it.
+    """
+
+    def __init__(self, now: float, own_s: float, own_steps: int, most_s: float, least_s: float, share: float):
+        self.own_s, self.own_steps, self.most_s = own_s, own_steps, most_s
+        self.least_s, self.share, self.flush_s = least_s, share, 0.0  # the storage takes them no faster
+        self.began = self._ended = self._counted = self._not_before = now
+        self._step = 0
+        self.first: int | None = None  # the step from which they are counted; None: the next one
+        self._balance, self._cap, self._extra, self._asked = 0.0, 0.0, False, math.nan
+        self._want = self._answered = NOTHING.want
+
+    def in_force(self, held: Held) -> float:
+        """The interval that is kept, s; 0 if it is counted in steps."""
+        own_s, advised_s = self.own_s if self.own_s < math.inf else 0.0, held.interval_s
+        return own_s if advised_s is None else min(max(advised_s, min(self.least_s, self.own_s)), self.most_s)
+
+    def due(self, now: float, step: int | None = None, held: Held = NOTHING) -> bool:
+        """Whether to save now."""
+        if self._asked <= now:  # nobody measured that save: it took until now at most
+            self.ended(now, self._asked)
+        earned = min(self._cap, self._balance + self.share * max(0.0, now - self._counted))
+        self._balance, self._counted = max(self._balance, earned), max(now, self._counted)
+        self._step = self._step + 1 if step is None else step  # else the calls are counted
+        if self.first is None or self._step < self.first:  # one was made; or the count went back
+            self.first = self._step - 1
+        elapsed, steps = now - self._ended, self._step - self.first
+        own = steps >= self.own_steps if self.own_steps else elapsed >= self.own_s
+        late = elapsed >= self.most_s or steps >= 4 * self.own_steps > 0
+        free = elapsed >= max(self.least_s, self.flush_s) and self._balance >= 0.0
+        wanted = held.want not in (None, self._answered) and self.began < held.since <= now
+        early = held.interval_s is not None and elapsed >= held.interval_s
+        kept = own and (held.interval_s is None or early)
+        if now < self._not_before or not (kept or late or ((early or wanted) and free)):
+            return False
+        self._extra, self._want, self._asked = not (own or late), held.want if wanted else None, now
+        return True
+
+    def ended(self, now: float, began: float, ok: bool = True) -> None:
+        """A save ended, due or not. One that failed is tried again, but not at once."""
+        took_s = max(0.0, now - began)
+        self._balance -= took_s if self._extra else 0.0
+        self._cap, self._asked, self._extra = took_s, math.nan, False
+        if ok:
+            self.began, self._ended, self.first, self._not_before = began, now, self._step, now
+            self._answered = self._want or self._answered
+        else:
+            self._not_before = now + min(max(self.least_s, took_s / self.share), self.own_s)
+        self._want = None
+
+
+class _File:
+    """A folder: advice in `{job}.json`, put there whole; reports as lines in `{job}.reports.jsonl`."""
+
+    def __init__(self, folder: str, level: str) -> None:
+        place, self._torn = os.path.join(folder, level), b""
+        self._advice, self._reports = place + ".json", place + ".reports.jsonl"
+
+    def fetch(self) -> bytes | None:
+        try:  # a pipe or a device would hold us up, or never end
+            handle = os.open(self._advice, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with open(handle, "rb") as file:
+            return file.read(MAX_ADVICE + 1) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+
+    def send(self, body: bytes) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+        handle = os.open(self._reports, flags, 0o640)
+        with open(handle, "wb", buffering=0) as file:
+            line, self._torn = self._torn + body + b"\n", b"\n"  # until the whole line is written
+            if os.fstat(handle).st_size > MAX_REPORT_FILE:
+                file.truncate(0)
+            if file.write(line) != len(line):
+                raise OSError("a report was not written whole: is the disk full?")
+            self._torn = b""
+
+
+class _Http:
+    """The twin's own address: no redirect is followed and no proxy asked."""
+
+    def __init__(self, url: str, level: str, token: Callable[[], str], ca_file: str | None) -> None:
+        parts, self._token = urlsplit(url), token
+        kind: Any = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = partial(http.client.HTTPSConnection, context=ssl.create_default_context(cafile=ca_file))
+        self._connect = partial(kind, parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        self._path = f"{parts.path.rstrip('/')}/v1/jobs/{level}/checkpoint"
+
+    def _ask(self, method: str, body: bytes | None, allowed: tuple[int, ...]) -> bytes | None:
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        if token := self._token():
+            headers["Authorization"] = f"Bearer {token}"
+        with closing(self._connect()) as asked:
+            asked.request(method, self._path, body, headers)
+            answer, read, until = asked.getresponse(), b"", time.monotonic() + TIMEOUT_S
+            if answer.status not in allowed:
+                raise OSError(f"HTTP status {answer.status} on {method}")
+            while len(read) <= MAX_ADVICE and time.monotonic() < until and (part := answer.read1(MAX_ADVICE)):
+                read += part
+            return read if answer.status == 200 else None
+
+    def fetch(self) -> bytes | None:
+        return self._ask("GET", None, (200, 204, 404))
+
+    def send(self, body: bytes) -> None:
+        self._ask("POST", body, (200, 201, 202, 204, 400, 409, 413, 422))  # from 400 refused for good
+
+
+class Save:
+    """A save under way, and when it began by the wall clock, ns, which is its name."""
+
+    def __init__(self, tier: str = "durable", asynchronous: bool = False) -> None:
+        self.tier, self.asynchronous, self.block_s = tier, asynchronous, 0.0
+        self.began_ns, self.began = time.time_ns(), time.monotonic()
+
+
+class Advisor:
+    """Says when a job should save. Only the constructor raises: ValueError, for terms of the job's own.
+
+    job: its name as the scheduler has it. source: file:///folder, http(s)://host:port, mqtt(s)://host:port,
+    "". own_interval_s or own_every_steps: when the job saves by itself. most_interval_s: the longest wait,
+    else 4 times its own. least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we
+    are. rank: rank 0 alone asks and decides; RANK, else SLURM_PROCID, else 0.
+    """
+
+    def __init__(
+        self, job: str, source: str = "", own_interval_s: float = math.inf, *, own_every_steps: int = 0,
+        most_interval_s: float = 0.0, least_interval_s: float = 10.0, most_share: float = 0.2,
+        poll_s: float = 15.0, token_file: str = "", ca_file: str | None = None, rank: int | None = None,
+    ) -> None:  # fmt: skip
+        most_s = most_interval_s or 4 * own_interval_s
+        times = (own_interval_s, most_s, least_interval_s, poll_s)
+        if not (job and all(x > 0 for x in times) and poll_s < math.inf and 0 < most_share <= 1):
+            raise ValueError("expected a job's name, seconds above 0 and most_share within 0..1")
+        if own_interval_s == math.inf and own_every_steps < 1:
+            raise ValueError("expected own_interval_s or own_every_steps: when the job saves by itself")
+        told = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        self._rank = rank if rank is not None else int(told) if told.isdecimal() else 0
+        now, steps = time.monotonic(), int(own_every_steps)
+        self._pace = Pace(now, own_interval_s, steps, most_s, least_interval_s, most_share)
+        self.job, self.problem, self._source, self._poll_s = str(job), "", source, poll_s
+        self._token_file, self._ca_file, self._pid = token_file, ca_file, os.getpid()
+        self._held, self._flushing, self._durable_ns = NOTHING, dict[int, Save](), 0
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS)  # a signal or a fork cannot lock it
+        self._said, self._told_s, self._told_at, self._closing = 0, -1.0, 0.0, False
+        self._wire: Any = None
+        self._thread: threading.Thread | None = None
+        if self._rank == 0 and source:
+            thread = threading.Thread(target=self._run, name="racktwin-checkpoint", daemon=True)
+            with suppress(RuntimeError):  # no more threads, or the interpreter ends: without advice
+                thread.start()
+                self._thread = thread
+                atexit.register(self.close)
+
+    def due(self, step: Any = None, broadcast: Callable[[bool], bool] | None = None) -> bool:
+        """Whether to save now; never blocks or raises. To be asked at the same steps on all ranks.
+
+        broadcast: tells all ranks what rank 0 decided, such as racktwin_torch.broadcast; what it raises goes
+        through. Without it other ranks hear False.
+        """
+        count = None
+        with suppress(Exception):
+            count = int(step)
+        found = self._rank == 0 and self._pace.due(time.monotonic(), count, self._in_force())
+        return found if broadcast is None else bool(broadcast(found))
+
+    def _in_force(self) -> Held:
+        held = self._held  # the other thread may change it at any time; a forked process has no such thread
+        return held if time.monotonic() < held.until and os.getpid() == self._pid else NOTHING
+
+    @property
+    def interval_s(self) -> float:
+        """The interval in force, s: advice within limits, or the job's own; 0 if counted in steps."""
+        return self._pace.in_force(self._in_force())
+
+    @contextmanager
+    def saving(self, tier: str = "durable", asynchronous: bool = False) -> Iterator[Save]:
+        """Around a save, "durable" or to "memory", to measure it; what its body raises goes through.
+
+        An asynchronous one is done when `durable(save.began_ns)` says so.
+        """
+        save, ok = Save(tier, asynchronous), False
+        try:
+            yield save
+            ok = True
+        finally:
+            self.saved(save, ok)
+
+    def saved(self, save: Save, ok: bool = True) -> None:
+        """What `saving` does at its end, for a `Save` that is no block of code."""
+        now = time.monotonic()
+        save.block_s = now - save.began
+        if save.tier == "durable":
+            self._pace.ended(now, save.began, ok)
+        if ok and save.asynchronous:
+            self._flushing[save.began_ns] = save
+            for old in sorted(self._flushing)[:-MAX_OPEN]:
+                self._flushing.pop(old, None)
+        elif ok:
+            self._tell(save, save.block_s)
+
+    def durable(self, began_ns: int) -> None:
+        """The asynchronous save that began then can be recovered from."""
+        save = self._flushing.pop(began_ns, None)
+        if save is not None:
+            took_s = time.monotonic() - save.began
+            self._pace.flush_s = took_s if save.tier == "durable" else self._pace.flush_s
+            self._tell(save, took_s)
+
+    def restored(self, restart_s: float = 0.0, tier: str = "durable") -> None:
+        """The job trains again after a failure. Without `restart_s` that counts from this file's import."""
+        now = time.monotonic()
+        self._pace.ended(now, now)
+        self._pace.first = None
+        self._tell(None, 0.0, restart_s if 0 < restart_s < MAX_COST_S else now - _IMPORTED, tier)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, as for another process, asks nobody."""
+        return {**self.__dict__, "_thread": None, "_wire": None, "_pid": -1}
+
+    def _tell(self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable") -> None:
+        """Leave a report for the other thread; without a save it is of the last durable one."""
+        tier, began_ns = (tier, 0) if save is None else (save.tier, save.began_ns)
+        if tier == "durable":
+            self._durable_ns = began_ns = max(began_ns, self._durable_ns)
+        block_s = 0.0 if save is None else save.block_s
+        costs = dict(save_s=took_s, block_s=block_s, flush_s=took_s, restart_s=restart_s)
+        told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
+        told.update(v=1, id=os.urandom(12).hex(), t_ns=max(time.time_ns(), began_ns), tier=tier)
+        told.update(began_ns=began_ns, interval_s=min(self.interval_s, MAX_INTERVAL_S))
+        self._waiting.append(told)
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Send what waits, for at most so long, and stop asking. Then the job's own interval holds."""
+        thread, self._thread, self._closing = self._thread, None, True
+        if thread is not None and os.getpid() == self._pid:
+            thread.join(wait_s)
+            atexit.unregister(self.close)
+        self._held = NOTHING
+
+    def _run(self) -> None:
+        failures, again_at, last = 0, 0.0, False
+        while not last:
+            last = self._closing
+            if last or time.monotonic() >= again_at or (self._waiting and not self.problem):
+                failures = 0 if self._exchange() else min(failures + 1, 10)
+                wait_s = max(self._poll_s, min(self._poll_s * 2**failures, MAX_BACKOFF_S))
+                again_at = time.monotonic() + wait_s * random.uniform(0.8, 1.2)
+            time.sleep(0.0 if last else min(TICK_S, self._poll_s))
+        getattr(self._wire, "close", bool)()
+
+    def _exchange(self) -> bool:
+        """Hear and tell once. False: nothing was heard, ask more seldom."""
+        problems = {}
+        for act in (self._hear, self._send):
+            try:
+                act()
+            except Exception as error:
+                problems[act] = f"{type(error).__name__}: {error}"[:200]
+        text = "".join(c if c.isprintable() else "?" for c in "; ".join(problems.values()))
+        if text and text != self.problem and self._said < MAX_SAID:
+            self._said += 1
+            logging.getLogger("racktwin.checkpoint").warning("%s; the job keeps its own interval", text)
+        self.problem = text
+        return self._hear not in problems
+
+    def _hear(self) -> None:
+        self._wire = self._wire or self._open()
+        body, held = self._wire.fetch(), Held(order=self._held.order)
+        if body is not None:
+            held = held_of(body, self.job, self._held, time.monotonic(), time.time_ns())
+        self._held = held
+
+    def _send(self) -> None:
+        if self.interval_s != self._told_s or time.monotonic() >= self._told_at + REPORT_S:
+            self._told_s, self._told_at = self.interval_s, time.monotonic()
+            self._tell(None, 0.0)
+        while self._wire is not None and self._waiting:
+            told = self._waiting[0]
+            self._wire.send(json.dumps(told).encode())
+            if self._waiting[0] is told:  # else it was the oldest of too many
+                self._waiting.popleft()
+
+    def _open(self) -> Any:
+        parts, level = urlsplit(self._source), quote(self.job, safe="")
+        level = "%2E" + level[1:] if level.startswith(".") else level
+        if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+            return _File(unquote(parts.path), level)
+        if parts.scheme in ("http", "https"):
+            return _Http(self._source, level, self._token, self._ca_file)
+        if parts.scheme in ("mqtt", "mqtts"):
+            from racktwin_mqtt import Broker
+
+            return Broker(self._source, level, self._token, self._ca_file)
+        raise ValueError("source: expected file:///folder, http(s)://host:port or mqtt(s)://host:port")
+
+    def _token(self) -> str:
+        text = os.environ.get("RACKTWIN_TOKEN", "")
+        if self._token_file:
+            with open(self._token_file, encoding="ascii") as file:
+                text = file.read(400)
+        if not text.strip().isprintable():  # which http.client would quote
+            raise ValueError("the token is no single line")
+        return text.strip()

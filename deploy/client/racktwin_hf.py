@@ -1,0 +1,52 @@
+"""Advice on checkpoints for the Trainer of Hugging Face Transformers: a callback that asks it to save.
+
+    advisor = Advisor(os.environ["SLURM_JOB_ID"], "file:///shared/racktwin", own_interval_s=1800)
+    trainer = Trainer(args=TrainingArguments(save_strategy="no", ...), callbacks=[AdvisedSaves(advisor)], ...)
+
+Saves that the Trainer makes by itself are measured, too; with the save strategy "best" it overrules advice at
+its evaluations. May import Transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import racktwin_torch
+from racktwin_checkpoint import Advisor, Save
+from transformers import TrainerCallback
+
+
+class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
+    """Asks the Trainer to save when the advisor says so, on all ranks alike, and measures its saves."""
+
+    def __init__(self, advisor: Advisor) -> None:
+        self.advisor = advisor
+        self._save: Save | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A run that goes on from a checkpoint says how long that took."""
+        if state.global_step > 0:
+            self.advisor.restored()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """After each step of the optimizer."""
+        if self._save is not None:  # it was asked for and not made
+            self.advisor.saved(self._save, ok=False)
+            self._save = None
+        if self.advisor.due(state.global_step, broadcast=racktwin_torch.broadcast) or control.should_save:
+            control.should_save = True
+            self._save = Save()
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What comes between the step and the save is no part of it."""
+        if self._save is not None:
+            self._save = Save()
+
+    on_evaluate = on_log
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The save is done."""
+        if self._save is not None:
+            self.advisor.saved(self._save)
+            self._save = None

@@ -1,0 +1,25 @@
+"""What all ranks of a distributed job agree on, for `advisor.due(step, broadcast=racktwin_torch.broadcast)`.
+
+May import PyTorch, which the job has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def broadcast(decision: bool, group: Any = None) -> bool:
+    """What rank 0 decided; the decision itself where torch.distributed is absent or not initialised.
+
+    A collective operation: every rank calls `due` at the same steps. With NCCL it waits for the GPU, so ask
+    every few steps, or hand a group of the backend gloo: `functools.partial(broadcast, group=gloo)`.
+    """
+    import torch
+
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return decision
+    device = "cuda" if distributed.get_backend(group) == "nccl" else "cpu"
+    told: Any = torch.tensor([int(decision)], device=device)
+    distributed.broadcast(told, 0, group=group)
+    return bool(told.item())

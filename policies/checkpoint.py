@@ -1,0 +1,231 @@
+"""checkpoint: how often each training job should save, by the live failure rate of the nodes that it holds,
+and which should save now, ahead of what is about to interrupt them.
+
+An interval is proposed where it promises a job more than LEAST_GAIN of its time over the one in force, so
+that nobody is nagged: the optimum is flat. A save now is asked for once for each thing that threatens, with a
+deadline; that it runs out is no failure. Jobs of other kinds, and those that never said anything of
+checkpoints, are left alone. With no forecast nothing new is proposed. May import contracts and the other
+files of this policy; reads the view, touches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from policies import checkpoint_words as words
+from policies.checkpoint_ahead import Weighed, weigh
+from policies.checkpoint_costs import speaks, storage_left, terms_of
+from policies.checkpoint_hazard import Held, Rates, held_by, rates_of
+from policies.checkpoint_plan import Plan, Terms, ettr_at, least_interval_s, plan
+from twin.contracts import Columns, Memory, Proposal, View
+from twin.errors import ContractError
+from twin.frame import F64, I32, NS
+from twin.jobs import KINDS
+
+INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
+TRAINING = KINDS.index("training")
+# A job is told anew where that promises this much more of its time (1 = all of it). source: estimate; the
+# optimum is flat, so that this is a quarter of the interval or so
+LEAST_GAIN = 0.001
+LONG_S, LONG_GAIN = 6 * 3600.0, 0.0005  # after so long, less is enough. source: estimate
+CHANGE_S, PRESSING_GAIN = 600.0, 0.01  # sooner than this only for that much more. source: estimate
+LOOK_S = 5.0  # between looks at what threatens; diagnosis and health are no faster
+PLAN_S = 60.0  # between looks at a job's interval; forecasts come as often
+AT_ONCE = 1000  # jobs planned in one tick: 10,000 take less than a minute
+HOLD_S = 86_400.0  # after so long without a plan an interval is let go. source: estimate
+MOST_S = 86_400.0  # nobody is advised to save more rarely than that. source: estimate
+# Between two asks to save now of one job, and after one that it did not answer. source: estimate
+SPACING_S, UNHEARD_S = 300.0, 3600.0
+ASK_S = 900.0  # a save that did not begin by then is asked for no more. source: estimate
+QUEUE_S = 600.0  # of flushes that may be asked for at once, one after the other. source: estimate
+ROUND_S = ((600.0, 5.0), (3600.0, 15.0), (np.inf, 60.0))  # an interval up to this is a multiple of that
+
+
+class Asked(NamedTuple):
+    """What is looked at in one call: the jobs [m] and what is known of each."""
+
+    slots: I32
+    held: Held
+    rates: Rates
+    terms: Terms
+    source: np.ndarray
+    proposed_s: F64  # interval: as proposed, else as the job says; 0 = unknown
+    kept_s: F64  # what it keeps: as it says itself, else as proposed; 0 = unknown
+
+
+class Checkpoint:
+    """Proposes intervals between saves, and saves ahead of trouble."""
+
+    name: ClassVar[str] = "checkpoint"
+    controls: ClassVar[tuple[str, ...]] = (INTERVAL, SINCE)
+    rank: ClassVar[int] = 30
+    period_s: ClassVar[float] = 1.0  # a job that ended is let go in the same tick
+    urgent: ClassVar[bool] = True
+    memory: ClassVar[Columns | None] = Columns(
+        "job",
+        {
+            "generation": "i4", "looked_ns": "i8", "planned_ns": "i8", "changed_ns": "i8",
+            "interval_s": "f8", "least_s": "f8", "was_s": "f8", "mttf_s": "f8", "block_s": "f8",
+            "source": "i4", "ettr_pu": "f8", "gain_pu": "f8", "local_s": "f8", "nodes": "i4",
+            "since_s": "f8", "until_ns": "i8", "asked_ns": "i8", "answered": "i8", "why": "i8",
+            "chance_pu": "f8", "lost_s": "f8", "cost_s": "f8",
+        },
+    )  # fmt: skip
+
+    def __init__(self, silent_jobs: bool = False) -> None:
+        """`silent_jobs`: also for training jobs that never said anything of checkpoints."""
+        if not isinstance(silent_jobs, bool):
+            raise ContractError(f"silent_jobs: expected true or false, got {silent_jobs!r}")
+        self.silent_jobs = silent_jobs
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """Intervals and saves now for training jobs, with what was weighed."""
+        kept = {name: column.copy() for name, column in memory.items()}
+        jobs = view.jobs
+        mine = jobs.alive & (jobs.kind == TRAINING)
+        gone = ~mine | (kept["generation"] != jobs.generation)
+        for column in kept.values():
+            column[gone] = 0
+        slots = np.flatnonzero(mine).astype(np.int32)
+        kept["generation"][slots] = jobs.generation[slots]
+        if not self.silent_jobs:
+            slots = slots[speaks(view, slots)]
+        if len(slots) and view.now_ns - kept["looked_ns"][slots].min() >= round(LOOK_S * NS):
+            kept["looked_ns"][slots] = view.now_ns
+            asked = _look(view, slots, kept)
+            left = storage_left(view, _duty(asked))
+            _plan_some(view, asked, left, kept)
+            _save_some(view, asked, left, kept)
+        return words.proposals(view, INTERVAL, SINCE, kept), kept
+
+
+def _look(view: View, slots: I32, kept: Memory) -> Asked:
+    held = held_by(view, slots)
+    rates = rates_of(view, held)
+    terms, source = terms_of(view, slots, held, rates)
+    told, own = view.jobs.checkpoint_interval_s[slots], kept["interval_s"][slots]
+    proposed = np.where(own > 0, own, told)
+    return Asked(slots, held, rates, terms, source, proposed, np.where(told > 0, told, own))
+
+
+def _duty(asked: Asked) -> float:
+    """The share of its time that the file system is busy with saves at the intervals that jobs keep."""
+    busy_s = asked.terms.block_s + asked.terms.flush_s
+    share = busy_s / np.maximum(asked.kept_s + asked.terms.block_s, busy_s)
+    return float(share[asked.kept_s > 0].sum())
+
+
+def _plan_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
+    """Look anew at the intervals of the jobs that were not looked at for longest."""
+    now_ns, slots = view.now_ns, asked.slots
+    stale = slots[now_ns - kept["planned_ns"][slots] > round(HOLD_S * NS)]
+    kept["interval_s"][stale] = 0.0
+    waited_ns = now_ns - kept["planned_ns"][slots]
+    known = np.isfinite(asked.rates.per_s)
+    due = np.flatnonzero(known & (waited_ns >= round(PLAN_S * NS)))
+    if left <= 0.0 or not len(due):
+        return
+    if len(due) > AT_ONCE:
+        due = np.sort(due[np.argsort(-waited_ns[due], kind="stable")[:AT_ONCE]])
+    terms = Terms(*(column[due] for column in asked.terms))
+    free = plan(terms)
+    wanted = np.where(asked.proposed_s > 0, asked.proposed_s, MOST_S)
+    wanted[due] = np.minimum(np.nan_to_num(free.interval_s, nan=MOST_S), MOST_S)
+    busy_s = asked.terms.block_s + asked.terms.flush_s
+    storage = np.full(len(slots), 0 if view.site.sizes["storage"] else -1)
+    least_s = least_interval_s(busy_s, storage, wanted, left)[due]
+    bound = least_s > free.interval_s
+    best = plan(terms, least_s) if bound.any() else free
+    _decide(view, slots[due], asked, due, terms, best, least_s, kept)
+
+
+def _decide(
+    view: View,
+    slots: I32,
+    asked: Asked,
+    due: np.ndarray,
+    terms: Terms,
+    best: Plan,
+    least_s: F64,
+    kept: Memory,
+) -> None:
+    """Change what is proposed where that pays."""
+    now_ns, envelope = view.now_ns, view.envelope(INTERVAL)
+    low, high = envelope.low[slots], np.minimum(envelope.high[slots], MOST_S)
+    sound = np.isfinite(best.ettr) & np.isfinite(low) & (low <= high)
+    least = np.clip(least_s, low, high)
+    interval = np.clip(rounded(best.interval_s, least), low, high)
+    now_s = asked.proposed_s[due]
+    worth, before = ettr_at(terms, interval), ettr_at(terms, now_s)
+    gain = np.where(now_s > 0, worth - before, worth)
+    rested_s = (now_ns - kept["changed_ns"][slots]) / NS
+    never = kept["changed_ns"][slots] == 0
+    enough = (gain >= LEAST_GAIN) & (never | (rested_s >= CHANGE_S) | (gain >= PRESSING_GAIN))
+    enough |= ~never & (rested_s >= LONG_S) & (gain >= LONG_GAIN)
+    # What storage cannot drain is too often, whatever else it may promise
+    enough |= (now_s > 0) & (now_s < 0.98 * least) & (never | (rested_s >= CHANGE_S))
+    change = sound & ((now_s <= 0) | enough) & (interval != kept["interval_s"][slots])
+    kept["planned_ns"][slots] = now_ns
+    new = {
+        "changed_ns": np.full(len(slots), now_ns), "interval_s": interval, "least_s": least, "was_s": now_s,
+        "mttf_s": 1.0 / np.maximum(terms.hard_per_s + terms.soft_per_s, 1e-12), "block_s": terms.block_s,
+        "source": asked.source[due], "ettr_pu": worth, "gain_pu": np.where(now_s > 0, gain, 0.0),
+        "local_s": np.nan_to_num(best.local_interval_s, posinf=0.0), "nodes": asked.held.size[due],
+    }  # fmt: skip
+    for name, column in new.items():
+        kept[name][slots[change]] = column[change]
+
+
+def _save_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
+    """End asks that were answered or ran out; make new ones where a save now is worth more than it costs."""
+    now_ns, slots, jobs = view.now_ns, asked.slots, view.jobs
+    pending = kept["since_s"][slots] > 0
+    saved = jobs.saved_ns[slots] >= np.round(kept["since_s"][slots] * NS)
+    over = pending & (saved | (kept["until_ns"][slots] <= now_ns))
+    kept["since_s"][slots[over]] = 0.0
+    kept["until_ns"][slots[pending & saved]] = 0  # it listens
+    pending &= ~over
+    answered = kept["answered"][slots]
+    w = weigh(view, slots, asked.held, asked.rates, asked.terms, asked.kept_s, answered)
+    kept["answered"][slots] = answered & w.causes  # what is over may threaten anew
+    cost_s = asked.terms.block_s + asked.terms.flush_s
+    rest_s = np.where(kept["until_ns"][slots] > 0, UNHEARD_S, SPACING_S)
+    rested = (now_ns - kept["asked_ns"][slots]) / NS >= rest_s
+    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending)
+    if left <= 0.0 or not len(wanted):
+        return
+    # The most that is at stake first, and no more at once than the file system drains in time
+    stake = (w.chance_pu * w.lost_s - w.cost_s) * np.maximum(asked.held.size, 1)
+    wanted = wanted[np.argsort(-stake[wanted], kind="stable")]
+    if view.site.sizes["storage"]:
+        queue_s = float(cost_s[pending].sum()) + np.cumsum(cost_s[wanted])
+        room = queue_s <= QUEUE_S
+        room[0] |= not pending.any()
+        wanted = wanted[room]
+    _ask(view, slots, np.sort(wanted), w, asked, kept)
+
+
+def _ask(view: View, slots: I32, at: np.ndarray, w: Weighed, asked: Asked, kept: Memory) -> None:
+    """Remember what these jobs are asked, and why."""
+    index, now_ns = slots[at], view.now_ns
+    durable_s = (asked.terms.block_s + asked.terms.flush_s)[at]
+    # A save that is being written counts: it began no longer ago than a save takes
+    kept["since_s"][index] = np.floor(now_ns / NS - durable_s)
+    kept["until_ns"][index] = now_ns + np.round((ASK_S + durable_s) * NS).astype(np.int64)
+    kept["asked_ns"][index] = now_ns
+    kept["answered"][index] |= w.causes[at]
+    kept["why"][index] = w.why[at]
+    kept["chance_pu"][index], kept["lost_s"][index], kept["cost_s"][index] = (
+        w.chance_pu[at], w.lost_s[at], w.cost_s[at]
+    )  # fmt: skip
+    kept["nodes"][index] = asked.held.size[at]
+
+
+def rounded(interval_s: F64, least_s: F64) -> F64:
+    """Intervals as people would say them, no shorter than the least."""
+    step = np.select([interval_s <= most for most, _ in ROUND_S], [s for _, s in ROUND_S], ROUND_S[-1][1])
+    near = np.minimum(np.nan_to_num(interval_s, nan=MOST_S, posinf=MOST_S), MOST_S)
+    out: F64 = np.maximum(np.maximum(np.rint(near / step), 1.0) * step, np.ceil(least_s))
+    return out

@@ -1,0 +1,124 @@
+"""How often each job is interrupted: the forecasts and verdicts of exactly the nodes that it holds, as rates.
+
+A node's chance of failing within a horizon becomes a rate; the rates of a job's nodes add up, since one lost
+node stops a job. What is not sure of a node's rate has a part that all nodes share (the fleet's rate), which
+does not average out, and one of its own, which does. May import contracts and the core's words of health.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.contracts import Forecast, View
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.health.levels import DEGRADED, FAILED, action
+
+NODE = "node.failure_pu"
+DAY_S, HOUR_S = 86_400.0, 3600.0
+MOST_PU = 0.999  # a chance of one has no rate
+Z90 = 1.6448536269514722  # the normal's 95 % quantile
+KNOWN_PU = 0.5  # of a job's nodes must have a forecast. source: estimate
+# Chance within an hour that a node with such a verdict takes its job down. No published figure; a forecast
+# that knows better has a hazard of its own. source: estimate
+FAILED_PU, DEGRADED_PU = 0.5, 0.2
+VERDICT_S = 6 * HOUR_S  # a node that lived so long with its verdict fails by the forecast. source: estimate
+DRAIN = action("reset_gpu")  # this and all that is more wants the node drained
+
+
+class Held(NamedTuple):
+    """The nodes of m jobs, one after the other: `node` [k] belongs to the job in place `job` [k] of m."""
+
+    node: I32
+    job: I64
+    size: I64  # nodes of each job [m]
+
+
+class Rates(NamedTuple):
+    """Of m jobs, per second: `per_s` for the days to come with the Gamma `shape` of its belief, `soon_per_s`
+    for the next hour, `verdict_per_s` the part of it that verdicts alone make. NaN = unknown."""
+
+    per_s: F64
+    shape: F64
+    soon_per_s: F64
+    verdict_per_s: F64
+
+
+def held_by(view: View, slots: I32) -> Held:
+    """The nodes of these jobs."""
+    nodes = [view.jobs.nodes[slot] for slot in slots.tolist()]
+    count = np.array([len(some) for some in nodes], np.int64)
+    job = np.repeat(np.arange(len(slots)), count)
+    return Held(np.concatenate([np.zeros(0, np.int32), *nodes]).astype(np.int32), job, count)
+
+
+def rates_of(view: View, held: Held) -> Rates:
+    """How often these jobs are interrupted by their nodes; NaN where too little is known of them."""
+    m = len(held.size)
+    day = _nearest(view, DAY_S)
+    if day is None:
+        nothing = np.full(m, np.nan)
+        return Rates(nothing, nothing, nothing, nothing)
+    mean = rate_per_s(day.mean, day.horizon_s)
+    spread = spread_of(mean, rate_per_s(day.hi, day.horizon_s))
+    known = np.isfinite(mean)
+    common = float(spread[known].min(initial=np.inf))
+    common = common if np.isfinite(common) else 0.0
+    of, there = held.node, known[held.node]
+    share = _sum(held, there) / np.maximum(held.size, 1)
+    scale = np.where(share >= KNOWN_PU, 1.0 / np.maximum(share, KNOWN_PU), np.nan)
+    rate = np.where(there, mean[of], 0.0)
+    own = np.where(there, np.maximum(spread[of] - common, 0.0), 0.0)
+    total = _sum(held, rate)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variation = common + _sum(held, rate * rate * own) / (total * total)
+        shape = np.where(total > 0.0, 1.0 / variation, np.inf)
+    hour = _nearest(view, HOUR_S)
+    soon = mean if hour is None else rate_per_s(hour.mean, hour.horizon_s)
+    verdict = verdicts_per_s(view)[of]
+    worst = np.fmax(np.where(np.isfinite(soon[of]), soon[of], 0.0), verdict)
+    return Rates(total * scale, shape, _sum(held, worst) * scale, _sum(held, verdict))
+
+
+def rate_per_s(chance_pu: np.ndarray, horizon_s: float) -> F64:
+    """The constant rate [1/s] at which so many fail within the horizon: -ln(1 - p) / h."""
+    clipped = np.clip(np.asarray(chance_pu, np.float64), 0.0, MOST_PU)
+    out: F64 = -np.log1p(-clipped) / horizon_s
+    return out
+
+
+def spread_of(mean: F64, high: F64) -> F64:
+    """1 / shape of the Gamma whose 95 % quantile is `high` times its mean; 0 where it is not above it.
+
+    The inverse of the quantile of Wilson and Hilferty (PNAS 17, 1931): with x = 1 / (3 sqrt(shape)),
+    cbrt(high / mean) = 1 - x^2 + 1.645 x. Beyond what that can reach, the greatest that it can.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        root = np.cbrt(np.where(mean > 0.0, np.nan_to_num(high / mean, nan=np.inf), 1.0))
+    x = 0.5 * (Z90 - np.sqrt(np.maximum(Z90 * Z90 - 4.0 * np.maximum(root - 1.0, 0.0), 0.0)))
+    out: F64 = 9.0 * x * x
+    return out
+
+
+def verdicts_per_s(view: View) -> F64:
+    """Rates [n_node] that follow from fresh verdicts on a node and its GPUs; 0 where there is none."""
+    chance = np.zeros(view.site.sizes["node"])
+    for part, owner in (("node", None), ("gpu", view.site.node_of_gpu)):
+        health = view.health(part)
+        fresh = view.now_ns - health.since_ns <= round(VERDICT_S * NS)
+        bad: Bool = (health.level == DEGRADED) & (health.action >= DRAIN) | (health.level == FAILED)
+        at = np.flatnonzero(bad & fresh)
+        pu = np.where(health.level[at] == FAILED, FAILED_PU, DEGRADED_PU) * health.sure_pu[at]
+        np.maximum.at(chance, at if owner is None else owner[at], pu)
+    return rate_per_s(chance, HOUR_S)
+
+
+def _nearest(view: View, horizon_s: float) -> Forecast | None:
+    """What is forecast of nodes at the horizon nearest to this one, by ratio."""
+    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
+    return min(found, key=lambda f: abs(np.log(f.horizon_s / horizon_s)), default=None)
+
+
+def _sum(held: Held, values: np.ndarray) -> F64:
+    return np.bincount(held.job, weights=values, minlength=len(held.size)).astype(np.float64)

@@ -1,0 +1,168 @@
+"""`racktwin checkpoint plan`: a job that is only thought of, and the jobs of a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.failure_rates import gamma_factors
+from policies.checkpoint_plan import Terms, plan
+from policies.checkpoint_time import best, ettr
+from tests.builders import START_NS
+from tests.saving import DAY_S, Saving
+from tests.serving import serving
+from twin.app import checkpoint_jobs_live as shown
+from twin.app import checkpoint_plans as plans
+from twin.app.checkpoint_page import PAGE
+from twin.app.cli import main as racktwin
+from twin.app.config import Api, Config, Loaded
+from twin.app.live import Live
+from twin.events import JobStarted
+
+JOB = ["--save", "60", "--restart", "600"]
+
+
+def main(*words: str) -> int:
+    return racktwin(["checkpoint", "plan", *words])
+
+
+def test_a_job_that_is_thought_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["--nodes", "128", "--rate", "6.5", *JOB]
+    assert main(*base, "--json") == 0
+    tree = json.loads(capsys.readouterr().out)
+    mttf_s = 86_400.0 / (128 * 6.5e-3)
+    interval_s, worth = best(60.0, 600.0, mttf_s)
+    assert tree["interval_s"] == pytest.approx(float(interval_s))
+    assert tree["ettr"] == pytest.approx(float(worth))
+    hour = float(ettr(3600.0, 60.0, 600.0, mttf_s))
+    assert tree["alternatives"]["fixed_60_min"]["ettr"] == pytest.approx(hour)
+    assert main(*base, "--report", str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "128 nodes at 6.5 failures per 1000 node-days: one each 1 d 4 h" in said
+    assert (tmp_path / PAGE).exists()
+    assert main(*base, "--rate-shape", "2", "--json") == 0
+    unsure = json.loads(capsys.readouterr().out)
+    terms = Terms(*(np.full(1, x) for x in (60.0, 0.0, 600.0, np.nan, np.nan, 2.0, 1.0 / mttf_s, 0.0)))
+    assert unsure["interval_s"] == pytest.approx(plan(terms).interval_s[0])
+    assert unsure["ettr"] == pytest.approx(plan(terms).ettr[0])
+    assert unsure["ettr"] > tree["ettr"]  # of as many failures on average, but of longer spells without
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nodes", "0", "--rate", "6.5", *JOB], "--nodes 0: expected a whole number"),
+        (["--nodes", "1e3", "--rate", "6.5", *JOB], "--nodes 1e3"),
+        (["--nodes", "8", *JOB], "--rate is missing"),
+        (["--rate", "6.5", *JOB], "--nodes is missing"),
+        (["--nodes", "8", "--rate", "-1", *JOB], "--rate -1: expected a number"),
+        (["--nodes", "8", "--rate", "nan", *JOB], "--rate nan"),
+        (["--nodes", "8", "--rate", "6.5"], "--save is missing"),
+        (["--nodes", "8", "--rate", "6.5", *JOB, "--rate-shape", "2", "--weibull", "0.5"], "no --weibull"),
+    ],
+)
+def test_what_is_wrong_is_told(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(*words) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_both_kinds_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["big", "--nodes", "8"], ["--url", "http://x", *JOB], ["--flush", "5s"],
+                  ["--report", "folder"]):  # fmt: skip
+        with pytest.raises(SystemExit, match="2"):
+            main(*words)
+        assert "expected" in capsys.readouterr().err
+
+
+def _live(twin: Saving, folder: Path) -> Live:
+    config = Config(site="site.yaml", broker="embedded", state="state", api=Api(port=0))
+    return Live(Loaded(config, folder / "racktwin.yaml"), twin.engine, START_NS, version="test")
+
+
+def test_the_rows_are_the_policys_own_sums(tmp_path: Path) -> None:
+    twin = Saving({"a": ("r1/node0", "r1/node1"), "b": ("r2/node0",)})
+    live = _live(twin, tmp_path)
+    slots = np.array([twin.engine.jobs.slot_of[name] for name in ("a", "b")], np.int32)
+    blank = plans.rows(live, slots)
+    assert [row["failures_per_day"] for row in blank] == [None, None]
+    assert blank[0]["best_interval_s"] is None
+    assert "nothing is forecast" in blank[0]["why"]
+    assert blank[0]["interval_s"] == 7200.0
+    twin.says.day = 0.2
+    twin.wait(10.0)
+    rows = plans.rows(live, slots)
+    rate = -np.log1p(-0.2)
+    assert [row["failures_per_day"] for row in rows] == pytest.approx([2 * rate, rate])
+    row = rows[0]
+    assert (row["job"], row["nodes"], row["why"], row["save_s"]) == ("a", 2, "", 60.0)
+    low, _ = gamma_factors(np.array([twin.says.shape]))
+    assert row["failures_per_day_low"] == pytest.approx(2 * rate * low[0], rel=0.05)
+    assert row["failures_per_day_low"] < row["failures_per_day"] < row["failures_per_day_high"]
+    assert row["advised_s"] == row["interval_s"] == pytest.approx(twin.often("a"))
+    assert abs(row["best_interval_s"] / row["interval_s"] - 1.0) < 0.05
+    assert row["best_ettr"] >= row["ettr"] > row["fixed_120_min"]
+    sure_s = float(best(60.0, 600.0, DAY_S / (2 * rate))[0])
+    assert row["best_interval_s"] == pytest.approx(sure_s, rel=0.1)
+
+
+def test_what_a_daemon_said_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    twin = Saving({"a": ("r1/node0", "r1/node1"), "b[red]": ("r2/node0",)})
+    live = _live(twin, tmp_path)
+    twin.says.day = 0.2
+    twin.wait(10.0)
+    slots = np.array(sorted(twin.engine.jobs.slot_of.values()), np.int32)
+    tree = {"jobs": plans.rows(live, slots), "total": 5}
+    out = Console(file=io.StringIO(), width=160, highlight=False)
+    shown.say_jobs(json.loads(json.dumps(tree)), out)
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("a failure each", "b[red]", "120 min", "and 3 more jobs", "in force"):
+        assert words in said
+    out = Console(file=io.StringIO(), width=160, highlight=False)
+    shown.say_jobs({"jobs": tree["jobs"][:1], "total": 1}, out)
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "a save stops it for 1 min, a restart takes 10 min (as it said)" in said
+    shown.say_jobs({"jobs": [], "total": 0}, out)
+
+
+def test_the_interface_tells_and_refuses(tmp_path: Path) -> None:
+    asyncio.run(_asked(tmp_path))
+
+
+async def _asked(folder: Path) -> None:
+    async with serving(folder) as pod:
+        status, tree = await pod.ask("GET", "/api/v1/checkpoints", "viewer")
+        assert (status, tree["jobs"], tree["total"]) == (200, [], 0)
+        pod.twin.tick(None, JobStarted(id="1", job="big", nodes=("r1/node0",), kind="training"))
+        pod.twin.tick(None, JobStarted(id="2", job="chat", nodes=("r1/node1",), kind="inference"))
+        status, tree = await pod.ask("GET", "/api/v1/checkpoints", "viewer")
+        assert [row["job"] for row in tree["jobs"]] == ["big"]
+        assert tree["jobs"][0]["costs"] == "by a prior"
+        status, tree = await pod.ask("GET", "/api/v1/checkpoints?job=big", "viewer")
+        assert tree["total"] == 1
+        status, tree = await pod.ask("GET", "/api/v1/checkpoints?job=none", "viewer")
+        assert status == 404
+        assert "no job none is known to run" in tree["error"]
+        status, tree = await pod.ask("GET", "/api/v1/checkpoints?offset=1", "viewer")
+        assert (tree["jobs"], tree["total"]) == ([], 1)
+        assert (await pod.ask("GET", "/api/v1/checkpoints", "none"))[0] == 401
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def get(self, path: str, **query: Any) -> Any:
+            asked.append((path, query))
+            return {"jobs": [], "total": 0}
+
+    asked: list[Any] = []
+    monkeypatch.setattr("twin.app.client.connect", lambda *given: Client())
+    assert main("--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"jobs": [], "total": 0}
+    assert main("big") == 1
+    assert asked[-1] == ("/checkpoints", {"job": "big", "limit": 1000})
