@@ -38,7 +38,8 @@ def terms_of(view: View, slots: I32, held: Held, rates: Rates) -> tuple[Terms, n
                        [MEASURED, SAID], PRIOR)  # fmt: skip
     block_s = np.select([block > 0, save > 0], [block, save], PRIOR_BLOCK_S)
     flush = jobs.checkpoint_flush_s[slots]
-    flush_s = np.where(flush > 0, flush, np.maximum(save - block_s, 0.0))
+    # Both are told from a save's begin; what counts here is what comes after training went on
+    flush_s = np.maximum(np.where(flush > 0, flush, save) - block_s, 0.0)
     restart = jobs.checkpoint_restart_s[slots]
     restart_s = np.where(restart > 0, restart, PRIOR_RESTART_S)
     local = jobs.checkpoint_local_block_s[slots]

@@ -39,6 +39,7 @@ class Look:
         self.level = {"node": np.full(n_node, HEALTHY, np.uint8), "gpu": np.full(n_gpu, HEALTHY, np.uint8)}
         self.open = {t: [np.zeros(site.sizes[t], np.uint8), np.zeros(site.sizes[t], np.int32)]
                      for t in ("node", "gpu")}  # fmt: skip
+        self.heard: dict[tuple[str, int], tuple[Any, ...]] = {}
         self.classes: tuple[str, ...] = ()
         self.faded = np.zeros((0, n_gpu), np.float32)
         self.rules: dict[tuple[str, int], tuple[Any, ...]] = {}
@@ -83,6 +84,9 @@ class Look:
 
     def open_code(self, table: str) -> np.ndarray:
         return self.open[table][1]
+
+    def of(self, table: str, entity: int) -> tuple[Any, ...]:
+        return self.heard.get((table, entity), ())
 
     def by_class(self) -> tuple[tuple[str, ...], np.ndarray]:
         return self.classes, self.faded

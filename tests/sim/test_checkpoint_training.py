@@ -204,11 +204,16 @@ def live_and_die(tmp_path: Path, kind: str, lives_s: list[float]) -> Run:
 
 
 def drawn(n: int, seed: int) -> list[float]:
-    """Lives of a constant rate of failures, s: one from each n-th of the distribution, in any order."""
+    """Lives of a constant rate of failures, s: one from each n-th of the distribution, in any order.
+
+    None ends close to the end of a cycle, where a delay of milliseconds would decide about a whole interval: the
+    place within its cycle is drawn together about the middle, which leaves the number of cycles as it was.
+    """
     rng = np.random.default_rng(seed)
-    lives: list[float] = (-MTTF_S * np.log1p(-(np.arange(n) + rng.uniform(0.0, 1.0, n)) / n)).tolist()
-    rng.shuffle(lives)
-    return lives
+    lives = -MTTF_S * np.log1p(-(np.arange(n) + rng.uniform(0.0, 1.0, n)) / n)
+    whole, place = np.divmod(lives - RESTART_S, INTERVAL_S + SAVE_S)
+    lives = np.maximum(0.01, RESTART_S + (whole + 0.3 + 0.5 * place) * (INTERVAL_S + SAVE_S))
+    return [float(life) for life in rng.permutation(lives)]
 
 
 def kept(lives_s: Any, restart_s: Any, interval_s: float, cycle_s: float) -> float:

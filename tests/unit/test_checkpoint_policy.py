@@ -11,7 +11,7 @@ from models.failure_rates import gamma_factors
 from policies.checkpoint import ASK_S, INTERVAL, LEAST_GAIN, MOST_S, SINCE, UNHEARD_S, Checkpoint, rounded
 from policies.checkpoint_ahead import DRAIN_PU
 from policies.checkpoint_costs import DRAIN_PU as STORAGE_PU
-from policies.checkpoint_costs import PRIOR_SOFT
+from policies.checkpoint_costs import PRIOR_SOFT, terms_of
 from policies.checkpoint_hazard import held_by, rate_per_s, rates_of, spread_of
 from policies.checkpoint_plan import Terms, ettr_at, plan
 from policies.checkpoint_words import MOST_TOLD, span
@@ -141,6 +141,18 @@ def test_measured_costs_count_before_what_was_said() -> None:
     asked = terms(rate, 4.0, 8, 4.0, 200.0, 120.0)._replace(soft_per_s=np.array([soft]))
     assert twin.often("a") == pytest.approx(plan(asked).interval_s[0], rel=0.02)
     assert "a save stops it for 4 s (measured)" in twin.why(INTERVAL)[0]
+
+
+def test_a_flush_is_told_from_the_begin_of_its_save_and_counts_from_its_end() -> None:
+    """As the client reports: one that stops training for all of it, one that goes on, one as fast as that."""
+    for block_s, flush_s, after_s in ((60.0, 60.0, 0.0), (5.0, 65.0, 60.0), (60.0, 50.0, 0.0)):
+        twin = Saving({"a": EIGHT})
+        twin.says.day = 0.2
+        twin.told("a", ago_s=90.0, save_s=flush_s, block_s=block_s, flush_s=flush_s)
+        view, slots = twin.engine._view(1.0), np.array([0], np.int32)
+        held = held_by(view, slots)
+        found, _ = terms_of(view, slots, held, rates_of(view, held))
+        assert (found.block_s[0], found.flush_s[0]) == (block_s, after_s)
 
 
 def test_the_reason_says_what_was_weighed() -> None:

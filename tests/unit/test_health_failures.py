@@ -16,6 +16,7 @@ from twin.frame import NS
 from twin.health import failures as bounds
 from twin.health.failure_words import CLASSES, is_failure
 from twin.health.failures import Failures
+from twin.health.fault_book import Heard
 from twin.health.levels import DEGRADED, FAILED, action
 
 SITE = site_of(two_racks())
@@ -191,6 +192,31 @@ def test_who_was_silent_and_is_soon_well_by_itself_has_restarted(silent_s: float
     (only,) = watch.rows()
     assert only[3] == kind
     assert is_failure(watch.failures.log()).tolist() == [kind == "silent"]
+
+
+@pytest.mark.parametrize(
+    ("code", "minute", "kind"),
+    [(0, 0, "restarted"), (79, 8, "off_bus"), (79, -20, "restarted"), (31, 8, "restarted")],
+)
+def test_a_gpu_that_was_merely_not_heard_and_is_soon_well_was_not_off_its_bus(
+    code: int, minute: int, kind: str
+) -> None:
+    watch = Watch()
+    watch.run(10)
+    gpu = int(SITE.gpu_start_of_node[4])
+    begin_ns = watch.look.now_ns
+    watch.look.told["gpu_off_bus", "gpu", gpu, ""] = None
+    watch.look.fail(4)
+    watch.run(400)
+    assert watch.rows()[0][3] == "off_bus"
+    at_ns = begin_ns + minute * 60 * NS
+    watch.look.heard["gpu", gpu] = (Heard(at_ns, at_ns, code, 1, ""),) if code else ()
+    assert watch.failures.broken(watch.look)[4] == (kind == "off_bus")
+    del watch.look.told["gpu_off_bus", "gpu", gpu, ""]
+    watch.look.well(4)
+    watch.run(700)
+    (only,) = watch.rows()
+    assert only[3] == kind
 
 
 @pytest.mark.parametrize(

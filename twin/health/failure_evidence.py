@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.frame import I32, I64, U8, Bool
+from twin.frame import I32, I64, NS, U8, Bool
 from twin.health.catalogue import find
 from twin.health.failure_words import CLASSES
 from twin.health.fault_book import FaultBook
@@ -17,6 +17,7 @@ from twin.health.levels import DEGRADED, FAILED, HEALTHY, action
 from twin.health.now import Now
 from twin.health.verdicts import MAX_TOLD, Verdicts
 from twin.signals import find_signal
+from twin.site import Site
 
 # What the catalogue's kinds of code mean; what is not here is `other`
 CLASS_OF_CODES = {"bus": "off_bus", "memory": "memory", "nvlink": "link", "fabric": "link", "pcie": "link",
@@ -38,6 +39,7 @@ CLASS_OF_RULE = (
     ("leak", "thermal"), ("psu", "power"), ("power", "power"), ("silent", "silent"), ("gap", "silent"),
 )  # fmt: skip
 OUT_FROM = 3.0  # service level from which nobody can use a node: drained, replace
+SAID_NS = 600 * NS  # before a failure begins that its cause may have been reported; source: estimate
 MAX_ASKED = 200  # nodes whose evidence is read in one look; the rest are told by the cause alone
 
 
@@ -127,6 +129,15 @@ def class_of_node(nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, cau
         if name and not (name == "software" and node in causes.told):
             out[k] = CLASSES.index(name)
     return out
+
+
+def said_so(node: int, since_ns: int, site: Site, book: FaultBook) -> bool:
+    """Whether a GPU of a node itself reported, about then or since, that it left the bus."""
+    return any(
+        heard.at_ns >= since_ns - SAID_NS and CLASS_OF_CODES.get(find(heard.code, "gpu").kind) == "off_bus"
+        for gpu in range(*site.gpu_start_of_node[node : node + 2].tolist())
+        for heard in book.of("gpu", gpu)
+    )
 
 
 def _of_codes(codes: I32, actions: U8) -> str:

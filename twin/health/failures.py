@@ -15,7 +15,7 @@ import numpy as np
 
 from twin.events import Event, JobEnded
 from twin.frame import I32, I64, NS, Bool
-from twin.health.failure_evidence import MAX_ASKED, Causes, causes_of, class_of_node
+from twin.health.failure_evidence import MAX_ASKED, Causes, causes_of, class_of_node, said_so
 from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, RESTARTED_S, is_failure
 from twin.health.fault_book import FaultBook
 from twin.health.levels import UNKNOWN
@@ -90,7 +90,7 @@ class Failures:
         accused = (self.accused_ns > 0) & (t_ns - self.accused_ns <= WELL_S * NS)
         # A job of one node told of it: nothing else need be seen
         alone = accused & (self.bad_ns == self.accused_ns)
-        self._recover(now, verdicts, bad, t_ns)
+        self._recover(now, verdicts, book, bad, t_ns)
         held = bad | alone
         if causes.work is not None:
             held &= ~causes.work
@@ -132,7 +132,7 @@ class Failures:
         self.first += count
         self._log = None
 
-    def _recover(self, now: Now, verdicts: Verdicts, bad: Bool, t_ns: int) -> None:
+    def _recover(self, now: Now, verdicts: Verdicts, book: FaultBook, bad: Bool, t_ns: int) -> None:
         """Who is well, and since when; what is not known is not well."""
         asked = ~bad & ((self.row >= 0) | ~self.seen_well)
         self.well_ns[bad] = 0
@@ -151,16 +151,27 @@ class Failures:
         self.well_ns[well & (self.well_ns == 0)] = t_ns
         back = np.flatnonzero(well & (t_ns - self.well_ns >= WELL_S * NS))
         if back.size:
-            self._restarted(back)
+            self._restarted(back, book)
             self._end(back, self.well_ns[back])
 
-    def _restarted(self, nodes: I64) -> None:
+    def _restarted(self, nodes: I64, book: FaultBook) -> None:
         """Of these nodes, which are well again, those that came back soon and never said what was wrong."""
         at = self.row[nodes] - self.first
         rows, well_ns = at[at >= 0], self.well_ns[nodes][at >= 0]
         soon = well_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
-        soon &= self._rows["kind"][rows] == CLASSES.index("silent")
-        self._rows["kind"][rows[soon]] = CLASSES.index("restarted")
+        rows = rows[soon]
+        # A GPU that is not heard is taken to be off its bus: one that was does not come back so soon
+        for row in rows.tolist():
+            if self._merely_silent(row, book):
+                self._rows["kind"][row] = CLASSES.index("restarted")
+                self._log = None
+
+    def _merely_silent(self, row: int, book: FaultBook) -> bool:
+        """Whether all that is known of a failure is that the node or GPUs of it were not heard."""
+        name = CLASSES[int(self._rows["kind"][row])]
+        if name != "off_bus":
+            return name == "silent"
+        return not said_so(int(self._rows["node"][row]), int(self._rows["start_ns"][row]), self.site, book)
 
     def _end(self, nodes: I32 | I64 | list[int], at_ns: I64 | int) -> None:
         at = self.row[nodes] - self.first
@@ -235,17 +246,16 @@ class Failures:
         """Nodes that are not to be used now: failed, or out of service [n_node]."""
         return self.row >= 0
 
-    def broken(self) -> Bool:
+    def broken(self, book: FaultBook) -> Bool:
         """Nodes that are down for more than a short silence [n_node]."""
         out: Bool = self.row >= 0
         nodes = np.flatnonzero(out)
         at = self.row[nodes] - self.first
         kept = at >= 0  # of older ones the row is not known any more
         rows = at[kept]
-        brief = (self._rows["kind"][rows] == CLASSES.index("silent")) & (
-            self.now_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
-        )
-        out[nodes[kept][brief]] = False
+        young = self.now_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
+        for node, row in zip(nodes[kept][young].tolist(), rows[young].tolist(), strict=True):
+            out[node] = not self._merely_silent(row, book)
         return out
 
     def suspects(self) -> Bool:
