@@ -137,6 +137,15 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     )  # fmt: skip
 
 
+def encode_report(event: CheckpointTold) -> bytes:
+    """As a job sends it, `event.id` being the report's own. For simulated jobs; `report_of` reads it."""
+    return msgspec.json.encode(Report(
+        v=1, id=event.id, t_ns=event.at_ns, tier=event.tier, began_ns=event.began_ns, save_s=event.save_s,
+        block_s=event.block_s, flush_s=event.flush_s, restart_s=event.restart_s, interval_s=event.interval_s,
+        job=event.job,
+    ))  # fmt: skip
+
+
 class JobDecoder:
     """Decodes reports, whichever way they come; each job has an allowance of its own.
 

@@ -40,6 +40,9 @@ MOST_S = 86_400.0  # nobody is advised to save more rarely than that. source: es
 SPACING_S, UNHEARD_S = 300.0, 3600.0
 ASK_S = 900.0  # a save that did not begin by then is asked for no more. source: estimate
 QUEUE_S = 600.0  # of flushes that may be asked for at once, one after the other. source: estimate
+# What one job's save takes of that at most, and how long it is waited for: whoever needs longer, or says so,
+# must not keep all the others from saving. source: estimate
+MOST_QUEUED_S, MOST_AWAITED_S = 0.5 * QUEUE_S, 3600.0
 ROUND_S = ((600.0, 5.0), (3600.0, 15.0), (np.inf, 60.0))  # an interval up to this is a multiple of that
 
 
@@ -200,7 +203,8 @@ def _save_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
     stake = (w.chance_pu * w.lost_s - w.cost_s) * np.maximum(asked.held.size, 1)
     wanted = wanted[np.argsort(-stake[wanted], kind="stable")]
     if view.site.sizes["storage"]:
-        queue_s = float(cost_s[pending].sum()) + np.cumsum(cost_s[wanted])
+        share_s = np.minimum(cost_s, MOST_QUEUED_S)
+        queue_s = float(share_s[pending].sum()) + np.cumsum(share_s[wanted])
         room = queue_s <= QUEUE_S
         room[0] |= not pending.any()
         wanted = wanted[room]
@@ -213,7 +217,8 @@ def _ask(view: View, slots: I32, at: np.ndarray, w: Weighed, asked: Asked, kept:
     durable_s = (asked.terms.block_s + asked.terms.flush_s)[at]
     # A save that is being written counts: it began no longer ago than a save takes
     kept["since_s"][index] = np.floor(now_ns / NS - durable_s)
-    kept["until_ns"][index] = now_ns + np.round((ASK_S + durable_s) * NS).astype(np.int64)
+    wait_s = ASK_S + np.minimum(durable_s, MOST_AWAITED_S)
+    kept["until_ns"][index] = now_ns + np.round(wait_s * NS).astype(np.int64)
     kept["asked_ns"][index] = now_ns
     kept["answered"][index] |= w.causes[at]
     kept["why"][index] = w.why[at]

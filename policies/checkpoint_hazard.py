@@ -2,7 +2,9 @@
 
 A node's chance of failing within a horizon becomes a rate; the rates of a job's nodes add up, since one lost
 node stops a job. What is not sure of a node's rate has a part that all nodes share (the fleet's rate), which
-does not average out, and one of its own, which does. May import contracts and the core's words of health.
+does not average out, and one of its own, which does. Forecasts learn a fleet's rate over months; where nodes
+everywhere fail more often or less often of late, all rates rise or fall by that. May import contracts and the
+core's words of health.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 
 from twin.contracts import Forecast, View
 from twin.frame import F64, I32, I64, NS, Bool
+from twin.health.failure_words import is_failure
 from twin.health.levels import DEGRADED, FAILED, action
 
 NODE = "node.failure_pu"
@@ -25,6 +28,14 @@ KNOWN_PU = 0.5  # of a job's nodes must have a forecast. source: estimate
 FAILED_PU, DEGRADED_PU = 0.5, 0.2
 VERDICT_S = 6 * HOUR_S  # a node that lived so long with its verdict fails by the forecast. source: estimate
 DRAIN = action("reset_gpu")  # this and all that is more wants the node drained
+# A failure counts half as much for what is so of late after these days; so many failures as were expected
+# stand beside those that were counted. source: estimate, chosen on simulated fleets
+HALF_D, STEADY = 1.0, 5.0
+# Nobody may have watched for some days, and a cause in common may not be known as one yet. source: estimate
+LEAST_OF_LATE, MOST_OF_LATE = 1.0 / 3.0, 10.0
+# One node counts as expected no more than so many times the middle one's rate: what its own signs foretell
+# is no reason to think better of the others. source: estimate
+MOST_OF_ONE = 20.0
 
 
 class Held(NamedTuple):
@@ -76,9 +87,41 @@ def rates_of(view: View, held: Held) -> Rates:
         shape = np.where(total > 0.0, 1.0 / variation, np.inf)
     hour = _nearest(view, HOUR_S)
     soon = mean if hour is None else rate_per_s(hour.mean, hour.horizon_s)
+    times = _of_late(view, mean[known])
+    # What all nodes share moves with the fleet; what a node's own signs add to it does not.
+    soon = soon + (times - 1.0) * np.fmin(soon, mean)
     verdict = verdicts_per_s(view)[of]
     worst = np.fmax(np.where(np.isfinite(soon[of]), soon[of], 0.0), verdict)
-    return Rates(total * scale, shape, _sum(held, worst) * scale, _sum(held, verdict))
+    return Rates(total * scale * times, shape, _sum(held, worst) * scale, _sum(held, verdict))
+
+
+def _of_late(view: View, per_s: F64) -> float:
+    """`of_late` for rates [n] that hold failures with a cause in common too, which do not move with it."""
+    log = view.failures()
+    if not log.begin_ns:
+        return 1.0
+    watched_d = (view.now_ns - log.begin_ns) / NS / DAY_S
+    age_d = (view.now_ns - log.start_ns) / NS / DAY_S
+    counts = is_failure(log) & (age_d >= 0.0) & (log.start_ns >= log.begin_ns)
+    own = counts & ~log.shared
+    k = STEADY + float(np.count_nonzero(own))
+    share = k / (k + float(np.count_nonzero(counts & log.shared)))
+    return 1.0 + share * (of_late(age_d[own], share * DAY_S * per_s, watched_d) - 1.0)
+
+
+def of_late(age_d: F64, per_d: F64, watched_d: float) -> float:
+    """How many times as often as expected nodes fail of late; 1 where nothing tells.
+
+    age_d [k]: days since each failure of a node's own; per_d [n]: failures a day expected of each node;
+    watched_d: for how many days failures were counted. Each counts 2^(-age / HALF_D), and so does, by its
+    integral, what was expected.
+    """
+    if not len(per_d):
+        return 1.0
+    seen = float(np.exp2(-age_d / HALF_D).sum())
+    fleet_d = float(np.minimum(per_d, MOST_OF_ONE * np.median(per_d)).sum())
+    expected = fleet_d * HALF_D / np.log(2.0) * -np.expm1(-np.log(2.0) * max(watched_d, 0.0) / HALF_D)
+    return float(np.clip((STEADY + seen) / (STEADY + expected), LEAST_OF_LATE, MOST_OF_LATE))
 
 
 def rate_per_s(chance_pu: np.ndarray, horizon_s: float) -> F64:

@@ -16,30 +16,34 @@ from twin.contracts import Memory, Proposal, View
 from twin.frame import I32
 
 FOR_EVER_S = 1e10
+MOST_NAME = 40  # characters of a job's name in a sentence
 MOST_TOLD = 200  # jobs with a sentence of their own, of each control; the rest share one
 
 
 def proposals(view: View, interval: str, since: str, kept: Memory) -> list[Proposal]:
     """One for each job of the first MOST_TOLD, one for the others, of both controls."""
-    high = view.envelope(interval).high
+    high, names = view.envelope(interval).high, view.jobs.names
     often = np.flatnonzero(kept["interval_s"] > 0).astype(np.int32)
-    out = [_interval(interval, often[k : k + 1], high, kept) for k in range(min(len(often), MOST_TOLD))]
+    out = [
+        _interval(interval, often[k : k + 1], high, names, kept) for k in range(min(len(often), MOST_TOLD))
+    ]
     if len(often) > MOST_TOLD:
-        out.append(_interval(interval, often[MOST_TOLD:], high, kept))
+        out.append(_interval(interval, often[MOST_TOLD:], high, names, kept))
     now = np.flatnonzero(kept["since_s"] > 0).astype(np.int32)
-    out += [_since(since, now[k : k + 1], kept) for k in range(min(len(now), MOST_TOLD))]
+    out += [_since(since, now[k : k + 1], names, kept) for k in range(min(len(now), MOST_TOLD))]
     if len(now) > MOST_TOLD:
-        out.append(_since(since, now[MOST_TOLD:], kept))
+        out.append(_since(since, now[MOST_TOLD:], names, kept))
     return out
 
 
-def _interval(control: str, index: I32, high: np.ndarray, kept: Memory) -> Proposal:
+def _interval(control: str, index: I32, high: np.ndarray, names: list[str], kept: Memory) -> Proposal:
     want = kept["interval_s"][index]
     lo = np.minimum(kept["least_s"][index], want)
     if len(index) > 1:
         why = f"best for the failure rates of their own nodes, for {len(index)} more jobs"
     else:
-        why = _why_often({name: column[index[0]] for name, column in kept.items()})
+        why = _named(names[index[0]])
+        why += _why_often({name: column[index[0]] for name, column in kept.items()})
     return Proposal(control, index, lo, np.maximum(high[index], want), want, why)
 
 
@@ -57,7 +61,7 @@ def _why_often(job: dict[str, Any]) -> str:
     return text + (f"; to memory every {span(job['local_s'])}" if job["local_s"] > 0 else "")
 
 
-def _since(control: str, index: I32, kept: Memory) -> Proposal:
+def _since(control: str, index: I32, names: list[str], kept: Memory) -> Proposal:
     want = kept["since_s"][index]
     if len(index) > 1:
         why = f"save now: {len(index)} more jobs whose expected loss exceeds a save's cost"
@@ -65,10 +69,16 @@ def _since(control: str, index: I32, kept: Memory) -> Proposal:
         at = index[0]
         chance, lost_s, cost_s = (float(kept[name][at]) for name in ("chance_pu", "lost_s", "cost_s"))
         n = int(kept["nodes"][at])
-        why = f"save now: {WHY.get(int(kept['why'][at]), 'it is in danger')}; "
+        why = _named(names[at])
+        why += f"save now: {WHY.get(int(kept['why'][at]), 'it is in danger')}; "
         why += f"{100.0 * chance:.0f} % x {span(lost_s)} of work not saved > {span(cost_s)} for a save, "
         why += f"of {n} node{'' if n == 1 else 's'}"
     return Proposal(control, index, want.copy(), np.full(len(index), FOR_EVER_S), want.copy(), why)
+
+
+def _named(job: str) -> str:
+    """Whom it is about: people know jobs, not their slots."""
+    return f"job {job if len(job) <= MOST_NAME else job[:MOST_NAME] + '...'}: "
 
 
 def span(seconds: float | np.generic) -> str:

@@ -39,7 +39,7 @@ from twin.intake import Intake
 from twin.jobs import Jobs
 from twin.maintenance import Windows
 from twin.promises import check_forecast, checked_memory, fresh_memory
-from twin.records import FaultTally, brief_event, proposals_record, same_proposals
+from twin.records import FaultTally, ReportTally, brief_event, proposals_record, same_proposals
 from twin.remap import change_site
 from twin.signals import find_control, find_signal
 from twin.site import Site
@@ -151,7 +151,7 @@ class Engine:
     def _heed(self, events: Sequence[ev.Event], records: list[dict[str, Any]]) -> list[ev.FaultReported]:
         """Apply events in order; the faults that are new."""
         acks: dict[tuple[str, str, str], int] = {}
-        faults, heard = FaultTally(), list[ev.FaultReported]()
+        faults, reports, heard = FaultTally(), ReportTally(), list[ev.FaultReported]()
         for kind, alike in groupby(events, type):
             if kind is ev.FaultReported:  # in a storm there are thousands
                 fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
@@ -161,7 +161,9 @@ class Engine:
                 heard += fresh
                 continue
             for event in alike:
-                if not isinstance(event, ev.CommandAcked):
+                if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
+                    reports.add(event, self.intake.told(event, self.jobs, self.state))
+                elif not isinstance(event, ev.CommandAcked):
                     records += self._take_in(event)
                 # A thousand devices may answer in one tick: the journal counts them, the leases know each.
                 elif self.intake.is_new(event):
@@ -173,7 +175,7 @@ class Engine:
             | ({"refused": why} if why else {})
             for (control, state, why), count in sorted(acks.items())
         ]
-        records += faults.records()
+        records += reports.records() + faults.records()
         return heard
 
     def _resume(self, frame: Frame) -> None:

@@ -72,7 +72,7 @@ class Intake:
 
     def is_new(self, event: ev.Event) -> bool:
         """False for an event that was seen before, and for another one under its id."""
-        if not event.id or type(event) is ev.CheckpointTold:  # a report's instant tells whether it is new
+        if not event.id:
             return True
         if type(event) is ev.FaultReported:
             return bool(self.new_faults([event]))
@@ -127,7 +127,7 @@ class Intake:
             case ev.JobEnded():
                 return job_ended(event, jobs, arbiter, now_ns)
             case ev.CheckpointTold():
-                return checkpoint_told(event, jobs, state)
+                return self.told(event, jobs, state)
             case ev.OperatorRequest():
                 return self._request(event, site, now_ns)
             case ev.RequestWithdrawn():
@@ -166,6 +166,13 @@ class Intake:
             case _:
                 return None
         return None
+
+    def told(self, event: ev.CheckpointTold, jobs: Jobs, state: State) -> str | None:
+        """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""
+        refused = checkpoint_told(event, jobs, state)
+        if refused is not None:
+            self.count("refused_reports")
+        return refused
 
     def _approved(self, event: ev.Approved, site: Site, now_ns: int) -> str | None:
         control = find_control(event.control)

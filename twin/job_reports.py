@@ -95,6 +95,9 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: Jobs, state: State) -> str |
     at_ns = event.at_ns or state.now_ns
     if at_ns == jobs.checkpoint_at_ns[slot, tier]:
         return "heard already"
+    if jobs.checkpoint_at_ns[slot].max() > state.now_ns >= at_ns:  # its clock was ahead, and has been set
+        jobs.checkpoint_at_ns[slot] = np.minimum(jobs.checkpoint_at_ns[slot], at_ns - 1)
+        jobs.recovered_ns[slot] = min(int(jobs.recovered_ns[slot]), at_ns - 1)
     newest = bool(at_ns > jobs.checkpoint_at_ns[slot].max())
     recovered = event.restart_s > 0.0 and at_ns > jobs.recovered_ns[slot]
     jobs.checkpoint_at_ns[slot, tier] = max(at_ns, int(jobs.checkpoint_at_ns[slot, tier]))

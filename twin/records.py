@@ -12,10 +12,11 @@ import numpy as np
 
 from twin import events as ev
 from twin.contracts import CommandBatch, Proposal
-from twin.events import FaultReported
+from twin.events import CheckpointTold, FaultReported
 from twin.site import Site
 
 MOST_FAULTS = 64  # of one tick that the journal tells one by one; the rest of a storm is counted by code
+MOST_REFUSED = 16  # reports of one tick that are refused and told one by one, with the reason
 MOST_TABLE = 20  # characters of a name that is to be a table's
 _ALIKE = attrgetter("table", "code", "count")
 
@@ -160,3 +161,30 @@ class FaultTally:
             {"kind": "faults", "table": table, "code": code, "count": count}
             for (table, code), count in sorted(self._counted.items())
         ]
+
+
+class ReportTally:
+    """Reports of jobs in one tick for the journal: counted, as the trace has each; the first refused told."""
+
+    def __init__(self) -> None:
+        self._taken = Counter[str]()
+        self._refused: list[dict[str, Any]] = []
+        self._more = 0
+
+    def add(self, event: CheckpointTold, refused: str | None) -> None:
+        """One more, and why it was refused if it was."""
+        if refused is None:
+            self._taken[event.tier] += 1
+        elif len(self._refused) < MOST_REFUSED:
+            self._refused.append({"kind": "event", "event": brief_event(event), "refused": refused})
+        else:
+            self._more += 1
+
+    def records(self) -> list[dict[str, Any]]:
+        """Journal bodies: what was refused, then the counts."""
+        out = self._refused + [
+            {"kind": "reports", "tier": tier, "count": count} for tier, count in sorted(self._taken.items())
+        ]
+        if self._more:
+            out.append({"kind": "reports", "refused": "as the ones before", "count": self._more})
+        return out

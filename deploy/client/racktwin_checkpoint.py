@@ -1,6 +1,6 @@
 """Tells a training job when to save a checkpoint, on the advice of racktwin and never at its mercy.
 
-    advisor = Advisor("4711", "https://twin.example:8080", own_interval_s=1800)
+    advisor = Advisor("4711", "https://twin.example:8077", own_interval_s=1800)
     if advisor.due(step):  # at every step
         with advisor.saving(): save(step)
 
@@ -153,18 +153,18 @@ class _File:
 
     def fetch(self) -> bytes | None:
         try:  # a pipe or a device would hold us up, or never end
-            handle = os.open(self._advice, os.O_RDONLY | os.O_NONBLOCK)
+            with open(self._advice, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+                return file.read(MAX_ADVICE + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except FileNotFoundError:
             return None
-        with open(handle, "rb") as file:
-            return file.read(MAX_ADVICE + 1) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
 
     def send(self, body: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
         handle = os.open(self._reports, flags, 0o640)
         with open(handle, "wb", buffering=0) as file:
             line, self._torn = self._torn + body + b"\n", b"\n"  # until the whole line is written
-            if os.fstat(handle).st_size > MAX_REPORT_FILE:
+            found = os.fstat(handle)  # what has other names may be a file of somebody's choice
+            if found.st_size > MAX_REPORT_FILE and found.st_nlink == 1:
                 file.truncate(0)
             if file.write(line) != len(line):
                 raise OSError("a report was not written whole: is the disk full?")

@@ -11,6 +11,7 @@ from tests.builders import site_of, two_racks
 from twin.app.simulating import Simulation
 from twin.contracts import Fault
 from twin.engine import Engine
+from twin.events import CheckpointTold, JobEnded, JobStarted
 from twin.frame import NS
 from twin.plant.calibrated import Seen
 from twin.plant.held import HeldWorkload
@@ -191,8 +192,6 @@ def test_a_cap_of_now_is_a_cap_there(site: Site) -> None:
 
 
 def jobs_of(site: Site) -> Any:
-    from twin.events import JobStarted
-
     engine = Engine(site, [], [])
     engine.state.now_ns = START_NS
     nodes = [site.name("node", i) for i in range(4)]
@@ -206,15 +205,18 @@ def jobs_of(site: Site) -> Any:
 
 
 class Held:
-    """A held workload on a truth of its own."""
+    """A held workload on a truth of its own; `told` are columns of job `a` that its reports would set."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, **told: float) -> None:
+        jobs = jobs_of(site)
+        for name, value in told.items():
+            getattr(jobs, name)[jobs.slot_of["a"]] = value
         self.truth = blank(site)
         self.truth.gpu_clock_pu[:] = 1.0
         self.truth.gpu_alive[:] = self.truth.node_on[:] = True
         self.work = HeldWorkload(
             site,
-            jobs_of(site),
+            jobs,
             np.full((3, site.sizes["gpu"]), 0.6),
             np.full(site.sizes["job"], np.nan),
             START_NS,
@@ -227,6 +229,12 @@ class Held:
             self.truth.time_s += 1.0
         return self
 
+    def reports(self) -> list[CheckpointTold]:
+        return [e for e in self.events if isinstance(e, CheckpointTold)]
+
+    def others(self) -> list[Any]:
+        return [e for e in self.events if not isinstance(e, CheckpointTold)]
+
 
 def test_held_work_saves_at_its_interval_and_goes_on(site: Site) -> None:
     held = Held(site).run(99)
@@ -237,21 +245,28 @@ def test_held_work_saves_at_its_interval_and_goes_on(site: Site) -> None:
     held.run(10)
     assert (held.truth.gpu_sm_pu == 0.6).all()
     assert held.work.checkpoint_age_s("a", 114.0) == pytest.approx(14.0)
-    assert held.events == []
+    assert [(e.job, e.at_ns // NS, e.began_ns // NS) for e in held.reports()] == [
+        ("a", 110, 100), ("b", 110, 100)
+    ]  # fmt: skip
+    assert held.others() == []
 
 
 def test_a_synchronous_job_loses_what_it_had_not_saved_and_starts_again(site: Site) -> None:
     held = Held(site).run(150)  # saved at 100
     held.truth.gpu_alive[1] = False
     held.run(1)
-    assert [type(e).__name__ for e in held.events] == ["JobEnded"]
-    assert held.events[0].job == "a"
+    (ended,) = held.others()
+    assert ended == JobEnded(job="a", reason="node_fail")
     assert held.work.progress.lost_gpu_s == pytest.approx(8 * 40.0)  # done since the save was whole, at 110
     assert held.work.progress.interruptions == 1
     assert (held.truth.gpu_sm_pu[:8] == 0.0).all()
     held.run(30)
-    assert [type(e).__name__ for e in held.events] == ["JobEnded", "JobStarted"]
-    assert held.events[1].nodes == (site.name("node", 1),)
+    _, started = held.others()
+    assert isinstance(started, JobStarted)
+    assert started.nodes == (site.name("node", 1),)
+    back = held.reports()[-1]
+    assert (back.job, back.restart_s, back.began_ns) == ("a", 30.0, 0)
+    assert held.events.index(started) < held.events.index(back), "or nobody knows whose report it is"
     assert (held.truth.gpu_sm_pu[4:8] == 0.6).all()
 
 
@@ -259,7 +274,7 @@ def test_an_independent_job_loses_nothing_else(site: Site) -> None:
     held = Held(site).run(50)
     held.truth.gpu_alive[9] = False
     held.run(5)
-    assert held.events == []
+    assert held.others() == []
     assert held.work.lost_work() == 0.0
     assert len(held.work.jobs) == 2
 
@@ -273,6 +288,48 @@ def test_a_save_on_demand_saves_the_work(site: Site) -> None:
     held.truth.gpu_alive[1] = False
     held.run(1)
     assert held.work.lost_work() < 8 * 5.0
+
+
+def test_another_save_may_be_asked_for_while_one_runs(site: Site) -> None:
+    held = Held(site).run(105)
+    assert held.work.checkpoint("a", 104.0) == pytest.approx(16.0)
+    held.run(20)
+    assert [e.began_ns // NS for e in held.reports() if e.job == "a"] == [100, 110]
+
+
+def test_an_interval_holds_from_the_last_save_on_and_is_told_at_once(site: Site) -> None:
+    held = Held(site).run(130)
+    assert held.work.checkpoint_interval("a", 40.0)
+    assert held.work.checkpoint_interval("a", 40.0), "again: nothing new is said"
+    held.run(1)
+    now = held.reports()[-1]
+    assert (now.job, now.interval_s, now.save_s, now.began_ns) == ("a", 40.0, 0.0, 100 * NS)
+    held.run(31)
+    assert [e.began_ns // NS for e in held.reports()[3:]] == [150]
+    assert not held.work.checkpoint_interval("nobody", 40.0)
+
+
+def test_a_flush_in_the_background_costs_no_work_but_is_lost_with_the_node(site: Site) -> None:
+    told = {"checkpoint_block_s": 2.0, "checkpoint_flush_s": 60.0, "saved_ns": START_NS - 30 * NS}
+    held = Held(site, **told).run(71)  # 30 s old at the beginning: it saves at 70
+    assert (held.truth.gpu_sm_pu[:8] < 0.1).all()
+    held.run(2)
+    assert (held.truth.gpu_sm_pu[:8] == 0.6).all()
+    assert held.work.checkpoint_age_s("a", 73.0) == pytest.approx(103.0), "not durable yet"
+    held.run(58)
+    (report,) = (e for e in held.reports() if e.job == "a")
+    assert (report.at_ns, report.began_ns, report.block_s, report.flush_s) == (130 * NS, 70 * NS, 2.0, 60.0)
+    held.run(50)  # the next begins at 172
+    held.truth.gpu_alive[1] = False
+    held.run(1)
+    assert held.work.lost_work() == pytest.approx(8 * (181 - 72 - 2), abs=8.1)
+
+
+def test_a_job_whose_saves_nobody_heard_of_does_not_invent_one(site: Site) -> None:
+    held = Held(site, checkpoint_interval_s=5000.0, checkpoint_save_s=10.0).run(301)
+    first = next(e for e in held.reports() if e.job == "a")
+    assert (first.at_ns, first.began_ns, first.interval_s) == (300 * NS, 0, 5000.0)
+    assert Held(site, checkpoint_interval_s=0.0).run(400).reports()[-1].job == "b", "one that never saves"
 
 
 def test_a_slow_member_slows_a_synchronous_job_and_only_itself_another(site: Site) -> None:

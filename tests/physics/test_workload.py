@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.builders import site_of, two_racks
-from twin.events import Event, JobEnded, JobStarted
-from twin.frame import F64
+from twin.events import CheckpointTold, Event, JobEnded, JobStarted
+from twin.frame import F64, NS
 from twin.plant.jobs_drawn import Job, berths_of, longest_run
 from twin.plant.swing import Swing
 from twin.plant.tally import Tally
@@ -221,6 +221,59 @@ def test_an_interval_can_be_set() -> None:
     seen = run.record(2000)[:, run.rows(one)][:, 0]
     begins = np.flatnonzero(np.diff((seen < 0.1).astype(int)) == 1)
     assert np.diff(begins) == pytest.approx(100 + one.save_s, abs=2)
+
+
+def test_an_interval_holds_from_the_last_save_on() -> None:
+    run = Run(replace(TRAINING, swing_pu=0.0, checkpoint_interval_s=(5000.0, 5000.0)))
+    run.go(5)
+    one = run.work.jobs[0]
+    run.work.checkpoint(one.name, run.time_s)
+    run.go(500)
+    run.work.checkpoint_interval(one.name, 700.0)
+    began = [e.began_ns for e in run.go(700) if isinstance(e, CheckpointTold) and e.job == one.name]
+    assert began[0] // NS == 5, "it says at once that its interval is another"
+    assert began[-1] / NS == pytest.approx(5.0 + one.save_s + 700.0, abs=1.0)
+
+
+def test_jobs_tell_of_each_save_and_speak_every_five_minutes() -> None:
+    run = Run(replace(TRAINING, swing_pu=0.0))
+    run.go(7200)
+    for one in run.work.jobs:
+        told = [e for e in run.events if isinstance(e, CheckpointTold) and e.job == one.name]
+        assert all(a.at_ns < b.at_ns <= a.at_ns + 300.001 * NS for a, b in pairwise(told))
+        saves = [e for e in told if e.save_s]
+        assert len(saves) >= 3
+        for e in saves:
+            assert (e.save_s, e.block_s, e.flush_s) == (one.save_s,) * 3
+            assert (e.at_ns - e.began_ns) / NS == pytest.approx(one.save_s)
+        assert np.diff([e.began_ns / NS for e in saves]) == pytest.approx(one.interval_s + one.save_s, abs=2)
+        assert all(e.interval_s == one.interval_s for e in told)
+        age = run.work.checkpoint_age_s(one.name, run.time_s)
+        assert age == pytest.approx(run.time_s - saves[-1].began_ns / NS)
+        held = 0
+        for e in told:
+            held = e.began_ns if e.save_s else held
+            assert e.began_ns == held, "before its first save it holds nothing"
+
+
+def test_other_jobs_tell_nothing_of_saves() -> None:
+    run = Run(Mix(0.0, 0.5, 0.4))
+    assert not [e for e in run.go(3000) if isinstance(e, CheckpointTold)]
+
+
+def test_a_job_that_is_back_tells_what_that_took_and_has_its_own_interval_again() -> None:
+    run = Run(replace(TRAINING, swing_pu=0.0))
+    run.go(5)
+    one = run.work.jobs[0]
+    own_s = one.interval_s
+    run.work.checkpoint_interval(one.name, 4000.0)
+    run.truth.gpu_alive[run.rows(one).start] = False
+    after = run.go(one.restart_s + 2)
+    back = next(e for e in after if isinstance(e, CheckpointTold) and e.job == one.name + ".1")
+    started = next(e for e in after if isinstance(e, JobStarted) and e.job == one.name + ".1")
+    assert after.index(started) < after.index(back)
+    assert (back.restart_s, back.began_ns, back.save_s) == (one.restart_s, 0, 0.0)
+    assert back.interval_s == started.checkpoint_interval_s == own_s
 
 
 def test_a_dead_member_stops_a_synchronous_job_and_costs_the_work_since_its_save() -> None:

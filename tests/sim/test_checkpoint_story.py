@@ -16,8 +16,6 @@ from policies.checkpoint import INTERVAL, SINCE, Checkpoint
 from tests.builders import eight_nodes, site_of
 from twin.app.simulating import Simulation
 from twin.contracts import CommandBatch
-from twin.events import CheckpointTold
-from twin.frame import NS
 from twin.plant.scenario import scenario_of
 from twin.plant.workload import Workload
 
@@ -49,29 +47,13 @@ class Story:
         work = self.sim.plant.workload
         assert isinstance(work, Workload)
         self.work = work
-        self.told: dict[str, tuple[int, float]] = {}
         self.commands: list[tuple[float, CommandBatch]] = []
         self.advice: list[CommandBatch] = []
         for _ in range(round(END_S)):
             self.sim.step()
-            self._speak()
             self.commands += [(self.sim.time_s, c) for c in self.sim.decision.commands if not c.renewal]
             self.advice += self.sim.decision.advice
         assert self.sim.engine.suspended == {}
-
-    def _speak(self) -> None:
-        """What the client in each job would report: a save that is whole, an interval that is new."""
-        plant, now_s = self.sim.plant, self.sim.plant.truth.time_s
-        for job in self.work.jobs:
-            age_s = self.work.checkpoint_age_s(job.name, now_s)
-            assert age_s is not None
-            say = plant.start_ns + round((now_s - age_s) * NS), job.interval_s
-            if self.told.get(job.name) != say:
-                self.told[job.name] = say
-                self.sim.tell(
-                    CheckpointTold(job=job.name, at_ns=self.sim.now_ns, began_ns=say[0], save_s=job.save_s,
-                                   block_s=job.save_s, interval_s=job.interval_s)
-                )  # fmt: skip
 
     @property
     def lost_gpu_s(self) -> float:

@@ -206,13 +206,14 @@ def live_and_die(tmp_path: Path, kind: str, lives_s: list[float]) -> Run:
 def drawn(n: int, seed: int) -> list[float]:
     """Lives of a constant rate of failures, s: one from each n-th of the distribution, in any order.
 
-    None ends close to the end of a cycle, where a delay of milliseconds would decide about a whole interval: the
-    place within its cycle is drawn together about the middle, which leaves the number of cycles as it was.
+    None ends close to the end of a cycle, where a delay of milliseconds would decide about a whole interval:
+    its place within the cycle is moved towards the middle, which leaves the number of cycles as it was.
     """
     rng = np.random.default_rng(seed)
     lives = -MTTF_S * np.log1p(-(np.arange(n) + rng.uniform(0.0, 1.0, n)) / n)
-    whole, place = np.divmod(lives - RESTART_S, INTERVAL_S + SAVE_S)
-    lives = np.maximum(0.01, RESTART_S + (whole + 0.3 + 0.5 * place) * (INTERVAL_S + SAVE_S))
+    restart_s, cycle_s = 1.2 * RESTART_S, INTERVAL_S + 1.2 * SAVE_S  # with what a process and a disk add
+    whole, place = np.divmod(lives - restart_s, cycle_s)
+    lives = np.maximum(0.01, restart_s + (whole + 0.35 + 0.3 * place) * cycle_s)
     return [float(life) for life in rng.permutation(lives)]
 
 

@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from connectors.job_wire import JOB_BURST, MAX_REPORT, decode_advice
 from tests.builders import START_NS, eight_nodes
 from tests.serving import Pod, serve
+from twin.app.api_summary import _means
+from twin.app.api_words import words
 from twin.app.job_advice import Roster, answers_of
 from twin.app.tokens import add_token
 from twin.events import CheckpointTold, JobEnded, JobStarted, OperatorRequest
 from twin.frame import NS
 from twin.jobs import REST_S
 from twin.leases import ACCEPTED, DONE, SENT
+from twin.signals import find_control
 
 INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
 AT = "/v1/jobs/{}/checkpoint"
@@ -80,7 +84,9 @@ def test_a_report_is_taken_and_answered_with_advice(tmp_path: Path) -> None:
 
 def test_who_may_speak_for_whom(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
-        employ(pod, own="job.4711", ann="tenant.ann", other="job.9", nobody="tenant.", odd="4711", pre="x.4711")
+        employ(
+            pod, own="job.4711", ann="tenant.ann", other="job.9", nobody="tenant.", odd="4711", pre="x.4711"
+        )
         may = {
             "own": (200, 403), "ann": (200, 403), "other": (403, 403), "odd": (403, 403), "pre": (403, 403),
             "nobody": (403, 403), "operator": (200, 200), "admin": (200, 200), "viewer": (403, 403),
@@ -281,3 +287,13 @@ def test_a_job_that_follows_after_all_ends_the_finding(tmp_path: Path) -> None:
     pod.tick()
     assert pod.twin.engine.arbiter.leases[INTERVAL].state[0] == DONE
     assert [f.id for f in pod.twin.decision.findings if "job." in f.id] == []
+
+
+def test_a_wish_for_a_save_is_shown_as_an_instant() -> None:
+    since_s = 1.7e9
+    body = {"policy": "checkpoint", "control": "job.checkpoint_since_s", "value": since_s, "count": 1,
+            "names": ["lab/job0"], "reason": "a drain"}  # fmt: skip
+    assert "2023-11-14 22:13:20 UTC" in words("command", body)
+    control = find_control("job.checkpoint_since_s")
+    assert control is not None
+    assert _means(control, np.array([since_s, since_s])) == "2023-11-14 22:13:20 UTC"

@@ -599,3 +599,23 @@ def test_the_wheel_holds_these_files_alone(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("racktwin_checkpoint-*-py3-none-any.whl")
     names = [n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in n]
     assert sorted(names) == sorted(p.name for p in CLIENT.glob("*.py"))
+
+
+def test_a_folder_in_the_place_of_advice_costs_the_job_no_open_file(tmp_path: Path) -> None:
+    (tmp_path / "j.json").mkdir()
+    wire, opened = client._File(str(tmp_path), "j"), len(os.listdir("/proc/self/fd"))
+    said = set[str]()
+    for _ in range(20):
+        with pytest.raises(IsADirectoryError) as found:
+            wire.fetch()
+        said.add(str(found.value))
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(said) == 1, "the log tells it once"
+
+
+def test_a_file_of_another_name_is_never_emptied(tmp_path: Path) -> None:
+    mine = tmp_path / "weights"
+    mine.write_bytes(b"w" * (client.MAX_REPORT_FILE + 1))
+    os.link(mine, tmp_path / "j.reports.jsonl")
+    client._File(str(tmp_path), "j").send(b"{}")
+    assert mine.stat().st_size > client.MAX_REPORT_FILE

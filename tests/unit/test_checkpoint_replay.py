@@ -166,7 +166,7 @@ def test_what_was_known_adds_up_and_never_looks_ahead() -> None:
     held = np.zeros((len(facts.days), 40), bool)
     held[:, :10] = True
     rate, shape = facts.of(held)
-    assert rate == pytest.approx(facts.per_d[:, :10].sum(axis=1) / DAY_S)
+    assert rate == pytest.approx(facts.of_late * facts.per_d[:, :10].sum(axis=1) / DAY_S)
     every, sure = facts.of(np.ones_like(held))
     assert (sure > shape).all()
     assert (sure < facts.fleet_shape).all()
@@ -186,7 +186,8 @@ def test_a_cause_in_common_strikes_a_job_once() -> None:
     assert one - other == pytest.approx(3.0 / 62.0, rel=0.2)  # 3 more strikes a job, and not 90
     few = held.copy()
     few[0, 1:] = False
-    alone = facts.of(np.repeat(few, len(facts.days), axis=0))[0][0] * DAY_S - facts.per_d[0, 0]
+    alone = facts.of(np.repeat(few, len(facts.days), axis=0))[0][0] * DAY_S
+    alone -= facts.of_late[0] * facts.per_d[0, 0]
     assert alone == pytest.approx(3.0 / 62.0 * facts.shock_nodes[0] / 200.0)
 
 
@@ -330,3 +331,19 @@ def test_a_fault_with_which_the_log_ends_takes_nothing() -> None:
     saves = np.floor((15.0 * DAY_S + 60.0) / 7260.0)
     assert found.strikes == 0
     assert found.useful_s[:, fixed].sum() == pytest.approx(15.0 * DAY_S - 60.0 * saves)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least_pp"), [("drift", 0.3), ("steady", -0.15)])
+def test_what_fails_of_late_pays_where_a_rate_drifts_and_costs_little_elsewhere(
+    name: str, least_pp: float
+) -> None:
+    log = FLEETS[name][0](77)
+    lives = placed(log, FROM_D, (1024, 2048), 3, 77)
+    facts = known(log, FROM_D)
+    assert 0.9 < np.average(facts.of_late[:-1], weights=np.diff(facts.days)) < 1.2
+    plain = facts._replace(of_late=np.ones_like(facts.of_late))
+    after, before = (together([replay(log, lives, COSTS, f)]) for f in (facts, plain))
+    told, was = scores(after, 60.0), scores(before, 60.0)
+    assert 100.0 * (told["all"]["ettr"]["live"] - was["all"]["ettr"]["live"]) > least_pp
+    assert [goal["met"] for goal in told["goals"][:2]] == [True, True]

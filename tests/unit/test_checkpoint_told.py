@@ -34,8 +34,9 @@ def tell(twin: Twin, ago_s: float = 0.0, late_s: float = 0.0, off_s: float = 0.0
     at_ns = twin.now_ns + NS + round((off_s - late_s) * NS)
     began = {"began_ns": at_ns - round(ago_s * NS)} if ago_s else {}
     twin.tick(None, ev.CheckpointTold(**{"job": "a", "at_ns": at_ns, **began, **said}))
-    why: str | None = twin.records("event")[-1].get("refused")
-    return why
+    why = [r["refused"] for r in twin.records("event") if r["event"]["type"] == "CheckpointTold"]
+    assert len(why) + sum(r["count"] for r in twin.records("reports")) == 1
+    return why[0] if why else None
 
 
 def reading(twin: Twin, name: str) -> float:
@@ -148,7 +149,8 @@ def test_twice_or_too_late_changes_nothing_newer() -> None:
         job="a", at_ns=twin.now_ns, began_ns=twin.now_ns - 50 * NS, restart_s=90.0, interval_s=600.0
     )
     twin.tick(None, first, first)
-    assert [r.get("refused") for r in twin.records("event")] == [None, "heard already"]
+    assert [r["refused"] for r in twin.records("event")] == ["heard already"]
+    assert twin.records("reports") == [{"kind": "reports", "tier": "durable", "count": 1}]
     twin.tick(None, dt_s=60.0)
     tell(twin, ago_s=10.0, interval_s=1200.0, restart_s=91.0)
     jobs = twin.engine.jobs
@@ -236,7 +238,7 @@ def test_all_of_it_survives_storage_and_another_site() -> None:
     report = ev.CheckpointTold(job="a", at_ns=twin.now_ns + NS // 2, save_s=9e5, interval_s=700.0)
     for other in (twin, again):
         other.tick(None, report)
-        assert other.records("event")[-1].get("refused") is None
+        assert [r["count"] for r in other.records("reports")] == [1]
     assert twin.engine.checksum() == again.engine.checksum()
 
 
@@ -283,3 +285,36 @@ def test_whatever_is_said_all_stays_finite_and_in_bounds(said: list[dict[str, An
     for name in ("saved_ns", "saved_local_ns", "checkpoint_told_ns"):
         assert getattr(jobs, name).max() <= twin.now_ns
     twin.tick(None)
+
+
+@pytest.mark.parametrize("off_s", [3 * 3600.0, 6 * 86_400.0])
+def test_a_clock_that_was_ahead_and_is_set_right_is_believed_at_once(off_s: float) -> None:
+    twin = running()
+    jobs = twin.engine.jobs
+    assert tell(twin, ago_s=50.0, off_s=off_s, interval_s=600.0, restart_s=90.0) is None
+    for k in range(3):
+        assert tell(twin, ago_s=10.0, late_s=0.5, interval_s=1200.0 + k, restart_s=90.0) is None
+        assert jobs.checkpoint_interval_s[0] == 1200.0 + k
+        assert reading(twin, "checkpoint_interval_readback_s") == pytest.approx(1200.0 + k)
+        assert twin.now_ns - 20 * NS < jobs.saved_ns[0] <= twin.now_ns
+    assert jobs.recoveries[0] == 4
+    assert tell(twin, late_s=30.0, interval_s=5.0) is None
+    assert jobs.checkpoint_interval_s[0] == 1202.0, "what comes late is old as ever"
+
+
+def test_the_journal_counts_reports_and_shows_the_first_refused() -> None:
+    twin = running()
+    at_ns = twin.now_ns + NS
+    good = [ev.CheckpointTold(job="a", at_ns=at_ns - k, save_s=10.0) for k in range(40)]
+    memory = [ev.CheckpointTold(job="a", at_ns=at_ns - k, tier="memory", block_s=1.0) for k in range(3)]
+    bad = [ev.CheckpointTold(job=f"b{k}", at_ns=at_ns, save_s=10.0) for k in range(100)]
+    twin.tick(None, *good, *memory, *bad)
+    refused = [r for r in twin.records("event") if "refused" in r]
+    assert [r["event"]["job"] for r in refused] == [f"b{k}" for k in range(16)]
+    assert refused[0]["refused"] == "no job b0 has a slot"
+    assert twin.records("reports") == [
+        {"kind": "reports", "tier": "durable", "count": 40},
+        {"kind": "reports", "tier": "memory", "count": 3},
+        {"kind": "reports", "refused": "as the ones before", "count": 84},
+    ]
+    assert twin.engine.intake.counts["refused_reports"] == 100

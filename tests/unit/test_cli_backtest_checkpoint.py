@@ -174,11 +174,21 @@ def test_a_curve_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert str(folder / PAGE) in capsys.readouterr().out.replace("\n", "")
     page, drawing = (folder / PAGE).read_text(), (folder / DRAWING).read_text()
     assert "best: every 14 min 2 s" in page
+    assert drawing.count('<line class="level"') == 4, "the best, 30, 60 and 120 min are marked"
     assert "no simulation" in page
     assert "<path" in drawing
     assert drawing.startswith("<svg")
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
     assert "nan" not in drawing.lower()
+
+
+def test_a_restart_beyond_all_failures_is_told_and_no_gain_is_no_negative_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main("--mttf", "1.8h", "--save", "60s", "--restart", "100h") == 0
+    assert "a restart takes longer than failures leave" in capsys.readouterr().out.replace("\n", " ")
+    assert main("--mttf", "1.8h", *JOB, "--recall", "0.7", "--precision", "0.85", "--lead", "1s") == 0
+    assert "saving ahead adds 0.00 pp" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_axis_is_logarithmic() -> None:

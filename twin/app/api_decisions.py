@@ -39,7 +39,7 @@ HISTORY_WAIT_S = 20.0
 DAY_S = 86_400
 # Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
 STATES = ("raised", "acknowledged", "shelved", "flapping", "cleared", "active")
-QUIET = ("mark", "renewal", "acks", "proposals", "duplicates")
+QUIET = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
 
 
 async def decisions(request: web.Request) -> web.Response:

@@ -13,8 +13,9 @@ import numpy as np
 
 from twin.app import api_forecasts, api_health
 from twin.app.api_state import alarms_of, policy_rows, worst_of
+from twin.app.api_words import INSTANTS
 from twin.app.live import Live
-from twin.app.report_text import clean
+from twin.app.report_text import clean, utc
 from twin.frame import NS
 from twin.signals import Control, find_signal
 from twin.state import GOOD
@@ -150,6 +151,8 @@ def standing(live: Live) -> list[dict[str, Any]]:
 
 
 def _means(control: Control, values: np.ndarray) -> str | None:
+    if control.key in INSTANTS:
+        return " to ".join(dict.fromkeys(f"{utc(round(v) * NS)} UTC" for v in (values.min(), values.max())))
     named = sorted({int(v) for v in np.unique(values)}) if control.states else []
     return ", ".join(control.states[v] for v in named if 0 <= v < len(control.states)) or None
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from twin.app.live import Line
-from twin.app.report_text import clean
+from twin.app.report_text import clean, utc
 from twin.frame import NS
 from twin.journal import SHELL_KINDS
 from twin.signals import find_control
@@ -23,10 +23,11 @@ from twin.site import Site
 # Every kind of line that a journal may hold: a filter for any other would find nothing, and say all is well.
 KINDS = (
     "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed",
-    "kept_back", "proposals", "renewal", "acks", "faults", "duplicates", "settling", "settled", "site",
-    "mark", "fit_requested", "fit_expired", "grant_expired", "request_expired", "approval_expired",
-    "approval_dropped", "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
+    "kept_back", "proposals", "renewal", "acks", "faults", "reports", "duplicates", "settling", "settled",
+    "site", "mark", "fit_requested", "fit_expired", "grant_expired", "request_expired",
+    "approval_expired", "approval_dropped", "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
 )  # fmt: skip
+INSTANTS = frozenset({"job.checkpoint_since_s"})  # controls whose value is an instant, s since 1970 UTC
 SHOWN_NAMES = 2
 MAX_TEXT = 400
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
@@ -141,6 +142,10 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             return f"{body['policy']} {verb} {value} for {_who(body)}: {body['reason']}"
         case "faults":
             return f"{body['count']} more faults {body['code']} of a {body['table']} in this tick"
+        case "reports" if "refused" in body:
+            return f"{body['count']} more reports of jobs refused in this tick"
+        case "reports":
+            return f"jobs reported on {body['count']} checkpoints, {body['tier']}"
         case "renewal":
             return f"{body['control']} of {body['count']} renewed: {body['reason']}"
         case "lapsed":
@@ -247,5 +252,7 @@ def _number(value: Any, control: str) -> str:
         return "any" if value is None else str(value)
     if spec is not None and spec.states and 0 <= value < len(spec.states):
         return spec.states[int(value)]
+    if control in INSTANTS:
+        return f"{utc(round(value) * NS)} UTC"
     unit = f" {spec.unit}" if spec is not None and spec.unit not in ("state", "1") else ""
     return f"{value:g}{unit}"

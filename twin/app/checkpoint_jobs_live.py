@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twin.app.report_text import clean
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from twin.app.client import Client
 
 MOST_SHOWN = 1000  # jobs; as many as one answer holds
+MOST_NAMED = 5  # of those to which one sentence applies
+SAME_PU = 0.01  # of an interval, by which two are the same to people
 PATH = "/checkpoints"
 FIXED = (("fixed_30_min", "30 min"), ("fixed_60_min", "60 min"), ("fixed_120_min", "120 min"))
 
@@ -45,22 +47,41 @@ def say_jobs(told: Mapping[str, Any], out: Console) -> None:
         )  # fmt: skip
     out.print(shown)
     for row in rows:
-        if len(rows) == 1 or row["why"]:
+        if len(rows) == 1:
             _notes(row, out)
+    if len(rows) > 1:
+        _doubts(rows, out)
     if (left := told["total"] - len(rows)) > 0:
         out.print(f"and {left:,} more jobs", style="dim", markup=False, highlight=False)
 
 
 def _notes(row: Mapping[str, Any], out: Console) -> None:
     lines = [f"{clean(row['job'], 40)}: {row['why']}"] if row["why"] else []
+    advised_s, kept_s = row["advised_s"], row["interval_s"]
+    if advised_s and kept_s and abs(kept_s / advised_s - 1.0) > SAME_PU:
+        lines.append(f"it was advised {_span(advised_s)}, and reports that it keeps {_span(kept_s)}")
     costs = f"a save stops it for {_span(row['save_s'])}"
     if row["flush_s"]:
         costs += f" and is durable {_span(row['flush_s'])} later"
-    lines.append(f"{costs}, a restart takes {_span(row['restart_s'])} ({row['costs']})")
+    costs += f" ({row['costs']}), a restart takes {_span(row['restart_s'])}"
+    source = row.get("restart_costs")  # which a daemon of an older version does not tell
+    lines.append(f"{costs} ({source})" if source else costs)
     if row["best_local_interval_s"]:
         lines.append(f"saves in memory every {_span(row['best_local_interval_s'])}")
     for line in lines:
         out.print(line, style="dim", markup=False, soft_wrap=True, highlight=False)
+
+
+def _doubts(rows: Sequence[Mapping[str, Any]], out: Console) -> None:
+    """Why some jobs have no figures, each reason once."""
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        if row["why"]:
+            of.setdefault(row["why"], []).append(clean(row["job"], 40))
+    for why, jobs in of.items():
+        more = f" and {len(jobs) - MOST_NAMED:,} more" if len(jobs) > MOST_NAMED else ""
+        out.print(f"{', '.join(jobs[:MOST_NAMED])}{more}: {why}", style="dim", markup=False, soft_wrap=True,
+                  highlight=False)  # fmt: skip
 
 
 def _each(row: Mapping[str, Any]) -> str:

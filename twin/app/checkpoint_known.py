@@ -3,8 +3,9 @@
 On each whole day, and at the instant of each fault, the log as known then, and no more, gives each node a
 rate: the Gamma-Poisson rate with its prior from the literature, and failures that excite failures, fitted
 anew each week. Faults with a cause in common are told apart as in the live model. A job's rate is the sum
-over the nodes that it holds; how sure it is follows from each node's own past and the fleet's. Each run
-audits itself for a look ahead. Part of the shell; NumPy only.
+over the nodes that it holds, times what the policy makes of how often the fleet failed of late; how sure it
+is follows from each node's own past and the fleet's. Each run audits itself for a look ahead. Part of the
+shell; NumPy only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from models.audit import LookAhead, differ
 from models.common_cause import individual, shocks
 from models.faultlog import FaultLog, scrambled
 from models.self_exciting import SelfExciting
+from policies.checkpoint_hazard import of_late
 from twin.errors import ConfigError
 from twin.frame import F64, Bool
 
@@ -32,8 +34,9 @@ DAY_S = 86_400.0
 class Known(NamedTuple):
     """At each instant: failures per day of each node [n_instant, n], the shape of the Gamma around each.
 
-    days [n_instant], ascending; fleet_shape [n_instant]: of what all share; theta: strengths in force;
-    shock_per_d, shock_nodes [n_instant]: causes in common per day, and how many nodes each strikes.
+    days [n_instant], ascending; fleet_shape [n_instant]: of what all share; shock_per_d, shock_nodes
+    [n_instant]: causes in common per day, and how many nodes each strikes; of_late [n_instant]: how many
+    times as often as `per_d` says nodes fail of late.
     """
 
     days: F64
@@ -42,6 +45,7 @@ class Known(NamedTuple):
     fleet_shape: F64
     shock_per_d: F64
     shock_nodes: F64
+    of_late: F64
 
     def of(self, held: Bool) -> tuple[F64, F64]:
         """(failures per second, shape) of a job that holds these nodes at these instants [n_instant, n]."""
@@ -53,7 +57,7 @@ class Known(NamedTuple):
         struck = self.shock_per_d * -np.expm1(held.sum(axis=1) * np.log1p(-np.minimum(share, 1.0 - 1e-12)))
         with np.errstate(divide="ignore", invalid="ignore"):
             shape = 1.0 / (np.where(sum_d > 0, spread / sum_d**2, 0.0) + 1.0 / self.fleet_shape)
-        return (sum_d + struck) / DAY_S, shape
+        return (self.of_late * sum_d + struck) / DAY_S, shape
 
 
 def known(
@@ -91,7 +95,7 @@ def known(
     return Known(days, *columns)
 
 
-Row = tuple[F64, F64, float, float, float]
+Row = tuple[F64, F64, float, float, float, float]
 
 
 class _Teacher:
@@ -113,7 +117,10 @@ class _Teacher:
         causes = len(past.shock_d)
         watched_d = max(day - seen.begin_d, rates.PRIOR_NODE_DAYS / max(seen.n, 1))
         struck = float(past.shock_nodes.mean()) if causes else 0.0
-        return hazard / SPAN_D, own_shape, fleet_shape, causes / watched_d, struck
+        per_d = hazard / SPAN_D
+        # A node under repair has no forecast, and the policy counts none for it.
+        lately = of_late(day - own.start_d, per_d[~past.down], day - seen.begin_d)
+        return per_d, own_shape, fleet_shape, causes / watched_d, struck, lately
 
 
 def past_of(seen: FaultLog, own: FaultLog, day: float) -> rates.Past:

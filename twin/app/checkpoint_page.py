@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.app.checkpoint_table import CURVE_WORDS, curve, heads
+from twin.app.checkpoint_table import CURVE_WORDS, FIXED_S, curve, heads
 from twin.app.checkpoint_terms import Asked
 from twin.app.report import open_folder, write_whole
 from twin.app.report_page import STYLE, page
@@ -43,21 +43,26 @@ class IntervalAxis(TimeAxis):
     def caption(self) -> str:
         return "training between two saves"
 
+    def at(self, interval_s: float) -> float:
+        """The place of an interval, 0 to 1; beyond, outside of it."""
+        return float((np.log(interval_s) - self.log[0]) / (self.log[-1] - self.log[0]))
+
     def ticks(self, most: int) -> list[tuple[float, str]]:
         """(place, label) of round intervals."""
-        places = [(float((np.log(s) - self.log[0]) / (self.log[-1] - self.log[0])), s) for s in MARKS_S]
+        places = [(self.at(s), s) for s in MARKS_S]
         inside = [(place, duration(s)) for place, s in places if -1e-9 <= place <= 1.0 + 1e-9]
         step = max(1, -(-len(inside) // max(most, 1)))
         return inside[::step]
 
 
 def drawn(told: Mapping[str, Any], width: int = 520) -> tuple[str, IntervalAxis]:
-    """The curve with marks where the best, Daly's and Young's intervals lie."""
+    """The curve, with upright marks where the best interval and the fixed ones lie."""
     x, y = curve(Asked(**told["terms"]), told["interval_s"])
-    lines = [Line("", 100.0 * y, 1)]
-    levels = [(100.0 * told["ettr"], f"best: every {duration(told['interval_s'])}")]
     axis = IntervalAxis(x)
-    return plot(lines, axis, "%", CURVE_WORDS, width=width, height=250, levels=levels), axis
+    marks = [(axis.at(told["alternatives"][name]["interval_s"]), "") for name in FIXED_S]
+    marks.append((axis.at(told["interval_s"]), f"best: every {duration(told['interval_s'])}"))
+    lines = [Line("", 100.0 * y, 1)]
+    return plot(lines, axis, "%", CURVE_WORDS, width=width, height=250, marks=marks), axis
 
 
 def write_curve(told: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -71,7 +76,10 @@ def write_curve(told: Mapping[str, Any], folder: Path) -> list[Path]:
          f"{one['behind_pp']:.2f} pp"]
         for name, one in told["alternatives"].items()
     ]  # fmt: skip
-    sentence = "The optimum is flat: half or twice the best interval costs little, 60 min may cost much."
+    sentence = (
+        "The optimum is flat: half or twice the best interval costs little. Marks: the best, 30, 60 and "
+        "120 min."
+    )
     words = safe("; ".join(heads(Asked(**told["terms"]))), 400)
     notes = "".join(f"<p>{safe(note, 300)}</p>" for note in told["notes"])
     body = (

@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import web
 
 from models.failure_rates import gamma_factors
-from policies.checkpoint_costs import SOURCES, terms_of
+from policies.checkpoint_costs import MEASURED, PRIOR, SAID, SOURCES, terms_of
 from policies.checkpoint_hazard import DAY_S, held_by, rates_of
 from policies.checkpoint_plan import Terms, ettr_at, plan
 from twin.app.api_answer import MAX_ROWS, Refused, answer, live_of, number_of
@@ -25,7 +25,7 @@ from twin.view import EngineView
 
 TRAINING = KINDS.index("training")
 CONTROL = "job.checkpoint_interval_s"
-NO_RATE = "nothing is forecast of most of its nodes: the model `failure` says how likely they fail"
+NO_RATE = "nothing is forecast of most of its nodes: expected the model `failure`, and nodes that are heard"
 
 
 async def plans(request: web.Request) -> web.Response:
@@ -56,7 +56,13 @@ def rows(live: Live, slots: I32) -> list[dict[str, Any]]:
     best = plan(terms)
     told_s = engine.jobs.checkpoint_interval_s[slots]
     advised_s = np.asarray(engine.arbiter.leases[CONTROL].value, np.float64)[slots]
-    force_s = np.where(np.isfinite(advised_s), advised_s, np.where(told_s > 0, told_s, np.nan))
+    told_s = np.where(told_s > 0, told_s, np.nan)
+    # What a job reports that it keeps is so, whatever it was advised
+    reported = np.isfinite(told_s) & (engine.jobs.checkpoint_told_ns[slots] > 0)
+    force_s = np.where(np.isfinite(advised_s) & ~reported, advised_s, told_s)
+    known_restart = engine.jobs.checkpoint_restart_s[slots] > 0
+    restart_source = np.select([known_restart & (engine.jobs.recoveries[slots] > 0), known_restart],
+                               [MEASURED, SAID], PRIOR)  # fmt: skip
     low, high = gamma_factors(rates.shape)
     columns = {
         "failures_per_day": DAY_S * rates.per_s, "failures_per_day_low": DAY_S * rates.per_s * low,
@@ -72,7 +78,8 @@ def rows(live: Live, slots: I32) -> list[dict[str, Any]]:
     for i, slot in enumerate(slots.tolist()):
         known = bool(np.isfinite(rates.per_s[i]))
         out.append({"job": engine.jobs.names[slot], "nodes": int(held.size[i]),
-                    "costs": SOURCES[int(source[i])], "why": "" if known else NO_RATE,
+                    "costs": SOURCES[int(source[i])], "restart_costs": SOURCES[int(restart_source[i])],
+                    "why": "" if known else NO_RATE,
                     **{name: _number(column[i]) for name, column in columns.items()}})  # fmt: skip
     return out
 

@@ -46,16 +46,19 @@ def closed_forms(asked: Asked) -> dict[str, Any]:
         told["local_interval_s"] = found.local_interval_s
     if found.plain_ettr is not None:
         told["without_prediction"] = {"interval_s": found.plain_interval_s, "ettr": found.plain_ettr,
-                                      "gain_pp": 100.0 * (found.ettr - found.plain_ettr)}  # fmt: skip
+                                      "gain_pp": _points(found.ettr - found.plain_ettr)}  # fmt: skip
     told["goals"] = _goals(asked, told)
     return told
 
 
 def _alternative(interval_s: float, asked: Asked, best: float) -> dict[str, float]:
     ettr = float(worth(asked, np.array([interval_s]))[0])
-    behind = 100.0 * (best - ettr)
-    behind = 0.0 if abs(behind) < NOISE_PP else behind
-    return {"interval_s": interval_s, "ettr": ettr, "behind_pp": behind}
+    return {"interval_s": interval_s, "ettr": ettr, "behind_pp": _points(best - ettr)}
+
+
+def _points(ettr: float) -> float:
+    """A difference in percentage points."""
+    return 0.0 if abs(100.0 * ettr) < NOISE_PP else 100.0 * ettr
 
 
 def _notes(asked: Asked, interval_s: float) -> list[str]:
@@ -67,6 +70,10 @@ def _notes(asked: Asked, interval_s: float) -> list[str]:
         )
     if asked.save_s >= 2.0 * asked.mttf_s:
         out.append("a save takes longer than failures leave: hardly anything is kept, whatever the interval")
+    if asked.restart_s >= 2.0 * asked.mttf_s:
+        out.append(
+            "a restart takes longer than failures leave: hardly anything is kept, whatever the interval"
+        )
     if asked.two_levels:
         out.append("Young and Daly know one tier: theirs are for node losses and durable saves alone")
     elif asked.recall > 0 and asked.lead_s < asked.save_s:

@@ -77,6 +77,8 @@ PLANT_WORDS = (
     ("breaker_trips", "breakers tripped", "", 1.0),
     ("throttle_s", "throttled by heat", "GPU h", 3600.0),
     ("lost_gpu_s", "work not done, as clocks were low", "GPU h", 3600.0),
+    ("lost_work_gpu_s", "work lost since the last checkpoint", "GPU h", 3600.0),
+    ("checkpoint_gpu_s", "time spent on checkpoints", "GPU h", 3600.0),
 )  # fmt: skip
 
 

@@ -22,11 +22,12 @@ from connectors.command_sink import publish_all
 from connectors.dsx_bms import MAX_VALUE_BYTES, PUB_METADATA, PUB_VALUE
 from connectors.dsx_heartbeat import EVERY_S
 from connectors.mqtt import Link
+from twin.app.plant_jobs import PlantJobs
 from twin.app.plant_orders import Publication, read_request, results_of
 from twin.app.plant_wire import PlantWire
 from twin.contracts import CommandBatch
 from twin.errors import BadMessage, ConfigError, ConnectorError
-from twin.events import CommandAcked, Event, JobEnded, JobStarted
+from twin.events import CommandAcked, Event
 from twin.frame import NS
 from twin.plant.observation import Observation
 from twin.plant.plant import Plant
@@ -78,7 +79,7 @@ class LivePlant:
         self._pending: deque[CommandBatch] = deque(maxlen=MAX_PENDING)
         self._asked: dict[tuple[str, int], float] = {}  # of the BMS: the last word counts
         self._refused: deque[CommandAcked] = deque(maxlen=MAX_PENDING)
-        self._running: dict[str, Event] = {}  # jobs, for a daemon that comes later
+        self._jobs = PlantJobs(integration, speed)
         self._newcomer = False
         self._points: dict[str, tuple[str, int]] = {}  # topic of a request's value -> control, entity
         self._metadata = self._describe()
@@ -88,7 +89,7 @@ class LivePlant:
 
     def subscriptions(self) -> tuple[tuple[str, int], ...]:
         """What the devices listen to."""
-        own = (self._requests, self._written, self._presence, PUB_METADATA)
+        own = (self._requests, self._written, self._presence, self._jobs.prefix, PUB_METADATA)
         return tuple((f"{topic}#", 1) for topic in own)
 
     # What they are told.
@@ -101,6 +102,8 @@ class LivePlant:
                 self._take(read_request(message, self.site, self._requests), now_ns)
             elif topic.startswith(self._written):
                 self._ask(message)
+            elif topic.startswith(self._jobs.prefix):
+                self.counts["advice" if self._jobs.hear(message) else "advice not followed"] += 1
             elif topic.startswith(self._presence):
                 self._newcomer |= b'"online"' in message.payload
             elif topic.startswith(PUB_METADATA) and retained and _of_a_building(message.payload):
@@ -169,20 +172,18 @@ class LivePlant:
         epoch = max([plant.actuators.epoch, *(b.epoch for b in batches)])
         batches += [_of_bms(key, value, epoch, now_ns) for key, value in self._asked.items()]
         self._asked.clear()
+        if self._jobs.running:  # the plant still stands where the wire was a round ago
+            self._jobs.follow(plant.workload, plant.truth.time_s, now_ns - round(seconds * NS))
         plant.step(batches, seconds * self.speed)
         plant.start_ns = now_ns - round(plant.truth.time_s * NS)
         acks = [*self._refused, *plant.acks()]
         self._refused.clear()
-        events = [self._named(event) for event in plant.events()]
+        before = list(self._jobs.running.values())
+        events = [self._jobs.note(self._named(event), now_ns) for event in plant.events()]
         if self._newcomer:
             # A repeated event has its old identity, so that who knows it already takes it once.
-            events = [*self._running.values(), *events]
+            events = [*before, *events]
             self._newcomer = False
-        for event in events:
-            if isinstance(event, JobStarted):
-                self._running[event.job] = event
-            elif isinstance(event, JobEnded):
-                self._running.pop(event.job, None)
         seen = self.sensors.observe(plant.truth, plant.present, now_ns)
         out = [Publication(m.topic, m.payload) for m in self.wire.messages(seen)]
         told = self.wire.messages(Observation([], events, now_ns))

@@ -20,8 +20,9 @@ import numpy as np
 from connectors.capture import encode_row
 from connectors.dsx_bms import PUB_METADATA, PUB_VALUE
 from connectors.it_frame import EVENT, FRAME, JOBS, encode_frame, encode_json
+from connectors.job_wire import REPORT, encode_report, level_of
 from twin.errors import ConfigError
-from twin.events import Event, FaultReported, JobEnded, JobStarted
+from twin.events import CheckpointTold, Event, FaultReported, JobEnded, JobStarted
 from twin.frame import F64
 from twin.plant.observation import Observation, Report
 from twin.plant.sensors import RACK_LIQUID
@@ -272,7 +273,11 @@ class PlantWire:
         return [Message(t_ns, topic, encode_json(t_ns, lists[0], lists[1]))]
 
     def _event(self, event: Event, t_ns: int, number: int) -> Message | None:
-        """Events of faults and jobs; others do not come from devices."""
+        """Events of faults and jobs, and what jobs say of their saves; others do not come from devices."""
+        if not event.id:
+            event = msgspec.structs.replace(event, id=f"{t_ns}-{number}")
+        if isinstance(event, CheckpointTold):
+            return Message(t_ns, REPORT + level_of(event.job), encode_report(event))
         if isinstance(event, FaultReported):
             place = event.name.rpartition("/")[0] if event.table == "gpu" else event.name
             if event.table not in ("gpu", "node", "rack"):
@@ -281,8 +286,6 @@ class PlantWire:
             place = JOBS + "scheduler"
         else:
             return None
-        if not event.id:
-            event = msgspec.structs.replace(event, id=f"{t_ns}-{number}")
         return Message(t_ns, EVENT + place, msgspec.json.encode(event))
 
 

@@ -93,8 +93,10 @@ def plot(
     height: int = 230,
     least_span: float = 0.0,
     levels: Sequence[tuple[float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Lines over the run's time with names at their ends; `levels` are named horizontal marks."""
+    """Lines over the run's time with names at their ends; `levels` are named horizontal marks, `marks`
+    upright ones at a place 0..1 of the axis."""
     low, high = span_of(lines, least_span)
     for level, _ in levels:
         low, high = min(low, level), max(high, level)
@@ -113,10 +115,23 @@ def plot(
             f'<line class="level" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{frame.right:.1f}" y="{y - 4:.1f}" text-anchor="end">{safe(name)}</text>'
         )
+    parts += [_mark(frame, place, name) for place, name in marks if 0.0 <= place <= 1.0]
     parts += [_band(frame, axis, line) for line in lines] + [_path(frame, axis, line) for line in lines]
     if labelled:
         parts.append(_end_labels(frame, lines))
     return _svg(parts, frame, lines, unit, title, width, height)
+
+
+def _mark(frame: Frame2D, place: float, name: str) -> str:
+    """An upright mark with its name, if any, above it."""
+    x = frame.x(place)
+    anchor = "start" if place < 0.2 else "end" if place > 0.8 else "middle"
+    y = frame.top - 6
+    label = f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{safe(name)}</text>'
+    return (
+        f'<line class="level" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.top:.1f}" y2="{frame.bottom:.1f}"/>'
+        f"{label if name else ''}"
+    )
 
 
 def panel(

@@ -270,7 +270,7 @@ class Watch:
         t, now = self.plant.truth, self.plant.figures()
         gone = {k: now[k] - self._before[k] for k in now}
         it_kwh, total_kwh = gone["it_energy_j"] / KWH_J, gone["total_energy_j"] / KWH_J
-        work = getattr(self.plant.workload, "progress", None)
+        work = None if self.plant.workload is None else self.plant.workload.progress
         out: dict[str, float | None] = {
             "first_throttle_s": self.first_throttle_s,
             "throttled_gpu_s": gone["throttle_s"] * self.plant.parameters.lump,
@@ -289,6 +289,7 @@ class Watch:
             "water_l": gone["water_l"],
             "done_work_gpu_h": None if work is None else work.done_gpu_s / 3600.0,
             "lost_work_gpu_h": None if work is None else work.lost_gpu_s / 3600.0,
+            "checkpoint_gpu_h": None if work is None else work.saving_gpu_s / 3600.0,
             "slowed_work_gpu_h": None if work is None else work.slowed_gpu_s / 3600.0,
             "interrupted_jobs": None if work is None else float(work.interruptions),
             "commands": float(self.commands),

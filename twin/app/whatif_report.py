@@ -49,6 +49,7 @@ FIGURES: dict[str, Figure] = {
     "lowest_rack_flow_lpm": Figure("Lowest flow", "l/min", "of any rack that is not isolated", False),
     "done_work_gpu_h": Figure("Work done", "GPU h", "at the highest clock, lost work included", False),
     "lost_work_gpu_h": Figure("Work lost", "GPU h", "done since the last checkpoint when a member died"),
+    "checkpoint_gpu_h": Figure("Saving", "GPU h", "spent on checkpoints, in which a job stands still"),
     "slowed_work_gpu_h": Figure("Work slowed", "GPU h", "not done, as clocks were low"),
     "interrupted_jobs": Figure("Jobs interrupted", "", "synchronous ones that lost a member"),
     "it_energy_kwh": Figure("IT energy", "kWh", "at the racks", None),

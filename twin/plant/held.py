@@ -18,6 +18,7 @@ from twin.events import Event, JobEnded, JobKind, JobStarted
 from twin.frame import F64, I32, NS, Bool
 from twin.jobs import KINDS, Jobs
 from twin.physics.gpu_power import performance_pu
+from twin.plant.saves import SPEAK_S, goes_on, saved
 from twin.plant.tally import COMPUTE_SHARE_PU, SLOWEST_PU, Progress
 from twin.plant.truth import Truth, alive_in
 from twin.site import Site
@@ -39,12 +40,18 @@ class HeldJob:
     nodes: I32
     gpus: I32
     interval_s: float  # between saves; inf = it never saves
-    save_s: float
+    save_s: float  # until it is durable
+    block_s: float  # of it the job stands still
     restart_s: float
     saved_s: float  # when the last whole save began
     save_begun_s: float
     next_s: float = inf  # when the next save begins or ends, or it starts again
+    tell_s: float = inf  # when it speaks of its saves at the latest
+    knows: bool = True  # it can tell when the save that it holds began
+    own_interval_s: float = inf  # before anybody told it another
     saving: bool = False
+    still: bool = False
+    asked: bool = False  # for another save after the one that runs
     running: bool = True
     unsaved_gpu_s: float = 0.0
     at_save_gpu_s: float = 0.0  # of it, done when the running save began: it is in that save
@@ -64,7 +71,7 @@ class HeldWorkload:
         self._jobs = [
             self._job(jobs, slot, checkpoint_age_s, now_ns) for slot in np.flatnonzero(jobs.alive).tolist()
         ]
-        self._next_s = min((job.next_s for job in self._jobs), default=inf)
+        self._next_s = self._first_s()
         self._counted_s, self._count_next_s = 0.0, COUNT_S
         self._dead = np.zeros(site.sizes["node"], np.bool_)
         self._alive_seen = (-1, -1, -1)
@@ -77,17 +84,22 @@ class HeldWorkload:
         saves = told_s > 0.0 and kind in ("training", "unknown")
         save_s, restart_s = (float(x[slot]) for x in (jobs.checkpoint_save_s, jobs.checkpoint_restart_s))
         save_s, restart_s = save_s or SAVE_S, restart_s or RESTART_S
+        block_s = float(jobs.checkpoint_block_s[slot]) or save_s
+        save_s = max(float(jobs.checkpoint_flush_s[slot]) or save_s, block_s)
         interval_s = max(told_s, save_s) if saves else inf
-        age_s = float(checkpoint_age_s[slot])
-        if not np.isfinite(age_s):
+        age_s, saved_ns = float(checkpoint_age_s[slot]), int(jobs.saved_ns[slot])
+        if saved_ns:
+            age_s = max(0.0, (now_ns - saved_ns) / NS)
+        knows = bool(np.isfinite(age_s))
+        if not knows:
             ran_s = max(0.0, (now_ns - int(jobs.started_ns[slot])) / NS)
             age_s = ran_s % interval_s if saves else ran_s
         return HeldJob(
             jobs.names[slot], kind, bool(jobs.synchronous[slot]), int(jobs.priority[slot]),
             jobs.tenants[slot],
-            nodes.copy(), gpus, interval_s, save_s, restart_s, -age_s, -age_s,
-            next_s=max(0.0, interval_s - age_s) if saves else inf, unsaved_gpu_s=age_s * len(gpus),
-            alive=gpus,
+            nodes.copy(), gpus, interval_s, save_s, block_s, restart_s, -age_s, -age_s,
+            next_s=max(0.0, interval_s - age_s) if saves else inf, tell_s=SPEAK_S if saves else inf,
+            knows=knows, own_interval_s=interval_s, unsaved_gpu_s=age_s * len(gpus), alive=gpus,
         )  # fmt: skip
 
     def _gpus_of(self, nodes: I32) -> I32:
@@ -118,20 +130,27 @@ class HeldWorkload:
         found = self._find(job)
         if found is None:
             return None
-        left_s = max(0.0, found.next_s - self._now_s) if found.saving else 0.0
+        left_s = max(0.0, found.save_begun_s + found.save_s - self._now_s) if found.saving else 0.0
         if found.save_begun_s >= since_s:
             return left_s
+        found.asked = found.saving
         if not found.saving:
             found.next_s = self._now_s
             self._next_s = min(self._next_s, self._now_s)
         return left_s + found.save_s
 
     def checkpoint_interval(self, job: str, interval_s: float) -> bool:
-        """From its next save on a job saves each `interval_s`; False if no such job saves."""
+        """From its last save on a job saves each `interval_s`; False if no such job saves."""
         found = self._find(job)
         if found is None:
             return False
-        found.interval_s = max(interval_s, found.save_s)
+        old_s, found.interval_s = found.interval_s, max(interval_s, found.save_s)
+        if found.interval_s == old_s:
+            return True
+        if not found.saving and found.next_s > self._now_s:
+            found.next_s = max(self._now_s, found.next_s - old_s + found.interval_s)
+        found.tell_s = self._now_s
+        self._next_s = min(self._next_s, self._now_s)
         return True
 
     def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
@@ -150,7 +169,9 @@ class HeldWorkload:
             for job in self._jobs:
                 while job.next_s < time_s + dt_s:
                     self._act(job, truth, max(job.next_s, time_s), events)
-            self._next_s = min((job.next_s for job in self._jobs), default=inf)
+                if job.running and job.tell_s < time_s + dt_s:
+                    self._tell(job, max(job.tell_s, time_s), events)
+            self._next_s = self._first_s()
         if time_s >= self._count_next_s:
             self._count(truth, time_s)
             self._count_next_s = time_s + COUNT_S
@@ -159,19 +180,36 @@ class HeldWorkload:
     def _find(self, name: str) -> HeldJob | None:
         return next((j for j in self._jobs if j.running and j.name == name and j.interval_s < inf), None)
 
+    def _first_s(self) -> float:
+        """When the next of all jobs does or says something."""
+        return min((min(j.next_s, j.tell_s if j.running else inf) for j in self._jobs), default=inf)
+
+    def _tell(self, job: HeldJob, at_s: float, events: list[Event]) -> None:
+        """A job speaks although nothing new is saved."""
+        events.append(goes_on(job.name, at_s, job.interval_s, job.saved_s if job.knows else None))
+        job.tell_s = at_s + SPEAK_S
+
     def _act(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
         """A save begins or is whole, or a job that failed starts again."""
         self._count(truth, at_s)
         if not job.running:
             self._restart(job, truth, at_s, events)
-        elif job.saving:
-            job.saving, job.saved_s = False, job.save_begun_s
-            job.unsaved_gpu_s -= job.at_save_gpu_s
-            job.next_s = at_s + job.interval_s
+        elif job.still and job.block_s < job.save_s:
+            job.still, job.next_s = False, job.save_begun_s + job.save_s
             self._write(truth, job, 1.0)
+        elif job.saving:
+            job.saving = job.still = False
+            job.saved_s, job.knows = job.save_begun_s, True
+            job.unsaved_gpu_s -= job.at_save_gpu_s
+            wait_s = 0.0 if job.asked else job.interval_s
+            job.next_s = max(at_s, job.saved_s + job.block_s + wait_s)
+            job.tell_s, job.asked = at_s + SPEAK_S, False
+            self._write(truth, job, 1.0)
+            events.append(saved(job.name, at_s, job.saved_s, job.save_s, job.block_s, job.interval_s))
         else:
-            job.saving, job.save_begun_s, job.at_save_gpu_s = True, at_s, job.unsaved_gpu_s
-            job.next_s = at_s + job.save_s
+            job.saving = job.still = True
+            job.save_begun_s, job.at_save_gpu_s = at_s, job.unsaved_gpu_s
+            job.next_s = at_s + job.block_s
             self._write(truth, job, SAVING_PU)
 
     def _restart(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
@@ -181,6 +219,7 @@ class HeldWorkload:
             job.next_s = at_s + job.restart_s
             return
         job.running, job.saved_s, job.save_begun_s = True, at_s, at_s
+        job.interval_s = job.own_interval_s
         job.next_s = at_s + job.interval_s
         self._write(truth, job, 1.0)
         saves = job.interval_s < inf
@@ -193,6 +232,9 @@ class HeldWorkload:
                 checkpoint_save_s=job.save_s if saves else 0.0, checkpoint_restart_s=job.restart_s,
             )
         )  # fmt: skip
+        if saves:
+            events.append(goes_on(job.name, at_s, job.interval_s, restart_s=job.restart_s))
+            job.tell_s, job.knows = at_s + SPEAK_S, False
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
         """Nodes that went: a synchronous job fails with one; another goes on without."""
@@ -210,7 +252,7 @@ class HeldWorkload:
             self.progress.lost_gpu_s += job.unsaved_gpu_s
             self.progress.interruptions += 1
             job.unsaved_gpu_s = job.at_save_gpu_s = 0.0
-            job.running = job.saving = False
+            job.running = job.saving = job.still = job.asked = False
             job.next_s = time_s + job.restart_s
             self._next_s = min(self._next_s, job.next_s)
             self._write(truth, job, 0.0)
@@ -240,7 +282,7 @@ class HeldWorkload:
             slowest = np.array([clock.min() if job.synchronous else clock.mean()])
             pace = float(performance_pu(np.maximum(slowest, SLOWEST_PU), COMPUTE_SHARE_PU)[0])
             whole = len(job.alive) * elapsed_s
-            if job.saving:
+            if job.still:
                 self.progress.saving_gpu_s += whole
                 continue
             self.progress.done_gpu_s += whole * pace

@@ -86,11 +86,15 @@ class Job:
     interval_s: float
     save_s: float
     restart_s: float
+    own_interval_s: float = 0.0  # before anybody told it another
+
+    def __post_init__(self) -> None:
+        self.own_interval_s = self.own_interval_s or self.interval_s
 
     def again(self, first: int, last: int, gpus: int) -> Job:
         """The same job on other nodes, after a failure; each attempt has its own name."""
         name, _, attempt = self.name.partition(".")
-        again = replace(self, name=f"{name}.{int(attempt or 0) + 1}")
+        again = replace(self, name=f"{name}.{int(attempt or 0) + 1}", interval_s=self.own_interval_s)
         again.first, again.last, again.gpus = first, last, gpus
         return again
 

@@ -74,6 +74,7 @@ def _tell_jobs(plant: Plant, control: str, value: F64) -> None:
             plant.workload.checkpoint(name, wanted - plant.start_ns / NS)
         elif np.isfinite(wanted):
             plant.workload.checkpoint_interval(name, wanted)
+    value[:] = np.nan  # said once: the next job in a slot was told nothing
 
 
 def set_points(plant: Plant) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +33,10 @@ from twin.plant.ledger import Costs, Ledger, Prices
 from twin.plant.obedience import obey
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
 from twin.plant.power import Power
+from twin.plant.saves import dated
 from twin.plant.truth import Truth, blank
 from twin.plant.weather import Weather
+from twin.plant.work import Work
 from twin.plant.workload import Workload
 from twin.site import Site
 
@@ -48,26 +50,6 @@ SETTLE_S = 900.0
 INLET_MOVED_K = 0.02
 LINK_BYTES_PER_S = 2e10  # of a link while its node is fully busy; source: estimate
 FAN_PERIOD_S = 5.0  # of the control of fans in racks; source: estimate
-
-
-class Work(Protocol):
-    """What a plant asks of its workload; `twin.plant.workload.Workload` is one."""
-
-    def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
-        """Write the activities of the step from `time_s` on; what began and ended."""
-        ...
-
-    def lost_work(self) -> float:
-        """GPU-seconds lost since the beginning."""
-        ...
-
-    def checkpoint(self, job: str, since_s: float) -> float | None:
-        """Ask for a save begun no earlier than `since_s`."""
-        ...
-
-    def checkpoint_interval(self, job: str, interval_s: float) -> bool:
-        """Save each `interval_s` from now on."""
-        ...
 
 
 class Plant:
@@ -174,7 +156,7 @@ class Plant:
 
     def events(self) -> list[Event]:
         """What happened since last asked: jobs, faults that devices report."""
-        out = list(self._events)
+        out = [dated(event, self.start_ns) for event in self._events]
         self._events.clear()
         return out
 
@@ -183,11 +165,13 @@ class Plant:
         self._events.extend(events)
 
     def figures(self) -> dict[str, float]:
-        """Energy, PUE, TUE, WUE, carbon, cost, trips, throttling and lost work since the beginning."""
+        """Energy, PUE, TUE, WUE, carbon, cost, trips, throttling, work lost and saved since the beginning."""
         lost = self.workload.lost_work() if self.workload is not None else 0.0
+        saving = self.workload.progress.saving_gpu_s if self.workload is not None else 0.0
         self.costs.breaker_trips = int(np.count_nonzero(self.truth.feeder_tripped))
         out = self.costs.figures(self.truth, float(self.facility.water_l.sum()), self.compute.lost_gpu_s)
-        return out | {"lost_work_gpu_s": lost, "solver_failures": float(self.hydraulics.failures)}
+        out |= {"lost_work_gpu_s": lost, "checkpoint_gpu_s": saving}
+        return out | {"solver_failures": float(self.hydraulics.failures)}
 
     def balances(self) -> dict[str, float]:
         """Relative errors of energy and mass over the last step; each is rounding, 1e-6 at most."""
@@ -360,11 +344,8 @@ class Plant:
 
     def _report_shut_down(self) -> None:
         for gpu in self.compute.shut_down.tolist():
-            self._events.append(
-                FaultReported(
-                    table="gpu", name=self.site.name("gpu", gpu), code=XID_OFF_BUS, detail="overheated"
-                )
-            )
+            name = self.site.name("gpu", gpu)
+            self._events.append(FaultReported(table="gpu", name=name, code=XID_OFF_BUS, detail="overheated"))
         self.compute.shut_down = np.zeros(0, np.intp)
         self.power.stale = True
 

@@ -14,6 +14,7 @@ import numpy as np
 from twin.events import Event, JobEnded
 from twin.frame import Bool
 from twin.plant.jobs_drawn import IMBALANCE_PU, Job, Mix, berths_of, job_of, longest_run
+from twin.plant.saves import SPEAK_S, goes_on, saved
 from twin.plant.swing import Columns, Service, Swing
 from twin.plant.tally import Progress, Tally
 from twin.plant.truth import Truth, alive_in
@@ -27,7 +28,7 @@ GAP_S = (60.0, 900.0)  # a berth stays empty between two jobs; source: estimate
 BATCH_HOLD_S, BATCH_LEVEL_PU = (30.0, 300.0), (0.3, 1.0)  # a batch job keeps one level; source: estimate
 CONSTANT_SHARES = (1.0, 0.65, 0.5)  # sm, tensor and dram of a constant activity
 
-Action = Literal["start", "end", "save", "saved", "level"]
+Action = Literal["start", "end", "save", "saved", "level", "tell"]
 
 
 class Workload:
@@ -45,6 +46,7 @@ class Workload:
         self._swing, self._service = Swing(n), Service(self._mix, self._rng)
         self._tally = Tally(np.array([b.kind == "training" for b in self._berths], np.bool_))
         self._save_begun_s, self._saved_s = np.full(n, -np.inf), np.full(n, -np.inf)
+        self._ever_saved = np.zeros(n, np.bool_)  # since this job began in its slot
         self._queue: list[tuple[float, int, Action, int]] = []
         self._due: dict[tuple[Action, int], int] = {}  # the entry of the queue that counts
         self._tickets = self._drawn = 0
@@ -89,12 +91,18 @@ class Workload:
         return left_s + drawn.save_s
 
     def checkpoint_interval(self, job: str, interval_s: float) -> bool:
-        """After its next save a job saves each `interval_s`; False if no such job saves."""
+        """From its last save on a job saves each `interval_s`; False if no such job saves."""
         slot = self._slot(job)
         drawn = None if slot is None else self._jobs[slot]
-        if drawn is None:
+        if slot is None or drawn is None:
             return False
-        drawn.interval_s = max(interval_s, drawn.save_s)
+        old_s, drawn.interval_s = drawn.interval_s, max(interval_s, drawn.save_s)
+        if drawn.interval_s == old_s:
+            return True
+        next_s = self._queued("save", slot)
+        if next_s is not None and next_s > self._now_s and not self._tally.saving[slot]:
+            self._put("save", slot, max(self._now_s, next_s - old_s + drawn.interval_s))
+        self._put("tell", slot, self._now_s)
         return True
 
     def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
@@ -166,6 +174,11 @@ class Workload:
             self._swing.gate(slot, float(self._rng.uniform(*BATCH_LEVEL_PU)))
             self._put("level", slot, at_s + self._rng.uniform(*BATCH_HOLD_S))
             return
+        if action == "tell":
+            began_s = float(self._saved_s[slot]) if self._ever_saved[slot] else None
+            events.append(goes_on(job.name, at_s, job.interval_s, began_s))
+            self._put("tell", slot, at_s + SPEAK_S)
+            return
         tally = self._tally
         tally.count(truth.gpu_clock_pu, at_s)
         if action == "end":
@@ -182,8 +195,11 @@ class Workload:
             self._put("saved", slot, at_s + job.save_s)
         else:
             tally.saving[slot], tally.saved[slot] = False, tally.done[slot]
-            self._saved_s[slot] = self._save_begun_s[slot]
+            self._saved_s[slot], self._ever_saved[slot] = self._save_begun_s[slot], True
             self._swing.gate(slot, 1.0)
+            began_s, took_s = float(self._saved_s[slot]), job.save_s
+            events.append(saved(job.name, at_s, began_s, took_s, took_s, job.interval_s))
+            self._put("tell", slot, at_s + SPEAK_S)
             if self._queued("save", slot) is None:
                 self._put("save", slot, at_s + job.interval_s)
 
@@ -218,6 +234,7 @@ class Workload:
         self._tally.count(truth.gpu_clock_pu, at_s)
         self._tally.seat(slot, rows, gpus, done)
         self._saved_s[slot] = self._save_begun_s[slot] = at_s
+        self._ever_saved[slot] = False
         if job.kind == "inference":
             self._service.seat(job, rows, size, spread)
         else:
@@ -228,6 +245,10 @@ class Workload:
         elif job.kind == "batch":
             self._put("level", slot, at_s)
         events.append(job.started(self._site))
+        if job.kind == "training":
+            if waiting is not None:
+                events.append(goes_on(job.name, at_s, job.interval_s, restart_s=job.restart_s))
+            self._put("tell", slot, at_s + SPEAK_S)
 
     def _leave(self, slot: int) -> None:
         self._jobs[slot] = None
