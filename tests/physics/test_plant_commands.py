@@ -10,7 +10,10 @@ from twin.contracts import CommandBatch
 from twin.events import CommandAcked
 from twin.frame import NS
 from twin.plant import Plant
+from twin.plant.jobs_drawn import Mix
+from twin.plant.scenario import Scenario
 from twin.plant.sensors import Sensors
+from twin.plant.workload import Workload
 
 
 def batch(
@@ -155,3 +158,19 @@ def test_own_caps_of_gpus_and_that_of_their_node_both_hold(plant: Plant) -> None
     assert t.gpu_power_w[1] <= 300.0 + 1e-9
     assert t.gpu_cap_w[0] == t.gpu_cap_w[2] > 300.0
     assert t.node_power_w[0] <= 3500.0
+
+
+def test_the_next_job_in_a_slot_was_told_nothing() -> None:
+    plant = Plant(site_of(two_racks()), 1, Scenario("training", workload=Mix(1.0, 0.0, 0.0)))
+    plant.step()
+    work = plant.workload
+    assert isinstance(work, Workload)
+    first, second = work.jobs[:2]
+    own_s = second.interval_s
+    every = "job.checkpoint_interval_s"
+    plant.job_names = {0: first.name}
+    plant.step([batch(every, [0], 777.0)])
+    assert first.interval_s == 777.0
+    plant.job_names = {0: second.name}
+    plant.step([batch(every, [1], 888.0)])
+    assert (first.interval_s, second.interval_s) == (777.0, own_s)

@@ -13,8 +13,9 @@ import pytest
 
 from models.failure import Failure
 from policies.checkpoint import INTERVAL, SINCE, Checkpoint
-from tests.builders import eight_nodes, site_of
+from tests.builders import eight_nodes, site_of, spec_of
 from twin.app.simulating import Simulation
+from twin.app.whatif import ARMS, Case, Question, difference, run_course
 from twin.contracts import CommandBatch
 from twin.plant.scenario import scenario_of
 from twin.plant.workload import Workload
@@ -94,3 +95,39 @@ def test_advice_changes_nothing_in_the_plant() -> None:
     assert {c.control for c in advised.advice} >= {SINCE}
     assert not advised.commands
     assert advised.lost_gpu_s == without.lost_gpu_s
+
+
+def test_a_what_if_shows_what_it_saves_and_what_it_costs() -> None:
+    tree = {
+        "name": "trouble", "duration_s": 620, "seed": 1,
+        "workload": {"training_pu": 1.0, "inference_pu": 0.0, "batch_pu": 0.0, "job_hours": [40, 48],
+                     "checkpoint_interval_s": [OFTEN_S, OFTEN_S]},
+        "faults": [
+            {"kind": "xid_burst", "entity": GPU, "begin_s": 300, "severity": 0.3, "amount": CODE},
+            {"kind": "gpu_off_bus", "entity": GPU, "begin_s": 600},
+        ],
+    }  # fmt: skip
+    spec = spec_of(eight_nodes(policies={"checkpoint": {"authority": "advise"}}))
+    question, case = Question(spec, "site.yaml"), Case(0, {}, scenario_of(tree, site_of(eight_nodes())))
+    acted, idle = (run_course(question, case, arm).figures for arm in ARMS)
+    change = {k: v or 0.0 for k, v in difference(acted, idle).items()}
+    assert idle["commands"] == idle["checkpoint_gpu_h"] == 0.0 < change["commands"]
+    assert idle["interrupted_jobs"] == acted["interrupted_jobs"] == 1.0
+    assert idle["lost_work_gpu_h"] == pytest.approx(idle["done_work_gpu_h"])
+    assert change["lost_work_gpu_h"] < 0.0 < change["checkpoint_gpu_h"] < -0.2 * change["lost_work_gpu_h"]
+
+
+def test_jobs_that_never_save_are_left_alone() -> None:
+    tree = {
+        "name": "serving", "duration_s": 100, "seed": 1,
+        "workload": {"training_pu": 0.0, "inference_pu": 0.5, "batch_pu": 0.5},
+        "faults": [{"kind": "gpu_off_bus", "entity": GPU, "begin_s": 50}],
+    }  # fmt: skip
+    site = site_of(eight_nodes())
+    given = {"checkpoint": "act"}
+    sim = Simulation.of(site, [Checkpoint()], [Failure()], authority=given, seed=1,
+                        scenario=scenario_of(tree, site))  # fmt: skip
+    for _ in range(100):
+        assert not sim.step().commands
+    assert not sim.engine.suspended
+    assert not sim.engine.jobs.checkpoint_told_ns.any()

@@ -34,6 +34,7 @@ from twin.site import Site
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
 CAP, TARGET, LIQUID = "gpu.power_cap_w", "cdu.supply_temp_target_c", "rack.liquid_isolation"
+EVERY, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
 SAFE_W, LEASE_S = 400.0, 30.0
 SITE = two_racks(
     controls={CAP: {"safe": SAFE_W}}, policies={"operator": {"authority": "act"}}, loops=[{"name": "fw1"}]
@@ -104,6 +105,10 @@ def done(daemon: RunningDaemon, control: str) -> set[str]:
     return {row["name"] for row in leases if row["state"] == "done"}
 
 
+def now() -> float:
+    return float(int(time.time()))
+
+
 def jobs(daemon: RunningDaemon) -> set[str]:
     """Jobs that its journal saw begin."""
     events = [line["body"]["event"] for line in daemon.journal("event")]
@@ -140,6 +145,30 @@ def test_the_daemon_sees_the_site_caps_it_and_lets_go_when_it_dies(broker: Mosqu
         said = plant.stop()
         assert said["heard"]["requests"] > 0
         assert said["ended"] == "interrupted"
+
+
+def test_a_job_saves_as_it_is_advised_and_says_so(broker: Mosquitto, tmp_path: Path) -> None:
+    with (
+        running(tmp_path / "d", broker.port, site=SITE) as daemon,
+        Process(tmp_path / "p", broker.port, "--speed", "10") as plant,
+    ):
+        daemon.until(lambda: jobs(daemon), 40, what="the jobs that run")
+        told = [line["body"]["event"] for line in daemon.journal("event")]
+        job = next(e["job"] for e in told if e["type"] == "JobStarted" and e["kind"] == "training")
+
+        def named() -> list[str]:
+            slots = [f"lab/job{k}" for k in range(8)]
+            rows = ((name, daemon.get(f"/api/v1/entities/job/{name}")["job"]) for name in slots)
+            return [name for name, found in rows if found and found["job"] == job]
+
+        daemon.until(named, what="the slot of the job")
+        ask = {"control": EVERY, "names": named(), "lo": 45, "hi": 45, "want": 45, "reason": "a test",
+               "for_s": 600}  # fmt: skip
+        daemon.post("/api/v1/requests", ask)
+        daemon.until(lambda: done(daemon, EVERY) == set(named()), what="the new interval, as the job reports")
+        daemon.post("/api/v1/requests", ask | {"control": SINCE} | dict.fromkeys(("lo", "hi", "want"), now()))
+        daemon.until(lambda: done(daemon, SINCE) == set(named()), 30, what="the save, as the job reports")
+        assert plant.stop()["heard"]["advice"] >= 2
 
 
 def test_the_building_obeys_requests_and_echoes_them(broker: Mosquitto, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_options_of_one_kind_are_refused_in_another(
     some = ["--nodes", "50"]
     for words, why in (([*some, "--mttf", "2h"], "only for closed forms"), ([], "--nodes is missing"),
                        ([*some, "--from", "59"], "at least 14 days"),
+                       ([*some, "--until", "10"], "the log ends on day 10"),
                        ([*some, "--sizes", "8,x"], "--sizes x"),
                        ([*some, "--sizes", "51"], "at most 50"),
                        (["--nodes", "3"], "expected at least so many"),

@@ -30,12 +30,16 @@ MOST_SIZES = 16
 def add_checkpoint(subparsers: Any) -> argparse.ArgumentParser:
     """The arguments of `racktwin backtest checkpoint`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "checkpoint", help="intervals between saves, beside Young, Daly, fixed ones and an oracle"
+        "checkpoint",
+        help="intervals between saves, beside Young, Daly, fixed ones and an oracle",
+        description="What intervals between saves are worth: by closed forms (--mttf, --save, --restart), on "
+        "recorded faults (--events, --nodes, --save, --restart) or on simulated fleets (--suite).",
     )
     parser.add_argument("--mttf", metavar="T", help="mean time between failures of the job, such as 1.8h")
     add_terms(parser)
     parser.add_argument("--events", type=Path, metavar="FILE",
-                        help="replay JSON of fault_start, fault_end; or node,start,end,class")  # fmt: skip
+                        help="replay recorded faults: JSON of fault_start and fault_end, or CSV of "
+                        "node,start,end,class")  # fmt: skip
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of that fleet, all of them")
     parser.add_argument("--from", dest="start", type=float, metavar="DAY",
                         help="jobs begin on this day of the log (default: half of it)")  # fmt: skip
@@ -108,6 +112,11 @@ def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
     log = read.log
     from_d = math.ceil(0.5 * (log.begin_d + log.until_d)) if args.start is None else args.start
     last = log.until_d - LEAST_DAYS
+    if last < log.begin_d:
+        raise ConfigError(
+            f"the log ends on day {log.until_d:.4g}, {log.until_d - log.begin_d:.3g} days after its begin: "
+            f"expected at least {LEAST_DAYS}, for jobs to run on; --until ends it, else its last event does"
+        )
     if not (math.isfinite(from_d) and log.begin_d <= from_d <= last):
         raise ConfigError(
             f"--from {from_d:g}: expected a day from {log.begin_d:g} to {last:.4g}, so that jobs run for at "
