@@ -20,14 +20,17 @@ class Allowance:
         self.what, self.burst, self.per_s = what, burst, per_s
         self._left: dict[str, tuple[float, int]] = {}  # speaker -> (bytes that are left, when that was)
 
-    def spend(self, speaker: str, size: int, t_ns: int) -> None:
-        """Take `size` bytes. Raises BadMessage where there is not as much left; nothing is taken then."""
+    def spend(self, speaker: str, size: int, t_ns: int, shown: str = "") -> None:
+        """Take `size` bytes. Raises BadMessage where there is not as much left; nothing is taken then.
+
+        `shown`: what people call the speaker, where that is another name.
+        """
         left, since_ns = self._left.get(speaker, (float(self.burst), t_ns))
         left = min(self.burst, left + self.per_s * max(0, t_ns - since_ns) / NS)
         if size > left:
             raise BadMessage(
-                f"more {self.what} of {speaker[:200]} than {self.burst} bytes at once and {self.per_s} a "
-                "second: not taken; look at what floods there"
+                f"more {self.what} of {(shown or speaker)[:200]} than {self.burst} bytes at once and "
+                f"{self.per_s} a second: not taken; look at what floods there"
             )
         if speaker in self._left or len(self._left) < MAX_SPEAKERS:
             self._left[speaker] = (left - size, max(since_ns, t_ns))

@@ -1,12 +1,12 @@
-"""Lists of host names as Slurm writes them: `gpu[001-004,7],login1` and `r[1-2]n[01-18]`, in order.
-
-A pure function of text. Imports `twin.errors` only.
+"""Lists of host names as Slurm writes them: `gpu[001-004,7],login1` and `r[1-2]n[01-18]`, in order;
+and which node of a site a scheduler's name means. Pure functions. Imports `twin.errors` only.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from typing import Protocol
 
 from twin.errors import ConfigError
 
@@ -89,3 +89,18 @@ def expand_names(pairs: dict[str, str], where: str) -> dict[str, str]:
     if problems:
         raise ConfigError(problems)
     return out
+
+
+class Named(Protocol):
+    """What is asked of a site: the entity with this full path or unique local name, or None."""
+
+    def entity(self, table: str, name: str) -> int | None: ...
+
+
+def find_node(site: Named, given: str) -> int | None:
+    """The node of this name, or the only one of the rack of this name; None for neither."""
+    found = site.entity("node", given)
+    if found is None and site.entity("rack", given) is not None:
+        single = site.entity("node", f"{given}/node0")
+        found = single if site.entity("node", f"{given}/node1") is None else None
+    return found

@@ -1,9 +1,9 @@
-"""Advice to jobs: how two leases on a job become one message, and the sink that publishes it over MQTT.
+"""Advice to jobs: how the leases on a job become one message, and the sink that publishes it over MQTT.
 
-A save interval and a checkpoint's least instant are leases of their own, begun and renewed apart; a job hears
-both at once, under one expiry. Advice goes to the job for which the lease was given, never to one that took
-its slot. A job that heard says so by its next report, so that nothing is acknowledged here. May import the
-core's contracts and the codec.
+Two save intervals, durable and in memory, and a checkpoint's least instant are leases of their own, begun and
+renewed apart; a job hears them at once, under one expiry. Advice goes to the job for which the lease was
+given, never to one that took its slot. A job that heard says so by its next report, so that nothing is
+acknowledged here. May import the core's contracts and the codec.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from twin.errors import ActuationError, BadMessage
 from twin.frame import NS
 
 INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
-CONTROLS = (INTERVAL, SINCE)
+LOCAL = "job.checkpoint_local_interval_s"
+CONTROLS = (INTERVAL, SINCE, LOCAL)
 JobOf = Callable[[int, int], str | None]  # (slot, generation) -> the job there; None: ended, or another one
 
 
@@ -33,29 +34,33 @@ class Part(NamedTuple):
     reason: str = ""
 
 
-def compose(job: str, interval: Part | None, since: Part | None, issued_ns: int) -> Advice | None:
-    """One advice of both leases, None where neither lives.
+def compose(
+    job: str, interval: Part | None, since: Part | None, issued_ns: int, local: Part | None = None
+) -> Advice | None:
+    """One advice of the leases on the interval, a save and the interval in memory; None where none lives.
 
-    It ends with the lease on the interval. A save that is asked for has the longer lease: where that ends
-    sooner, nobody renews it, and it is left out, so that the interval is not cut short.
+    It ends with the lease on the interval. The others have the longer lease: where one ends sooner, nobody
+    renews it, and it is left out, so that the interval is not cut short. Without an interval what ends first
+    ends it all.
     """
-    if interval is not None and interval.expires_ns <= issued_ns:
-        interval = None
-    if since is not None and since.expires_ns <= issued_ns:
-        since = None
-    if interval is not None and since is not None and since.expires_ns < interval.expires_ns:
-        since = None
-    lead = since if interval is None else interval
-    if lead is None:
+    interval, since, local = (
+        None if p is None or p.expires_ns <= issued_ns else p for p in (interval, since, local)
+    )
+    if interval is not None:
+        until_ns = interval.expires_ns
+        since, local = (None if p is None or p.expires_ns < until_ns else p for p in (since, local))
+    living = [p for p in (since, interval, local) if p is not None]
+    if not living:
         return None
-    reasons = dict.fromkeys(p.reason for p in (since, interval) if p is not None and p.reason)
+    reasons = dict.fromkeys(p.reason for p in living if p.reason)
     return Advice(
         job=job,
         interval_s=None if interval is None else interval.value,
+        local_interval_s=None if local is None else local.value,
         save_since_ns=None if since is None else round(since.value * NS),
         issued_ns=issued_ns,
-        expires_ns=lead.expires_ns,
-        epoch=max(p.epoch for p in (interval, since) if p is not None),
+        expires_ns=min(p.expires_ns for p in living),
+        epoch=max(p.epoch for p in living),
         reason="; ".join(reasons)[:MAX_REASON],
     )
 
@@ -88,7 +93,7 @@ class JobBook:
             if job is None:
                 self._parts.pop(slot, None)
                 continue
-            advice = compose(job, parts.get(INTERVAL), parts.get(SINCE), issued_ns)
+            advice = compose(job, parts.get(INTERVAL), parts.get(SINCE), issued_ns, parts.get(LOCAL))
             if advice is not None:
                 found.append(advice)
         return found

@@ -53,14 +53,15 @@ class Report(msgspec.Struct, kw_only=True):
     flush_s: _Cost = 0.0
     restart_s: _Cost = 0.0
     interval_s: _Interval = 0.0
+    progress_per_s: _Cost = 0.0  # as the catalogue bounds it
     job: str | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What a job is advised until `expires_ns`, UTC ns; null is no advice on that.
 
-    `save_since_ns`: it should hold a checkpoint that began then or later. Of two, the greater (epoch,
-    issued_ns) counts.
+    `interval_s` is between durable saves, `local_interval_s` between those in memory. `save_since_ns`: it
+    should hold a checkpoint that began then or later. Of two, the greater (epoch, issued_ns) counts.
     """
 
     v: Literal[1] = 1
@@ -70,6 +71,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     issued_ns: _Instant
     expires_ns: _Instant
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+    local_interval_s: float | None = None
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
@@ -118,8 +120,8 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     if report.job is not None and report.job != job:
         raise BadMessage(f"says it is job {report.job[:80]!r} in the place of {job[:80]!r}")
     costs = (report.save_s, report.block_s, report.flush_s, report.restart_s, report.interval_s)
-    if not all(map(math.isfinite, costs)):
-        raise BadMessage("save_s, block_s, flush_s, restart_s and interval_s: expected finite seconds")
+    if not all(map(math.isfinite, (*costs, report.progress_per_s))):
+        raise BadMessage("save_s, block_s, flush_s, restart_s, interval_s, progress_per_s: expected finite")
     off_s = (report.t_ns - arrived_ns) / NS
     if abs(off_s) > MAX_OFF_S:
         raise BadMessage(
@@ -128,12 +130,12 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
         )
     if report.began_ns > report.t_ns:
         raise BadMessage(f"began_ns {report.began_ns} is later than t_ns {report.t_ns}; expected it before")
-    if not (report.began_ns or any(costs)):
-        raise BadMessage("says nothing; expected began_ns, a duration or interval_s above 0")
+    if not (report.began_ns or any(costs) or report.progress_per_s):
+        raise BadMessage("says nothing; expected began_ns, a duration, interval_s or progress_per_s above 0")
     return CheckpointTold(
         id=f"job/{job}#{report.id}", job=job, at_ns=report.t_ns, tier=report.tier, save_s=report.save_s,
         block_s=report.block_s, flush_s=report.flush_s, restart_s=report.restart_s,
-        interval_s=report.interval_s, began_ns=report.began_ns,
+        interval_s=report.interval_s, began_ns=report.began_ns, progress_per_s=report.progress_per_s,
     )  # fmt: skip
 
 
@@ -142,7 +144,7 @@ def encode_report(event: CheckpointTold) -> bytes:
     return msgspec.json.encode(Report(
         v=1, id=event.id, t_ns=event.at_ns, tier=event.tier, began_ns=event.began_ns, save_s=event.save_s,
         block_s=event.block_s, flush_s=event.flush_s, restart_s=event.restart_s, interval_s=event.interval_s,
-        job=event.job,
+        progress_per_s=event.progress_per_s, job=event.job,
     ))  # fmt: skip
 
 
@@ -200,7 +202,7 @@ class JobDecoder:
             if slot is None:
                 self._strangers.spend("jobs that are not known to run", size, t_ns)
             else:
-                self._jobs.spend(f"job{slot}", size, t_ns)
+                self._jobs.spend(f"job{slot}", size, t_ns, f"job {job}")
         self._total.spend("all jobs", size, t_ns)
 
 
@@ -222,6 +224,8 @@ def decode_advice(payload: bytes) -> Advice:
         advice = _ADVICE.decode(payload)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not an advice on checkpoints: {str(error)[:200]}") from error
-    if advice.interval_s is not None and not (math.isfinite(advice.interval_s) and advice.interval_s > 0):
-        raise BadMessage("interval_s: expected seconds above 0 or null")
+    for name in ("interval_s", "local_interval_s"):
+        told_s = getattr(advice, name)
+        if told_s is not None and not (math.isfinite(told_s) and told_s > 0):
+            raise BadMessage(f"{name}: expected seconds above 0 or null")
     return advice

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import aiomqtt
 
+from connectors.mqtt_lane import Lane
 from connectors.mqtt_socket import CONNECT_S, LinkCounts, LinkSettings, Tap, open_socket, tls_context
 from twin.errors import ConnectorError
 from twin.reading import Message
@@ -27,12 +28,12 @@ ANSWER_S, FAREWELL_S, GRACE_S = 10.0, 1.0, 0.2
 CANARY_S, CANARY_EVERY_S = 15.0, 60.0
 MAX_PUBLISHING = 20_000  # publications that wait; one more is refused
 IN_FLIGHT = 64
+PUBACK = b"\x40\x02"
 LOST = "the connection was lost"
 
 __all__ = ["Link", "LinkCounts", "LinkSettings", "Lost", "Presence"]
-_QUIET = logging.getLogger("racktwin.mqtt.library")
+_QUIET, _LOG = logging.getLogger("racktwin.mqtt.library"), logging.getLogger("racktwin.mqtt")
 _QUIET.setLevel(logging.CRITICAL + 1)
-_LOG = logging.getLogger("racktwin.mqtt")
 _HINTS = (
     ("not authori", "check username, password_file or the client certificate, and the broker's users"),
     ("bad user name", "check username and password_file"),
@@ -66,6 +67,7 @@ class Link:
 
     `subscriptions` are (filter, QoS 0 or 1), made on every connection, so that retained messages come again.
     `canary` is a topic that we publish to and read back, so that a broker that silently denies us is noticed.
+    Topics of the `lane` wait apart.
     """
 
     def __init__(
@@ -74,9 +76,10 @@ class Link:
         subscriptions: tuple[tuple[str, int], ...] = (),
         presence: Presence | None = None,
         canary: str | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self.settings, self.subscriptions = settings, subscriptions
-        self.presence, self.canary = presence, canary
+        self.presence, self.canary, self.lane = presence, canary, lane
         self.counts = LinkCounts()
         self.connected = False
         self.fault = ""  # what is wrong with a link that is up
@@ -116,9 +119,7 @@ class Link:
         if client is None or down is None or not self.connected:
             raise ConnectorError(f"{self.where}: not connected, so {topic[:200]} was not published")
         if self._publishing >= MAX_PUBLISHING:
-            raise ConnectorError(
-                f"{self.where}: {MAX_PUBLISHING} publications wait already; {topic[:200]} was not"
-            )
+            raise ConnectorError(f"{self.where}: {MAX_PUBLISHING} wait; {topic[:200]} was not published")
         self._publishing += 1
         sending = asyncio.ensure_future(self._send(client, topic, payload, qos, retain))
         try:
@@ -172,7 +173,7 @@ class Link:
             if self._given_up:
                 raw.close()
                 raise OSError("nobody waits for the connection any more")
-            self._tap = Tap(raw, given, self.counts, ended)
+            self._tap = Tap(raw, given, self.counts, ended, self.lane)
             return self._tap
 
         paho._create_socket = tapped
@@ -310,11 +311,9 @@ class Link:
         if tap.dropped:
             number, tap.dropped = tap.dropped, 0
             self.counts.dropped += number
-            on_lost(
-                self.where,
-                f"more than {backlog.max_messages} messages or {backlog.max_bytes} bytes wait",
-                number,
-            )
+            most = f"{backlog.max_messages} messages or {backlog.max_bytes} bytes"
+            on_lost(self.where, f"more than {most} wait", number)
+        taken, backlog.refused = backlog.refused, []
         end = time.monotonic() + SLICE_S
         while backlog:
             parcel = backlog.pop()
@@ -328,10 +327,12 @@ class Link:
                 self._heard += 1
                 self.retained = parcel.retained
                 on_message(Message(parcel.t_ns, parcel.topic, parcel.payload))
-            if parcel.mid and paho is not None:
-                paho.ack(parcel.mid, 1)
+            if parcel.mid:
+                taken.append(parcel.mid)
             if time.monotonic() >= end:
                 break
+        if taken and paho is not None:  # in one piece: one by one they would cost more than what they are for
+            paho._packet_queue(PUBACK[0], b"".join(PUBACK + mid.to_bytes(2, "big") for mid in taken), 0, 1)
         self.counts.waiting, self.counts.waiting_bytes = len(backlog), backlog.bytes
 
 

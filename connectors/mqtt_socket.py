@@ -1,6 +1,6 @@
 """The socket of an MQTT link: opened with or without TLS, and a tap that takes publications out of it.
 
-Knows no client library. May import `twin.errors` and `connectors.mqtt_wire`.
+Knows no client library. May import `twin.errors`, `connectors.mqtt_wire` and `connectors.mqtt_lane`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ssl
 import time
 from dataclasses import dataclass, field
 
+from connectors.mqtt_lane import Lane
 from connectors.mqtt_wire import Backlog, Splitter, WireError
 from twin.errors import ConnectorError
 
@@ -56,10 +57,15 @@ class Tap:
     """What the library takes for its socket: it is given every packet but the publications."""
 
     def __init__(
-        self, raw: socket.socket, settings: LinkSettings, counts: LinkCounts, ended: asyncio.Event
+        self,
+        raw: socket.socket,
+        settings: LinkSettings,
+        counts: LinkCounts,
+        ended: asyncio.Event,
+        lane: Lane | None = None,
     ) -> None:
         self.raw, self.counts, self.ended = raw, counts, ended
-        self.backlog = Backlog(settings.queue_messages, settings.queue_bytes)
+        self.backlog = Backlog(settings.queue_messages, settings.queue_bytes, lane)
         self.fault = ""
         self.dropped = 0  # not reported yet
         self.arrived = asyncio.Event()

@@ -11,7 +11,9 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from connectors.job_wire import REPORT
 from connectors.mqtt import Link, LinkSettings, Presence
+from connectors.mqtt_lane import Lane, Refused
 from connectors.routing import Router
 from connectors.sparkplug_payload import rebirth
 from twin.contracts import Inlet
@@ -19,6 +21,8 @@ from twin.errors import BadMessage, ConnectorError
 from twin.reading import Ignored, Message
 
 LOOK_EVERY_S = 1.0
+FLOODED = "job reports"  # where those were dropped that one lane does not take
+MOST_NAME = 80  # characters of a job's name
 REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
 
 
@@ -30,6 +34,14 @@ def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[s
     """
     own = ("BMS/v1/#", "IT/v1/PUB/#", f"IT/v1/{integration}/Result/#")
     return tuple((topic, 1) for topic in dict.fromkeys((*own, *topics)))
+
+
+def flood_of(refused: Refused) -> str:
+    """Who floods, and how much of it was not taken, in words."""
+    rate, job = refused.number / refused.within_s, refused.topic[len(REPORT) :][:MOST_NAME]
+    job = "".join(c if c.isprintable() else "?" for c in job)
+    text = f"{rate:,.0f}/s over the limit, {refused.number:,} dropped, "
+    return f"{text}{refused.of_topic:,} of them from job {job}; look at its client"
 
 
 def canary_topic(integration: str, client_id: str) -> str:
@@ -51,12 +63,13 @@ class MqttSource:
         topics: Sequence[str] = (),
         presence: Presence | None = None,
     ) -> None:
-        self.router = router
+        self.router, self.lane = router, Lane(REPORT)
         self.link = Link(
             settings,
             subscriptions(integration, topics),
             presence,
             canary_topic(integration, settings.client_id),
+            self.lane,
         )
 
     async def run(self, inlet: Inlet) -> None:
@@ -90,6 +103,8 @@ class MqttSource:
             await asyncio.sleep(LOOK_EVERY_S)
             for why, count in self.router.faults():
                 inlet.spoil("inside a message", f"{why} ({count} times)")
+            if (refused := self.lane.told(time.time_ns())) is not None:
+                inlet.drop(FLOODED, flood_of(refused), refused.number)
             if self.link.fault and not fault:
                 inlet.spoil(self.link.where, self.link.fault)
             fault = self.link.fault

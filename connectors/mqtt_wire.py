@@ -2,7 +2,8 @@
 
 Pure: bytes in, parcels out; it knows no socket and no client library. Memory is bounded whatever a broker
 sends: a publication that is too large is skipped while it arrives and never held, and a full queue first
-loses its oldest publications of QoS 0, then asks that nothing more be read. May import nothing of ours.
+loses its oldest publications of QoS 0, then asks that nothing more be read. Topics with a lane of their own
+wait there, and keep nobody else waiting. May import connectors.mqtt_lane.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from connectors.mqtt_lane import Lane
+
 PUBLISH = 0x30
 MAX_CONTROL_BYTES = 65_536  # SUBACK is the longest that a broker answers with
 PARCEL_BYTES = 400  # what a waiting publication costs beside its topic and payload
 _SHED_TO, _RELIEVED_AT = 0.9, 0.5
+_TURN = 8  # of others that go before one of the lane, where both wait
 
 
 class WireError(Exception):
@@ -152,21 +156,31 @@ class Backlog:
     """Publications that wait to be staged: first in, first out, bounded by number and by bytes.
 
     Retained publications and those of QoS 1 are never dropped: nobody would send them again. Where only such
-    ones wait, `blocked` says that nothing more may be read until `relieved`.
+    ones wait, `blocked` says that nothing more may be read until `relieved`. Those of the `lane` are bounded
+    by it alone, whatever their QoS; `refused` are the numbers of those that it refused, to be acknowledged.
     """
 
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
+    def __init__(self, max_messages: int, max_bytes: int, lane: Lane | None = None) -> None:
         self.max_messages, self.max_bytes = max_messages, max_bytes
         self.bytes = 0
         self.dropped = 0
         self.blocked = False
         self._queue: deque[Parcel] = deque()
+        self.lane, self.refused = lane, list[int]()
+        self._side: deque[Parcel] = deque()
+        self._side_bytes = self._turn = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._side)
 
     def put(self, parcels: list[Parcel]) -> int:
         """Take all of `parcels`; returns how many older or of them had to be dropped."""
+        if self.lane is not None:
+            prefix = self.lane.prefix
+            aside = [p for p in parcels if p.topic.startswith(prefix)]
+            if aside:
+                parcels = [p for p in parcels if not p.topic.startswith(prefix)]
+                self._put_aside(self.lane, aside)
         self._queue.extend(parcels)
         for parcel in parcels:
             self.bytes += parcel.size
@@ -175,12 +189,25 @@ class Backlog:
         return self._shed()
 
     def pop(self) -> Parcel:
-        """The oldest."""
+        """The oldest; of the lane only every ninth, while others wait."""
+        if self._side and (not self._queue or self._turn >= _TURN):
+            parcel, self._turn = self._side.popleft(), 0
+            self._side_bytes -= parcel.size
+            return parcel
         parcel = self._queue.popleft()
+        self._turn += 1
         self.bytes -= parcel.size
         if self.blocked and self._within(_RELIEVED_AT):
             self.blocked = False
         return parcel
+
+    def _put_aside(self, lane: Lane, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            if lane.admits(parcel.topic, parcel.t_ns, len(self._side), self._side_bytes):
+                self._side.append(parcel)
+                self._side_bytes += parcel.size
+            elif parcel.mid:
+                self.refused.append(parcel.mid)
 
     def _within(self, share: float) -> bool:
         return len(self._queue) <= share * self.max_messages and self.bytes <= share * self.max_bytes

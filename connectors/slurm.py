@@ -1,6 +1,6 @@
 """Jobs and service levels read from Slurm by `squeue` and `sinfo`, in text: `--json` needs a plugin.
 
-Read only. What changed between two listings becomes JobStarted and JobEnded, with ids that a restart repeats.
+What changed between two listings becomes JobStarted and JobEnded, with ids that a restart repeats.
 A scheduler that does not answer ends no job. `parse_listing` and `Ledger` are pure; `SlurmSource` runs the
 program. Sees what Slurm shows its user: with PrivateData=jobs that must be an operator. May import `twin`.
 """
@@ -13,14 +13,14 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from connectors.hostlist import expand_hosts, expand_names
+from connectors.hostlist import expand_hosts, expand_names, find_node
 from connectors.slurm_nodes import FORMAT as NODE_FORMAT
-from connectors.slurm_nodes import SIGNAL, parse_levels
-from twin.contracts import Inlet
+from connectors.slurm_nodes import OWNER, SIGNAL, Node, parse_nodes
+from twin.contracts import Inlet, Item
 from twin.errors import BadMessage, ConnectorError
 from twin.events import JobEnded, JobKind, JobStarted
 from twin.reading import Reading
@@ -210,16 +210,17 @@ class Ledger:
         name = self._node(host)
         return None if name is None else self._site.entity("node", name)
 
+    def host_of(self, entity: int) -> str | None:
+        """The first host by that a node is known here; None before one was seen."""
+        name = self._site.name("node", entity)
+        return next((host for host, node in self._nodes.items() if node == name), None)
+
     def _node(self, host: str) -> str | None:
         """Full path of a host: as named in the configuration, else by its own name, or of a rack of one."""
         known = self._nodes.get(host)
         if known is not None:
             return known
-        given = self._names.get(host, host)
-        found = self._site.entity("node", given)
-        if found is None and self._site.entity("rack", given) is not None:
-            single = self._site.entity("node", f"{given}/node0")
-            found = single if self._site.entity("node", f"{given}/node1") is None else None
+        found = find_node(self._site, self._names.get(host, host))
         if found is None:
             if len(self.strangers) < 1000:
                 self.strangers[host] = None
@@ -241,7 +242,9 @@ class SlurmSource:
     ) -> None:  # fmt: skip
         self.name = name
         self.ledger = Ledger(site, node_names or {}, kinds)
-        self._period_s, self._timeout_s, self._known = period_s, timeout_s, known
+        self.period_s, self._timeout_s, self._known = period_s, timeout_s, known
+        # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
+        self.watch: Callable[[Mapping[str, Node], float], Sequence[Item]] | None = None
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         if conf is not None:
@@ -256,13 +259,13 @@ class SlurmSource:
             if await self._list(inlet, known):
                 known = ()
             await self._levels(inlet)
-            due_s = max(due_s + self._period_s, time.monotonic())
+            due_s = max(due_s + self.period_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _list(self, inlet: Inlet, known: Collection[str]) -> bool:
         """Take one listing; whether it could be read whole."""
         states = ",".join((*HOLDING, *FINISHED))
-        text = await self._ask("squeue", "--noheader", "--all", f"--states={states}", f"--format={FORMAT}")
+        text = await self.ask("squeue", "--noheader", "--all", f"--states={states}", f"--format={FORMAT}")
         try:
             listing, bad = await asyncio.to_thread(parse_listing, text)
         except BadMessage as error:
@@ -279,28 +282,38 @@ class SlurmSource:
         return not bad
 
     async def _levels(self, inlet: Inlet) -> None:
-        """Stage the service level of each node; jobs are listed also where this fails."""
+        """Stage the service level of each node, and whose it is; jobs are listed also where this fails."""
+        asked_s = time.monotonic()
         try:
-            text = await self._ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}")
+            nodes = await self.nodes()
         except ConnectorError as error:
             inlet.spoil(self.name, str(error))
             return
         now_ns = time.time_ns()
-        readings = [Reading("node", entity, SIGNAL, level, now_ns)
-                    for host, level in parse_levels(text).items()
-                    if (entity := self.ledger.entity_of(host)) is not None]  # fmt: skip
-        if readings:
-            inlet.stage(readings, now_ns)
+        items: list[Item] = [Reading("node", entity, signal, value, now_ns)
+                             for host, node in nodes.items()
+                             if (entity := self.ledger.entity_of(host)) is not None
+                             for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))]  # fmt: skip
+        if self.watch is not None:
+            items += self.watch(nodes, asked_s)
+        if items:
+            inlet.stage(items, now_ns)
+
+    async def nodes(self) -> dict[str, Node]:
+        """All nodes as they are now. Raises ConnectorError."""
+        return parse_nodes(
+            await self.ask("sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}")
+        )
 
     async def _cluster(self) -> str:
-        text = await self._ask("scontrol", "show", "config")
+        text = await self.ask("scontrol", "show", "config")
         for line in text.splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "ClusterName" and value.strip():
                 return value.strip()[:100]
         raise ConnectorError("scontrol show config: has no ClusterName")
 
-    async def _ask(self, *command: str) -> str:
+    async def ask(self, *command: str) -> str:
         """What a command of Slurm writes. Raises ConnectorError if it fails or takes too long."""
         try:
             process = await asyncio.create_subprocess_exec(

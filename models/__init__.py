@@ -9,11 +9,14 @@ from __future__ import annotations
 from models.failure import Failure
 from models.load import Load
 from models.persistence import Persistence
+from models.power_curve import PowerCurve
 from twin.contracts import Model
 
 REGISTRY: dict[str, type[Model]] = {
     "failure": Failure,
     "load": Load,
     "persistence": Persistence,
+    "power_curve": PowerCurve,
 }
-DEFAULT = ("load", "failure")  # what a site has that names no models; others run where its file names them
+# What a site has that names no models; others run where its file names them
+DEFAULT = ("load", "failure", "power_curve")

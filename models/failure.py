@@ -92,7 +92,7 @@ class Failure:
 
     def update(self, view: View) -> None:
         """Take in the failures and the features of now, and say what follows."""
-        self.now_ns, self._said = view.now_ns, []
+        before_ns, self.now_ns, self._said = self.now_ns, view.now_ns, []
         n = view.site.sizes["node"]
         if not n:
             return
@@ -114,6 +114,9 @@ class Failure:
         if fresh.size:
             self.cases.lose(fresh, view.now_ns)  # people who work there end what can be seen of it
         self._under = under
+        for began_ns, ended_ns in log.unwatched_ns.tolist():
+            if ended_ns > before_ns:  # what became of them then nobody saw
+                self.cases.lose(np.arange(n), began_ns)
         self.cases.settle(log.node, log.start_ns, rates.tells(log), view.now_ns)
         self._challenge(features, view.now_ns, ~(past.down | under))
         if NODE in self.signals:
@@ -124,7 +127,7 @@ class Failure:
     def _rest(self, past: Past, log: FailureLog, features: NodeFeatures, now_ns: int) -> None:
         """The baseline, worked out anew where that is due."""
         rows = [getattr(log, name) for name in ("node", "start_ns", "end_ns", "shared", "kind")]
-        mark = digest([*rows, log.begin_ns, self.fitted.version]).encode()
+        mark = digest([*rows, log.begin_ns, log.unwatched_ns, self.fitted.version]).encode()
         if mark == self._log_mark and now_ns - self.anew_ns < ANEW_NS:
             return
         self._log_mark, self.anew_ns, self._band = mark, now_ns, None

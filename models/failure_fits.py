@@ -30,6 +30,7 @@ def training_of(
     out: dict[str, Any] = {f"log/{name}": np.array(getattr(log, name)) for name in LOG}
     out["log/classes"] = np.frombuffer("\n".join(log.classes).encode(), np.uint8)
     out["log/n_begin_now"] = np.array([cases.n, log.begin_ns, now_ns], np.int64)
+    out["log/unwatched_ns"] = np.array(log.unwatched_ns)
     out["champions"] = np.array([c.array() for c in champions])
     return out | {f"cases/{key}": array for key, array in cases.memory(recent=False).items()}
 
@@ -42,7 +43,8 @@ def fit_all(
         n, begin_ns, now_ns = series["log/n_begin_now"].tolist()
         classes = tuple(bytes(series["log/classes"]).decode().split("\n"))
         columns = {name: series[f"log/{name}"] for name in LOG}
-        log = FailureLog(**columns, classes=classes, begin_ns=begin_ns)
+        gaps = series["log/unwatched_ns"]
+        log = FailureLog(**columns, classes=classes, begin_ns=begin_ns, unwatched_ns=gaps)
         cases = Cases.restored({k[6:]: v for k, v in series.items() if k.startswith("cases/")})
         before = [Champion.of(numbers) for numbers in series["champions"]]
     except KeyError as error:

@@ -8,6 +8,7 @@ that all share. May import models, the core's health records and number types; N
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from models.self_exciting import PARTS, exposures
 from twin.frame import F64, I64, NS, Bool
 from twin.health.failures import is_failure
 from twin.health.records import FailureLog
+from twin.unwatched import nothing, watched_ns
 
 DAY_NS = 86_400 * NS
 # Failures per node and day of two clusters of A100 over 11 months: 6.50 and 2.34 per 1000 node-days. The
@@ -57,7 +59,11 @@ class Past(NamedTuple):
 
 
 def past_of(log: FailureLog, n: int, now_ns: int) -> Past:
-    """What was known at `now_ns` of n nodes. Rows from before the watch began are no failures of its time."""
+    """What was known at `now_ns` of n nodes. Rows from before the watch began are no failures of its time.
+
+    Days are those that somebody watched: what was not seen in the others is no sign of health.
+    """
+    log, now_ns = _by_watch(log, now_ns)
     began_ns = log.begin_ns or now_ns
     order = np.argsort(log.start_ns, kind="stable")
     order = order[(log.node[order] < n) & (log.node[order] >= 0) & (log.start_ns[order] <= now_ns)]
@@ -74,6 +80,19 @@ def past_of(log: FailureLog, n: int, now_ns: int) -> Past:
     kept = FaultLog(n, node[own].astype(np.int32), start_d[own], end_d[own], kind, classes, 0.0, until_d)
     shock_d, struck = shocks(start[counts & log.shared[order]])
     return Past(kept, down, (shock_d - began_ns) / DAY_NS, struck, start_d[counts], kept.until_d)
+
+
+def _by_watch(log: FailureLog, now_ns: int) -> tuple[FailureLog, int]:
+    """The log and now by a clock that stands still while nobody watches."""
+    gaps = log.unwatched_ns
+    if not len(gaps):
+        return log, now_ns
+    end_ns = np.where(log.end_ns > 0, np.maximum(watched_ns(log.end_ns, gaps), 1), 0)
+    begin_ns = int(watched_ns(log.begin_ns, gaps)) if log.begin_ns else 0
+    moved = replace(
+        log, start_ns=watched_ns(log.start_ns, gaps), end_ns=end_ns, begin_ns=begin_ns, unwatched_ns=nothing()
+    )
+    return moved, int(watched_ns(now_ns, gaps))
 
 
 def tells(log: FailureLog) -> Bool:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from policies.checkpoint import Checkpoint
 from policies.leak_guard import LeakGuard
 from policies.operator import Operator
+from policies.power_cap import PowerCap
+from policies.power_guard import PowerGuard
+from policies.replacement import Replacement
 from policies.thermal_guard import ThermalGuard
 from twin.contracts import Policy
 
@@ -16,4 +19,7 @@ REGISTRY: dict[str, type[Policy]] = {
     "leak_guard": LeakGuard,
     "operator": Operator,
     "checkpoint": Checkpoint,
+    "replacement": Replacement,
+    "power_guard": PowerGuard,
+    "power_cap": PowerCap,
 }

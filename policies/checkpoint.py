@@ -1,11 +1,11 @@
 """checkpoint: how often each training job should save, by the live failure rate of the nodes that it holds,
 and which should save now, ahead of what is about to interrupt them.
 
-An interval is proposed where it promises a job more than LEAST_GAIN of its time over the one in force, so
-that nobody is nagged: the optimum is flat. A save now is asked for once for each thing that threatens, with a
-deadline; that it runs out is no failure. Jobs of other kinds, and those that never said anything of
-checkpoints, are left alone. With no forecast nothing new is proposed. May import contracts and the other
-files of this policy; reads the view, touches nothing.
+An interval, durable or in memory, is proposed where it promises a job more than LEAST_GAIN of its time over
+the one in force, so that nobody is nagged: the optimum is flat. A save now is asked for once for each thing
+that threatens, with a deadline; that it runs out is no failure. Jobs of other kinds, and those that never
+said anything of checkpoints, are left alone. With no forecast nothing new is proposed. May import contracts
+and the other files of this policy; reads the view, touches nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from policies import checkpoint_words as words
-from policies.checkpoint_ahead import Weighed, weigh
+from policies.checkpoint_ahead import DRAIN, Weighed, weigh
 from policies.checkpoint_costs import speaks, storage_left, terms_of
 from policies.checkpoint_hazard import Held, Rates, held_by, rates_of
 from policies.checkpoint_plan import Plan, Terms, ettr_at, least_interval_s, plan
 from twin.contracts import Columns, Memory, Proposal, View
 from twin.errors import ContractError
-from twin.frame import F64, I32, NS
+from twin.frame import F64, I32, NS, Bool
 from twin.jobs import KINDS
 
 INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
+LOCAL = "job.checkpoint_local_interval_s"
 TRAINING = KINDS.index("training")
 # A job is told anew where that promises this much more of its time (1 = all of it). source: estimate; the
 # optimum is flat, so that this is a quarter of the interval or so
@@ -56,13 +57,14 @@ class Asked(NamedTuple):
     source: np.ndarray
     proposed_s: F64  # interval: as proposed, else as the job says; 0 = unknown
     kept_s: F64  # what it keeps: as it says itself, else as proposed; 0 = unknown
+    local_s: F64  # between saves to memory, as proposed, else as the job says; 0 = unknown
 
 
 class Checkpoint:
     """Proposes intervals between saves, and saves ahead of trouble."""
 
     name: ClassVar[str] = "checkpoint"
-    controls: ClassVar[tuple[str, ...]] = (INTERVAL, SINCE)
+    controls: ClassVar[tuple[str, ...]] = (INTERVAL, SINCE, LOCAL)
     rank: ClassVar[int] = 30
     period_s: ClassVar[float] = 1.0  # a job that ended is let go in the same tick
     urgent: ClassVar[bool] = True
@@ -101,7 +103,7 @@ class Checkpoint:
             left = storage_left(view, _duty(asked))
             _plan_some(view, asked, left, kept)
             _save_some(view, asked, left, kept)
-        return words.proposals(view, INTERVAL, SINCE, kept), kept
+        return words.proposals(view, INTERVAL, SINCE, LOCAL, kept), kept
 
 
 def _look(view: View, slots: I32, kept: Memory) -> Asked:
@@ -110,7 +112,9 @@ def _look(view: View, slots: I32, kept: Memory) -> Asked:
     terms, source = terms_of(view, slots, held, rates)
     told, own = view.jobs.checkpoint_interval_s[slots], kept["interval_s"][slots]
     proposed = np.where(own > 0, own, told)
-    return Asked(slots, held, rates, terms, source, proposed, np.where(told > 0, told, own))
+    local = np.where(kept["local_s"][slots] > 0, kept["local_s"][slots],
+                     view.jobs.checkpoint_local_interval_s[slots])  # fmt: skip
+    return Asked(slots, held, rates, terms, source, proposed, np.where(told > 0, told, own), local)
 
 
 def _duty(asked: Asked) -> float:
@@ -124,7 +128,7 @@ def _plan_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
     """Look anew at the intervals of the jobs that were not looked at for longest."""
     now_ns, slots = view.now_ns, asked.slots
     stale = slots[now_ns - kept["planned_ns"][slots] > round(HOLD_S * NS)]
-    kept["interval_s"][stale] = 0.0
+    kept["interval_s"][stale] = kept["local_s"][stale] = 0.0
     waited_ns = now_ns - kept["planned_ns"][slots]
     known = np.isfinite(asked.rates.per_s)
     due = np.flatnonzero(known & (waited_ns >= round(PLAN_S * NS)))
@@ -138,7 +142,7 @@ def _plan_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
     wanted[due] = np.minimum(np.nan_to_num(free.interval_s, nan=MOST_S), MOST_S)
     busy_s = asked.terms.block_s + asked.terms.flush_s
     storage = np.full(len(slots), 0 if view.site.sizes["storage"] else -1)
-    least_s = least_interval_s(busy_s, storage, wanted, left)[due]
+    least_s = least_interval_s(busy_s, storage, wanted, left, np.maximum(asked.held.size, 1))[due]
     bound = least_s > free.interval_s
     best = plan(terms, least_s) if bound.any() else free
     _decide(view, slots[due], asked, due, terms, best, least_s, kept)
@@ -160,8 +164,11 @@ def _decide(
     sound = np.isfinite(best.ettr) & np.isfinite(low) & (low <= high)
     least = np.clip(least_s, low, high)
     interval = np.clip(rounded(best.interval_s, least), low, high)
-    now_s = asked.proposed_s[due]
-    worth, before = ettr_at(terms, interval), ettr_at(terms, now_s)
+    now_s, now_local_s = asked.proposed_s[due], asked.local_s[due]
+    local = _local(view, slots, best, interval)
+    worth = ettr_at(terms, interval, np.where(local > 0, local, best.local_interval_s))
+    # Who never said how often it saves to memory is taken to do its best: it is told so once
+    before = ettr_at(terms, now_s, np.where(now_local_s > 0, now_local_s, np.nan))
     gain = np.where(now_s > 0, worth - before, worth)
     rested_s = (now_ns - kept["changed_ns"][slots]) / NS
     never = kept["changed_ns"][slots] == 0
@@ -169,16 +176,32 @@ def _decide(
     enough |= ~never & (rested_s >= LONG_S) & (gain >= LONG_GAIN)
     # What storage cannot drain is too often, whatever else it may promise
     enough |= (now_s > 0) & (now_s < 0.98 * least) & (never | (rested_s >= CHANGE_S))
-    change = sound & ((now_s <= 0) | enough) & (interval != kept["interval_s"][slots])
+    new = (now_s <= 0) | (local > 0) & (kept["local_s"][slots] <= 0)
+    other = (interval != kept["interval_s"][slots]) | (local != kept["local_s"][slots])
+    change = sound & (new | enough) & other
     kept["planned_ns"][slots] = now_ns
-    new = {
+    fresh = {
         "changed_ns": np.full(len(slots), now_ns), "interval_s": interval, "least_s": least, "was_s": now_s,
         "mttf_s": 1.0 / np.maximum(terms.hard_per_s + terms.soft_per_s, 1e-12), "block_s": terms.block_s,
         "source": asked.source[due], "ettr_pu": worth, "gain_pu": np.where(now_s > 0, gain, 0.0),
-        "local_s": np.nan_to_num(best.local_interval_s, posinf=0.0), "nodes": asked.held.size[due],
+        "local_s": local, "nodes": asked.held.size[due],
     }  # fmt: skip
-    for name, column in new.items():
+    for name, column in fresh.items():
         kept[name][slots[change]] = column[change]
+
+
+def _local(view: View, slots: I32, best: Plan, interval: F64) -> F64:
+    """Intervals between saves to memory [m], as people would say them; 0: no such tier, or of no use.
+
+    Rounded up, so that the last of them falls together with the durable save, and not just before it.
+    """
+    envelope = view.envelope(LOCAL)
+    low, high = envelope.low[slots], envelope.high[slots]
+    with np.errstate(invalid="ignore"):
+        parts = np.maximum(np.rint(best.interval_s / best.local_interval_s), 1.0)
+        local = np.clip(np.ceil(interval / parts), low, high)
+        known = np.isfinite(best.local_interval_s) & np.isfinite(interval) & (low <= high)
+    return np.where(known & np.isfinite(local), local, 0.0)
 
 
 def _save_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
@@ -190,13 +213,15 @@ def _save_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
     kept["since_s"][slots[over]] = 0.0
     kept["until_ns"][slots[pending & saved]] = 0  # it listens
     pending &= ~over
-    answered = kept["answered"][slots]
+    met, asked_elsewhere = _asked_elsewhere(view, asked, pending)
+    # Who drains asked for a save and waited for it: it is the one, and no other is asked for
+    answered = np.asarray(kept["answered"][slots] | np.where(met, DRAIN, 0), np.int64)
     w = weigh(view, slots, asked.held, asked.rates, asked.terms, asked.kept_s, answered)
     kept["answered"][slots] = answered & w.causes  # what is over may threaten anew
     cost_s = asked.terms.block_s + asked.terms.flush_s
     rest_s = np.where(kept["until_ns"][slots] > 0, UNHEARD_S, SPACING_S)
     rested = (now_ns - kept["asked_ns"][slots]) / NS >= rest_s
-    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending)
+    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending & ~asked_elsewhere)
     if left <= 0.0 or not len(wanted):
         return
     # The most that is at stake first, and no more at once than the file system drains in time
@@ -209,6 +234,17 @@ def _save_some(view: View, asked: Asked, left: float, kept: Memory) -> None:
         room[0] |= not pending.any()
         wanted = wanted[room]
     _ask(view, slots, np.sort(wanted), w, asked, kept)
+
+
+def _asked_elsewhere(view: View, asked: Asked, pending: Bool) -> tuple[Bool, Bool]:
+    """Jobs [m] that met what anybody asked of them of late, and those whom others ask right now."""
+    now_s, wish_s = view.now_ns / NS, view.commanded(SINCE)[asked.slots]
+    saved_s = view.jobs.saved_ns[asked.slots] / NS
+    lately_s = asked.terms.block_s + asked.terms.flush_s + SPACING_S
+    with np.errstate(invalid="ignore"):
+        met = (saved_s >= wish_s) & (now_s - saved_s <= lately_s)
+        waits = (saved_s < wish_s) & (now_s - wish_s <= lately_s) & ~pending
+    return met, waits
 
 
 def _ask(view: View, slots: I32, at: np.ndarray, w: Weighed, asked: Asked, kept: Memory) -> None:

@@ -13,6 +13,7 @@ from policies.checkpoint_plan import Terms
 from twin.contracts import View
 from twin.frame import F64, I32, NS, Bool
 from twin.state import GOOD
+from twin.unwatched import watched_ns
 
 # A save of a large job stops it for 10 to 60 s; the upper end. source: domain.md D
 PRIOR_BLOCK_S = 60.0
@@ -46,7 +47,9 @@ def terms_of(view: View, slots: I32, held: Held, rates: Rates) -> tuple[Terms, n
     again = jobs.checkpoint_local_restart_s[slots]
     local_block_s = np.where(local > 0, local, np.nan)
     local_restart_s = np.where(local > 0, np.where(again > 0, again, restart_s), np.nan)
-    ran_s = np.maximum((view.now_ns - jobs.started_ns[slots]) / NS, 0.0)
+    gaps = view.failures().unwatched_ns  # in which nobody heard what it told
+    ran_ns = watched_ns(view.now_ns, gaps) - watched_ns(jobs.started_ns[slots], gaps)
+    ran_s = np.maximum(ran_ns / NS, 0.0)
     prior_s = DAY_S / (PRIOR_SOFT * np.maximum(held.size, 1))
     soft = (1.0 + jobs.recoveries[slots]) / (prior_s + ran_s)
     terms = Terms(block_s, flush_s, restart_s, local_block_s, local_restart_s, rates.shape, rates.per_s, soft)
@@ -57,8 +60,12 @@ def storage_left(view: View, duty_pu: float) -> float:
     """The share of its time that the file systems have for checkpoints, of all jobs together; 0 = none now.
 
     `duty_pu`: what checkpoints take of it already. Nobody says which job writes where, so all are taken for
-    one. What else is written is known where the site keeps a history of `storage.flush_bytes_per_s`: the mean
-    beside the greatest. One that is down or full takes nothing.
+    one. What else is written, and what is restored, is known where the site keeps a history of
+    `storage.flush_bytes_per_s` and `storage.restore_bytes_per_s`: the mean beside the greatest, as if both
+    came out of one purse. One that is down or full takes nothing.
+
+    How long a restart takes does not follow the bandwidth that is read: it is what restores take, not what
+    they could have, and is small when nobody restores. A job's own restarts are measured whole.
     """
     if not view.site.sizes["storage"]:
         return 1.0
@@ -66,15 +73,20 @@ def storage_left(view: View, duty_pu: float) -> float:
     bad |= _now(view, "storage.used_pu") >= FULL_PU
     if bad.any():
         return 0.0
-    past = view.past("storage.flush_bytes_per_s")
+    other = max(0.0, _busy(view, "storage.flush_bytes_per_s") - duty_pu)
+    other += _busy(view, "storage.restore_bytes_per_s")
+    return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - min(other, 1.0)))
+
+
+def _busy(view: View, key: str) -> float:
+    """The share of its time that the busiest file system is busy with this; 0 where nobody kept a history."""
+    past = view.past(key)
     if past is None or not np.isfinite(past[1]).any():
-        return DRAIN_PU
+        return 0.0
     rates = np.where(np.isfinite(past[1]), past[1], np.nan)
     rates = rates[:, np.isfinite(rates).any(axis=0)]
     most = np.nanmax(rates, axis=0)
-    busy = np.where(most > 0, np.nanmean(rates, axis=0) / np.maximum(most, 1.0), 0.0)
-    other = max(0.0, float(busy.max()) - duty_pu)
-    return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - other))
+    return float(np.where(most > 0, np.nanmean(rates, axis=0) / np.maximum(most, 1.0), 0.0).max())
 
 
 def _now(view: View, key: str) -> F64:

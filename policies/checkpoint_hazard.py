@@ -17,6 +17,7 @@ from twin.contracts import Forecast, View
 from twin.frame import F64, I32, I64, NS, Bool
 from twin.health.failure_words import is_failure
 from twin.health.levels import DEGRADED, FAILED, action
+from twin.unwatched import ago_d
 
 NODE = "node.failure_pu"
 DAY_S, HOUR_S = 86_400.0, 3600.0
@@ -106,21 +107,27 @@ def _of_late(view: View, per_s: F64) -> float:
     own = counts & ~log.shared
     k = STEADY + float(np.count_nonzero(own))
     share = k / (k + float(np.count_nonzero(counts & log.shared)))
-    return 1.0 + share * (of_late(age_d[own], share * DAY_S * per_s, watched_d) - 1.0)
+    gaps_d = ago_d(log.unwatched_ns, view.now_ns)
+    return 1.0 + share * (of_late(age_d[own], share * DAY_S * per_s, watched_d, gaps_d) - 1.0)
 
 
-def of_late(age_d: F64, per_d: F64, watched_d: float) -> float:
+def of_late(age_d: F64, per_d: F64, watched_d: float, gaps_d: F64 | None = None) -> float:
     """How many times as often as expected nodes fail of late; 1 where nothing tells.
 
     age_d [k]: days since each failure of a node's own; per_d [n]: failures a day expected of each node;
-    watched_d: for how many days failures were counted. Each counts 2^(-age / HALF_D), and so does, by its
-    integral, what was expected.
+    watched_d: for how many days failures were counted, but for gaps that began and ended so many days ago
+    [g, 2]. Each counts 2^(-age / HALF_D), and so does, by its integral, what was expected.
     """
     if not len(per_d):
         return 1.0
     seen = float(np.exp2(-age_d / HALF_D).sum())
     fleet_d = float(np.minimum(per_d, MOST_OF_ONE * np.median(per_d)).sum())
-    expected = fleet_d * HALF_D / np.log(2.0) * -np.expm1(-np.log(2.0) * max(watched_d, 0.0) / HALF_D)
+    half_d = HALF_D / np.log(2.0)
+    days = -half_d * np.expm1(-max(watched_d, 0.0) / half_d)
+    if gaps_d is not None:
+        since = np.clip(gaps_d, 0.0, max(watched_d, 0.0))
+        days -= half_d * float((np.exp(-since[:, 1] / half_d) - np.exp(-since[:, 0] / half_d)).sum())
+    expected = fleet_d * max(days, 0.0)
     return float(np.clip((STEADY + seen) / (STEADY + expected), LEAST_OF_LATE, MOST_OF_LATE))
 
 

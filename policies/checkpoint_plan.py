@@ -104,28 +104,52 @@ def ettr_at(terms: Terms, interval_s: ArrayLike, local_interval_s: ArrayLike = n
 
 
 def least_interval_s(
-    flush_s: F64, storage: ArrayLike, wanted_s: F64 | None = None, share: float = STORAGE_SHARE
+    flush_s: F64,
+    storage: ArrayLike,
+    wanted_s: F64 | None = None,
+    share: float = STORAGE_SHARE,
+    weight: ArrayLike = 1.0,
 ) -> F64:
     """The shortest interval [n] of each job at which the saves of all jobs of one storage fit, seconds.
 
     flush_s: [n], how long one save of the job keeps the storage busy when it is alone there. storage: [n],
     numbers of storages, -1 for none that is known: bound by the job's own flush alone. wanted_s: [n], the
-    intervals that the jobs want. The saves fit if the sum of flush over interval is at most `share`. Without
-    wishes all jobs of a storage get the same interval. With them, wishes that fit are left alone, and others
-    are stretched by one factor: which is best where a save's cost grows with its flush, and nearly so
-    otherwise, as the optimum is flat. A wish of 0 or NaN counts as the job's own flush.
+    intervals that the jobs want; a wish of 0 or NaN counts as the job's own flush. The saves fit if the sum
+    of flush over interval is at most `share`. Without wishes all jobs of a storage get the same interval.
+    With them the storage's time is shared out max-min fairly by `weight` [n], such as nodes: wishes that fit
+    are left alone, and a job that asks for more than its part gets its part and takes nothing from others,
+    whatever it claims of its saves.
     """
     flush, places = np.nan_to_num(np.minimum(seconds(flush_s), MOST_S)), np.asarray(storage)
-    wanted = flush if wanted_s is None else np.maximum(np.nan_to_num(seconds(wanted_s)), flush)
+    known = (places >= 0) & (flush > 0)
     if wanted_s is None:
-        busy, stretched = flush, np.ones_like(flush)
-    else:
-        busy, stretched = flush / np.where(wanted > 0, wanted, 1.0), wanted
-    known, place = np.unique(places, return_inverse=True)
-    demand = np.bincount(place, busy, minlength=len(known))[place] / share
-    bound = (places >= 0) & (demand > (0.0 if wanted_s is None else 1.0)) & (flush > 0)
-    with np.errstate(invalid="ignore"):
-        return np.where(bound, np.maximum(stretched * demand, flush), flush)
+        _, place = np.unique(places, return_inverse=True)
+        return np.where(known, np.maximum(np.bincount(place, flush)[place] / share, flush), flush)
+    wanted = np.maximum(np.nan_to_num(seconds(wanted_s)), flush)
+    demand = np.where(known, flush / np.where(wanted > 0, wanted, 1.0), 0.0)
+    given = fair_shares(demand, places, share, np.broadcast_to(np.asarray(weight, np.float64), flush.shape))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(known & (given < demand), np.maximum(flush / given, flush), flush)
+
+
+def fair_shares(demand: F64, place: ArrayLike, most: float, weight: F64) -> F64:
+    """What each of n gets of `most`, which there is at each place: the max-min fair share by weight.
+
+    Nobody gets more than its demand (>= 0); what it leaves is for the others at the place, by their weights
+    (> 0). Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2.
+    """
+    places = np.asarray(place)
+    given, level = demand.copy(), demand / weight
+    order = np.lexsort((level, places))
+    for at in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+        if demand[at].sum() <= most:
+            continue
+        # Who asks for least by its weight first: from the first that cannot get it, all get the same level
+        before = np.cumsum(demand[at]) - demand[at]
+        levels = (most - before) / (np.cumsum(weight[at][::-1])[::-1])
+        first = int(np.argmax(levels < level[at]))
+        given[at[first:]] = levels[first] * weight[at[first:]]
+    return given
 
 
 def plan_shared(terms: Terms, storage: ArrayLike, share: float = STORAGE_SHARE) -> Plan:

@@ -37,17 +37,6 @@ def worth_saving_s(save_s: ArrayLike, precision: ArrayLike) -> F64:
         return np.where((seconds(save_s) == 0) & (right == 0), 0.0, seconds(save_s) / right)
 
 
-def young_ahead_s(save_s: ArrayLike, mttf_s: ArrayLike, recall: ArrayLike) -> F64:
-    """First-order interval `sqrt(2 C M / (1 - recall))`, seconds; inf where all is foretold.
-
-    source: Aupy, Robert, Vivien and Zaidouni, JPDC 74 (2), 2014.
-    """
-    missed = 1.0 - np.clip(np.asarray(recall, np.float64), 0.0, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(seconds(save_s) * missed == 0, np.where(missed == 0, np.inf, 0.0),
-                        np.sqrt(2.0 * seconds(save_s) * seconds(mttf_s) / missed))  # fmt: skip
-
-
 def ettr_ahead(
     interval_s: ArrayLike, save_s: ArrayLike, restart_s: ArrayLike, mttf_s: ArrayLike, recall: ArrayLike,
     precision: ArrayLike, answered_s: ArrayLike | None = None,

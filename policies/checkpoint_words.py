@@ -20,8 +20,8 @@ MOST_NAME = 40  # characters of a job's name in a sentence
 MOST_TOLD = 200  # jobs with a sentence of their own, of each control; the rest share one
 
 
-def proposals(view: View, interval: str, since: str, kept: Memory) -> list[Proposal]:
-    """One for each job of the first MOST_TOLD, one for the others, of both controls."""
+def proposals(view: View, interval: str, since: str, local: str, kept: Memory) -> list[Proposal]:
+    """One for each job of the first MOST_TOLD, one for the others, of each control."""
     high, names = view.envelope(interval).high, view.jobs.names
     often = np.flatnonzero(kept["interval_s"] > 0).astype(np.int32)
     out = [
@@ -33,7 +33,12 @@ def proposals(view: View, interval: str, since: str, kept: Memory) -> list[Propo
     out += [_since(since, now[k : k + 1], names, kept) for k in range(min(len(now), MOST_TOLD))]
     if len(now) > MOST_TOLD:
         out.append(_since(since, now[MOST_TOLD:], names, kept))
-    return out
+    tiered = np.flatnonzero(kept["local_s"] > 0).astype(np.int32)
+    cuts = [tiered[k : k + 1] for k in range(min(len(tiered), MOST_TOLD))]
+    if len(tiered) > MOST_TOLD:
+        cuts.append(tiered[MOST_TOLD:])
+    high = view.envelope(local).high
+    return out + [_to_memory(local, index, high, names, kept) for index in cuts]
 
 
 def _interval(control: str, index: I32, high: np.ndarray, names: list[str], kept: Memory) -> Proposal:
@@ -45,6 +50,17 @@ def _interval(control: str, index: I32, high: np.ndarray, names: list[str], kept
         why = _named(names[index[0]])
         why += _why_often({name: column[index[0]] for name, column in kept.items()})
     return Proposal(control, index, lo, np.maximum(high[index], want), want, why)
+
+
+def _to_memory(control: str, index: I32, high: np.ndarray, names: list[str], kept: Memory) -> Proposal:
+    want = kept["local_s"][index]
+    if len(index) > 1:
+        why = f"best between two durable saves, for {len(index)} more jobs"
+    else:
+        often_s, durable_s = (float(kept[name][index[0]]) for name in ("local_s", "interval_s"))
+        why = f"{_named(names[index[0]])}save to memory every {span(often_s)}: "
+        why += f"what a lost process costs, between durable saves every {span(durable_s)}"
+    return Proposal(control, index, np.minimum(1.0, want), np.maximum(high[index], want), want, why)
 
 
 def _why_often(job: dict[str, Any]) -> str:

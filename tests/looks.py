@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.builders import START_NS
 from twin.frame import NS
+from twin.health.catalogue import find
 from twin.health.levels import FAILED, HEALTHY, UNKNOWN
 from twin.jobs import Jobs
 from twin.signals import find_signal
@@ -87,6 +88,13 @@ class Look:
 
     def of(self, table: str, entity: int) -> tuple[Any, ...]:
         return self.heard.get((table, entity), ())
+
+    def last_ns(self, table: str, kind: str) -> np.ndarray:
+        last = np.zeros(self.site.sizes[table], np.int64)
+        for (of, entity), some in self.heard.items():
+            at_ns = [h.at_ns for h in some if of == table and find(h.code, table).kind == kind]
+            last[entity] = max([int(last[entity]), *at_ns])
+        return last
 
     def by_class(self) -> tuple[tuple[str, ...], np.ndarray]:
         return self.classes, self.faded

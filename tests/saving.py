@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.checkpoint import INTERVAL, SINCE, Checkpoint
+from policies.checkpoint import INTERVAL, LOCAL, SINCE, Checkpoint
+from policies.checkpoint_costs import PRIOR_SOFT
+from policies.checkpoint_hazard import held_by, rates_of
+from policies.checkpoint_plan import Terms
 from policies.operator import Operator
 from tests.builders import Twin, two_racks
 from twin import events as ev
@@ -21,6 +24,11 @@ from twin.frame import NS
 
 DAY_S, HOUR_S = 86_400.0, 3600.0
 MOST = 1.0 - 1e-9  # of a chance: one has no rate
+EIGHT = tuple(f"r1/node{i}" for i in range(8))
+OTHERS = tuple(f"r2/node{i}" for i in range(8))
+N_NODE = 36
+# Of a job that saves far too often: it is told another interval whatever is best
+RESTLESS = {"checkpoint_interval_s": 20.0, "checkpoint_save_s": 60.0, "checkpoint_restart_s": 600.0}
 
 
 class Says:
@@ -116,6 +124,10 @@ class Saving(Twin):
         """The interval that is commanded."""
         return float(self.lease(INTERVAL)[self.engine.jobs.slot_of[job]])
 
+    def local(self, job: str) -> float:
+        """The interval between saves to memory that is commanded."""
+        return float(self.lease(LOCAL)[self.engine.jobs.slot_of[job]])
+
     def since(self, job: str) -> float:
         """Seconds ago at the earliest that a save must have begun that is asked for; NaN = none is."""
         return float(self.now_ns / NS - self.lease(SINCE)[self.engine.jobs.slot_of[job]])
@@ -123,3 +135,35 @@ class Saving(Twin):
     def why(self, control: str) -> list[str]:
         """Reasons that the policy gives now."""
         return [p.reason for p in self.engine.in_force["checkpoint"] if p.control == control]
+
+
+def terms(per_s: float, shape: float = np.inf, nodes: int = 8, block_s: float = 60.0, flush_s: float = 0.0,
+          restart_s: float = 600.0, ran_s: float = 10.0) -> Terms:  # fmt: skip
+    """Of one job, as the policy should see it."""
+    soft = 1.0 / (DAY_S / (PRIOR_SOFT * nodes) + ran_s)
+    numbers = (block_s, flush_s, restart_s, np.nan, np.nan, shape, per_s, soft)
+    return Terms(*(np.array([x]) for x in numbers))
+
+
+def chances(least: float = 0.001, **of_node: float) -> np.ndarray:
+    """The least of each node but these: `n3` is the fourth node of the first rack."""
+    out = np.full(N_NODE, least)
+    for name, chance in of_node.items():
+        out[int(name[1:])] = chance
+    return out
+
+
+def saved(twin: Saving, job: str = "a", ago_s: float = 1200.0) -> None:
+    """The job says that its last save began so long ago; its interval is two hours."""
+    twin.told(job, ago_s=ago_s, interval_s=7200.0, save_s=60.0)
+
+
+def rates_now(twin: Saving) -> Any:
+    """Rates of the first job."""
+    view = twin.engine._view(1.0)
+    return rates_of(view, held_by(view, np.array([0], np.int32)))
+
+
+def drain(name: str = "d", level: float = 3.0, node: str = "r1/node3") -> ev.OperatorRequest:
+    return ev.OperatorRequest(id=name, author="ada", control="node.service_level", names=(node,), lo=level,
+                              hi=level, want=level, reason="repair")  # fmt: skip

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from twin.app.api import ApiServer
 from twin.app.config import Api, Config, Loaded
 from twin.app.live import Live, Part
 from twin.app.tokens import Tokens, add_token
-from twin.contracts import Decision
+from twin.contracts import Decision, Policy
 from twin.events import Event
 
 ROLES = ("viewer", "operator", "admin")
@@ -33,11 +33,17 @@ ROLES = ("viewer", "operator", "admin")
 class Pod:
     """A Live whose daemon is a few lines: what was put is in the next frame."""
 
-    def __init__(self, folder: Path, api: Api | None = None, tree: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        api: Api | None = None,
+        tree: dict[str, Any] | None = None,
+        more: Sequence[Policy] = (),
+    ) -> None:
         self.folder, self.url = folder, ""
         self.twin = Twin(
-            tree or two_racks(), [Operator(), ThermalGuard()],
-            authority={"operator": "act", "thermal_guard": "approve"},
+            tree or two_racks(), [Operator(), ThermalGuard(), *more],
+            authority={"operator": "act", "thermal_guard": "approve"} | {p.name: "act" for p in more},
         )  # fmt: skip
         config = Config(site="site.yaml", broker="embedded", state="state", api=api or Api(port=0))
         self.loaded = Loaded(config, folder / "racktwin.yaml")
@@ -100,10 +106,13 @@ class Pod:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, api: Api | None = None, tree: dict[str, Any] | None = None
+    folder: Path,
+    api: Api | None = None,
+    tree: dict[str, Any] | None = None,
+    more: Sequence[Policy] = (),
 ) -> AsyncIterator[Pod]:
-    """A pod that has ticked once, behind a real socket on loopback."""
-    pod = Pod(folder, api, tree)
+    """A pod that has ticked once, behind a real socket on loopback; `more` policies may act."""
+    pod = Pod(folder, api, tree, more)
     pod.tick({"gpu.temp_c": 60.0, "gpu.power_w": 700.0, "gpu.power_limit_w": 1200.0, "rack.flow_lpm": 96.0})
     service = asyncio.create_task(pod.server.run(pod.live))
     ticks = asyncio.create_task(pod.ticking())

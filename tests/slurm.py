@@ -54,9 +54,14 @@ PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubs
 
 
 class Cluster:
-    """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine."""
+    """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
-    def __init__(self, folder: Path, server: Find, nodes: int = 1, cluster: str = "lab") -> None:
+    `absent` more are called `far0001`, ...: they are known to it, and never answer.
+    """
+
+    def __init__(
+        self, folder: Path, server: Find, nodes: int = 1, cluster: str = "lab", absent: int = 0
+    ) -> None:
         if os.geteuid() != 0:
             pytest.skip("slurmd runs jobs as root only: run as root to test this")
         self.programs = {
@@ -66,6 +71,7 @@ class Cluster:
                 ("slurmctld", "slurmctld"),
                 ("slurmd", "slurmd"),
                 ("squeue", "slurm-client"),
+                ("sinfo", "slurm-client"),
                 ("scontrol", "slurm-client"),
                 ("sbatch", "slurm-client"),
                 ("scancel", "slurm-client"),
@@ -73,6 +79,7 @@ class Cluster:
         }
         self.folder, self.cluster = folder, cluster
         self.names = [f"gpu{i + 1}" for i in range(nodes)]
+        self.absent = f"far[0001-{absent:04d}]" if absent else ""
         self.conf = folder / "slurm.conf"
         self.env = {**os.environ, "SLURM_CONF": str(self.conf)}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -111,6 +118,8 @@ class Cluster:
             f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={p} CPUs={cpus} State=UNKNOWN"
             for n, p in zip(self.names, ports, strict=False)
         ]
+        if self.absent:
+            lines.append(f"NodeName={self.absent} NodeAddr=127.0.0.1 Port=1 State=UNKNOWN")
         (self.folder / "state").mkdir(parents=True)
         self.conf.write_text(
             CONF.format(
@@ -120,7 +129,7 @@ class Cluster:
                 folder=self.folder,
                 munge=self.folder / "munge" / "socket",
                 nodes="\n".join(lines),
-                names=",".join(self.names),
+                names=",".join(filter(None, (*self.names, self.absent))),
             )
         )
 

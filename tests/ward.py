@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tests.builders import START_NS, site_of
-from twin.contracts import Fault, Residual
+from twin.confidence import Residual
+from twin.contracts import Fault
 from twin.diagnosis.kinds import KINDS
 from twin.events import Event, FaultReported, MaintenanceBegun, MaintenanceEnded
 from twin.frame import NS

@@ -188,10 +188,13 @@ class Arbiter:
         stands = np.where(lease.running(), lease.value, readback)
         change = ~np.isnan(done.value) & (done.value != stands)
         if control.disruptive:
-            # A lapsed lease of such a control keeps its state: it counts until a read-back says otherwise.
+            # What we took out counts, also when the lease lapsed, until a read-back says that it is back.
+            # What broke or others took out is no harm of ours; where much is broken it would leave no room.
+            ours = lease.running() | ~np.isnan(lease.lapsed)
             last = np.where(known, readback, np.fmax(lease.lapsed, readback))
-            out_now = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
-            change &= (done.value > 0) & ~out_now
+            stood = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
+            out_now = stood & ours
+            change &= (done.value > 0) & ~stood
             room = envelope.blast_radius - int(out_now.sum())
         else:
             change &= ~protective

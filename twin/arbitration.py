@@ -14,8 +14,9 @@ from twin.arbiter import Settlement, Voiced
 from twin.contracts import CommandBatch, Proposal
 from twin.frame import F64, I32, NS, Bool, Frame
 from twin.leases import MISMATCH_S, Leases
-from twin.records import command_record
+from twin.records import command_record, names_of, shown
 from twin.signals import find_control, find_signal
+from twin.silence import SHOWN_ENTITIES
 from twin.state import GOOD, STALE_PERIODS
 from twin.takeover import adopt, renew_term, settling_records
 from twin.view import EngineView
@@ -59,6 +60,7 @@ def arbitrate(
         if len(lapsed):
             records.append(
                 {"kind": "lapsed", "control": key, "index": lapsed, "becomes": lease.control.on_expiry}
+                | names_of(key, lapsed, engine.site, engine.jobs)
             )
         if busy:
             commands += arbiter.confine(key, now_ns, barred)
@@ -79,15 +81,19 @@ def arbitrate(
             wanted = ~np.isnan(done.value)
         keep = wanted | abandoned if barred is None else wanted | abandoned | barred
         commands += arbiter.withdraw(key, keep, now_ns, slew_s, readback)
-        commands += renew_term(arbiter, key, now_ns, barred)
+        # What keeps its value and is asked for no more may be another's by now: that lease is left to lapse
+        left = ~wanted if lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held" else barred
+        if left is not None and barred is not None:
+            left = left | barred
+        commands += renew_term(arbiter, key, now_ns, left)
         if len(all_voices) > len(acting) or any(v.allowed is not None for v in acting):
             advice += _advice(engine, key, all_voices, readback, barred, now_ns)
         elif np.isfinite(lease.advised).any():
             lease.advised[:] = np.nan
         records += _follow_up(engine, key, view, readback, barred, commands)
     arbiter.fresh_term = False
-    records += [command_record("command", c, engine.site) for c in commands]
-    records += [command_record("advice", c, engine.site) for c in advice]
+    records += [command_record("command", c, engine.site, engine.jobs) for c in commands]
+    records += [command_record("advice", c, engine.site, engine.jobs) for c in advice]
     records += _verdicts(engine, verdicts)
     return commands, advice, deferred
 
@@ -224,8 +230,10 @@ def _follow_up(
     if len(lost):
         records.append(
             {"kind": "failed", "control": key, "index": lost, "why": "no answer after repeated sending"}
+            | names_of(key, lost, engine.site, engine.jobs)
         )
-    records += findings.unanswered(engine.site, key, _outside(lease.unanswered(), barred))
+    silent = _outside(lease.unanswered(), barred)
+    records += findings.unanswered(_shown(engine, control.table, silent), key, silent)
     if control.readback is not None:
         signal = find_signal(f"{control.table}.{control.readback}")
         assert signal is not None  # a control's read-back is of the catalogue
@@ -236,16 +244,19 @@ def _follow_up(
             lease.differs_ns[barred] = 0
         evidence = ""
         if len(off):
-            first = int(off[0])
-            name = engine.site.name(control.table, first)
+            first, (name,) = int(off[0]), _shown(engine, control.table, off[:1])
             evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
-        records += findings.mismatches(engine.site, key, off, evidence)
+        records += findings.mismatches(_shown(engine, control.table, off), key, off, evidence)
         period_s = float(engine.state.tables[control.table].period_s[signal.row])
         wait_s = STALE_PERIODS * period_s + MISMATCH_S
         resumed_ns = int(engine.state.tables[control.table].resumed_ns[0])
         unread = _outside(lease.unread(heard_ns, wait_s, now_ns, resumed_ns), barred)
-        records += findings.unread(engine.site, key, unread, wait_s)
+        records += findings.unread(_shown(engine, control.table, unread), key, unread, wait_s)
     return records
+
+
+def _shown(engine: Engine, table: str, index: I32) -> tuple[str, ...]:
+    return shown(engine.site, engine.jobs, table, index[:SHOWN_ENTITIES])
 
 
 def _outside(index: I32, barred: Bool | None) -> I32:

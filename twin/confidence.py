@@ -1,6 +1,12 @@
-"""How sure it is that a difference is real: the error function, without SciPy. May import frames only."""
+"""How sure it is that what was measured truly differs from what was expected: the error function.
+
+May import frames only.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,3 +45,29 @@ def confidence_of_many(difference: F64, sigma: F64) -> F64:
     poly *= x
     np.subtract(np.float32(1.0), poly, out=poly)
     return poly.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Expected beside measured [n]: `sigma` is the learned noise of their difference. To be read only."""
+
+    name: str
+    expected: F64
+    measured: F64
+    sigma: F64
+    stated_pu: F64 | None = None  # a confidence that was found otherwise
+
+    @cached_property
+    def confidence_pu(self) -> F64:
+        """Probability [n] that the two truly differ; on a healthy site it is uniform in 0..1. NaN = unknown.
+
+        Worked out when first asked for: most ticks nobody asks.
+        """
+        if self.stated_pu is not None:
+            return self.stated_pu
+        return confidence_of_many(self.measured - self.expected, self.sigma)
+
+    @property
+    def difference(self) -> F64:
+        """measured - expected"""
+        return self.measured - self.expected

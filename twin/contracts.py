@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from twin.confidence import confidence_of_many
+from twin.confidence import Residual
 from twin.events import Event, OperatorRequest
 from twin.frame import F32, F64, I32, I64, U8, Bool
 from twin.health.records import FailureLog, Health, NodeFeatures
 from twin.jobs import Jobs
+from twin.load_targets import LoadTarget
 from twin.reading import Block, Ignored, Message, Reading
+from twin.service_book import Service
 from twin.site import Envelope, Limit, Site
 
 Memory = dict[str, np.ndarray]  # column -> [n] of the table that the policy named
@@ -54,7 +55,7 @@ class Forecast:
     """The distribution of a quantity `horizon_s` ahead: its centre and a 90 % band, per entity [n].
 
     `signal` is a key of `twin.quantities`. Where two models forecast the same quantity at the same horizon,
-    the one whose name comes first is in force.
+    the one whose name comes first is in force. A horizon of 0 is for what is so now and nobody measures.
     """
 
     signal: str
@@ -177,6 +178,10 @@ class View(Protocol):
         """Budget per feeder: an outside grant while it runs, else the guaranteed share, else the file's."""
         ...
 
+    def load_targets(self) -> tuple[LoadTarget, ...]:
+        """What somebody outside lets the site or some feeders draw, now and to come."""
+        ...
+
     def outlook(self, quantity: str, at_ns: int) -> F64:
         """What was told from outside of a quantity at a coming instant, per entity [n]; NaN = nothing."""
         ...
@@ -208,31 +213,9 @@ class View(Protocol):
     def node_features(self) -> NodeFeatures: ...
     def failures(self) -> FailureLog: ...
 
-
-@dataclass(frozen=True)
-class Residual:
-    """Expected beside measured [n]: `sigma` is the learned noise of their difference. To be read only."""
-
-    name: str
-    expected: F64
-    measured: F64
-    sigma: F64
-    stated_pu: F64 | None = None  # a confidence that was found otherwise
-
-    @cached_property
-    def confidence_pu(self) -> F64:
-        """Probability [n] that the two truly differ; on a healthy site it is uniform in 0..1. NaN = unknown.
-
-        Worked out when first asked for: most ticks nobody asks.
-        """
-        if self.stated_pu is not None:
-            return self.stated_pu
-        return confidence_of_many(self.measured - self.expected, self.sigma)
-
-    @property
-    def difference(self) -> F64:
-        """measured - expected"""
-        return self.measured - self.expected
+    def service(self) -> Service:
+        """When nodes were last tested, repaired and replaced."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +243,11 @@ class Fault:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Proposes; never acts. `rank` orders policies: the lowest speaks first and cannot be widened."""
+    """Proposes; never acts. `rank` orders policies: the lowest speaks first and cannot be widened.
+
+    A policy may also have `accounts(view, before, after) -> list[dict]`: what it predicted and what came of
+    it, from its memory before and after `propose`, as plain data for the journal.
+    """
 
     name: ClassVar[str]
     controls: ClassVar[tuple[str, ...]]

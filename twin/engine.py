@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from twin import events as ev
-from twin.arbiter import MAX_PROPOSALS, Arbiter, check_proposal
+from twin.arbiter import Arbiter
 from twin.arbitration import arbitrate
+from twin.asking import ask_policies
 from twin.contracts import (
     Decision,
     Finding,
@@ -25,7 +26,6 @@ from twin.contracts import (
     Model,
     Policy,
     Proposal,
-    read_only,
 )
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.errors import ContractError, TwinError
@@ -38,14 +38,16 @@ from twin.history import History
 from twin.intake import Intake
 from twin.jobs import Jobs
 from twin.maintenance import Windows
-from twin.promises import check_forecast, checked_memory, fresh_memory
-from twin.records import FaultTally, ReportTally, brief_event, proposals_record, same_proposals
+from twin.promises import check_forecast, fresh_memory
+from twin.records import FaultTally, ReportTally, brief_event
 from twin.remap import change_site
-from twin.signals import find_control, find_signal
+from twin.service_book import ServiceBook
+from twin.signals import find_signal
 from twin.site import Site
 from twin.snapshot import dump_engine
 from twin.state import GOOD, State
 from twin.tree import digest
+from twin.unwatched import noted
 from twin.view import EngineView
 
 RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
@@ -86,6 +88,7 @@ class Engine:
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
         self.health = HealthState(site)
+        self.book = ServiceBook(site)
         self.findings = Findings(site, self.estimator)
 
     def settle_into(self, site: Site) -> None:
@@ -120,7 +123,7 @@ class Engine:
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self._view(frame.dt_s)
         fits = self._forecast(view, frame, records)
-        self._ask_policies(view, frame, records)
+        ask_policies(self, view, frame, records)
         commands, advice, deferred = arbitrate(self, view, frame, records)
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
         records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
@@ -184,6 +187,8 @@ class Engine:
             for table in self.state.tables.values():
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
                     table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)
+            state, began_ns = self.state, frame.now_ns - round(frame.dt_s * NS)
+            state.unwatched_ns = noted(state.unwatched_ns, began_ns, frame.now_ns)
 
     def _end_windows(self, now_ns: int) -> list[dict[str, Any]]:
         """Maintenance windows whose time is over, and what people left behind in those that ended."""
@@ -222,6 +227,8 @@ class Engine:
             refused = self.windows.end(event, self.state.now_ns)
         else:
             refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
+        if refused is None:
+            refused = self.book.take(event, self.state.now_ns)
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
             assert entity is not None  # or it would have been refused
@@ -259,9 +266,12 @@ class Engine:
             self.diagnosis.faults,
             lambda quantity, at_ns: self.intake.outlooks.at(quantity, at_ns, self.site),
             self.health,
+            self.book,
+            self.intake.load_targets.held(self.site),
         )
 
-    def _due(self, name: str, period_s: float, now_ns: int) -> bool:
+    def due(self, name: str, period_s: float, now_ns: int) -> bool:
+        """Whether a plug-in's period is over since it last ran."""
         last = self.ran_ns.get(name)
         return last is None or now_ns - last >= round(period_s * NS) - NS // 1000
 
@@ -271,7 +281,7 @@ class Engine:
             if (
                 name in self.suspended
                 or frame.urgent
-                or not self._due("model:" + name, model.period_s, frame.now_ns)
+                or not self.due("model:" + name, model.period_s, frame.now_ns)
             ):
                 continue
             self.ran_ns["model:" + name] = frame.now_ns
@@ -321,53 +331,6 @@ class Engine:
             if other is None or name < other.model.partition("@")[0]:
                 held[forecast.signal, forecast.horizon_s] = forecast
         self.forecasts = held
-
-    def _ask_policies(self, view: EngineView, frame: Frame, records: list[dict[str, Any]]) -> None:
-        for policy in self.policies:
-            name = policy.name
-            if self.intake.authority[name] == "off":
-                if self.in_force[name]:
-                    records.append(proposals_record(name, [], self.in_force[name]))
-                self.in_force[name] = []
-                continue
-            if name in self.suspended:
-                self._retire(policy, frame.now_ns)
-                continue
-            if (frame.urgent and not policy.urgent) or not (
-                frame.urgent or self._due(name, policy.period_s, frame.now_ns)
-            ):
-                continue
-            if not frame.urgent:
-                self.ran_ns[name] = frame.now_ns
-            try:
-                proposals, memory = policy.propose(
-                    view, {k: read_only(v) for k, v in self.memory[name].items()}
-                )
-                if len(proposals) > MAX_PROPOSALS:
-                    raise ContractError(f"{len(proposals)} proposals; expected at most {MAX_PROPOSALS}")
-                for p in proposals:
-                    control = find_control(p.control)
-                    check_proposal(p, policy.controls, self.site.sizes[control.table] if control else 0)
-                self.memory[name] = checked_memory(policy, memory, self.site)
-            except Exception as error:
-                records += self.suspend(name, error, frame.now_ns)
-                continue
-            if not same_proposals(proposals, self.in_force[name]):
-                records.append(proposals_record(name, proposals, self.in_force[name]))
-            # A policy may reuse its buffers: what was said is kept as it was said.
-            self.in_force[name] = [
-                Proposal(p.control, p.index.copy(), p.lo.copy(), p.hi.copy(), p.want.copy(), p.reason)
-                for p in proposals
-            ]
-
-    def _retire(self, policy: Policy, now_ns: int) -> None:
-        """A suspended policy's intervals hold until their leases end."""
-        since = self.suspended[policy.name]
-        self.in_force[policy.name] = [
-            p
-            for p in self.in_force[policy.name]
-            if now_ns - since < round(cast(Any, find_control(p.control)).lease_s * NS)
-        ]
 
     def suspend(self, name: str, error: Exception, now_ns: int) -> list[dict[str, Any]]:
         """A plug-in broke its contract: it is asked no more until `PluginRestored`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.errors import ConfigError
 from twin.estimate import exchanger, heat, hydraulics, loops, power_tree
 from twin.estimate.board import Board

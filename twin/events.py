@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 Authority = Literal["off", "advise", "approve", "act"]
+TargetKind = Literal["flex", "demand_response", "utility", "operator"]
 JobKind = Literal["training", "inference", "batch", "unknown"]
 
 
@@ -158,7 +159,8 @@ class CheckpointTold(_Event, frozen=True):
     `began_ns` is when the save began whose state it holds now in this tier: a durable one outlives its nodes,
     one in memory outlives its process. `save_s` from the begin until the save was done, `block_s` of it
     training stood still, `flush_s` from the begin until it was durable. `restart_s`: what the recovery took
-    that is just over. `interval_s` is in force at the job. `at_ns` is when all of this was so.
+    that is just over. `interval_s` is in force at the job. `progress_per_s`: work done per second of training
+    since its last report, in units of its own; saves left out. `at_ns` is when all of this was so.
     """
 
     job: str
@@ -170,6 +172,7 @@ class CheckpointTold(_Event, frozen=True):
     flush_s: float = 0.0
     restart_s: float = 0.0
     interval_s: float = 0.0
+    progress_per_s: float = 0.0
 
 
 class MaintenanceBegun(_Event, frozen=True):
@@ -197,6 +200,28 @@ class EntityReplaced(_Event, frozen=True):
     serial: str
 
 
+class NodeTested(_Event, frozen=True):
+    """A site's own test of a node ended: burn-in evidence. `began_ns` and `ended_ns` say when it ran.
+
+    `passed` is None where it could not be run, or not to its end: that says nothing of the node.
+    """
+
+    name: str
+    began_ns: int
+    ended_ns: int
+    passed: bool | None
+    test: str = ""
+    detail: str = ""
+
+
+class NodeRepaired(_Event, frozen=True):
+    """A person says that a node was repaired; what it needs now is a test, not another repair."""
+
+    author: str
+    name: str
+    note: str = ""
+
+
 class IdentityTold(_Event, frozen=True):
     """What the device in this slot says of itself; another serial than before is as an EntityReplaced."""
 
@@ -219,6 +244,30 @@ class BudgetGranted(_Event, frozen=True):
     feeder: str
     budget_w: float
     expires_ns: int
+
+
+class LoadTargetSet(_Event, frozen=True):
+    """Somebody outside asks that a load stays at `limit_w` or below, from `start_ns` until `end_ns`.
+
+    0 is from now on, and until it is withdrawn. `feeders`: each of these on its own; none named: the site's
+    racks together. `target` names it: a later one under the same name takes its place.
+    """
+
+    author: str
+    target: str
+    limit_w: float
+    feeders: tuple[str, ...] = ()
+    start_ns: int = 0
+    end_ns: int = 0
+    kind: TargetKind = "operator"
+    best_effort: bool = False
+
+
+class LoadTargetWithdrawn(_Event, frozen=True):
+    """The load target with this name is taken back."""
+
+    author: str
+    target: str
 
 
 class OutlookTold(_Event, frozen=True):
@@ -279,9 +328,13 @@ Event = (
     | MaintenanceBegun
     | MaintenanceEnded
     | EntityReplaced
+    | NodeTested
+    | NodeRepaired
     | IdentityTold
     | SiteChanged
     | BudgetGranted
+    | LoadTargetSet
+    | LoadTargetWithdrawn
     | OutlookTold
     | ModelFitted
     | FitFailed

@@ -18,6 +18,7 @@ from twin.contracts import Finding, View
 from twin.estimator import Estimator
 from twin.frame import I32, NS, Bool
 from twin.maintenance import Windows
+from twin.over_budget import over_budgets
 from twin.signals import find_signal
 from twin.silence import SHOWN_ENTITIES, silence_of
 from twin.site import Site
@@ -37,7 +38,7 @@ GUARDING = {
     "rack": ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm", "rack.inlet_temp_c"),
 }
 # Controls that are advice: who does not follow it, or never answers, is no device at fault.
-ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_since_s")
+ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_local_interval_s", "job.checkpoint_since_s")
 _MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
 _GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
@@ -235,14 +236,17 @@ class Findings:
                     len(index),
                 )
             )
+        found += over_budgets(site, view, windows)
         records, now = self.keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
         for record in records:  # what got worse, or only less bad, is not over
             if record["kind"] == "cleared" and (by := now.get(record["id"].rpartition("/")[0])):
                 record["superseded_by"] = by
         return records
 
-    def mismatches(self, site: Site, control: str, index: I32, evidence: str = "") -> list[dict[str, Any]]:
-        """Devices whose read-back has differed from the setpoint; `evidence` compares the first one's."""
+    def mismatches(
+        self, names: tuple[str, ...], control: str, index: I32, evidence: str = ""
+    ) -> list[dict[str, Any]]:
+        """Devices whose read-back differs from the setpoint; names and evidence are of the first ones."""
         table = control.partition(".")[0]
         if len(index) == 0:
             return self.clear(f"readback/{control}")
@@ -251,7 +255,7 @@ class Findings:
                 f"readback/{control}",
                 _severity(control, "critical"),
                 f"{len(index)} {table} entities do not do what {control} commands",
-                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                names[:SHOWN_ENTITIES],
                 (evidence,) if evidence else (),
                 1.0,
                 _MAY_DECLINE
@@ -261,7 +265,7 @@ class Findings:
             )
         )
 
-    def unanswered(self, site: Site, control: str, index: I32) -> list[dict[str, Any]]:
+    def unanswered(self, names: tuple[str, ...], control: str, index: I32) -> list[dict[str, Any]]:
         """Devices that never answered, or refused, until the command was given up."""
         if len(index) == 0:
             return self.clear(f"unanswered/{control}")
@@ -271,7 +275,7 @@ class Findings:
                 f"unanswered/{control}",
                 _severity(control, "critical"),
                 f"{len(index)} {table} did not carry out {control}",
-                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                names[:SHOWN_ENTITIES],
                 ("refused, or no answer, after repeated sending",),
                 1.0,
                 _MAY_DECLINE
@@ -281,7 +285,7 @@ class Findings:
             )
         )
 
-    def unread(self, site: Site, control: str, index: I32, wait_s: float) -> list[dict[str, Any]]:
+    def unread(self, names: tuple[str, ...], control: str, index: I32, wait_s: float) -> list[dict[str, Any]]:
         """Devices that answered a command and do not say, or no longer say, what they do."""
         if len(index) == 0:
             return self.clear(f"unread/{control}")
@@ -291,7 +295,7 @@ class Findings:
                 f"unread/{control}",
                 _severity(control, "warning"),
                 f"{control} of {len(index)} {table} is not confirmed: nothing is read back",
-                tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                names[:SHOWN_ENTITIES],
                 (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
                 1.0,
                 _MAY_DECLINE

@@ -17,6 +17,7 @@ from twin.events import Event
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]

@@ -25,6 +25,7 @@ from twin.frame import F64, I32, NS
 from twin.identity import Identities
 from twin.job_reports import checkpoint_told, job_ended, job_started
 from twin.jobs import Jobs
+from twin.load_targets import LoadTargets
 from twin.outlook import Outlooks
 from twin.records import brief_event
 from twin.signals import TABLES, find_control
@@ -52,6 +53,7 @@ class Intake:
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
         self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
         self.outlooks = Outlooks()
+        self.load_targets = LoadTargets()
         self.identities = Identities()
         self.pending_fits: dict[str, int] = {}  # fit id -> deadline
         self.params_hash: dict[str, str] = {}
@@ -157,6 +159,10 @@ class Intake:
                 return self._replaced(event, site, state, arbiter)
             case ev.BudgetGranted():
                 return self._granted(event, site, now_ns)
+            case ev.LoadTargetSet():
+                return self.load_targets.set(event, site, now_ns)
+            case ev.LoadTargetWithdrawn():
+                return self.load_targets.withdraw(event.target)
             case ev.OutlookTold():
                 return self.outlooks.tell(event, site, now_ns)
             case ev.ModelFitted():
@@ -320,6 +326,7 @@ class Intake:
                     {"kind": "grant_expired", "feeder": feeder, "was_w": lent_w, "becomes_w": after_w}
                 )
         self.outlooks.expire(now_ns)
+        records += self.load_targets.expire(now_ns)
         for fit in [f for f, deadline in self.pending_fits.items() if deadline <= now_ns]:
             del self.pending_fits[fit]
             records.append({"kind": "fit_expired", "id": fit})
@@ -338,6 +345,7 @@ class Intake:
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
             "identities": self.identities.dump(),
             "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
+            "load_targets": self.load_targets.dump(),
         }  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -352,6 +360,7 @@ class Intake:
         self.pending_fits = dict(data["pending_fits"])
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
         self.outlooks.restore(data.get("outlooks", []))  # one of a version before has none
+        self.load_targets.restore(data.get("load_targets", []))
         self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
         if "fault_ids" in data:
             self.fault_ids.restore(data["fault_ids"])

@@ -22,6 +22,7 @@ from twin.state import State
 
 MAX_NODES = 100_000  # of one job
 MAX_COST_S, MAX_INTERVAL_S = 1e6, 1e7  # as the catalogue bounds them
+MAX_PROGRESS_PER_S = 1e6  # likewise
 MAX_OFF_S = (
     8 * 86_400.0
 )  # of an instant from now: a day more than a wire lets a report wait. source: estimate
@@ -99,6 +100,7 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: Jobs, state: State) -> str |
         jobs.checkpoint_at_ns[slot] = np.minimum(jobs.checkpoint_at_ns[slot], at_ns - 1)
         jobs.recovered_ns[slot] = min(int(jobs.recovered_ns[slot]), at_ns - 1)
     newest = bool(at_ns > jobs.checkpoint_at_ns[slot].max())
+    newest_of_tier = bool(at_ns > jobs.checkpoint_at_ns[slot, tier])
     recovered = event.restart_s > 0.0 and at_ns > jobs.recovered_ns[slot]
     jobs.checkpoint_at_ns[slot, tier] = max(at_ns, int(jobs.checkpoint_at_ns[slot, tier]))
     # How late its reports come at the least is what its clock is behind ours
@@ -111,8 +113,9 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: Jobs, state: State) -> str |
         if name is not None and said_s > 0.0:
             row = DURATIONS.index(name)
             getattr(jobs, name)[slot] = _measure(jobs, slot, row, said_s)
-    if event.interval_s > 0.0 and newest:
-        jobs.checkpoint_interval_s[slot] = event.interval_s
+    if event.interval_s > 0.0 and newest_of_tier:
+        kept = jobs.checkpoint_local_interval_s if tier else jobs.checkpoint_interval_s
+        kept[slot] = event.interval_s
     if event.began_ns:
         held = jobs.saved_local_ns if tier else jobs.saved_ns
         began_ns = event.began_ns + shift_ns
@@ -122,10 +125,12 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: Jobs, state: State) -> str |
         jobs.recovered_ns[slot] = event.at_ns or state.now_ns
         # From the durable tier although there is one in memory: a node was lost, which others count
         jobs.recoveries[slot] += bool(tier or not jobs.saved_local_ns[slot])
-    if newest and not tier:
+    if newest and event.progress_per_s > 0.0:
+        _latch(state, slot, at_ns, {"progress_per_s": event.progress_per_s})
+    if newest_of_tier and not tier:
         _read(event, slot, state, at_ns)
-    elif newest and event.interval_s > 0.0:
-        _latch(state, slot, at_ns, {"checkpoint_interval_readback_s": event.interval_s})
+    elif newest_of_tier and event.interval_s > 0.0:
+        _latch(state, slot, at_ns, {"checkpoint_local_interval_readback_s": event.interval_s})
     return None
 
 
@@ -136,8 +141,12 @@ def _nonsense(event: ev.CheckpointTold, now_ns: int) -> str | None:
         most = MAX_INTERVAL_S if name == "interval_s" else MAX_COST_S
         if not 0.0 <= value <= most:
             return f"expected {name} of 0 (not said) to {most:g} s, got {value}"
-    if not (event.began_ns or event.interval_s or any(said.values())):
-        return "says nothing; expected a duration, an interval or when the save began"
+    if not 0.0 <= event.progress_per_s <= MAX_PROGRESS_PER_S:
+        return (
+            f"expected progress_per_s of 0 (not said) to {MAX_PROGRESS_PER_S:g}, got {event.progress_per_s}"
+        )
+    if not (event.began_ns or event.interval_s or event.progress_per_s or any(said.values())):
+        return "says nothing; expected a duration, an interval, its progress or when the save began"
     at_ns = event.at_ns or now_ns
     off_s = (at_ns - now_ns) / NS
     if not abs(off_s) <= MAX_OFF_S:

@@ -34,6 +34,7 @@ REPORTED = (
     "checkpoint_flush_s",
     "checkpoint_local_block_s",
     "checkpoint_local_restart_s",
+    "checkpoint_local_interval_s",
     "saved_ns",
     "saved_local_ns",
     "checkpoint_told_ns",
@@ -80,6 +81,7 @@ class Jobs:
         self.checkpoint_flush_s = np.zeros(n, np.float64)
         self.checkpoint_local_block_s = np.zeros(n, np.float64)
         self.checkpoint_local_restart_s = np.zeros(n, np.float64)
+        self.checkpoint_local_interval_s = np.zeros(n, np.float64)  # between saves in memory, as it keeps it
         self.saved_ns = np.zeros(n, np.int64)  # when the durable save began that it holds; 0 = unknown
         self.saved_local_ns = np.zeros(n, np.int64)  # the same in memory
         self.checkpoint_told_ns = np.zeros(n, np.int64)  # of its last report, by our clock; 0 = none
@@ -146,6 +148,10 @@ class Jobs:
         self.freed_ns[slot] = now_ns
         self.names[slot] = self.tenants[slot] = self.accounts[slot] = ""
         return slot
+
+    def shown(self, slot: int) -> str:
+        """A job as people know it, `job:4711`: slots are for us; "" for a slot where none runs."""
+        return f"job:{self.names[slot]}" if 0 <= slot < self.n and self.alive[slot] else ""
 
     def protected_nodes(self) -> Bool:
         """Nodes whose work may not be disturbed unasked [n_node].

@@ -84,6 +84,8 @@ _DERIVED: dict[str, tuple[Quantity, Callable[[View], F64]]] = {
     # The chance that a node fails within the horizon, and the number of nodes of the site that do
     "node.failure_pu": (Quantity("node", "1", 0.0, 1.0), _nobody_measures("node")),
     "site.node_failure_count": (Quantity("site", "count", 0.0, 1e6), _nobody_measures("site")),
+    # The share of a job's time that waits for the clock of its GPUs: what a cap costs it
+    "job.compute_pu": (Quantity("job", "1", 0.0, 1.0), _nobody_measures("job")),
     "cdu.power_w": (Quantity("cdu", "W", 0.0, 1e8), _cdu_power_w),
     "cdu.heat_w": (Quantity("cdu", "W", -1e7, 1e8), _cdu_heat_w),
     "site.power_w": (Quantity("site", "W", 0.0, 1e10), _site_power_w),

@@ -1,4 +1,4 @@
-"""Records: how events, proposals and commands read in the journal. May import contracts and events."""
+"""Records: how events, proposals and commands read in the journal. May import contracts, events and jobs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import numpy as np
 from twin import events as ev
 from twin.contracts import CommandBatch, Proposal
 from twin.events import CheckpointTold, FaultReported
+from twin.frame import I32
+from twin.jobs import Jobs
 from twin.site import Site
 
 MOST_FAULTS = 64  # of one tick that the journal tells one by one; the rest of a storm is counted by code
 MOST_REFUSED = 16  # reports of one tick that are refused and told one by one, with the reason
 MOST_TABLE = 20  # characters of a name that is to be a table's
+MOST_NAMES = 64  # of a record
 _ALIKE = attrgetter("table", "code", "count")
 
 
@@ -46,7 +49,21 @@ def brief_event(event: ev.Event) -> dict[str, Any]:
     return body
 
 
-def command_record(kind: str, c: CommandBatch, site: Site) -> dict[str, Any]:
+def shown(site: Site, jobs: Jobs, table: str, index: I32) -> tuple[str, ...]:
+    """Entities as people know them, MOST_NAMES at most: jobs by the name that their users gave them."""
+    some = index[:MOST_NAMES].tolist()
+    if table != "job":
+        return tuple(site.name(table, i) for i in some)
+    return tuple(jobs.shown(i) or site.name(table, i) for i in some)
+
+
+def names_of(control: str, index: I32, site: Site, jobs: Jobs) -> dict[str, Any]:
+    """What a record of this control says of whom it is about, beside slots that others will have later."""
+    table = control.partition(".")[0]
+    return {"names": list(shown(site, jobs, table, index))} if table == "job" and len(index) else {}
+
+
+def command_record(kind: str, c: CommandBatch, site: Site, jobs: Jobs) -> dict[str, Any]:
     """A batch of commands or of advice for the journal; a renewal is one short line."""
     table = c.control.partition(".")[0]
     if c.renewal:
@@ -61,9 +78,10 @@ def command_record(kind: str, c: CommandBatch, site: Site) -> dict[str, Any]:
         "kind": kind,
         "control": c.control,
         "policy": c.policy,
-        "from": site.name(table, int(c.index[0])),
-        "to": site.name(table, int(c.index[-1])),
+        "from": shown(site, jobs, table, c.index[:1])[0],
+        "to": shown(site, jobs, table, c.index[-1:])[0],
         "index": c.index,
+        **names_of(c.control, c.index, site, jobs),
         "value": c.value,
         "reason": c.reason,
     }
@@ -79,7 +97,9 @@ def command_record(kind: str, c: CommandBatch, site: Site) -> dict[str, Any]:
     return body
 
 
-def proposals_record(policy: str, new: list[Proposal], old: list[Proposal]) -> dict[str, Any]:
+def proposals_record(
+    policy: str, new: list[Proposal], old: list[Proposal], site: Site, jobs: Jobs
+) -> dict[str, Any]:
     """How what a policy proposes changed: new or moved intervals by control and reason, and who is let go.
 
     A bound that is the same for all is one number; `want` is "hi" or "lo" where it equals that bound.
@@ -93,6 +113,7 @@ def proposals_record(policy: str, new: list[Proposal], old: list[Proposal]) -> d
         if moved.any() or len(gone):
             change = {"control": p.control, "reason": p.reason, "index": p.index[moved]}
             change |= _bounds(p.lo[moved], p.hi[moved], p.want[moved])
+            change |= names_of(p.control, p.index[moved], site, jobs)
             changes.append(change | ({"gone": gone} if len(gone) else {}))
     for key, was in before.items():
         if key not in after and len(was.index):

@@ -77,6 +77,7 @@ def change_site(engine: Engine, event: ev.SiteChanged) -> list[dict[str, Any]]:
     engine.estimator = engine.estimator.remapped(new, kept)
     engine.diagnosis = engine.diagnosis.remapped(new, kept)
     engine.health = engine.health.remapped(new, kept)
+    engine.book = engine.book.remapped(new, kept)
     engine.windows, dropped = engine.windows.remapped(new, kept)
     engine.memory = {
         p.name: remap_memory(engine.memory[p.name], p.memory, kept, new) for p in engine.policies

@@ -121,6 +121,8 @@ class Node(Table):
     leak_state = state("no_leak", "leak", reduce="latch", period_s=60, urgent_at=1)
     power_on_state = state("off", "on", period_s=60)
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
+    # Whose mark in the scheduler has it out: by it a daemon knows what the leader before withdrew
+    service_owner_state = state("nobody", "ours", "others", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = signal("W", 0, 2e4, quantum=0.1, period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
@@ -135,6 +137,10 @@ class Node(Table):
         deadline_s=7200,
         disruptive=True,
         states=("in_service", "cordoned", "draining", "drained", "replace"),
+    )
+    # A level, as all controls are: the node shall have been tested at this instant or later
+    burn_in_since_s = control(
+        "s", 0, 1e10, on_expiry="keep", protective="none", readback=None, lease_s=600, deadline_s=86_400
     )
     power_cap_w = control(
         "W",
@@ -317,6 +323,7 @@ class Job(Table):
     checkpoint_flush_s = signal("s", 0, 1e6, quantum=0.001, period_s=300)
     power_cap_readback_w = signal("W", 0, 1e9, quantum=1, period_s=60)
     checkpoint_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=300)
+    checkpoint_local_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=300)
     power_cap_w = control(
         "W", 0, 1e9, on_expiry="safe", protective="low", readback="power_cap_readback_w", deadband=10
     )
@@ -328,6 +335,17 @@ class Job(Table):
         protective="none",
         readback="checkpoint_interval_readback_s",
         lease_s=300,
+        deadline_s=300,
+    )
+    # Its lease outlasts that of the durable interval, so that one advice ends with the latter
+    checkpoint_local_interval_s = control(
+        "s",
+        1,
+        1e7,
+        on_expiry="keep",
+        protective="none",
+        readback="checkpoint_local_interval_readback_s",
+        lease_s=600,
         deadline_s=300,
     )
     checkpoint_since_s = control(

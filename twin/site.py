@@ -112,6 +112,7 @@ class Site:
     feeders_of_rack: Relation  # the feeders that serve it directly
     priority_of_rack: I32
     spare_rack: np.ndarray  # bool
+    spare_node: np.ndarray  # bool: all of a spare rack, and the last `spare_nodes` of each other one
     side_of_feeder: I32  # 0 none, 1 A, 2 B
     inferred_feeder: np.ndarray  # bool
     budget_w: F64

@@ -203,6 +203,7 @@ def _assemble(
         feeders_of_rack=of_rack,
         priority_of_rack=np.array([g.priority for g in draft.rack_group], np.int32),
         spare_rack=np.array([g.spare for g in draft.rack_group], np.bool_),
+        spare_node=_spare_nodes(draft, node_start, rack_of_node),
         side_of_feeder=np.array([_SIDES[g.side] for g in groups], np.int32),
         inferred_feeder=np.array([g.inferred for g in groups], np.bool_),
         budget_w=np.array([nan if g.budget_w is None else g.budget_w for g in groups], np.float64),
@@ -229,6 +230,15 @@ def _assemble(
     )
     site.freeze()
     return site
+
+
+def _spare_nodes(draft: Draft, node_start: np.ndarray, rack_of_node: np.ndarray) -> np.ndarray:
+    """Nodes that are kept free: all of a spare rack, the last so many of another [n_node] bool."""
+    nodes = np.array(draft.rack_nodes, np.int64)
+    kept = [n if g.spare else g.spare_nodes for g, n in zip(draft.rack_group, nodes.tolist(), strict=True)]
+    first = node_start[1:] - np.array(kept, np.int64)
+    spare: np.ndarray = np.arange(len(rack_of_node)) >= first[rack_of_node]
+    return spare
 
 
 def _of_nodes(profile_of_rack: list[str | None], nodes: list[int]) -> list[str | None]:

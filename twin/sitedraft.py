@@ -208,6 +208,7 @@ def _expand_racks(
     if len(draft.node_supernode) + len(names) * (share + (rest > 0)) > MAX_GPUS:
         draft.refuse(f"{path}: more than {MAX_GPUS} nodes with these; expected fewer for one daemon")
         return
+    _check_spares(draft, group, path, share)
     for i, name in enumerate(names):
         within = i % span
         # The last racks of a supernode that spans several may hold its switches only.
@@ -227,6 +228,18 @@ def _expand_racks(
         for first in range(0, nodes, size):
             draft.supernodes.append(full if nodes <= size else f"{full}/domain{first // size}")
             draft.node_supernode += [len(draft.supernodes) - 1] * min(size, nodes - first)
+
+
+def _check_spares(draft: Draft, group: RackGroup, path: str, nodes: int) -> None:
+    """Note more spare nodes than the `nodes` of the rack that has the fewest; racks of switches have none."""
+    if group.spare_nodes and group.spare:
+        draft.problems.append(
+            f"{path}.spare_nodes: all nodes of a spare rack are spare; expected either spare or spare_nodes"
+        )
+    elif not 0 <= group.spare_nodes <= nodes:
+        draft.problems.append(
+            f"{path}.spare_nodes: expected 0 to {nodes}, the nodes of a rack, got {group.spare_nodes}"
+        )
 
 
 def _shares(members: list[str], n: int) -> list[list[str]]:

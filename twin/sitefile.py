@@ -36,7 +36,11 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class RackGroup(_Strict, frozen=True):
-    """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout."""
+    """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout.
+
+    What is kept free to take over from a node that leaves: all of a `spare` rack, or the last `spare_nodes`
+    of each rack.
+    """
 
     name: str
     profile: str | None = None
@@ -44,6 +48,7 @@ class RackGroup(_Strict, frozen=True):
     gpus_per_node: int | None = None
     priority: int = 0
     spare: bool = False
+    spare_nodes: int = 0
 
 
 class CduGroup(_Strict, frozen=True):
@@ -188,6 +193,9 @@ class Faults:
 def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
     """`raw` without what does not fit `kind`, each fault noted; lists of structs keep their places."""
     args: tuple[Any, ...] = getattr(kind, "__args__", ())
+    if isinstance(raw, dict) and type(None) in args and len(args) == 2:  # a section that may be left out
+        kind = next(part for part in args if part is not type(None))
+        args = getattr(kind, "__args__", ())
     origin = getattr(kind, "__origin__", None)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
         return _mend_struct(kind, raw, path, faults)

@@ -34,6 +34,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "site_hash": engine.site.spec_hash,
         "tick": engine.state.tick,
         "now_ns": engine.state.now_ns,
+        "unwatched_ns": engine.state.unwatched_ns,
         "tables": {name: table.arrays() for name, table in engine.state.tables.items()},
         "jobs": engine.jobs.dump(),
         "arbiter": engine.arbiter.dump(),
@@ -43,6 +44,7 @@ def dump_engine(engine: Engine) -> dict[str, Any]:
         "findings": engine.findings.dump(),
         "intake": engine.intake.dump(),
         "windows": engine.windows.dump(),
+        "book": engine.book.dump(),
         "memory": engine.memory,
         "in_force": {name: [_proposal(p) for p in some] for name, some in engine.in_force.items()},
         "ran_ns": engine.ran_ns,
@@ -69,6 +71,8 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     if missing:
         raise StorageError(f"snapshot and configuration differ in policies: {', '.join(missing)}")
     engine.state.tick, engine.state.now_ns = data["tick"], data["now_ns"]
+    if "unwatched_ns" in data:
+        engine.state.unwatched_ns = np.array(data["unwatched_ns"])
     for name, arrays in data["tables"].items():
         engine.state.tables[name].restore(arrays)
     engine.jobs.restore(data["jobs"])
@@ -81,8 +85,11 @@ def restore_engine(engine: Engine, data: dict[str, Any]) -> None:
     engine.findings.restore(data["findings"])
     engine.intake.restore(data["intake"])
     engine.windows.restore(data["windows"])
-    engine.memory |= {
-        p: {k: np.array(v) for k, v in columns.items()} for p, columns in data["memory"].items()
+    if "book" in data:
+        engine.book.restore(data["book"])
+    engine.memory |= {  # a column that is new to the snapshot begins as it does in a new run
+        p: engine.memory[p] | {k: np.array(v) for k, v in columns.items()}
+        for p, columns in data["memory"].items()
     }
     engine.in_force |= {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
     engine.ran_ns, engine.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])

@@ -2,7 +2,7 @@
 
 `apply` latches a frame; everything else is derived when asked for: age, quality (staleness included), and the
 worst case of a value that has not been refreshed. Holds no history and takes no decisions. May import the
-catalogue and frames.
+catalogue, frames and times in which nobody watched.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from twin.frame import (
     Update,
 )  # fmt: skip
 from twin.signals import TABLES, Signal
+from twin.unwatched import nothing
 
 # Qualities; everything but GOOD is a reason not to call something healthy.
 GOOD, STALE, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 1, 2, 3, 4
@@ -234,6 +235,7 @@ class State:
         self.tables = {t: TableState(t, n) for t, n in sizes.items()}
         self.now_ns = 0
         self.tick = -1
+        self.unwatched_ns = nothing()  # gaps in which nobody listened [g, 2]
 
     def apply(self, frame: Frame) -> None:
         """Latch the image of a frame."""
@@ -247,6 +249,7 @@ class State:
         """blake2b over every array of every table: two equal states, and only those, have the same."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{self.tick} {self.now_ns}".encode())
+        digest.update(self.unwatched_ns.tobytes())
         for name in sorted(self.tables):
             arrays = self.tables[name].arrays()
             for key in sorted(arrays):

@@ -6,12 +6,14 @@ Lives for one tick. May import the core's data types; changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from twin.arbiter import Arbiter
-from twin.contracts import Fault, Forecast, Residual, mask_index, read_only
+from twin.confidence import Residual
+from twin.contracts import Fault, Forecast, mask_index, read_only
 from twin.errors import ContractError
 from twin.estimator import Estimator
 from twin.events import OperatorRequest
@@ -20,8 +22,10 @@ from twin.health.health import HealthState
 from twin.health.records import FailureLog, Health, NodeFeatures
 from twin.history import History
 from twin.jobs import Jobs
+from twin.load_targets import LoadTarget
 from twin.maintenance import Windows
 from twin.quantities import find_quantity
+from twin.service_book import Service, ServiceBook
 from twin.signals import Signal, find_control, find_signal
 from twin.site import Envelope, Limit, Site
 from twin.state import State
@@ -47,6 +51,8 @@ class EngineView:
         faults: tuple[Fault, ...] = (),
         outlook: Callable[[str, int], F64] | None = None,
         health: HealthState | None = None,
+        book: ServiceBook | None = None,
+        load_targets: tuple[LoadTarget, ...] = (),
     ) -> None:
         self.site, self.jobs, self.requests, self.forecasts = site, jobs, requests, forecasts
         self.now_ns, self.dt_s = state.now_ns, dt_s
@@ -55,7 +61,9 @@ class EngineView:
         self._targets, self._windows = targets, windows
         self._faults = faults
         self._outlook = outlook
+        self._load_targets = load_targets
         self._health = HealthState(site) if health is None else health
+        self._book = book
         self._cache: dict[tuple[str, str], Any] = {}
 
     def _signal(self, key: str) -> Signal:
@@ -153,6 +161,10 @@ class EngineView:
         """Budget per feeder, in force now."""
         return cast(F64, read_only(self._budget_w))
 
+    def load_targets(self) -> tuple[LoadTarget, ...]:
+        """Load targets that run or are to come."""
+        return self._load_targets
+
     def outlook(self, quantity: str, at_ns: int) -> F64:
         """What someone outside told of a quantity at a coming instant."""
         what = find_quantity(quantity)
@@ -192,5 +204,10 @@ class EngineView:
         return self._health.features()
 
     def failures(self) -> FailureLog:
-        """Nodes that failed."""
-        return self._health.log()
+        """Nodes that failed, and when nobody watched."""
+        log, gaps = self._health.log(), self._state.unwatched_ns
+        return replace(log, unwatched_ns=gaps) if len(gaps) else log
+
+    def service(self) -> Service:
+        """When nodes were last tested, repaired and replaced."""
+        return (self._book or ServiceBook(self.site)).service()

@@ -31,23 +31,21 @@ from urllib.parse import quote, unquote, urlsplit
 NS = 1_000_000_000
 MAX_ADVICE, MAX_REPORT_FILE = 4096, 2**20  # bytes; longer advice is none, a longer file begins anew
 MAX_REPORTS, MAX_OPEN, MAX_SAID = 64, 8, 50  # reports that wait, saves not yet durable, lines of log
-MAX_INTERVAL_S, MAX_COST_S = 1e7, 1e6  # what the twin takes
-MAX_LEASE_S = 3600.0  # no advice is obeyed for longer without a new one; source: estimate
+# What the twin takes; for how long advice is obeyed without a new one. source: estimate
+MAX_INTERVAL_S, MAX_COST_S, MAX_PROGRESS_PER_S, MAX_LEASE_S = 1e7, 1e6, 1e6, 3600.0
 TIMEOUT_S, TICK_S, MAX_BACKOFF_S, REPORT_S = 5.0, 0.5, 300.0, 300.0  # the last: between reports, at most
 _IMPORTED = time.monotonic()
 
 
 class Held(NamedTuple):
-    """Advice to obey until `until`: an interval, and a wish by name for a save begun at `since` or later.
-
-    Both in steady seconds. Of two, the one of greater `order` counts: (epoch, issued_ns).
-    """
+    """Advice to obey until `until`, in steady seconds. Of two, the one of greater `order` counts."""
 
     interval_s: float | None = None
-    want: tuple[int, int] | None = None
+    want: tuple[int, int] | None = None  # the name of a wish for a save begun at `since` or later
     since: float = math.inf
     until: float = math.inf
-    order: tuple[int, int] = (-1, -1)
+    order: tuple[int, int] = (-1, -1)  # (epoch, issued_ns)
+    local_s: float | None = None  # between saves to memory
 
 
 NOTHING = Held()
@@ -59,15 +57,15 @@ def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) ->
     Its instants count by their distance from `issued_ns`, from now on, so that clocks that differ do no harm.
     What has expired by this host's clock is refused all the same, for it may have lain somewhere.
     """
-    try:
+    told = None
+    with suppress(ValueError, RecursionError):
         told = json.loads(payload) if len(payload) <= MAX_ADVICE else None
-    except (ValueError, RecursionError):
-        told = None
     if not isinstance(told, dict) or told.get("v") != 1 or told.get("job") != job:
         raise ValueError(f"expected advice of version 1 for this job, at most {MAX_ADVICE} bytes of JSON")
-    interval_s, since_ns = told.get("interval_s"), told.get("save_since_ns")
-    if interval_s is not None and not (type(interval_s) in (int, float) and 0 < interval_s <= MAX_INTERVAL_S):
-        raise ValueError("interval_s: expected seconds above 0, or null")
+    interval_s, local_s = told.get("interval_s"), told.get("local_interval_s")
+    since_ns, said = told.get("save_since_ns"), [x for x in (interval_s, local_s) if x is not None]
+    if not all(type(x) in (int, float) and 0 < x <= MAX_INTERVAL_S for x in said):
+        raise ValueError("interval_s, local_interval_s: expected seconds above 0, or null")
     instants: list[Any] = [told.get(key) for key in ("issued_ns", "expires_ns", "epoch")]
     if not all(type(x) is int and 0 <= x < 2**62 for x in [*instants, 0 if since_ns is None else since_ns]):
         raise ValueError("instants and epoch: expected whole numbers below 2**62")
@@ -84,25 +82,23 @@ def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) ->
         want, since = (epoch, since_ns), now - (issued_ns - since_ns) / NS
         if before.want == want:
             since = min(since, before.since)  # heard earlier, so with less delay
-    return Held(interval_s, want, since, now + lease_s, (epoch, issued_ns))
+    return Held(interval_s, want, since, now + lease_s, (epoch, issued_ns), local_s)
 
 
 class Pace:
-    """When the next durable save is due: a function of the steady seconds that are handed in.
+    """When the next save of a tier is due: a function of the steady seconds that are handed in.
 
     own_s, own_steps: when the job saves by itself. most_s: it never waits longer, nor for 4 times own_steps.
-    Saves that advice brings forward begin `least_s` after the one before or later and stay within `share` of
-    the time: each pays what it took from a balance, which earns `share` seconds a second and holds what one
-    save took at most, so that a wish for a save now finds something in it.
+    Saves that advice brings forward begin `least_s` or more after the last and stay within `share` of the
+    time: each pays what it took from a balance that earns `share` a second and holds what one save took.
     """
 
     def __init__(self, now: float, own_s: float, own_steps: int, most_s: float, least_s: float, share: float):
         self.own_s, self.own_steps, self.most_s = own_s, own_steps, most_s
         self.least_s, self.share, self.flush_s = least_s, share, 0.0  # the storage takes them no faster
         self.began = self._ended = self._counted = self._not_before = now
-        self._step = 0
         self.first: int | None = None  # the step from which they are counted; None: the next one
-        self._balance, self._cap, self._extra, self._asked = 0.0, 0.0, False, math.nan
+        self.step, self._balance, self._cap, self._extra, self._asked = -1, 0.0, 0.0, False, math.nan
         self._want = self._answered = NOTHING.want
 
     def in_force(self, held: Held) -> float:
@@ -116,10 +112,10 @@ class Pace:
             self.ended(now, self._asked)
         earned = min(self._cap, self._balance + self.share * max(0.0, now - self._counted))
         self._balance, self._counted = max(self._balance, earned), max(now, self._counted)
-        self._step = self._step + 1 if step is None else step  # else the calls are counted
-        if self.first is None or self._step < self.first:  # one was made; or the count went back
-            self.first = self._step - 1
-        elapsed, steps = now - self._ended, self._step - self.first
+        self.step = self.step + 1 if step is None else step  # else the calls are counted
+        if self.first is None or self.step < self.first:  # one was made; or the count went back
+            self.first = self.step - 1
+        elapsed, steps = now - self._ended, self.step - self.first
         own = steps >= self.own_steps if self.own_steps else elapsed >= self.own_s
         late = elapsed >= self.most_s or steps >= 4 * self.own_steps > 0
         free = elapsed >= max(self.least_s, self.flush_s) and self._balance >= 0.0
@@ -137,7 +133,7 @@ class Pace:
         self._balance -= took_s if self._extra else 0.0
         self._cap, self._asked, self._extra = took_s, math.nan, False
         if ok:
-            self.began, self._ended, self.first, self._not_before = began, now, self._step, now
+            self.began, self._ended, self.first, self._not_before = began, now, self.step, now
             self._answered = self._want or self._answered
         else:
             self._not_before = now + min(max(self.least_s, took_s / self.share), self.own_s)
@@ -215,30 +211,31 @@ class Advisor:
 
     job: its name as the scheduler has it. source: file:///folder, http(s)://host:port, mqtt(s)://host:port,
     "". own_interval_s or own_every_steps: when the job saves by itself. most_interval_s: the longest wait,
-    else 4 times its own. least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we
-    are. rank: rank 0 alone asks and decides; RANK, else SLURM_PROCID, else 0.
+    else 4 times its own. own_local_interval_s: the same of saves to memory, if it makes any by itself.
+    least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we are. rank: rank 0 alone
+    asks and decides; RANK, else SLURM_PROCID, else 0. Set progress_per_s to tell a speed once (saves apart).
     """
 
     def __init__(
         self, job: str, source: str = "", own_interval_s: float = math.inf, *, own_every_steps: int = 0,
         most_interval_s: float = 0.0, least_interval_s: float = 10.0, most_share: float = 0.2,
         poll_s: float = 15.0, token_file: str = "", ca_file: str | None = None, rank: int | None = None,
+        own_local_interval_s: float = math.inf,
     ) -> None:  # fmt: skip
-        most_s = most_interval_s or 4 * own_interval_s
-        times = (own_interval_s, most_s, least_interval_s, poll_s)
-        if not (job and all(x > 0 for x in times) and poll_s < math.inf and 0 < most_share <= 1):
-            raise ValueError("expected a job's name, seconds above 0 and most_share within 0..1")
-        if own_interval_s == math.inf and own_every_steps < 1:
-            raise ValueError("expected own_interval_s or own_every_steps: when the job saves by itself")
+        most_s, local_s, now = most_interval_s or 4 * own_interval_s, own_local_interval_s, time.monotonic()
+        times = (own_interval_s, most_s, least_interval_s, poll_s, local_s)
+        own = own_interval_s < math.inf or own_every_steps >= 1  # when the job saves by itself
+        if not (own and job and all(x > 0 for x in times) and poll_s < math.inf and 0 < most_share <= 1):
+            raise ValueError("expected a job, own_interval_s or _every_steps, times above 0, most_share 0..1")
         told = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
         self._rank = rank if rank is not None else int(told) if told.isdecimal() else 0
-        now, steps = time.monotonic(), int(own_every_steps)
-        self._pace = Pace(now, own_interval_s, steps, most_s, least_interval_s, most_share)
+        self._pace = Pace(now, own_interval_s, int(own_every_steps), most_s, least_interval_s, most_share)
+        self._local = Pace(now, local_s, 0, 4 * local_s, least_interval_s, most_share)
         self.job, self.problem, self._source, self._poll_s = str(job), "", source, poll_s
         self._token_file, self._ca_file, self._pid = token_file, ca_file, os.getpid()
-        self._held, self._flushing, self._durable_ns = NOTHING, dict[int, Save](), 0
+        self._held, self._flushing, self._durable_ns, self.progress_per_s = NOTHING, dict[int, Save](), 0, 0.0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS)  # a signal or a fork cannot lock it
-        self._said, self._told_s, self._told_at, self._closing = 0, -1.0, 0.0, False
+        self._said, self._told_s, self._told_at, self._closing = 0, [-1.0], 0.0, False
         self._wire: Any = None
         self._thread: threading.Thread | None = None
         if self._rank == 0 and source:
@@ -248,33 +245,33 @@ class Advisor:
                 self._thread = thread
                 atexit.register(self.close)
 
-    def due(self, step: Any = None, broadcast: Callable[[bool], bool] | None = None) -> bool:
+    def due(self, step: Any = None, broadcast: Any = None, tier: str = "durable") -> bool:
         """Whether to save now; never blocks or raises. To be asked at the same steps on all ranks.
 
-        broadcast: tells all ranks what rank 0 decided, such as racktwin_torch.broadcast; what it raises goes
-        through. Without it other ranks hear False.
+        broadcast tells all ranks what rank 0 decided (racktwin_torch.broadcast); what it raises goes through,
+        without it other ranks hear False. tier: "durable" (to be asked first: it counts as both), "memory".
         """
         count = None
         with suppress(Exception):
             count = int(step)
-        found = self._rank == 0 and self._pace.due(time.monotonic(), count, self._in_force())
+        pace, held = self._of(tier)
+        found = self._rank == 0 and pace.due(time.monotonic(), count, held)
         return found if broadcast is None else bool(broadcast(found))
 
-    def _in_force(self) -> Held:
+    def _of(self, tier: str = "durable") -> tuple[Pace, Held]:
         held = self._held  # the other thread may change it at any time; a forked process has no such thread
-        return held if time.monotonic() < held.until and os.getpid() == self._pid else NOTHING
+        held = held if time.monotonic() < held.until and os.getpid() == self._pid else NOTHING
+        local_s = held.local_s if self._local.step >= 0 else None  # else it does not listen
+        return (self._pace, held) if tier == "durable" else (self._local, Held(local_s))
 
     @property
     def interval_s(self) -> float:
         """The interval in force, s: advice within limits, or the job's own; 0 if counted in steps."""
-        return self._pace.in_force(self._in_force())
+        return Pace.in_force(*self._of())
 
     @contextmanager
     def saving(self, tier: str = "durable", asynchronous: bool = False) -> Iterator[Save]:
-        """Around a save, "durable" or to "memory", to measure it; what its body raises goes through.
-
-        An asynchronous one is done when `durable(save.began_ns)` says so.
-        """
+        """Measures a save; what its body raises goes through. An asynchronous one is done by `durable`."""
         save, ok = Save(tier, asynchronous), False
         try:
             yield save
@@ -286,8 +283,9 @@ class Advisor:
         """What `saving` does at its end, for a `Save` that is no block of code."""
         now = time.monotonic()
         save.block_s = now - save.began
-        if save.tier == "durable":
-            self._pace.ended(now, save.began, ok)
+        self._of(save.tier)[0].ended(now, save.began, ok)
+        if ok and save.tier == "durable":  # after which none in memory is needed
+            self._local.ended(now, now)
         if ok and save.asynchronous:
             self._flushing[save.began_ns] = save
             for old in sorted(self._flushing)[:-MAX_OPEN]:
@@ -297,8 +295,7 @@ class Advisor:
 
     def durable(self, began_ns: int) -> None:
         """The asynchronous save that began then can be recovered from."""
-        save = self._flushing.pop(began_ns, None)
-        if save is not None:
+        if (save := self._flushing.pop(began_ns, None)) is not None:
             took_s = time.monotonic() - save.began
             self._pace.flush_s = took_s if save.tier == "durable" else self._pace.flush_s
             self._tell(save, took_s)
@@ -307,6 +304,7 @@ class Advisor:
         """The job trains again after a failure. Without `restart_s` that counts from this file's import."""
         now = time.monotonic()
         self._pace.ended(now, now)
+        self._local.ended(now, now)
         self._pace.first = None
         self._tell(None, 0.0, restart_s if 0 < restart_s < MAX_COST_S else now - _IMPORTED, tier)
 
@@ -315,15 +313,17 @@ class Advisor:
         return {**self.__dict__, "_thread": None, "_wire": None, "_pid": -1}
 
     def _tell(self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable") -> None:
-        """Leave a report for the other thread; without a save it is of the last durable one."""
-        tier, began_ns = (tier, 0) if save is None else (save.tier, save.began_ns)
+        """Leave a report for the other thread; without a save it is of the tier's last one."""
+        tier, began_ns, block_s = (save.tier, save.began_ns, save.block_s) if save else (tier, 0, 0.0)
         if tier == "durable":
             self._durable_ns = began_ns = max(began_ns, self._durable_ns)
-        block_s = 0.0 if save is None else save.block_s
         costs = dict(save_s=took_s, block_s=block_s, flush_s=took_s, restart_s=restart_s)
         told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
         told.update(v=1, id=os.urandom(12).hex(), t_ns=max(time.time_ns(), began_ns), tier=tier)
-        told.update(began_ns=began_ns, interval_s=min(self.interval_s, MAX_INTERVAL_S))
+        told.update(began_ns=began_ns, interval_s=min(Pace.in_force(*self._of(tier)), MAX_INTERVAL_S))
+        with suppress(Exception):  # whatever the job set
+            told["progress_per_s"] = x if 0 < (x := float(self.progress_per_s)) <= MAX_PROGRESS_PER_S else 0.0
+        self.progress_per_s = 0.0
         self._waiting.append(told)
 
     def close(self, wait_s: float = 2.0) -> None:
@@ -362,15 +362,16 @@ class Advisor:
 
     def _hear(self) -> None:
         self._wire = self._wire or self._open()
-        body, held = self._wire.fetch(), Held(order=self._held.order)
-        if body is not None:
-            held = held_of(body, self.job, self._held, time.monotonic(), time.time_ns())
-        self._held = held
+        body, before = self._wire.fetch(), self._held
+        clocks = (time.monotonic(), time.time_ns())
+        self._held = Held(order=before.order) if body is None else held_of(body, self.job, before, *clocks)
 
     def _send(self) -> None:
-        if self.interval_s != self._told_s or time.monotonic() >= self._told_at + REPORT_S:
-            self._told_s, self._told_at = self.interval_s, time.monotonic()
-            self._tell(None, 0.0)
+        kept = [Pace.in_force(*self._of(tier)) for tier in ("durable", "memory")]
+        if kept != self._told_s or time.monotonic() >= self._told_at + REPORT_S:
+            self._told_s, self._told_at = kept, time.monotonic()
+            for tier in ("durable", "memory") if kept[1] else ("durable",):
+                self._tell(None, 0.0, tier=tier)
         while self._wire is not None and self._waiting:
             told = self._waiting[0]
             self._wire.send(json.dumps(told).encode())
@@ -378,8 +379,7 @@ class Advisor:
                 self._waiting.popleft()
 
     def _open(self) -> Any:
-        parts, level = urlsplit(self._source), quote(self.job, safe="")
-        level = "%2E" + level[1:] if level.startswith(".") else level
+        parts, level = urlsplit(self._source), quote(self.job, "").replace(".", "%2E", self.job[0] == ".")
         if parts.scheme == "file" and parts.netloc in ("", "localhost"):
             return _File(unquote(parts.path), level)
         if parts.scheme in ("http", "https"):

@@ -20,6 +20,8 @@ from twin.sitebuild import build
 START_NS = 1_700_000_000 * NS
 CAP = "gpu.power_cap_w"
 HOT_C = 80.0
+RACK_W = 9e3
+FULL_W = 9.05e3  # each feeder carries half of two racks: beyond 99 %
 
 
 def site(racks: int = 2) -> Site:
@@ -33,8 +35,8 @@ def site(racks: int = 2) -> Site:
                 "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names],
                 "cdus": [{"name": "cdu1", "serves": names}],
                 "feeders": [
-                    {"name": "a", "side": "A", "budget_w": 9e4, "serves": names},
-                    {"name": "b", "side": "B", "budget_w": 9e4, "serves": names},
+                    {"name": "a", "side": "A", "budget_w": FULL_W, "serves": names},
+                    {"name": "b", "side": "B", "budget_w": FULL_W, "serves": names},
                 ],
             }
         ]
@@ -75,7 +77,7 @@ class World:
             )
         if not silent:
             for rack in range(sizes["rack"]):
-                for signal, value in (("power_w", 9e3), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
+                for signal, value in (("power_w", RACK_W), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
                     self.inbox.put(Reading("rack", rack, signal, value, now_ns), now_ns)
             if sizes["rack"] and temp_c > HOT_C:  # and wet
                 self.inbox.put(Reading("rack", 0, "leak_state", 1.0, now_ns), now_ns)

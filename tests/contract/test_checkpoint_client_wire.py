@@ -78,7 +78,8 @@ def test_names_in_a_folder_and_reports_as_the_daemon_reads_them(tmp_path: Path, 
     assert [t.began_ns for t in told if t.tier == "durable"][-1] == save.began_ns
     assert {t.tier for t in told} == {"durable", "memory"}
     assert [t.restart_s for t in told if t.restart_s] == [30.0]
-    assert {t.interval_s for t in told[1:]} == {7.0}
+    assert {t.interval_s for t in told[1:] if t.tier == "durable"} == {7.0}
+    assert {t.interval_s for t in told if t.tier == "memory"} == {0.0}, "it keeps none there"
 
 
 def test_the_daemon_itself_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

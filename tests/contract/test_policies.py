@@ -9,7 +9,7 @@ import pytest
 
 from policies import REGISTRY
 from policies.operator import Operator
-from tests.contract.plugins import BAD, CAP, START_NS, Capper, Seer, World, engine_of, site
+from tests.contract.plugins import BAD, CAP, FULL_W, START_NS, Capper, Seer, World, engine_of, site
 from twin import events as ev
 from twin.app.wiring import spec_of
 from twin.contracts import Memory, Policy, Proposal, read_only
@@ -163,7 +163,14 @@ def _tree() -> dict[str, Any]:
         "site": "contract",
         "max_jobs": 4,
         "halls": [
-            {"name": "h1", "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names]}
+            {
+                "name": "h1",
+                "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names],
+                "feeders": [
+                    {"name": n, "side": n.upper(), "budget_w": FULL_W, "serves": names[1:]}
+                    for n in ("a", "b")
+                ],
+            }
         ],
     }
 

@@ -160,16 +160,20 @@ def test_a_fresh_source_repeats_the_ids(slurm: Cluster) -> None:
 
 def test_service_levels_are_read_back(slurm: Cluster) -> None:
     async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-        def level(node: int) -> float | None:
-            told = [e.value for e in inlet.events if isinstance(e, Reading) and e.entity == node]
+        def level(node: int, signal: str = "service_level_state") -> float | None:
+            told = [e.value for e in inlet.events
+                    if isinstance(e, Reading) and (e.entity, e.signal) == (node, signal)]  # fmt: skip
             return told[-1] if told else None
 
         await until(lambda: level(0) == 0.0 and level(1) == 0.0, task)
         slurm.run("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=test")
         await until(lambda: level(1) == 3.0, task)
         assert level(0) == 0.0
+        assert (level(0, "service_owner_state"), level(1, "service_owner_state")) == (0.0, 2.0)
         slurm.run("scontrol", "update", "NodeName=gpu2", "State=RESUME")
         await until(lambda: level(1) == 0.0, task)
 
     inlet = watched(source(slurm), story)
-    assert {e.signal for e in inlet.events if isinstance(e, Reading)} == {"service_level_state"}
+    assert {e.signal for e in inlet.events if isinstance(e, Reading)} == {
+        "service_level_state", "service_owner_state"
+    }  # fmt: skip

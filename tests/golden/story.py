@@ -1,6 +1,7 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come, go
-and tell of their saves, a model is fitted anew, GPUs get hot, a person asks for a cap, people work at a rack,
-one leaks, a new term begins, weather and a plan are told ahead. Seeded, so that it is always the same."""
+and tell of their saves, a model is fitted anew, GPUs get hot and one breaks, a person asks for a cap, people
+work at a rack, one leaks, a feed is lost, a new term begins, weather and a plan are told ahead. Seeded, so
+that it is always the same."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT, SECOND_LEAK_AT = 30, 60
 WORKED_UNTIL = 190
 OUTLOOK_FROM = 15
 CAP = "gpu.power_cap_w"
+FEED_W = 23_000.0  # two racks want a little more than that
+FEED_LOST_AT, FEED_BACK_AT = 195, 199
+SHARES = {"site_share": 1.0, "rack_share": 1.0, "domain_share": 1.0, "job_share": 1.0}
 
 
 def tree(racks: list[str], **more: Any) -> dict[str, Any]:
@@ -40,15 +44,22 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
                 "racks": [{"name": r, "profile": "gb200-nvl72", "nodes": 2} for r in racks],
                 "cdus": [{"name": "cdu1", "serves": served}],
                 "feeders": [
-                    {"name": "a", "side": "A", "budget_w": 200000, "serves": served},
-                    {"name": "b", "side": "B", "budget_w": 200000, "serves": served},
+                    {"name": "a", "side": "A", "budget_w": FEED_W, "serves": served},
+                    {"name": "b", "side": "B", "budget_w": FEED_W, "serves": served},
                 ],
             }
         ],
         "max_jobs": 4,
         "history_s": {"rack.power_w": 120},
+        # Of two nodes one is out for repair when the other one breaks
+        "controls": {"node.service_level": {"blast_radius": 4}},
         "policies": {
             p: {"authority": "act"} for p in ("thermal_guard", "leak_guard", "operator", "checkpoint")
+        }
+        | {
+            "replacement": {"authority": "act", "settings": SHARES},
+            "power_guard": {"authority": "act"},
+            "power_cap": {"authority": "act", "settings": {"margin_pu": 0.0}},
         },
         "models": {"persistence": {"horizons_s": [4, 10], "settings": {"fit_every_s": 60}}},
         **more,
@@ -112,6 +123,8 @@ class Story:
             case 70:
                 told = {"began_ns": START_NS + 40 * NS, "save_s": 20.0, "block_s": 9.0, "interval_s": 6e4}
                 return [ev.CheckpointTold(id="c1", job="train", at_ns=START_NS + 69 * NS, **told)]
+            case 72:
+                return [ev.FaultReported(id="f1", table="gpu", name=f"{node}/gpu1", code=79)]
             case 100:
                 return [ev.RequestWithdrawn(id="w1", author="ada", request="q1")]
             case 130:
@@ -150,6 +163,10 @@ class Story:
             for signal, value in (("power_w", it_w), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
                 out.append(Reading("rack", rack, signal, value * float(1 + rng.normal(0, 0.001)), t_ns))
             out.append(Reading("rack", rack, "return_temp_c", 33.0 + 0.95 * it_w / 3900.0, t_ns))
+        if second in (FEED_LOST_AT, FEED_BACK_AT):
+            lost = float(second == FEED_LOST_AT)
+            out.append(Reading("feeder", 0, "energised_state", lost, t_ns))
+            out.append(Reading("feeder", 1, "power_w", FEED_W * (0.8 + 0.195 * lost), t_ns))
         if second == LEAK_AT:
             out.append(Reading("rack", 0, "leak_state", 1.0, t_ns))
         if second == SECOND_LEAK_AT:

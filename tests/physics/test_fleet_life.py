@@ -29,7 +29,7 @@ from twin.plant.failure_classes import (
     UNCURED_PU,
 )
 from twin.plant.fleet_life import FleetLife, Life, draw_life
-from twin.plant.life import KINDS, Fallen
+from twin.plant.life import KINDS, Fallen, Stroke
 from twin.plant.life_draws import SHARES_PU, Failing, draw_failing, draw_shared
 from twin.plant.life_strokes import Writer
 from twin.plant.truth import Truth
@@ -222,6 +222,24 @@ def test_strokes_come_in_order_and_within_the_days() -> None:
 
 
 @pytest.mark.slow
+def test_what_a_failure_holds_is_free_once_it_is_repaired() -> None:
+    """Also where the repair is over before anybody switched the node off."""
+    site, life = fleet(), draw_life(fleet(), 3, 60.0)
+    short = life.fallen.end_s - life.fallen.begin_s
+    assert ((short < 3600.0) & ~life.fallen.shared).any()
+    lasting: dict[int, Stroke] = {}
+    for stroke in life.strokes:
+        if stroke.act == "hold":
+            lasting[stroke.cause] = stroke
+        elif stroke.act == "free":
+            assert lasting.pop(stroke.cause, None) is not None
+    open_psu = {s.at[0] for s in lasting.values() if s.field == "node_psu_ok" and isinstance(s.at, tuple)}
+    late = life.fallen.node[life.fallen.end_s >= 50.0 * DAY_S].tolist()
+    lost = {s.at[0] for s in lasting.values() if s.time_s > 50.0 * DAY_S and isinstance(s.at, tuple)}
+    assert open_psu <= {*late, *lost}  # of repairs and spares that are still to come
+    assert site.sizes["node"] > len(open_psu)
+
+
 def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
     whole, half, none = (drawn(days=120.0, strength=x) for x in (1.0, 0.5, 0.0))
     for name in ("node", "kind", "device", "begin_s", "end_s", "shows", "precursor_s", "shared"):

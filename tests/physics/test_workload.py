@@ -15,7 +15,7 @@ from twin.events import CheckpointTold, Event, JobEnded, JobStarted
 from twin.frame import F64, NS
 from twin.plant.jobs_drawn import Job, berths_of, longest_run
 from twin.plant.swing import Swing
-from twin.plant.tally import Tally
+from twin.plant.tally import COMPUTE_SHARE_PU, Tally
 from twin.plant.truth import Truth, blank
 from twin.plant.workload import Mix, Workload
 from twin.site import Site
@@ -254,6 +254,22 @@ def test_jobs_tell_of_each_save_and_speak_every_five_minutes() -> None:
         for e in told:
             held = e.began_ns if e.save_s else held
             assert e.began_ns == held, "before its first save it holds nothing"
+
+
+def test_what_they_tell_of_their_progress_follows_the_clock_and_not_their_saves() -> None:
+    run = Run(TRAINING)
+    run.go(400.0)
+    [job, *_] = run.work.jobs
+
+    def told() -> F64:
+        new = [e for e in run.go(1000.0) if isinstance(e, CheckpointTold) and e.job == job.name]
+        assert len(new) > 2
+        return np.array([e.progress_per_s for e in new][1:])
+
+    assert told() == pytest.approx(job.gpus, rel=1e-6)
+    run.truth.gpu_clock_pu[:] = 0.8
+    slower = 1.0 / (COMPUTE_SHARE_PU / 0.8 + 1.0 - COMPUTE_SHARE_PU)
+    assert told() == pytest.approx(job.gpus * slower, rel=1e-6)
 
 
 def test_other_jobs_tell_nothing_of_saves() -> None:

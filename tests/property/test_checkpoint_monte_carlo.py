@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from policies.checkpoint_plan import Terms, ettr_at
-from policies.checkpoint_prediction import ettr_ahead, young_ahead_s
+from policies.checkpoint_prediction import ettr_ahead
 from policies.checkpoint_time import best, ettr
 from policies.checkpoint_weibull import ettr_weibull
 
@@ -352,7 +352,7 @@ def test_warnings_of_the_field() -> None:
     """What the model leaves out: alarms in saves and restarts; training on after a save that came early."""
     rng, mttf = np.random.default_rng(16), 7.9 * 3600.0
     for save, recall, precision in ((60.0, 0.7, 0.85), (60.0, 0.3, 0.3), (10.0, 0.7, 0.85)):
-        interval = float(young_ahead_s(save, mttf, recall))
+        interval = float(np.sqrt(2.0 * save * mttf / (1.0 - recall)))
         x = Foretold(interval, save, 600.0, mttf, recall, precision, save / precision)
         formula = float(ettr_ahead(*x))
         assert lived_with_lead(x, save, 6000, rng) == pytest.approx(formula, abs=0.002)

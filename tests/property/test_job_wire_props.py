@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.job_files import FolderSource, Places
-from connectors.job_sink import INTERVAL, SINCE, JobBook
+from connectors.job_sink import INTERVAL, LOCAL, SINCE, JobBook
 from connectors.job_wire import (
     MAX_ADVICE,
     MAX_LEVEL,
@@ -122,7 +122,9 @@ def test_advice_comes_back_and_always_fits(
 
 
 STEP = st.tuples(
-    st.sampled_from(("advise", "save", "renew", "end", "wait")), st.integers(0, 2), st.integers(1, 900)
+    st.sampled_from(("advise", "save", "local", "renew", "end", "wait")),
+    st.integers(0, 2),
+    st.integers(1, 900),
 )
 
 
@@ -145,10 +147,10 @@ def test_a_book_says_to_who_holds_the_lease_what_the_leases_say(
             leases = {key: held for key, held in leases.items() if key[1] != slot}
             continue
         leases = {key: held for key, held in leases.items() if held[1] > now_s}
-        control = SINCE if what == "save" else INTERVAL
+        control = {"save": SINCE, "local": LOCAL}.get(what, INTERVAL)
         is_renewal = what == "renew" and (control, slot) in leases
         value = leases[control, slot][0] if is_renewal else float(number)
-        leases[control, slot] = (value, now_s + (600 if what == "save" else 300))
+        leases[control, slot] = (value, now_s + (300 if control == INTERVAL else 600))
         now_ns = T + now_s * NS
         batch = CommandBatch(
             control, "p", 1, np.array([slot], np.int32), np.array([generation[slot]], np.int32),
@@ -159,11 +161,11 @@ def test_a_book_says_to_who_holds_the_lease_what_the_leases_say(
         interval, since = leases.get((INTERVAL, slot)), leases.get((SINCE, slot))
         assert advice.job == names[slot]
         assert advice.interval_s == (None if interval is None else interval[0])
-        lead = since if interval is None else interval
-        assert lead is not None
-        assert advice.expires_ns == T + lead[1] * NS
-        shown = since is not None and since[1] >= lead[1]
-        assert advice.save_since_ns == (round(since[0] * NS) if shown and since is not None else None)
+        local = leases.get((LOCAL, slot))
+        ends_s = min(held[1] for held in (since, local) if held) if interval is None else interval[1]
+        assert advice.expires_ns == T + ends_s * NS
+        assert advice.save_since_ns == (round(since[0] * NS) if since and since[1] >= ends_s else None)
+        assert advice.local_interval_s == (local[0] if local and local[1] >= ends_s else None)
 
 
 @settings(max_examples=30, deadline=None)

@@ -185,6 +185,28 @@ def test_reports_go_in_and_advice_comes_out_by_every_wire(broker: Mosquitto, tmp
         assert daemon.stop() == 0
 
 
+def test_an_alarm_names_the_job_that_floods_with_reports(broker: Mosquitto, tmp_path: Path) -> None:
+    with RunningDaemon(tmp_path / "d", broker.port, SITE) as daemon:
+        daemon.start()
+        with job(broker.port, "liar") as one:
+            announce(broker.port, started("liar", 0), started("b", 1))
+            slot_of(daemon, 0, "liar")
+            for _ in range(3000):
+                one.client.publish("IT/v1/PUB/Job/liar", json.dumps(one.body(interval_s=60.0)), 0)
+
+            def alarm() -> dict[str, Any] | None:
+                every = daemon.get("/api/v1/alarms")["alarms"]
+                return next((a for a in every if a["id"] == "flood/job-reports"), None)
+
+            found = daemon.until(alarm, what="the alarm")
+            assert "job reports: " in str(found["evidence"])
+            assert "from job liar" in str(found["evidence"])
+        with job(broker.port, "b") as other:
+            other.report(save_s=30.0)
+            daemon.until(lambda: told(daemon, "b")["save_s"] == 30.0, what="the report of another")
+        assert daemon.stop() == 0
+
+
 def test_a_restart_reads_on_and_a_job_that_ended_hears_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()

@@ -129,7 +129,7 @@ def test_a_read_back_is_shown_with_what_was_commanded() -> None:
     twin = Twin(eight_nodes())
     index = np.array([2], np.int32)
     (record,) = twin.engine.findings.mismatches(
-        twin.site, "gpu.power_cap_w", index, "commanded 200, read 700"
+        ("lab/h/r1/node0/gpu2",), "gpu.power_cap_w", index, "commanded 200, read 700"
     )
     assert record["evidence"] == ["commanded 200, read 700"]
 

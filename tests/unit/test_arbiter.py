@@ -241,13 +241,15 @@ def test_no_more_than_the_blast_radius_is_out_and_recovery_is_never_held_back() 
     assert pod.decision.deferred == {}
 
 
-def test_what_is_out_already_counts_once_and_takes_room() -> None:
+def test_what_is_out_already_needs_no_room_and_what_others_took_out_takes_none() -> None:
     wish = Wish()
-    pod = level_twin(3, [wish])
+    pod = level_twin(2, [wish])
     wish.ask(LEVEL, [0, 5, 6, 7], 3, 3)
-    pod.tick({"node.service_level_state": [1, 1, 0, 0, 0, 0, 0, 0]})  # 0 and 1 were cordoned by somebody
-    assert values(pod.commands()) == {0: 3.0, 5: 3.0}, "0 is out already; of the others one has room"
-    assert pod.decision.deferred == {LEVEL: 2}
+    pod.tick({"node.service_level_state": [1, 1, 1, 1, 0, 0, 0, 0]})  # 0 to 3 were cordoned by somebody
+    assert values(pod.commands()) == {0: 3.0, 5: 3.0, 6: 3.0}, "0 is out already; of the others two have room"
+    assert pod.decision.deferred == {LEVEL: 1}
+    pod.tick()
+    assert pod.decision.deferred == {LEVEL: 1}, "what is ours by now takes room, 0 among it"
 
 
 def test_the_strongest_goes_first() -> None:
@@ -259,12 +261,21 @@ def test_the_strongest_goes_first() -> None:
     assert values(pod.commands()) == {6: 2.0, 7: 2.0}
 
 
-def test_more_is_out_than_allowed_and_nothing_goes_further() -> None:
+def test_what_we_took_out_takes_room_after_its_lease_until_it_is_back() -> None:
     wish = Wish()
-    pod = level_twin(2, [wish])
-    wish.ask(LEVEL, [4], 1, 1)
-    pod.tick({"node.service_level_state": [1, 1, 1, 0, 0, 0, 0, 0]})
+    pod = level_twin(1, [wish])
+    wish.ask(LEVEL, [4], 3, 3)
+    pod.tick()
+    wish.proposals = []
+    lease_s = 300
+    for _ in range(lease_s + 5):
+        pod.tick({"node.service_level_state": [0, 0, 0, 0, 3, 0, 0, 0]})
+    assert np.isnan(pod.lease(LEVEL)).all(), "or the test shows nothing"
+    wish.ask(LEVEL, [5], 1, 1)
+    pod.tick({"node.service_level_state": [0, 0, 0, 0, 3, 0, 0, 0]})
     assert pod.commands() == []
+    pod.tick({"node.service_level_state": 0.0})
+    assert values(pod.commands()) == {5: 1.0}
 
 
 def test_a_hold_freezes_but_lets_protection_through() -> None:

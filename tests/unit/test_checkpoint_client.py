@@ -119,6 +119,56 @@ def test_advice_moves_the_first_save_within_its_limits(advised_s: float, first: 
     assert saves(p, 500.0, lambda now: held(advised_s))[0] == first
 
 
+def test_saves_to_memory_follow_their_own_advice(tmp_path: Path, made: Callable[..., Advisor]) -> None:
+    """Nothing is due there until it is advised; a durable save counts as one in memory as well."""
+    advisor = made(most_share=1.0)
+    assert not advisor.due(0, tier="memory")
+    wait(lambda: reports(tmp_path))
+    assert not [r for r in reports(tmp_path) if r["tier"] == "memory"], "it has no interval to tell"
+    put(tmp_path, advice(interval_s=600.0, local_interval_s=300.0))
+    wait(lambda: [r for r in reports(tmp_path) if r["tier"] == "memory"])
+    told = {r["tier"]: r["interval_s"] for r in reports(tmp_path)}
+    assert told == {"durable": 600.0, "memory": 300.0}
+
+    def later() -> bool:
+        """Whether one is due in memory, and only there, five minutes after the last."""
+        advisor._local._ended -= 300.0
+        return advisor.due(tier="memory") and not advisor.due()
+
+    assert not advisor.due(tier="memory")
+    for tier in ("memory", "durable"):
+        assert later()
+        with advisor.saving(tier):
+            pass
+        assert not advisor.due(tier="memory"), "each counts"
+    put(tmp_path, advice(interval_s=600.0, issued_ns=time.time_ns()))
+    wait(lambda: advisor._held.local_s is None)
+    assert not later()
+
+
+def test_a_job_that_never_asks_for_memory_does_not_claim_to_follow(
+    tmp_path: Path, made: Callable[..., Advisor]
+) -> None:
+    advisor = made()
+    put(tmp_path, advice(interval_s=600.0, local_interval_s=30.0))
+    wait(lambda: advisor.interval_s == 600.0)
+    with advisor.saving("memory"):
+        pass
+    wait(lambda: [r for r in reports(tmp_path) if r["tier"] == "memory"])
+    assert {r["interval_s"] for r in reports(tmp_path) if r["tier"] == "memory"} == {0.0}
+
+
+def test_a_jobs_own_interval_in_memory_holds_without_advice(
+    tmp_path: Path, made: Callable[..., Advisor]
+) -> None:
+    advisor = made(own_local_interval_s=0.2)
+    wait(lambda: [r for r in reports(tmp_path) if r["tier"] == "memory"])
+    assert {r["interval_s"] for r in reports(tmp_path) if r["tier"] == "memory"} == {0.2}
+    wait(lambda: advisor.due(tier="memory"))
+    with pytest.raises(ValueError, match="above 0"):
+        Advisor("j", "", 60.0, own_local_interval_s=0.0)
+
+
 def test_a_lie_costs_no_more_than_the_share() -> None:
     found = saves(pace(1e6), 10_000.0, lambda now: held(0.001), cost_s=10.0)
     assert 0.19 < 10.0 * len(found) / 10_000.0 < 0.205
@@ -320,6 +370,23 @@ def test_restarts_are_told(tmp_path: Path, made: Callable[..., Advisor]) -> None
     told = [r["restart_s"] for r in reports(tmp_path) if r["restart_s"]]
     assert told[0] == 12.0
     assert all(0 < t < 1e5 for t in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(12.5, 12.5), (1e9, 0.0), (math.inf, 0.0), (-1.0, 0.0), (math.nan, 0.0), ("fast", 0.0), (None, 0.0)],
+)
+def test_progress_is_told_once_and_never_harms(
+    tmp_path: Path, made: Callable[..., Advisor], given: Any, told: float
+) -> None:
+    advisor = made()
+    wait(lambda: len(reports(tmp_path)) > 0)  # the first one, of the interval
+    advisor.progress_per_s = given
+    advisor.restored(1.0)
+    advisor.restored(2.0)
+    wait(lambda: len([r for r in reports(tmp_path) if r["restart_s"]]) == 2)
+    found = [r.get("progress_per_s", 0.0) for r in reports(tmp_path) if r["restart_s"]]
+    assert found == [told, 0.0]
 
 
 def test_a_save_that_raises_goes_through_and_is_not_told(

@@ -210,8 +210,9 @@ def test_saves_of_one_storage_fit() -> None:
     assert least == pytest.approx([374.0, 374.0, 40.0, 500.0, 374.0])
     wanted = np.array([100.0, 1000.0, 1000.0, 400.0, 1e9])
     least = least_interval_s(flush, storage, wanted, share=0.5)
-    assert least[:2] / wanted[:2] == pytest.approx(2.0 * (0.6 + 0.12 + 7e-9))
-    assert least[2:4] == pytest.approx([20.0, 500.0]), "what fits is left alone"
+    assert least == pytest.approx([60.0 / 0.38, 120.0, 20.0, 500.0, 7.0]), "what fits is left alone"
+    least = least_interval_s(flush, storage, wanted, 0.5, np.array([1.0, 1.0, 1.0, 1.0, 1e9]))
+    assert least[0] == pytest.approx(60.0 / 0.38), "who wants little leaves its weight to the others"
     assert np.isfinite(least_interval_s(np.array([np.inf, 0.0, np.nan]), [0, 0, 0], np.zeros(3))).all()
 
 
@@ -228,3 +229,32 @@ def test_shared_plans_fit_and_move_nobody_else(n: int, seed: int, share: float) 
     assert np.array_equal(free.interval_s[alone], found.interval_s[alone])
     assert (found.interval_s >= free.interval_s * (1.0 - 1e-12)).all()
     assert (found.ettr <= free.ettr + 1e-7).all()
+
+
+CLAIM = st.tuples(st.floats(0.1, 1e6), st.floats(0.0, 1e7), st.floats(0.5, 400.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(CLAIM, min_size=1, max_size=12), st.integers(0, 11), CLAIM, st.floats(0.05, 1.0))
+def test_whatever_one_job_claims_nobody_is_pushed_below_its_fair_share(
+    claims: list[tuple[float, float, float]], which: int, lie: tuple[float, float, float], share: float
+) -> None:
+    """A liar says what it likes of its flush and of what it wants; its nodes are not for it to say."""
+    honest = np.array(claims)
+    liar = which % len(claims)
+    told = honest.copy()
+    told[liar, :2] = lie[:2]
+    storage, weight = np.zeros(len(claims), np.int64), honest[:, 2]
+    least = least_interval_s(told[:, 0], storage, told[:, 1], share, weight)
+    fair_s = told[:, 0] / (share * weight / weight.sum())
+    wanted_s = np.maximum(told[:, 1], told[:, 0])
+    assert (least <= np.maximum(wanted_s, fair_s) * (1.0 + 1e-9)).all()
+    used = told[:, 0] / np.maximum(least, wanted_s)
+    assert used.sum() <= share * (1.0 + 1e-9)
+    wish = told[:, 0] / wanted_s
+    if wish.sum() > share:
+        assert used.sum() == pytest.approx(share), "nothing is wasted while somebody wants more"
+        short = used < wish * (1.0 - 1e-9)
+        level = (used / weight)[short]
+        assert level == pytest.approx(level[0]), "who gets less than it wants gets as much as the others"
+        assert ((used / weight)[~short] <= level[0] * (1.0 + 1e-9)).all()

@@ -69,6 +69,16 @@ def test_what_it_says_is_known_and_read_back() -> None:
     assert math.isnan(reading(twin, "progress_per_s")), "of that it said nothing"
 
 
+def test_its_progress_is_read_from_the_newest_report() -> None:
+    twin = running()
+    tell(twin, progress_per_s=12.5)
+    assert reading(twin, "progress_per_s") == pytest.approx(12.5)
+    tell(twin, tier="memory", save_s=1.0, progress_per_s=10.0)
+    assert reading(twin, "progress_per_s") == pytest.approx(10.0)
+    tell(twin, save_s=2.0, progress_per_s=99.0, late_s=60.0)
+    assert reading(twin, "progress_per_s") == pytest.approx(10.0), "an older report says nothing of now"
+
+
 def test_a_save_in_memory_is_kept_apart() -> None:
     twin = running()
     jobs = twin.engine.jobs
@@ -80,7 +90,9 @@ def test_a_save_in_memory_is_kept_apart() -> None:
     assert jobs.saved_ns[0] == twin.now_ns - 601 * NS
     assert jobs.saved_local_ns[0] == twin.now_ns - 30 * NS
     assert reading(twin, "checkpoint_age_s") == 600.0, "that is of the durable tier"
-    assert reading(twin, "checkpoint_interval_readback_s") == 900.0
+    assert (jobs.checkpoint_interval_s[0], jobs.checkpoint_local_interval_s[0]) == (0.0, 900.0)
+    assert np.isnan(reading(twin, "checkpoint_interval_readback_s")), "it said nothing of that one"
+    assert reading(twin, "checkpoint_local_interval_readback_s") == 900.0
     assert jobs.recoveries[0] == 1
     tell(twin, restart_s=500.0)
     assert jobs.recoveries[0] == 1, "it has a memory tier and did not use it: a node was lost"
@@ -121,6 +133,9 @@ def test_what_has_really_changed_is_believed_after_three_times() -> None:
         ({"interval_s": 1e9}, "expected interval_s of 0"),
         ({"interval_s": -math.inf}, "expected interval_s of 0"),
         ({}, "says nothing"),
+        ({"progress_per_s": -1.0}, "expected progress_per_s of 0"),
+        ({"progress_per_s": math.nan}, "expected progress_per_s of 0"),
+        ({"progress_per_s": 2e6}, "expected progress_per_s of 0"),
         ({"job": "b", "save_s": 1.0}, "no job b has a slot"),
         ({"save_s": 1.0, "off_s": 9 * 86_400.0}, "its clock reads 777600 s from ours"),
         ({"save_s": 1.0, "late_s": 9 * 86_400.0}, "its clock reads -777600 s from ours"),

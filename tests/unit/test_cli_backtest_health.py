@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.ailing import ailing
+from tests.builders import Twin, two_racks
 from twin.app import cli_backtest, health_workers
 from twin.app.cli_backtest_health import add_health, main, strengths_of
 from twin.app.health_course import DAY_S, HOUR_S, Course, Failed, Spell
-from twin.app.health_run import Task, Watch, course_of, drain_like, drains, fleet_site, run_course
+from twin.app.health_run import Task, Watch, course_of, drain_like, drains, fleet_site, reason_of, run_course
 from twin.app.simulating import Simulation
 from twin.contracts import Finding
 from twin.errors import ConfigError, TwinError
-from twin.health.levels import ACTION_WORDS
+from twin.health.levels import ACTION_WORDS, DEGRADED, FAILED, WATCH
+from twin.health.rules_node import RECURS
 from twin.plant.fleet_life import FleetLife, draw_life
 
 GOALS = ["false_drains_per_node_month", "precision", "recall", "lead_min", "lemons_found", "lemons_precision"]
@@ -150,6 +153,21 @@ def test_only_warnings_of_nodes_drain() -> None:
     assert list(drains(found, names)) == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("level", "rules", "reason"),
+    [(DEGRADED, ("gpu:row_remap_pending", RECURS), RECURS), (FAILED, ("node_down", RECURS), "node_down"),
+     (DEGRADED, ("reboots",), "reboots"), (DEGRADED, (), "node, no evidence"),
+     (WATCH, (RECURS,), "forecast")],
+)  # fmt: skip
+def test_the_reason_is_what_asks_for_a_drain_at_once(level: int, rules: tuple[str, ...], reason: str) -> None:
+    twin = Twin(two_racks())
+    ill = ailing(twin.engine)
+    ill.say("node", 3, level, action_name="drain")
+    for rule in rules:
+        ill.say("node", 3, level, "x", action_name="drain", rule=rule)
+    assert reason_of(twin.engine, 3) == reason
+
+
 def test_spells_and_hours_are_kept() -> None:
     task = Task(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
@@ -164,6 +182,25 @@ def test_spells_and_hours_are_kept() -> None:
     assert [(s.node, s.begin_s, s.last_s, s.reason) for s in kept] == [
         (2, 60.0, 120.0, "forecast"), (2, 240.0, 240.0, "forecast"),
     ]  # fmt: skip
+
+
+def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
+    task = Task(18, 1, 1.0, 0.0, 3)
+    site = fleet_site(task)
+    simulation = Simulation.of(site, seed=3)
+    simulation.dt_s = 600.0
+    watch = Watch(simulation, task, course_of(task, site, draw_life(site, 3, 1.0), 0.0))
+    failures = simulation.engine.health.failures
+    name = site.name("node", 2)
+    drain = Finding(f"health/{name}", "warning", "", (), (), 1.0, "Drain the node.")
+    for now_s, row in ((60.0, -1), (120.0, 0), (180.0, 0), (240.0, -1)):
+        failures.row[2] = row
+        watch.take(simulation.engine, [drain], now_s)
+    assert [(s.begin_s, s.last_s) for s in watch.end().spells] == [
+        (60.0, 60.0),
+        (120.0, 180.0),
+        (240.0, 240.0),
+    ]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from twin.contracts import CommandBatch
 from twin.engine import Engine
 from twin.frame import NS
 from twin.inbox import Inbox
+from twin.jobs import Jobs
 from twin.reading import Block
 from twin.site import Site, SiteSpec
 from twin.sitebuild import build
@@ -132,13 +133,14 @@ def batch(reason: str, issued_ns: int = 0, **more: Any) -> CommandBatch:
 
 def test_actions_repeat_into_one_line_and_are_bounded() -> None:
     book, site = Episodes(), site_of(1)
-    book.act("advice", (batch("hot", 1), batch("hot", 9, value=np.array([7.0]))), site)
-    book.act("advice", (batch("hot", 10, renewal=True),), site)
+    jobs = Jobs(site.sizes["job"], site.sizes["node"])
+    book.act("advice", (batch("hot", 1), batch("hot", 9, value=np.array([7.0]))), site, jobs)
+    book.act("advice", (batch("hot", 10, renewal=True),), site, jobs)
     (action,) = book.actions.values()
     assert (action.batches, action.first_ns, action.last_ns, action.low, action.high) == (2, 1, 9, 5.0, 7.0)
     assert action.names == ("s/h/r001/node0/gpu0",)
     for i in range(3 * MAX_EPISODES):
-        book.act("command", (batch(f"reason {i}"),), site)
+        book.act("command", (batch(f"reason {i}"),), site, jobs)
     assert len(book.actions) <= 2 * MAX_EPISODES
     assert sum(a.batches for a in book.actions.values() if a.kind == "command") == 3 * MAX_EPISODES
 

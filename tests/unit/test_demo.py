@@ -184,19 +184,21 @@ def _keys(tree: Any) -> set[str]:
 def test_the_example_of_a_site_has_every_key_and_its_default(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "config" / "site.yaml").read_text()
     full = tmp_path / "full.yaml"
-    full.write_text(re.sub(r"^(\s*)#(?=\w)", r"\1", text, flags=re.M))
+    full.write_text(re.sub(r"^(\s*)#(?=\w|- )", r"\1", text, flags=re.M))
     config = load_config(full).config  # refuses what it does not know
     keys = _keys(yaml.safe_load(full.read_text()))
-    kinds = [k for k in vars(schema).values() if isinstance(k, type) and issubclass(k, schema._Strict)]
+    kinds = [k for k in vars(schema).values() if isinstance(k, type) and issubclass(k, schema.Strict)]
     assert len(kinds) > 10
     assert {name for kind in kinds for name in kind.__struct_fields__} <= keys
     shown = set(re.findall(r"^\s*#(\w+):(?!.*# +example)(?!.*# default:)", text, flags=re.M))
     bare = schema.Config(site="s", broker=schema.Broker(host="h"))
-    jobs, quotas = config.jobs, config.quotas
+    jobs, quotas, tests = config.jobs, config.quotas, config.burn_in
+    assert tests is not None
     for part, default in (
         (config, bare), (config.broker, bare.broker), (config.scrapes[0], schema.Scrape(url="", map="")),
         (jobs, bare.jobs), (jobs.slurm, schema.Slurm()), (config.history, bare.history),
         (config.history.influx, schema.Influx(url="")), (config.api, bare.api), (quotas, bare.quotas),
+        (config.kubernetes, schema.Kubernetes()), (tests, schema.BurnIn(command=tests.command)),
     ):  # fmt: skip
         names = {f.name for f in msgspec.structs.fields(default)} & shown  # type: ignore[arg-type]
         assert names or part is config.history.influx

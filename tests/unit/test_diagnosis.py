@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.diagnosis.cause import Book, Cause, finding_of
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.diagnosis.kinds import KINDS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.diagnosis import tracks as tracks_module
 from twin.diagnosis.bank import COLUMNS, FLAGS, Bank, traits_of
 from twin.diagnosis.board import (

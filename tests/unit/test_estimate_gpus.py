@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.builders import eight_nodes, site_of, two_racks
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.gpus import GpuEstimator
 from twin.estimate.reading import Readings
 from twin.frame import F64, NS

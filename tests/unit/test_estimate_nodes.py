@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.builders import site_of, two_racks
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.nodes import DELAYS_S, NodeEstimator
 from twin.estimate.reading import Readings
 from twin.frame import NS, Bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of, confidence_of_many
 from twin.estimate.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Parameter, Reference, parts_of, solve
 from twin.frame import NS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.errors import ConfigError
 from twin.estimate.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
 from twin.estimate.noise import NOISE_WARMUP, Noise, _erf, confidence_of

@@ -96,7 +96,8 @@ def test_silence_is_told_by_table_and_only_of_what_once_spoke() -> None:
 def test_a_finding_names_a_few_and_counts_all(n: int) -> None:
     twin = Twin(two_racks())
     findings = twin.engine.findings
-    (record,) = findings.mismatches(twin.site, "gpu.power_cap_w", np.arange(n, dtype=np.int32))
+    names = tuple(twin.site.name("gpu", i) for i in range(n))
+    (record,) = findings.mismatches(names, "gpu.power_cap_w", np.arange(n, dtype=np.int32))
     assert record["title"].startswith(f"{n} gpu entities")
     assert len(record["entities"]) == min(n, 8)
 

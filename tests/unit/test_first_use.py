@@ -115,6 +115,31 @@ def test_a_check_of_the_configuration_looks_at_its_files(
     assert "not checkable here" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_check_looks_at_what_schedulers_and_tests_of_nodes_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "kube.yaml").write_text("clusters: none")
+    path = written(
+        tmp_path, burn_in={"command": ["./burn-in", "{hots}"]}, kubernetes={"kubeconfig": "kube.yaml"},
+        jobs={"slurm": {"node_names": {"gpu[1-3]": "lab/h/r1/node[0-1]"}}},
+    )  # fmt: skip
+    assert main(["run", "--config", str(path), "--check"]) == 78
+    err = capsys.readouterr().err
+    for what in ("$.jobs.slurm.node_names.gpu[1-3]: 3 names for 2", "$.burn_in.command: ./burn-in: expected",
+                 "$.kubernetes: "):  # fmt: skip
+        assert what in err
+    path = written(
+        tmp_path, kubernetes={"command": True}, burn_in={"command": ["/bin/sh", "{hots}", "{node}"]}
+    )
+    assert main(["run", "--config", str(path), "--check"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "$.kubernetes: not checkable here, as this is no pod" in said
+    assert "{hots} is given to the program as it is" in said
+    assert "{node} is given" not in said
+    assert "the policy asks for no tests" in said
+
+
 def test_hints_for_the_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, leader={"kind": "etc"})
     assert main(["run", "--config", str(path), "--check"]) == 78

@@ -152,7 +152,7 @@ def test_of_two_reasons_the_one_nobody_told_names_the_finding(ward: Ward) -> Non
     ward.diagnose("gpu_off_bus", "gpu", GPU2, "critical")
     (only,) = ward.look()
     assert only.severity == "warning"
-    assert only.title == f"{NODE3}: gpu2: errors of its memory"
+    assert only.title == f"{NODE3}: gpu2: double-bit errors of its memory"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,17 @@ def test_a_likely_failure_is_a_warning_and_does_not_flicker(
         assert only.confidence_pu == pytest.approx(chance, abs=1e-6)
 
 
+@pytest.mark.parametrize(("ago_s", "stands"), [(None, False), (3600.0, False), (2 * DAY_S, True)])
+def test_what_was_told_of_a_failure_does_not_stand_as_a_chance(
+    ward: Ward, ago_s: float | None, stands: bool
+) -> None:
+    now_ns = ward.twin.engine.health.looked_ns
+    end_ns = 0 if ago_s is None else now_ns - round(ago_s * NS)
+    ward.ill.failed(3, now_ns - round(3 * DAY_S * NS), end_ns, kind="power")
+    ward.ill.forecast(DAY_S, (LIKELY_PU + STILL_LIKELY_PU) / 2)
+    assert [f.id for f in ward.look((f"health/{NODE3}",))] == ([f"health/{NODE3}"] if stands else [])
+
+
 def test_a_node_that_failed_is_not_likely_to_fail(ward: Ward) -> None:
     ward.ill.forecast(DAY_S, 0.9)
     ward.ill.say("node", 3, FAILED, "it is off", action_name="reboot_node")
@@ -210,8 +221,8 @@ def test_nodes_that_went_down_together_are_one_finding(ward: Ward) -> None:
     ward.ill.failed(21, START_NS, kind="taken_out", shared=True)
     (only,) = ward.look()
     assert (only.id, only.severity, only.count) == ("health/shared", "critical", 18)
-    assert only.title == "18 nodes became unusable together"
-    assert only.evidence == ("in 1 rack: 18 x power",)
+    assert only.title == "nodes became unusable together"
+    assert only.evidence == ("18 nodes in 1 rack: 18 x power",)
     ward.diagnose("feed_lost", "feeder", 0, "critical")
     assert [f.severity for f in ward.look()] == ["warning"]  # the cause has an alarm of its own
 
@@ -227,8 +238,8 @@ def test_lemons_and_wear(ward: Ward) -> None:
     assert [f.severity for f in found.values()] == ["warning", "warning", "info"]
     assert found[f"health/lemon/{NODE3}"].evidence == ("3 failures in 28 days, others 0.2",)
     wear = found["health/wear/cdu.ua/lab/h/cdu1"]
-    assert wear.title == "ua of lab/h/cdu1 reaches its limit in about 9 days"
-    assert wear.evidence == ("90 % interval 6 to ? days",)
+    assert wear.title == "ua of lab/h/cdu1 reaches its limit within two weeks"
+    assert wear.evidence == ("in about 9 days (90 % interval 6 to ?)",)
     ward.ill.wear.left.clear()
     ward.ill.wears("cdu.ua", 0, (15.0, 6.0, 20.0))
     assert not [f for f in ward.look() if f.id.startswith("health/wear/")]

@@ -222,9 +222,9 @@ def test_a_gpu_that_was_merely_not_heard_and_is_soon_well_was_not_off_its_bus(
 @pytest.mark.parametrize(
     ("level", "suspect_before_s", "expected"),
     [(1.0, None, None), (2.0, None, None), (3.0, None, "taken_out"), (4.0, None, "taken_out"),
-     (3.0, 600.0, "other"), (4.0, 600.0, "other"), (3.0, 2 * 86_400.0, "taken_out")],
+     (3.0, 600.0, "taken_out"), (4.0, 600.0, "taken_out")],
 )  # fmt: skip
-def test_taken_out_by_people_is_no_failure_unless_health_spoke_against_it(level, suspect_before_s, expected):
+def test_taken_out_is_no_failure_whatever_was_suspected(level, suspect_before_s, expected):
     watch = Watch()
     if suspect_before_s is not None:
         watch.look.fail(2, level=DEGRADED)
@@ -243,6 +243,33 @@ def test_taken_out_by_people_is_no_failure_unless_health_spoke_against_it(level,
         watch.look.put("node.service_level_state", 0.0, 2)
         watch.run(700)
         assert watch.rows()[0][2] is not None
+
+
+def test_taken_out_after_it_failed_is_a_failure():
+    watch = Watch()
+    watch.look.fail(2)
+    watch.look.put("node.service_level_state", 3.0, 2)
+    watch.run(70)
+    watch.look.well(2)  # the GPU says nothing any more, and it is out still
+    watch.run(900)
+    assert [r[2:] for r in watch.rows()] == [(None, "other")]
+    assert is_failure(watch.failures.log()).all()
+
+
+@pytest.mark.parametrize(("bad_s", "rows"), [(120.0, 1), (590.0, 1), (700.0, 2)])
+def test_what_is_still_told_of_an_exchanged_gpu_is_no_failure_of_the_new_one(bad_s, rows):
+    watch = Watch()
+    watch.look.fail(3)
+    watch.run(100)
+    watch.failures.forget("gpu", int(SITE.gpu_start_of_node[3]))
+    watch.run(bad_s)  # the last word of the old one
+    watch.look.well(3)
+    watch.run(900)
+    assert len(watch.rows()) == rows
+    assert watch.rows()[0][2] == 100.0
+    watch.look.fail(3)  # and much later it is a failure as any other
+    watch.run(70)
+    assert len(watch.rows()) == rows + 1
 
 
 def test_what_was_broken_when_the_watch_began_started_before_it():

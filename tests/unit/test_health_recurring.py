@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import site_of, two_racks
 from tests.troubled import DAY_S, HOUR_S, Watched, chance, every, mask, racks
-from twin.health.recurring import ALARM, KEYS, STILL, STREAMS
+from twin.health.recurring import ALARM, FAMILIES, KEYS, STILL, STREAMS
 from twin.snapshot import decode, encode
 
 ERRORS, REPLAYS, PCIE, GAP = (
@@ -39,6 +39,12 @@ def troubled(site: Any = None, key: str = ERRORS, device: int = 7, **more: Any) 
     return watch
 
 
+def weight(watch: Watched, key: str) -> float:
+    """What a nat of a stream counts."""
+    family = next(s.family for s in STREAMS if s.key == key)
+    return float(watch.recurring.weights()[FAMILIES.index(family)])
+
+
 @pytest.mark.parametrize("key", [s.key for s in STREAMS])
 def test_trouble_every_three_hours_speaks_for_a_drain_of_its_node_alone(key: str) -> None:
     site = linked()
@@ -51,7 +57,7 @@ def test_trouble_every_three_hours_speaks_for_a_drain_of_its_node_alone(key: str
     index, told = watch.recurring.of(key)
     assert index.tolist() == [7]  # what does not speak for a drain is a feature still
     assert told[0] > ALARM
-    assert score[node] == pytest.approx(told[0] if drains else 0.0, rel=1e-6)
+    assert score[node] == pytest.approx(told[0] * weight(watch, key) if drains else 0.0, rel=1e-6)
 
 
 def test_what_came_once_or_twice_needs_nobody() -> None:
@@ -101,7 +107,8 @@ def test_counters_of_one_mishap_tell_it_once() -> None:
     for at_s in FIVE:
         came = {key: [7] for key in KEYS if key.startswith("gpu.nvlink")}
         all_three.look(at_s + HOUR_S, came)
-    assert all_three.recurring.score()[1] == pytest.approx(one.recurring.score()[1])
+    # The fleet has a little more trouble of that family
+    assert all_three.recurring.score()[1] == pytest.approx(one.recurring.score()[1], rel=0.03)
 
 
 def test_all_links_of_a_node_tell_once_what_its_host_does() -> None:
@@ -118,7 +125,7 @@ def test_troubles_of_different_kinds_add_up() -> None:
     for at_s in FIVE:
         watch.look(at_s + HOUR_S, {ERRORS: [7]})
         watch.look(at_s + 2 * HOUR_S, {PCIE: [5]})
-    alone = [float(watch.recurring.of(key)[1][0]) for key in (ERRORS, PCIE)]
+    alone = [float(watch.recurring.of(key)[1][0]) * weight(watch, key) for key in (ERRORS, PCIE)]
     assert watch.recurring.score()[1] == pytest.approx(sum(alone))
     assert watch.recurring.told(1).count(" times in ") == 2
 
@@ -129,7 +136,7 @@ def test_a_node_of_one_gpu_that_falls_silent_is_not_heard_twice() -> None:
     for at_s in FIVE:
         twice.look(at_s + HOUR_S, {SILENT: [7], GAP: [7], "node.reboot_count": [7]})
         once.look(at_s + HOUR_S, {SILENT: [7]})
-    assert twice.recurring.score()[7] == pytest.approx(once.recurring.score()[7])
+    assert twice.recurring.score()[7] == pytest.approx(once.recurring.score()[7], rel=0.03)
 
 
 def test_the_only_gpu_of_a_node_may_fall_silent_alone() -> None:

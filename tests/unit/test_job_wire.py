@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors.job_sink import INTERVAL, SINCE, JobBook, Part, compose
+from connectors.job_sink import INTERVAL, LOCAL, SINCE, JobBook, Part, compose
 from connectors.job_wire import (
     JOB_BURST,
     MAX_EARLY,
@@ -74,6 +74,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"save_s": None}, "not a report"),
     ({"block_s": 1.1e6}, "not a report"),
     ({"interval_s": 1.1e7}, "not a report"),
+    ({"progress_per_s": -1}, "not a report"),
+    ({"progress_per_s": 1.1e6}, "not a report"),
     ({"job": "other"}, "says it is job 'other'"),
     ({"reason": "x" * MAX_REPORT}, "bytes of report"),
     ({"began_ns": 0, "save_s": 0, "block_s": 0, "flush_s": 0, "interval_s": 0}, "says nothing"),
@@ -192,7 +194,7 @@ ADVICE = Advice(
 def test_advice_is_as_the_document_has_it() -> None:
     assert json.loads(encode_advice(ADVICE)) == {
         "v": 1, "job": "a b", "interval_s": 900.0, "save_since_ns": T, "issued_ns": T, "expires_ns": T + NS,
-        "epoch": 3, "reason": "x",
+        "epoch": 3, "local_interval_s": None, "reason": "x",
     }  # fmt: skip
     assert decode_advice(encode_advice(ADVICE)) == ADVICE
     assert advice_topic("racktwin", "a b") == "IT/v1/racktwin/Job/a%20b"
@@ -236,6 +238,41 @@ def test_what_has_ended_is_not_advised(
     got = None if advice is None else (
         advice.interval_s, advice.save_since_ns is not None, (advice.expires_ns - T) // NS)  # fmt: skip
     assert got == expected
+
+
+@pytest.mark.parametrize(
+    "interval,since,local,expected",
+    [
+        (part(600, 300), None, part(60, 600), (600.0, False, 60.0, 300)),
+        (part(600, 300), None, part(60, 100), (600.0, False, None, 300)),  # nobody renews it
+        (part(600, 0), part(1.7e9, 500), part(60, 400), (None, True, 60.0, 400)),
+        (None, part(1.7e9, 300), part(60, 400), (None, True, 60.0, 300)),
+        (None, part(1.7e9, 300), part(60, 0), (None, True, None, 300)),
+        (None, None, part(60, 600), (None, False, 60.0, 600)),
+    ],
+)
+def test_the_interval_in_memory_goes_with_the_durable_one(
+    interval: Part | None, since: Part | None, local: Part | None, expected: tuple[Any, ...]
+) -> None:
+    advice = compose("j", interval, since, T, local)
+    assert advice is not None
+    assert (advice.interval_s, advice.save_since_ns is not None, advice.local_interval_s,
+            (advice.expires_ns - T) // NS) == expected  # fmt: skip
+    assert decode_advice(encode_advice(advice)) == advice
+
+
+def test_renewals_never_let_the_memory_interval_flicker() -> None:
+    """Leases begin apart and are renewed at half their time: no advice leaves out what is in force."""
+    book = JobBook(lambda slot, generation: "a")
+    next_s = {INTERVAL: 0.0, LOCAL: 37.0}
+    for _ in range(40):
+        control = min(next_s, key=next_s.__getitem__)
+        at_s = next_s[control]
+        value = {INTERVAL: 600.0, LOCAL: 60.0}[control]
+        (advice,) = book.take((batch(control, {0: value}, at_s=at_s, renewal=at_s > 40.0),))
+        next_s[control] = at_s + {INTERVAL: 150.0, LOCAL: 300.0}[control] + 1.0
+        assert advice.interval_s == 600.0
+        assert advice.local_interval_s == (None if at_s < 37.0 else 60.0)
 
 
 def batch(

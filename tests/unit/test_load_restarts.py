@@ -236,12 +236,12 @@ def test_parameters_of_other_horizons_are_not_used() -> None:
 
 
 def test_the_site_has_it_without_being_asked() -> None:
-    model, other = make_models(SiteFile("s"))
+    model, *others = make_models(SiteFile("s"))
     assert isinstance(model, Load)
-    assert other.name == "failure"
+    assert [m.name for m in others] == ["failure", "power_curve"]
     assert model.signals == SIGNALS
     both = make_models(convert(SiteFile, {"site": "s", "models": {"persistence": {}}}, "s.yaml"))
-    assert sorted(m.name for m in both) == ["failure", "load", "persistence"]
+    assert sorted(m.name for m in both) == ["failure", "load", "persistence", "power_curve"]
 
 
 def test_what_a_site_file_says_is_used_and_makes_another_like_it() -> None:

@@ -25,6 +25,12 @@ def record(
     return logging.LogRecord(name, level, __file__, 1, text, args, None)
 
 
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets of other tests garble no text of these."""
+    monkeypatch.setattr(logs, "_hidden", {})
+
+
 @pytest.fixture
 def out() -> Iterator[io.StringIO]:
     """What `set_up` writes; the state of the root logger is put back."""

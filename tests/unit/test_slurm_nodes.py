@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.slurm_nodes import parse_levels
+from connectors.slurm_nodes import parse_nodes
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,35 @@ from connectors.slurm_nodes import parse_levels
     ],
 )
 def test_states(state: str, level: float | None) -> None:
-    assert parse_levels(f"gpu1|{state}\n") == {"gpu1": level}
+    assert parse_nodes(f"gpu1|{state}\n")["gpu1"].level == level
+
+
+@pytest.mark.parametrize(
+    "line, owner",
+    [
+        ("idle|none", 0.0),
+        ("mixed-|Node unexpectedly rebooted", 0.0),
+        ("idle|racktwin:3:XID 79", 0.0),  # resumed by hand: what stays is words
+        ("drained|racktwin:3:XID 79", 1.0),
+        ("draining|racktwin:2:XID 79", 1.0),
+        ("drained*|racktwin:4:XID 79", 1.0),
+        ("drained|fan broke", 2.0),
+        ("draining|none", 2.0),
+        ("drained|fan broke, racktwin:3:XID 79", 2.0),
+        ("drained|racktwin:9:XID 79", 2.0),
+        ("maint|none", 2.0),
+        ("drained*|fan broke", None),
+        ("down|racktwin:3:XID 79", None),
+        ("idle*|none", None),
+        ("unknown|none", None),
+    ],
+)
+def test_who_took_a_node_out(line: str, owner: float | None) -> None:
+    (node,) = parse_nodes(f"gpu1|{line}\n").values()
+    assert node.owner == owner
+    assert (node.level is None) == (owner is None)
 
 
 def test_garbage_is_passed_over() -> None:
     text = "\n|idle\ngpu1|\nno bar\ngpu2|idle\ngpu2|drained\n" + "x" * 300 + "|idle\n"
-    assert parse_levels(text) == {"gpu2": 3.0}
+    assert {host: node.level for host, node in parse_nodes(text).items()} == {"gpu2": 3.0}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from policies.replacement import Replacement
 from tests.builders import Twin, Wish, eight_nodes
 from twin import events as ev
 from twin import snapshot
@@ -99,3 +100,19 @@ def test_after_an_upgrade_a_start_goes_on_from_the_older_snapshot(tmp_path: Path
     back = resume(tmp_path, engine_for)
     assert back.snapshot_tick == engine.state.tick
     assert back.engine.checksum() == engine.checksum()
+
+
+def test_a_column_that_a_policy_did_not_have_yet_begins_afresh() -> None:
+    before = Twin(eight_nodes(), [Replacement()])
+    before.tick()
+    data = snapshot.dump_engine(before.engine)
+    data["memory"]["replacement"]["phase"][3] = 1
+    for name in list(data["memory"]["replacement"]):
+        if name != "phase":
+            del data["memory"]["replacement"][name]
+    after = Twin(eight_nodes(), [Replacement()])
+    snapshot.restore_engine(after.engine, snapshot.decode(snapshot.encode(data)))
+    after.now_ns, after.number = before.now_ns, before.number
+    assert after.engine.memory["replacement"]["phase"][3] == 1
+    after.run(12)
+    assert after.engine.suspended == {}

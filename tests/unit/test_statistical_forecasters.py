@@ -169,13 +169,13 @@ def test_fits_and_forecasts_are_quick(kind: type[Forecaster]) -> None:
     grid = Grid(60.0, (1, 5, 15, 60))
     past = panel(noise(6, 20_160, 1), 60.0)
     kind(grid).fit(past, 0)  # imports its libraries
-    begin = time.perf_counter()
+    begin = time.process_time()
     rule = ready(kind, grid, past)
-    assert time.perf_counter() - begin < 3.0  # 0.4 s on an idle machine
+    assert time.process_time() - begin < 3.0  # 0.4 s on an idle machine
     hall = panel(np.tile(past.values[:1560], 2000), 60.0)
-    begin = time.perf_counter()
+    begin = time.process_time()
     rule.predict(hall, np.array([1559]))
-    assert time.perf_counter() - begin < 0.3  # 0.01 s
+    assert time.process_time() - begin < 0.3  # 0.01 s
 
 
 # --- autoregression

@@ -79,6 +79,21 @@ def test_the_same_epoch_again_commands_nothing() -> None:
     assert "older" in twin.records("event")[0]["refused"]
 
 
+def test_what_keeps_its_value_and_nobody_asks_for_is_not_commanded_anew() -> None:
+    """A node that is drained stays so by itself; by now the drain may be somebody else's."""
+    wish = Wish()
+    twin = Twin(two_racks(), [wish], act=True)
+    wish.ask(LEVEL, [0, 1], 3, 3, 3)
+    twin.tick({"node.service_level_state": 0.0})
+    twin.tick({"node.service_level_state": 3.0})
+    lease = twin.engine.arbiter.leases[LEVEL]
+    assert lease.running()[:2].all()
+    wish.ask(LEVEL, [0], 3, 3, 3)
+    twin.tick({"node.service_level_state": 3.0}, ev.EpochChanged(epoch=2))
+    assert [c.index.tolist() for c in twin.commands(LEVEL)] == [[0]]
+    assert lease.running()[1], "it is left to lapse"
+
+
 def test_no_device_is_told_twice_in_the_first_tick_of_a_term() -> None:
     wish = Wish()
     twin = Twin(eight_nodes(), [wish], act=True)

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from policies import REGISTRY
 from twin.app import whatif_sweep
 from twin.app.cli import main
 from twin.app.whatif import ARMS, Case, Course, Question, begin, newest_snapshot, run_course
@@ -148,7 +149,7 @@ def test_levels_of_the_scenario_override_and_those_of_the_call_both(lab: Path) -
         simulation, _ = begin(Question(spec, "site.yaml", given=given), Case(0, {}, scenario), "policies")
         return dict(simulation.engine.intake.authority)
 
-    expected = {"thermal_guard": "advise", "leak_guard": "off", "operator": "act", "checkpoint": "act"}
+    expected = dict.fromkeys(REGISTRY, "act") | {"thermal_guard": "advise", "leak_guard": "off"}
     assert levels({}) == expected
     assert levels({"thermal_guard": "off"})["thermal_guard"] == "off"
     simulation, _ = begin(Question(spec, "site.yaml"), Case(0, {}, scenario), "nothing")

@@ -130,7 +130,7 @@ def test_the_site_file_sets_authority_and_adds_policies() -> None:
         (PolicyEntry(kind="no.such:Thing"), "cannot load no.such:Thing"),
         (PolicyEntry(kind="os:nothing"), "expected module:Class"),
         (PolicyEntry(kind=":"), "cannot load"),
-        (PolicyEntry(kind="operator", settings={"gain": 1.0}), r"\$.policies.x.settings"),
+        (PolicyEntry(kind="operator", settings={"gain": 1.0}), r"there is no .gain.; expected none"),
     ],
 )
 def test_policies_that_cannot_be_made(entry: PolicyEntry, what: str) -> None:
@@ -220,6 +220,7 @@ from twin.app.wiring import make_model
 from twin.sitefile import ModelEntry
 for name in models.REGISTRY:
     signal = "node.failure_pu" if name == "failure" else "gpu.power_w"
-    make_model(name, ModelEntry(signals=[signal], horizons_s=[3600.0]))
+    entry = ModelEntry() if name == "power_curve" else ModelEntry(signals=[signal], horizons_s=[3600.0])
+    make_model(name, entry)
 """
     assert loaded_after(code, STATISTICS) == []

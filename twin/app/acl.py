@@ -60,6 +60,7 @@ def identities(
         "topic read #",
         *(f"topic write {own}/{what}/#" for what in ("Request", "Contingency", "Job", "Daemon", "Canary")),
         f"topic write BMS/v1/{integration}/#",
+        "topic write grid/v1/dsx-flex-agent/#",  # power states and breaches
         "topic write spBv1.0/+/NCMD/#",  # asks Sparkplug nodes to announce themselves
     )
     bms = ("topic write BMS/v1/PUB/#", f"topic read BMS/v1/{integration}/#")
@@ -67,7 +68,11 @@ def identities(
         Identity("racktwin", "the daemon", daemon),
         Identity("racktwin-standby", "a second daemon in standby", daemon),
         Identity("bms", "the building management system, or its gateway", bms),
-        Identity("grid", "the gateway of the grid operator", ("topic readwrite grid/v1/#",)),
+        Identity(
+            "grid",
+            "the gateway of the grid operator, who sets load targets",
+            ("topic read grid/v1/#", "topic write grid/v1/isv/#", "topic write grid/v1/infra/#"),
+        ),
         Identity("jobs", "whoever announces jobs", ("topic write IT/v1/PUB/Event/jobs/#",)),
         Identity(
             "checkpoints",

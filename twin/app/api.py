@@ -12,7 +12,6 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, cast
 
 from aiohttp import web
@@ -23,6 +22,7 @@ from twin.app.api_actions import KEPT, Kept
 from twin.app.api_answer import LIVE, refusal
 from twin.app.api_checkpoint import DECODER, decoder_of
 from twin.app.api_open import METRICS, ROUTES
+from twin.app.api_replacement import READING, Reading
 from twin.app.api_updates import UPDATES, Updates
 from twin.app.config import Api, Loaded
 from twin.app.live import Live
@@ -47,6 +47,7 @@ def make_app(live: Live, tokens: Tokens) -> web.Application:
     updates = Updates(live)
     app[LIVE], app[access.TOKENS], app[access.REFUSALS] = live, tokens, refusals
     app[UPDATES], app[KEPT], app[DECODER] = updates, Kept(), decoder_of(live)
+    app[READING] = Reading()
     app[METRICS] = Metrics(live, updates.pulse, refusals.counts)
     gates: dict[tuple[str, str], access.Gate] = {}
     for route in ROUTES:
@@ -280,10 +281,3 @@ def _bare(record: logging.LogRecord) -> bool:
         return False
     record.msg, record.exc_info = "a request could not be answered", access.bare(error)
     return True
-
-
-def token_files(loaded: Loaded) -> tuple[Path, Path]:
-    """(the file of hashes, the administrator's own token) of a configuration."""
-    config = loaded.config.api or Api()
-    own = loaded.state / "tokens.yaml" if config.tokens_file is None else loaded.file(config.tokens_file)
-    return own, loaded.state / "admin.token"

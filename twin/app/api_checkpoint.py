@@ -124,7 +124,7 @@ def _told(live: Live, slot: int) -> dict[str, Any]:
     """What a job said of its checkpoints; null where it said nothing."""
     jobs = live.engine.jobs
     names = ("checkpoint_interval_s", "checkpoint_save_s", "checkpoint_block_s", "checkpoint_flush_s",
-             "checkpoint_restart_s", "checkpoint_local_block_s", "saved_ns", "saved_local_ns",
-             "checkpoint_told_ns")  # fmt: skip
+             "checkpoint_restart_s", "checkpoint_local_block_s", "checkpoint_local_interval_s", "saved_ns",
+             "saved_local_ns", "checkpoint_told_ns")  # fmt: skip
     held: dict[str, np.ndarray] = {name: getattr(jobs, name) for name in names}
     return {name.removeprefix("checkpoint_"): column[slot].item() or None for name, column in held.items()}

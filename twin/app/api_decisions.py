@@ -22,10 +22,10 @@ from twin.app.api_answer import (
     number_of,
     seconds_of,
 )
-from twin.app.api_places import entity_of, is_below
+from twin.app.api_places import entity_of, is_below, job_of
 from twin.app.api_state import alarms_of
 from twin.app.api_summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
-from twin.app.api_words import KINDS, line_of
+from twin.app.api_words import KINDS, is_about, line_of
 from twin.app.history_query import HistoryError
 from twin.app.live import Live
 from twin.app.report_text import clean
@@ -100,14 +100,21 @@ def _cursor(text: str | None) -> tuple[int, int] | None:
 
 
 def _about(live: Live, name: str | None) -> tuple[str, int, str] | None:
-    """An entity by its path, with or without its table in front (`rack:lab/h/r1`)."""
+    """An entity by its path, with or without its table in front (`rack:lab/h/r1`); a job by its own name.
+
+    Of a job that has ended the lines still tell.
+    """
     if name is None:
         return None
+    slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
+    if slot is not None or any(is_about(line, live.engine.site, ("job", -1, own)) for line in live.lines):
+        return "job", -1 if slot is None else slot, own
     head, _, tail = name.partition(":")
     for table in (head,) if tail and head in TABLES else TABLES:
         row = live.engine.site.entity(table, tail if tail and head in TABLES else name)
         if row is not None:
-            return table, row, live.engine.site.name(table, row)
+            own = live.engine.jobs.shown(row) if table == "job" else ""
+            return table, row, own or live.engine.site.name(table, row)
     raise Refused(404, f"no entity {clean(name, 120)} on this site")
 
 

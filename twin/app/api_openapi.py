@@ -16,6 +16,8 @@ TAGS = {
     "decisions": "What was decided, and why; what stands.",
     "acting": "What people ask of the daemon. Every action is in the journal, with its author.",
     "jobs": "What jobs report of their checkpoints, and what they are advised.",
+    "power": "What power is left, why caps are as they are, what they cost, what still fits.",
+    "nodes": "Which nodes are withdrawn before they fail, and what people say of their repairs and tests.",
     "alarms": "What is wrong, and what people said of it.",
     "daemon": "How the daemon itself is doing.",
 }

@@ -26,9 +26,17 @@ def table_of(name: str) -> str:
     return name
 
 
+def job_of(live: Live, name: str) -> int | None:
+    """The slot of a job by its own name, with or without `job:` in front; None where no such job runs."""
+    slots = live.engine.jobs.slot_of
+    return slots.get(name, slots.get(name.removeprefix("job:")))
+
+
 def entity_of(live: Live, table: str, name: str) -> int:
-    """An entity by its full path or unique local name. Raises Refused."""
+    """An entity by its full path or unique local name; a job by its own as well. Raises Refused."""
     found = live.engine.site.entity(table, name)
+    if found is None and table == "job":
+        found = job_of(live, name)
     if found is None:
         raise Refused(404, f"no {table} {clean(name, 120)}; /api/v1/state/{table} lists their names")
     return found
@@ -67,6 +75,8 @@ def expand(live: Live, table: str, names: list[str]) -> tuple[str, ...]:
     site, found = live.engine.site, dict[str, None]()
     for name in names:
         row = site.entity(table, name)
+        if row is None and table == "job":
+            row = job_of(live, name)
         if row is not None:
             found[site.name(table, row)] = None
             continue

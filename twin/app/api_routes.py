@@ -17,7 +17,11 @@ from twin.app import api_checkpoint as saves
 from twin.app import api_decisions as decided
 from twin.app import api_health as well
 from twin.app import api_health_part as explained
+from twin.app import api_load_targets as demanded
+from twin.app import api_node_service as service
 from twin.app import api_outlooks as ahead
+from twin.app import api_power as powered
+from twin.app import api_replacement as replaced
 from twin.app import api_state as state
 from twin.app import api_updates as updates
 from twin.app import checkpoint_plans as planned
@@ -76,8 +80,9 @@ def _post(
     )
 
 
-def _delete(path: str, serve: act.Acting, tag: str) -> Route:
-    return Route("DELETE", API + path, act.once(serve), "operator", tag)
+def _delete(path: str, serve: act.Acting, tag: str, pattern: str = "") -> Route:
+    own = API + pattern if pattern else ""
+    return Route("DELETE", API + path, act.once(serve), "operator", tag, pattern=own)
 
 
 READING = (
@@ -95,9 +100,26 @@ READING = (
          Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
     _get("/health/{name}", explained.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
+    _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
     Route("GET", CLIENTS, saves.advised, "job", "jobs"),
     _get("/checkpoints", planned.plans, "jobs", OFFSET, LIMIT, Param("job", "this one alone")),
+    _get("/replacement", replaced.plan, "nodes", OFFSET, LIMIT, Param("node", "this one alone"),
+         Param("phase", "suspect, cordoned, saving, draining, out, testing, probation, rma; commas between")),
+    _get("/replacement/history", replaced.history, "nodes", LIMIT, Param("node", "this one alone"),
+         Param("kind", "gate, outcome, command, test, repair, ...; commas between them"),
+         Param("days", "how far back", "number"), Param("before", "`next` of the page before", "integer")),
+    _get("/nodes/{node}/rma", replaced.rma, "nodes", Param("days", "how far back", "number"),
+         pattern="/nodes/{node:.+}/rma"),
+    _get("/power", powered.power, "power", Param("kind", "rack, feeder, cdu, loop, site; commas between"),
+         Param("limit", "how many racks at most, the fullest first", "integer")),
+    _get("/power/why", powered.why, "power", Param("name", "a rack, node, GPU, job or feeder; needed")),
+    _get("/power/cost", powered.cost, "power", Param("hours", "how far back; default 24", "number")),
+    _get("/power/fit", powered.fits, "power", Param("feeder", "needed"),
+         Param("racks", "profile of the new racks; default: of those that are there"),
+         Param("risk", "chance per hour that a limit is exceeded; default 0.01", "number"),
+         Param("nameplate_w", "the most that a new rack draws; default: its profile's", "number"),
+         Param("days", "of history; default 31", "number")),
     _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
          Param("control", "such as gpu.power_cap_w")),
     _get("/decisions", decided.decisions, "decisions", LIMIT,
@@ -127,8 +149,20 @@ ACTING = (
     _post("/approvals", act.approve, "acting", bodies.NewApproval),
     _delete("/approvals/{id}", act.disapprove, "acting"),
     _post("/outlooks", ahead.tell, "acting", ahead.NewOutlook),
+    _post("/load-targets", demanded.set_target, "acting", demanded.NewLoadTarget),
+    _delete("/load-targets/{name}", demanded.withdraw_target, "acting", "/load-targets/{name:.+}"),
     _post("/jobs/{job}/checkpoint", saves.report, "jobs", Report, "job"),
     Route("POST", CLIENTS, act.once(saves.report), "job", "jobs", (), Report),
+    _post(
+        "/nodes/{node}/repaired",
+        service.repaired,
+        "nodes",
+        service.NodeRepair,
+        pattern="/nodes/{node:.+}/repaired",
+    ),
+    _post(
+        "/nodes/{node}/tested", service.tested, "nodes", service.NodeTest, pattern="/nodes/{node:.+}/tested"
+    ),
     _post("/hold", act.hold, "acting", bodies.Reason),
     _post("/resume", act.resume, "acting", bodies.NoBody),
     _post("/release", act.release, "acting", bodies.Reason, "admin"),

@@ -129,6 +129,7 @@ async def entity(request: web.Request) -> web.Response:
     site = live.engine.site
     row = entity_of(live, name, request.match_info["name"])
     path, page = site.name(name, row), np.array([row])
+    said = (live.engine.jobs.shown(row) if name == "job" else "") or path  # as findings and decisions name it
     signals = {}
     for signal in TABLES[name].by_name.values():
         column = _column(live, signal, page)
@@ -143,8 +144,8 @@ async def entity(request: web.Request) -> web.Response:
         "generation": int(live.engine.state.tables[name].generation[row]),
         "serial": live.engine.intake.serials.get(f"{name}:{path}"),
         "job": _job(live, name, row), "signals": signals, "children": _children(live, name, row),
-        "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, path),
-        "decisions": _lines(live, name, row, path),
+        "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, said),
+        "decisions": _lines(live, name, row, said),
     })  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.app import api_forecasts, api_health
+from twin.app import api_forecasts, api_health, replacement_plan
 from twin.app.api_state import alarms_of, policy_rows, worst_of
 from twin.app.api_words import INSTANTS
 from twin.app.live import Live
@@ -54,7 +54,8 @@ def summary(live: Live, pulse: Pulse, alarms: list[dict[str, Any]] | None = None
         "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "heard": heard_counts(engine.site, engine.state), "forecasts": api_forecasts.block(live),
-        "health": api_health.block(live),
+        "health": api_health.block(live), "replacement": replacement_plan.block(live),
+        "power": live.power.brief if live.power is not None else None,
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from twin.app.live import Line
+from twin.app.replacement_history import account_words
 from twin.app.report_text import clean, utc
 from twin.frame import NS
 from twin.journal import SHELL_KINDS
@@ -23,9 +24,11 @@ from twin.site import Site
 # Every kind of line that a journal may hold: a filter for any other would find nothing, and say all is well.
 KINDS = (
     "command", "advice", "event", "finding", "cleared", "lapsed", "failed", "deferred", "narrowed",
-    "kept_back", "proposals", "renewal", "acks", "faults", "reports", "duplicates", "settling", "settled",
-    "site", "mark", "fit_requested", "fit_expired", "grant_expired", "request_expired",
-    "approval_expired", "approval_dropped", "maintenance_expired", "maintenance_dropped", *SHELL_KINDS,
+    "kept_back", "protected", "proposals", "renewal", "acks", "faults", "reports", "duplicates", "settling",
+    "settled", "site", "mark", "account", "fit_requested", "fit_expired", "grant_expired",
+    "load_target_over",
+    "request_expired", "approval_expired", "approval_dropped", "maintenance_expired",
+    "maintenance_dropped", *SHELL_KINDS,
 )  # fmt: skip
 INSTANTS = frozenset({"job.checkpoint_since_s"})  # controls whose value is an instant, s since 1970 UTC
 SHOWN_NAMES = 2
@@ -49,6 +52,11 @@ def line_of(
             "text": clean(words(line.kind, shown), MAX_TEXT), "body": shown}  # fmt: skip
 
 
+def is_about(line: Line, site: Site, about: tuple[str, int, str]) -> bool:
+    """Whether a line concerns an entity (table, index, path)."""
+    return _concerns(line.kind, line.body, site, *about)
+
+
 def _controls(kind: str, body: dict[str, Any]) -> list[str]:
     if kind == "proposals":
         return [p.get("control", "") for p in body.get("proposals", ())]
@@ -62,6 +70,10 @@ def _concerns(kind: str, body: dict[str, Any], site: Site, table: str, row: int,
     for part in parts:
         if str(part.get("control", "")).partition(".")[0] != table:
             continue
+        if path in part.get("names", ()):
+            return True
+        if table == "job" and part.get("names"):
+            continue  # by their own names: a slot may have had another job then
         for name in ("index", "gone"):
             column = part.get(name)
             if isinstance(column, np.ndarray) and row in column:
@@ -150,7 +162,7 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             return f"{body['control']} of {body['count']} renewed: {body['reason']}"
         case "lapsed":
             return f"{body['control']} of {_who(body)} lapsed; becomes {body['becomes']}"
-        case "failed" | "deferred" | "narrowed":
+        case "failed" | "deferred" | "narrowed" | "protected":
             by = f"{body['policy']}: " if "policy" in body else ""
             return f"{by}{kind} {body['control']} of {_who(body)}: {body.get('why', '')}"
         case "finding":
@@ -181,6 +193,10 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             return f"{body['policy']} proposes: " + (
                 "; ".join(map(_proposal, body["proposals"])) or "nothing"
             )
+        case "account":
+            about = body["account"]
+            named = " ".join(str(about[k]) for k in ("what", "node") if k in about)
+            return f"{body['policy']}: {named}: {account_words(about)}"
         case "mark":
             return "check of the state"
         case _:

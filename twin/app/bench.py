@@ -23,7 +23,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twin.app import bench_checkpoint, bench_forecast, bench_health, bench_live, bench_twin
+from twin.app import (
+    bench_checkpoint,
+    bench_forecast,
+    bench_health,
+    bench_live,
+    bench_power,
+    bench_replacement,
+    bench_twin,
+)
 from twin.app.bench_load import ASSUMPTIONS, GPUS_PER_RACK
 from twin.app.bench_run import LOOP, PARTS, SPARSE_PERIOD_S, Task
 
@@ -50,6 +58,8 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     *bench_forecast.GOALS,
     *bench_health.GOALS,
     *bench_checkpoint.GOALS,
+    *bench_replacement.GOALS,
+    *bench_power.GOALS,
 )
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
@@ -183,6 +193,8 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
     bench_forecast.show_forecast(found, out)
     bench_health.show_health(found, out)
     bench_checkpoint.show_checkpoint(found, out)
+    bench_replacement.show_replacement(found, out)
+    bench_power.show_power(found, out)
     goals = judge(found)
     if goals:
         verdicts = Table(title="Goals")
@@ -212,8 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--only",
-        choices=("core", "live", "twin", "forecast", "health", "checkpoint"),
-        help="the sizes, the daemon, plant and diagnosis, forecasts, a storm of faults, or checkpoints",
+        choices=("core", "live", "twin", "forecast", "health", "checkpoint", "replacement", "power"),
+        help="sizes, daemon, plant and diagnosis, forecasts, faults, checkpoints, replacement, power",
     )
     given = parser.parse_args(arguments)
     sizes: str = given.sizes or ("72,576" if given.quick else SIZES)
@@ -242,6 +254,10 @@ def main(arguments: list[str] | None = None) -> int:
         found |= bench_health.measure_health(given.quick, scratch, err.print)
     if given.only in (None, "checkpoint"):
         found |= bench_checkpoint.measure_checkpoint(given.quick, err.print)
+    if given.only in (None, "replacement"):
+        found |= bench_replacement.measure_replacement(given.quick, err.print)
+    if given.only in (None, "power"):
+        found |= bench_power.measure_power(given.quick, err.print)
     found |= {f"goal.{key}": "met" if met else "missed" for key, _, _, met in judge(found)}
     found |= {"assumptions": ASSUMPTIONS, "threads": "1; pinned to one core where the system allows it"}
     given.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -8,9 +8,6 @@ goal is judged by them. Part of the shell.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -21,8 +18,8 @@ from rich.table import Table
 
 from policies.checkpoint_plan import Plan, Terms, ettr_at, plan, plan_shared
 from policies.checkpoint_rate import best_believed
+from twin.app.bench_child import answer_parent, ask_child
 from twin.app.bench_live import short
-from twin.app.bench_plant import ONE_THREAD
 from twin.frame import F64
 
 Figures = dict[str, float | int | str]
@@ -100,10 +97,8 @@ def measure_checkpoint(quick: bool, say: Callable[[str], None]) -> Figures:
     """Figures of the plan, from a process of its own. Raises CalledProcessError if it fails."""
     task = Task(200, 3) if quick else Task(JOBS, ROUNDS)
     say(f"checkpoint: {task.jobs:,} jobs are planned {task.rounds} times")
-    command = [sys.executable, "-m", "twin.app.bench_checkpoint", msgspec.json.encode(task).decode()]
-    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, check=True)
-    found = msgspec.json.decode(done.stdout, type=dict[str, float | int])
-    return {f"checkpoint.{'quick' if quick else 'n10k'}.{key}": value for key, value in found.items()}
+    prefix = f"checkpoint.{'quick' if quick else 'n10k'}."
+    return ask_child("twin.app.bench_checkpoint", task, prefix)
 
 
 def show_checkpoint(found: Figures, out: Console) -> None:
@@ -124,10 +119,7 @@ def show_checkpoint(found: Figures, out: Console) -> None:
 
 def main() -> None:
     """Read a Task from the command line, write its figures as JSON to standard output."""
-    task = msgspec.json.decode(sys.argv[1], type=Task)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    sys.stdout.buffer.write(msgspec.json.encode(measured(task)) + b"\n")
+    answer_parent(Task, measured)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,9 +25,9 @@ from rich.table import Table
 
 from connectors.it_frame import EVENT
 from twin.app import bench_run
+from twin.app.bench_child import answer_parent, ask_child
 from twin.app.bench_live import short
 from twin.app.bench_load import GPUS_PER_RACK, START_NS, Arrivals
-from twin.app.bench_plant import ONE_THREAD
 from twin.errors import BadMessage
 from twin.events import FaultReported
 from twin.frame import NS
@@ -232,10 +230,7 @@ def measure_health(quick: bool, scratch: Path, say: Callable[[str], None]) -> Fi
     say(f"health: {rate:,} faults a second at {size}, {ticks} ticks, and as many quiet")
     with tempfile.TemporaryDirectory(prefix="bench-health-", dir=scratch) as folder:
         task = Task(racks, rate, ticks, warmup, folder)
-        command = [sys.executable, "-m", "twin.app.bench_health", msgspec.json.encode(task).decode()]
-        done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, check=True)
-    found = msgspec.json.decode(done.stdout, type=dict[str, float | int])
-    return {f"health.{label}.{key}": value for key, value in found.items()}
+        return ask_child("twin.app.bench_health", task, f"health.{label}.")
 
 
 def show_health(found: Figures, out: Console) -> None:
@@ -269,10 +264,7 @@ def _cell(mine: Figures, key: str, factor: float) -> str:
 
 def main() -> None:
     """Read a Task from the command line, write its figures as JSON to standard output."""
-    task = msgspec.json.decode(sys.argv[1], type=Task)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    sys.stdout.buffer.write(msgspec.json.encode(measured(task)) + b"\n")
+    answer_parent(Task, measured)
 
 
 if __name__ == "__main__":

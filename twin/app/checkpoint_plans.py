@@ -24,7 +24,7 @@ from twin.jobs import KINDS
 from twin.view import EngineView
 
 TRAINING = KINDS.index("training")
-CONTROL = "job.checkpoint_interval_s"
+CONTROL, LOCAL = "job.checkpoint_interval_s", "job.checkpoint_local_interval_s"
 NO_RATE = "nothing is forecast of most of its nodes: expected the model `failure`, and nodes that are heard"
 
 
@@ -63,13 +63,17 @@ def rows(live: Live, slots: I32) -> list[dict[str, Any]]:
     known_restart = engine.jobs.checkpoint_restart_s[slots] > 0
     restart_source = np.select([known_restart & (engine.jobs.recoveries[slots] > 0), known_restart],
                                [MEASURED, SAID], PRIOR)  # fmt: skip
+    local_s = engine.jobs.checkpoint_local_interval_s[slots]
+    local_s = np.where(local_s > 0, local_s, np.nan)
     low, high = gamma_factors(rates.shape)
     columns = {
         "failures_per_day": DAY_S * rates.per_s, "failures_per_day_low": DAY_S * rates.per_s * low,
         "failures_per_day_high": DAY_S * rates.per_s * high,
         "process_failures_per_day": DAY_S * terms.soft_per_s,
         "save_s": terms.block_s, "flush_s": terms.flush_s, "restart_s": terms.restart_s,
-        "interval_s": force_s, "ettr": _worth(terms, force_s), "advised_s": advised_s,
+        "interval_s": force_s, "ettr": _worth(terms, force_s, local_s), "advised_s": advised_s,
+        "local_interval_s": local_s,
+        "advised_local_s": np.asarray(engine.arbiter.leases[LOCAL].value, np.float64)[slots],
         "best_interval_s": best.interval_s, "best_local_interval_s": best.local_interval_s,
         "best_ettr": best.ettr, "young_s": best.young_s, "daly_s": best.daly_s,
         **{name: ettr_at(terms, s) for name, s in FIXED_S.items()},
@@ -84,8 +88,8 @@ def rows(live: Live, slots: I32) -> list[dict[str, Any]]:
     return out
 
 
-def _worth(terms: Terms, interval_s: F64) -> F64:
-    worth = ettr_at(terms, np.where(np.isfinite(interval_s), interval_s, 0.0))
+def _worth(terms: Terms, interval_s: F64, local_s: F64) -> F64:
+    worth = ettr_at(terms, np.where(np.isfinite(interval_s), interval_s, 0.0), local_s)
     return np.where(np.isfinite(interval_s), worth, np.nan)
 
 

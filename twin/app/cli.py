@@ -28,6 +28,9 @@ _LARGE = {
     "whatif": ("twin.app.cli_whatif", "run a scenario from the twin's state, with policies and without"),
     "backtest": ("twin.app.cli_backtest", "score forecasts, alarms and checkpoint intervals on recordings"),
     "checkpoint": ("twin.app.cli_checkpoint", "how often training jobs should save, and what others cost"),
+    "replacement": ("twin.app.cli_replacement", "nodes withdrawn before they fail: plan, history, records"),
+    "power": ("twin.app.cli_power", "headroom, caps and their price, room for more racks, load targets"),
+    "node": ("twin.app.cli_node", "tell that a node was repaired, or how a test of it ended"),
     "plant": ("twin.app.cli_plant", "a simulated site in real time on a broker, for trying the daemon on"),
 }
 
@@ -128,6 +131,11 @@ def _journal_parser(commands: Any) -> None:
     show.add_argument("--json", action="store_true")
 
 
+def _large(command: str) -> Any:
+    """What carries out a command with a module of its own."""
+    return getattr(importlib.import_module(_LARGE[command][0]), f"run_{command}")
+
+
 def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.command == "traces":
         from twin.app.traces import run_traces
@@ -145,26 +153,10 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.app.acl import run_broker_acl
 
         return run_broker_acl(args, out, err)
-    if args.command == "simulate":
-        from twin.app.cli_simulate import run_simulate
-
-        return run_simulate(args, out, err)
-    if args.command == "whatif":
-        from twin.app.cli_whatif import run_whatif
-
-        return run_whatif(args, out, err)
-    if args.command == "backtest":
-        from twin.app.cli_backtest import run_backtest
-
-        return run_backtest(args, out, err)
-    if args.command == "checkpoint":
-        from twin.app.cli_checkpoint import run_checkpoint
-
-        return run_checkpoint(args, out)
-    if args.command == "plant":
-        from twin.app.cli_plant import run_plant
-
-        return run_plant(args, out, err)
+    if args.command in ("simulate", "whatif", "backtest", "plant"):
+        return int(_large(args.command)(args, out, err))
+    if args.command in ("checkpoint", "replacement", "power", "node"):
+        return int(_large(args.command)(args, out))
     from twin.app.cli_live import COMMANDS
 
     if args.command in COMMANDS:

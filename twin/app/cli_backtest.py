@@ -19,7 +19,14 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from twin.app import cli_backtest_checkpoint, cli_backtest_failures, cli_backtest_health
+from twin.app import (
+    cli_backtest_checkpoint,
+    cli_backtest_failures,
+    cli_backtest_health,
+    cli_backtest_power,
+    cli_backtest_power_curves,
+    cli_backtest_replacement,
+)
 from twin.app.backtest_table import say
 from twin.app.report_text import clean, duration, number
 from twin.errors import ConfigError
@@ -35,11 +42,16 @@ _SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
 
 def add_parser(commands: Any) -> None:
     """The arguments of `racktwin backtest`."""
-    parser = commands.add_parser("backtest", help="score forecasts, alarms and checkpoint intervals")
+    parser = commands.add_parser(
+        "backtest", help="score forecasts, alarms, checkpoint intervals and withdrawals"
+    )
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     cli_backtest_failures.add_failures(kinds)
     cli_backtest_health.add_health(kinds)
     cli_backtest_checkpoint.add_checkpoint(kinds)
+    cli_backtest_replacement.add_replacement(kinds)
+    cli_backtest_power_curves.add_power_curves(kinds)
+    cli_backtest_power.add_power(kinds)
     load = kinds.add_parser(
         "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
     )
@@ -96,6 +108,12 @@ def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
         return cli_backtest_health.run_health(args, out, err)
     if args.what == "checkpoint":
         return cli_backtest_checkpoint.run_checkpoint(args, out, err)
+    if args.what == "replacement":
+        return cli_backtest_replacement.run_replacement(args, out, err)
+    if args.what == "power":
+        return cli_backtest_power.run_power(args, out, err)
+    if args.what == "power-curves":
+        return cli_backtest_power_curves.run_power_curves(args, out, err)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
         return _run(args, out, err)

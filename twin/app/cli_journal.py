@@ -28,6 +28,7 @@ from twin.app.journal_files import (
     journal_lines,
     verify_journal,
 )
+from twin.app.replacement_history import account_words
 from twin.app.report_text import clean
 from twin.errors import ConfigError, StorageError
 from twin.frame import NS
@@ -225,6 +226,10 @@ def _words(kind: str, body: dict[str, Any]) -> str:
             text = f"{body['policy']}: " + (
                 "; ".join(p["reason"] for p in body["proposals"]) or "nothing to propose"
             )
+        case "account":
+            about = body["account"]
+            named = " ".join(str(about[k]) for k in ("what", "node") if k in about)
+            text = f"{body['policy']}: {named}: {account_words(about)}"
         case "mark":
             text = f"check of {len(body['state'])} signals"
         case "upkeep" if isinstance(body.get("pruned"), list):

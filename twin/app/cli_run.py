@@ -70,13 +70,28 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
 
 
 def _check(loaded: Loaded, out: Console) -> int:
+    from twin.app.actuators import actuator_faults, reading_notes
+    from twin.app.config_actuators import actuator_notes
+    from twin.app.config_power import power_faults, power_notes
+    from twin.app.config_schedulers import burn_in_notes, scheduler_notes
     from twin.app.opening import load_checked
     from twin.app.outside_files import outside_faults, without_uncheckable
 
     faults, notes = outside_faults(loaded)
     _, site, configured = load_checked(without_uncheckable(loaded), faults)
+    if unknown := [*actuator_faults(loaded, site), *power_faults(loaded, site)]:
+        raise ConfigError(unknown)
     sizes = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
     out.print(f"{loaded.path}: ok ({sizes})", markup=False, soft_wrap=True)
+    config = loaded.config
+    if any(level in ("approve", "act") for level in configured.values()):
+        notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
+        notes += actuator_notes(config.redfish, config.dcmi)
+    notes += [*reading_notes(loaded, site), *power_notes(config.power)]
+    named = site.file.policies.get("replacement")
+    tests = bool(named.settings.get("burn_in")) if named is not None else False
+    runs = configured.get("replacement", "off") != "off"
+    notes += burn_in_notes(config.burn_in, tests if runs else None)
     for note in notes:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
     out.print(

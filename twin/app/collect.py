@@ -14,7 +14,8 @@ import numpy as np
 
 from twin.app.report_episodes import Episodes
 from twin.app.report_series import CAPACITY, Timeline, extremes, spread
-from twin.contracts import Decision, Residual
+from twin.confidence import Residual
+from twin.contracts import Decision
 from twin.engine import Engine
 from twin.estimator import Balance
 from twin.frame import F32, F64, I32, I64, NS, Bool, Frame
@@ -135,8 +136,8 @@ class Collector:
         self._margin(engine)
         self._residuals(engine)
         concerned = [
-            self.episodes.act("command", decision.commands, engine.site),
-            self.episodes.act("advice", decision.advice, engine.site),
+            self.episodes.act("command", decision.commands, engine.site, engine.jobs),
+            self.episodes.act("advice", decision.advice, engine.site, engine.jobs),
         ]
         if any(concerned) or "decisions" in self.time.tracks:
             self.time.add("decisions", ("command", "advice"), np.array(concerned, np.float64))

@@ -16,17 +16,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from twin.app.config_actuators import Dcmi, Redfish, actuator_problems
+from twin.app.config_power import Power, power_problems
+from twin.app.config_schedulers import BurnIn, Kubernetes, Slurm, Strict, scheduler_problems
 from twin.app.logs import conceal
 from twin.app.wiring import read_yaml
 from twin.errors import ConfigError
-from twin.events import JobKind
 from twin.sitefile import convert
 
 log = logging.getLogger(__name__)
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class _Strict(Strict, msgspec.Struct, frozen=True):
     pass
 
 
@@ -72,20 +74,6 @@ class Scrape(_Strict, frozen=True):
     place: str | None = None
     token_file: str | None = None
     tls: Tls | None = None
-
-
-class Slurm(_Strict, frozen=True):
-    """Jobs read from Slurm by its own command (`squeue`, text form); nothing is written.
-
-    `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
-    what jobs are: one of no named partition is unknown, and protected.
-    """
-
-    period_s: float = 15.0
-    timeout_s: float = 10.0
-    conf: str | None = None  # SLURM_CONF
-    node_names: dict[str, str] = {}
-    kinds: dict[str, JobKind] = {}
 
 
 class Jobs(_Strict, frozen=True):
@@ -177,6 +165,11 @@ class Config(_Strict, frozen=True):
     embedded_port: int = 0  # of the embedded broker; 0 is a free one
     scrapes: list[Scrape] = []
     jobs: Jobs = Jobs()
+    kubernetes: Kubernetes | None = None
+    burn_in: BurnIn | None = None
+    power: Power | None = None
+    redfish: list[Redfish] = []
+    dcmi: list[Dcmi] = []
     history: History = History()
     api: Api | None = Api()
     notify: list[Notify] = []
@@ -300,8 +293,9 @@ def _problems(config: Config) -> list[str]:
         http(f"scrapes[{i}].url", scrape.url)
         within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
         within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
-    if config.jobs.slurm is not None:
-        within("jobs.slurm.period_s", config.jobs.slurm.period_s, 1, 3600)
+    out += scheduler_problems(config.jobs.slurm, config.kubernetes, config.burn_in)
+    out += power_problems(config.power)
+    out += actuator_problems(config.redfish, config.dcmi)
     within("jobs.look_s", config.jobs.look_s, 0.1, 600)
     within("history.every_s", config.history.every_s, 0.1, 3600)
     within("history.quota_mb", config.history.quota_mb, 10, 10_000_000)

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from connectors.mqtt_source import FLOODED
 from twin import VERSION
 from twin.app.alarms import AlarmBook
 from twin.app.authority import AuthorityBook
@@ -41,6 +42,7 @@ STOP_S = 4.0  # for all parts together; systemd is told five seconds
 TRACE_RETRY_S = 10.0
 LONG_TICK_S = 2.0  # events of people and of a new term close the frame of a longer one
 MAX_NOTES = 1000  # between two ticks
+FLOOD_TOLD_S, FLOOD_OVER_S = 10.0, 60.0  # between two tellings of a flood; without it, it is over
 
 
 class Daemon:
@@ -69,6 +71,7 @@ class Daemon:
         self.live.messages = self.services.messages
         self.reloading = Reloading(self)
         self.live.veto, self.live.reload = self.leading.veto, self.reloading.reload
+        self._flooded = (0, 0)  # reports that had been dropped when that was last told, and when
         self._trace_retry = 0.0
         self._trace_lost = False
 
@@ -194,8 +197,20 @@ class Daemon:
                                   "Look at the time service of this host.")  # fmt: skip
         else:
             self.alarms.clear("clock")
+        self._floods(decision.now_ns)
         if any(isinstance(e, AuthorityChanged) for e in frame.events):
             self.leading.keep_authority()
+
+    def _floods(self, now_ns: int) -> None:
+        """Jobs that report more than is taken: an alarm that names the worst, until a minute is calm."""
+        count, why = self.inflow.dropped.get(FLOODED, (0, ""))
+        before, since_ns = self._flooded
+        if count > before and now_ns - since_ns >= FLOOD_TOLD_S * NS:
+            self._flooded = (count, now_ns)
+            self.alarms.condition("flood/job-reports", "warning", "Jobs report far more than they should",
+                                  (f"{FLOODED}: {why}",), "Look at that job's client.")  # fmt: skip
+        elif before and now_ns - since_ns >= FLOOD_OVER_S * NS:
+            self.alarms.clear("flood/job-reports")
 
     def _asked(self, event: Event) -> bool:
         """What people ask does not wait for a long tick."""

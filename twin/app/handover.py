@@ -1,8 +1,8 @@
 """Handover: what a leader leaves behind for whoever leads after it, as one short text.
 
 The head of its journal, what each policy may do and since when, a hold, and what people asked for: windows of
-maintenance first, then requests. What finds no room is told by number. Nothing that is read here is trusted
-to be well formed. Part of the shell.
+maintenance first, then load targets, then requests. What finds no room is told by number. Nothing that is
+read here is trusted to be well formed. Part of the shell.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import msgspec
 
 from twin.app.leader import MAX_EPOCH, MAX_HEAD
 from twin.app.startup import LEVELS
-from twin.events import MaintenanceBegun, OperatorRequest
+from twin.events import LoadTargetSet, MaintenanceBegun, OperatorRequest
 
 log = logging.getLogger(__name__)
 
 MODES = ("normal", "held", "released")
 MAX_ASKED_BYTES = 4 << 20
-E = TypeVar("E", MaintenanceBegun, OperatorRequest)
+E = TypeVar("E", MaintenanceBegun, OperatorRequest, LoadTargetSet)
 
 
 @dataclass
 class Handover:
-    """`decided_ns` is when people last set a policy's authority. `windows` and `requests` that are None are
-    not known: there was no room for them; `lost` says how many."""
+    """`decided_ns` is when people last set a policy's authority. `windows`, `requests` and `targets` that are
+    None are not known: there was no room for them; `lost` says how many."""
 
     head: str = ""
     authority: dict[str, str] = field(default_factory=dict)
@@ -40,16 +40,19 @@ class Handover:
     windows: Sequence[MaintenanceBegun] | None = None
     requests: Sequence[OperatorRequest] | None = None
     lost: int = 0
+    targets: Sequence[LoadTargetSet] | None = None
 
     def text(self) -> str:
         """At most MAX_HEAD characters."""
         body: dict[str, Any] = {"head": self.head, "authority": self.authority,
                                 "decided_ns": self.decided_ns, "mode": self.mode}  # fmt: skip
-        windows, requests = self.windows or (), self.requests or ()
+        windows, requests, targets = self.windows or (), self.requests or (), self.targets or ()
+        told = {} if self.targets is None else {"targets": targets}
         for kept, lost in (
-            ({"windows": windows, "requests": requests}, 0),
-            ({"windows": windows}, len(requests)),
-            ({}, len(windows) + len(requests)),
+            ({"windows": windows, **told, "requests": requests}, 0),
+            ({"windows": windows, **told}, len(requests)),
+            ({"windows": windows}, len(requests) + len(targets)),
+            ({}, len(windows) + len(requests) + len(targets)),
         ):
             text = json.dumps(body | {"asked": _packed(kept), "lost": lost})
             if len(text) <= MAX_HEAD:
@@ -59,8 +62,8 @@ class Handover:
     def same_but_head(self, other: Handover | None) -> bool:
         """Whether nothing but the journal went on since."""
         return other is not None and (
-            (self.authority, self.decided_ns, self.mode, self.windows, self.requests)
-            == (other.authority, other.decided_ns, other.mode, other.windows, other.requests)
+            (self.authority, self.decided_ns, self.mode, self.windows, self.requests, self.targets)
+            == (other.authority, other.decided_ns, other.mode, other.windows, other.requests, other.targets)
         )
 
 
@@ -82,6 +85,8 @@ def read_handover(text: str) -> Handover:
         out.windows = _events(asked["windows"], MaintenanceBegun)
     if "requests" in asked:
         out.requests = _events(asked["requests"], OperatorRequest)
+    if "targets" in asked:
+        out.targets = _events(asked["targets"], LoadTargetSet)
     return out
 
 

@@ -23,7 +23,8 @@ from twin.errors import TwinError
 from twin.frame import NS
 from twin.health import alarms
 from twin.health.failure_words import is_failure
-from twin.health.levels import ACTION_WORDS, ACTIONS, DEGRADED, action
+from twin.health.levels import ACTION_WORDS, ACTIONS, DEGRADED, FAILED, action
+from twin.health.rules_node import RECURS
 from twin.plant.fleet_life import KINDS, Life, draw_life
 from twin.plant.jobs_drawn import Mix
 from twin.plant.scenario import Scenario
@@ -130,7 +131,7 @@ class Watch:
     def __init__(self, simulation: Simulation, task: Task, course: Course) -> None:
         self.task, self.course = task, course
         self.node_of = {simulation.site.name("node", i): i for i in range(course.n)}
-        self._open: dict[int, list[Any]] = {}  # node -> [begin_s, last_s, reason]
+        self._open: dict[int, list[Any]] = {}  # node -> [begin_s, last_s, reason, whether it was down]
         self._active: tuple[str, ...] = ()
         self._noticed: dict[tuple[int, int], None] = {}
         self._origin_s: list[float] = []
@@ -158,18 +159,19 @@ class Watch:
 
     def take(self, engine: Engine, found: list[Finding], now_s: float) -> None:
         """What people would be told at an instant: alarms begin, go on or pause."""
-        wanted = drains(found, self.node_of)
-        for node in [n for n in self._open if n not in wanted]:
+        wanted, down = drains(found, self.node_of), engine.health.failures.down()
+        # What is said of a node that is down is not the reason once it is back
+        for node in [n for n, held in self._open.items() if n not in wanted or held[3] != down[n]]:
             self._close(node)
         for node in wanted:
             held = self._open.get(node)
             if held is None:
-                self._open[node] = [now_s, now_s, reason_of(engine, node)]
+                self._open[node] = [now_s, now_s, reason_of(engine, node), bool(down[node])]
             else:
                 held[1] = now_s
 
     def _close(self, node: int) -> None:
-        begin_s, last_s, reason = self._open.pop(node)
+        begin_s, last_s, reason, _ = self._open.pop(node)
         if len(self.course.spells) < MOST_SPELLS:
             self.course.spells.append(Spell(node, begin_s, last_s, reason))
 
@@ -240,8 +242,10 @@ def reason_of(engine: Engine, node: int) -> str:
         held = health.health(part)
         rank = int(held.level[index]), int(held.action[index])
         if rank[0] >= DEGRADED and rank[1] >= DRAINS and rank > best:
-            evidence = health.verdicts.evidence(part, index)
-            best, rule = rank, evidence[0].rule if evidence else f"{part}, no evidence"
+            told = [e.rule for e in health.verdicts.evidence(part, index)]
+            best, rule = rank, told[0] if told else f"{part}, no evidence"
+            if RECURS in told and rank[0] < FAILED:  # what else is degraded asks for nothing at once
+                rule = RECURS
     return rule
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from connectors.job_sink import CONTROLS, INTERVAL, SINCE, Part, compose
+from connectors.job_sink import CONTROLS, INTERVAL, LOCAL, SINCE, Part, compose
 from connectors.job_wire import MAX_REASON, Advice
 from twin.contracts import Item
 from twin.engine import Engine
@@ -58,7 +58,7 @@ def advice_in_force(engine: Engine, job: str, slot: int) -> Advice | None:
         mine = lease.generation[slot] == engine.state.tables["job"].generation[slot]
         if mine and not np.isnan(lease.value[slot]):
             parts[control] = _part(engine, control, slot)
-    return compose(job, parts.get(INTERVAL), parts.get(SINCE), now_ns)
+    return compose(job, parts.get(INTERVAL), parts.get(SINCE), now_ns, parts.get(LOCAL))
 
 
 def _part(engine: Engine, control: str, slot: int) -> Part:
@@ -81,15 +81,18 @@ def _reason(engine: Engine, control: str, slot: int) -> str:
 
 
 def answers_of(engine: Engine, events: Iterable[Event]) -> list[Item]:
-    """Acknowledgements that follow from reports: a job keeps the interval that it was advised, or holds a
+    """Acknowledgements that follow from reports: a job keeps an interval that it was advised, or holds a
     durable save as new as it was asked for."""
     out: list[Item] = []
     jobs, leases = engine.jobs, engine.arbiter.leases
     told = [e.job for e in events if isinstance(e, CheckpointTold)]
     for slot in sorted({slot for job in told if (slot := jobs.slot_of.get(job)) is not None}):
         follows = abs(float(jobs.checkpoint_interval_s[slot]) - leases[INTERVAL].value[slot]) <= SAME_S
+        local_s = float(jobs.checkpoint_local_interval_s[slot])
+        local = abs(local_s - leases[LOCAL].value[slot]) <= SAME_S
         saved = int(jobs.saved_ns[slot]) >= leases[SINCE].value[slot] * NS
-        for control, done in ((INTERVAL, follows), (SINCE, saved)):  # both False where no lease runs: NaN
+        # All are False where no lease runs: NaN
+        for control, done in ((INTERVAL, follows), (LOCAL, local), (SINCE, saved)):
             lease = leases[control]
             if done and lease.state[slot] != DONE:
                 out.append(CommandAcked(

@@ -17,6 +17,7 @@ from twin.app.authority import on_standby
 from twin.app.handover import Handover, read_handover
 from twin.app.leader import Term, make_election
 from twin.app.opening import ARMED, unarmed_because
+from twin.app.target_handover import taken_over
 from twin.contracts import Decision
 from twin.errors import StorageError
 from twin.events import (
@@ -153,7 +154,7 @@ class Leading:
             known = {r.id for r in left.requests}
             out += [RequestWithdrawn(author="takeover", request=r)
                     for r in engine.intake.requests if r not in known]  # fmt: skip
-        return out
+        return out + taken_over(left.targets, engine.intake.load_targets.events())
 
     def _authorities(self, left: Handover | None, standby: bool) -> list[Event]:
         """What each policy may do from the next frame on; never more than the leader before allowed it."""
@@ -187,7 +188,8 @@ class Leading:
             return
         left = Handover(self.daemon.recorder.chain.head, dict(engine.intake.authority), dict(book.decided_ns),
                         engine.arbiter.mode, engine.windows.events(),
-                        tuple(engine.intake.requests.values()))  # fmt: skip
+                        tuple(engine.intake.requests.values()),
+                        targets=engine.intake.load_targets.events())  # fmt: skip
         if left.same_but_head(self._published) and self._text:
             self._text["head"] = left.head
         else:

@@ -97,6 +97,7 @@ class Live:
     messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
     alarms: Any = None  # twin.app.alarms.AlarmBook
     history: Any = None  # twin.app.history_store.HistoryStore
+    power: Any = None  # twin.app.power_worth.PowerAccount
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
     _lines_bytes: int = 0
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)

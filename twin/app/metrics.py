@@ -21,6 +21,8 @@ from twin.app.api_state import alarms_of
 from twin.app.api_summary import Pulse, quantile, severities
 from twin.app.live import Live
 from twin.app.metrics_health import health_series
+from twin.app.metrics_power import power_series
+from twin.app.metrics_replacement import replacement_series
 from twin.frame import NS
 from twin.signals import TABLES, Signal
 from twin.site import Site
@@ -133,6 +135,8 @@ class DaemonSeries(Collector):
         yield from self._decided()
         yield from self._expected()
         yield from health_series(live)
+        yield from replacement_series(live)
+        yield from power_series(live)
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),
             ("counted", "what the daemon counted", live.counts),

@@ -1,25 +1,29 @@
 """Outside files: what a configuration names beside itself, looked at before a daemon needs it.
 
-Certificates, secrets, mappings and the state folder. What only a service manager can show (`credential:`) is
-told as not checkable, never passed in silence. Part of the shell.
+Certificates, secrets, mappings, the state folder, names of hosts, the program of the burn-in. What only a
+service manager can show (`credential:`) is told as not checkable, never passed in silence. Part of the shell.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from connectors.hostlist import expand_names
+from connectors.kubernetes_access import HOST, load_access
 from connectors.routing import extra_route
 from connectors.series_map import load_map
 from twin.app.config import Broker, Loaded
 from twin.errors import ConfigError
 
 SECRETS = ("password_file", "token_file")
-READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file")
+READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig", "keys_file", "sign_key_file")
 CREDENTIAL = "credential:"
 
 
@@ -39,7 +43,11 @@ def outside_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
                 faults.append(f"{loaded.path}: {where}: {path}: {why}; expected a readable file")
         except ConfigError as error:
             faults += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
-    return faults + _mappings(loaded) + _state(loaded) + _jobs(loaded), notes
+    faults += [*_mappings(loaded), *_state(loaded), *_jobs(loaded), *_hosts(loaded)]
+    for more, told in (_cluster(loaded), _burn_in(loaded)):
+        faults += more
+        notes += told
+    return faults, notes
 
 
 def is_uncheckable(name: str | None) -> bool:
@@ -104,6 +112,54 @@ def _jobs(loaded: Loaded) -> list[str]:
         f"{loaded.path}: $.jobs.folder: {folder}: expected a folder that we may read and write; see "
         "deploy/docs/checkpoints.md"
     ]
+
+
+def _hosts(loaded: Loaded) -> list[str]:
+    """Names of nodes that no daemon would start with."""
+    faults: list[str] = []
+    for part, where in ((loaded.config.jobs.slurm, "jobs.slurm"), (loaded.config.kubernetes, "kubernetes")):
+        try:
+            expand_names(part.node_names if part is not None else {}, f"$.{where}.node_names")
+        except ConfigError as error:
+            faults += [f"{loaded.path}: {problem}" for problem in error.problems]
+    return faults
+
+
+def _cluster(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """How Kubernetes is reached: what its kubeconfig says, as far as it is there; the server is not asked."""
+    part = loaded.config.kubernetes
+    if part is None:
+        return [], []
+    if part.kubeconfig is None and not os.environ.get(HOST):
+        return [], [f"$.kubernetes: not checkable here, as this is no pod ({HOST} is not set); outside a pod "
+                    "the daemon needs kubernetes.kubeconfig, or it does not start"]  # fmt: skip
+    path = None if part.kubeconfig is None else loaded.file(part.kubeconfig)
+    if path is not None and not os.access(path, os.R_OK):
+        return [], []  # told with the other files
+    try:
+        load_access(path, part.context)
+    except ConfigError as error:
+        return [f"{loaded.path}: $.kubernetes: {problem}" for problem in error.problems], []
+    return [], []
+
+
+def _burn_in(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """The site's test: a program that is there, and names in braces that are filled in."""
+    part = loaded.config.burn_in
+    if part is None:
+        return [], []
+    notes = [f"$.burn_in.command: {name} is given to the program as it is; known: {{node}}, {{host}}"
+             for name in dict.fromkeys(re.findall(r"\{[A-Za-z_]+\}", " ".join(part.command[1:])))
+             if name not in ("{node}", "{host}")]  # fmt: skip
+    program = part.command[0]
+    if "/" not in program:
+        if shutil.which(program) is None:
+            notes.append(f"$.burn_in.command: {program[:80]} is on no PATH here; expected a whole path")
+        return [], notes
+    if os.path.isabs(program) and os.path.isfile(program) and os.access(program, os.X_OK):
+        return [], notes
+    fault = f"{program[:200]}: expected the whole path of a program that we may run"
+    return [f"{loaded.path}: $.burn_in.command: {fault}"], notes
 
 
 def _state(loaded: Loaded) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from connectors.command_sink import BmsSink, MqttSink
 from connectors.dsx_bms import PUB_METADATA, PUB_VALUE
+from connectors.dsx_flex import STEM, FlexDecoder
 from connectors.it_command import presence_of
 from connectors.job_files import FolderSink, FolderSource, Places
 from connectors.job_sink import JobBook, JobSink
@@ -20,10 +21,10 @@ from connectors.prometheus import PrometheusSource
 from connectors.routing import Route, Router, extra_route
 from connectors.series import Sums
 from connectors.series_map import load_map
-from connectors.slurm import SlurmSource
 from twin.app.config import Broker, Loaded, Scrape, Tls
 from twin.app.job_advice import Roster
 from twin.app.mqtt_wiring import link_settings
+from twin.app.outside import flex_topics
 from twin.contracts import Item, Sink, Source
 from twin.errors import ActuationError, ConfigError
 from twin.reading import Ignored, Message
@@ -37,7 +38,7 @@ PLACES_TICKS = 10.0  # a report that was read so many ticks ago is in the trace
 class Links:
     """The connection to the broker, and the sinks that publish over it, which they do only while `may_act`.
 
-    `role` says (role, epoch) of us; `roster` knows the jobs that are advised.
+    `role` says (role, epoch) of us; `roster` knows the jobs that are advised; `flex` decodes DSX Flex.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Links:
         role: Callable[[], tuple[str, int]],
         may_act: Callable[[], bool],
         roster: Roster,
+        flex: FlexDecoder | None = None,
     ) -> None:
         broker = loaded.config.broker
         options = broker if isinstance(broker, Broker) else Broker(host="")
@@ -65,7 +67,7 @@ class Links:
             site, extra=extra, ours=(integration,), integration=integration, slot_of=roster.slot_of
         )
         router.load()
-        router.hears_jobs = loaded.config.jobs.mqtt
+        router.hears_jobs, router.flex = loaded.config.jobs.mqtt, flex
         topic, offline = presence_of(integration, client_id, "offline", "unknown", 0, 0)
 
         def online() -> bytes:
@@ -73,7 +75,7 @@ class Links:
             return presence_of(integration, client_id, "online", now, epoch, time.time_ns())[1]
 
         presence = Presence(topic, online, offline)
-        topics = tuple(dict.fromkeys((*options.topics, *options.maps)))
+        topics = tuple(dict.fromkeys((*options.topics, *options.maps, *flex_topics(loaded))))
         self.source = MqttSource(settings, router, integration, topics, presence)
 
         async def command(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
@@ -123,9 +125,13 @@ def _book(roster: Roster) -> JobBook:
 
 
 class _Hearing(Router):
-    """A router that shows the BMS's own heartbeats to the sink that answers them, and may be deaf to jobs."""
+    """A router that shows the BMS's own heartbeats to the sink that answers them, and may be deaf to jobs.
+
+    What the grid's side sets is for `flex`, where the configuration asks for it.
+    """
 
     pulse: Callable[[Message], Ignored | None] | None = None
+    flex: FlexDecoder | None = None
     hears_jobs = True
 
     def decode(self, message: Message) -> Sequence[Item] | Ignored:
@@ -135,6 +141,8 @@ class _Hearing(Router):
         if self.pulse is not None and message.topic.startswith(SYSTEM):
             heard = self.pulse(message)
             return () if heard is None else heard
+        if self.flex is not None and message.topic.startswith(STEM):
+            return self.flex.decode(message)
         return super().decode(message)
 
 
@@ -174,23 +182,10 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
     )
 
 
-def make_jobs(loaded: Loaded, site: Site, roster: Roster) -> list[Source]:
-    """Where jobs are learned from and heard, beside MQTT. `roster`: those that the twin takes to run."""
-    slurm, config, found = loaded.config.jobs.slurm, loaded.config, list[Source]()
-    if config.jobs.folder is not None:
-        places = Places(loaded.state / "job-reports.json", PLACES_TICKS * config.tick_s)
-        found.append(FolderSource(loaded.file(config.jobs.folder), roster.slots, places, config.jobs.look_s))
-    if slurm is None:
-        return found
-    return [
-        *found,
-        SlurmSource(
-            site,
-            period_s=slurm.period_s,
-            timeout_s=slurm.timeout_s,
-            conf=None if slurm.conf is None else str(loaded.file(slurm.conf)),
-            node_names=slurm.node_names,
-            kinds=slurm.kinds,
-            known=lambda: list(roster.slots()),
-        ),
-    ]
+def make_jobs(loaded: Loaded, roster: Roster) -> list[Source]:
+    """Where jobs are heard, beside MQTT. `roster`: those that the twin takes to run."""
+    config = loaded.config
+    if config.jobs.folder is None:
+        return []
+    places = Places(loaded.state / "job-reports.json", PLACES_TICKS * config.tick_s)
+    return [FolderSource(loaded.file(config.jobs.folder), roster.slots, places, config.jobs.look_s)]

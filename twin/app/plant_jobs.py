@@ -77,7 +77,8 @@ class PlantJobs:
                 instant and now_ns - round((now_ns - instant) / self.speed)
                 for instant in (event.at_ns, event.began_ns)
             )
-            event = msgspec.structs.replace(event, at_ns=at_ns, began_ns=began_ns)
+            speed = event.progress_per_s * self.speed
+            event = msgspec.structs.replace(event, at_ns=at_ns, began_ns=began_ns, progress_per_s=speed)
         return event
 
 

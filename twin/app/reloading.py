@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # What a process begins with and keeps.
 FIXED = ("state", "tick_s", "leader", "simulated", "embedded_port")
-LINKS = ("broker", "scrapes", "jobs")
+LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power")
 
 
 class Reloading:

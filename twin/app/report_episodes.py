@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from twin.contracts import CommandBatch
+from twin.jobs import Jobs
+from twin.records import shown
 from twin.site import Site
 
 MAX_EPISODES = 300
@@ -80,7 +82,7 @@ class Episodes:
     batches: Counter[str] = field(default_factory=Counter)  # command, advice
     dropped: Counter[str] = field(default_factory=Counter)  # what did not fit
 
-    def act(self, kind: str, batches: tuple[CommandBatch, ...], site: Site) -> int:
+    def act(self, kind: str, batches: tuple[CommandBatch, ...], site: Site, jobs: Jobs) -> int:
         """Take in the commands or the advice of a tick; returns how many entities they concern."""
         concerned = 0
         for batch in batches:
@@ -98,7 +100,7 @@ class Episodes:
                     continue
             if found is None:
                 table = batch.control.partition(".")[0]
-                names = tuple(site.name(table, int(i)) for i in batch.index[:SHOWN_NAMES])
+                names = shown(site, jobs, table, batch.index[:SHOWN_NAMES])
                 found = Action(*key, batch.issued_ns, batch.issued_ns, names)
                 self.actions[key] = found
             found.take(batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from connectors.job_files import FolderSource
+from twin.app.actuators import make_actuators
 from twin.app.api import ApiServer
 from twin.app.beforehand import Beforehand
 from twin.app.broker import EmbeddedBroker
@@ -25,10 +26,13 @@ from twin.app.history_service import HistoryService
 from twin.app.job_advice import Roster, answers_of
 from twin.app.notify import Notifier
 from twin.app.outflow import Outflow
+from twin.app.outside import Outside, make_outside
 from twin.app.parts import Links, make_jobs, make_scrapes
+from twin.app.power_worth import PowerAccount
+from twin.app.schedulers import Schedulers, make_schedulers
 from twin.app.telling import tell_alarms, tell_decision
 from twin.app.upkeep import Upkeep
-from twin.contracts import CommandBatch, Decision, Source
+from twin.contracts import CommandBatch, Decision, Item, Source
 from twin.errors import ConnectorError, StorageError
 from twin.frame import NS, Frame
 from twin.site import Site
@@ -45,6 +49,8 @@ class Prepared:
     """What a configuration asks for, ready to be started."""
 
     links: Links
+    schedulers: Schedulers
+    outside: Outside
     sources: list[Source]
     notifier: Notifier
     influx_token: str | None
@@ -58,12 +64,15 @@ class Services:
         loaded, engine = daemon.loaded, daemon.engine
         self.broker: EmbeddedBroker | None = None
         self.links: Links | None = None
+        self.outside = Outside()
         self.outflows: list[Outflow] = []
         self._job_counts: dict[str, dict[str, int]] = {}
+        self._faults: dict[str, Callable[[], str]] = {}
         self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
         influx = loaded.config.history.influx
         self.history = self._history(loaded.secret(influx.token_file) if influx else None)
         daemon.live.history = self.history
+        daemon.live.power = self.power = PowerAccount(loaded.state / "power-account.json")
         self.upkeep = Upkeep(daemon.opened.folder, loaded.config.quotas)
         self.notifier = Notifier(loaded, engine.site.file.site)
         self.api = ApiServer()
@@ -77,10 +86,27 @@ class Services:
         settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
         name = loaded.config.leader.name or _host()
         roster = Roster(lambda: self.daemon.engine)
-        links = Links(loaded, site, port, name, self._role, self.daemon.leading.may_act, roster)
+        may_act = self.daemon.leading.may_act
+        outside = make_outside(loaded, site, lambda: self.daemon.engine, may_act)
+        links = Links(loaded, site, port, name, self._role, may_act, roster, outside.decoder)
+        schedulers = make_schedulers(
+            loaded, site, lambda: self.daemon.engine, self._stage, self.daemon.leading.may_act
+        )
+        make_actuators(
+            loaded, site, lambda: self.daemon.engine, self._stage, self.daemon.leading.may_act, schedulers,
+            self.daemon.clock.now_ns,
+        )  # fmt: skip
         return Prepared(
             links,
-            [links.source, *make_scrapes(loaded, site), *make_jobs(loaded, site, roster)],
+            schedulers,
+            outside,
+            [
+                links.source,
+                *make_scrapes(loaded, site),
+                *schedulers.sources,
+                *make_jobs(loaded, roster),
+                *outside.sources,
+            ],
             Notifier(loaded, site.file.site),
             loaded.secret(settings.influx.token_file) if settings.influx else None,
         )
@@ -104,6 +130,7 @@ class Services:
         supervisor.start("notify", "service", self.notifier.run)
         supervisor.start("upkeep", "service", self._keep_up)
         supervisor.start("contingency", "service", Beforehand(daemon).run)
+        supervisor.start("power-account", "service", partial(self.power.run, daemon.live))
 
     def start_links(self, prepared: Prepared) -> None:
         """Sources and sinks, for the site that frames are in from now on."""
@@ -114,7 +141,15 @@ class Services:
         self._job_counts |= {s.name: s.counts for s in prepared.sources if isinstance(s, FolderSource)}
         for source in prepared.sources:
             daemon.supervisor.start(source.name, "source", partial(source.run, daemon.inflow))
-        for sink in prepared.links.sinks:
+        self._faults = prepared.schedulers.faults
+        self._job_counts |= prepared.schedulers.counts
+        self.outside = prepared.outside
+        if prepared.outside.publisher is not None:
+            speak = partial(prepared.outside.speak, prepared.links.source.link, daemon.leading.may_act)
+            daemon.supervisor.start("dsx-flex-out", "sink", speak)
+        for name, work in prepared.schedulers.works.items():
+            daemon.supervisor.start(name, "sink", work)
+        for sink in (*prepared.links.sinks, *prepared.schedulers.sinks):
             flow = Outflow(sink, daemon.inflow.stage, daemon.leading.may_act, daemon.clock.now_ns)
             self.outflows.append(flow)
             daemon.supervisor.start(f"to-{sink.name}", "sink", flow.run)
@@ -148,8 +183,12 @@ class Services:
             out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
         out["sinks"] = {f.sink.name: dict(f.counts) for f in self.outflows}
         out["jobs"] = {name: dict(counts) for name, counts in self._job_counts.items()}
+        out["outside"] = {name: dict(counts) for name, counts in self.outside.counts.items()}
         out["history"] = self.history.stats()
         return out | self.daemon.inflow.summary()
+
+    def _stage(self, items: Sequence[Item], now_ns: int) -> None:
+        self.daemon.inflow.stage(items, now_ns)
 
     def _role(self) -> tuple[str, int]:
         return self.daemon.live.role, self.daemon.live.epoch
@@ -223,6 +262,10 @@ class Services:
             if flow.fault:
                 name = flow.sink.name
                 wrong[f"sink/{name}"] = ("critical", f"Commands do not reach {name}", flow.fault)
+        for name, told in self._faults.items():
+            if told():
+                wrong.setdefault(f"sink/{name}", ("critical", f"Commands do not reach {name}", told()))
+        wrong |= self.outside.wrong()
         if self.links is not None and self.links.source.link.fault:
             wrong["broker"] = ("critical", "The broker denies us", self.links.source.link.fault)
         for identity in self._wrong - wrong.keys():

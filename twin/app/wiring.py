@@ -7,6 +7,7 @@ of the shell; the only place that knows the registries.
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import policies
 from twin.app.report_text import clean
 from twin.contracts import Model, Policy
 from twin.engine import Engine
-from twin.errors import ConfigError
+from twin.errors import ConfigError, ContractError
 from twin.profile import Profile, parse_profile
 from twin.safety import lapse_faults
 from twin.site import Site, SiteSpec
@@ -199,6 +200,18 @@ def outside_plug_ins(file: SiteFile) -> list[str]:
     return sorted({k for k in kinds if k is not None and ":" in k})
 
 
+def _known(cls: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings. Raises ContractError for a name that the plug-in's own code does not have."""
+    of = inspect.signature(cls).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in of.values()):
+        return settings
+    strange = [name for name in settings if name not in of]
+    if strange:
+        known = ", ".join(sorted(name for name, p in of.items() if p.kind is not p.VAR_POSITIONAL))
+        raise ContractError(f"there is no {strange[0]!r}; expected {known or 'none'}")
+    return settings
+
+
 def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
     """(policies, their authority): all registered ones at `advise`, as the site file changes that."""
     problems: list[str] = []
@@ -208,7 +221,7 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
         entry = file.policies.get(name)
         try:
             cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
-            policy = cls(**entry.settings) if entry and entry.settings else cls()
+            policy = cls(**_known(cls, entry.settings)) if entry and entry.settings else cls()
         except (Exception, SystemExit) as error:
             problems.append(
                 str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}"
@@ -235,7 +248,7 @@ def make_model(name: str, entry: ModelEntry | None) -> Model:
     if entry is not None and entry.horizons_s:
         settings["horizons_s"] = tuple(entry.horizons_s)
     try:
-        model: Model = cls(**settings)
+        model: Model = cls(**_known(cls, settings))
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{path}.settings: {error}") from error
     if fit_every_s is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.design import CDU_FILTER_DROP_PA
 from twin.diagnosis.board import WILD_SIGMAS
 from twin.diagnosis.cause import Cause

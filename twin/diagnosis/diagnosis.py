@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from twin.contracts import Fault, Finding, Residual
+from twin.confidence import Residual
+from twin.contracts import Fault, Finding
 from twin.diagnosis.cause import Book, Cause, finding_of, overlap
 from twin.diagnosis.devices import LOOP_USUAL, Devices
 from twin.diagnosis.growth import Growth

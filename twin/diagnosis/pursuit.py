@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.diagnosis.places import Places
 from twin.diagnosis.signature import (
     BRANCH,

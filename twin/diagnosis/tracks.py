@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.diagnosis.board import CERTAIN, KEPT, Board
 from twin.frame import F32, F64, I32, I64, NS, Bool
 from twin.signals import TABLES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.pursuit import CONFIRMING, Found
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, Now

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of
 from twin.frame import F64, I32, I64, NS, Bool
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.gpu_power import MOVE_PU, GpuPower
 from twin.estimate.gpu_temp import LAG, RESISTANCE, GpuTemp
 from twin.estimate.noise import Noise, confidence_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.noise import Noise, confidence_of
 from twin.estimate.parameter import MOVE_S, Delayed, Fit, Parameter, Reference, parts_of
 from twin.frame import F64, I32, I64, Bool

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.linear import Linear
 from twin.estimate.parameter import Delayed, Parameter
 from twin.estimate.reading import Readings

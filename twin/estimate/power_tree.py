@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.contracts import Residual
+from twin.confidence import Residual
 from twin.estimate.board import Board, Row
 from twin.estimate.latest import Latest
 from twin.frame import F64, I32, I64, Bool

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twin.contracts import Fault, Finding, Forecast
-from twin.frame import F64, I32, Bool
+from twin.frame import F64, I32, NS, Bool
 from twin.health.failure_words import is_failure
 from twin.health.health import HealthState
 from twin.health.levels import (
@@ -33,6 +33,7 @@ from twin.health.levels import (
 )
 from twin.health.records import Evidence, FailureLog
 from twin.health.rules_node import RECURS
+from twin.health.titles import heading
 from twin.health.told import is_over, is_told
 from twin.maintenance import Windows
 from twin.site import Site
@@ -153,8 +154,13 @@ class _Look:
         if self.forecast is None:
             return None
         likely: Bool = self.forecast.mean >= np.float32(LIKELY_PU)
-        for i in np.flatnonzero((self.forecast.mean >= np.float32(STILL_LIKELY_PU)) & ~likely).tolist():
-            likely[i] = f"health/{self.site.name('node', i)}" in self.active
+        still = np.flatnonzero((self.forecast.mean >= np.float32(STILL_LIKELY_PU)) & ~likely)
+        if len(still):  # what stands of a node that has just failed was told of that failure
+            log = self.health.log()
+            ended_ns = np.where(log.end_ns == 0, self.health.looked_ns, log.end_ns)
+            fresh = log.node[ended_ns >= self.health.looked_ns - round(DAY_S * NS)]
+            for i in np.setdiff1d(still, fresh).tolist():
+                likely[i] = f"health/{self.site.name('node', i)}" in self.active
         return likely
 
     def _node(self, node: int, likely: bool) -> Finding | None:
@@ -172,7 +178,7 @@ class _Look:
         if not reasons and not likely:
             return None
         said = _sentences(reasons)
-        what = said[0] if said else "is likely to fail within a day"
+        what = _heading(reasons[0]) if reasons else "is likely to fail within a day"
         if likely:
             said.insert(min(len(said), MOST_EVIDENCE - 1), self._chance(node))
         todo = max((r.action for r in reasons), default=action("drain"))
@@ -256,8 +262,9 @@ class _Look:
         names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
         racks = len(np.unique(self.site.rack_of_node[nodes]))
         severity = "warning" if self.facility_told else "critical"  # the cause has an alarm of its own
-        return [Finding("health/shared", severity, f"{len(nodes)} nodes became unusable together", names,
-                        (f"in {racks} {'rack' if racks == 1 else 'racks'}: " + ", ".join(said),), 1.0,
+        where = f"{len(nodes)} nodes in {racks} {'rack' if racks == 1 else 'racks'}: "
+        return [Finding("health/shared", severity, "nodes became unusable together", names,
+                        (where + ", ".join(said),), 1.0,
                         "Look at what they have in common: feed, coolant, network, job. No node is to blame.",
                         len(nodes))]  # fmt: skip
 
@@ -286,10 +293,11 @@ class _Look:
                 name = self.site.name(left.table, i)
                 what = left.what.partition(".")[2].replace("_", " ") or left.what
                 severity = "info" if (left.table, i) in self._told else "warning"
-                title = f"{what} of {name} reaches its limit in about {_days(left.mid_s, i)} days"
+                title = f"{what} of {name} reaches its limit within two weeks"
                 found.append(
                     Finding(f"health/wear/{left.what}/{name}", severity, title, (name,),
-                            (f"90 % interval {_days(left.lo_s, i)} to {_days(left.hi_s, i)} days",
+                            (f"in about {_days(left.mid_s, i)} days (90 % interval {_days(left.lo_s, i)} to "
+                             f"{_days(left.hi_s, i)})",
                              *self.health.wear.evidence(left.table, i))[:MOST_EVIDENCE], 0.9,
                             "Plan the work before that.")
                 )  # fmt: skip
@@ -316,7 +324,7 @@ class _Look:
                 continue
             entity = self.site.name(table, i // 2 if paired else i)
             name, said = name_of_part(part, i, entity), _sentences([reason])
-            what = said[0] if said else f"the {part} is {LEVELS[reason.level]}"
+            what = _heading(reason) if said else f"the {part} is {LEVELS[reason.level]}"
             # A node runs on its other supply
             severity = "warning" if part == "psu" else _severity([reason], False)
             found.append(
@@ -358,6 +366,13 @@ def _sentences(reasons: list[_Reason]) -> list[str]:
     return list(said)[:MOST_EVIDENCE]
 
 
+def _heading(reason: _Reason) -> str:
+    """The gravest of a part, in words that stay while its figures move."""
+    if not reason.evidence:
+        return f"{reason.name or 'it'} is {LEVELS[reason.level]}"
+    return f"{reason.name}: {heading(reason.evidence[0])}" if reason.name else heading(reason.evidence[0])
+
+
 def _todo(place: int, at_once: bool) -> str:
     """What to do, and when: what works and is not likely to fail soon costs no running job."""
     words = ACTION_WORDS[ACTIONS[place]]
@@ -379,6 +394,6 @@ def _days(values: F64, i: int) -> str:
 
 
 def _more(count: int, severity: str) -> Finding:
-    return Finding("health/more", severity, f"{count} more findings of health are not listed", (),
-                   ("the gravest are told one by one; racktwin health lists the rest",), 1.0,
+    return Finding("health/more", severity, "more findings of health than are listed", (),
+                   (f"{count} more: the gravest are told one by one; racktwin health lists the rest",), 1.0,
                    "Look for what they have in common before looking at one of them.", count)  # fmt: skip

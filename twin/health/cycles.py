@@ -1,7 +1,7 @@
 """Cycles: runs of trouble on single devices, and how much likelier they are if trouble has come to stay.
 
 A cycle begins with the first trouble of a device. Against its usual rate, Gamma(a, b) (mean a / b per day),
-stands one of RECURS_PER_DAY; after m times in t days the log of the ratio of likelihoods is
+stands one of r = `per_day`; after m times in t days the log of the ratio of likelihoods is
 
     m ln r - r t - ln[ G(a + m) / G(a) b^a / (b + t)^(a + m) ].
 
@@ -21,7 +21,6 @@ from twin.frame import F64, I32, I64, NS, Bool
 
 RECURS_PER_DAY = 6.0  # trouble that has come to stay: every four hours. source: estimate
 DAY_NS = 86_400 * NS
-_LOG = float(np.log(RECURS_PER_DAY))
 _COLUMNS: dict[str, Any] = {"index": np.int32, "first_ns": np.int64, "count": np.int32,
                             "a": np.float64, "b": np.float64, "logs": np.float64}  # fmt: skip
 
@@ -39,7 +38,8 @@ class Cycles:
     b: F64
     logs: F64
 
-    def __init__(self) -> None:
+    def __init__(self, per_day: float = RECURS_PER_DAY) -> None:
+        self.per_day = per_day  # of trouble that has come to stay
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.zeros(0, kind))
 
@@ -55,7 +55,7 @@ class Cycles:
         more = at[there]
         self.logs[more] += np.log(self.a[more] + self.count[more])
         self.count[more] += 1
-        usual = ~there & (b * RECURS_PER_DAY <= a)
+        usual = ~there & (b * self.per_day <= a)
         fresh = ~there & ~usual
         if fresh.any():
             k = int(fresh.sum())
@@ -70,8 +70,8 @@ class Cycles:
         t = np.maximum(now_ns - self.first_ns, 0) / DAY_NS
         more = self.count - 1.0
         usual = self.logs + (self.a + 1.0) * np.log(self.b) - (self.a + 1.0 + more) * np.log(self.b + t)
-        score = more * _LOG - RECURS_PER_DAY * t - usual
-        return score, score + np.log(RECURS_PER_DAY * self.b / self.a)
+        score = more * np.log(self.per_day) - self.per_day * t - usual
+        return score, score + np.log(self.per_day * self.b / self.a)
 
     def again(self, a: F64, b: F64) -> None:
         """More is known of what is usual: the rates before these cycles began are Gamma(a, b) [k]."""
@@ -87,7 +87,7 @@ class Cycles:
 
     def moved(self, new_of_old: I32) -> Cycles:
         """The same for other places; those that went to -1 are gone."""
-        out, to = Cycles(), new_of_old[self.index]
+        out, to = Cycles(self.per_day), new_of_old[self.index]
         kept = np.flatnonzero(to >= 0)
         order = kept[np.argsort(to[kept], kind="stable")]
         for name in _COLUMNS:

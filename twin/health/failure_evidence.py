@@ -131,13 +131,15 @@ def class_of_node(nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, cau
     return out
 
 
-def said_so(node: int, since_ns: int, site: Site, book: FaultBook) -> bool:
-    """Whether a GPU of a node itself reported, about then or since, that it left the bus."""
-    return any(
-        heard.at_ns >= since_ns - SAID_NS and CLASS_OF_CODES.get(find(heard.code, "gpu").kind) == "off_bus"
-        for gpu in range(*site.gpu_start_of_node[node : node + 2].tolist())
-        for heard in book.of("gpu", gpu)
-    )
+def said_so(nodes: I32, since_ns: I64, site: Site, book: FaultBook) -> Bool:
+    """Of these nodes [m], of which a GPU itself reported, about then or since, that it left the bus."""
+    last_ns = np.zeros(site.sizes["node"], np.int64)
+    for kind in (k for k, name in CLASS_OF_CODES.items() if name == "off_bus"):
+        of_gpu = book.last_ns("gpu", kind)
+        told = np.flatnonzero(of_gpu)
+        np.maximum.at(last_ns, site.node_of_gpu[told], of_gpu[told])
+    said: Bool = (last_ns[nodes] > 0) & (last_ns[nodes] >= since_ns - SAID_NS)
+    return said
 
 
 def _of_codes(codes: I32, actions: U8) -> str:

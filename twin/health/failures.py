@@ -1,8 +1,8 @@
 """Failures: nodes that became unusable, since when, of what class, and when they were back.
 
-A node that people took out of service without any fault is no failure; its row is of the class `taken_out`
-and says only that nobody could see it fail meanwhile. May import verdicts, the fault book, the evidence of a
-failure, shocks, events, jobs and the moment.
+A node that was taken out of service while it worked, by people or by us and for whatever suspicion, is no
+failure; its row is of the class `taken_out` and says only that nobody could see it fail meanwhile. May import
+verdicts, the fault book, the evidence of a failure, shocks, events, jobs and the moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twin.health.levels import UNKNOWN
 from twin.health.now import Now
 from twin.health.records import FailureLog
 from twin.health.shocks import WINDOW_S, Fallen, Shock, Shocks
-from twin.health.verdicts import Verdicts
+from twin.health.verdicts import KEPT_S, Verdicts
 from twin.jobs import Jobs
 from twin.site import Site
 
@@ -34,12 +34,12 @@ HOLD_S = 60.0  # a cause that lasts no longer is no failure; source: estimate
 # after which a node counts as down by default
 SILENT_S = 300.0
 WELL_S = 600.0  # so long well, it is back; source: estimate
-# A fault so long before a node is taken out of service is taken for the reason; source: estimate
+# So long a verdict is remembered that spoke against a node; source: estimate
 REASON_S = 86_400.0
 REFINE_S = 600.0  # so long what is heard later may tell the class of a failure; source: estimate
 _COLUMNS = {"node": np.int32, "start_ns": np.int64, "end_ns": np.int64, "kind": np.uint8,
             "shared": np.bool_, "closed": np.bool_}  # fmt: skip
-_STATES = ("bad_ns", "well_ns", "row", "seen_well", "suspect_ns", "accused_ns")
+_STATES = ("bad_ns", "well_ns", "row", "seen_well", "suspect_ns", "accused_ns", "mended_ns")
 _NONE = tuple(CLASSES.index(c) for c in NO_FAILURES)
 _VAGUE = tuple(CLASSES.index(c) for c in ("other", "silent"))
 
@@ -56,6 +56,7 @@ class Failures:
         self.begin_ns = self.now_ns = 0
         self.bad_ns, self.well_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.suspect_ns, self.accused_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.mended_ns = np.zeros(n, np.int64)  # when it or a GPU of it was last exchanged
         self.row = np.full(n, -1, np.int64)  # number of the open row of each node
         self.seen_well = np.zeros(n, np.bool_)
         self.first = 0  # number of the oldest kept row
@@ -87,7 +88,7 @@ class Failures:
         down = self.row >= 0
         lasting = down & causes.still_out
         bad = causes.failed | causes.off | causes.silent | causes.out | lasting
-        accused = (self.accused_ns > 0) & (t_ns - self.accused_ns <= WELL_S * NS)
+        accused = self._accused()
         # A job of one node told of it: nothing else need be seen
         alone = accused & (self.bad_ns == self.accused_ns)
         self._recover(now, verdicts, book, bad, t_ns)
@@ -97,7 +98,10 @@ class Failures:
         self.bad_ns[held & (self.bad_ns == 0)] = t_ns
         self.bad_ns[~held & ~down] = 0
         seen = causes.failed | causes.off | causes.out
-        long = t_ns - self.bad_ns >= np.where(seen, HOLD_S, SILENT_S) * NS
+        hold_s = np.where(seen, HOLD_S, SILENT_S)
+        # What is still told of the old device is over once the new one is well
+        fresh = (self.mended_ns > 0) & (self.bad_ns - self.mended_ns <= KEPT_S * NS)
+        long = t_ns - self.bad_ns >= np.where(fresh, WELL_S, hold_s) * NS
         starts = held & (self.row < 0) & (long | causes.grave | accused)
         begun = np.flatnonzero(starts).astype(np.int32)
         if begun.size:
@@ -105,10 +109,13 @@ class Failures:
         self._refine(now, verdicts, book, causes)
         self._share(now, len(begun))
 
+    def _accused(self) -> Bool:
+        """Nodes of which the end of a job told just now [n_node]."""
+        return np.asarray((self.accused_ns > 0) & (self.now_ns - self.accused_ns <= WELL_S * NS), np.bool_)
+
     def _begin(self, nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, causes: Causes) -> None:
         fault = causes.failed | causes.off | causes.silent
-        asked = ~causes.out | fault
-        asked |= self.suspects()
+        asked = ~causes.out | fault | self._accused()
         taken = CLASSES.index("taken_out")
         kinds = class_of_node(nodes, now, verdicts, book, causes)
         kinds = np.where(asked[nodes], kinds, taken).astype(np.uint8)
@@ -161,17 +168,20 @@ class Failures:
         soon = well_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
         rows = rows[soon]
         # A GPU that is not heard is taken to be off its bus: one that was does not come back so soon
-        for row in rows.tolist():
-            if self._merely_silent(row, book):
-                self._rows["kind"][row] = CLASSES.index("restarted")
-                self._log = None
+        silent = rows[self._merely_silent(rows, book)]
+        if silent.size:
+            self._rows["kind"][silent] = CLASSES.index("restarted")
+            self._log = None
 
-    def _merely_silent(self, row: int, book: FaultBook) -> bool:
-        """Whether all that is known of a failure is that the node or GPUs of it were not heard."""
-        name = CLASSES[int(self._rows["kind"][row])]
-        if name != "off_bus":
-            return name == "silent"
-        return not said_so(int(self._rows["node"][row]), int(self._rows["start_ns"][row]), self.site, book)
+    def _merely_silent(self, rows: I64, book: FaultBook) -> Bool:
+        """Failures of which all that is known is that the node or GPUs of it were not heard [k]."""
+        kind = self._rows["kind"][rows]
+        out = np.asarray(kind == CLASSES.index("silent"), np.bool_)
+        lost = np.flatnonzero(kind == CLASSES.index("off_bus"))
+        if lost.size:
+            at = rows[lost]
+            out[lost] = ~said_so(self._rows["node"][at], self._rows["start_ns"][at], self.site, book)
+        return out
 
     def _end(self, nodes: I32 | I64 | list[int], at_ns: I64 | int) -> None:
         at = self.row[nodes] - self.first
@@ -254,8 +264,7 @@ class Failures:
         kept = at >= 0  # of older ones the row is not known any more
         rows = at[kept]
         young = self.now_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
-        for node, row in zip(nodes[kept][young].tolist(), rows[young].tolist(), strict=True):
-            out[node] = not self._merely_silent(row, book)
+        out[nodes[kept][young]] = ~self._merely_silent(rows[young], book)
         return out
 
     def suspects(self) -> Bool:
@@ -274,11 +283,13 @@ class Failures:
             if row >= 0 and self._rows["kind"][row] != CLASSES.index("taken_out"):
                 self._end([node], self.now_ns)
             self.suspect_ns[node] = self.bad_ns[node] = 0
+            self.mended_ns[node] = self.now_ns
         elif table == "node":
             if self.row[entity] >= 0:
                 self._end([entity], self.now_ns)
             for state in (self.bad_ns, self.well_ns, self.suspect_ns, self.accused_ns):
                 state[entity] = 0
+            self.mended_ns[entity] = self.now_ns
             self._rows["closed"][self._rows["node"] == entity] = True
             self._log = None
 
@@ -319,6 +330,7 @@ class Failures:
         self.first = int(data["first"])
         self._rows = {k: np.array(data["rows"][k], kind) for k, kind in _COLUMNS.items()}
         for name in _STATES:
-            setattr(self, name, np.array(data[name]))
+            if name in data:  # an older one knows nothing of exchanges
+                setattr(self, name, np.array(data[name]))
         self._shocks.restore(data["shocks"])
         self._log = None

@@ -242,32 +242,30 @@ class FaultBook:
         count = np.minimum(heard.sums[1, many], 2**31 - 1)
         return heard.entity[many], heard.code[many].astype(np.int32), count.astype(np.int32)
 
+    def lately(self, table: str, codes: tuple[int, ...], since_ns: int) -> I32:
+        """Devices of which one of these codes was heard after an instant, ascending."""
+        heard = self._heard.get(table)
+        return np.zeros(0, np.int32) if heard is None else heard.lately(codes, since_ns)
+
+    def last_ns(self, table: str, kind: str) -> I64:
+        """When a code of this kind was last reported [n], by the devices' own times; 0 = never."""
+        heard = self._heard.get(table)
+        return np.zeros(self.site.sizes[table], np.int64) if heard is None else heard.last_ns(kind)
+
+    def _shown(self, table: str, name: str, kind: Any) -> Any:
+        opened = self._open.get(table)
+        return np.zeros(self.site.sizes[table], kind) if opened is None else opened.shown(name)
+
     def open_action(self, table: str) -> U8:
         """The action that the codes ask for and that nothing since has done [n]: 0 = none.
 
         Of what is grave the strongest, else of what is mild.
         """
-        opened = self._open.get(table)
-        if opened is None:
-            return np.zeros(self.site.sizes[table], np.uint8)
-        found: U8 = opened.shown("action")
-        return found
+        return np.asarray(self._shown(table, "action", np.uint8))
 
     def open_code(self, table: str) -> I32:
         """The code behind it [n]; 0 = none."""
-        opened = self._open.get(table)
-        if opened is None:
-            return np.zeros(self.site.sizes[table], np.int32)
-        found: I32 = opened.shown("code")
-        return found
-
-    def open_since_ns(self, table: str) -> I64:
-        """When it was heard [n]; 0 = none."""
-        opened = self._open.get(table)
-        if opened is None:
-            return np.zeros(self.site.sizes[table], np.int64)
-        found: I64 = opened.shown("since_ns")
-        return found
+        return np.asarray(self._shown(table, "code", np.int32))
 
     def open_grave(self, table: str) -> Bool:
         """Where the device cannot be used until the open action is done [n]."""

@@ -77,7 +77,8 @@ class FaultCounts:
         if wanted <= len(self.entity):
             return
         old, old_buckets, old_sums = {k: getattr(self, k) for k in _COLUMNS}, self.buckets, self.sums
-        self._allocate(max(wanted, 2 * len(self.entity), 64))
+        # Beyond the most there is one of each device for all other codes
+        self._allocate(max(wanted, min(2 * len(self.entity), self.most + self.n), 64))
         for name, column in old.items():
             getattr(self, name)[..., : self.size] = column[..., : self.size]
         for new, was in zip(self.buckets, old_buckets, strict=True):
@@ -257,6 +258,21 @@ class FaultCounts:
         self.keep(new_of_old[self.entity[: self.size]] >= 0)
         entity = new_of_old[self.entity].astype(np.int32)
         out._take({**{name: getattr(self, name) for name in _COLUMNS}, "entity": entity}, self.buckets)
+        return out
+
+    def lately(self, codes: tuple[int, ...], since_ns: int) -> I32:
+        """Devices of which one of these codes was heard after an instant, ascending."""
+        new = np.zeros(self.size, np.bool_)
+        for heard_ns in self.ring_heard:  # in order of the devices' times
+            new |= heard_ns[: self.size] > since_ns
+        some = np.flatnonzero(new)
+        return np.unique(self.entity[some[np.isin(self.code[some], codes)]]).astype(np.int32)
+
+    def last_ns(self, kind: str) -> I64:
+        """When a code of this kind was last reported [n], by the devices' own times; 0 = never."""
+        out = np.zeros(self.n, np.int64)
+        some = np.flatnonzero(CATALOGUE.kind[self.row[: self.size]] == CLASSES.index(kind))
+        np.maximum.at(out, self.entity[some], self.ring_at[-1, some])
         return out
 
     def of(self, entity: int) -> I32:

@@ -74,7 +74,7 @@ class HealthState:
         self.looked_ns, self._grave = state.now_ns, False
         self.book.look(now)
         self.rates.update(now)
-        self.recurring.update(now, self.rates, self.failures.broken(self.book))
+        self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
         self.wear.update(now)
         self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear, self.recurring)
         self.failures.update(now, self.verdicts, self.book)

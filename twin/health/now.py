@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twin.contracts import Fault, Residual
+from twin.confidence import Residual
+from twin.contracts import Fault
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.estimator import Estimator
 from twin.frame import F32, F64, I64, NS, Bool

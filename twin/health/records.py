@@ -1,13 +1,14 @@
 """What the judgement of health says: verdicts with their evidence, features of nodes, and failures that were.
 
-Data only. May import frames.
+Data only. May import frames and times in which nobody watched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twin.frame import F32, I32, I64, U8, Bool
+from twin.unwatched import nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class FailureLog:
     """Nodes that became unusable, oldest first [k]; bounded. To be read only.
 
     `end_ns` is 0 while one lasts. `kind` is a place in `classes`. `shared`: the failure had a cause in common
-    with others (a feed, a loop, a job), and tells nothing of the node itself.
+    with others (a feed, a loop, a job), and tells nothing of the node itself. Nobody watched in the gaps that
+    began and ended at `unwatched_ns` [g, 2]: that nothing was seen to fail then tells nothing.
     """
 
     node: I32
@@ -60,3 +62,4 @@ class FailureLog:
     shared: Bool
     classes: tuple[str, ...]
     begin_ns: int  # since when anybody watched; 0 = not yet
+    unwatched_ns: I64 = field(default_factory=nothing)

@@ -53,7 +53,9 @@ SLOWED_PU = 0.6  # source: domain.md C, slowdown in 0.6 of the minutes of the la
 LEAST_K, LEAST_SIGMAS = 4.0, 4.0  # hotter than its power and coolant account for; source: estimate
 LEAST_CLOCK_PU = 0.05  # of clock that is missing at equal power; source: estimate
 CROWD, CROWD_PU = 3, 0.25  # GPUs of a rack that deviate alike: no GPU's fault; source: estimate
-LOST_S = 600.0  # without a code, a GPU that is silent for less may come back; source: estimate
+# A GPU that leaves the bus says so (XID 79); one that is only silent for less comes back by itself, as a node
+# that restarts does. source: estimate
+LOST_S = 1800.0
 MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
 
 

@@ -37,6 +37,7 @@ class Usual:
         self.mean_per_day, self.shape = PRIOR_PER_DAY, PRIOR_SHAPE
         self.learned_ns = 0
         self.begun, self.all_times = 0, 0.0  # what began since; all trouble, as last learned
+        self.all_days = 0.0  # of all devices, as last learned
 
     def hear(self, heard: Bool, now_ns: int) -> None:
         """These are watched from now on, if they were not before [n]."""
@@ -81,7 +82,7 @@ class Usual:
         times[cycles.index] += 1.0
         times = times[watched]
         self.all_times = all_times = float(times.sum())
-        all_days = float(days.sum())
+        self.all_days = all_days = float(days.sum())
         self.mean_per_day = (all_times + PRIOR_PER_DAY * PRIOR_DAYS) / (all_days + PRIOR_DAYS)
         if all_times <= 0.0:
             return
@@ -116,20 +117,21 @@ class Usual:
         out.last_ns[kept] = self.last_ns[old_of_new[kept]]
         out.n_heard = int(np.count_nonzero(out.since_ns))
         out.mean_per_day, out.shape, out.learned_ns = self.mean_per_day, self.shape, self.learned_ns
-        out.begun, out.all_times = self.begun, self.all_times
+        out.begun, out.all_times, out.all_days = self.begun, self.all_times, self.all_days
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         return {"times": self.times, "since_ns": self.since_ns, "last_ns": self.last_ns,
                 "fleet": [self.mean_per_day, self.shape, self.learned_ns, self.begun,
-                          self.all_times]}  # fmt: skip
+                          self.all_times, self.all_days]}  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.times, self.since_ns = np.array(data["times"], np.float32), np.array(data["since_ns"], np.int64)
         self.last_ns = np.array(data["last_ns"], np.int64)
         self.n_heard = int(np.count_nonzero(self.since_ns))
-        mean, shape, learned_ns, begun, all_times = data["fleet"]
+        mean, shape, learned_ns, begun, all_times, *days = data["fleet"]  # older ones have no days
         self.mean_per_day, self.shape, self.learned_ns = float(mean), float(shape), int(learned_ns)
         self.begun, self.all_times = int(begun), float(all_times)
+        self.all_days = float(days[0]) if days else 0.0

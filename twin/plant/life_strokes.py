@@ -52,8 +52,10 @@ class Writer:
         self._causes = count(1)
 
     def hold(self, field: str, at: int | tuple[int, int], value: float, begin_s: float, end_s: float) -> None:
-        """A field holds a value from one instant to another."""
+        """A field holds a value from one instant to another; for no time at all it holds none."""
         cause = next(self._causes)
+        if not begin_s < end_s:  # as strokes of one instant it would be freed first, and held for ever
+            return
         self.strokes += (
             Stroke(begin_s, "hold", field, at, value, cause),
             Stroke(end_s, "free", field, at, 0.0, cause),

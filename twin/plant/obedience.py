@@ -72,7 +72,7 @@ def _tell_jobs(plant: Plant, control: str, value: F64) -> None:
         wanted = float(value[slot])
         if np.isfinite(wanted) and control == "job.checkpoint_since_s":
             plant.workload.checkpoint(name, wanted - plant.start_ns / NS)
-        elif np.isfinite(wanted):
+        elif np.isfinite(wanted) and control == "job.checkpoint_interval_s":
             plant.workload.checkpoint_interval(name, wanted)
     value[:] = np.nan  # said once: the next job in a slot was told nothing
 

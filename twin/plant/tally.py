@@ -44,6 +44,7 @@ class Tally:
         self._synchronous = synchronous
         self._gpus = np.zeros(n)
         self._rows = np.zeros((n, 2), np.intp)
+        self._since = np.zeros((2, n))  # since a job last spoke: GPU-s of work, seconds but those of saves
         self._counted_s = 0.0
 
     def seat(self, slot: int, rows: tuple[int, int], gpus: int, done_gpu_s: float) -> None:
@@ -51,6 +52,7 @@ class Tally:
         self._rows[slot], self._gpus[slot] = rows, gpus
         self.done[slot] = self.saved[slot] = done_gpu_s
         self.saving[slot], self._running[slot] = False, True
+        self._since[:, slot] = 0.0
 
     def clear(self, slot: int) -> None:
         """The job of a slot is gone."""
@@ -73,9 +75,16 @@ class Tally:
         saving = self.saving[at]
         work = np.where(saving, 0.0, whole * pace)
         self.done[at] += work
+        self._since[:, at] += work, np.where(saving, 0.0, elapsed_s)
         self.progress.done_gpu_s += float(work.sum())
         self.progress.slowed_gpu_s += float(np.where(saving, 0.0, whole * (1.0 - pace)).sum())
         self.progress.saving_gpu_s += float(whole[saving].sum())
+
+    def progress_per_s(self, slot: int) -> float:
+        """GPU-s of work per second since this was last asked, without the time of saves; 0 where none was."""
+        work, elapsed_s = self._since[:, slot].tolist()
+        self._since[:, slot] = 0.0
+        return work / elapsed_s if elapsed_s > 0.0 else 0.0
 
     def _clocks(self, clock_pu: F64, at: np.ndarray) -> F64:
         """The clock that sets the pace of each slot in `at`: the lowest, or the mean."""

@@ -176,7 +176,8 @@ class Workload:
             return
         if action == "tell":
             began_s = float(self._saved_s[slot]) if self._ever_saved[slot] else None
-            events.append(goes_on(job.name, at_s, job.interval_s, began_s))
+            speed = self._tally.progress_per_s(slot)
+            events.append(goes_on(job.name, at_s, job.interval_s, began_s, progress_per_s=speed))
             self._put("tell", slot, at_s + SPEAK_S)
             return
         tally = self._tally
@@ -198,7 +199,8 @@ class Workload:
             self._saved_s[slot], self._ever_saved[slot] = self._save_begun_s[slot], True
             self._swing.gate(slot, 1.0)
             began_s, took_s = float(self._saved_s[slot]), job.save_s
-            events.append(saved(job.name, at_s, began_s, took_s, took_s, job.interval_s))
+            speed = tally.progress_per_s(slot)
+            events.append(saved(job.name, at_s, began_s, took_s, took_s, job.interval_s, speed))
             self._put("tell", slot, at_s + SPEAK_S)
             if self._queued("save", slot) is None:
                 self._put("save", slot, at_s + job.interval_s)

@@ -1,0 +1,257 @@
+"""Jobs and service levels read from a Kubernetes API server: nodes and pods are listed, then watched.
+
+A watch goes on where the list or the last one ended; where the server keeps that no longer (410), all is
+listed anew. A server that is silent ends no job, and levels grow old. Writes nothing. May import `twin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
+from typing import Generic
+
+from connectors.kubernetes_client import WATCH_S, Away, Expired, KubernetesClient, Params, page_meta
+from connectors.kubernetes_jobs import PodBook
+from connectors.kubernetes_nodes import OWNER, SIGNAL, Hosts, level_of, owner_of
+from connectors.kubernetes_objects import (
+    MAX_ITEMS,
+    Kind,
+    Node,
+    Pod,
+    fault_of,
+    read_change,
+    read_items,
+    read_object,
+    version_of,
+)
+from twin.contracts import Inlet
+from twin.errors import BadMessage, ConnectorError
+from twin.events import JobKind
+from twin.reading import Reading
+
+SETTLE_S = 1.0  # pods of a job are bound one after the other: what comes within this time is told at once
+RESTATE_S = 30.0  # levels are told again, as of when the server last spoke
+FAILURES = 3  # watches on end that fail before the link counts as down
+AGAIN_S = 0.5
+BOUND = "spec.nodeName!="  # pods that have a node
+MAX_TOLD = 200  # faults of one list that are told
+SLICE = 500  # pods that are taken in at a stretch
+_Level = tuple[float | None, float | None]  # of a node, and whose it is
+UNKNOWN: _Level = (None, None)
+
+
+class Followed(Generic[Kind]):
+    """One kind of object: listed, then watched. `whole` gets each list, `one` each change after it."""
+
+    def __init__(
+        self, client: KubernetesClient, path: str, kind: type[Kind],
+        whole: Callable[[list[Kind]], Awaitable[None]], one: Callable[[Kind, bool], None],
+        params: Params | None = None,
+    ) -> None:  # fmt: skip
+        self.path, self._client, self._params = path, client, params or {}
+        self._kind: type[Kind] = kind
+        self._whole: Callable[[list[Kind]], Awaitable[None]] = whole
+        self._one: Callable[[Kind, bool], None] = one
+        self.version = ""
+        self.listed = False
+        self.heard_ns = 0  # when the server last spoke of these objects
+        self._failed = 0
+
+    async def run(self, inlet: Inlet) -> None:
+        """Follow until cancelled. Raises ConnectorError when the server has failed three times on end."""
+        self.version, self._failed = "", 0
+        while True:
+            try:
+                if not self.version:
+                    await self._list(inlet)
+                await self._watch(inlet)
+                self._failed = 0
+                # a server that ends watches at once is not asked without a pause
+                await asyncio.sleep(0.05)
+            except Expired as error:
+                inlet.ignore("watch", str(error)[:200])
+                self.version = ""
+                await self._pause(error)
+            except Away as error:
+                await self._pause(error)
+                inlet.spoil("kubernetes", str(error))
+
+    async def _pause(self, error: ConnectorError) -> None:
+        self._failed += 1
+        if self._failed >= FAILURES:
+            raise ConnectorError(f"kubernetes: {error}") from error
+        await asyncio.sleep(AGAIN_S * self._failed)
+
+    async def _list(self, inlet: Inlet) -> None:
+        self.listed = False
+        found: list[Kind] = []
+        version, faults = "", list[str]()
+        async for page in self._client.pages(self.path, self._params):
+            try:
+                some, bad = await asyncio.to_thread(read_items, page, self._kind)
+            except BadMessage as error:
+                raise Away(f"{self.path}: {error}") from error
+            version = page_meta(self.path, page)[0]
+            found += some
+            faults += bad[: MAX_TOLD - len(faults)]
+            if len(found) > MAX_ITEMS:
+                raise Away(f"{self.path}: more than {MAX_ITEMS} objects")
+        for why in faults:
+            inlet.spoil("kubernetes", f"{self.path}: {why}")
+        await self._whole(found)
+        self.listed, self.version, self.heard_ns = True, version or "0", time.time_ns()
+
+    async def _watch(self, inlet: Inlet) -> None:
+        asked = {**self._params, "resourceVersion": self.version}
+        async with aclosing(self._client.watch(self.path, asked)) as lines:
+            async for line in lines:
+                self.heard_ns = time.time_ns()
+                if not line:
+                    continue
+                try:
+                    self._change(line)
+                except BadMessage as error:
+                    inlet.spoil("kubernetes", f"{self.path}: {error}")
+                self._failed = 0
+
+    def _change(self, line: bytes) -> None:
+        """Take in an event. Raises BadMessage, Expired, Away."""
+        change = read_change(line)
+        if change.type == "ERROR":
+            code, message = fault_of(change)
+            if code == 410:
+                raise Expired(f"{self.path}: {message}")
+            raise Away(f"{self.path}: the watch fails: {code} {message}")
+        self.version = version_of(change) or self.version
+        if change.type in ("ADDED", "MODIFIED", "DELETED"):
+            self._one(read_object(bytes(change.object), self._kind), change.type != "DELETED")
+
+
+def _level(node: Node, busy: bool) -> _Level:
+    level = level_of(node, busy)
+    owner = owner_of(node, level)
+    return UNKNOWN if level is None or owner is None else (float(level), float(owner))
+
+
+class KubernetesSource:
+    """Follows a cluster. `known` gives the jobs that the twin has as running when it begins.
+
+    `kinds` tells by namespace what jobs are, the label racktwin.io/kind of a pod by job.
+    """
+
+    def __init__(
+        self, client: KubernetesClient, hosts: Hosts, *, cluster: str = "cluster",
+        job_labels: Iterable[str] = (), gpu_resources: Iterable[str] = (),
+        kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Collection[str]] = tuple,
+        settle_s: float = SETTLE_S, name: str = "kubernetes",
+    ) -> None:  # fmt: skip
+        self.name = name
+        self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
+        self.book = PodBook(hosts, cluster, job_labels=job_labels, gpu_resources=gpu_resources, kinds=kinds)
+        self._nodes: dict[str, Node] = {}
+        self._levels: dict[int, _Level] = {}
+        self._changed: dict[str, None] = {}  # nodes by their names in the cluster
+        self._stated_s = -math.inf
+        self.nodes = Followed(client, "/api/v1/nodes", Node, self._all_nodes, self._node)
+        self.pods = Followed(client, "/api/v1/pods", Pod, self._all_pods, self._pod, {"fieldSelector": BOUND})
+
+    async def run(self, inlet: Inlet) -> None:
+        """Follow nodes and pods. Raises ConnectorError when the server does not answer; that ends no job."""
+        known = self._known()
+        self._stated_s = -math.inf
+        tasks = [asyncio.create_task(f.run(inlet)) for f in (self.nodes, self.pods)]
+        self.nodes.listed = self.pods.listed = False
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=self._settle_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                if self.pods.listed:
+                    known = self._tell_jobs(inlet, known)
+                if self.pods.listed and self.nodes.listed:
+                    self._tell_levels(inlet)
+                self._tell_faults(inlet)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.close()
+
+    async def _all_nodes(self, nodes: list[Node]) -> None:
+        self._nodes = {n.metadata.name: n for n in nodes}
+        self._hosts.take(self._nodes)
+
+    async def _all_pods(self, pods: list[Pod]) -> None:
+        """In slices, between which the loop goes on; nothing is told until all are taken."""
+        self.book.keep({p.key for p in pods})
+        for first in range(0, len(pods), SLICE):
+            for pod in pods[first : first + SLICE]:
+                self.book.put(pod)
+            await asyncio.sleep(0)
+
+    def _node(self, node: Node, there: bool) -> None:
+        name = node.metadata.name
+        self._changed[name] = None
+        if there:
+            self._nodes[name] = node
+            self._hosts.add(name)
+        else:
+            self._nodes.pop(name, None)
+            self._hosts.remove(name)
+
+    def _pod(self, pod: Pod, there: bool) -> None:
+        if there:
+            self.book.put(pod)
+        else:
+            self.book.remove(pod.key)
+
+    def _tell_jobs(self, inlet: Inlet, known: Collection[str]) -> Collection[str]:
+        events = self.book.changes(known)
+        if events:
+            inlet.stage(events, time.time_ns())
+        return ()
+
+    def _tell_levels(self, inlet: Inlet) -> None:
+        """What changed at once, everything now and then: as of when the server last spoke."""
+        now_ns = time.time_ns()
+        at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
+        if now_ns - at_ns > 2 * WATCH_S * 10**9:
+            return  # what is so old says nothing of now
+        whole = time.monotonic() - self._stated_s >= RESTATE_S
+        changed = {**self._changed, **self.book.turned}
+        self._changed.clear()
+        self.book.turned.clear()
+        before = self._levels
+        levels: dict[int, _Level] = {} if whole else dict(before)
+        for host in self._nodes if whole else changed:
+            entity = self._hosts.entity_of(host)
+            if entity is not None and self._hosts.host_of(entity) in (host, None):
+                node = self._nodes.get(host)
+                levels[entity] = UNKNOWN if node is None else _level(node, self.book.busy(host))
+        told = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
+        if not whole:
+            told = {e: v for e, v in told.items() if e not in before or before[e] != v}
+        if told:
+            # What changed is of now, or it would be older than what was told of it before.
+            stamps = {e: at_ns if e in before and before[e] == v else now_ns for e, v in told.items()}
+            pairs = [(e, *pair) for e in sorted(told) for pair in zip((SIGNAL, OWNER), told[e], strict=True)]
+            inlet.stage([Reading("node", e, signal, value, stamps[e]) for e, signal, value in pairs], now_ns)
+        self._levels = levels
+        if whole:
+            self._stated_s = time.monotonic()
+
+    def _tell_faults(self, inlet: Inlet) -> None:
+        for host in self._hosts.strangers:
+            inlet.ignore("node of Kubernetes", f"{host[:60]} is no node of the site; name it in node_names")
+        self._hosts.strangers.clear()
+        for why in self._hosts.faults:
+            inlet.spoil(self.name, why)
+        self._hosts.faults.clear()
+        if self.book.refused:
+            inlet.drop(self.name, "more pods than are kept", self.book.refused)
+            self.book.refused = 0

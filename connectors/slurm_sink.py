@@ -1,0 +1,312 @@
+"""Service levels carried out in Slurm by `scontrol`: drain, end a drain of ours, requeue jobs where asked to.
+
+Reads what is, asks for what differs, and reads again: that answers the command. What goes on for longer is
+followed by the listings of `SlurmSource`. A level once seen in force is not fought for, nor is a new one
+asked for soon after: who resumes a node by hand has it, and the read-back tells of it. Slurm holds a drain
+when we are gone; a lapse sets nothing. May import `twin`, and what reads Slurm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from connectors.slurm import SlurmSource
+from connectors.slurm_command import (
+    Answer,
+    Update,
+    Wanted,
+    answer_of,
+    explain,
+    jobs_of,
+    plan,
+    refused_jobs,
+    to_empty,
+)
+from connectors.slurm_nodes import LEVELS, Node
+from twin.contracts import CommandBatch, Item
+from twin.errors import ActuationError, ConnectorError
+from twin.events import CommandAcked
+from twin.frame import NS
+from twin.site import Site
+
+CONTROL = "node.service_level"
+LAG_S = 2.0  # between Slurm's clock and ours, when its start is set against our looks. source: estimate
+FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
+SINGLY = 64  # nodes of a call that failed are asked for one by one, so many at most
+MAX_JOBS = 1000  # requeued in one call
+AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long
+# A policy that drains a node again sooner may not have heard that somebody resumed it: that is read back
+# once a minute, and shall have lasted for a while. source: estimate
+RESUMED_S = 180.0
+# Policies that a hand does not stop: people speak by the one, the other sees water
+OUTRANK = ("operator", "leak_guard")
+BEFORE = "as commanded before"  # a renewal says no more
+_RANK = {"failed": 2, "in_progress": 1, "done": 0}
+
+
+@dataclass(slots=True)
+class _Order:
+    """The command in force for a node. `seen_ns`: when Slurm last had it so; 0 = not yet."""
+
+    key: tuple[int, int]  # epoch, number
+    generation: int
+    level: int
+    why: str
+    policy: str = ""
+    seen_ns: int = 0
+    told: Answer | None = None
+
+    def wanted(self) -> Wanted:
+        return Wanted(self.level, self.why)
+
+
+class SlurmSink:
+    """Commands nodes of the Slurm that `source` reads. `stage` takes the answers.
+
+    `requeue`: at `drained` and `replace` the jobs that still run are requeued; else their end is waited for.
+    `may_act` is asked before each call.
+    """
+
+    name = "slurm"
+    controls: tuple[str, ...] = (CONTROL,)
+    enforces_safe = False  # Slurm keeps a node as it is told, whoever lives
+
+    def __init__(
+        self, site: Site, source: SlurmSource, stage: Callable[[Sequence[Item], int], None],
+        may_act: Callable[[], bool], *, requeue: bool = False, now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:  # fmt: skip
+        self._site, self._source, self._stage, self._may_act = site, source, stage, may_act
+        self._requeue, self._now_ns = requeue, now_ns
+        self._orders: dict[int, _Order] = {}  # by node: no more than the site has
+        self._held: dict[int, int] = {}  # nodes drained while that was wanted: when Slurm last had them so
+        self._resumed: dict[
+            int, tuple[int, int]
+        ] = {}  # by others: when last seen drained, first seen resumed
+        self._hosts: dict[int, list[str]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._read_s = self._done_s = -1e9  # monotonic: of the last listing, of the last end of `apply`
+        self._kept: dict[str, tuple[float, str]] = {}  # jobs that Slurm would not requeue: when, why
+        self._at_work = False
+        self.counts = {"calls": 0, "nodes": 0, "requeued": 0, "old": 0, "refused": 0}
+        source.watch = self.observe
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Bring the nodes of these commands to their levels. Raises ActuationError, ConnectorError."""
+        touched = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)]
+        if not touched or self._quiet(touched):
+            return
+        self._at_work = True
+        try:
+            await self._carry_out(dict.fromkeys(touched))
+        finally:
+            self._at_work, self._done_s = False, time.monotonic()
+
+    def observe(self, nodes: Mapping[str, Node], asked_s: float) -> Sequence[Item]:
+        """What a listing says of commands that go on. One that was asked for before our last call is old."""
+        if self._at_work or asked_s < self._done_s:
+            return ()
+        self._take(nodes, asked_s)
+        going = [e for e, order in self._orders.items()
+                 if order.told is not None and order.told.state == "in_progress"]  # fmt: skip
+        return self._answers(going, only_news=True)
+
+    def _note(self, batch: CommandBatch) -> list[int]:
+        """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
+        out: list[int] = []
+        columns = (
+            batch.index.tolist(),
+            batch.generation.tolist(),
+            batch.command.tolist(),
+            batch.value.tolist(),
+        )
+        for entity, generation, number, value in zip(*columns, strict=True):
+            key, known = (batch.epoch, number), self._orders.get(entity)
+            if known is not None and key < known.key:
+                self.counts["old"] += 1
+                continue
+            level = int(value) if value == value and value in range(len(LEVELS)) else -1
+            why = BEFORE if batch.renewal else batch.reason
+            if known is None or key != known.key or known.level != level:
+                self._orders[entity] = _Order(
+                    key, generation, level, why, "" if batch.renewal else batch.policy
+                )
+                if level == 0:  # that it is resumed is wanted by us as well
+                    self._held.pop(entity, None)
+            out.append(entity)
+        return out
+
+    def _quiet(self, touched: Iterable[int]) -> bool:
+        """Whether all is as wanted by a listing that is not old, so that nothing needs to be asked."""
+        if time.monotonic() - self._read_s > FRESH_PERIODS * self._source.period_s:
+            return False
+        return all(self._orders[e].seen_ns and self._answer(e).state == "done" for e in touched)
+
+    async def _carry_out(self, touched: Iterable[int]) -> None:
+        await self._read()
+        for entity in touched:
+            self._heed(entity)
+        due = [e for e in touched if self._orders[e].level >= 0 and not self._changed_by_others(e)]
+        lost = [e for e in touched if self._changed_by_others(e)]
+        due += await self._forgotten(lost) if lost else []
+        problems = await self._ask_for(due)
+        if self._requeue and await self._empty(due):
+            await self._read()
+        items = self._answers(touched, problems=problems)
+        if items:
+            self._stage(items, self._now_ns())
+        if problems:
+            self.counts["refused"] += 1
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ActuationError(f"{self.name}: {problems[0]}{more}")
+
+    def _wanted(self, entities: Iterable[int]) -> dict[str, Wanted]:
+        return {host: self._orders[e].wanted() for e in entities for host in self._hosts.get(e, ())}
+
+    def _changed_by_others(self, entity: int) -> bool:
+        """Whether a node was as we wanted it and is no longer."""
+        return self._orders[entity].seen_ns > 0 and self._answer(entity).state == "failed"
+
+    def _heed(self, entity: int) -> None:
+        """A level that is new comes too late where somebody resumed the node just now."""
+        order = self._orders[entity]
+        drained_ns, resumed_ns = self._resumed.get(entity, (0, 0))
+        soon = abs(self._now_ns() - resumed_ns) < round(RESUMED_S * NS)
+        if order.level >= 1 and not order.seen_ns and soon and order.policy not in OUTRANK:
+            order.seen_ns = drained_ns
+
+    async def _forgotten(self, lost: Iterable[int]) -> list[int]:
+        """Of these nodes those whose drains Slurm may have lost: it began anew since it last had them."""
+        text = await self._source.ask("scontrol", "show", "config")
+        for line in text.splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "BOOT_TIME" and value.strip().isdigit():
+                began_ns = (int(value) + round(LAG_S)) * NS
+                return [e for e in lost if began_ns > self._orders[e].seen_ns]
+        return []
+
+    async def _ask_for(self, due: list[int]) -> list[str]:
+        """Have Slurm bring nodes to what is wanted; why it would not, where it did not.
+
+        Of a call that it refuses it may have done all or a part: what is left is asked for node by node.
+        """
+        updates = plan(self._wanted(due), self._nodes)
+        refused: dict[str, str] = {}
+        singly: set[str] = set()
+        for update in updates:
+            words = await self._call(update.arguments(), len(update.hosts))
+            if words is not None:
+                refused |= dict.fromkeys(update.hosts, explain(words))
+                if len(update.hosts) > 1 and words == explain(words):
+                    singly |= set(update.hosts)
+        if updates:
+            await self._read()
+        for rest in plan(self._wanted(due), self._nodes) if singly else ():
+            for host in [host for host in rest.hosts if host in singly][:SINGLY]:
+                words = await self._call(Update(rest.state, rest.reason, (host,)).arguments(), 1)
+                refused[host] = explain(words or "")
+        if singly:
+            await self._read()
+        left = [host for rest in plan(self._wanted(due), self._nodes) for host in rest.hosts]
+        return [refused[host] for host in left if refused.get(host)]
+
+    async def _call(self, words: list[str], nodes: int) -> str | None:
+        """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer."""
+        if not self._may_act():
+            raise ActuationError("another daemon leads by now")
+        self.counts["calls"] += 1
+        try:
+            await self._source.ask("scontrol", *words)
+        except ConnectorError as error:
+            return str(error)
+        self.counts["nodes"] += nodes
+        return None
+
+    async def _empty(self, entities: Iterable[int]) -> bool:
+        """Requeue what runs where nothing shall; whether anything was asked for."""
+        hosts = to_empty(self._wanted(entities), self._nodes)
+        now_s = time.monotonic()
+        self._kept = {job: kept for job, kept in self._kept.items() if now_s - kept[0] < AGAIN_S}
+        jobs: list[str] = []
+        for part in plan(
+            dict.fromkeys(hosts, Wanted(0, "")), self._nodes
+        ):  # in pieces as long as a call may be
+            words = part.arguments()[1].replace("NodeName=", "--nodelist=")
+            text = await self._source.ask(
+                "squeue", "--noheader", "--all", words, "--states=RUNNING,SUSPENDED",
+                "--format=%A %F %K",
+            )  # fmt: skip
+            jobs += jobs_of(text)
+        jobs = [job for job in dict.fromkeys(jobs) if job not in self._kept][:MAX_JOBS]
+        if not jobs:
+            return False
+        words_of_slurm = await self._call(["requeue", ",".join(jobs)], 0)
+        refused = {} if words_of_slurm is None else refused_jobs(words_of_slurm.replace("; ", "\n"))
+        if words_of_slurm is not None and not refused:
+            refused = dict.fromkeys(jobs, words_of_slurm)
+        self._kept |= {job: (now_s, why) for job, why in refused.items()}
+        self.counts["requeued"] += len(jobs) - len(refused)
+        return True
+
+    async def _read(self) -> None:
+        asked_s = time.monotonic()
+        self._take(await self._source.nodes(), asked_s)
+
+    def _take(self, nodes: Mapping[str, Node], asked_s: float) -> None:
+        """A listing: what Slurm has, whose host is whose node, and what is as wanted."""
+        self._nodes, self._read_s, hosts = dict(nodes), asked_s, dict[int, list[str]]()
+        for host in nodes:
+            entity = self._source.ledger.entity_of(host)
+            if entity is not None:
+                hosts.setdefault(entity, []).append(host)
+        self._hosts, now_ns = hosts, self._now_ns()
+        for entity, order in self._orders.items():
+            if self._answer(entity).state != "failed":
+                order.seen_ns = now_ns
+            if entity in hosts and order.level >= 1:
+                self._note_hand(entity, any(nodes[host].drain for host in hosts[entity]), now_ns)
+        if not self._may_act():  # what is resumed from now on, another daemon may have
+            self._held.clear()
+
+    def _note_hand(self, entity: int, drained: bool, now_ns: int) -> None:
+        """Whether a node is drained, while that is wanted: what was so and is not, somebody resumed."""
+        if drained:
+            self._held[entity] = now_ns
+            self._resumed.pop(entity, None)
+        elif entity in self._held:
+            self._resumed[entity] = self._held.pop(entity), now_ns
+
+    def _answer(self, entity: int) -> Answer:
+        """How far the command of a node is, by the last listing; the worst of its hosts."""
+        order, hosts = self._orders[entity], self._hosts.get(entity)
+        if order.level < 0:
+            return Answer("failed", f"expected a level from 0 to {len(LEVELS) - 1}")
+        if not hosts:
+            name = self._site.name("node", entity)
+            return Answer("failed", f"Slurm has no node for {name}; name it in jobs.slurm.node_names")
+        answers = [answer_of(host, order.level, self._nodes.get(host)) for host in hosts]
+        worst = max(answers, key=lambda answer: _RANK[answer.state])
+        if order.level and order.seen_ns and not any(self._nodes[host].drain for host in hosts):
+            return Answer("failed", f"resumed by others: {worst.detail}")
+        if worst.state == "in_progress" and self._kept:
+            job, (_, why) = next(iter(self._kept.items()))
+            return Answer(worst.state, f"{worst.detail}; job {job}, for one, is not requeued: {why}")
+        return worst
+
+    def _answers(
+        self, entities: Iterable[int], only_news: bool = False, problems: Sequence[str] = ()
+    ) -> list[Item]:
+        out: list[Item] = []
+        for entity in entities:
+            order, answer = self._orders[entity], self._answer(entity)
+            if answer.state == "failed" and problems:
+                answer = Answer("failed", problems[0])
+            if only_news and answer in (order.told, Answer("failed", answer.detail)):
+                continue
+            order.told = answer
+            out.append(CommandAcked(
+                control=CONTROL, name=self._site.name("node", entity), generation=order.generation,
+                command=f"{order.key[0]}-{order.key[1]}", state=answer.state, detail=answer.detail[:200],
+            ))  # fmt: skip
+        return out

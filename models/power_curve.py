@@ -1,0 +1,285 @@
+"""power_curve: how much of a job's time waits for the clock, learned while caps move.
+
+The time per unit of progress is a (1 + c x), where x = 1/clock - 1 follows from what the caps of the job's
+GPUs leave of the power that they want (domain.md B). Each reading of progress is set against the mean x since
+the one before; c has a distribution on a grid, and a mean and a band are told where that says something: not
+before caps moved, and not of a job that goes at its own whim. A job that begins in a slot begins afresh.
+May import contracts and the physics of GPU power; NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from twin.contracts import Forecast, View
+from twin.errors import ContractError
+from twin.frame import F64, I32, I64, NS, Bool
+from twin.physics.gpu_power import CLOCK_MIN_PU, EXPONENT, clock_of_share_pu
+from twin.state import GOOD
+from twin.tree import digest
+
+KEY, PROGRESS, POWER, CONTROL = "job.compute_pu", "job.progress_per_s", "gpu.power_w", "gpu.power_cap_w"
+GRID = np.linspace(0.0, 1.0, 41)  # of c
+AT_CAP_PU = 0.93  # of its cap: a GPU that draws more may want more. source: estimate
+AT_MOST_PU = 0.999  # of the highest cap; a device may round
+CLEAR_PU = 1.05  # of what a GPU wants: a cap beyond does not touch it. source: estimate
+STATIC_PU = 0.28  # of the highest cap, where a profile does not say: the median of measured sweeps of P100
+WANTS_S = 600.0  # time constant of what a GPU wants, while no cap touches it. source: estimate
+FORGET_S = 6 * 3600.0  # time constant of what was learned: jobs go through phases. source: estimate
+# Scatter of a reading of progress, as thought before any is seen, and how many readings that is worth
+SCATTER_PU, WORTH = 0.02, 3.0
+MOVE = 0.02  # of x: a cap has moved. Readings between two moves tell the same thing twice. source: estimate
+MOST_SPREAD = 0.1  # of x within one reading, which is then a mixture. source: estimate
+LEAST_HEARD_PU = 0.5  # of a job's GPUs
+GROSS = 4.0  # times the usual scatter: a save or a stop, not a clock; left out. source: estimate
+MOST_ODD = 4.0  # of these in a row: the job goes otherwise now, and all begins afresh. source: estimate
+TELLING = 0.6  # a 90 % band narrower than this says something; knowing nothing it is 0.9 wide
+LOW, HIGH = 0.05, 0.95
+LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows what happened. source: estimate
+# Sums over readings: of 1, x, y, x x, x y, y y; then of moves; and x at the last reading
+N, X, Y, XX, XY, YY, MOVES, LAST_X = range(8)
+COLUMNS: dict[str, tuple[str, float]] = {  # of slots: NumPy type, and how it begins
+    "generation": ("i4", -1), "started_ns": ("i8", 0), "read_ns": ("i8", 0), "looks": ("f8", 0.0),
+    "sum_x": ("f8", 0.0), "sum_xx": ("f8", 0.0), "unit_s": ("f8", np.nan), "odd": ("f8", 0.0),
+}  # fmt: skip
+
+
+class PowerCurve:
+    """The share of time that waits for the clock, per job slot, with a 90 % band; NaN where not known."""
+
+    name: ClassVar[str] = "power_curve"
+    period_s: ClassVar[float] = 10.0
+    fit_every_s: ClassVar[float] = 0.0
+
+    def __init__(self) -> None:
+        self._begin(0, 0)
+
+    def _begin(self, n_job: int, n_gpu: int) -> None:
+        self._slots = {name: np.full(n_job, empty, kind) for name, (kind, empty) in COLUMNS.items()}
+        self._sums = _fresh(n_job)
+        self._wants_w, self._slot_of = np.full(n_gpu, np.nan), np.full(n_gpu, -1, np.int32)
+        self._now_ns = 0
+
+    def update(self, view: View) -> None:
+        """Take in what GPUs draw under which caps, and progress that was read since."""
+        n_job, n_gpu = view.site.sizes["job"], view.site.sizes["gpu"]
+        if n_job != len(self._sums) or n_gpu != len(self._wants_w):
+            self._begin(n_job, n_gpu)
+        since_s = (view.now_ns - self._now_ns) / NS if self._now_ns else self.period_s
+        self._now_ns = view.now_ns
+        if not n_gpu:
+            return
+        self._meet(view)
+        x, known = self._slowed(view, max(since_s, 0.0))
+        slots = self._slots
+        slots["looks"] += known
+        slots["sum_x"] += np.where(known, x, 0.0)
+        slots["sum_xx"] += np.where(known, x * x, 0.0)
+        self._sums[:, :LAST_X] *= np.exp(-max(since_s, 0.0) / FORGET_S)
+        self._hear(view)
+
+    def _meet(self, view: View) -> None:
+        """Forget slots that are free or have another job, and what GPUs wanted for another one."""
+        jobs, slots = view.jobs, self._slots
+        other = (jobs.generation != slots["generation"]) | (jobs.started_ns != slots["started_ns"])
+        other |= ~jobs.alive
+        if other.any():
+            for name, (_, empty) in COLUMNS.items():
+                slots[name][other] = empty
+            slots["generation"][other] = np.where(jobs.alive, jobs.generation, -1)[other]
+            slots["started_ns"][other] = np.where(jobs.alive, jobs.started_ns, 0)[other]
+            self._sums[other] = _fresh(1)[0]
+        slot_of = jobs.job_of_node[view.site.node_of_gpu]
+        changed = (slot_of != self._slot_of) | np.append(other, False)[slot_of]
+        self._wants_w[changed] = np.nan
+        self._slot_of = slot_of.astype(np.int32)
+
+    def _slowed(self, view: View, since_s: float) -> tuple[F64, Bool]:
+        """(x = 1/clock - 1 of each job, whether it is known) [n_job], from what its GPUs draw and wanted."""
+        site, n_job = view.site, len(self._sums)
+        power_w = np.where(view.quality(POWER) == GOOD, view.value(POWER), np.nan).astype(np.float64)
+        work = view.maintenance("node")
+        if work is not None:
+            power_w[work[site.node_of_gpu]] = np.nan
+        most_w = view.envelope(CONTROL).high
+        cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
+        # The highest cap is none: what is lost there cannot be won back
+        cap_w = np.where(np.isfinite(cap_w) & (cap_w < AT_MOST_PU * most_w), cap_w, np.inf)
+        wants = self._wants_w
+        held = np.isfinite(power_w) & (self._slot_of >= 0)
+        free = held & (power_w < AT_CAP_PU * cap_w) & ~(cap_w < CLEAR_PU * wants)
+        share = 1.0 - np.exp(-since_s / WANTS_S)
+        moved = np.where(np.isfinite(wants), wants + share * (power_w - wants), power_w)
+        wants = np.where(free, moved, wants)
+        wants = np.where(held & (power_w > wants), power_w, wants)  # it wants that much at least
+        self._wants_w = wants
+        idle_w = site.design.gpu_idle_w[site.rack_of_gpu]
+        static_w = np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(most_w))
+        bound = np.flatnonzero(held & ((power_w >= AT_CAP_PU * cap_w) | (cap_w < wants)))
+        dynamic = np.maximum(wants - static_w, 1.0)[bound]
+        left = (np.minimum(power_w, cap_w) - static_w)[bound] / dynamic
+        clock = np.maximum(clock_of_share_pu(np.clip(left, 0.0, 1.0), EXPONENT), CLOCK_MIN_PU)
+        slower = np.zeros(len(power_w))
+        slower[bound] = 1.0 / clock - 1.0
+        heard = held & np.isfinite(wants)
+        return self._of_jobs(view, slower, heard, n_job)
+
+    def _of_jobs(self, view: View, slower: F64, heard: Bool, n_job: int) -> tuple[F64, Bool]:
+        """The slowest GPU sets the pace of a synchronous job, else the mean [n_job]."""
+        has = self._slot_of >= 0
+        size = np.bincount(self._slot_of[has], minlength=n_job)
+        slot = self._slot_of[heard]
+        count = np.bincount(slot, minlength=n_job)
+        mean = np.bincount(slot, slower[heard], n_job) / np.maximum(count, 1)
+        slowest = np.zeros(n_job)
+        np.maximum.at(slowest, slot, slower[heard])
+        known = (count > 0) & (count >= LEAST_HEARD_PU * size)
+        return np.where(view.jobs.synchronous, slowest, mean), known
+
+    def _hear(self, view: View) -> None:
+        """Set each new reading of progress against the mean x since the one before."""
+        slots = self._slots
+        good = view.jobs.alive & (view.quality(PROGRESS) == GOOD)
+        age_s = np.where(good, view.age_s(PROGRESS), 0.0)
+        read_ns = view.now_ns - np.round(age_s * NS).astype(np.int64)
+        new = good & (read_ns > slots["read_ns"] + NS // 2)
+        if not new.any():
+            return
+        since_s = (read_ns - slots["read_ns"]) / NS
+        speed = view.value(PROGRESS).astype(np.float64)
+        looks = np.maximum(slots["looks"], 1.0)
+        x = slots["sum_x"] / looks
+        spread = np.sqrt(np.maximum(slots["sum_xx"] / looks - x * x, 0.0))
+        whole = (slots["looks"] > 0) & (slots["read_ns"] > 0) & (since_s <= LONGEST_S)
+        told = np.flatnonzero(new & whole & (spread <= MOST_SPREAD) & (speed > 0.0))
+        if len(told):
+            self._learn(told, x[told], 1.0 / speed[told])
+        slots["read_ns"][new] = read_ns[new]
+        for name in ("looks", "sum_x", "sum_xx"):
+            slots[name][new] = 0.0
+
+    def _learn(self, at: I64, x: F64, unit_s: F64) -> None:
+        """One reading more of the slots `at`: x and the time per unit of progress."""
+        slots, sums = self._slots, self._sums[at]
+        first = ~np.isfinite(slots["unit_s"][at])
+        slots["unit_s"][at[first]] = unit_s[first]  # the measure of all later ones: sums stay about 1
+        y = unit_s / slots["unit_s"][at]
+        weight, left = _posterior(sums)
+        share = weight @ GRID
+        scale = _scale(sums, share)
+        usual = np.sqrt((WORTH * SCATTER_PU**2 + left) / (WORTH + sums[:, N]))
+        off = np.abs(y - scale * (1.0 + share * x))
+        sane = first | (off <= GROSS * usual * np.maximum(scale, 1.0) + np.abs(x - _mean_x(sums)))
+        odd = np.where(sane, 0.0, slots["odd"][at] + 1.0)
+        another = odd >= MOST_ODD
+        sums[another] = _fresh(1)[0]
+        slots["unit_s"][at[another]] = np.nan
+        slots["odd"][at] = np.where(another, 0.0, odd)
+        for place, more in ((N, 1.0), (X, x), (Y, y), (XX, x * x), (XY, x * y), (YY, y * y)):
+            sums[:, place] += sane * more
+        sums[:, MOVES] += sane & (np.abs(x - sums[:, LAST_X]) > MOVE)
+        sums[:, LAST_X] = np.where(sane, x, sums[:, LAST_X])
+        self._sums[at] = sums
+
+    def predict(self, view: View) -> list[Forecast]:
+        """One forecast of what is so now, NaN where nothing telling was learned."""
+        n_job = len(self._sums)
+        mean, low, high = (np.full(n_job, np.nan, np.float32) for _ in range(3))
+        at = np.flatnonzero(self._sums[:, MOVES] > 0.0)
+        if len(at):
+            weight, _ = _posterior(self._sums[at])
+            below = np.cumsum(weight, axis=1)
+            lo = GRID[(below >= LOW).argmax(axis=1)]
+            hi = GRID[(below >= HIGH).argmax(axis=1)]
+            tells = hi - lo < TELLING
+            centre = np.clip(weight @ GRID, lo, hi)
+            for out, column in ((mean, centre), (low, lo), (high, hi)):
+                out[at[tells]] = column[tells]
+        known = int(np.isfinite(mean).sum())
+        basis = f"progress of {known} jobs while caps moved" if known else "no job's caps moved enough"
+        return [Forecast(KEY, 0.0, mean, low, high, f"{self.name}@{VERSION}", basis)]
+
+    def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+        """Nothing: all is learned while it runs."""
+        return {}
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """There are none. Raises ContractError for any."""
+        if parameters:
+            raise ContractError(f"{next(iter(parameters))} is not a parameter of {self.name}, which has none")
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """Sums of each slot, and what each GPU wants."""
+        own = {"sums": self._sums, "wants_w": self._wants_w, "slot_of": self._slot_of}
+        kept = {name: array.copy() for name, array in (self._slots | own).items()}
+        return kept | {"now_ns": np.array([self._now_ns], np.int64)}
+
+    def restore(self, memory: Mapping[str, np.ndarray]) -> None:
+        """Take over what `memory` gave. Raises ContractError if it is of another shape."""
+        n_job, n_gpu = len(memory["sums"]), len(memory["wants_w"])
+        self._begin(n_job, n_gpu)
+        for name, fresh in self.memory().items():
+            given = memory.get(name)
+            if given is None or given.shape != fresh.shape or given.dtype != fresh.dtype:
+                raise ContractError(f"{name}: expected {fresh.dtype} {fresh.shape}")
+        self._slots = {name: np.array(memory[name]) for name in COLUMNS}
+        self._sums, self._wants_w = np.array(memory["sums"]), np.array(memory["wants_w"])
+        self._slot_of, self._now_ns = np.array(memory["slot_of"]), int(memory["now_ns"][0])
+
+    def remap(self, old_of_new: Mapping[str, I32]) -> None:
+        """Move what was learned to the new places; slots keep their jobs."""
+        job, gpu = old_of_new["job"], old_of_new["gpu"]
+        before, now_ns = self.memory(), self._now_ns
+        self._begin(len(job), len(gpu))
+        self._now_ns = now_ns
+        for source, names in ((job, (*COLUMNS, "sums")), (gpu, ("wants_w", "slot_of"))):
+            kept = np.flatnonzero((source >= 0) & (source < len(before[names[0]])))
+            for name in names:
+                mine = self._slots.get(name, getattr(self, f"_{name}", None))
+                assert mine is not None
+                mine[kept] = before[name][source[kept]]
+
+
+def _fresh(n: int) -> F64:
+    out = np.zeros((n, 8))
+    out[:, LAST_X] = np.nan  # the first reading is no move
+    return out
+
+
+def _mean_x(sums: F64) -> F64:
+    return np.asarray(sums[:, X] / np.maximum(sums[:, N], 1e-12))
+
+
+def _scale(sums: F64, share: F64) -> F64:
+    """Time per unit without a cap, given c [n]."""
+    size = sums[:, N] + 2.0 * share * sums[:, X] + share**2 * sums[:, XX]
+    return np.asarray((sums[:, Y] + share * sums[:, XY]) / np.maximum(size, 1e-12))
+
+
+def _posterior(sums: F64) -> tuple[F64, F64]:
+    """(weights of GRID [n, n_grid], squares left at the best c [n]).
+
+    With y = a (1 + c x) the best a leaves Syy - (Sy + c Sxy)^2 / (N + 2 c Sx + c^2 Sxx). Its scatter is not
+    known, so that c is distributed as Student's t has it. Readings count as often as caps moved: between two
+    moves they say the same, and what drifts meanwhile is no noise that averages out.
+    """
+    n, x, y, xx, xy, yy, moves = (sums[:, [place]] for place in range(LAST_X))
+    size = np.maximum(n + 2.0 * GRID * x + GRID**2 * xx, 1e-12)
+    left = np.maximum(yy - (y + GRID * xy) ** 2 / size, 0.0)
+    counts = np.minimum(n, 1.0 + moves)
+    level = (np.maximum(y, 1e-12) / np.maximum(n, 1e-12)) ** 2
+    scaled = left / level * counts / np.maximum(n, 1e-12)
+    fits = -0.5 * (np.maximum(counts - 1.0, 0.0) + WORTH) * np.log(WORTH * SCATTER_PU**2 + scaled)
+    weight = np.exp(fits - fits.max(axis=1, keepdims=True))
+    weight /= weight.sum(axis=1, keepdims=True)
+    return weight, left.min(axis=1)
+
+
+VERSION = digest([GRID, EXPONENT, SCATTER_PU, FORGET_S])[:12]

@@ -1,0 +1,351 @@
+"""power_cap: shares the power that budgets allow among GPUs, by what they are about to want and how much it
+matters, before a budget is reached.
+
+Every few seconds the demand of the next minutes is set against all budgets at once: racks, feeders (with the
+other side lost, unless told otherwise), CDUs, loops, and what somebody outside lets the site and its feeders
+draw. While all of it fits, nobody is capped. Else the classes of priority are served in turn, a synchronous
+job as a whole, as the slowest GPU sets the pace; what is then left is given on top, so that no cap is lower
+than need be. Cuts go at once; raises wait for a while of their own, and until those whose place they take
+are read back as cut. What overloads all the same is power_guard's matter. May import contracts and the other
+files of this policy; touches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from policies.power_budgets import (
+    Carried,
+    carried_by,
+    dead_feeders,
+    gain_of,
+    other_w,
+    pairs_of,
+    sums_w,
+)
+from policies.power_coincidence import MOST_PU, spared_w
+from policies.power_curves import Curve, energy_minimum_w, static_w
+from policies.power_demand import (
+    AT_CAP_PU,
+    CONTROL,
+    USUAL,
+    Wants,
+    classes,
+    guaranteed_pu,
+    kept_pu,
+    learned_pu,
+    tenants_of,
+    together,
+    wants,
+)
+from policies.power_nodes import NODE_CONTROL, Nodes, nodes_of, readback_w, standing_in
+from policies.power_outside import COURSE, Course, Outside, Settings, outside
+from policies.power_shares import Claims, gpus_w, shared_out
+from twin.contracts import Columns, Memory, Proposal, View, mask_index
+from twin.errors import ContractError
+from twin.frame import F64, I8, I32, I64, NS, Bool
+from twin.site import Site
+from twin.state import GOOD
+
+MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err. source: estimate
+STEP_PU = 0.02  # of its range by which a cap must differ to be moved up. source: estimate
+CUT_PU = 0.01  # of its range; a cap that fell by less need not wait anew for a raise. source: estimate
+DWELL_S = 30.0  # between a cut and a raise. source: estimate
+SPREAD_S = 30.0  # how far apart raises are drawn beyond that. source: estimate
+SOON_S = 10.0  # in place of both, for what is high or waited for: two calls. source: estimate
+# By which what a rack draws beside its GPUs is taken to change in a second of itself, and for a watt by which
+# they left their mean of a quarter minute: CPUs work while they do; and for one by which they were cut: their
+# losses are not known that well. source: estimate
+OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
+SETTLED_W = 5.0  # a cap is read back to within this
+MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
+_GOLDEN = 0.6180339887498949  # its multiples spread evenly over 0..1
+_NAN = float("nan")
+_COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
+
+
+class PowerCap:
+    """Proposes upper bounds on the power caps of GPUs, or of their nodes, from budgets and demand."""
+
+    name: ClassVar[str] = "power_cap"
+    controls: ClassVar[tuple[str, ...]] = (CONTROL, NODE_CONTROL)
+    rank: ClassVar[int] = 60
+    period_s: ClassVar[float] = 5.0
+    urgent: ClassVar[bool] = False  # what cannot wait for five seconds is power_guard's
+    # `sum_w`, `layout`: of power_coincidence. The fields of a Course hold the same number in every row
+    memory: ClassVar[Columns | None] = Columns(
+        "gpu",
+        {"peak_w": "f8", "peak_ns": "i8", "cap_w": "f8", "cut_ns": "i8", "sum_w": "f8", "layout": "i8"}
+        | {"other_w": "f8", "gpus_w": "f8", "held_w": "f8"}
+        | {f"course_{name}": kind for name, kind in _COURSE.items()},
+    )
+
+    def __init__(
+        self,
+        failover: bool = True,
+        high_priority: float = 1.0,
+        margin_pu: float = MARGIN_PU,
+        coincidence_pu: float = MOST_PU,
+        tenants: str = "",
+        contract_w: float = _NAN,
+        ramp_up_w_per_s: float = _NAN,
+        ramp_down_w_per_s: float = _NAN,
+        dear_usd_per_kwh: float = _NAN,
+        dirty_g_per_kwh: float = _NAN,
+        shave_pu: float = 0.0,
+        lead_s: float = 900.0,
+    ) -> None:
+        """`failover`: either side carries all that both feed; `high_priority`: from where a job is high;
+        `coincidence_pu`: of a budget, by which caps may come to more where peaks never came at once;
+        `tenants`: as `tenants_of` reads them; the rest as in `power_outside.Settings`."""
+        if not isinstance(failover, bool):
+            raise ContractError(f"failover: expected true or false, got {failover!r}")
+        if not _is_number(high_priority) or not -(2**31) <= high_priority < 2**31:
+            raise ContractError(f"high_priority: expected a number of 32 bits, got {high_priority!r}")
+        if not _is_number(margin_pu) or not 0.0 <= margin_pu < 0.5:
+            raise ContractError(f"margin_pu: expected 0 to 0.5, got {margin_pu!r}")
+        if not _is_number(coincidence_pu) or not 0.0 <= coincidence_pu <= MOST_PU:
+            raise ContractError(f"coincidence_pu: expected 0 to {MOST_PU}, got {coincidence_pu!r}")
+        if not isinstance(tenants, str):
+            raise ContractError(f"tenants: expected text such as acme=10:0.3, got {tenants!r}")
+        self.failover, self.high_priority, self.margin_pu = failover, int(high_priority), float(margin_pu)
+        self.coincidence_pu, self.tenants = float(coincidence_pu), tenants_of(tenants)
+        self.outside = Settings(
+            contract_w,
+            ramp_up_w_per_s,
+            ramp_down_w_per_s,
+            dear_usd_per_kwh,
+            dirty_g_per_kwh,
+            shave_pu,
+            lead_s,
+        ).checked()
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """Caps where a budget binds or did so a while ago; nothing else."""
+        site, now_ns = view.site, view.now_ns
+        if not site.sizes["gpu"]:
+            return [], dict(memory)
+        last_ns = int(memory["peak_ns"].max())
+        since_s = max(now_ns - last_ns, 0) / NS if last_ns else 0.0
+        nodes, want, heard = nodes_of(site), wants(view, memory["peak_w"], since_s), None
+        if len(nodes.node):
+            want, heard = standing_in(view, want, nodes, memory["peak_w"], since_s)
+        other = other_w(view, want.power_w, gain_of(site), heard)
+        readback = readback_w(view, nodes)
+        other, beside = _slewed(site, other, want, readback, memory, since_s)
+        carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
+        told, course = self._outside(view, carried, want, other, memory)
+        carried = carried.within(told.site_w, told.feeder_w)
+        kept = (
+            dict(memory)
+            | {"peak_w": want.peak_w, "peak_ns": np.full(len(want.peak_w), now_ns)}
+            | course
+            | beside
+        )
+        left_w = self._left_w(view, carried, want, other, memory["cap_w"], readback)
+        spared, sums = spared_w(site, carried, want, left_w, memory, since_s, self.coincidence_pu)
+        left_w, kept = left_w + spared, kept | sums
+        job = np.where(want.capped, together(view), -1)
+        class_of = _of_jobs(classes(view, self.high_priority, self.tenants), job)
+        compute_pu = learned_pu(view)
+        lower = _shaved(view, want, class_of, compute_pu, told.shave_pu)
+        granted = None
+        if any(tenant.share_pu > 0 for tenant in self.tenants.values()):
+            site_w = gpus_w(site, carried, left_w, lower)
+            granted = guaranteed_pu(view, lower, self.tenants, site_w)
+        claims = Claims(class_of, job, kept_pu(view, lower), granted, compute_pu)
+        shared = shared_out(site, carried, left_w, lower, claims)
+        held_by, short = np.full(len(job), -1), np.zeros(len(left_w), np.bool_)
+        cap_w = np.where(want.capped, lower.most_w, np.inf)
+        if shared is not None:
+            cap_w, held_by, short = shared
+        limit_w = left_w + self.margin_pu * np.where(np.isfinite(left_w), carried.limit_w, 0.0)
+        cap_w, cut_ns = _steadied(view, want, cap_w, memory, claims, carried, limit_w)
+        capped = want.capped & (cap_w < want.most_w)
+        kept["cap_w"] = np.where(capped, cap_w, 0.0)
+        kept["cut_ns"] = np.where(capped, cut_ns, 0)
+        why = _Reasons(view, carried, told, held_by, short, lower.most_w < want.most_w)
+        return _proposals(want, cap_w, capped, nodes, why), kept
+
+    def _outside(
+        self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory
+    ) -> tuple[Outside, Memory]:
+        """(limits from outside, columns to be remembered of them)."""
+        site, first = view.site, carried.pairs.drawn
+        at = int(memory["course_seen_ns"].argmax())  # a GPU that came since has nothing in its row
+        found = Course(*(memory[f"course_{name}"][at].item() for name in COURSE))
+        rack_w = np.nan_to_num(other) + site.sum_by_rack("gpu", want.power_w) * gain_of(site)
+        drawn_w = sums_w(carried, rack_w)[first : first + carried.n_feeder]
+        metered = view.quality("feeder.power_w") == GOOD
+        drawn_w = np.where(metered, view.value("feeder.power_w"), drawn_w).astype(np.float64)
+        unheard = not (
+            np.isfinite(view.value("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
+        )
+        load_w = _NAN if unheard else float(rack_w.sum())
+        told, course = outside(view, self.outside, found, load_w, drawn_w)
+        n = site.sizes["gpu"]
+        return told, {f"course_{k}": np.full(n, v, _COURSE[k]) for k, v in course._asdict().items()}
+
+    def _left_w(
+        self, view: View, carried: Carried, want: Wants, other: F64, cap_w: F64, readback: F64
+    ) -> F64:
+        """What each place has for GPUs [n_place]; inf where there is no limit, or nothing was ever heard."""
+        site, gain = view.site, gain_of(view.site)
+        heard = np.isfinite(view.value("rack.power_w")) | (
+            site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
+        )
+        # What was cut and is not read back yet may draw as before
+        readback = np.nan_to_num(readback)
+        late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
+        fixed_w = site.sum_by_rack("gpu", np.where(want.capped, late_w, want.power_w)) * gain
+        left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other) + fixed_w)
+        return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
+
+
+def _slewed(
+    site: Site, other: F64, want: Wants, readback: F64, memory: Memory, since_s: float
+) -> tuple[F64, Memory]:
+    """(what racks draw beside their GPUs, as slowly as that changes [n_rack], columns to be remembered).
+
+    Their meters tell of a moment ago: where GPUs just fell, what they drew until then seems to be beside
+    them, and would be taken from them once more; where they just rose, less. What is beside them rises and
+    falls with them, and else slowly. With GPUs that are cut, and not those that pause, it may seem to rise.
+    """
+    before, mean_w, held_before_w = np.zeros((3, len(other)))
+    for name, of_rack in (("other_w", before), ("gpus_w", mean_w), ("held_w", held_before_w)):
+        np.maximum.at(of_rack, site.rack_of_gpu, memory[name])
+    gpus_w = site.sum_by_rack("gpu", want.power_w)
+    at_cap = want.power_w >= AT_CAP_PU * np.nan_to_num(readback, nan=np.inf)
+    held_w = site.sum_by_rack("gpu", np.where(at_cap, want.peak_w - want.power_w, 0.0))
+    known, step = before > 0, OTHER_PU_PER_S * since_s * (before + OTHER_LEAST_W)
+    above_w = OTHER_OF_GPUS_PU * (gpus_w - mean_w)
+    cut_w = OTHER_OF_CUT_PU * np.maximum(held_w - held_before_w, 0.0)
+    low, high = before - step + np.minimum(above_w, 0.0), before + step + np.maximum(above_w, 0.0) + cut_w
+    other = np.where(known, np.clip(other, low, high), other)
+    mean_w = np.where(known, gpus_w + (mean_w - gpus_w) * np.exp(-since_s / MEAN_S), gpus_w)
+    kept = {"other_w": np.nan_to_num(other), "gpus_w": mean_w, "held_w": held_w}
+    return other, {name: of_rack[site.rack_of_gpu] for name, of_rack in kept.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of_jobs(class_of: I8, job: I32) -> I8:
+    """The highest class of any of its GPUs for all of a synchronous job [n_gpu]."""
+    mine = job >= 0
+    if not mine.any():
+        return class_of
+    of_job = np.zeros(int(job.max()) + 1, np.int8)
+    np.maximum.at(of_job, job[mine], class_of[mine])
+    return np.where(mine, of_job[job], class_of).astype(np.int8)
+
+
+def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave_pu: float) -> Wants:
+    """What is left to the usual classes while the grid is dear or dirty; no job is brought below the cap at
+    which its work takes the least energy, as that would save nothing."""
+    if shave_pu <= 0.0:
+        return want
+    below = want.capped & (class_of <= USUAL)
+    most_w = want.most_w - np.where(below, shave_pu * (want.most_w - want.floor_w), 0.0)
+    if compute_pu is not None:
+        at = np.flatnonzero(below & np.isfinite(compute_pu))
+        rack, design = view.site.rack_of_gpu[at], view.site.design
+        beside_w = (design.cpu_idle_w + design.node_other_w)[rack] / np.maximum(
+            np.diff(view.site.gpu_start_of_node)[view.site.node_of_gpu[at]], 1
+        )
+        idle_w = static_w(design.gpu_idle_w[rack], want.most_w[at])
+        curve = Curve(idle_w, want.demand_w[at], compute_pu[at])
+        least_w = np.nan_to_num(energy_minimum_w(curve, np.nan_to_num(beside_w)))
+        most_w[at] = np.clip(least_w, most_w[at], want.most_w[at])
+    return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
+
+
+def _steadied(
+    view: View, want: Wants, cap_w: F64, memory: Memory, claims: Claims, carried: Carried, limit_w: F64
+) -> tuple[F64, I64]:
+    """(caps, when each was last cut): cuts at once, raises by steps worth it and after a while of their own.
+
+    A raise waits as well where cuts of this very moment and it would together be more than a place has
+    (`limit_w` [n_place]): nobody knows which of the two arrives first. A job is raised as a whole.
+    """
+    site, now_ns, before_w, n, job = view.site, view.now_ns, memory["cap_w"], len(cap_w), claims.job
+    stood = before_w > 0
+    was_w = np.where(stood, np.clip(before_w, want.floor_w, want.most_w), want.most_w)
+    lower = cap_w < was_w
+    worth = (cap_w - was_w >= STEP_PU * (want.most_w - want.floor_w)) | (cap_w >= want.most_w)
+    raised: Bool = stood & ~lower & worth
+    at = np.flatnonzero(raised)
+    wait_s = DWELL_S + SPREAD_S * ((np.where(job[at] >= 0, n + job[at], at) * _GOLDEN) % 1.0)
+    wait_s = np.where(claims.class_of[at] > USUAL, SOON_S, wait_s)
+    raised[at] = (now_ns - memory["cut_ns"][at]) / NS >= wait_s
+    if raised.any() and lower.any():
+        meanwhile_w = np.where(want.capped, np.maximum(was_w, np.where(raised, cap_w, 0.0)), 0.0)
+        of_rack = site.sum_by_rack("gpu", meanwhile_w) * gain_of(site)
+        crowded = sums_w(carried, of_rack) > limit_w
+        racks = np.zeros(carried.n_rack, np.bool_)
+        racks[carried.pairs.rack[crowded[carried.pairs.place]]] = True
+        raised &= ~racks[site.rack_of_gpu]
+    mine = (job >= 0) & ~lower & (cap_w > was_w)
+    if mine.any():  # all or none of a job's
+        stuck = np.bincount(job[mine], ~raised[mine], int(job.max()) + 1) > 0
+        raised[mine] &= ~stuck[job[mine]]
+    out = np.where(lower | raised | ~stood, cap_w, was_w)
+    cut = was_w - cap_w >= CUT_PU * (want.most_w - want.floor_w)
+    return out, np.where(cut | ~stood, now_ns, memory["cut_ns"])
+
+
+class _Reasons:
+    """Why GPUs are held: the place that is full below each [n_gpu], or what somebody outside asked for."""
+
+    def __init__(
+        self, view: View, carried: Carried, told: Outside, held_by: I64, short: Bool, shaved: Bool
+    ) -> None:
+        self.view, self.carried, self.told = view, carried, told
+        self.held_by, self.short, self.shaved = held_by, short, shaved
+
+    def of(self, place: int) -> str:
+        """One sentence."""
+        what = "the demand" if self.short[place] else "all that GPUs may draw"
+        name, why = self.carried.name(self.view.site, place), ""
+        first, n = self.carried.pairs.drawn, self.carried.n_feeder
+        if name == "site":
+            name, why = "the site", self.told.site_why
+        elif first <= place < first + n and self.carried.limit_w[place] >= self.told.feeder_w[place - first]:
+            why = self.told.feeder_why[place - first]
+        if why:
+            return f"{what} of {name} is more than what is let in: {why}"
+        return f"{what} below {name} is more than its budget"
+
+
+def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: Nodes, why: _Reasons) -> list[Proposal]:
+    """One for each place that binds, one for what is given up freely, and one for the rest."""
+    if not capped.any():
+        return []
+    out: list[Proposal] = []
+    held_by = why.held_by
+    many = np.bincount(held_by[capped] + 1, minlength=len(why.short) + 1)[1:]  # by place
+    found = np.flatnonzero(many)
+    named = np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
+    shown = np.full(len(many) + 1, -1)
+    shown[named] = named
+    place = np.where((held_by < 0) & why.shaved, -2, shown[held_by])  # the last one is that of -1
+    for at in [*named.tolist(), -2, -1]:
+        said = "held until a raise is worth it, or by a budget that is full"
+        if at >= 0:
+            said = why.of(at)
+        elif at == -2:
+            said = f"the usual work gives way to the grid: {why.told.shave_why}"
+        mine = capped & (place == at)
+        index, standing = mask_index(mine & ~nodes.inside), mine[nodes.gpu]
+        rows = (
+            (CONTROL, index, index),
+            (NODE_CONTROL, nodes.node[standing].astype(np.int32), nodes.gpu[standing]),
+        )
+        for control, entity, row in rows:
+            if len(entity):
+                low_w, high_w = want.floor_w[row], np.clip(cap_w[row], want.floor_w[row], want.most_w[row])
+                out.append(Proposal(control, entity, low_w, high_w, high_w, said))
+    return out

@@ -1,0 +1,170 @@
+"""Two courses run forward over a day: the node leaves as is planned, or stays and is watched.
+
+On a grid of times the node lives on with the probability that its hazard leaves it; in each step a failure
+costs its job the work since the last durable save at that time, until the job notices, queues and restarts,
+and the node its time in repair. Where it leaves, the job pays for a planned stop instead, and what its spare
+may do. Nothing after the day counts, in either course: so both can be compared with what then came. Pure
+NumPy; may import replacement_costs and frames.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.replacement_costs import (
+    AT_NEXT,
+    AT_ONCE,
+    CORDON,
+    COURSES,
+    QUEUE_SPARE_S,
+    SAVE_NOW,
+    SPARE_PU,
+    Prices,
+    Stakes,
+)
+from twin.frame import F64, I8
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+STEP_S, FIRST_S = 900.0, 60.0  # of the day, and of its first hour, where the hazard of a suspect is greatest
+MOST_PU = 1.0 - 1e-9  # a chance of one has no rate
+REPAIR_S = 133.0 * HOUR_S  # mean. source: gpu-server-faults trace, domain.md C
+
+
+class Terms(NamedTuple):
+    """Of k nodes; arrays [k], seconds. NaN chances: nobody knows, and nothing is foretold."""
+
+    hour_pu: F64  # chance of failing within an hour, and within a day
+    day_pu: F64
+    sure_pu: F64  # that the node needs repair; else it comes back after its test
+    job_gpus: F64  # that stand still if it fails
+    node_gpus: F64
+    lost_s: F64  # of work since the last durable save, now
+    next_s: F64  # until the next planned save begins; inf: nobody knows, then always `usual_s` is lost
+    usual_s: F64
+    period_s: F64  # from one planned save to the next
+    durable_s: F64  # from a save's begin until it can be recovered from
+    restart_s: F64
+    queue_s: F64  # until other nodes are there, or the spare is
+    notice_s: F64  # from a failure until the job notices
+    test_s: F64
+    repair_s: F64
+    idle_pu: F64  # of the node's time that is lost while it is out; less with a spare
+    act_in_s: F64  # until the node leaves; inf: not within reach
+    pays_s: F64  # by its job, when it leaves: what no save holds, its restart and its wait; 0: it has ended
+    spare_day_pu: F64  # chance that its spare fails within a day
+    wait_use_pu: F64  # greatest share of a limit of power or heat that is used, now and with the load moved
+    act_use_pu: F64
+
+
+class Outcome(NamedTuple):
+    """Of k nodes, within a day, if it leaves (act) and if it stays (wait).
+
+    `pu`: chance that a failure interrupts its job; `gpu_h`: expected GPU-hours lost; `use_pu`: the greatest
+    share of a limit that is used.
+    """
+
+    act_pu: F64
+    wait_pu: F64
+    act_gpu_h: F64
+    wait_gpu_h: F64
+    act_use_pu: F64
+    wait_use_pu: F64
+
+
+def terms_of(
+    hour_pu: F64, day_pu: F64, sure_pu: F64, course: I8, at: Stakes, prices: Prices | None = None,
+    repair_s: float = REPAIR_S, spare_day_pu: F64 | None = None,
+    use_pu: tuple[F64, F64] | None = None,
+) -> Terms:  # fmt: skip
+    """The terms of k nodes for the course that is planned for each; `use_pu`: (now, with the load moved)."""
+    k, prices = len(course), prices or Prices()
+    act_in = np.select(
+        [course == CORDON, course == AT_NEXT, course == SAVE_NOW, course == AT_ONCE],
+        [at.left_s, at.next_s + at.durable_s, at.durable_s, np.zeros(k)], np.inf,
+    )  # fmt: skip
+    # An idle node leaves at once, and disturbs nobody
+    act_in = np.where(at.busy | (course < CORDON) | (course >= len(COURSES)), act_in, 0.0)
+    queue = np.where(at.spare, QUEUE_SPARE_S, prices.queue_s)
+    # What is worked while a save is written is lost; that a planned one stops the training, it does anyway
+    unsaved = np.select([course == AT_NEXT, course == SAVE_NOW],
+                        [at.durable_s - at.block_s, at.durable_s], at.lost_s)  # fmt: skip
+    pays = np.where((course >= AT_NEXT) & at.busy, unsaved + at.restart_s + queue, 0.0)
+    nothing = np.zeros(k)
+    now, then = (nothing, nothing) if use_pu is None else use_pu
+    return Terms(
+        hour_pu, day_pu, np.clip(np.nan_to_num(sure_pu), 0.0, 1.0), at.job_gpus, at.node_gpus, at.lost_s,
+        at.next_s, at.usual_s, 2.0 * at.usual_s + at.block_s, at.durable_s, at.restart_s,
+        queue, np.full(k, prices.notice_s),
+        np.full(k, prices.test_s), np.full(k, repair_s), np.where(at.spare, SPARE_PU, 1.0), act_in, pays,
+        nothing if spare_day_pu is None else np.clip(np.nan_to_num(spare_day_pu), 0.0, MOST_PU), now, then,
+    )  # fmt: skip
+
+
+def forward(terms: Terms) -> Outcome:
+    """Both courses of k nodes, a day ahead."""
+    grid = np.concatenate([np.arange(0.0, HOUR_S, FIRST_S), np.arange(HOUR_S, DAY_S + 1.0, STEP_S)])
+    leaves = np.clip(np.nan_to_num(terms.act_in_s, nan=np.inf), 0.0, DAY_S)
+    wait_s = _until(terms, np.broadcast_to(grid, (len(leaves), len(grid))))
+    act_s = _until(terms, np.minimum(grid, leaves[:, None]))
+    alive = _alive(terms, leaves[:, None])[:, 0]
+    gone = leaves < DAY_S
+    left_s = DAY_S - leaves
+    spare_pu = -np.expm1(np.log1p(-terms.spare_day_pu) * left_s / DAY_S)
+    fails_s = terms.usual_s + terms.notice_s + terms.restart_s + terms.queue_s
+    planned = terms.job_gpus * (terms.pays_s + spare_pu * fails_s)
+    out_s = terms.sure_pu * np.minimum(terms.repair_s, left_s)
+    out_s = out_s + (1.0 - terms.sure_pu) * np.minimum(terms.test_s, left_s)
+    planned = planned + terms.node_gpus * terms.idle_pu * out_s
+    act_s = act_s + np.where(gone, alive * planned, 0.0)
+    spare_fails = np.where(gone, alive * spare_pu, 0.0)
+    end = _alive(terms, np.full((len(leaves), 1), DAY_S))[:, 0]
+    use = np.where(gone, np.maximum(terms.wait_use_pu, terms.act_use_pu), terms.wait_use_pu)
+    return Outcome(1.0 - alive + spare_fails, 1.0 - end, act_s / HOUR_S, wait_s / HOUR_S, use,
+                   terms.wait_use_pu)  # fmt: skip
+
+
+def _alive(terms: Terms, at_s: F64) -> F64:
+    """Probability to have lived until then, [k, m]: a rate for the first hour, another for the rest."""
+    day = -np.log1p(-np.clip(terms.day_pu, 0.0, MOST_PU))
+    hour = np.where(np.isnan(terms.hour_pu), day * HOUR_S / DAY_S,
+                    -np.log1p(-np.clip(np.nan_to_num(terms.hour_pu), 0.0, MOST_PU)))  # fmt: skip
+    day = np.where(np.isnan(day), hour * np.nan, np.maximum(day, hour))
+    rest = (day - hour) / (DAY_S - HOUR_S)
+    early = np.minimum(at_s, HOUR_S)
+    out: F64 = np.exp(-(hour[:, None] / HOUR_S * early + rest[:, None] * (at_s - early)))
+    return out
+
+
+def _until(terms: Terms, edges: F64) -> F64:
+    """Expected GPU-seconds that failures cost within the steps between these edges [k, m] -> [k]."""
+    alive = _alive(terms, edges)
+    fails = alive[:, :-1] - alive[:, 1:]
+    span = np.diff(edges, axis=1)
+    work = np.diff(_worked(terms, edges), axis=1)
+    lost_s = np.where(span > 0.0, work / np.where(span > 0.0, span, 1.0), 0.0)
+    middle = 0.5 * (edges[:, 1:] + edges[:, :-1])
+    pays = lost_s + (terms.notice_s + terms.restart_s + terms.queue_s)[:, None]
+    out_s = np.minimum(terms.repair_s[:, None], DAY_S - middle)
+    node = (terms.node_gpus * terms.idle_pu)[:, None] * out_s
+    out: F64 = (fails * (terms.job_gpus[:, None] * pays + node)).sum(axis=1)
+    return out
+
+
+def _worked(terms: Terms, at_s: F64) -> F64:
+    """Integral from now to then of the work that a failure would lose [k, m], s * s.
+
+    It grows with time, and falls to the length of a save each time that one becomes durable.
+    """
+    first = (terms.next_s + terms.durable_s)[:, None]
+    known = np.isfinite(first)
+    first = np.where(known, first, np.inf)
+    rise = np.minimum(at_s, first)
+    before = terms.lost_s[:, None] * rise + 0.5 * rise * rise
+    period = np.maximum(terms.period_s, 1.0)[:, None]
+    since = np.maximum(at_s - np.where(known, first, 0.0), 0.0)
+    turns = np.floor(since / period)
+    rest = since - turns * period
+    after = terms.durable_s[:, None] * since + 0.5 * (turns * period * period + rest * rest)
+    return np.where(known, before + after, terms.usual_s[:, None] * at_s)

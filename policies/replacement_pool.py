@@ -1,0 +1,121 @@
+"""How many spares a site needs: so many that hardly ever more nodes are out than there are spares.
+
+Nodes leave at random and come back when they are repaired, each on its own: the number that is out follows
+the law of an M/G/inf queue, Poisson with the rate times the mean repair time, however repair times are
+distributed. Where the rate is only believed, as a Gamma, the law is the negative binomial. May import
+contracts and checkpoint_hazard.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.checkpoint_hazard import DAY_S, NODE, rate_per_s, spread_of
+from twin.contracts import View
+from twin.frame import F64
+
+SHORT_PU = 0.01  # chance of more nodes out than spares that is accepted. source: estimate
+LARGE_PU = 1e-4  # below which the pool is larger than it need be. source: estimate
+MOST_OUT = 200_000  # nodes for which the law is looked at
+DAY_H = 24.0
+
+
+class Pool(NamedTuple):
+    """How many spares are wanted and there, whether that is too few, and how likely they run out."""
+
+    wanted: int
+    have: int
+    short: bool
+    chance_short_pu: float
+    sentence: str
+    mean_out: float = 0.0
+    large: bool = False
+
+
+def pool(
+    view: View, per_day: float, repair_h: tuple[float, float], have: int, shape: float | None = None
+) -> Pool:
+    """The spares that are needed where `per_day` nodes of the site leave, whether they fail or are withdrawn.
+
+    `repair_h`: median and mean hours until a node is back; only the mean counts, as of each node that leaves,
+    and it is no less than the median, as repair times have a long tail. `have`: all that are kept as spares,
+    those in use included. `shape` of the Gamma belief in the rate; None: as sure as the forecasts say.
+    """
+    median, mean = (x if math.isfinite(x) and x > 0.0 else 0.0 for x in repair_h)
+    rate = per_day if math.isfinite(per_day) and per_day > 0.0 else 0.0
+    hours = max(mean, median)
+    out = rate * hours / DAY_H
+    sure = common_shape(view) if shape is None else shape
+    tail = tail_pu(out, sure)
+    have = max(have, 0)
+    wanted, chance = _first(tail, SHORT_PU), float(tail[have]) if have < len(tail) else 0.0
+    short, large = have < wanted, have > _first(tail, LARGE_PU)
+    return Pool(
+        wanted, have, short, chance, _sentence(wanted, have, large, rate, hours, out, chance), out, large
+    )
+
+
+def _sentence(
+    wanted: int, have: int, large: bool, rate: float, hours: float, out: float, chance: float
+) -> str:
+    there = {0: "none is", 1: "1 is"}.get(have, f"{have} are")
+    said = f"{wanted} spare{'s are' if wanted != 1 else ' is'} wanted and {there} there"
+    if large:
+        said += f", {have - wanted} more than needed"
+    away = f"{hours / DAY_H:.2g} days" if hours >= 2 * DAY_H else f"{hours:.2g} h"
+    often = f"{100 * chance:.0f} of 100" if chance >= SHORT_PU else f"fewer than {100 * SHORT_PU:.0f} of 100"
+    return (
+        f"{said}: nodes leave {rate:.2g} a day and stay away {away} on average, so that {out:.2g} are out at "
+        f"a time, and more than there are spares in {often} moments; wanted are so many that this is so in "
+        f"at most {100 * SHORT_PU:.0f} of 100."
+    )
+
+
+def _first(tail: F64, most_pu: float) -> int:
+    """The smallest number of spares with which more are out with at most this chance."""
+    return int(np.argmax(tail <= most_pu))
+
+
+def tail_pu(mean: float, shape: float = math.inf) -> F64:
+    """Chance that more than 0, 1, 2, ... are out [m], down to where it is below 1e-6 or nothing.
+
+    Poisson of this mean, or with a Gamma `shape` the negative binomial with it. Summed from the far end, so
+    that small chances are right.
+    """
+    if not mean > 0.0:
+        return np.zeros(1)
+    spread = 0.0 if not shape > 0.0 or math.isinf(shape) else mean / shape
+    width = math.sqrt(mean * (1.0 + spread))
+    # Beyond, Poisson and Gamma tails are below 1e-6 of what is asked for
+    most = int(min(mean + 12.0 * width + 30.0 * (1.0 + spread), MOST_OUT))
+    n = np.arange(1, most + 1, dtype=np.float64)
+    if spread == 0.0:
+        steps, first = math.log(mean) - np.log(n), -mean
+    else:
+        # p(n) / p(n - 1) = (shape + n - 1) / n * spread / (1 + spread)
+        steps = np.log(shape + n - 1.0) - np.log(n) + math.log(spread / (1.0 + spread))
+        first = -shape * math.log1p(spread)
+    log_pu = first + np.concatenate([[0.0], np.cumsum(steps)])
+    weight = np.exp(log_pu)
+    beyond = np.concatenate([np.cumsum(weight[::-1])[::-1][1:], [0.0]])
+    out: F64 = np.minimum(beyond, 1.0)
+    return out
+
+
+def common_shape(view: View) -> float:
+    """Gamma shape of the belief in the rate that all nodes share, from the band of a day's forecast.
+
+    What all are unsure of does not average out over them; the rest does. inf without a forecast.
+    """
+    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
+    day = min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
+    if day is None:
+        return math.inf
+    mean = rate_per_s(day.mean, day.horizon_s)
+    spread = spread_of(mean, rate_per_s(day.hi, day.horizon_s))
+    known = np.isfinite(mean) & np.isfinite(day.hi)
+    least = float(spread[known].min(initial=np.inf))
+    return 1.0 / least if 0.0 < least < math.inf else math.inf

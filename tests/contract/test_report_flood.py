@@ -1,0 +1,140 @@
+"""A flood of job reports over a real Mosquitto: readings of devices go on, and it is named who floods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.mqtt import Link, LinkSettings
+from connectors.mqtt_source import FLOODED, MqttSource
+from connectors.routing import Router
+from tests.brokers import Mosquitto, mosquitto
+from tests.builders import site_of, two_racks
+
+pytestmark = pytest.mark.slow
+Server = Callable[..., Path]
+PER_S, FOR_S = 20_000, 6.0
+SHIPPED = ("max_inflight_messages 1000", "max_queued_messages 200000", "max_queued_bytes 268435456")
+TICK_EVERY, TICK_S = 40, 0.25  # a tick may hold up the loop for so long
+
+# Reports by a socket of its own, many in one packet; reads acknowledgements and throws them away
+FLOODER = """
+import json, socket, struct, sys, time
+port, qos = int(sys.argv[1]), int(sys.argv[4])
+rate, seconds = float(sys.argv[2]), float(sys.argv[3])
+s = socket.create_connection(("127.0.0.1", port))
+s.sendall(b"\\x10\\x13\\0\\4MQTT\\4\\2\\0\\0\\0\\7flooder")
+assert s.recv(4) == b"\\x20\\2\\0\\0"
+s.setblocking(False)
+begun, sent, out = time.monotonic(), 0, b""
+while (now := time.monotonic() - begun) < seconds:
+    while len(out) < 200_000 and sent < now * rate:
+        sent += 1
+        job = "liar" if sent % 10 else "other%d" % (sent % 7)
+        topic = ("IT/v1/PUB/Job/" + job).encode()
+        body = json.dumps({"v": 1, "id": str(sent), "t_ns": time.time_ns(), "interval_s": 60.0}).encode()
+        number = struct.pack("!H", sent % 65535 + 1) if qos else b""
+        rest = struct.pack("!H", len(topic)) + topic + number + body
+        size = bytes([len(rest)]) if len(rest) < 128 else bytes([len(rest) & 127 | 128, len(rest) >> 7])
+        out += (b"\\x32" if qos else b"\\x30") + size + rest
+    try:
+        out = out[s.send(out):]
+    except BlockingIOError:
+        pass
+    try:
+        s.recv(1 << 20)
+    except BlockingIOError:
+        pass
+    time.sleep(0.001)
+print(sent)
+"""
+
+
+class Heard:
+    """An inlet that keeps when each reading of the one node was made, and when it came."""
+
+    def __init__(self) -> None:
+        self.t_ns: list[int] = []
+        self.late_s: list[float] = []
+        self.events = 0
+        self.dropped: dict[str, list[str]] = {}
+        self.bad: list[str] = []
+
+    def stage(self, items: Any, now_ns: int) -> None:
+        for item in items:
+            if hasattr(item, "t_ns"):
+                self.t_ns.append(int(item.t_ns))
+                self.late_s.append((time.time_ns() - int(item.t_ns)) / 1e9)
+            else:
+                self.events += 1
+
+    def ignore(self, what: str, why: str) -> None:
+        pass
+
+    def spoil(self, where: str, why: str) -> None:
+        self.bad.append(f"{where}: {why}")
+
+    def drop(self, where: str, why: str, count: int = 1) -> None:
+        self.dropped.setdefault(where, []).append(why)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_readings_do_not_wait_behind_a_flood_of_reports(server: Server, tmp_path: Path, qos: int) -> None:
+    site = site_of(two_racks())
+
+    async def play(broker: Mosquitto) -> None:
+        given = LinkSettings("127.0.0.1", broker.port, queue_messages=5000)
+        slots = {"liar": 0, **{f"other{k}": 1 + k for k in range(7)}}
+        source, inlet = MqttSource(given, Router(site, slot_of=slots.get)), Heard()
+        task = asyncio.create_task(source.run(inlet))
+        teller = Link(LinkSettings("127.0.0.1", broker.port, client_id="edge", persistent=False))
+        other = asyncio.create_task(teller.run(lambda m: None, lambda where, why, n: None))
+        while not (source.link.connected and teller.connected):
+            await asyncio.sleep(0.02)
+        flooder = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", FLOODER, str(broker.port), str(PER_S), str(FOR_S), str(qos)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        waiting, number = asyncio.create_task(flooder.communicate()), 0
+        while not waiting.done():
+            number += 1
+            body = {"t_ns": time.time_ns(), "node": {"power_w": [100.0 + number % 50]}}
+            await teller.publish("IT/v1/PUB/Frame/lab/h/r1/node3", json.dumps(body).encode())
+            if number % TICK_EVERY == 0:
+                time.sleep(TICK_S)
+            await asyncio.sleep(0.01)
+        sent = int((await waiting)[0])
+        await asyncio.sleep(1.5)
+        print(
+            number,
+            len(inlet.t_ns),
+            max(inlet.late_s),
+            inlet.events,
+            sent,
+            inlet.dropped,
+            source.link.counts,
+            inlet.bad[:3],
+            len(inlet.bad),
+        )
+        assert sent > 20_000, "it was no flood"
+        assert len(set(inlet.t_ns)) >= 0.99 * number
+        assert inlet.events > 100, "some reports are heard"
+        assert source.link.counts.dropped == 0, "nothing else was lost"
+        told = inlet.dropped[FLOODED]
+        assert "over the limit" in told[-1]
+        assert "from job liar" in told[-1]
+        for one in (task, other):
+            one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await one
+
+    with mosquitto(server, tmp_path, SHIPPED) as broker:
+        asyncio.run(play(broker))

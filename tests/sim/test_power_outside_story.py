@@ -1,0 +1,159 @@
+"""Demands from outside met by the real engine: a demand response, a target of one feeder, the contract of a
+quarter hour, and a restart in the middle of it. Simulated; GPUs follow their caps a second later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.power_cap import PowerCap
+from policies.power_guard import PowerGuard
+from policies.power_outside import QUARTER_S
+from tests.builders import START_NS, two_racks
+from tests.powered import Loop
+from twin.events import JobStarted, LoadTargetSet, LoadTargetWithdrawn
+from twin.frame import NS
+from twin.snapshot import decode, dump_engine, encode, restore_engine
+
+pytestmark = pytest.mark.slow
+HIGH = 5
+HIGH_NODES, LOW_NODES = range(0, 9), range(9, 36)
+WANTS_W = 1000.0
+
+
+def policies_of(**settings: Any) -> Loop:
+    return Loop(
+        two_racks("gb200-nvl72"), [PowerGuard(high_priority=HIGH), PowerCap(high_priority=HIGH, **settings)]
+    )
+
+
+def story(**settings: Any) -> Loop:
+    """Two racks that are full of jobs, a quarter of them high; nothing but what is set limits them."""
+    loop = policies_of(**settings)
+    loop.wants_w[:] = WANTS_W
+    loop.tick(
+        *(job(f"low{i}", range(9 + 9 * i, 18 + 9 * i)) for i in range(3)), job("high", HIGH_NODES, HIGH)
+    )
+    loop.run(60)
+    return loop
+
+
+def job(name: str, nodes: range, priority: int = 0) -> JobStarted:
+    names = tuple(f"lab/h/r{1 + i // 18}/node{i % 18}" for i in nodes)
+    return JobStarted(job=name, nodes=names, kind="training", coupling="synchronous", priority=priority)
+
+
+def gpus(nodes: range) -> np.ndarray:
+    return np.arange(4 * nodes.start, 4 * nodes.stop)
+
+
+def load_w(loop: Loop) -> float:
+    return float(loop.rack_w.sum())
+
+
+def course_w(loop: Loop, seconds: int, dt_s: float = 1.0) -> np.ndarray:
+    """The site's load after each tick."""
+    out = []
+    for _ in range(round(seconds / dt_s)):
+        loop.tick(dt_s=dt_s)
+        out.append(load_w(loop))
+    return np.array(out)
+
+
+def asked(loop: Loop, limit_w: float, **more: Any) -> LoadTargetSet:
+    return LoadTargetSet(author="grid", target="dr", limit_w=limit_w, kind="demand_response", **more)
+
+
+def test_a_demand_response_is_there_within_seconds_spares_what_is_high_and_ends_on_the_ramp() -> None:
+    ramp_w_per_s = 100.0
+    loop = story(ramp_up_w_per_s=ramp_w_per_s)
+    assert (loop.gpu_w == WANTS_W).all()
+    full_w = load_w(loop)
+    limit_w = 0.7 * full_w
+    end_ns = loop.twin.now_ns + 1800 * NS
+    loop.tick(asked(loop, limit_w, end_ns=end_ns))
+    first_w = course_w(loop, 10)
+    assert first_w[-1] <= limit_w
+    held_w = course_w(loop, 1780, 5.0)
+    assert held_w.max() <= limit_w
+    assert held_w[-1] >= 0.94 * limit_w, "and no work was given away for nothing"
+    assert (loop.gpu_w[gpus(HIGH_NODES)] == WANTS_W).all()
+    assert (loop.gpu_w[gpus(LOW_NODES)] < 0.75 * WANTS_W).all()
+    rises_w = course_w(loop, 900)
+    assert rises_w[-1] == pytest.approx(full_w)
+    minute_w = rises_w[60:] - rises_w[:-60]
+    # A synchronous job is raised as a whole: its steps lag the ramp by up to the dwell of a raise
+    assert minute_w.max() <= 2.5 * 60 * ramp_w_per_s
+    steady_w = rises_w[0] + ramp_w_per_s * np.arange(1, len(rises_w) + 1)
+    assert (rises_w <= steady_w + 5 * ramp_w_per_s).all(), "never ahead of the ramp"
+    assert not loop.twin.engine.suspended
+
+
+def test_a_response_told_ahead_is_begun_on_the_ramp_and_met_at_its_begin() -> None:
+    loop = story(ramp_down_w_per_s=100.0)
+    full_w = load_w(loop)
+    limit_w = full_w - 30_000.0
+    loop.tick(asked(loop, limit_w, start_ns=loop.twin.now_ns + 700 * NS))
+    found_w = course_w(loop, 720)
+    assert found_w[:300].min() >= 0.97 * full_w, "nothing is given away before it has to be"
+    assert found_w[698:].max() <= limit_w
+    drops_w = found_w[:-60] - found_w[60:]
+    assert drops_w.max() <= 1.5 * 60 * 100.0
+
+
+def test_a_target_of_one_feeder_is_kept_by_it_and_taken_back() -> None:
+    loop = story()
+    limit_w = 0.8 * float(loop.feeder_w[0])
+    first = LoadTargetSet(author="flex", target="feed-a", limit_w=limit_w, feeders=("lab/h/a",), kind="flex")
+    loop.tick(first)
+    loop.run(10)
+    assert loop.feeder_w[0] <= limit_w
+    loop.run(300, 5.0)
+    assert loop.feeder_w[0] <= limit_w
+    assert (loop.gpu_w[gpus(HIGH_NODES)] == WANTS_W).all()
+    loop.tick(LoadTargetWithdrawn(author="flex", target="feed-a"))
+    loop.run(300, 5.0)
+    assert (loop.gpu_w == WANTS_W).all()
+
+
+def test_no_quarter_hour_is_above_the_contract_and_little_of_it_is_left() -> None:
+    contract_w = 0.85 * load_w(story())
+    loop = story(contract_w=contract_w)
+    quarters: dict[int, list[float]] = {}
+    rng = np.random.default_rng(1)
+    for step in range(4 * QUARTER_S // 5):
+        if step % 12 == 0:  # a lull of four minutes in the midst of the second quarter
+            lull = 1300 <= 5 * step < 1540
+            loop.wants_w[:] = 300.0 if lull else WANTS_W * rng.uniform(0.9, 1.0)
+        loop.tick(dt_s=5.0)
+        since_s = (loop.twin.now_ns - 5 * NS) // NS
+        quarters.setdefault(since_s // QUARTER_S, []).append(load_w(loop))
+    whole = [np.mean(w) for w in quarters.values() if len(w) == QUARTER_S // 5]
+    assert len(whole) >= 3
+    assert max(whole) <= contract_w
+    assert max(whole) >= 0.93 * contract_w
+
+
+def test_a_restart_in_the_middle_of_a_response_keeps_to_it() -> None:
+    loop = story(ramp_up_w_per_s=100.0)
+    full_w = load_w(loop)
+    limit_w = 0.75 * full_w
+    loop.tick(asked(loop, limit_w, end_ns=loop.twin.now_ns + 600 * NS))
+    loop.run(120)
+    assert load_w(loop) <= limit_w
+    before = loop.twin
+    loop.twin = policies_of(ramp_up_w_per_s=100.0).twin
+    restore_engine(loop.twin.engine, decode(encode(dump_engine(before.engine))))
+    loop.twin.now_ns, loop.twin.number = before.now_ns, before.number
+    loop.twin.now_ns += 40 * NS
+    after_w = course_w(loop, 300)
+    assert after_w.max() <= limit_w
+    ends_w = course_w(loop, 420)
+    begun = int(np.argmax(ends_w > limit_w))
+    assert begun > 0
+    rises_w = ends_w[begun:]
+    assert rises_w[60] <= limit_w + 65 * 100.0
+    assert loop.twin.now_ns > START_NS

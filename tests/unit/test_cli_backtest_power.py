@@ -1,0 +1,116 @@
+"""The command `backtest power`: tables, JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from twin.app.cli import main
+from twin.app.power_table import figure, say_week
+
+ROWS = ["time,running_gpu_num", *(f"t,{820 - (i // 60) % 7 * 10}" for i in range(2 * 24 * 60))]
+
+
+@pytest.fixture
+def demand(tmp_path: Path) -> Path:
+    path = tmp_path / "demand.csv"
+    path.write_text("\n".join(ROWS) + "\n")
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    code = main(["backtest", "power", *more])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_rivals_on_both_sites(capsys: pytest.CaptureFixture[str], demand: Path) -> None:
+    few = (
+        "--suite",
+        "week",
+        "--events",
+        str(demand),
+        "--days",
+        "0.05",
+        "--seeds",
+        "2",
+        "--arms",
+        "none,static",
+    )
+    code, out, _ = run(capsys, *few, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["simulated"] is True
+    assert [part["site"] for part in told["sites"]] == ["a", "b"]
+    assert [part["nodes"] for part in told["sites"]] == [144, 174]
+    for part in told["sites"]:
+        assert [(r["arm"], r["seed"]) for r in part["rows"]] == [
+            ("none", 100), ("none", 101), ("static", 100), ("static", 101)
+        ] or len(part["rows"]) == 4  # fmt: skip
+        none, static = part["arms"]
+        assert none["lost_pu"] == 0.0
+        assert static["lost_high_pu"] > 0.0
+        assert none["energy_mwh"] > static["energy_mwh"]
+    assert told["goals"] == []
+    code, out, _ = run(capsys, *few, "--site", "b", "--scale", "0.5")
+    assert code == 0
+    assert "simulated: site b, 174 nodes in 10 racks, 0.05 days, 2 seeds, demand times 0.5" in out
+    assert "0 of 2 runs count" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(["--arms", "none,nobody"], "--arms nobody: expected some of none, static"),
+     (["--days", "0"], "--days 0: expected"), (["--days", "nan"], "--days nan: expected"),
+     (["--seeds", "0"], "--seeds 0: expected 1 to 200"), (["--jobs", "65"], "--jobs 65: expected"),
+     (["--scale", "0"], "--scale 0: expected"), (["--first-seed", "-1"], "--first-seed -1: expected"),
+     (["--days", "3"], "expected fewer --days")],
+)  # fmt: skip
+def test_what_is_wrong_is_refused(
+    capsys: pytest.CaptureFixture[str], demand: Path, more: list[str], says: str
+) -> None:
+    code, out, err = run(capsys, "--suite", "week", "--events", str(demand), *more)
+    assert code != 0
+    assert out == ""
+    assert says in " ".join(err.split())
+
+
+def test_a_missing_recording_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "--suite", "week", "--events", str(tmp_path))
+    assert code != 0
+    assert "gpu-demand-helios-earth" in err
+
+
+def part(**changes: Any) -> dict[str, Any]:
+    from twin.app.power_scores import FIGURES
+
+    arm: dict[str, Any] = {key: 0.0 for key, _ in FIGURES} | {f"{key}_most": 0.0 for key, _ in FIGURES}
+    arm |= {"arm": "racktwin", "runs": 3, "runs_that_count": 2}
+    return {"site": "b", "nodes": 174, "racks": 10, "days": 7.0, "seeds": [1, 2, 3], "scale": 1.0,
+            "arms": [arm]} | changes  # fmt: skip
+
+
+def test_goals_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    both = {"work_pu": 0.0012, "energy_pu": 0.003}
+    goals = [{"goal": "x", "value": 0.02, "bound": "<= 0.01", "met": met} for met in (True, False, None)]
+    say_week({"sites": [part(agreement=both)], "goals": goals}, Console(width=120))
+    out = capsys.readouterr().out
+    assert "met: x: 0.02, goal <= 0.01" in out
+    assert "MISSED: x: 0.02, goal <= 0.01" in out
+    assert "not shown (no run counts): x" in out
+    assert "2 of 3 runs count" in out
+    assert "work lost differs by 0.12 points (allowed 0.5), energy by 0.30 % (allowed 1)" in out
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [("lost_pu", 0.0123, "1.23 %"), ("energy_mwh", 1.26, "1.3"), ("late_s", 1234.0, "1,234"),
+     ("after_loss_s", math.nan, "-")],
+)  # fmt: skip
+def test_figures_have_forms_of_their_own(key: str, value: float, text: str) -> None:
+    assert figure(key, value) == text

@@ -1,0 +1,282 @@
+"""`racktwin power`: what people read at night about headroom, caps, their price, and load targets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.capped import Rig, guards, job, lab
+from tests.serving import Pod, serving
+from twin.app.cli import main
+from twin.app.cli_power import _instant, watts
+from twin.app.cli_power_show import first_words, kw, show_fit, show_headroom
+
+NASTY = "\x1b[31m[bold]evil\u202e"
+
+
+class Desk:
+    """A pod that serves from a thread of its own, and a shell beside it."""
+
+    def __init__(self, pod: Pod, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.pod, self.rig, self._folder, self._loop = pod, Rig(pod), folder, loop
+        for role, secret in pod.secrets.items():
+            path = folder / f"{role}.token"
+            path.write_text(secret + "\n")
+            path.chmod(0o600)
+
+    def drive(self, *words: Any) -> None:
+        """Seconds on the daemon's loop."""
+
+        async def run() -> None:
+            self.rig.run(*words)
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
+
+    def run(self, *words: str, role: str = "operator") -> int:
+        return main([*words, "--url", self.pod.url, "--token-file", str(self._folder / f"{role}.token")])
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    for name in ("RACKTWIN_URL", "RACKTWIN_CONFIG", "RACKTWIN_TOKEN", "RACKTWIN_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    ready: queue.Queue[Any] = queue.Queue()
+    done = threading.Event()
+
+    async def serve() -> None:
+        async with serving(tmp_path, tree=lab(), more=guards()) as pod:
+            ready.put(Desk(pod, tmp_path, asyncio.get_running_loop()))
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started = ready.get(timeout=20)
+    try:
+        assert not isinstance(started, BaseException), started
+        yield started
+    finally:
+        done.set()
+        thread.join(20)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    out = capsys.readouterr()
+    text = out.out + out.err
+    assert "\x1b" not in text
+    assert "\ufffd" not in text
+    return " ".join(text.split())
+
+
+def test_headroom_and_why_and_cost_in_lines(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.drive(30, 300.0, job("pre", range(15)), job("chat", range(18, 30), kind="inference"))
+    desk.drive(60, 1100.0)
+    assert desk.run("power", role="viewer") == 0
+    text = said(capsys)
+    for expected in ("lab power_guard: act power_cap: act", "with the other side lost", "of 144 GPUs (",
+                     "feeder h/a 150.0", "rack h/r1 132.0", "site all racks",
+                     "expected the model `load`"):  # fmt: skip
+        assert expected in text, (expected, text)
+    assert desk.run("power", "why", "r1") == 0
+    text = said(capsys)
+    for expected in ("rack h/r1 ", "of 72 GPUs capped", "GPUs by power_cap", "usual pre",
+                     "no job, first", "kW more at lab/h/",
+                     "with the other side lost; it may carry 150.0 kW"):  # fmt: skip
+        assert expected in text, (expected, text)
+    assert desk.run("power", "cost", "--hours", "1") == 0
+    text = said(capsys)
+    for expected in ("caps of the last 1 h", "job pre", "inference", "straight line"):
+        assert expected in text, (expected, text)
+    assert desk.run("power", "fit", "a") == 0
+    assert "by nameplate alone: no history is kept" in said(capsys)
+    assert desk.run("power", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["first"]["kind"] == "feeder"
+    assert desk.run("power", "--kind", "pump") == 1
+    assert "kind: 'pump' is unknown" in said(capsys)
+    assert desk.run("power", "why", "nowhere") == 1
+    assert "no rack, node, GPU, feeder or job nowhere" in said(capsys)
+
+
+def test_load_targets_are_set_shown_and_taken_back(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.drive(3, 300.0)
+    assert desk.run("power", "targets") == 0
+    assert "no load target runs or is to come" in said(capsys)
+    assert desk.run("power", "target", "night", "--limit", "500kW", "--until", "3h", role="viewer") == 1
+    assert "operator" in said(capsys)
+    given = ("--limit", "500kW", "--until", "3h", "--kind", "utility")
+    assert desk.run("power", "target", "night", *given) == 0
+    assert "load target night of 500.0 kW holds from now until" in said(capsys)
+    assert desk.run("power", "target", "low", "--limit", "10kW", "--feeder", "a", "--feeder", "b") == 0
+    text = said(capsys)
+    for expected in ("of 10.0 kW holds from now until it is withdrawn", "feeder h/a draws", "kW have to go",
+                     "feeder h/b draws", "`racktwin power withdraw low` ends it"):  # fmt: skip
+        assert expected in text, (expected, text)
+    assert desk.run("power", "target", "later", "--limit", "1MW", "--from", "+1h") == 0
+    desk.drive(2)
+    capsys.readouterr()
+    assert desk.run("power", "targets") == 0
+    text = said(capsys)
+    for expected in ("kept night 500.0", "site from now utility", "EXCEEDED low 10.0",
+                     "h/a from now operator", "h/b until withdrawn operator-1"):  # fmt: skip
+        assert expected in text, (expected, text)
+    held = {t.name: t for t in desk.pod.twin.engine.intake.load_targets.held(desk.pod.twin.site)}
+    assert held["night"].limit_w == 500_000
+    assert held["low"].feeders is not None
+    assert desk.run("power", "withdraw", "night") == 0
+    assert "load target night is withdrawn" in said(capsys)
+    assert desk.run("power", "withdraw", "night") == 1
+    assert "no load target night" in said(capsys)
+
+
+def test_any_load_is_beyond_a_limit_of_nothing(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.drive(3, 300.0)
+    assert desk.run("power", "target", "dark", "--limit", "0kW", "--until", "06:00") == 0
+    assert "the site draws" in said(capsys)
+    desk.drive(10, 300.0)
+    assert desk.run("power") == 0
+    text = said(capsys)
+    for expected in ("beyond its limit now: the site", "above load target dark of 0.0 kW", "> 999 %"):
+        assert expected in text, (expected, text)
+    assert desk.run("power", "why", "site") == 0
+    text = said(capsys)
+    for expected in ("the demand of the site is more than what is let in", "racktwin power withdraw dark"):
+        assert expected in text, (expected, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--limit", "1kW", "--until", "soon"), "--until 'soon': expected a time such as"),
+        (("--limit", "1kW", "--from", "x"), "--from 'x': expected a time such as"),
+        (("--limit", "1kW", "--feeder", "z"), "no feeder z"),
+        (("--limit", "1kW", "--until", "2001-01-01T00:00"), "over before it begins; the daemon has 20"),
+        (("--limit", "1kW", "--until", "25:00"), "--until '25:00': expected a time such as 06:00"),
+    ],
+)
+def test_what_cannot_be_so_is_refused(
+    desk: Desk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+) -> None:
+    assert desk.run("power", "target", "t", *words) == 1
+    assert why in said(capsys)
+    assert desk.pod.twin.engine.intake.load_targets.held(desk.pod.twin.site) == ()
+
+
+def test_without_a_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", "--url", "http://127.0.0.1:1"]) == 1
+    assert "no daemon answers" in said(capsys)
+
+
+def test_the_address_may_stand_before_the_action(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", "--url", "http://127.0.0.1:1", "targets"]) == 1
+    assert "127.0.0.1:1:" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500kW", 5e5), ("1.2MW", 1.2e6), ("1.2 MW", 1.2e6), ("750000w", 7.5e5), ("800 W", 800.0),
+     ("0kW", 0.0), ("2k", 2e3)],
+)  # fmt: skip
+def test_powers_as_people_write_them(text: str, value: float) -> None:
+    assert watts(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kW", "-5kW", "5 kV", "5kWh", "1e99W", "five", "1,2MW", "500", "0", "1e3"]
+)
+def test_what_is_no_power(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a power"):
+        watts(text)
+
+
+@given(st.integers(0, 4 * 10**9), st.integers(0, 23), st.integers(0, 59))
+def test_an_hour_of_the_day_is_the_next_one(after_s: int, hour: int, minute: int) -> None:
+    found = _instant("--until", f"{hour}:{minute:02}", after_s * 10**9 + 5)
+    assert 0 < found - after_s * 10**9 <= 86_400 * 10**9
+    assert found // 10**9 % 86_400 == hour * 3600 + minute * 60
+
+
+@given(st.floats(-1e9, 1e9))
+def test_powers_are_short(value: float) -> None:
+    assert len(kw(value)) <= 12
+
+
+def printed(show: Any, tree: dict[str, Any]) -> str:
+    out = Console(file=io.StringIO(), width=100, highlight=False, emoji=False, color_system=None)
+    show(tree, out)
+    text: str = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    return text
+
+
+def row(place: str, kind: str, **more: Any) -> dict[str, Any]:
+    return {"place": place, "kind": kind, "dead": False, "limit_w": 750e3, "target_w": None, "target": "",
+            "load_w": 612.3e3, "lost_w": None, "left_w": 137.7e3, "use_pu": 0.82, "metered": True,
+            "unheard_racks": 0, "capped_gpus": 0, "ahead": [], "peak_w": None, "peak_lost_w": None,
+            "peak_s": None} | more  # fmt: skip
+
+
+def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> None:
+    ahead = [{"horizon_s": h, "load_w": 700e3, "lost_w": 790e3, "use_pu": 1.05, "left_w": -4e4,
+              "limit_w": 75e4, "target_w": None, "from": "racks"} for h in (900.0, 3600.0)]  # fmt: skip
+    first = {"place": f"berlin/{NASTY}", "kind": "feeder", "in_s": 900.0, "use_pu": 1.05, "left_w": -4e4,
+             "over": True, "limit_w": 75e4, "target": "", "lost": True}  # fmt: skip
+    places = [
+        row("site", "site", target_w=700e3, target=NASTY),
+        row("berlin/hall1/busway-a1", "feeder", lost_w=740e3, ahead=ahead, capped_gpus=1152),
+        row("berlin/hall1/b", "feeder", dead=True),
+        row(f"berlin/{NASTY}", "rack", unheard_racks=1, load_w=None, use_pu=None, left_w=None),
+    ]
+    capped = {"gpus": 1152, "of": 1152, "by_policy": {"power_cap": 1152}, "advised_gpus": 3}
+    policies = [{"policy": "power_cap", "authority": "advise", "suspended": False}]
+    tree = {"site": "berlin", "first": first, "notes": [NASTY], "racks_total": 400, "policies": policies,
+            "capped": capped, "places": places}  # fmt: skip
+    text = printed(show_headroom, tree)
+    table = [line for line in text.splitlines() if line.startswith(("feeder", "rack", "site"))]
+    assert len(table) == 4
+    assert max(len(line.rstrip()) for line in table) <= 100
+    for expected in ("in 15 min", "dead", "+ 1 unheard", "700.0", "790.0", "busway-a1",
+                     "the 1 fullest of 400 racks"):  # fmt: skip
+        assert expected in text, (expected, text)
+    assert "beyond its limit in 15 min, by the upper end of the forecast: feeder" in " ".join(text.split())
+
+
+def test_what_binds_first_in_words() -> None:
+    base = {"place": "lab/h/a", "kind": "feeder", "in_s": 0.0, "use_pu": 0.5, "left_w": 75e3, "over": False,
+            "limit_w": 150e3, "target": "", "lost": True}  # fmt: skip
+    assert first_words(base, "lab") == (
+        "binds first: feeder h/a with the other side lost, 75.0 kW left of its 150.0 kW now (50 % used)"
+    )
+    target = base | {"kind": "site", "place": "site", "target": "dr", "lost": False}
+    assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target, "lab")
+
+
+def test_a_fit_with_its_interval() -> None:
+    one = {"nameplate": 3, "peaks": 5, "diverse": 9, "low": 7, "high": 10, "hours": 720, "days": 30,
+           "excess_pu": 0.0, "stops": "lab/h/b", "why_not": ""}  # fmt: skip
+    tree = {"site": "lab", "feeder": "lab/h/a", "like": "lab/h/r1", "profile": None, "nameplate_w": 132e3,
+            "racks_there": 4, "risk_pu": 0.01, "donors": 4, "lost": one, "both": one | {"diverse": None},
+            "notes": []}  # fmt: skip
+    text = " ".join(printed(show_fit, tree).split())
+    for expected in ("how many more racks fit on h/a", "at 1 % per hour", "3 5 9 (7 to 10) h/b",
+                     "from 720 hours of 30 days", "plan with the lower end"):  # fmt: skip
+        assert expected in text, (expected, text)

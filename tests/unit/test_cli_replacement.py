@@ -1,0 +1,240 @@
+"""`racktwin replacement` and `racktwin node`: what people read and tell, with a daemon and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.replacement_phases import DRAINING, RMA, SUSPECT
+from tests.leaving import Leaving, outed
+from tests.serving import Pod, serving
+from twin.app.cli import main
+from twin.events import JobStarted
+from twin.frame import NS
+from twin.journal import Chain
+
+NODE = "lab/h/r1/node3"
+
+
+class Desk:
+    """A pod that serves from a thread of its own, and a shell beside it."""
+
+    def __init__(self, pod: Pod, policy: Leaving, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.pod, self.policy, self.folder, self._loop = pod, policy, folder, loop
+        for role, secret in pod.secrets.items():
+            path = folder / f"{role}.token"
+            path.write_text(secret + "\n")
+            path.chmod(0o600)
+
+    def do(self, act: Any) -> Any:
+        """Call something on the daemon's loop."""
+
+        async def run() -> Any:
+            return act()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    def run(self, *words: str, role: str = "operator") -> int:
+        return main([*words, "--url", self.pod.url, "--token-file", str(self.folder / f"{role}.token")])
+
+
+@pytest.fixture(params=[True])
+def desk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """`params`: whether the policy runs."""
+    for name in ("RACKTWIN_URL", "RACKTWIN_CONFIG", "RACKTWIN_TOKEN", "RACKTWIN_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    ready: queue.Queue[Any] = queue.Queue()
+    done, policy = threading.Event(), Leaving()
+
+    async def serve() -> None:
+        async with serving(tmp_path, more=[policy] if request.param else []) as pod:
+            ready.put(Desk(pod, policy, tmp_path, asyncio.get_running_loop()))
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started = ready.get(timeout=20)
+    try:
+        assert not isinstance(started, BaseException), started
+        yield started
+    finally:
+        done.set()
+        thread.join(20)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    out = capsys.readouterr()
+    text = out.out + out.err
+    assert "\x1b" not in text
+    return " ".join(text.split())
+
+
+def leave(desk: Desk) -> None:
+    def act() -> None:
+        for node, phase in ((3, DRAINING), (5, RMA), (7, SUSPECT)):
+            outed(desk.policy, node, desk.pod.twin.now_ns, phase)
+        desk.policy.set("held", {7: 1})
+        desk.policy.set("pair", {3: 9, 20: 9})
+        desk.pod._events.append(JobStarted(id="j", job="big", nodes=(NODE,), kind="training"))
+        desk.pod.tick(None)
+
+    desk.do(act)
+
+
+def test_the_plan_in_lines(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(desk)
+    assert desk.run("replacement", "plan", role="viewer") == 0
+    text = said(capsys)
+    for expected in (
+        "lab replacement: act 33 in service 1 suspect 1 draining 1 rma",
+        "lab/h/r1/node5 rma 60 min hardware 61 % waits for people: racktwin replacement report",
+        "lab/h/r1/node3 draining 60 min hardware 61 % waits for the scheduler to take big off it",
+        "its spare: lab/h/r2/node2",
+        "waits as it is held back: as many nodes are out as may be at once",
+        "spares: 0, 0 of them free; nobody knows how many are needed",
+    ):
+        assert expected in text, (expected, text)
+    assert desk.run("replacement", "plan", "--phase", "rma", "--limit", "1") == 0
+    assert "node3" not in said(capsys)
+    assert desk.run("replacement", "plan", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 3
+
+
+def test_one_node_with_all_that_was_weighed(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(desk)
+    assert desk.run("replacement", "plan", "r1/node3") == 0
+    text = said(capsys)
+    for expected in (
+        "lab/h/r1/node3 on its way out of service",
+        "why row remaps fail",
+        "fails 12 % within 1 h, 61 % within 24 h; sure (90 %)",
+        "weighed do nothing: 410 GPU-h",
+        "save now, then drain: 41.5 GPU-h <- chosen",
+        "acting 41.5 GPU-h, interruption 3.0 %; waiting 410 GPU-h, 61 %",
+        "level wanted drained; the scheduler says nothing",
+        "withdrawals that count against it: 1; tests failed since: 2",
+    ):
+        assert expected in text, (expected, text)
+    assert desk.run("replacement", "plan", "r2/node1") == 0
+    text = said(capsys)
+    assert "lab/h/r2/node1 in service" in text
+    assert "fails unknown within 1 h, unknown within 24 h; by forecasts alone" in text
+    assert "weighed nothing, as it is no suspect" in text
+
+
+@pytest.mark.parametrize("desk", [False], indirect=True)
+def test_without_the_policy(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("plan",), ("plan", "r1/node3"), ("history",)):
+        assert desk.run("replacement", *words) == 0
+        assert "add `policies: {replacement: {}}` to the site file" in said(capsys)
+    assert desk.run("node", "repaired", "r1/node3") == 0
+    assert "warning: it is written down, but no policy named replacement runs here" in said(capsys)
+
+
+def test_people_tell_and_the_history_has_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert desk.run("node", "repaired", "r1/node3", "--note", "ticket 7: new HBM") == 0
+    assert "done" in said(capsys)
+    assert desk.run("node", "tested", NODE, "--passed", "--test", "burn", "--note", "8 h clean") == 0
+    assert desk.run("replacement", "history", "--node", "r1/node3", role="viewer") == 0
+    text = said(capsys)
+    for expected in ("repair lab/h/r1/node3 repaired, says operator-1: ticket 7: new HBM",
+                     "test burn, told by operator-1: passed: 8 h clean",
+                     "no prediction was made"):  # fmt: skip
+        assert expected in text, (expected, text)
+    assert desk.run("replacement", "history", "--json", "--kind", "repair") == 0
+    assert [r["kind"] for r in json.loads(capsys.readouterr().out)["rows"]] == ["repair"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("node", "repaired", "r1/node99"), 1, "did you mean"),
+        (("node", "repaired", NODE, "--note", "x" * 3000), 1, "expected at most 2,000"),
+        (("node", "tested", NODE, "--passed", "--ended", "2099-01-01"), 1, "in the future"),
+        (("node", "tested", NODE, "--passed", "--ended", "soon"), 1, "expected a time such as"),
+        (("node", "tested", NODE), 2, "--passed --failed is required"),
+        (("node", "tested", NODE, "--passed", "--failed"), 2, "not allowed with"),
+        (("node",), 2, "ACTION"),
+        (("replacement", "history", "--days", "0"), 2, "expected days"),
+        (("replacement", "history", "--days", "nan"), 2, "expected days"),
+        (("replacement", "history", "--limit", "0"), 1, "limit: expected a whole number"),
+        (("replacement", "history", "--run", "/nowhere"), 1, "is not there; expected the folder of a run"),
+        (("replacement", "plan", "--phase", "gone"), 1, "no phase gone; expected one of in_service"),
+        (("replacement", "report", "r9/node3"), 1, "no node r9/node3"),
+    ],
+)
+def test_bad_words(
+    desk: Desk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, why: str
+) -> None:
+    try:
+        got = desk.run(*words)
+    except SystemExit as error:
+        got = int(str(error.code))
+    assert got == code
+    assert why in said(capsys)
+
+
+def test_a_viewer_may_not(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert desk.run("node", "repaired", NODE, role="viewer") == 1
+    assert "needs the role operator" in said(capsys)
+
+
+def test_a_report_goes_to_a_file_and_overwrites_nothing_unasked(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(desk)
+    page, data = desk.folder / "node3.md", desk.folder / "node3.json"
+    assert desk.run("replacement", "report", NODE, "--out", str(page)) == 0
+    assert page.read_text().startswith("# lab/h/r1/node3: record for repair or return")
+    assert desk.run("replacement", "report", NODE, "--out", str(data)) == 0
+    assert json.loads(data.read_text())["node"] == NODE
+    page.write_text("mine")
+    assert desk.run("replacement", "report", NODE, "--out", str(page)) == 1
+    assert "is there already; --force overwrites it" in said(capsys)
+    assert page.read_text() == "mine"
+    assert desk.run("replacement", "report", NODE, "--out", str(page), "--force") == 0
+    assert page.read_text() != "mine"
+    assert desk.run("replacement", "report", NODE, "--out", str(desk.folder / "no" / "x.md")) == 1
+    assert not list(desk.folder.glob(".node3*"))
+    capsys.readouterr()
+    assert desk.run("replacement", "report", NODE) == 0
+    assert capsys.readouterr().out.startswith("# lab")
+
+
+def test_the_history_of_a_run_without_a_daemon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    chain, t0 = Chain(), 1_800_000_000 * NS
+    gate = {"what": "gate", "node": NODE, "course": "at_once", "act_pu": 0.5, "act_gpu_h": 8.0}
+    bodies = [
+        {"policy": "replacement", "account": gate},
+        {"policy": "replacement", "account": {**gate, "what": "outcome", "failed": True, "lost_gpu_h": 6.0}},
+    ]
+    with (tmp_path / "journal.jsonl").open("wb") as file:
+        for i, body in enumerate(bodies):
+            file.write(chain.line("account", i, t0 + i * NS, body) + b"\n")
+    assert main(["replacement", "history", "--run", str(tmp_path)]) == 0
+    text = said(capsys)
+    assert "outcome lab/h/r1/node3 it failed; 6 GPU-h lost" in text
+    assert "interruptions 50 % predicted, 100 % came; Brier 0.25" in text
+    assert main(["replacement", "history", "--run", str(tmp_path), "--node", "node3"]) == 0
+    assert "nothing of node3: expected a full path" in said(capsys)
+    assert main(["replacement", "history", "--run", str(tmp_path), "--kind", "gats,outcome"]) == 0
+    assert "no line of kind gats; kinds of this time: gate, outcome" in said(capsys)
+    assert main(["replacement", "history", "--run", str(tmp_path), "--limit", "0"]) == 1

@@ -1,0 +1,204 @@
+"""power_cap where sites, jobs or telemetry are odd: mixed racks, GPUs without caps, silence, many reasons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.power_cap import MARGIN_PU, MOST_REASONS, PowerCap
+from policies.power_demand import HIGH, USUAL, classes, wants
+from tests.builders import Twin, two_racks
+from tests.powered import CAP, Loop
+from tests.unit.test_power_cap import ROUNDED_W, gpus, job, loop_of, site
+
+GB200 = {"name": "r1", "profile": "gb200-nvl72"}
+
+
+def of_racks(racks: list[dict[str, Any]], budget_w: float = 150_000, **more: Any) -> dict[str, Any]:
+    tree = site(budget_w, budget_w)
+    tree["halls"][0]["racks"] = racks
+    names = [r["name"] for r in racks]
+    for part in (*tree["halls"][0]["feeders"], *tree["halls"][0]["cdus"]):
+        part["serves"] = names
+    return tree | more
+
+
+def test_gpus_without_caps_count_with_all_that_they_draw_on_the_way() -> None:
+    """One rack cannot be capped: the other one gets what that leaves."""
+    loop = loop_of(
+        of_racks(
+            [{"name": "r1", "profile": "gb200-nvl72"}, {"name": "r2", "nodes": 18, "gpus_per_node": 4}],
+            120_000,
+        )
+    )
+    loop.wants_w[:] = 600.0
+    loop.run(100, 5.0)
+    assert np.isfinite(loop.twin.lease(CAP)[:72]).all()
+    assert np.isnan(loop.twin.lease(CAP)[72:]).all()
+    assert loop.rack_w.sum() <= (1 - MARGIN_PU) * 120_000 + ROUNDED_W
+
+
+def test_gpus_without_caps_that_were_never_heard_may_draw_all_that_their_racks_profile_says() -> None:
+    twin = Twin(two_racks(), [PowerCap()])
+    twin.tick({"rack.power_w": 50e3})
+    view = twin.engine._view(1.0)
+    envelope = view.envelope(CAP)
+    old = envelope.low, envelope.high
+    nothing = np.full(len(old[0]), np.nan)
+    twin.site.envelopes[CAP] = type(envelope)(**dict.fromkeys(envelope.__dataclass_fields__, nothing))
+    assert (wants(view, np.zeros(len(nothing)), 0.0).power_w == 1200.0).all()
+
+
+def test_a_job_of_different_racks_gets_the_same_share_of_what_each_can_do() -> None:
+    """GB300 and GB200 racks: neither is planned with more than its own GPUs can draw."""
+    loop = loop_of(
+        of_racks(
+            [{"name": "r1", "profile": "gb200-nvl72"}, {"name": "r2", "profile": "gb300-nvl72"}], 160_000
+        )
+    )
+    loop.wants_w[:] = 1400.0
+    loop.tick(job("wide", range(0, 36)))
+    loop.run(150, 5.0)
+    share = (loop.cap_w - 200.0) / (loop.most_w - 200.0)
+    assert np.ptp(share) < 5e-3
+    assert 0.95 * 160_000 <= loop.rack_w.sum() <= (1 - MARGIN_PU) * 160_000 + ROUNDED_W
+
+
+def test_a_job_that_is_raised_is_raised_as_a_whole() -> None:
+    loop = loop_of(site(150_000, 150_000))
+    loop.tick(job("wide", range(9, 27)), job("beside", range(0, 9), coupling="independent"))
+    loop.wants_w[:] = 1200.0
+    loop.run(30, 5.0)
+    loop.wants_w[gpus(range(0, 9))] = loop.wants_w[gpus(range(27, 36))] = 200.0
+    raised = 0
+    before_w = loop.cap_w.copy()
+    for _ in range(400):
+        loop.tick(dt_s=5.0)
+        mine = loop.cap_w[gpus(range(9, 27))]
+        raised += bool((mine > before_w[gpus(range(9, 27))]).any())
+        assert np.ptp(mine) < 1e-3
+        before_w = loop.cap_w.copy()
+    assert raised >= 2
+
+
+def test_devices_that_tell_no_cap_are_not_mistaken_for_content_ones() -> None:
+    """The half that was capped low wants more, and nothing but the command tells that it is at its cap."""
+    loop = loop_of(site(150_000, 150_000))
+    loop.silent = {"gpu.power_limit_w"}
+    loop.wants_w[:72], loop.wants_w[72:] = 1200.0, 300.0
+    loop.run(300, 5.0)
+    loop.wants_w[:] = 1200.0
+    loop.run(300, 5.0)
+    assert abs(loop.gpu_w[:72].mean() - loop.gpu_w[72:].mean()) < 60.0
+    assert loop.rack_w.sum() >= 0.93 * 150_000
+
+
+def test_a_raise_waits_for_the_cut_that_makes_its_place() -> None:
+    """Half of the GPUs take caps only every minute: never do both together draw more than there is."""
+    loop = loop_of(site(150_000, 150_000), high_priority=5)
+    low, high = gpus(range(0, 18)), gpus(range(18, 36))
+    loop.tick(job("low", range(0, 18)), job("high", range(18, 36), priority=9))
+    loop.wants_w[low], loop.wants_w[high] = 1200.0, 250.0
+    loop.run(2000, 5.0)
+    assert loop.gpu_w[low].mean() > 600.0
+    loop.wants_w[high] = 1200.0
+    worst_w = 0.0
+    for second in range(240):
+        old_w = loop.cap_w.copy()
+        loop.tick()
+        if second % 60:  # cuts arrive late, raises at once
+            loop.cap_w[low] = np.maximum(loop.cap_w[low], old_w[low])
+        worst_w = max(worst_w, loop.rack_w.sum())
+    assert worst_w <= 150_000
+    assert loop.gpu_w[high].mean() > 900.0
+
+
+def test_racks_that_were_never_heard_are_planned_with_what_they_may_draw() -> None:
+    loop = loop_of(site(150_000, 150_000))
+    loop.wants_w[:] = 1200.0
+    heard = np.r_[np.ones(72), np.full(72, np.nan)]
+    for _ in range(100):
+        loop.twin.tick({"gpu.power_w": 600.0 * heard, "gpu.power_limit_w": 1200.0 * heard,
+                        "rack.power_w": [65_000.0, np.nan]}, dt_s=5.0)  # fmt: skip
+    cap_w = loop.twin.lease(CAP)
+    design = loop.site.design
+    other_w = 18 * (design.cpu_max_w[1] + design.node_other_w[1]) + design.rack_overhead_w[1]
+    assert cap_w.sum() * 1.05 + 20_000 + other_w <= 150_000 * 1.03
+    assert np.isfinite(cap_w).all()
+
+
+@pytest.mark.parametrize("root_w", [200_000, 30 * 3000])
+def test_the_widest_place_is_named_and_no_more_than_so_many(root_w: int) -> None:
+    racks = [f"r{k}" for k in range(40)]
+    feeders: list[dict[str, Any]] = [
+        {"name": f"p{k}", "budget_w": 3500, "serves": [f"r{k}"]} for k in range(40)
+    ]
+    feeders += [{"name": "root", "budget_w": root_w, "serves": [f"p{k}" for k in range(30)]}]
+    rows = [{"name": r, "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 8} for r in racks]
+    tree = {"site": "lab", "halls": [{"name": "h", "racks": rows, "feeders": feeders}]}
+    twin = Twin(tree, [PowerCap()], act=True)
+    for _ in range(6):
+        twin.tick({"gpu.power_w": 350.0, "rack.power_w": 4000.0, "gpu.power_limit_w": 350.0})
+    given = twin.engine.in_force["power_cap"]
+    reasons = [p.reason for p in given]
+    assert sum(len(p.index) for p in given) == 320
+    root = "the demand below lab/h/root is more than its budget"
+    if root_w == 200_000:
+        assert len(reasons) == MOST_REASONS + 1
+        assert root not in reasons
+    else:
+        assert max(given, key=lambda p: len(p.index)).reason == root
+
+
+def test_caps_that_only_could_bind_say_so() -> None:
+    loop = loop_of(site(150_000, 150_000))
+    loop.run(10)
+    reasons = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
+    assert reasons == {"all that GPUs may draw below lab/h/b is more than its budget"}
+
+
+@pytest.mark.parametrize("feeders", [[], [{"name": "u", "serves": ["r1"]}]])
+def test_sites_without_budgets_and_racks_without_gpus(feeders: list[dict[str, Any]]) -> None:
+    racks = [{"name": "r1", "profile": "gb200-nvl72"}, {"name": "r2", "nodes": 0, "gpus_per_node": 0}]
+    tree: dict[str, Any] = {"site": "lab", "halls": [{"name": "h", "racks": racks, "feeders": feeders}]}
+    loop = Loop(tree, [PowerCap()])
+    loop.wants_w[:] = 1200.0
+    loop.run(10, 5.0)
+    assert np.isnan(loop.twin.lease(CAP)).all()
+    assert not loop.twin.engine.suspended
+
+
+def test_huge_priorities() -> None:
+    tree = site(150_000, 150_000)
+    loop = loop_of(tree, high_priority=2**31 - 1)
+    loop.tick(job("high", range(0, 18), priority=2**31 - 1), job("low", range(18, 36), priority=1 - 2**31))
+    got = classes(loop.twin.engine._view(1.0), 2**31 - 1)
+    assert (got[:72] == HIGH).all()
+    assert (got[72:] == USUAL).all()
+
+
+def test_a_cdu_with_less_flow_is_a_budget() -> None:
+    loop = loop_of(site())
+    loop.wants_w[:] = 1200.0
+    design = loop.site.design
+    flow_lpm = 0.5 * design.cdu_flow_lpm[0]
+    for _ in range(30):
+        rack_w = loop.rack_w
+        loop.twin.tick({"gpu.power_w": loop.gpu_w, "gpu.power_limit_w": loop.cap_w, "rack.power_w": rack_w,
+                        "cdu.flow_lpm": flow_lpm}, dt_s=5.0)  # fmt: skip
+        lease = loop.twin.lease(CAP)
+        loop.cap_w = np.where(np.isfinite(lease), lease, loop.cap_w)
+    heat_w = (design.capture_pu * loop.rack_w).sum()
+    assert 0.9 * 0.5 * design.cdu_heat_w[0] <= heat_w <= 0.5 * design.cdu_heat_w[0]
+
+
+def test_the_loss_of_a_side_moves_nothing_while_the_other_was_planned_for() -> None:
+    loop = loop_of(site(150_000, 150_000))
+    loop.wants_w[:] = 1200.0
+    loop.run(150, 5.0)
+    before_w = loop.rack_w.sum()
+    loop.dead[0] = True
+    loop.run(10)
+    assert abs(loop.rack_w.sum() - before_w) <= ROUNDED_W

@@ -1,0 +1,330 @@
+"""power_guard in a closed loop: an overload is cut in the tick that sees it, and given back slowly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.power_guard import CALM_S, RELEASE_S, SPREAD_S, PowerGuard
+from tests.builders import Twin
+from tests.powered import CAP, Loop
+from tests.unit.test_power_cap import gpus, job, site
+from twin.errors import ContractError
+from twin.events import BudgetGranted, LoadTargetSet
+from twin.frame import NS
+
+
+def loop_of(a_w: float = 80_000, b_w: float = 80_000, **settings: Any) -> Loop:
+    loop = Loop(site(a_w, b_w), [PowerGuard(**settings)])
+    loop.tick(job("low", range(0, 18)), job("high", range(18, 27), priority=9))
+    loop.run(3)
+    return loop
+
+
+def test_nothing_is_cut_below_the_band() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 770.0  # 156.4 kW on two feeders of 80
+    loop.run(60, 5.0)
+    assert 0.97 < loop.feeder_w[0] / 80_000 < 0.99
+    assert np.isnan(loop.twin.lease(CAP)).all()
+
+
+def test_an_overload_is_cut_in_the_tick_that_sees_it() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 1200.0
+    loop.tick()
+    assert loop.feeder_w.max() <= 0.955 * 80_000
+    loop.run(10)
+    assert 0.90 * 80_000 < loop.feeder_w.max() <= 0.955 * 80_000
+
+
+def test_who_waits_least_is_cut_first() -> None:
+    loop = loop_of(high_priority=5)
+    loop.wants_w[:] = 850.0
+    loop.run(5)
+    low_w, high_w, idle_w = (loop.gpu_w[gpus(r)].mean() for r in (range(0, 18), range(18, 27), range(27, 36)))
+    assert idle_w < 850.0
+    assert low_w == high_w == 850.0
+    loop.wants_w[:] = 1200.0
+    loop.run(5)
+    low_w, high_w, idle_w = (loop.gpu_w[gpus(r)].mean() for r in (range(0, 18), range(18, 27), range(27, 36)))
+    assert idle_w == 200.0
+    assert low_w < high_w == 1200.0
+
+
+def test_it_is_held_and_then_given_back_bit_by_bit() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 1200.0
+    loop.run(5)
+    cut_w = loop.cap_w.copy()
+    loop.wants_w[:] = 300.0  # the load is gone: nothing else stands in the way
+    loop.run(round(CALM_S) - 5)
+    assert (loop.cap_w == cut_w).all()
+    loop.run(round(SPREAD_S + RELEASE_S / 2))
+    between_w = loop.cap_w.copy()
+    assert (between_w > cut_w).any()
+    assert (between_w - cut_w).max() <= 1000.0 * (RELEASE_S / 2 + SPREAD_S) / RELEASE_S + 5.0
+    for _ in range(30):
+        before_w = loop.cap_w.copy()
+        loop.tick()
+        assert (loop.cap_w - before_w).max() <= 1000.0 / RELEASE_S + 5.5
+    loop.run(round(4 * RELEASE_S), 5.0)
+    assert (loop.cap_w >= 1199.0).all()
+
+
+def test_a_load_that_stays_is_not_let_up_into_the_budget_again_and_again() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 1200.0
+    loop.run(5)
+    loop.worst_w[:] = 0.0
+    loop.run(900, 5.0)
+    assert loop.worst_w.max() <= 0.99 * 80_000 + 1.0
+
+
+def test_the_loss_of_a_feed_is_answered_in_its_own_tick() -> None:
+    loop = loop_of(a_w=100_000, b_w=100_000)
+    loop.wants_w[:] = 850.0
+    loop.run(20)
+    assert np.isnan(loop.twin.lease(CAP)).all()
+    loop.dead[0] = True
+    assert loop.feeder_w[1] > 150_000
+    loop.tick(urgent=True)
+    assert loop.feeder_w[1] <= 0.955 * 100_000
+
+
+def test_the_loss_of_a_feed_is_seen_by_the_racks_before_the_meter_tells() -> None:
+    loop = loop_of(a_w=100_000, b_w=100_000)
+    loop.wants_w[:] = 850.0
+    loop.run(20)
+    loop.dead[0] = True
+    loop.silent = {"feeder.power_w"}
+    loop.tick(urgent=True)
+    assert loop.feeder_w[1] <= 0.955 * 100_000
+
+
+def test_a_silent_meter_is_no_overload_while_its_racks_are_heard() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 700.0
+    loop.run(5)
+    loop.silent = {"feeder.power_w"}
+    loop.run(600, 5.0)
+    assert np.isnan(loop.twin.lease(CAP)).all()
+
+
+def test_what_nobody_hears_any_more_is_cut_when_it_may_be_too_much() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 700.0
+    loop.run(5)
+    loop.silent = {"feeder.power_w", "rack.power_w", "gpu.power_w"}
+    loop.run(450, 5.0)
+    assert np.isfinite(loop.twin.lease(CAP)).any()
+
+
+def test_devices_are_never_sent_below_their_floor() -> None:
+    loop = loop_of(a_w=30_000, b_w=30_000)
+    loop.wants_w[:] = 1200.0
+    loop.run(10)
+    assert loop.cap_w.min() == 200.0
+
+
+def test_settings_that_are_none() -> None:
+    with pytest.raises(ContractError, match="expected"):
+        PowerGuard(high_priority=True)
+
+
+def test_a_budget_of_nothing_is_exceeded_by_any_load() -> None:
+    tree = site(80_000, 80_000)
+    tree["halls"][0]["feeders"][0] |= {"external": True, "guaranteed_w": 70_000}
+    loop = Loop(tree, [PowerGuard()])
+    loop.run(2)
+    until_ns = loop.twin.now_ns + 600 * NS
+    loop.tick(BudgetGranted(id="g", author="u", feeder="lab/h/a", budget_w=0.0, expires_ns=until_ns))
+    loop.run(5)
+    assert (loop.cap_w == 200.0).all()
+
+
+def test_gpus_that_follow_no_cap_are_made_up_for_by_the_others() -> None:
+    loop = loop_of()
+    loop.deaf[gpus(range(27, 34))] = True  # they have no job, and would be cut first
+    loop.wants_w[:] = 900.0
+    loop.run(8)
+    assert loop.feeder_w.max() <= 0.99 * 80_000
+    assert (loop.gpu_w[gpus(range(27, 34))] == 900.0).all()
+    assert (loop.gpu_w[gpus(range(0, 18))] < 900.0).all()
+
+
+def test_one_reading_justifies_one_cut() -> None:
+    """Meters that speak every minute: what is cut is what they asked for, and not all of it by the next."""
+    loop = loop_of()
+    loop.wants_w[:] = 900.0
+    loop.tick()
+    cut_w = loop.cap_w.copy()
+    loop.silent = {"feeder.power_w", "rack.power_w"}
+    loop.run(40)
+    np.testing.assert_array_equal(loop.cap_w, cut_w)
+
+
+def test_a_load_that_rises_further_is_cut_again_at_once() -> None:
+    loop = loop_of()
+    loop.wants_w[:] = 850.0
+    loop.tick()
+    first_w = loop.cap_w.copy()
+    loop.wants_w[gpus(range(0, 18))] = 1200.0
+    loop.tick()
+    loop.tick()
+    assert (loop.cap_w < first_w - 10.0).any()
+
+
+def test_gpus_that_cannot_be_capped_are_no_saving() -> None:
+    """Of two racks one has no caps: the other one has to give all of it."""
+    tree = site(80_000, 80_000)
+    tree["halls"][0]["racks"] = [
+        {"name": "r1", "profile": "gb200-nvl72"},
+        {"name": "r2", "nodes": 18, "gpus_per_node": 4},
+    ]
+    loop = Loop(tree, [PowerGuard()])
+    assert np.isnan(loop.most_w[72:]).all()
+    loop.wants_w[:] = 850.0
+    loop.run(5)
+    assert loop.feeder_w.max() <= 0.96 * 80_000
+    assert (loop.gpu_w[72:] == 850.0).all()
+
+
+def test_all_of_many_overloaded_feeders_are_relieved() -> None:
+    racks = [f"r{k}" for k in range(80)]
+    tree: dict[str, Any] = {
+        "site": "lab",
+        "halls": [
+            {
+                "name": "h",
+                "racks": [
+                    {"name": "r[0-79]", "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 8},
+                ],
+                "feeders": [{"name": f"p{k}", "budget_w": 3000, "serves": [r]} for k, r in enumerate(racks)],
+            }
+        ],
+    }
+    twin = Twin(tree, [PowerGuard()], act=True)
+    twin.tick({"gpu.power_w": 350.0, "rack.power_w": 4000.0, "feeder.power_w": 4000.0})
+    assert np.isfinite(twin.lease(CAP)).all()
+
+
+def test_a_place_inside_another_is_relieved_first_and_both_hold() -> None:
+    tree = site(160_000, 160_000)
+    feeders = tree["halls"][0]["feeders"]
+    for feeder, side in zip(feeders, "ab", strict=True):
+        feeder["serves"] = [f"p{side}1", f"p{side}2"]
+        for k in (1, 2):
+            row = {"name": f"p{side}{k}", "side": side.upper(), "budget_w": 41_000, "serves": [f"r{k}"]}
+            feeders = [*feeders, row]
+    tree["halls"][0]["feeders"] = feeders
+    twin = Twin(tree, [PowerGuard()], act=True)
+    power_w = np.repeat([950.0, 600.0], 72)
+    rack_w = twin.site.sum_by_rack("gpu", power_w) + 20_000
+    load_w = [rack_w.sum() / 2, rack_w.sum() / 2, *(rack_w / 2), *(rack_w / 2)]
+    heard = {"gpu.power_w": power_w, "rack.power_w": rack_w, "feeder.power_w": load_w}
+    twin.tick(heard | {"gpu.power_limit_w": 1200.0})
+    cap_w = twin.lease(CAP)
+    assert np.isnan(cap_w[72:]).all(), "only the rack below the full place"
+    saved_w = np.maximum(power_w[:72] - cap_w[:72], 0.0).sum() / 2
+    assert rack_w[0] / 2 - saved_w == pytest.approx(0.95 * 41_000, rel=2e-3)
+
+
+def test_a_cut_that_was_too_deep_is_eased_to_where_it_belongs() -> None:
+    """A watt of a GPU is 1.05 of a rack here, and the cut counted on one: what is left is given back."""
+    loop = loop_of()
+    loop.wants_w[:] = 1200.0
+    loop.tick()
+    first_w = loop.feeder_w.max()
+    loop.worst_w[:] = 0.0
+    loop.run(30)
+    assert first_w < 0.935 * 80_000 < 0.944 * 80_000 < loop.feeder_w.max()
+    assert loop.worst_w.max() <= 0.952 * 80_000
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_loss_that_nobody_told_is_cut_and_eased_all_the_same(late: int) -> None:
+    """The lost side is mute. Meters of a building that are late take their seconds, and no more."""
+    loop = Loop(site(100_000, 100_000), [PowerGuard()], late=late)
+    loop.wants_w[:] = 850.0
+    loop.run(20)
+    loop.dead[0] = True
+    loop.silent = {"feeder.energised_state"}
+    loop.run(late + 1)
+    assert 0.85 * 100_000 < loop.feeder_w[1] <= 0.96 * 100_000
+    for _ in range(40):
+        loop.tick()
+        assert loop.feeder_w[1] <= 0.97 * 100_000
+    assert loop.feeder_w[1] >= 0.935 * 100_000
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=40, max_size=40))
+def test_what_is_eased_leaves_room_for_all_that_may_come_back(seeds: list[int]) -> None:
+    """GPUs that stood still when the cut was eased may draw up to their caps in any second after."""
+    loop = loop_of()
+    loop.wants_w[:] = 1200.0
+    loop.tick()
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        loop.wants_w[:] = rng.choice([100.0, 1200.0], len(loop.wants_w), p=rng.dirichlet([1.0, 1.0]))
+        loop.tick()
+        assert loop.feeder_w.max() <= 0.99 * 80_000
+
+
+def test_supplies_tell_of_a_loss_before_the_building_does() -> None:
+    loop = Loop(site(100_000, 100_000), [PowerGuard()], late=4, supplies=True)
+    loop.wants_w[:] = 850.0
+    loop.run(20)
+    loop.dead[0] = True
+    loop.tick()
+    assert loop.feeder_w[1] <= 0.96 * 100_000
+    loop.dead[0] = False
+    loop.wants_w[:] = 300.0
+    loop.run(600, 5.0)
+    assert (loop.cap_w >= 1199.0).all()
+
+
+def test_a_rack_draws_what_its_gpus_do_whatever_its_meters_say() -> None:
+    loop = loop_of()
+    loop.more = {"rack.power_w": 0.0, "feeder.power_w": 0.0}
+    loop.wants_w[:] = 1200.0
+    loop.run(3)
+    assert (loop.site.sum_by_rack("gpu", loop.gpu_w).sum() / 2) <= 0.99 * 80_000
+
+
+def target(limit_w: float, *feeders: str, end_ns: int = 0) -> LoadTargetSet:
+    return LoadTargetSet(id="t", author="u", target="t", limit_w=limit_w, feeders=feeders, end_ns=end_ns)
+
+
+def test_a_load_target_is_a_budget_while_it_runs() -> None:
+    loop = loop_of(a_w=150_000, b_w=150_000)
+    loop.wants_w[:] = 1200.0
+    loop.run(60, 5.0)
+    loop.tick(target(90_000, "lab/h/a", end_ns=loop.twin.now_ns + 300 * NS))
+    assert loop.feeder_w[0] <= 0.955 * 90_000
+    loop.run(120)
+    assert 0.94 * 90_000 <= loop.feeder_w[0] <= 0.96 * 90_000
+    loop.run(1200, 5.0)
+    assert (loop.gpu_w == 1200.0).all()
+
+
+def test_a_target_that_nobody_can_keep_heats_no_breaker() -> None:
+    """The accumulator is of the feeder's rating: its load is a third of it, and ten times the target."""
+    loop = loop_of(a_w=150_000, b_w=150_000)
+    loop.tick(target(4_000, "lab/h/a"))
+    loop.run(120)
+    assert (loop.gpu_w == 200.0).all()
+    assert float(loop.twin.engine.memory["power_guard"]["theta"].max()) < 0.1
+
+
+def test_a_target_above_the_budget_lends_nothing() -> None:
+    loop = loop_of()
+    loop.tick(target(500_000, "lab/h/a", "lab/h/b"))
+    loop.wants_w[:] = 1200.0
+    loop.run(5)
+    assert loop.feeder_w.max() <= 0.955 * 80_000

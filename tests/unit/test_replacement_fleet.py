@@ -1,0 +1,447 @@
+"""The made-up fleet of the replacement backtest: its truth, its jobs, its people, and its rivals."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.faultlog import FaultLog
+from twin.app.fault_file import read_faults
+from twin.app.replacement_fleet import (
+    AGAIN_PU,
+    AGAIN_S,
+    DAY_S,
+    GPUS,
+    HOUR_S,
+    MEASURED,
+    NONE,
+    REPAIR_S,
+    SCENARIOS,
+    Scenario,
+    Truth,
+    draw,
+)
+from twin.app.replacement_jobs import RESTART_S, SAVE_S, Floor, Run, arrivals
+from twin.app.replacement_nodes import EXCHANGE_S, NOTHING_S, REPLACE, RIGHT_S, TEST_S
+from twin.app.replacement_quarter import SAVE, SERVICE, TEST, Quarter
+from twin.app.replacement_replay import Replayed, scored
+from twin.app.replacement_rivals import AfterTest, Counted, Oracle, at
+from twin.app.replacement_scores import FIGURES, Task, compared, goals, live_task, paired
+from twin.app.replacement_view import START_NS, FleetView, quarter_site
+from twin.contracts import Proposal
+from twin.frame import NS, Bool
+from twin.service_book import FAILED_TEST, PASSED
+
+SMALL = Scenario("small", "a fleet that fails often", 30e-3, 0.03, 0.3, 2 * HOUR_S)
+SITE = quarter_site(racks=2)  # 64 nodes, half of them stand by: halls of a rack and a spare one
+N = SITE.sizes["node"]
+TRACES = os.environ.get("RACKTWIN_TRACES")
+
+
+def small(seed: int = 1, days: float = 20.0, scenario: Scenario = SMALL) -> Truth:
+    return draw(scenario, MEASURED, seed, days * DAY_S, N)
+
+
+def lived(truth: Truth, make: object = None, warm_s: float = 0.0) -> Quarter:
+    quarter = Quarter(SITE, truth, 1, SMALL.rate, SMALL.job_s, 0.67, warm_s)
+    quarter.run(None if make is None else make(quarter))  # type: ignore[operator]
+    return quarter
+
+
+def one_fault(at_h: float, shows: bool = False, again: bool = False, delay_h: float = 1.0) -> Truth:
+    """Node 0 fails once, after so many hours; its repair takes ten hours."""
+    blank = small()
+    none = np.zeros((1, 8), np.bool_)
+    first = none.copy()
+    first[0, 0] = True
+    whole = np.full((1, 8), 10 * HOUR_S)
+    return Truth(
+        N, 5 * DAY_S, np.zeros(N, np.bool_), np.zeros(1, np.int32), np.array([at_h * HOUR_S]),
+        np.zeros(1, np.bool_), whole, first if again else none, np.full((1, 8), delay_h * HOUR_S),
+        first if shows else none, first if shows else none, np.full((1, 8), 2 * HOUR_S),
+        np.zeros((1, 8)), np.zeros(0, np.int32), np.zeros(0), np.full_like(blank.test_chance, 0.5),
+    )  # fmt: skip
+
+
+class Says:
+    """An arm that says what a function of the view says."""
+
+    name = "says"
+
+    def __init__(self, say: object, swap: Bool | None = None) -> None:
+        self.say, self.swap = say, swap
+
+    def decide(self, view: FleetView) -> list[Proposal]:
+        return self.say(view)  # type: ignore[operator,no-any-return]
+
+    def exchange(self) -> Bool | None:
+        return self.swap
+
+    def busy(self) -> bool:
+        return True
+
+
+def test_the_same_seed_gives_the_same_truth_and_another_does_not() -> None:
+    a, b, c = small(1), small(1), small(2)
+    assert np.array_equal(a.start_s, b.start_s)
+    assert np.array_equal(a.told, b.told)
+    assert len(a.start_s) != len(c.start_s) or not np.array_equal(a.start_s, c.start_s)
+    assert (np.diff(a.start_s) >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["rate_6.5", "rate_2.34"])
+def test_rates_come_out_as_stated_over_many_nodes(name: str) -> None:
+    """First faults and those that follow give the stated rate: 1 / (1 - again) of the first."""
+    scenario = SCENARIOS[name]._replace(lemon_pu=0.0)
+    truth = draw(scenario, MEASURED, 3, 90 * DAY_S, 20_000)
+    chain = 1.0 + np.cumprod(truth.again, axis=1).sum(axis=1)
+    assert chain.mean() == pytest.approx(1.0 / (1.0 - sum(AGAIN_PU)), rel=0.02)
+    assert chain.sum() / (20_000 * 90) == pytest.approx(scenario.rate, rel=0.03)
+    assert truth.told[:, 0].mean() == pytest.approx(MEASURED.shows_pu * MEASURED.found_pu, rel=0.1)
+    assert np.median(truth.lead_s[truth.told]) == pytest.approx(MEASURED.lead_s, rel=0.1)
+    months = 20_000 * 3
+    assert len(truth.false_s) / months == pytest.approx(MEASURED.false_per_month, rel=0.15)
+
+
+@pytest.mark.skipif(TRACES is None, reason="needs the recordings")
+def test_repairs_and_recurrence_are_those_of_the_recording_before_day_120() -> None:
+    path = Path(TRACES or "") / "gpu-server-faults" / "fault_trace_to_day232.json"
+    log = read_faults(path, 400).log.known_at(120.0)
+    took_h = (log.end_d - log.start_d)[np.isfinite(log.end_d)] * 24.0
+    assert np.median(took_h) == pytest.approx(REPAIR_S / HOUR_S, rel=0.01)
+    gaps = []
+    for node in range(400):
+        mine = np.flatnonzero(log.node == node)
+        gaps += [log.start_d[b] - log.end_d[a] for a, b in itertools.pairwise(mine)]
+    ended = len(took_h)
+    # Within half a day of the return: the fast part, a little of the slow one and of the constant rate
+    fast = (np.array(gaps) <= 0.5).sum() / ended
+    expected = sum(p * (1.0 - np.exp(-0.5 * DAY_S / s)) for p, s in zip(AGAIN_PU, AGAIN_S, strict=True))
+    assert fast == pytest.approx(expected, abs=0.03)
+
+
+def test_a_fault_ends_the_stretch_of_its_job_and_is_repaired() -> None:
+    quarter = lived(one_fault(30.0))
+    assert quarter.nodes.counts["failures"] == 1
+    assert quarter.view.rows.start_ns[0] == START_NS + round(30 * HOUR_S) * NS
+    assert quarter.view.rows.end_ns[0] == START_NS + round(40 * HOUR_S) * NS
+    assert quarter.out_gpu_h == pytest.approx(10 * GPUS)
+
+
+def test_a_defect_that_a_repair_left_fails_after_the_return() -> None:
+    quarter = lived(one_fault(30.0, again=True, delay_h=1.0))
+    assert quarter.nodes.counts["failures"] == 2
+    assert quarter.view.rows.start_ns[1] == START_NS + round(41 * HOUR_S) * NS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("since_h", "failures", "visited"), [(29.0, 0, True), (27.5, 1, False)])
+def test_people_mend_what_a_warning_names_before_it_fails(
+    since_h: float, failures: int, visited: bool
+) -> None:
+    """The warning stands from the 28th hour; who comes before it finds nothing and the fault comes."""
+
+    def say(view: FleetView) -> list[Proposal]:
+        hour = (view.now_ns - START_NS) / NS / HOUR_S
+        at_h = view.service().repaired_ns[0] > 0
+        return at(SERVICE, np.array([0]), 0.0 if hour < since_h or at_h else float(REPLACE), "out")
+
+    truth = one_fault(30.0 if visited else 40.0, shows=True)
+    quarter = lived(truth, lambda q: Says(say))
+    assert quarter.nodes.counts["failures"] == failures
+    assert quarter.nodes.counts["withdrawals"] == 1
+    took_s = 10 * HOUR_S if visited else NOTHING_S
+    assert quarter.view.ns["repaired"][0] >= START_NS + round(since_h * HOUR_S + took_s) * NS
+
+
+def test_a_fault_that_meets_a_node_in_the_hands_of_people_is_lost() -> None:
+    def say(view: FleetView) -> list[Proposal]:
+        hour = (view.now_ns - START_NS) / NS / HOUR_S
+        back = view.service().repaired_ns[0] > 0
+        return at(SERVICE, np.array([0]), 0.0 if hour < 27.0 or back else float(REPLACE), "out")
+
+    quarter = lived(one_fault(30.0), lambda q: Says(say))
+    assert quarter.nodes.counts["failures"] == 0
+    assert quarter.view.ns["repaired"][0] == START_NS + round(27 * HOUR_S + NOTHING_S) * NS
+
+
+def alone(interval_s: float, need_s: float) -> tuple[Floor, int]:
+    """A job of four nodes that is alone, from second 0 on."""
+    come = arrivals(1, DAY_S, N, HOUR_S)
+    floor = Floor(N, 64, np.zeros(N, np.bool_), 0.01, come._replace(at_s=come.at_s[:0]), START_NS)
+    run = Run(7, 4, need_s, interval_s, np.arange(4, dtype=np.int32), since_s=0.0)
+    slot = floor._bind(run, 0.0)
+    assert slot is not None
+    floor.runs[slot] = run
+    return floor, slot
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(61.0, 5e4), st.sampled_from(["fail", "save", "late"])), max_size=12))
+def test_every_second_of_a_job_is_useful_or_lost(events: list[tuple[float, str]]) -> None:
+    """Without saves of its own, a job takes its work and what was lost, whatever happens to it."""
+    floor, slot = alone(1e12, 1e6)
+    service: Bool = np.ones(N, np.bool_)
+    now_s, run = 0.0, floor.runs[slot]
+    for gap_s, what in events:
+        now_s += gap_s
+        if what == "save":
+            if floor.save(slot, now_s):
+                now_s += SAVE_S
+                assert floor.saved(slot, run.turn, now_s)
+            continue
+        floor.lose_nodes(slot, run.nodes[:1], now_s, True)
+        now_s += 300.0 if what == "late" else 0.0
+        floor.dirty = True
+        assert floor.fill(service, now_s) == [slot]
+    lost_s = sum(floor.tally.lost.values()) / (4 * GPUS) * HOUR_S
+    assert run.end_s() == pytest.approx(1e6 + lost_s, abs=0.1)
+
+
+def test_only_what_no_save_holds_is_lost() -> None:
+    """Saves of a minute every ten: after 1000 s one is durable, and 340 s of work are not in it."""
+    floor, slot = alone(600.0, 1e6)
+    floor.lose_nodes(slot, np.array([1], np.int32), 1000.0, True)
+    assert floor.tally.lost["work"] == pytest.approx(340.0 * 4 * GPUS / HOUR_S)
+    assert floor.runs[slot].done_s == 600.0
+    assert floor.runs[slot].saved_s == 600.0
+
+
+def test_a_fault_in_a_test_is_a_failed_test_and_strikes_no_job() -> None:
+    def say(view: FleetView) -> list[Proposal]:
+        hour = (view.now_ns - START_NS) / NS / HOUR_S
+        if view.result[0] == FAILED_TEST or not hour >= 29.0:
+            return at(SERVICE, np.array([0]), 0.0, "in")
+        return [*at(SERVICE, np.array([0]), 3.0, "out"),
+                *at(TEST, np.array([0]), START_NS / NS + 29.0 * HOUR_S, "test")]  # fmt: skip
+
+    quarter = lived(one_fault(30.0), lambda q: Says(say))
+    assert quarter.nodes.counts["tests"] == 1
+    assert quarter.view.result[0] == FAILED_TEST
+    assert quarter.floor.tally.interruptions == 0
+    assert quarter.nodes.counts["failures"] == 1
+
+
+def test_a_test_of_a_good_node_takes_its_time_and_passes() -> None:
+    def say(view: FleetView) -> list[Proposal]:
+        if view.service().ended_ns[1]:
+            return at(SERVICE, np.array([1]), 0.0, "in")
+        return [*at(SERVICE, np.array([1]), 3.0, "out"), *at(TEST, np.array([1]), START_NS / NS, "test")]
+
+    quarter = lived(one_fault(30.0), lambda q: Says(say))
+    assert quarter.view.result[1] == PASSED
+    took_s = (quarter.view.ns["ended"][1] - quarter.view.ns["began"][1]) / NS
+    assert took_s == pytest.approx(TEST_S)
+    assert quarter.nodes.counts["false"] == 1, "it would not have failed within a week"
+
+
+@pytest.mark.slow
+def test_a_save_that_is_asked_for_keeps_the_work_of_a_move() -> None:
+    """A drain without a save loses what is not durable; with one a minute before, next to nothing."""
+
+    def moved(ask: bool) -> Quarter:
+        def say(view: FleetView) -> list[Proposal]:
+            hour = (view.now_ns - START_NS) / NS / HOUR_S
+            node = int(np.flatnonzero(view.jobs.job_of_node >= 0)[0]) if hour >= 5.0 and not seen else -1
+            if hour >= 5.0 and not seen:
+                seen.append(node)
+            out = at(SAVE, view.jobs.job_of_node[[seen[0]]], view.now_ns / NS, "save") if ask and seen else []
+            if seen and hour >= 5.2:
+                out = [*at(SERVICE, np.array(seen), 3.0, "out")]
+            return out
+
+        seen: list[int] = []
+        return lived(one_fault(90.0), lambda q: Says(say))
+
+    bare, kept = moved(False).floor.tally, moved(True).floor.tally
+    assert bare.moves == kept.moves == 1
+    assert kept.lost["saving"] > 0.0 == bare.lost["saving"]
+    assert kept.lost["work"] < bare.lost["work"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(60.0, 1e6), st.floats(120.0, 1e5), st.floats(0.0, 1e6))
+def test_work_adds_up_however_a_stretch_is_cut(need_s: float, interval_s: float, spent_s: float) -> None:
+    run = Run(0, 4, need_s, interval_s, np.arange(4, dtype=np.int32), since_s=100.0)
+    work_s, durable_s = run.useful_s(100.0 + spent_s)
+    assert 0.0 <= durable_s <= work_s <= spent_s + 1e-6
+    assert work_s - durable_s <= interval_s + 1e-6
+    done_s, _ = run.useful_s(run.end_s())
+    assert done_s == pytest.approx(need_s, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_an_exchange_takes_days_and_ends_what_a_lemon_would_have_done() -> None:
+    """It is told of when the other node stands there, not before."""
+    truth = one_fault(90.0)
+    truth.extra[0] = truth.lemon[0] = True
+    swap: Bool = np.zeros(N, np.bool_)
+    swap[0] = True
+    seen: list[tuple[float, bool]] = []
+
+    def say(view: FleetView) -> list[Proposal]:
+        done = bool(view.service().replaced_ns[0])
+        seen.append(((view.now_ns - START_NS) / NS, done))
+        return at(SERVICE, np.array([0]), 0.0 if done else float(REPLACE), "exchange it")
+
+    long = truth.__class__(**{k: getattr(truth, k) for k in truth.__slots__} | {"until_s": 8 * DAY_S})
+    quarter = lived(long, lambda q: Says(say, swap))
+    assert quarter.nodes.counts["exchanges"] == 1
+    assert quarter.nodes.counts["failures"] == 0
+    first_s = next(at_s for at_s, done in seen if done)
+    assert EXCHANGE_S <= first_s <= EXCHANGE_S + DAY_S
+    assert quarter.out_gpu_h == pytest.approx(EXCHANGE_S / HOUR_S * GPUS, rel=0.01)
+
+
+def test_a_job_takes_a_spare_first_and_waits_where_there_is_none() -> None:
+    come = arrivals(1, DAY_S, N, HOUR_S)
+    spare = np.zeros(N, np.bool_)
+    spare[-2:] = True
+    floor = Floor(N, 64, spare, 0.01, come._replace(at_s=come.at_s[:0]), START_NS)
+    run = Run(7, 4, 9e4, 3600.0, np.arange(4, dtype=np.int32), since_s=0.0)
+    slot = floor._bind(run, 0.0)
+    assert slot is not None
+    floor.runs[slot] = run
+    floor.lose_nodes(slot, np.array([1], np.int32), 600.0, True)
+    none: Bool = np.zeros(N, np.bool_)
+    assert floor.fill(none, 660.0) == []
+    assert floor.jobs.job_of_node[1] == -1
+    service: Bool = np.ones(N, np.bool_)
+    service[1] = False
+    assert floor.fill(service, 1200.0) == [slot]
+    assert N - 2 in run.nodes.tolist()
+    assert floor.tally.spares == 1
+    assert floor.tally.lost["work"] == pytest.approx(600.0 * 4 * GPUS / HOUR_S)
+    assert floor.tally.lost["waiting"] == pytest.approx(600.0 * 4 * GPUS / HOUR_S)
+    assert floor.tally.lost["restart"] == pytest.approx(RESTART_S * 4 * GPUS / HOUR_S)
+    assert run.since_s == 1200.0 + RESTART_S
+
+
+@pytest.mark.slow
+def test_no_node_has_two_jobs_and_none_runs_on_what_is_out() -> None:
+    truth = small(4, 6.0)
+    quarter = Quarter(SITE, truth, 4, SMALL.rate, SMALL.job_s, 0.67, 0.0)
+    arm = Counted(quarter.view, 0.5)
+    quarter.arm = arm
+    while quarter.now_s < truth.until_s:
+        quarter._step()
+        held = np.concatenate([r.nodes for r in quarter.floor.runs.values()] or [np.zeros(0, np.int32)])
+        assert len(held) == len(np.unique(held))
+        assert not quarter.view.down[held].any()
+        assert (quarter.nodes.level[held] < 3).all()
+    assert quarter.nodes.counts["exchanges"] > 0
+
+
+@pytest.mark.slow
+def test_the_oracle_is_struck_by_nothing_and_the_rivals_by_less() -> None:
+    truth = small(2, 12.0)
+    reactive = lived(truth).floor.tally
+    oracle = lived(truth, lambda q: Oracle(q.nodes)).floor.tally
+    counted = lived(truth, lambda q: Counted(q.view)).floor.tally
+    tested = lived(truth, lambda q: AfterTest(q.view)).floor.tally
+    assert oracle.interruptions == 0 < reactive.interruptions
+    assert sum(oracle.lost.values()) < 0.6 * sum(reactive.lost.values())
+    assert counted.interruptions < reactive.interruptions
+    assert tested.interruptions < reactive.interruptions
+
+
+@pytest.mark.slow
+def test_what_is_told_ahead_never_comes_from_a_fault_without_a_warning() -> None:
+    """With no warnings, no verdict ever speaks: the view has nothing of the truth."""
+    truth = draw(SMALL, NONE, 1, 5 * DAY_S, N)
+    told = []
+
+    def say(view: FleetView) -> list[Proposal]:
+        told.append(bool((view.told & ~view.down).any()))
+        return []
+
+    lived(truth, lambda q: Says(say))
+    assert told
+    assert not any(told)
+
+
+@pytest.mark.slow
+def test_forecasts_rest_on_the_past_alone() -> None:
+    """Two fleets that differ in what is to come are forecast alike."""
+
+    def first(later_h: float) -> np.ndarray:
+        kept: list[np.ndarray] = []
+
+        def say(view: FleetView) -> list[Proposal]:
+            if view.now_ns <= START_NS + round(50 * HOUR_S) * NS:
+                kept.append(view.forecasts["node.failure_pu", 86_400.0].mean.copy())
+            return []
+
+        lived(one_fault(later_h), lambda q: Says(say))
+        return kept[-1]
+
+    assert np.array_equal(first(60.0), first(110.0), equal_nan=True)
+    assert not np.array_equal(first(45.0), first(110.0), equal_nan=True)
+
+
+def test_a_drain_is_right_for_a_week_before_a_fault() -> None:
+    quarter = Quarter(SITE, one_fault(100.0), 1, SMALL.rate, SMALL.job_s, 0.67, 0.0)
+    quarter.nodes.now_s = 100 * HOUR_S - RIGHT_S + 60.0
+    assert quarter.nodes.would_fail(0)
+    assert not quarter.nodes.would_fail(1)
+    quarter.nodes.now_s = 100 * HOUR_S + 60.0
+    assert not quarter.nodes.would_fail(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["reactive", "replacement"])
+def test_an_arm_lives_and_its_figures_are_whole(arm: str) -> None:
+    row = live_task(Task(SMALL, MEASURED, 1, arm, 3.0, 1.0, 2))
+    assert row["total_gpu_h"] == pytest.approx(row["lost_gpu_h"] + row["out_gpu_h"])
+    assert 0.0 < row["goodput_pu"] <= 1.0
+    assert row["lost_gpu_h"] == pytest.approx(
+        sum(v for k, v in row.items() if k.startswith("lost_") and k != "lost_gpu_h")
+    )
+
+
+def test_paired_differences_have_students_interval() -> None:
+    found = paired(np.array([1.0, 2.0, 3.0, 4.0]))
+    assert found["mean"] == 2.5
+    assert found["worst"] == 1.0
+    assert found["high"] - 2.5 == pytest.approx(2.353 * np.std([1, 2, 3, 4], ddof=1) / 2.0)
+    assert np.isnan(paired(np.array([1.0]))["low"])
+
+
+def test_goals_are_judged_beside_the_oracle() -> None:
+    rows = []
+    for seed, (ours, best) in enumerate([(60.0, 10.0), (70.0, 10.0), (65.0, 20.0)]):
+        for arm, lost in (("reactive", 100.0), ("replacement", ours), ("oracle", best)):
+            others = dict.fromkeys([key for key, _ in FIGURES], 0.04)
+            rows.append({**others, "arm": arm, "seed": seed, "lost_gpu_h": lost, "total_gpu_h": lost})
+    told = compared(rows)
+    ours_told = next(a for a in told["arms"] if a["arm"] == "replacement")
+    assert ours_told["lost_gpu_h_of_oracle"]["pu"] == pytest.approx(105.0 / 260.0)
+    found = goals([{"scenario": "lemons", "warnings": "measured", **told}])
+    assert [g["met"] for g in found] == [True, True, True]
+
+
+def test_a_replay_meets_what_comes_while_a_node_is_out() -> None:
+    """Node 3 fails every five days; withdrawn from day 21 for ever, it meets the faults that follow."""
+    start_d = np.arange(2.0, 40.0, 5.0)
+    k = len(start_d)
+    log = FaultLog(
+        16, np.full(k, 3, np.int32), start_d, start_d + 0.5, np.zeros(k, np.int32), ("x",), 0.0, 40.0
+    )
+
+    def say(view: FleetView) -> list[Proposal]:
+        return at(SERVICE, np.array([3]), 3.0, "out")
+
+    found = Replayed(log, 21.0, lambda view: Says(say)).run()
+    told = scored(log, 21.0, "says", found.withdrawn, found.met, found.out_d)
+    assert [node for node, _ in found.withdrawn] == [3]
+    assert told["precision"] == 1.0
+    assert told["avoided"] == int((start_d > 21.0).sum()) == told["faults"]
+    assert told["recall"] == pytest.approx(2 / 4), "the faults of days 22 and 27, within a week of day 21"
+    assert told["base_precision"] < 0.2
+    assert SAVE_S == 60.0

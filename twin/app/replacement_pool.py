@@ -1,0 +1,74 @@
+"""Spares and the circuit breaker as they stand now, for the interface: by the policy's own sums.
+
+May import the core and policies; changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.replacement_breaker import WINDOW_S, breaker
+from policies.replacement_look import ALARMS_PER_FAILURE
+from policies.replacement_phases import CORDONED, SAVING, SUSPECT
+from policies.replacement_pool import pool
+from policies.replacement_spares import roles
+from policies.replacement_words import LEAST_REPAIRS, REPAIR_H
+from twin.app.api_health import CHANCE, DAY_S, EXPECTED, forecast_of
+from twin.app.live import Live
+from twin.app.replacement_journal import SERVICE
+from twin.app.report_text import clean
+from twin.contracts import Memory
+from twin.frame import NS
+from twin.health.failure_words import is_failure
+from twin.view import EngineView
+
+SHOWN_HELD = 8
+BEFORE = (SUSPECT, CORDONED, SAVING)  # phases in which a node may still be held back
+
+
+def per_day_of(live: Live) -> float:
+    """Nodes expected to fail within a day; NaN where nothing is forecast."""
+    forecast = forecast_of(live, EXPECTED, DAY_S)
+    return float("nan") if forecast is None or not len(forecast.mean) else float(forecast.mean[0])
+
+
+def repair_h_of(view: EngineView) -> tuple[float, float]:
+    """(median, mean) hours of a repair: of this site's own, once it had some."""
+    log = view.failures()
+    mended = is_failure(log) & (log.end_ns > 0)
+    hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
+    return (float(np.median(hours)), float(hours.mean())) if len(hours) >= LEAST_REPAIRS else REPAIR_H
+
+
+def pool_of(live: Live, view: EngineView) -> dict[str, Any]:
+    """How many spares there are, are free, and are wanted: None where nothing is forecast to fail."""
+    free = int(np.count_nonzero(roles(view.site, view.jobs, view.readback(SERVICE))))
+    have, per_day = int(np.count_nonzero(view.site.spare_node)), per_day_of(live)
+    if not np.isfinite(per_day):
+        said = f"{have}, {free} of them free; nobody knows how many are needed: nothing is forecast to fail"
+        return {"have": have, "free": free, "wanted": None, "short": False, "chance_short_pu": None,
+                "sentence": said}  # fmt: skip
+    found = pool(view, per_day, repair_h_of(view), have)
+    return {"have": found.have, "free": free, "wanted": found.wanted, "short": bool(found.short),
+            "chance_short_pu": float(found.chance_short_pu),
+            "sentence": clean(f"{free} free now; {found.sentence}", 400)}  # fmt: skip
+
+
+def breaker_of(live: Live, view: EngineView, memory: Memory) -> dict[str, Any]:
+    """Whether too many look bad at once, which are held back, and why."""
+    suspect = np.isin(memory["phase"], BEFORE)
+    closed = {"open": False, "nodes": 0, "why": "", "first": []}
+    if not suspect.any():
+        return closed
+    newly = suspect & (view.now_ns - memory["begun_ns"] < round(WINDOW_S * NS))
+    day = forecast_of(live, CHANCE, DAY_S)
+    known = np.zeros(0) if day is None else day.mean[np.isfinite(day.mean)]
+    usual = ALARMS_PER_FAILURE * float(np.median(known)) * len(suspect) / 24.0 if len(known) else 0.0
+    found = breaker(view, newly, usual, suspect, memory["shared_ns"])
+    held = np.flatnonzero(found.nodes & suspect)
+    if not len(held):
+        return closed
+    return {"open": True, "nodes": len(held), "why": clean(found.why, 400),
+            "first": [view.site.name("node", i) for i in held[:SHOWN_HELD].tolist()]}  # fmt: skip
