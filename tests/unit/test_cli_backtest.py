@@ -6,10 +6,6 @@ import io
 import json
 import lzma
 import math
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -342,24 +338,6 @@ def test_a_rival_beside_a_series(lab: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     assert "beside ewma60, 10 min ahead" in shown
     assert "processor time of all fits" in shown
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = [f"{1_700_000_000 + 60 * i},{v:.3f}" for i, v in enumerate(rng.normal(size=20_000).cumsum())]
-    (tmp_path / "long.csv").write_text("\n".join(["t,v", *rows]) + "\n")
-    words = [sys.executable, "-m", "twin.app", "backtest", "load", "--series", str(tmp_path / "long.csv"),
-             "--time-column", "t", "--value-column", "v"]  # fmt: skip
-    for more in ([], ["--jobs", "2"]):
-        running = subprocess.Popen([*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            time.sleep(6.0)
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=60.0)
-        finally:
-            running.kill()
-        assert (running.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
 def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from models.forecasters import FORECASTERS
 from models.online import stride
 from models.panel import Panel
 from twin.app.report_text import duration
+from twin.app.stopping import look
 from twin.errors import TwinError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -72,7 +73,8 @@ class Bar:
             self._task = self._progress.add_task(what, total=1.0, left="", note="")
 
     def move(self, share: float, note: str = "") -> None:
-        """So much is done; `note`: what is going on."""
+        """So much is done; `note`: what is going on. Raises KeyboardInterrupt as `stopping.look` does."""
+        look()
         if self._progress is not None:
             took_s = time.monotonic() - self._begun
             left = f"about {duration(_rough(took_s * (1 / share - 1)))} left" if share > ETA_AFTER else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from twin.app.stopping import stop_at_once
 from twin.errors import ConfigError, Divergence, TwinError
 
 # Commands whose own modules bring much along: their arguments are added when one of them is called.
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     # A service manager's stop ends a run as Ctrl-C does: files are closed, and it says so.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_at_once()
     try:
         return _run(args, out, err)
     except ConfigError as error:
@@ -233,6 +233,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         err.print("interrupted")
         return 130
+    except Exception as error:
+        if not _was_interrupted(error):
+            raise
+        err.print("interrupted")
+        return 130
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether it stands for a Ctrl-C: one that falls into a library's import may surface as another error.
+
+    Python before 3.12 makes a RuntimeError of what is raised in `__set_name__`.
+    """
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__
+    return seen is not None
 
 
 def escape(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Ctrl-C and a service manager's stop as a wish that is asked for, not an error in the middle of a step.
+"""Ctrl-C and a service manager's stop: as a wish that is asked for, and as an error that is not lost.
 
 Python raises KeyboardInterrupt wherever the program happens to be: half a tick is then in a recording, and
-no replay gives it again. Part of the shell.
+no replay gives it again; or it falls into a library that catches everything, and nobody hears of it. Part of
+the shell.
 """
 
 from __future__ import annotations
@@ -10,8 +11,29 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_asked = threading.Event()
+
+
+def stop_at_once() -> None:
+    """From now on both signals raise KeyboardInterrupt, here and again at each `look`. Main thread only."""
+    _asked.clear()
+    for number in SIGNALS:
+        signal.signal(number, _hear)
+
+
+def _hear(_number: int, _frame: FrameType | None) -> None:
+    _asked.set()
+    raise KeyboardInterrupt
+
+
+def look() -> None:
+    """Between two parts of long work. Raises KeyboardInterrupt where one was raised and a library ate it."""
+    if _asked.is_set():
+        raise KeyboardInterrupt
 
 
 @contextmanager

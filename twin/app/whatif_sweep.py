@@ -22,6 +22,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from twin.app.stopping import look
 from twin.app.whatif import ARMS, Arm, Case, Course, Question, run_course
 from twin.errors import TwinError
 
@@ -54,7 +55,8 @@ class CaseBar:
             self._task = self._progress.add_task(what, total=total, note="")
 
     def move(self, part: float, note: str = "") -> None:
-        """`part` more courses than those that are done."""
+        """`part` more courses than those that are done. Raises KeyboardInterrupt as `stopping.look` does."""
+        look()
         if self._progress is not None and (note or time.monotonic() - self._last > 0.1):
             self._last = time.monotonic()
             self._progress.update(self._task, completed=self.done + part, note=note)

@@ -1,0 +1,101 @@
+"""Ctrl-C in the middle of long work: it ends at once, says so, and no library can eat it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from twin.app import cli
+from twin.app.backtest_run import Bar
+from twin.app.cli import main
+
+BUSY_S = 3.0  # of processor time: the command has begun its work, wherever in it
+
+
+def busy_s(pid: int) -> float:
+    """Processor time of it and of its children so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return 0.0
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own_s + sum(busy_s(int(child)) for child in children)
+
+
+def until_busy(process: subprocess.Popen[str]) -> None:
+    """Until it has used so much processor time, however slow this machine is."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        if busy_s(process.pid) >= BUSY_S:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"it did not begin its work; exit {process.poll()}")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{1_700_000_000 + 60 * i},{v:.3f}" for i, v in enumerate(rng.normal(size=20_000).cumsum())]
+    (tmp_path / "long.csv").write_text("\n".join(["t,v", *rows]) + "\n")
+    words = [sys.executable, "-m", "twin.app", "backtest", "load", "--series", str(tmp_path / "long.csv"),
+             "--time-column", "t", "--value-column", "v"]  # fmt: skip
+    for more in ([], ["--jobs", "2"]):
+        running = subprocess.Popen([*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            until_busy(running)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60.0)
+        finally:
+            running.kill()
+            running.communicate()
+        assert (running.returncode, out, err.strip()) == (130, "", "interrupted")
+
+
+def test_ctrl_c_in_the_import_of_a_library_is_one_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Struck:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def imports(*_: object) -> int:
+        type("Library", (), {"part": Struck()})
+        return 0
+
+    monkeypatch.setattr(cli, "_run", imports)
+    assert main(["backtest", "load", "--suite", "x"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
+
+    def breaks(*_: object) -> int:
+        raise RuntimeError("another one") from ValueError("its cause")
+
+    monkeypatch.setattr(cli, "_run", breaks)
+    with pytest.raises(RuntimeError, match="another one"):
+        main(["backtest", "load", "--suite", "x"])
+
+
+def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def works(*_: object) -> int:
+        with Bar(Console(stderr=True), "backtest") as bar:
+            bar.move(0.1)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            bar.move(0.2)
+        return 0
+
+    monkeypatch.setattr(cli, "_run", works)
+    for _ in range(2):
+        assert main(["backtest", "load", "--suite", "x"]) == 130
+        assert capsys.readouterr().err.strip() == "interrupted"
