@@ -129,6 +129,10 @@ class Floor:
         self.tally = Tally()
         self.next = 0
         self.limit_s = np.zeros(slots)
+        self.size_of_slot: I64 = np.zeros(slots, np.int64)
+        # Of each job that comes, as plain numbers: the scheduler looks at a hundred of them at every event
+        self.size: list[int] = come.size.tolist()
+        self.most_s: list[float] = (LIMIT * come.work_s).tolist()
 
     def usable(self, service: Bool) -> Bool:
         """Nodes in service without a job [n]."""
@@ -157,25 +161,25 @@ class Floor:
             return began
         able = self.usable(service) & ~self.spare
         free = np.flatnonzero(able)
-        passed: list[int] = []
+        n_free, passed = len(free), list[int]()
         # The first that finds no room keeps its turn: who passes it must be gone by then, or leave it room
         until_s, room = np.inf, self.n
         for _ in range(min(len(self.queue), BACKFILL)):
-            if not len(free):
+            if not n_free:
                 break
             job = self.queue.popleft()
-            size = int(self.come.size[job])
-            late = now_s + LIMIT * float(self.come.work_s[job]) > until_s
-            fits = size <= len(free) and not (late and size > room)
+            size, late = self.size[job], now_s + self.most_s[job] > until_s
+            fits = size <= n_free and not (late and size > room)
             place = self._start(job, free, now_s) if fits else None
             if place is None:
                 passed.append(job)
                 if not np.isfinite(until_s):
-                    until_s, room = self._turn(size, len(free), now_s)
+                    until_s, room = self._turn(size, n_free, now_s)
                 continue
             room -= size if late else 0
             able[self.runs[place].nodes] = False
             free = np.flatnonzero(able)
+            n_free = len(free)
             began.append(place)
         self.queue.extendleft(reversed(passed))
         return began
@@ -185,15 +189,15 @@ class Floor:
 
         As in EASY backfilling. source: Lifka, JSSPP 1995
         """
-        ends = sorted((max(self.limit_s[slot], now_s), run.size) for slot, run in self.runs.items())
-        for end_s, more in ends:
-            free += more
-            if free >= size:
-                return end_s, free - size
-        return np.inf, self.n
+        slots = np.fromiter(self.runs, np.int64, len(self.runs))
+        end_s, more = np.maximum(self.limit_s[slots], now_s), self.size_of_slot[slots]
+        order = np.lexsort((more, end_s))
+        left = free + np.cumsum(more[order])
+        at = int(np.searchsorted(left, size))
+        return (float(end_s[order[at]]), int(left[at]) - size) if at < len(left) else (np.inf, self.n)
 
     def _start(self, job: int, free: I64, now_s: float) -> int | None:
-        size, need_s = int(self.come.size[job]), float(self.come.work_s[job])
+        size, need_s = self.size[job], float(self.come.work_s[job])
         at = int(np.searchsorted(free, self.come.offset[job] * self.n))
         nodes = np.sort(np.take(free, np.arange(at, at + size), mode="wrap")).astype(np.int32)
         interval_s = float(young_s(SAVE_S, DAY_S / (self.rate * size)))
@@ -203,7 +207,7 @@ class Floor:
             return None
         del self.queued_s[job]
         self.runs[slot] = run
-        self.limit_s[slot] = now_s + LIMIT * need_s
+        self.limit_s[slot], self.size_of_slot[slot] = now_s + self.most_s[job], size
         return slot
 
     def _bind(self, run: Run, now_s: float) -> int | None:
