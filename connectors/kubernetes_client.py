@@ -2,7 +2,7 @@
 
 Each answer has a limit in time and size. 429 and 5xx are tried again after a wait that grows, a refused token
 is read anew once, redirects and proxies are not followed. Knows no kind of object. May import the core's
-errors and how a server is reached.
+errors, how a server is reached, and how a body is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from connectors.http_body import body_of
 from connectors.kubernetes_access import Access
 from twin.errors import ConfigError, ConnectorError
 
@@ -108,7 +109,7 @@ class KubernetesClient:
                     await self._renew(access, path)
                     raise Away(f"{path}: the token was renewed")
                 if answer.status != 200:
-                    raise _refusal("GET", path, answer, await _body(answer, path))
+                    raise _refusal("GET", path, answer, await body_of(answer, path, MAX_BODY, Away))
                 yield b""
                 rest = bytearray()
                 async for part in answer.content.iter_any():
@@ -164,7 +165,7 @@ class KubernetesClient:
             more = {"data": msgspec.json.encode(body), "headers": {"Content-Type": kind}}
         try:
             async with self._ask(access, method, path, params or {}, timeout=limit, **more) as answer:
-                text = await _body(answer, path)
+                text = await body_of(answer, path, MAX_BODY, Away)
                 if answer.status not in (200, 201, 202):
                     raise _refusal(method, path, answer, text)
                 return text
@@ -213,15 +214,6 @@ class KubernetesClient:
             where = "" if refused.token_from is None else f" of {refused.token_from}"
             what = "no token" if refused.token is None else f"the token{where}"
             raise ApiError(f"{refused.server}{path}", 401, "Unauthorized", f"{what} is not accepted")
-
-
-async def _body(answer: aiohttp.ClientResponse, path: str) -> bytes:
-    text = bytearray()
-    async for part in answer.content.iter_any():
-        text += part
-        if len(text) > MAX_BODY:
-            raise Away(f"{path}: an answer beyond {MAX_BODY} bytes")
-    return bytes(text)
 
 
 def _away(access: Access, path: str, error: Exception) -> Away:

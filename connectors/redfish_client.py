@@ -2,7 +2,8 @@
 
 Signs in by a session, by Basic where there is none; a session that was forgotten is opened anew once, a
 refused password rests for a while, lest the account be locked. Answers have a limit in time and size, and no
-redirect leads to another host. May import what BMCs have in common, and the core's errors.
+redirect leads to another host. May import what BMCs have in common, how a body is read, and the core's
+errors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import aiohttp
 import msgspec
 
 from connectors.bmc import Changed
+from connectors.http_body import body_of
 from twin.errors import ActuationError, ConfigError, ConnectorError
 
 ROOT = "/redfish/v1/"  # source: DSP0266, the one path that is fixed
@@ -164,7 +166,7 @@ class RedfishClient:
                 method, url, headers=headers, allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s), **options,
             ) as answer:  # fmt: skip
-                text = await _body(answer, url)
+                text = await body_of(answer, url, MAX_BODY, ConnectorError)
                 return self._judge(method, url, answer, text)
         except TimeoutError:
             raise ConnectorError(f"{url}: no whole answer within {self._timeout_s:g} s") from None
@@ -227,15 +229,6 @@ class Refusal(ActuationError):
 
 class _NotSigned(ConnectorError):
     pass
-
-
-async def _body(answer: aiohttp.ClientResponse, url: str) -> bytes:
-    text = bytearray()
-    async for part in answer.content.iter_any():
-        text += part
-        if len(text) > MAX_BODY:
-            raise ConnectorError(f"{url}: an answer beyond {MAX_BODY} bytes")
-    return bytes(text)
 
 
 def decoded(text: bytes, url: str) -> JSON:

@@ -3,6 +3,11 @@
 async with serving(tmp_path) as pod:
     await pod.tick({"gpu.temp_c": 60.0})
     status, tree = await pod.ask("GET", "/api/v1/state", "viewer")
+
+Commands block, so for them the pod serves from a thread of its own, with a shell beside it:
+
+with serving_aside(tmp_path, monkeypatch) as desk:
+    assert desk.run("status", role="viewer") == 0
 """
 
 from __future__ import annotations
@@ -11,16 +16,21 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import aiohttp
+import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
 from tests.builders import START_NS, Twin, two_racks
 from twin.app.api import ApiServer
+from twin.app.cli import main
 from twin.app.config import Api, Config, Loaded
 from twin.app.live import Live, Part
 from twin.app.tokens import Tokens, add_token
@@ -28,6 +38,8 @@ from twin.contracts import Decision, Policy
 from twin.events import Event
 
 ROLES = ("viewer", "operator", "admin")
+PATIENCE_S = 60.0  # for what takes a moment: only a test that fails waits so long
+T = TypeVar("T")
 
 
 class Pod:
@@ -57,6 +69,7 @@ class Pod:
         self.secrets = {role: add_token(self.tokens_file, f"{role}-1", role) for role in ROLES}
         self.tokens = Tokens(self.tokens_file)
         self.server = ApiServer(self.tokens)
+        self.work: tuple[asyncio.Task[None], ...] = ()  # what makes it serve: ends by an error only
 
     def _put(self, event: Event) -> bool:
         self._events.append(event)
@@ -117,8 +130,9 @@ async def serving(
     service = asyncio.create_task(pod.server.run(pod.live))
     ticks = asyncio.create_task(pod.ticking())
     bound = asyncio.create_task(pod.server.bound.wait())
+    pod.work = (service, ticks)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait({service, bound}, return_when=asyncio.FIRST_COMPLETED)
         if service.done():
             service.result()
@@ -138,3 +152,106 @@ def serve(folder: Path, check: Callable[[Pod], Awaitable[None]], **more: Any) ->
             await check(pod)
 
     asyncio.run(main())
+
+
+class Desk:
+    """A pod that serves from a thread of its own, and a shell beside it.
+
+    Whatever ends that thread before its time is raised by the next thing that is done here.
+    """
+
+    def __init__(self, pod: Pod, folder: Path, ended: Future[None]) -> None:
+        self.pod, self.folder = pod, folder
+        self._loop, self._ended = asyncio.get_running_loop(), ended
+        for role, secret in pod.secrets.items():
+            path = self.token_file(role)
+            path.write_text(secret + "\n")
+            path.chmod(0o600)
+
+    def token_file(self, role: str) -> Path:
+        """Where the token of a role lies."""
+        return self.folder / f"{role}.token"
+
+    def do(self, act: Callable[[], T]) -> T:
+        """Call something on the daemon's loop."""
+        told: Future[T] = Future()
+        self.check()
+        self._loop.call_soon_threadsafe(_settle, told, act)
+        wait((told, self._ended), PATIENCE_S, FIRST_COMPLETED)
+        self.check()
+        return told.result(0)
+
+    def run(self, *words: str, role: str = "operator") -> int:
+        """The exit status of a command with the token of a role."""
+        self.check()
+        status = main([*words, "--url", self.pod.url, "--token-file", str(self.token_file(role))])
+        self.check()
+        return status
+
+    def check(self) -> None:
+        """Raise what ended the thread, if something did."""
+        if self._ended.done():
+            self._ended.result()
+            raise AssertionError("the pod serves no more")
+
+
+D = TypeVar("D", bound=Desk)
+
+
+def _settle(told: Future[T], act: Callable[[], T]) -> None:
+    """Hold what a call gives or raises."""
+    try:
+        told.set_result(act())
+    except BaseException as error:
+        told.set_exception(error)
+
+
+@overload
+def serving_aside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, columns: int = ..., **more: Any
+) -> contextlib.AbstractContextManager[Desk]: ...
+@overload
+def serving_aside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[D], *, columns: int = ..., **more: Any
+) -> contextlib.AbstractContextManager[D]: ...
+@contextlib.contextmanager
+def serving_aside(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Any] = Desk,
+    *,
+    columns: int = 200,
+    **more: Any,
+) -> Iterator[Any]:
+    """A desk of this kind, made on the daemon's loop; the shell is that wide and knows no daemon.
+
+    `more` goes to `serving`. What ends the thread of the daemon is raised here at the latest.
+    """
+    for name in [n for n in os.environ if n.startswith("RACKTWIN_") and n != "RACKTWIN_TRACES"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ready: Future[tuple[Desk, Callable[[], object]]] = Future()
+    ended: Future[None] = Future()
+
+    async def serve() -> None:
+        async with serving(folder, **more) as pod:
+            leave = asyncio.Event()
+            left = asyncio.create_task(leave.wait())
+            loop = asyncio.get_running_loop()
+            ready.set_result((kind(pod, folder, ended), lambda: loop.call_soon_threadsafe(leave.set)))
+            done, _ = await asyncio.wait({left, *pod.work}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    # Daemonic, so that a thread that hangs fails its test and does not keep the process.
+    threading.Thread(target=_settle, args=(ended, lambda: asyncio.run(serve())), daemon=True).start()
+    wait((ready, ended), PATIENCE_S, FIRST_COMPLETED)
+    if ended.done():
+        ended.result()
+    desk, leave = ready.result(0)
+    try:
+        yield desk
+    finally:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: the error that did it follows
+            leave()
+        ended.result(PATIENCE_S)

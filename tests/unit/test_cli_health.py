@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ailing import Ailing, ailing, days_ago_ns
-from tests.serving import Pod, serving
+from tests.serving import Desk, serving_aside
 from twin.app.cli import main
 from twin.contracts import Fault
 from twin.frame import NS
@@ -24,19 +21,17 @@ DAY_S = 86_400.0
 NODE3 = "lab/h/r1/node3"
 
 
-class Ward:
-    """A pod that serves from a thread of its own, whose health is told, and a shell beside it."""
+class Ward(Desk):
+    """A desk whose pod tells of health."""
 
-    def __init__(self, pod: Pod, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
-        self.pod, self.loop, self.token = pod, loop, folder / "viewer.token"
-        self.token.write_text(pod.secrets["viewer"] + "\n")
-        self.token.chmod(0o600)
-        self.ill: Ailing = ailing(pod.twin.engine)
-        self.now_ns = pod.twin.now_ns
-        pod.twin.engine.health.looked_ns = self.now_ns - 4 * NS
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.ill: Ailing = ailing(self.pod.twin.engine)
+        self.now_ns = self.pod.twin.now_ns
+        self.pod.twin.engine.health.looked_ns = self.now_ns - 4 * NS
 
-    def run(self, *words: str) -> int:
-        return main(["health", *words, "--url", self.pod.url, "--token-file", str(self.token)])
+    def run(self, *words: str, role: str = "viewer") -> int:
+        return super().run("health", *words, role=role)
 
     def forecasts(self) -> None:
         chances = np.full(36, 0.004)
@@ -49,33 +44,8 @@ class Ward:
 
 @pytest.fixture
 def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ward]:
-    monkeypatch.delenv("RACKTWIN_URL", raising=False)
-    monkeypatch.delenv("RACKTWIN_CONFIG", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    ready: queue.Queue[Any] = queue.Queue()
-    done = threading.Event()
-
-    async def serve() -> None:
-        async with serving(tmp_path) as pod:
-            ready.put(Ward(pod, asyncio.get_running_loop(), tmp_path))
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            ready.put(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started = ready.get(timeout=20)
-    try:
-        assert not isinstance(started, BaseException), started
-        yield started
-    finally:
-        done.set()
-        thread.join(20)
+    with serving_aside(tmp_path, monkeypatch, Ward, columns=100) as ward:
+        yield ward
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -252,7 +222,7 @@ def test_filters_and_json(ward: Ward, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_status_has_a_line_on_it(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
     ward.ill.unwell("gpu", 14)
     ward.ill.verdicts.held["psu"].level[:] = UNKNOWN
-    assert main(["status", "--url", ward.pod.url, "--token-file", str(ward.token)]) == 0
+    assert main(["status", "--url", ward.pod.url, "--token-file", str(ward.token_file("viewer"))]) == 0
     text = said(capsys)
     assert "health gpu: 1 degraded, 143 healthy node: 36 healthy" in text
     assert "psu: 72 unknown" in text

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
-import queue
 import subprocess
 import sys
 import threading
@@ -16,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Pod, serving
+from tests.serving import Desk, serving_aside
 from twin.app.cli import main
 from twin.app.cli_live import duration
 from twin.app.client import connect
@@ -28,59 +25,10 @@ CAP = "gpu.power_cap_w"
 NASTY = "\x1b[31m[bold]evil[/bold]\u202e"
 
 
-class Desk:
-    """A pod that serves from a thread of its own, and a shell beside it."""
-
-    def __init__(self, pod: Pod, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
-        self.pod, self._loop = pod, loop
-        for role, secret in pod.secrets.items():
-            path = folder / f"{role}.token"
-            path.write_text(secret + "\n")
-            path.chmod(0o600)
-        self.folder = folder
-
-    def do(self, act: Any) -> Any:
-        """Call something on the daemon's loop."""
-
-        async def run() -> Any:
-            return act()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
-
-    def run(self, *words: str, role: str = "operator") -> int:
-        """A command with a token."""
-        return main([*words, "--url", self.pod.url, "--token-file", str(self.folder / f"{role}.token")])
-
-
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    for name in [n for n in os.environ if n.startswith("RACKTWIN_") and n != "RACKTWIN_TRACES"]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "200")
-    ready: queue.Queue[Any] = queue.Queue()
-    done = threading.Event()
-
-    async def serve() -> None:
-        async with serving(tmp_path) as pod:
-            ready.put((pod, asyncio.get_running_loop()))
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            ready.put(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started = ready.get(timeout=20)
-    try:
-        assert not isinstance(started, BaseException), started
-        yield Desk(*started, tmp_path)
-    finally:
-        done.set()
-        thread.join(20)
+    with serving_aside(tmp_path, monkeypatch) as desk:
+        yield desk
 
 
 def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

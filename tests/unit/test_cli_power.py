@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
-import queue
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.capped import Rig, guards, job, lab
-from tests.serving import Pod, serving
+from tests.serving import Desk, serving_aside
 from twin.app.cli import main
 from twin.app.cli_power import _instant, watts
 from twin.app.cli_power_show import first_words, kw, show_fit, show_headroom
@@ -26,57 +23,23 @@ from twin.app.cli_power_show import first_words, kw, show_fit, show_headroom
 NASTY = "\x1b[31m[bold]evil\u202e"
 
 
-class Desk:
-    """A pod that serves from a thread of its own, and a shell beside it."""
+class PowerDesk(Desk):
+    """A desk whose pod runs in a closed loop."""
 
-    def __init__(self, pod: Pod, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self.pod, self.rig, self._folder, self._loop = pod, Rig(pod), folder, loop
-        for role, secret in pod.secrets.items():
-            path = folder / f"{role}.token"
-            path.write_text(secret + "\n")
-            path.chmod(0o600)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.rig = Rig(self.pod)
 
     def drive(self, *words: Any) -> None:
         """Seconds on the daemon's loop."""
-
-        async def run() -> None:
-            self.rig.run(*words)
-
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
-
-    def run(self, *words: str, role: str = "operator") -> int:
-        return main([*words, "--url", self.pod.url, "--token-file", str(self._folder / f"{role}.token")])
+        self.do(lambda: self.rig.run(*words))
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    for name in ("RACKTWIN_URL", "RACKTWIN_CONFIG", "RACKTWIN_TOKEN", "RACKTWIN_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    ready: queue.Queue[Any] = queue.Queue()
-    done = threading.Event()
-
-    async def serve() -> None:
-        async with serving(tmp_path, tree=lab(), more=guards()) as pod:
-            ready.put(Desk(pod, tmp_path, asyncio.get_running_loop()))
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            ready.put(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started = ready.get(timeout=20)
-    try:
-        assert not isinstance(started, BaseException), started
-        yield started
-    finally:
-        done.set()
-        thread.join(20)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PowerDesk]:
+    more = {"tree": lab(), "more": guards()}
+    with serving_aside(tmp_path, monkeypatch, PowerDesk, columns=100, **more) as desk:
+        yield desk
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -87,7 +50,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(text.split())
 
 
-def test_headroom_and_why_and_cost_in_lines(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.drive(30, 300.0, job("pre", range(15)), job("chat", range(18, 30), kind="inference"))
     desk.drive(60, 1100.0)
     assert desk.run("power", role="viewer") == 0
@@ -116,7 +79,9 @@ def test_headroom_and_why_and_cost_in_lines(desk: Desk, capsys: pytest.CaptureFi
     assert "no rack, node, GPU, feeder or job nowhere" in said(capsys)
 
 
-def test_load_targets_are_set_shown_and_taken_back(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_targets_are_set_shown_and_taken_back(
+    desk: PowerDesk, capsys: pytest.CaptureFixture[str]
+) -> None:
     desk.drive(3, 300.0)
     assert desk.run("power", "targets") == 0
     assert "no load target runs or is to come" in said(capsys)
@@ -147,7 +112,7 @@ def test_load_targets_are_set_shown_and_taken_back(desk: Desk, capsys: pytest.Ca
     assert "no load target night" in said(capsys)
 
 
-def test_any_load_is_beyond_a_limit_of_nothing(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_load_is_beyond_a_limit_of_nothing(desk: PowerDesk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.drive(3, 300.0)
     assert desk.run("power", "target", "dark", "--limit", "0kW", "--until", "06:00") == 0
     assert "the site draws" in said(capsys)
@@ -173,7 +138,7 @@ def test_any_load_is_beyond_a_limit_of_nothing(desk: Desk, capsys: pytest.Captur
     ],
 )
 def test_what_cannot_be_so_is_refused(
-    desk: Desk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+    desk: PowerDesk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
 ) -> None:
     assert desk.run("power", "target", "t", *words) == 1
     assert why in said(capsys)

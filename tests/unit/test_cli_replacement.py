@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from policies.replacement_phases import DRAINING, RMA, SUSPECT
 from tests.leaving import Leaving, outed
-from tests.serving import Pod, serving
+from tests.serving import Desk, serving_aside
 from twin.app.cli import main
 from twin.events import JobStarted
 from twin.frame import NS
@@ -23,58 +19,22 @@ from twin.journal import Chain
 NODE = "lab/h/r1/node3"
 
 
-class Desk:
-    """A pod that serves from a thread of its own, and a shell beside it."""
+class NodesDesk(Desk):
+    """A desk whose nodes leave as `policy` is told."""
 
-    def __init__(self, pod: Pod, policy: Leaving, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self.pod, self.policy, self.folder, self._loop = pod, policy, folder, loop
-        for role, secret in pod.secrets.items():
-            path = folder / f"{role}.token"
-            path.write_text(secret + "\n")
-            path.chmod(0o600)
-
-    def do(self, act: Any) -> Any:
-        """Call something on the daemon's loop."""
-
-        async def run() -> Any:
-            return act()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
-
-    def run(self, *words: str, role: str = "operator") -> int:
-        return main([*words, "--url", self.pod.url, "--token-file", str(self.folder / f"{role}.token")])
+    policy: Leaving
 
 
 @pytest.fixture(params=[True])
-def desk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[NodesDesk]:
     """`params`: whether the policy runs."""
-    for name in ("RACKTWIN_URL", "RACKTWIN_CONFIG", "RACKTWIN_TOKEN", "RACKTWIN_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    ready: queue.Queue[Any] = queue.Queue()
-    done, policy = threading.Event(), Leaving()
-
-    async def serve() -> None:
-        async with serving(tmp_path, more=[policy] if request.param else []) as pod:
-            ready.put(Desk(pod, policy, tmp_path, asyncio.get_running_loop()))
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            ready.put(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started = ready.get(timeout=20)
-    try:
-        assert not isinstance(started, BaseException), started
-        yield started
-    finally:
-        done.set()
-        thread.join(20)
+    policy = Leaving()
+    more = [policy] if request.param else []
+    with serving_aside(tmp_path, monkeypatch, NodesDesk, more=more) as desk:
+        desk.policy = policy
+        yield desk
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -84,7 +44,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(text.split())
 
 
-def leave(desk: Desk) -> None:
+def leave(desk: NodesDesk) -> None:
     def act() -> None:
         for node, phase in ((3, DRAINING), (5, RMA), (7, SUSPECT)):
             outed(desk.policy, node, desk.pod.twin.now_ns, phase)
@@ -96,7 +56,7 @@ def leave(desk: Desk) -> None:
     desk.do(act)
 
 
-def test_the_plan_in_lines(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_in_lines(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     leave(desk)
     assert desk.run("replacement", "plan", role="viewer") == 0
     text = said(capsys)
@@ -115,7 +75,7 @@ def test_the_plan_in_lines(desk: Desk, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)["total"] == 3
 
 
-def test_one_node_with_all_that_was_weighed(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     leave(desk)
     assert desk.run("replacement", "plan", "r1/node3") == 0
     text = said(capsys)
@@ -138,7 +98,7 @@ def test_one_node_with_all_that_was_weighed(desk: Desk, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("desk", [False], indirect=True)
-def test_without_the_policy(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_policy(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("plan",), ("plan", "r1/node3"), ("history",)):
         assert desk.run("replacement", *words) == 0
         assert "add `policies: {replacement: {}}` to the site file" in said(capsys)
@@ -146,7 +106,7 @@ def test_without_the_policy(desk: Desk, capsys: pytest.CaptureFixture[str]) -> N
     assert "warning: it is written down, but no policy named replacement runs here" in said(capsys)
 
 
-def test_people_tell_and_the_history_has_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_tell_and_the_history_has_it(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     assert desk.run("node", "repaired", "r1/node3", "--note", "ticket 7: new HBM") == 0
     assert "done" in said(capsys)
     assert desk.run("node", "tested", NODE, "--passed", "--test", "burn", "--note", "8 h clean") == 0
@@ -179,7 +139,7 @@ def test_people_tell_and_the_history_has_it(desk: Desk, capsys: pytest.CaptureFi
     ],
 )
 def test_bad_words(
-    desk: Desk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, why: str
+    desk: NodesDesk, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, why: str
 ) -> None:
     try:
         got = desk.run(*words)
@@ -189,13 +149,13 @@ def test_bad_words(
     assert why in said(capsys)
 
 
-def test_a_viewer_may_not(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_viewer_may_not(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     assert desk.run("node", "repaired", NODE, role="viewer") == 1
     assert "needs the role operator" in said(capsys)
 
 
 def test_a_report_goes_to_a_file_and_overwrites_nothing_unasked(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    desk: NodesDesk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(desk)
     page, data = desk.folder / "node3.md", desk.folder / "node3.json"

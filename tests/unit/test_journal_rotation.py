@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +9,13 @@ import msgspec
 import pytest
 
 from tests.golden.story import Story, engine_for
+from tests.rotated import KEEPING, SECONDS, folder, kept, prune, replayed, run
 from twin.app import journal_files, journal_writer
 from twin.app.cli import main
 from twin.app.config import Quotas
 from twin.app.journal_files import OPEN, closed_segments, cut_journal, edges, last_line, line_head
 from twin.app.recorded import open_recorded
-from twin.app.replay import Keeping, Recorder, replay_frames
-from twin.app.sources import Cutter
+from twin.app.replay import Recorder, replay_frames
 from twin.app.startup import resume
 from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
 from twin.app.upkeep import Upkeep
@@ -27,62 +23,8 @@ from twin.engine import Engine
 from twin.errors import Divergence, StorageError
 from twin.frame import NS
 
-SECONDS = 100
+__all__ = ["folder", "kept"]
 LONG = b"a\n" + b"b" * 300_000 + b"\ntorn"
-KEEPING = Keeping(trace_s=15.0, journal_bytes=3000, reserve_bytes=0, every_s=20.0)
-
-
-def run(folder: Path, seconds: int = SECONDS, keeping: Keeping = KEEPING, finish: bool = True) -> Engine:
-    """The story as a daemon would record it: segments, notes between ticks, snapshots now and then."""
-    story = Story(seconds)
-    engine = engine_for(story.spec)
-    recorder = Recorder(engine, story.spec, folder, durable=False, keeping=keeping)
-    for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
-        recorder.before(frame)
-        if frame.tick % 7 == 3:
-            recorder.note("access", {"who": "somebody", "refused": True, "at": frame.tick})
-        decision = engine.tick(frame)
-        recorder.after(engine, decision)
-        story.observe(engine, frame, decision)
-        if frame.tick % 5 == 0:
-            recorder.note("alarm", {"what": "acknowledged", "id": "x", "author": "ada"}, sync=True)
-        if recorder.snapshot_due(decision.now_ns):
-            recorder.snapshot_job(engine)()
-            recorder._snapshot_ns = decision.now_ns
-    recorder.note("daemon", {"stopping": True})
-    if finish:
-        recorder.finish(engine)
-    recorder.close()
-    return engine
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Engine]:
-    folder = tmp_path_factory.mktemp("rotated") / "run"
-    return folder, run(folder)
-
-
-@pytest.fixture
-def folder(kept: tuple[Path, Engine], tmp_path: Path) -> Path:
-    shutil.copytree(kept[0], tmp_path / "run")
-    return tmp_path / "run"
-
-
-def replayed(folder: Path) -> tuple[Any, Engine]:
-    engine, _, since = open_recorded(folder, engine_for)
-    return replay_frames(engine, TraceReader(folder), folder / OPEN, since=since), engine
-
-
-def prune(folder: Path, **quotas: int) -> Upkeep:
-    """What the daemon does in two minutes: announce, write it down, delete."""
-    keeper = Upkeep(folder, Quotas(**quotas))
-    writer = JournalWriter(folder)
-    for _ in range(2):
-        for kind, body in keeper.run(0):
-            tick, now_ns = (writer.last.tick, writer.last.now_ns) if writer.last else (-1, 0)
-            writer.append([writer.chain.line(kind, tick, now_ns, body)])
-    writer.close()
-    return keeper
 
 
 def test_a_chain_runs_through_all_segments(kept: tuple[Path, Engine]) -> None:
@@ -339,152 +281,6 @@ def test_the_last_line_however_long(tmp_path: Path) -> None:
             got, at = last_line(file)
         assert got == line
         assert data[at : at + len(line)] == line
-
-
-def full_disk(after: int) -> Callable[[int, Any], int]:
-    """Stands in for a file's `write`: takes `after` bytes, then the disk is full."""
-    state = {"left": after}
-    real = os.write
-
-    def write(fd: int, data: Any) -> int:
-        if state["left"] <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken = real(fd, bytes(data)[: state["left"]])
-        state["left"] -= taken
-        return taken
-
-    return write
-
-
-class _Filling:
-    """A file on a disk that has room for so many bytes more, until the reserve is given back."""
-
-    def __init__(self, file: Any, reserve: Path, room: int) -> None:
-        self.file, self.reserve, self.write_ = file, reserve, full_disk(room)
-
-    def write(self, data: Any) -> int:
-        if not self.reserve.exists():
-            return int(self.file.write(data))
-        return self.write_(self.file.fileno(), data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-@pytest.mark.parametrize("room", [0, 1, 100])
-def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int) -> None:
-    writer = JournalWriter(tmp_path, reserve_bytes=2**16)
-    reserve = tmp_path / "journal.reserve"
-    assert reserve.stat().st_blocks * 512 >= 2**16
-    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
-    writer._file = _Filling(writer._file, reserve, room)  # type: ignore[assignment]
-    with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
-        writer.append([writer.chain.line("command", 8, 80, {"n": i}) for i in range(3)])
-    assert not reserve.exists()
-    with pytest.raises(StorageError, match="nothing more is written"):
-        writer.append([writer.chain.line("command", 9, 90, {})])
-    writer.close()
-    lines = [msgspec.json.decode(x) for x in journal_lines(writer.path)]
-    assert [(x["kind"], x["tick"]) for x in lines] == [("finding", 7), ("daemon", 7)]
-    assert lines[1]["body"]["held"] == "all commands"
-    assert verify_journal(writer.path).fault is None
-    again = JournalWriter(tmp_path, reserve_bytes=2**16)
-    assert reserve.exists()
-    assert again.chain.seq == 2
-    again.close()
-
-
-def test_a_disk_that_is_full_at_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = JournalWriter(tmp_path, segment_bytes=1, reserve_bytes=2**16)
-    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
-    assert writer.full
-
-    def refuse(folder: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", lambda self, to: refuse(self))
-        with pytest.raises(StorageError, match="cannot begin a new segment"):
-            writer.rotate()
-    writer.close()
-    assert [line_head(x).kind for x in journal_lines(writer.path)] == ["finding", "daemon"]
-    assert verify_journal(writer.path).fault is None
-
-
-def test_no_room_for_the_reserve_is_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal_writer.os, "posix_fallocate", refuse)
-    with pytest.raises(StorageError, match=r"lower quotas\.journal_reserve_mb"):
-        JournalWriter(tmp_path, reserve_bytes=2**20)
-    assert not (tmp_path / "journal.reserve").exists()
-
-
-def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
-    """Its frame is traced, its decision is not written; the last line is the shell's."""
-    folder = tmp_path / "run"
-    story = Story(30)
-    engine = engine_for(story.spec)
-    keeping = Keeping(reserve_bytes=2**16, every_s=1e9)
-    recorder = Recorder(engine, story.spec, folder, durable=True, keeping=keeping)
-    assert recorder.journal is not None
-    frames = Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story)
-    with pytest.raises(StorageError):  # noqa: PT012
-        for frame in frames:
-            recorder.before(frame)
-            decision = engine.tick(frame)
-            if frame.tick == 20:
-                filling: Any = _Filling(recorder.journal._file, folder / "journal.reserve", 50)
-                recorder.journal._file = filling
-            recorder.after(engine, decision)
-            story.observe(engine, frame, decision)
-    recorder.close()
-    stopped = engine.state.tick
-    assert stopped >= 20
-    back = resume(folder, engine_for)
-    assert back.engine.checksum() == engine.checksum()
-    assert back.last_tick == stopped
-    assert verify_journal(folder / OPEN).fault is None
-    kinds = [line_head(x).kind for x in journal_lines(folder / OPEN)]
-    assert "daemon" in kinds
-    outcome, _ = replayed(folder)
-    assert outcome.damage == []
-
-
-@pytest.mark.parametrize("covered", [True, False])
-def test_ticks_that_were_not_traced(tmp_path: Path, covered: bool) -> None:
-    """The trace's disk was full for a while; ticks went on. A snapshot behind the gap makes it harmless."""
-    folder, story = tmp_path / "run", Story(40)
-    engine = engine_for(story.spec)
-    recorder = Recorder(engine, story.spec, folder, keeping=KEEPING)
-    for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
-        if frame.tick == 10:
-            recorder.snapshot_job(engine)()
-        if not 20 <= frame.tick < 25:
-            recorder.before(frame)
-        elif recorder.trace is not None:
-            recorder.trace._give_up()
-        decision = engine.tick(frame)
-        recorder.after(engine, decision)
-        story.observe(engine, frame, decision)
-        if frame.tick == 30 and covered:
-            recorder.snapshot_job(engine)()
-    recorder.close()
-    back = resume(folder, engine_for)
-    if covered:
-        assert back.faults == []
-        assert back.engine.checksum() == engine.checksum()
-        return
-    assert back.engine.state.tick == 19
-    assert back.lost is not None
-    assert back.lost[0] == 20
-    assert back.lost[1] > 30  # as far as the journal tells
-    assert any("ticks 20..24 were not traced" in fault for fault in back.faults)
-    assert list(folder.glob("*.lost"))
-    assert back.bridge()
-    again = resume(folder, engine_for)
-    assert again.engine.checksum() == back.engine.checksum()
 
 
 def test_unknown_notes_do_not_look_like_decisions(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The made-up fleet of the replacement backtest: its truth, its jobs, its people, and its rivals."""
+"""The made-up fleet of the replacement backtest: its truth, its jobs and its people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.faultlog import FaultLog
+from tests.quarters import SITE, SMALL, N, Says, lived, one_fault, small
 from twin.app.fault_file import read_faults
 from twin.app.replacement_fleet import (
     AGAIN_PU,
@@ -20,71 +20,20 @@ from twin.app.replacement_fleet import (
     GPUS,
     HOUR_S,
     MEASURED,
-    NONE,
     REPAIR_S,
     SCENARIOS,
-    Scenario,
-    Truth,
     draw,
 )
 from twin.app.replacement_jobs import RESTART_S, SAVE_S, Floor, Run, arrivals
-from twin.app.replacement_nodes import EXCHANGE_S, NOTHING_S, REPLACE, RIGHT_S, TEST_S
+from twin.app.replacement_nodes import EXCHANGE_S, NOTHING_S, REPLACE, TEST_S
 from twin.app.replacement_quarter import SAVE, SERVICE, TEST, Quarter
-from twin.app.replacement_replay import Replayed, scored
-from twin.app.replacement_rivals import AfterTest, Counted, Oracle, at
-from twin.app.replacement_scores import FIGURES, Task, compared, goals, live_task, paired
-from twin.app.replacement_view import START_NS, FleetView, quarter_site
+from twin.app.replacement_rivals import Counted, at
+from twin.app.replacement_view import START_NS, FleetView
 from twin.contracts import Proposal
 from twin.frame import NS, Bool
 from twin.service_book import FAILED_TEST, PASSED
 
-SMALL = Scenario("small", "a fleet that fails often", 30e-3, 0.03, 0.3, 2 * HOUR_S)
-SITE = quarter_site(racks=2)  # 64 nodes, half of them stand by: halls of a rack and a spare one
-N = SITE.sizes["node"]
 TRACES = os.environ.get("RACKTWIN_TRACES")
-
-
-def small(seed: int = 1, days: float = 20.0, scenario: Scenario = SMALL) -> Truth:
-    return draw(scenario, MEASURED, seed, days * DAY_S, N)
-
-
-def lived(truth: Truth, make: object = None, warm_s: float = 0.0) -> Quarter:
-    quarter = Quarter(SITE, truth, 1, SMALL.rate, SMALL.job_s, 0.67, warm_s)
-    quarter.run(None if make is None else make(quarter))  # type: ignore[operator]
-    return quarter
-
-
-def one_fault(at_h: float, shows: bool = False, again: bool = False, delay_h: float = 1.0) -> Truth:
-    """Node 0 fails once, after so many hours; its repair takes ten hours."""
-    blank = small()
-    none = np.zeros((1, 8), np.bool_)
-    first = none.copy()
-    first[0, 0] = True
-    whole = np.full((1, 8), 10 * HOUR_S)
-    return Truth(
-        N, 5 * DAY_S, np.zeros(N, np.bool_), np.zeros(1, np.int32), np.array([at_h * HOUR_S]),
-        np.zeros(1, np.bool_), whole, first if again else none, np.full((1, 8), delay_h * HOUR_S),
-        first if shows else none, first if shows else none, np.full((1, 8), 2 * HOUR_S),
-        np.zeros((1, 8)), np.zeros(0, np.int32), np.zeros(0), np.full_like(blank.test_chance, 0.5),
-    )  # fmt: skip
-
-
-class Says:
-    """An arm that says what a function of the view says."""
-
-    name = "says"
-
-    def __init__(self, say: object, swap: Bool | None = None) -> None:
-        self.say, self.swap = say, swap
-
-    def decide(self, view: FleetView) -> list[Proposal]:
-        return self.say(view)  # type: ignore[operator,no-any-return]
-
-    def exchange(self) -> Bool | None:
-        return self.swap
-
-    def busy(self) -> bool:
-        return True
 
 
 def test_the_same_seed_gives_the_same_truth_and_another_does_not() -> None:
@@ -336,112 +285,3 @@ def test_no_node_has_two_jobs_and_none_runs_on_what_is_out() -> None:
         assert not quarter.view.down[held].any()
         assert (quarter.nodes.level[held] < 3).all()
     assert quarter.nodes.counts["exchanges"] > 0
-
-
-@pytest.mark.slow
-def test_the_oracle_is_struck_by_nothing_and_the_rivals_by_less() -> None:
-    truth = small(2, 12.0)
-    reactive = lived(truth).floor.tally
-    oracle = lived(truth, lambda q: Oracle(q.nodes)).floor.tally
-    counted = lived(truth, lambda q: Counted(q.view)).floor.tally
-    tested = lived(truth, lambda q: AfterTest(q.view)).floor.tally
-    assert oracle.interruptions == 0 < reactive.interruptions
-    assert sum(oracle.lost.values()) < 0.6 * sum(reactive.lost.values())
-    assert counted.interruptions < reactive.interruptions
-    assert tested.interruptions < reactive.interruptions
-
-
-@pytest.mark.slow
-def test_what_is_told_ahead_never_comes_from_a_fault_without_a_warning() -> None:
-    """With no warnings, no verdict ever speaks: the view has nothing of the truth."""
-    truth = draw(SMALL, NONE, 1, 5 * DAY_S, N)
-    told = []
-
-    def say(view: FleetView) -> list[Proposal]:
-        told.append(bool((view.told & ~view.down).any()))
-        return []
-
-    lived(truth, lambda q: Says(say))
-    assert told
-    assert not any(told)
-
-
-@pytest.mark.slow
-def test_forecasts_rest_on_the_past_alone() -> None:
-    """Two fleets that differ in what is to come are forecast alike."""
-
-    def first(later_h: float) -> np.ndarray:
-        kept: list[np.ndarray] = []
-
-        def say(view: FleetView) -> list[Proposal]:
-            if view.now_ns <= START_NS + round(50 * HOUR_S) * NS:
-                kept.append(view.forecasts["node.failure_pu", 86_400.0].mean.copy())
-            return []
-
-        lived(one_fault(later_h), lambda q: Says(say))
-        return kept[-1]
-
-    assert np.array_equal(first(60.0), first(110.0), equal_nan=True)
-    assert not np.array_equal(first(45.0), first(110.0), equal_nan=True)
-
-
-def test_a_drain_is_right_for_a_week_before_a_fault() -> None:
-    quarter = Quarter(SITE, one_fault(100.0), 1, SMALL.rate, SMALL.job_s, 0.67, 0.0)
-    quarter.nodes.now_s = 100 * HOUR_S - RIGHT_S + 60.0
-    assert quarter.nodes.would_fail(0)
-    assert not quarter.nodes.would_fail(1)
-    quarter.nodes.now_s = 100 * HOUR_S + 60.0
-    assert not quarter.nodes.would_fail(0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ["reactive", "replacement"])
-def test_an_arm_lives_and_its_figures_are_whole(arm: str) -> None:
-    row = live_task(Task(SMALL, MEASURED, 1, arm, 3.0, 1.0, 2))
-    assert row["total_gpu_h"] == pytest.approx(row["lost_gpu_h"] + row["out_gpu_h"])
-    assert 0.0 < row["goodput_pu"] <= 1.0
-    assert row["lost_gpu_h"] == pytest.approx(
-        sum(v for k, v in row.items() if k.startswith("lost_") and k != "lost_gpu_h")
-    )
-
-
-def test_paired_differences_have_students_interval() -> None:
-    found = paired(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert found["mean"] == 2.5
-    assert found["worst"] == 1.0
-    assert found["high"] - 2.5 == pytest.approx(2.353 * np.std([1, 2, 3, 4], ddof=1) / 2.0)
-    assert np.isnan(paired(np.array([1.0]))["low"])
-
-
-def test_goals_are_judged_beside_the_oracle() -> None:
-    rows = []
-    for seed, (ours, best) in enumerate([(60.0, 10.0), (70.0, 10.0), (65.0, 20.0)]):
-        for arm, lost in (("reactive", 100.0), ("replacement", ours), ("oracle", best)):
-            others = dict.fromkeys([key for key, _ in FIGURES], 0.04)
-            rows.append({**others, "arm": arm, "seed": seed, "lost_gpu_h": lost, "total_gpu_h": lost})
-    told = compared(rows)
-    ours_told = next(a for a in told["arms"] if a["arm"] == "replacement")
-    assert ours_told["lost_gpu_h_of_oracle"]["pu"] == pytest.approx(105.0 / 260.0)
-    found = goals([{"scenario": "lemons", "warnings": "measured", **told}])
-    assert [g["met"] for g in found] == [True, True, True]
-
-
-def test_a_replay_meets_what_comes_while_a_node_is_out() -> None:
-    """Node 3 fails every five days; withdrawn from day 21 for ever, it meets the faults that follow."""
-    start_d = np.arange(2.0, 40.0, 5.0)
-    k = len(start_d)
-    log = FaultLog(
-        16, np.full(k, 3, np.int32), start_d, start_d + 0.5, np.zeros(k, np.int32), ("x",), 0.0, 40.0
-    )
-
-    def say(view: FleetView) -> list[Proposal]:
-        return at(SERVICE, np.array([3]), 3.0, "out")
-
-    found = Replayed(log, 21.0, lambda view: Says(say)).run()
-    told = scored(log, 21.0, "says", found.withdrawn, found.met, found.out_d)
-    assert [node for node, _ in found.withdrawn] == [3]
-    assert told["precision"] == 1.0
-    assert told["avoided"] == int((start_d > 21.0).sum()) == told["faults"]
-    assert told["recall"] == pytest.approx(2 / 4), "the faults of days 22 and 27, within a week of day 21"
-    assert told["base_precision"] < 0.2
-    assert SAVE_S == 60.0
