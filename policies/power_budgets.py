@@ -11,6 +11,7 @@ replacement_places.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ LEAST_FLOW_PU = 0.8
 # CDUs take from a loop what their valves let through: only open ones tell of a loss. source: estimate
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
+MOST_KEPT = 4  # answers of `pairs_of`: with failover and without, before and after a feed is lost
 LEAST_LOAD_W = 100.0  # what the meter of a feeder without power does not read. source: estimate
 
 
@@ -64,17 +66,21 @@ class Carried(NamedTuple):
         """The place of a feeder."""
         return self.n_rack + feeder
 
+    @property
+    def whole(self) -> int:
+        """The place of all racks together."""
+        n = len(self.limit_w)
+        return n - 1 if self.pairs.drawn == self.n_rack else n - 1 - self.n_feeder
+
     def within(self, site_w: float, feeder_w: F64) -> Carried:
         """With what is let in from outside as well: all racks together, each feeder [n_feeder]; inf = all."""
         limit_w, first = self.limit_w.copy(), self.pairs.drawn
-        limit_w[_site_place(self)] = site_w
+        limit_w[self.whole] = site_w
         limit_w[first : first + self.n_feeder] = np.fmin(limit_w[first : first + self.n_feeder], feeder_w)
         return self._replace(limit_w=limit_w)
 
 
-def _site_place(carried: Carried) -> int:
-    n, first = len(carried.limit_w), carried.n_rack
-    return n - 1 if carried.pairs.drawn == first else n - 1 - carried.n_feeder
+_KEPT: deque[tuple[Site, bytes, bool, Pairs]] = deque(maxlen=MOST_KEPT)
 
 
 def dead_feeders(view: View) -> Bool:
@@ -99,8 +105,21 @@ def dead_feeders(view: View) -> Bool:
 def pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:
     """How much of each rack every place carries while these feeders are dead.
 
-    With `failover` as much as it comes to while all of side A, or all of side B, is lost as well.
+    With `failover` as much as it comes to while all of side A, or all of side B, is lost as well. The last
+    answers are kept: feeders seldom die, and several ask in each tick. Nobody may write to them.
     """
+    key = dead.tobytes()
+    for of, mask, both, pairs in tuple(_KEPT):
+        if of is site and both == failover and mask == key:
+            return pairs
+    pairs = _pairs(site, dead, failover)
+    for part in pairs[:3]:
+        part.flags.writeable = False
+    _KEPT.appendleft((site, key, failover, pairs))
+    return pairs
+
+
+def _pairs(site: Site, dead: Bool, failover: bool) -> Pairs:
     n_rack, n_feeder = site.sizes["rack"], site.sizes["feeder"]
     first_cdu = n_rack + n_feeder
     first_loop = first_cdu + site.sizes["cdu"]

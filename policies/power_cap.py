@@ -42,6 +42,7 @@ from policies.power_demand import (
 )
 from policies.power_nodes import NODE_CONTROL, Nodes, nodes_of, readback_w, standing_in
 from policies.power_outside import COURSE, Course, Outside, Settings, outside
+from policies.power_release import Raises, steadied
 from policies.power_shares import Claims, gpus_w, shared_out
 from twin.contracts import Columns, Memory, Proposal, View, mask_index
 from twin.errors import ContractError
@@ -50,18 +51,12 @@ from twin.site import Site
 from twin.state import GOOD
 
 MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err. source: estimate
-STEP_PU = 0.02  # of its range by which a cap must differ to be moved up. source: estimate
-CUT_PU = 0.01  # of its range; a cap that fell by less need not wait anew for a raise. source: estimate
-DWELL_S = 30.0  # between a cut and a raise. source: estimate
-SPREAD_S = 30.0  # how far apart raises are drawn beyond that. source: estimate
-SOON_S = 10.0  # in place of both, for what is high or waited for: two calls. source: estimate
 # By which what a rack draws beside its GPUs is taken to change in a second of itself, and for a watt by which
 # they left their mean of a quarter minute: CPUs work while they do; and for one by which they were cut: their
 # losses are not known that well. source: estimate
 OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
 SETTLED_W = 5.0  # a cap is read back to within this
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
-_GOLDEN = 0.6180339887498949  # its multiples spread evenly over 0..1
 _NAN = float("nan")
 _COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
 
@@ -162,7 +157,8 @@ class PowerCap:
         if shared is not None:
             cap_w, held_by, short = shared
         limit_w = left_w + self.margin_pu * np.where(np.isfinite(left_w), carried.limit_w, 0.0)
-        cap_w, cut_ns = _steadied(view, want, cap_w, memory, claims, carried, limit_w)
+        along = np.flatnonzero(held_by == carried.whole) if told.let_up else None
+        cap_w, cut_ns = steadied(view, want, cap_w, memory, claims, Raises(carried, limit_w, along))
         capped = want.capped & (cap_w < want.most_w)
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
@@ -199,8 +195,17 @@ class PowerCap:
         # What was cut and is not read back yet may draw as before
         readback = np.nan_to_num(readback)
         late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
-        fixed_w = site.sum_by_rack("gpu", np.where(want.capped, late_w, want.power_w)) * gain
-        left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other) + fixed_w)
+        late_w, fixed_w, held_w = (
+            sums_w(carried, site.sum_by_rack("gpu", of_gpu) * gain)
+            for of_gpu in (
+                np.where(want.capped, late_w, 0.0),
+                np.where(want.capped, 0.0, want.power_w),
+                np.where(want.capped, np.where(cap_w > 0, cap_w, want.demand_w), 0.0),
+            )
+        )
+        left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
+        # That is a reason to raise nothing, and none to cut the same once more, which nobody would hear of
+        left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
         return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
 
 
@@ -261,40 +266,6 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
         least_w = np.nan_to_num(energy_minimum_w(curve, np.nan_to_num(beside_w)))
         most_w[at] = np.clip(least_w, most_w[at], want.most_w[at])
     return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
-
-
-def _steadied(
-    view: View, want: Wants, cap_w: F64, memory: Memory, claims: Claims, carried: Carried, limit_w: F64
-) -> tuple[F64, I64]:
-    """(caps, when each was last cut): cuts at once, raises by steps worth it and after a while of their own.
-
-    A raise waits as well where cuts of this very moment and it would together be more than a place has
-    (`limit_w` [n_place]): nobody knows which of the two arrives first. A job is raised as a whole.
-    """
-    site, now_ns, before_w, n, job = view.site, view.now_ns, memory["cap_w"], len(cap_w), claims.job
-    stood = before_w > 0
-    was_w = np.where(stood, np.clip(before_w, want.floor_w, want.most_w), want.most_w)
-    lower = cap_w < was_w
-    worth = (cap_w - was_w >= STEP_PU * (want.most_w - want.floor_w)) | (cap_w >= want.most_w)
-    raised: Bool = stood & ~lower & worth
-    at = np.flatnonzero(raised)
-    wait_s = DWELL_S + SPREAD_S * ((np.where(job[at] >= 0, n + job[at], at) * _GOLDEN) % 1.0)
-    wait_s = np.where(claims.class_of[at] > USUAL, SOON_S, wait_s)
-    raised[at] = (now_ns - memory["cut_ns"][at]) / NS >= wait_s
-    if raised.any() and lower.any():
-        meanwhile_w = np.where(want.capped, np.maximum(was_w, np.where(raised, cap_w, 0.0)), 0.0)
-        of_rack = site.sum_by_rack("gpu", meanwhile_w) * gain_of(site)
-        crowded = sums_w(carried, of_rack) > limit_w
-        racks = np.zeros(carried.n_rack, np.bool_)
-        racks[carried.pairs.rack[crowded[carried.pairs.place]]] = True
-        raised &= ~racks[site.rack_of_gpu]
-    mine = (job >= 0) & ~lower & (cap_w > was_w)
-    if mine.any():  # all or none of a job's
-        stuck = np.bincount(job[mine], ~raised[mine], int(job.max()) + 1) > 0
-        raised[mine] &= ~stuck[job[mine]]
-    out = np.where(lower | raised | ~stood, cap_w, was_w)
-    cut = was_w - cap_w >= CUT_PU * (want.most_w - want.floor_w)
-    return out, np.where(cut | ~stood, now_ns, memory["cut_ns"])
 
 
 class _Reasons:

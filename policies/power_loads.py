@@ -125,6 +125,8 @@ def unfed_feeders(view: View, dead: Bool) -> Bool:
         heard &= view.quality(key) == GOOD
     whole_w = np.where(heard, view.value("node.power_w"), 0.0).astype(np.float64)
     heard &= whole_w >= LEAST_NODE_W
+    if not heard.any():
+        return none
     one, two = (np.nan_to_num(view.value(key)).astype(np.float64) for key in SUPPLIES)
     many = site.sum_by_rack("node", heard.astype(np.float64))
     rack, side = direct.row_of_member, site.side_of_feeder[direct.member]

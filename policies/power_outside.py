@@ -98,7 +98,8 @@ COURSE = Course._fields
 
 class Outside(NamedTuple):
     """Limits from outside (inf: none) of the site and its feeders [n_feeder], what the usual classes and
-    those below give up of their range, and why ("" = no limit, no shaving)."""
+    those below give up of their range, and why ("" = no limit, no shaving); whether it is the ramp up that
+    limits the site."""
 
     site_w: float
     feeder_w: F64
@@ -106,6 +107,7 @@ class Outside(NamedTuple):
     site_why: str
     feeder_why: tuple[str, ...]
     shave_why: str
+    let_up: bool = False
 
 
 def targets_now(view: View) -> tuple[float, F64]:
@@ -148,12 +150,14 @@ def outside(
     site_w, why = _site(view, settings, held_w, smooth_w, dt_s)
     if contract_w < site_w:
         site_w, why = contract_w, contract_why
+    let_up = False
     if np.isfinite(settings.ramp_up_w_per_s) and np.isfinite(held_w):
         risen_w = held_w + settings.ramp_up_w_per_s * dt_s
-        if risen_w < min(site_w, _most_w(view, smooth_w)):
+        let_up = risen_w < min(site_w, _most_w(view, smooth_w))
+        if let_up:
             site_w, why = risen_w, f"let up by {_kw(settings.ramp_up_w_per_s)} kW a second"
     shave_pu, dear, dirty, shave_why = _shaved(view, settings, past, dt_s)
-    found = Outside(max(site_w, 0.0), feeder_w, shave_pu, why, feeder_why, shave_why)
+    found = Outside(max(site_w, 0.0), feeder_w, shave_pu, why, feeder_why, shave_why, let_up)
     kept = Course(
         now_ns // (QUARTER_S * NS) * (QUARTER_S * NS), used_ws, unseen_s, now_ns,
         found.site_w if np.isfinite(found.site_w) else -1.0,

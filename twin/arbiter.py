@@ -247,7 +247,8 @@ class Arbiter:
 
         Only while the daemon lives and is not held; a lease that dies with it lapses instead, and is given
         back when the daemon is there again. Where nothing was found, and for controls that keep their value,
-        the lease is left to lapse. Where somebody else has set a more protective value, that stands.
+        the lease is left to lapse. Where somebody else has set a more protective value, that stands; where
+        that cannot be told yet from our own command on its way, the lease goes on until it can.
         """
         lease, envelope = self.leases[key], self.site.envelopes[key]
         if self.mode_of(key) != "normal" or lease.control.on_expiry == "keep":
@@ -257,27 +258,29 @@ class Arbiter:
         if len(index) == 0:
             return []
         readback = np.full(lease.n, np.nan) if readback is None else readback
-        kept: list[CommandBatch] = []
+        tolerance = max(envelope.deadband, 1e-6)
+        theirs, unsure = lease.others(readback, envelope.safe, tolerance, now_ns)
+        if lease.control.protective != "low":
+            theirs, unsure = np.zeros_like(theirs), np.zeros_like(unsure)
+        later, index = index[unsure[index]], index[~unsure[index]]
         if len(index) > envelope.blast_radius:  # the longest standing first; the others keep their lease
             order = np.argsort(lease.changed_ns[index], kind="stable")
-            later = np.sort(index[order[envelope.blast_radius :]])
+            later = np.sort(np.concatenate([later, index[order[envelope.blast_radius :]]]))
             index = np.sort(index[order[: envelope.blast_radius]])
-            later = later[lease.due(now_ns)[later]]
-            if len(later) and not self.fresh_term:
-                lease.renew(later, now_ns)
-                kept = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
+        later = later[lease.due(now_ns)[later]]
+        batches: list[CommandBatch] = []
+        if len(later) and not self.fresh_term:
+            lease.renew(later, now_ns)
+            batches = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
         left = np.where(np.isnan(readback), envelope.safe, readback)
         stands = np.where(lease.running(), lease.value, left)[index]
-        goal = lease.found[index]
-        if lease.control.protective == "low":
-            stricter = (lease.differs_ns[index] > 0) & (readback[index] < stands)
-            goal = np.where(stricter, np.fmin(goal, readback[index]), goal)
+        goal = np.where(theirs[index], np.fmin(lease.found[index], readback[index]), lease.found[index])
+        lease.found[index] = goal  # what somebody else has set since is what was found
         goal = np.clip(goal, envelope.low[index], envelope.high[index])
         slew = envelope.slew_per_s[index]
         reach = np.where(slew > 0, slew * dt_s, np.inf)
         value = np.clip(goal, stands - reach, stands + reach)
         there = value == goal
-        batches = kept
         for mask, why in (
             (~there, "no longer needed: on the way back"),
             (there, "no longer needed: as it was found"),
@@ -292,7 +295,7 @@ class Arbiter:
                 batches.append(self._batch(lease, some, numbers, "arbiter", why, now_ns, False))
         if there.any():
             batches[-1] = replace(batches[-1], final=True)
-            lease.end(index[there])
+            lease.give_back(index[there], now_ns)
         return batches
 
     def take(self, key: str, index: I32, value: F64, why: str, now_ns: int, generation: I32) -> CommandBatch:

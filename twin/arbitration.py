@@ -12,13 +12,13 @@ import numpy as np
 
 from twin.arbiter import Settlement, Voiced
 from twin.contracts import CommandBatch, Proposal
-from twin.frame import F64, I32, NS, Bool, Frame
+from twin.frame import F64, I32, I64, NS, Bool, Frame
 from twin.leases import MISMATCH_S, Leases
 from twin.records import command_record, names_of, shown
 from twin.signals import find_control, find_signal
 from twin.silence import SHOWN_ENTITIES
 from twin.state import GOOD, STALE_PERIODS
-from twin.takeover import adopt, renew_term, settling_records
+from twin.takeover import adopt, claim, renew_term, settling_records
 from twin.view import EngineView
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # The policy that says what people ask for: it may disturb work of which nothing is known.
 UNDISPUTED = "operator"
+# Whose mark in the scheduler a node is out by is read back beside its level.
+SERVICE, OWNER, OURS = "node.service_level", "node.service_owner_state", 1.0
 # Findings about what became of commands, each by control.
 FOLLOWED = ("readback", "unanswered", "unread")
 
@@ -46,11 +48,14 @@ def arbitrate(
         acting, all_voices = _voices(engine, key)
         barred = engine.windows.mask(lease.control.table)
         if key in arbiter.settling and _may_act(engine, key):
+            claim(arbiter, key, view.readback(key), _ours(view, key, lease.n))
             known = _known(view, key, lease.n) & (True if barred is None else ~barred)
             generation = engine.state.tables[lease.control.table].generation
             commands += adopt(arbiter, key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
         alarmed = any(f"{kind}/{key}" in engine.findings.active for kind in FOLLOWED)
+        if np.isfinite(lease.given).any():
+            _look_after(engine, view, key)
         owed = np.isfinite(lease.lapsed).any()
         if not (all_voices or busy or alarmed or owed or np.isfinite(lease.advised).any()):
             continue
@@ -237,7 +242,7 @@ def _follow_up(
     if control.readback is not None:
         signal = find_signal(f"{control.table}.{control.readback}")
         assert signal is not None  # a control's read-back is of the catalogue
-        heard_ns = now_ns - np.minimum(view.age_s(signal.key) * NS, 2**62).astype(np.int64)
+        heard_ns = _heard_ns(view, key, lease.n)
         tolerance = max(engine.site.envelopes[key].deadband, 1e-6)
         off = _outside(lease.compare(readback, heard_ns, tolerance, now_ns), barred)
         if barred is not None:
@@ -255,6 +260,23 @@ def _follow_up(
     return records
 
 
+def _look_after(engine: Engine, view: EngineView, key: str) -> None:
+    """Whether what was given back has arrived."""
+    lease, envelope = engine.arbiter.leases[key], engine.site.envelopes[key]
+    tolerance = max(envelope.deadband, 1e-6)
+    lease.kept(view.readback(key), _heard_ns(view, key, lease.n), envelope.safe, tolerance, view.now_ns)
+
+
+def _heard_ns(view: EngineView, key: str, n: int) -> I64:
+    """When the read-back of a control was last heard [n]; long ago where it has none."""
+    control = find_control(key)
+    if control is None or control.readback is None:
+        return np.zeros(n, np.int64)
+    age_ns = np.minimum(view.age_s(f"{control.table}.{control.readback}") * NS, 2**62)
+    heard_ns: I64 = view.now_ns - age_ns.astype(np.int64)
+    return heard_ns
+
+
 def _shown(engine: Engine, table: str, index: I32) -> tuple[str, ...]:
     return shown(engine.site, engine.jobs, table, index[:SHOWN_ENTITIES])
 
@@ -270,6 +292,14 @@ def _known(view: EngineView, key: str, n: int) -> Bool:
         return np.zeros(n, np.bool_)
     good: Bool = view.quality(f"{control.table}.{control.readback}") == GOOD
     return good
+
+
+def _ours(view: EngineView, key: str, n: int) -> Bool:
+    """What is out of service by the mark of racktwin, whichever daemon led then, as last heard [n]."""
+    if key != SERVICE:
+        return np.zeros(n, np.bool_)
+    mine: Bool = view.value(OWNER) == OURS
+    return mine
 
 
 def _abandoned(engine: Engine, lease: Leases, voices: list[Voiced]) -> Bool:

@@ -30,6 +30,9 @@ _FIELDS = (
     "generation",
     "attempts",
     "lapsed",
+    "given",
+    "given_ns",
+    "strays_ns",
 )
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
@@ -55,6 +58,12 @@ class Leases:
         self.changed_ns = np.zeros(n, np.int64)  # when the value last moved, for the slew limit
         self.found = np.full(n, np.nan)  # the read-back before the first command, to be given back
         self.lapsed = np.full(n, np.nan)  # the value of a lease that ran out; NaN once there is a new one
+        # What was given back, and when, until the device is seen to have kept it: a last command may be lost
+        self.given = np.full(n, np.nan)
+        self.given_ns = np.zeros(n, np.int64)
+        self.strays_ns = np.zeros(
+            n, np.int64
+        )  # since when it reads as neither that nor a lapse; 0 = it does not
         self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
         self.advised = np.full(n, np.nan)  # last advice journaled
         self.generation = np.zeros(n, np.int32)
@@ -77,11 +86,12 @@ class Leases:
         """New values under new leases; returns the command numbers.
 
         What was found before the first lease is kept through a lapse: what our own lapse left behind is not
-        the site's.
+        the site's. Nor is what is read before what was given back has arrived.
         """
         fresh = index[np.isnan(self.value[index]) & np.isnan(self.found[index])]
-        self.found[fresh] = readback[fresh]
-        self.lapsed[index] = np.nan
+        given = self.given[fresh]
+        self.found[fresh] = np.where(np.isnan(given), readback[fresh], given)
+        self.lapsed[index] = self.given[index] = np.nan
         numbers = first_command + np.arange(len(index), dtype=np.int64)
         self.value[index], self.owner[index], self.command[index] = value, owner, numbers
         self.state[index], self.attempts[index] = SENT, 1
@@ -95,15 +105,47 @@ class Leases:
         """The same value for another lease."""
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
 
+    def give_back(self, index: I32, now_ns: int) -> None:
+        """The device was told for the last time, what was found: nothing is commanded any more."""
+        self.given[index], self.given_ns[index], self.strays_ns[index] = self.value[index], now_ns, 0
+        self.end(index)
+
+    def kept(self, readback: F64, heard_ns: I64, lapse_value: F64, tolerance: float, now_ns: int) -> None:
+        """Look after what was given back once a lease would have run out [all arrays n].
+
+        Where the device then is as a lapse leaves it, the last command did not reach it: what was found is
+        still owed, as after any lapse. What is neither for as long again is somebody else's.
+        """
+        wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
+        look = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
+        agrees = look & (np.abs(readback - self.given) <= tolerance)
+        lost = look & ~agrees & (np.abs(readback - lapse_value) <= tolerance)
+        strays = look & ~agrees & ~lost
+        since = np.where(self.strays_ns == 0, now_ns, self.strays_ns)
+        self.strays_ns = np.where(strays, since, np.where(look, 0, self.strays_ns))
+        self.found[lost], self.lapsed[lost] = self.given[lost], readback[lost]
+        self.given[agrees | lost | (strays & (now_ns - since >= wait_ns))] = np.nan
+
+    def others(self, readback: F64, lapse_value: F64, tolerance: float, now_ns: int) -> tuple[Bool, Bool]:
+        """(where somebody else has lowered what we had set, where that is too early to say) [n].
+
+        Not where our own command was never seen to be carried out, nor where a lapse led there: what is read
+        then is our own doing, late or lost.
+        """
+        below = (self.state == DONE) & (self.differs_ns > 0) & (readback < self.value)
+        below &= ~(np.abs(readback - lapse_value) <= tolerance)
+        late = now_ns - self.differs_ns >= round(MISMATCH_S * NS)
+        return below & late, below & ~late
+
     def end(self, index: I32) -> None:
-        """The device has back what was found, and nothing is commanded any more."""
+        """Nothing is commanded, found or owed any more."""
         self.value[index], self.found[index], self.lapsed[index] = np.nan, np.nan, np.nan
         self.state[index], self.owner[index] = NONE, -1
         self.expires_ns[index] = self.differs_ns[index] = 0
 
     def disown(self) -> None:
         """Nothing here was commanded by us any more: another daemon has had the site since."""
-        for name in ("value", "found", "lapsed", "advised"):
+        for name in ("value", "found", "lapsed", "given", "advised"):
             getattr(self, name)[:] = np.nan
         self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
         self.expires_ns[:] = self.differs_ns[:] = 0
@@ -112,7 +154,7 @@ class Leases:
         """People were here: where a device is not as its lapse left it, what was found is no longer owed."""
         set_by_hand = np.abs(readback - lapse_value) > tolerance  # False where nothing is read
         mine = index[set_by_hand[index] & ~self.running()[index]]
-        self.found[mine] = self.lapsed[mine] = np.nan
+        self.found[mine] = self.lapsed[mine] = self.given[mine] = np.nan
 
     def due(self, now_ns: int) -> Bool:
         """Running leases with less than half of their time left."""
@@ -226,6 +268,7 @@ class Leases:
         return {name: getattr(self, name) for name in _FIELDS}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
+        """Take over what `dump` gave; a version before this one knew fewer columns."""
         for name in _FIELDS:
-            setattr(self, name, np.array(data[name]))
+            if name in data:
+                setattr(self, name, np.array(data[name]))

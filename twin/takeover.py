@@ -68,6 +68,15 @@ def adopt(
     return [arbiter.take(key, index, readback[index], WHY_ADOPTED, now_ns, generation)]
 
 
+def claim(arbiter: Arbiter, key: str, readback: F64, ours: Bool) -> None:
+    """While a disruptive control settles: what the leader before took out counts in the blast radius, as if
+    it had been our lease that lapsed. `ours` [n]: out by the mark of racktwin, as last heard."""
+    lease = arbiter.leases[key]
+    if key in arbiter.settling and lease.control.disruptive:
+        at = ours & ~lease.running() & np.isnan(lease.lapsed) & (readback > 0)
+        lease.lapsed[at] = readback[at]
+
+
 def renew_term(arbiter: Arbiter, key: str, now_ns: int, barred: Bool | None = None) -> list[CommandBatch]:
     """In the first tick of a term: what runs is commanded again, with the new epoch and new numbers.
 

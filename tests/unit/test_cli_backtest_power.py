@@ -63,13 +63,27 @@ def test_rivals_on_both_sites(capsys: pytest.CaptureFixture[str], demand: Path) 
     assert "0 of 2 runs count" in out
 
 
+def test_troubles_are_counted_and_judged_by_breakers(
+    capsys: pytest.CaptureFixture[str], demand: Path
+) -> None:
+    few = ("--suite", "week", "--events", str(demand), "--days", "0.05", "--seeds", "1", "--site", "b")
+    code, out, _ = run(capsys, *few, "--arms", "none,proportional", "--troubles")
+    assert code == 0
+    assert "troubles beside the loss of a feed, all seeds: " in out
+    assert "1 daemon gone" in out
+    plain = json.loads(run(capsys, *few, "--arms", "none", "--json")[1])["sites"][0]
+    assert "troubles" not in plain
+    assert "troubles" not in plain["rows"][0]
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [(["--arms", "none,nobody"], "--arms nobody: expected some of none, static"),
      (["--days", "0"], "--days 0: expected"), (["--days", "nan"], "--days nan: expected"),
      (["--seeds", "0"], "--seeds 0: expected 1 to 200"), (["--jobs", "65"], "--jobs 65: expected"),
      (["--scale", "0"], "--scale 0: expected"), (["--first-seed", "-1"], "--first-seed -1: expected"),
-     (["--days", "3"], "expected fewer --days")],
+     (["--days", "3"], "expected fewer --days"),
+     (["--suite", "carbon", "--troubles"], "--troubles with --suite carbon: expected --suite week")],
 )  # fmt: skip
 def test_what_is_wrong_is_refused(
     capsys: pytest.CaptureFixture[str], demand: Path, more: list[str], says: str

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import DWELL_S, MARGIN_PU, SPREAD_S, PowerCap
+from policies.power_cap import MARGIN_PU, PowerCap
+from policies.power_release import DWELL_S, SPREAD_S
 from tests.builders import two_racks
 from tests.powered import CAP, Loop
 from twin.errors import ContractError

@@ -9,6 +9,7 @@ import pytest
 
 from policies.power_budgets import VALVE
 from policies.power_cap import MARGIN_PU, PowerCap
+from policies.power_release import drawn_pu
 from tests.builders import two_racks
 from tests.powered import CAP, Loop
 from tests.unit.test_power_budgets import looped
@@ -118,6 +119,30 @@ def test_ramps_up_are_kept() -> None:
         loop.tick(dt_s=5.0)
         assert loop.rack_w.sum() - begin_w <= 100.0 * (loop.twin.now_ns - begin_ns) / NS + 2500.0
     assert loop.rack_w.sum() > begin_w + 0.7 * 60 * 5 * 100.0
+
+
+def test_no_minute_of_the_way_back_is_steeper_than_the_ramp() -> None:
+    loop = loop_of(site(), ramp_up_w_per_s=100.0)
+    busy(loop, target(110_000))
+    loop.tick(LoadTargetWithdrawn(id="w", author="utility", target="dr"))
+    course_w = []
+    for _ in range(60):
+        loop.tick(dt_s=5.0)
+        course_w.append(loop.rack_w.sum())
+    rises_w = np.array(course_w)[12:] - np.array(course_w)[:-12]
+    assert rises_w.max() <= 1.1 * 60 * 100.0
+    assert rises_w.min() >= 0.8 * 60 * 100.0, "and nothing waits on the way"
+
+
+def test_waits_for_a_raise_are_spread_and_the_same_in_each_replay() -> None:
+    device, epoch_ns = np.arange(10_000), np.full(10_000, 1_767_225_600 * 10**9)
+    found = drawn_pu(device, epoch_ns)
+    assert (found >= 0).all()
+    assert (found < 1).all()
+    assert np.histogram(found, 10, (0.0, 1.0))[0] == pytest.approx(1000, abs=120)
+    assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.04, "neighbours have nothing in common"
+    assert abs(np.corrcoef(found, drawn_pu(device, epoch_ns + 5 * NS))[0, 1]) < 0.04, "nor two cuts"
+    assert drawn_pu(np.array([0, 7]), np.array([0, 42])).tolist() == [0.8833108082136426, 0.8006318767135033]
 
 
 def test_while_power_is_dear_only_the_usual_gives_way() -> None:

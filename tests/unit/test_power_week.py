@@ -307,9 +307,12 @@ def test_a_suite_tells_the_same_twice_and_pairs_by_seed() -> None:
 
 @pytest.mark.slow
 def test_both_rates_agree_on_a_few_minutes() -> None:
-    found = agreement(ScoreTask("b", "racktwin", 1, 2, 1.0, tuple(running(24).tolist())), minutes=3)
+    found = agreement(ScoreTask("b", "racktwin", 1, 2, 1.0, tuple(running(24).tolist())), 3, warm=1)
     assert found["agrees"], found
-    assert found["each_second"]["ticks"] == 180
+    assert (found["minutes"], found["warm_minutes"]) == (3, 1)
+    for kind in ("each_second", "mixed"):
+        assert found["each_second"]["ticks"] == 240
+        assert 0.0 < found[kind]["energy_mwh"] < 0.75 * 3 / 60, "of three minutes within what a feed carries"
 
 
 def row(arm: str, seed: int, **changes: Any) -> dict[str, Any]:

@@ -329,3 +329,25 @@ def test_a_device_that_answers_and_never_reads_back_is_told(answer: Any, heard: 
     assert (f"unread/{CAP}" in twin.engine.findings.active) == expected
     twin.tick({"gpu.power_limit_w": 300.0})
     assert f"unread/{CAP}" not in twin.engine.findings.active
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "silent"])
+@pytest.mark.parametrize(("owner", "most"), [(1.0, 2), (2.0, 4)], ids=["ours", "others"])
+def test_what_the_leader_before_took_out_takes_room(owner: float, most: int, heard: bool) -> None:
+    """Of four nodes that shall be out it had taken two, as many as may be; two of others' take no room."""
+    wish = Wish()
+    twin = Twin(eight_nodes(controls={LEVEL: {"blast_radius": 2}}), [wish])
+    twin.tick(None, ev.JobStarted(job="elsewhere", nodes=()))
+    found = {"node.service_level_state": [3, 3, 0, 0, 0, 0, 0, 0],
+             "node.service_owner_state": [owner, owner, 0, 0, 0, 0, 0, 0]}  # fmt: skip
+    wish.ask(LEVEL, range(4), 3, 3, 3)
+    twin.tick(found)
+    twin.tick(found if heard else None, dt_s=600.0)  # so that it is old where it is not heard any more
+    twin.tick(found if heard else None, TAKEOVER, *act())
+    for _ in range(310):
+        twin.tick(found if heard else None)
+    out = np.flatnonzero(twin.lease(LEVEL) == 3.0).tolist()
+    assert out == list(range(most))
+    wish.ask(LEVEL, range(4), 0, 0, 0)
+    twin.tick(found)
+    assert (twin.lease(LEVEL)[:most] == 0.0).all(), "a return is never held back"

@@ -46,6 +46,12 @@ def add_power(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="times the recorded demand (default: 1)"
     )
+    parser.add_argument(
+        "--troubles",
+        action="store_true",
+        help="week: beside the lost feed, faults of network, meters, agents, nodes and the daemon, drawn "
+        "from the seed; the goal is then that no breaker opens",
+    )
     parser.add_argument("--arms", metavar="NAME,..", help="who decides (default: all, see the table)")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="processes side by side (default: 1)"
@@ -63,6 +69,8 @@ def run_power(args: argparse.Namespace, out: Console, err: Console) -> int:
     from twin.app.whatif_sweep import CaseBar
 
     if args.suite != "week":
+        if args.troubles:
+            raise ConfigError(f"--troubles with --suite {args.suite}: expected --suite week")
         return _asked_by_grid(args, out, err)
     arms = list(ARMS)
     if args.arms is not None:
@@ -80,7 +88,8 @@ def run_power(args: argparse.Namespace, out: Console, err: Console) -> int:
     demand = recorded(args.events)
     begun = time.monotonic()
     with CaseBar(err, 1.0, "weeks") as bar:
-        told = suite(sites, demand, range(first, first + count), arms, days, jobs, scale, bar.move)
+        told = suite(sites, demand, range(first, first + count), arms, days, jobs, scale, bar.move,
+                     troubles=args.troubles)  # fmt: skip
     told["wall_s"] = round(time.monotonic() - begun, 3)
     if args.json:
         write_json(plain(told), out)

@@ -30,6 +30,7 @@ CLOSE_S = 120  # asked each second for so long from either end on
 STEP_S = 5
 # Of the utility; 225 kW come back in a quarter of an hour. source: estimate
 RAMP_W_PER_S = 250.0
+MOST_STEEP = 1.1  # of the ramp
 LAG_S = 10  # for which the ramp is taken to be ahead: one call of the policy, and its caps. source: estimate
 ARMS = ("none", "proportional", "polca", "racktwin")
 MOST_LOST_HIGH_PU = 0.01
@@ -173,27 +174,36 @@ def _held(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
 
 
 def _back(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
-    """How it rose again: how far ahead of the ramp, and by how much in any minute."""
+    """How it rose again: how far ahead of the ramp, and by how much in any minute, and any five.
+
+    `swing_w_per_s`: the same, at most in 99 of 100 minutes, while the target held and nothing was let up:
+    what the demand does of itself. `on_ramp_s`: how long the ramp alone takes.
+    """
     after_w = load_w[end : end + AFTER_S]
     ramp_w = limit_w + RAMP_W_PER_S * (np.arange(len(after_w)) + LAG_S)
     free_w = load_w[begin - CLOSE_S : begin].mean()
     under = after_w[after_w < 0.98 * free_w]
     rise_w = np.convolve(after_w, np.ones(30) / 30, "valid")
-    steep = (rise_w[60:] - rise_w[:-60]).max() / 60.0
+    held_w = np.convolve(load_w[begin + CLOSE_S : end], np.ones(30) / 30, "valid")
     return {
         "ahead_of_ramp_pu": max(float((after_w / ramp_w).max() - 1.0), 0.0),
-        "steepest_w_per_s": float(steep),
+        "steepest_w_per_s": float((rise_w[60:] - rise_w[:-60]).max() / 60.0),
+        "steepest_5min_w_per_s": float((rise_w[300:] - rise_w[:-300]).max() / 300.0),
+        "swing_w_per_s": float(np.quantile(held_w[60:] - held_w[:-60], 0.99) / 60.0),
+        "on_ramp_s": (0.98 * free_w - float(held_w[-1])) / RAMP_W_PER_S,
         "back_s": int(np.argmax(after_w >= 0.98 * free_w)) if len(under) < len(after_w) else None,
     }
 
 
 def _of_arm(arm: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {"arm": arm}
-    for key in ("used_pu", "lost_high_pu", "lost_low_pu", "steepest_w_per_s", "back_s"):
+    for key in ("used_pu", "lost_high_pu", "lost_low_pu", "steepest_w_per_s", "back_s", "on_ramp_s",
+                "swing_w_per_s"):  # fmt: skip
         some = [row[key] for row in rows if row[key] is not None]
         out[key] = float(np.mean(some)) if some else None
     out["missed"] = sum(row["below_s"] is None for row in rows)
-    for key in ("below_s", "late_s", "worst_over_pu", "lost_high_pu", "ahead_of_ramp_pu", "steepest_w_per_s"):
+    for key in ("below_s", "late_s", "worst_over_pu", "lost_high_pu", "ahead_of_ramp_pu", "steepest_w_per_s",
+                "steepest_5min_w_per_s"):  # fmt: skip
         some = [row[key] for row in rows if row[key] is not None]
         out[f"{key}_worst"] = float(np.max(some)) if some else None
     out["trips"] = sum(row["trips"] for row in rows)
@@ -209,6 +219,10 @@ def _goals(ours: dict[str, Any] | None) -> list[dict[str, Any]]:
         ("seconds above it in three hours, after the first ten, worst seed", ours["late_s_worst"], 0),
         ("work of high priority lost, worst seed", ours["lost_high_pu_worst"], MOST_LOST_HIGH_PU),
         ("ahead of the ramp on the way back, worst seed", ours["ahead_of_ramp_pu_worst"], 0.0),
+        ("steepest minute on the way back over the ramp, worst seed",
+         ours["steepest_w_per_s_worst"] / RAMP_W_PER_S, MOST_STEEP),
+        ("steepest five minutes on the way back over the ramp, worst seed",
+         ours["steepest_5min_w_per_s_worst"] / RAMP_W_PER_S, MOST_STEEP),
     ]  # fmt: skip
     return [{"goal": g, "value": v, "bound": b, "met": bool(v <= b)} for g, v, b in rows]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from twin.app.power_arms import Ours
 from twin.app.power_demand import DAY_H, Demand, draw
 from twin.app.power_plant import MINUTE_S
 from twin.app.power_site import PowerSite, power_site
+from twin.app.power_troubles import drawn, metered
 from twin.app.power_week import ARMS, SETTLE_S, Week, arm_of, worst_loss
 from twin.app.replacement_scores import paired
 from twin.frame import F64
@@ -30,6 +32,7 @@ COUNTS_PU = 0.05  # of the time that the demand has to be beyond a limit, or a r
 HIGH_PU, LOW_PU = 0.01, 0.05  # that work of high and of low priority may lose. source: the project's goals
 # An hour at both rates agrees within these: work lost, energy, and nothing late. source: estimate
 AGREE_WORK_PU, AGREE_ENERGY_PU = 0.005, 0.01
+WARM_MIN = 15  # before that hour: peaks are forgotten with this time constant
 # (key, title); all are better when less
 FIGURES = (
     ("trips", "breakers that opened"), ("late_s", "s above a budget, after 3 s"),
@@ -54,13 +57,18 @@ class Task(NamedTuple):
     hours: int
     scale: float
     running_pu: tuple[float, ...]
+    troubles: bool = False  # beside the loss of a feed
 
 
 def live(task: Task) -> dict[str, Any]:
     """The figures of one run, and what it took."""
     begun = time.process_time()
     site, demand = _drawn(task)
-    week = Week(site, demand, arm_of(task.arm, site), worst_loss(site, demand))
+    loss = worst_loss(site, demand)
+    troubles = None
+    if task.troubles:
+        site, troubles = metered(site), drawn(site, demand, task.seed, loss)
+    week = Week(site, demand, arm_of(task.arm, site), loss, troubles=troubles)
     return week.run() | {"seed": task.seed, "cpu_s": time.process_time() - begun}
 
 
@@ -69,34 +77,61 @@ def _drawn(task: Task) -> tuple[PowerSite, Demand]:
     return site, draw(site, np.array(task.running_pu), task.seed, task.hours, task.scale)
 
 
-def agreement(task: Task, minutes: int = 60) -> dict[str, Any]:
-    """The worst hour of a run of our arm, asked each second throughout, and as in all runs."""
+def agreement(task: Task, minutes: int = 60, warm: int = WARM_MIN) -> dict[str, Any]:
+    """The worst hour of a run of our arm, asked each second throughout, and as in all runs.
+
+    Both begin cold, `warm` minutes before; what is lost in these is not counted. `late_s` is of all of it.
+    """
     site, demand = _drawn(task)
     loss = worst_loss(site, demand)
     busiest = int(demand.level.sum(axis=1).argmax()) if loss is None else loss.begin_s // MINUTE_S
-    first = max(min(busiest - minutes // 2, demand.minutes - minutes), 0)
-    part = demand.part(first, first + minutes)
+    first = max(min(busiest - minutes // 2, demand.minutes - minutes) - warm, 0)
+    part = demand.part(first, min(first + warm + minutes, demand.minutes))
     if loss is not None:
         at = MINUTE_S * first
         loss = loss._replace(begin_s=loss.begin_s - at, end_s=loss.end_s - at)
-    mixed, fine = (Week(site, part, Ours(site), loss, every_second=every).run() for every in (False, True))
+    mixed, fine = (
+        _warm(Week(site, part, Ours(site), loss, every_second=every), warm) for every in (False, True)
+    )
     off_work = max(abs(mixed[k] - fine[k]) for k in ("lost_high_pu", "lost_low_pu"))
     off_energy = abs(mixed["energy_mwh"] / fine["energy_mwh"] - 1.0)
     same_late = mixed["late_s"] == fine["late_s"] and mixed["trips"] == fine["trips"]
     return {
-        "minutes": minutes, "work_pu": off_work, "energy_pu": off_energy, "mixed": mixed, "each_second": fine,
+        "minutes": minutes, "warm_minutes": warm, "work_pu": off_work, "energy_pu": off_energy,
+        "mixed": mixed, "each_second": fine,
         "agrees": off_work <= AGREE_WORK_PU and off_energy <= AGREE_ENERGY_PU and same_late,
     }  # fmt: skip
+
+
+def _warm(week: Week, warm: int) -> dict[str, Any]:
+    """The figures of a whole run, but for work lost and energy: these from so many minutes on."""
+    plant, high = week.plant, week.site.high
+    warm = min(warm, week.demand.minutes - 1)
+    for minute in range(warm):
+        week.step_minute(minute)
+    work, free, energy_j = plant.work.copy(), plant.free_work.copy(), plant.energy_j
+    for minute in range(warm, week.demand.minutes):
+        week.step_minute(minute)
+    work, free = plant.work - work, plant.free_work - free
+    lost = {
+        f"lost_{name}_pu": 1.0 - float(work[nodes].sum()) / max(float(free[nodes].sum()), 1e-9)
+        for name, nodes in (("high", high), ("low", ~high))
+    }
+    return week.figures() | lost | {"energy_mwh": (plant.energy_j - energy_j) / 3.6e9}
 
 
 def suite(
     sites: Sequence[str], running_pu: F64, seeds: Sequence[int], arms: Sequence[str] = ARMS,
     days: float = 7.0, jobs: int = 1, scale: float = 1.0, progress: Callable[[float], None] = lambda _: None,
-    agree: bool = True,
+    agree: bool = True, troubles: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every arm on every site and seed, the same whatever `jobs` is; `simulated` is true."""
+    """Every arm on every site and seed, the same whatever `jobs` is; `simulated` is true. With `troubles`
+    they live in those of `power_troubles`, and no hour is lived at both rates."""
     hours, told = max(1, round(days * DAY_H)), tuple(running_pu.tolist())
-    tasks = [Task(site, arm, seed, hours, scale, told) for site in sites for seed in seeds for arm in arms]
+    tasks = [
+        Task(site, arm, seed, hours, scale, told, troubles)
+        for site in sites for seed in seeds for arm in arms
+    ]  # fmt: skip
     rows: list[dict[str, Any]] = []
     for row in _lived(tasks, jobs):
         rows.append(row)
@@ -109,7 +144,9 @@ def suite(
             "racks": site.site.sizes["rack"], "days": days, "scale": scale, "seeds": list(seeds),
             "arms": compared(some), "rows": some,
         }  # fmt: skip
-        if agree and OURS in arms:
+        if troubles:
+            part["troubles"] = _troubles(some)
+        if agree and not troubles and OURS in arms:
             part["agreement"] = agreement(Task(name, OURS, seeds[0], hours, scale, told))
         parts.append(part)
     progress(1.0)
@@ -123,6 +160,15 @@ def _lived(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
         yield from pool.map(live, tasks)
+
+
+def _troubles(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many of each kind befell a site, all seeds; arms lived through the same."""
+    out: Counter[str] = Counter()
+    for row in rows:
+        if row["arm"] == rows[0]["arm"]:
+            out.update(row["troubles"])
+    return dict(out)
 
 
 def counts(row: dict[str, Any]) -> bool:
@@ -153,15 +199,18 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def goals(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The goals of the project; `met` is None where no run counts."""
+    """The goals of the project; `met` is None where no run counts. In troubles no breaker may open; what is
+    late or lost in them is a figure, and no goal."""
     out: list[dict[str, Any]] = []
     for part in parts:
         rows = [r for r in part["rows"] if r["arm"] == OURS]
         some = [r for r in rows if counts(r)]
         if rows:
             for what, value, bound, met in _of_site(rows, some):
+                if "troubles" in part and "breakers" not in what:
+                    continue
                 told = {"goal": f"site {part['site']}: {what}", "value": value, "bound": bound}
-                out.append(told | {"met": met if some else None})
+                out.append(told | {"met": met if some or "troubles" in part else None})
         if "agreement" in part:
             both = part["agreement"]
             out.append({

@@ -40,6 +40,9 @@ def say_week(told: dict[str, Any], out: Console) -> None:
             rows.append([title, *(figure(key, arm[at]) for arm in part["arms"])])
         grid(out, ["mean of a run", *(arm["arm"] for arm in part["arms"])], rows)
         ran, shown = part["arms"][0]["runs"], part["arms"][0]["runs_that_count"]
+        if "troubles" in part:
+            kinds = [f"{n} {kind.replace('_', ' ')}" for kind, n in part["troubles"].items()]
+            say(f"troubles beside the loss of a feed, all seeds: {', '.join(kinds)}")
         say(f"{shown} of {ran} runs count: their demand was beyond a limit for 5 % of the time or more")
         for arm in part["arms"]:
             for key, what in (("lost_high_pu", "of high"), ("lost_low_pu", "of low")):

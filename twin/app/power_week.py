@@ -1,8 +1,8 @@
 """A week of a power test site under one arm: a tick each minute, and each second around peaks and faults.
 
 The plant itself goes by seconds throughout; what is coarser away from peaks is how often the arm is asked.
-On the site with two feeds one of them is lost for an hour, at the second of the highest demand. Part of the
-shell.
+On the site with two feeds one of them is lost for an hour, at the second of the highest demand; there may be
+other trouble all the while (`power_troubles`). Part of the shell.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from twin.app.power_demand import Demand
 from twin.app.power_plant import MINUTE_S, FeedLoss, Plant
 from twin.app.power_rivals import Proportional, Static, Thresholds, Uncapped
 from twin.app.power_site import PowerSite
+from twin.app.power_troubled import troubled
+from twin.app.power_troubles import Troubles
 from twin.events import Event
 from twin.frame import F64, I64, Bool
 
@@ -69,21 +71,41 @@ class Told(NamedTuple):
     over_w: float
 
 
+class Overcome:
+    """How long after the loss of a feed (`after_s`) any other was above its budget last, until it is calm."""
+
+    def __init__(self, loss: FeedLoss) -> None:
+        self.loss, self.after_s, self.calm_s = loss, 0, 0
+
+    def look(self, over: Bool, begun: int) -> None:
+        """At seconds in which any feeder was [seconds], the first one of this second."""
+        for second in range(max(self.loss.begin_s - begun, 0), len(over)):
+            if self.calm_s >= CALM_S:
+                return
+            self.calm_s = 0 if over[second] else self.calm_s + 1
+            if over[second]:
+                self.after_s = begun + second + 1 - self.loss.begin_s
+
+
 class Week:
     """One arm on one site and demand; `step_minute` until the end, then `figures`."""
 
     def __init__(self, site: PowerSite, demand: Demand, arm: Arm, loss: FeedLoss | None = None,
-                 every_second: bool = False) -> None:  # fmt: skip
-        self.site, self.demand, self.arm, self.every_second = site, demand, arm, every_second
-        self.plant = Plant(site, demand)
-        self.loss = loss
-        if loss is not None:
-            self.plant.losses.append(loss)
+                 every_second: bool = False, troubles: Troubles | None = None) -> None:  # fmt: skip
+        """With `troubles` the arm lives in them, and begins anew."""
+        self.site, self.demand, self.every_second = site, demand, every_second
+        self.arm, self.troubles = arm, troubles
+        losses = [] if loss is None else [loss]
+        if troubles is not None:
+            self.arm, self.demand = troubled(arm, site, troubles), troubles.hung(site, demand)
+            losses += troubles.losses()
+        self.plant = Plant(site, self.demand)
+        self.plant.losses += losses
+        self.overcome = [Overcome(one) for one in losses]
         self.budgets, self.exposed = Watch(site.budget_w), Watch(site.budget_w)
         self.ticks, self.close_min = 0, 0
-        self.after_loss_s, self.calm_s = 0, 0
         if arm.still:  # what it wants for ever holds from the beginning
-            cap_w = arm.decide(self.plant.read(), 0, 0, [])
+            cap_w = self.arm.decide(self.plant.read(), 0, 0, [])
             self.plant.command(self.plant.cap_w if cap_w is None else cap_w, delay_s=0.0)
         self.late: list[Told] = []
         self.bare: list[Told] = []
@@ -111,10 +133,12 @@ class Week:
 
     def _close(self) -> bool:
         now = self.plant.time_s
-        if self.loss is not None:
-            for at in (self.loss.begin_s, self.loss.end_s):
+        for one in self.overcome:
+            for at in (one.loss.begin_s, one.loss.end_s):
                 if at - CLOSE_BEFORE_S - MINUTE_S < now <= at + CLOSE_AFTER_S:
                     return True
+        if self.troubles is not None and self.troubles.closely(now):
+            return True
         opened = self.plant.tripped_s
         if ((opened >= 0) & (now - opened <= CLOSE_AFTER_S)).any():
             return True
@@ -122,17 +146,14 @@ class Week:
 
     def _look(self, begun: int) -> None:
         n = self.plant.time_s - begun
+        if self.troubles is not None:
+            self.budgets.limit_w = self.troubles.limit_w(self.site, begun)
         rack_w, feeder_w = self.plant.rack_series[:, -n:], self.plant.feeder_series[:, -n:]
         self._note(self.budgets, feeder_w, begun, self.late)
         self._note(self.exposed, self.plant.worst_shares @ rack_w, begun, self.bare)
-        if self.loss is not None and self.calm_s < CALM_S and self.plant.time_s > self.loss.begin_s:
-            over: Bool = np.asarray((feeder_w > self.site.budget_w[:, None]).any(axis=0))
-            for second in range(max(self.loss.begin_s - begun, 0), n):
-                self.calm_s = 0 if over[second] else self.calm_s + 1
-                if over[second]:
-                    self.after_loss_s = begun + second + 1 - self.loss.begin_s
-                elif self.calm_s >= CALM_S:
-                    break
+        for one in self.overcome:
+            if one.calm_s < CALM_S and self.plant.time_s > one.loss.begin_s:
+                one.look(np.asarray((feeder_w > self.site.budget_w[:, None]).any(axis=0)), begun)
 
     def _note(self, watch: Watch, load_w: F64, begun: int, told: list[Told]) -> None:
         before = watch.late_s
@@ -162,13 +183,14 @@ class Week:
             "worst_over_pu": self.budgets.worst_pu, "longest_over_s": self.budgets.longest_s,
             "exposed_s": self.exposed.over_s, "exposed_late_s": self.exposed.late_s,
             "worst_exposed_pu": self.exposed.worst_pu,
-            "after_loss_s": self.after_loss_s if self.loss is not None else None,
+            "after_loss_s": max((one.after_s for one in self.overcome), default=None),
             "lost_high_pu": lost(high), "lost_low_pu": lost(~high),
             "lost_pu": lost(np.ones_like(high)), "binds_pu": p.held_s / span, "held_w": p.held_j / span,
             "needed_pu": p.needed_s / span, "dark_h": p.dark_s / 3600.0, "energy_mwh": p.energy_j / 3.6e9,
             "theta_most": p.theta_most, "close_pu": self.close_min * MINUTE_S / span, "ticks": self.ticks,
             "late_where": [told._asdict() for told in self.late],
             "exposed_where": [told._asdict() for told in self.bare],
+            **({} if self.troubles is None else {"troubles": self.troubles.counts()}),
         }  # fmt: skip
 
 
