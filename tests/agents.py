@@ -62,6 +62,9 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._mqtt.disconnect()
         self._mqtt.loop_stop()
+        # Its callbacks know us: left to the collector, its sockets might be found before it closes them
+        self._mqtt.on_message = self._mqtt.on_connect = self._mqtt.on_subscribe = None
+        del self._mqtt
 
     def _on_message(self, client: Any, userdata: Any, message: mqtt.MQTTMessage) -> None:
         try:
