@@ -40,7 +40,7 @@ from policies.power_demand import (
     together,
     wants,
 )
-from policies.power_nodes import NODE_CONTROL, Nodes, nodes_of, readback_w, standing_in
+from policies.power_nodes import NODE_CONTROL, Nodes, heard_s, nodes_of, readback_w, standing_in
 from policies.power_outside import COURSE, Course, Outside, Settings, outside
 from policies.power_release import Raises, steadied
 from policies.power_shares import Claims, gpus_w, shared_out
@@ -56,6 +56,7 @@ MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err.
 # losses are not known that well. source: estimate
 OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
 SETTLED_W = 5.0  # a cap is read back to within this
+DEAF_S = 10.0  # after a cut, by when whoever obeys has told so. source: estimate, as of leases
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
 _NAN = float("nan")
 _COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
@@ -139,7 +140,8 @@ class PowerCap:
             | course
             | beside
         )
-        left_w = self._left_w(view, carried, want, other, memory["cap_w"], readback)
+        known = heard_s(view, nodes) < (now_ns - memory["cut_ns"]) / NS - DEAF_S
+        left_w = self._left_w(view, carried, want, other, memory["cap_w"], readback, known)
         spared, sums = spared_w(site, carried, want, left_w, memory, since_s, self.coincidence_pu)
         left_w, kept = left_w + spared, kept | sums
         job = np.where(want.capped, together(view), -1)
@@ -185,9 +187,12 @@ class PowerCap:
         return told, {f"course_{k}": np.full(n, v, _COURSE[k]) for k, v in course._asdict().items()}
 
     def _left_w(
-        self, view: View, carried: Carried, want: Wants, other: F64, cap_w: F64, readback: F64
+        self, view: View, carried: Carried, want: Wants, other: F64, cap_w: F64, readback: F64, known: Bool
     ) -> F64:
-        """What each place has for GPUs [n_place]; inf where there is no limit, or nothing was ever heard."""
+        """What each place has for GPUs [n_place]; inf where there is no limit, or nothing was ever heard.
+
+        `known` [n_gpu]: what is read back is of long after the last cut; who does not obey then, never will.
+        """
         site, gain = view.site, gain_of(view.site)
         heard = np.isfinite(view.value("rack.power_w")) | (
             site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
@@ -198,13 +203,13 @@ class PowerCap:
         late_w, fixed_w, held_w = (
             sums_w(carried, site.sum_by_rack("gpu", of_gpu) * gain)
             for of_gpu in (
-                np.where(want.capped, late_w, 0.0),
-                np.where(want.capped, 0.0, want.power_w),
+                np.where(want.capped & ~known, late_w, 0.0),
+                np.where(want.capped, np.where(known, late_w, 0.0), want.power_w),
                 np.where(want.capped, np.where(cap_w > 0, cap_w, want.demand_w), 0.0),
             )
         )
         left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
-        # That is a reason to raise nothing, and none to cut the same once more, which nobody would hear of
+        # Cuts on their way are a reason to raise nothing, and none to cut the same again that nobody heard of
         left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
         return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
 

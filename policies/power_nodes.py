@@ -73,6 +73,13 @@ def standing_in(view: View, want: Wants, nodes: Nodes, peak_w: F64, since_s: flo
     return out, heard
 
 
+def heard_s(view: View, nodes: Nodes) -> F64:
+    """How old what devices tell of their caps is [n_gpu], nodes in rows of their first GPUs; inf: never."""
+    out = view.age_s("gpu.power_limit_w").astype(np.float64)
+    out[nodes.gpu] = view.age_s("node.power_cap_readback_w")[nodes.node]
+    return out
+
+
 def readback_w(view: View, nodes: Nodes) -> F64:
     """What devices report of their caps [n_gpu], nodes in the rows of their first GPUs; NaN: nothing."""
     out = view.readback(CONTROL).copy()

@@ -273,7 +273,9 @@ class Arbiter:
             lease.renew(later, now_ns)
             batches = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
         left = np.where(np.isnan(readback), envelope.safe, readback)
-        stands = np.where(lease.running(), lease.value, left)[index]
+        # From where somebody else has it: on the way from our own setting it would rise above theirs
+        stands = np.where(lease.running() & ~theirs, lease.value, left)
+        stands = np.clip(stands, envelope.low, envelope.high)[index]
         goal = np.where(theirs[index], np.fmin(lease.found[index], readback[index]), lease.found[index])
         lease.found[index] = goal  # what somebody else has set since is what was found
         goal = np.clip(goal, envelope.low[index], envelope.high[index])

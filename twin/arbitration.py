@@ -54,8 +54,7 @@ def arbitrate(
             commands += adopt(arbiter, key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
         alarmed = any(f"{kind}/{key}" in engine.findings.active for kind in FOLLOWED)
-        if np.isfinite(lease.given).any():
-            _look_after(engine, view, key)
+        _look_after(engine, view, key)
         owed = np.isfinite(lease.lapsed).any()
         if not (all_voices or busy or alarmed or owed or np.isfinite(lease.advised).any()):
             continue
@@ -261,10 +260,14 @@ def _follow_up(
 
 
 def _look_after(engine: Engine, view: EngineView, key: str) -> None:
-    """Whether what was given back has arrived."""
+    """Whether what was given back has arrived, and what is out of service is still so by our mark."""
     lease, envelope = engine.arbiter.leases[key], engine.site.envelopes[key]
-    tolerance = max(envelope.deadband, 1e-6)
-    lease.kept(view.readback(key), _heard_ns(view, key, lease.n), envelope.safe, tolerance, view.now_ns)
+    if np.isfinite(lease.given).any():
+        tolerance = max(envelope.deadband, 1e-6)
+        lease.kept(view.readback(key), _heard_ns(view, key, lease.n), envelope.safe, tolerance, view.now_ns)
+    if key == SERVICE and np.isfinite(lease.lapsed).any():
+        marked = np.isfinite(lease.lapsed) & (view.quality(OWNER) == GOOD) & (view.value(OWNER) != OURS)
+        lease.no_longer_ours(np.flatnonzero(marked).astype(np.int32))
 
 
 def _heard_ns(view: EngineView, key: str, n: int) -> I64:

@@ -33,6 +33,8 @@ _FIELDS = (
     "given",
     "given_ns",
     "strays_ns",
+    "losses",
+    "seen",
 )
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
@@ -61,9 +63,9 @@ class Leases:
         # What was given back, and when, until the device is seen to have kept it: a last command may be lost
         self.given = np.full(n, np.nan)
         self.given_ns = np.zeros(n, np.int64)
-        self.strays_ns = np.zeros(
-            n, np.int64
-        )  # since when it reads as neither that nor a lapse; 0 = it does not
+        self.strays_ns = np.zeros(n, np.int64)  # since when it reads as neither that nor a lapse; 0 = no
+        self.losses = np.zeros(n, np.int16)  # how many last commands in a row the device did not keep
+        self.seen = np.zeros(n, np.bool_)  # the command that runs was read back as carried out
         self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
         self.advised = np.full(n, np.nan)  # last advice journaled
         self.generation = np.zeros(n, np.int32)
@@ -94,7 +96,7 @@ class Leases:
         self.lapsed[index] = self.given[index] = np.nan
         numbers = first_command + np.arange(len(index), dtype=np.int64)
         self.value[index], self.owner[index], self.command[index] = value, owner, numbers
-        self.state[index], self.attempts[index] = SENT, 1
+        self.state[index], self.attempts[index], self.seen[index] = SENT, 1, False
         self.issued_ns[index] = self.changed_ns[index] = now_ns
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
         self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
@@ -114,7 +116,8 @@ class Leases:
         """Look after what was given back once a lease would have run out [all arrays n].
 
         Where the device then is as a lapse leaves it, the last command did not reach it: what was found is
-        still owed, as after any lapse. What is neither for as long again is somebody else's.
+        still owed, as after any lapse; after `MAX_ATTEMPTS` more it stays as its lapse
+        leaves it. What is neither for as long again, and still heard, is somebody else's.
         """
         wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
         look = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
@@ -123,16 +126,18 @@ class Leases:
         strays = look & ~agrees & ~lost
         since = np.where(self.strays_ns == 0, now_ns, self.strays_ns)
         self.strays_ns = np.where(strays, since, np.where(look, 0, self.strays_ns))
-        self.found[lost], self.lapsed[lost] = self.given[lost], readback[lost]
-        self.given[agrees | lost | (strays & (now_ns - since >= wait_ns))] = np.nan
+        self.losses = np.where(agrees, 0, self.losses + lost).astype(np.int16)
+        again = lost & (self.losses <= MAX_ATTEMPTS)
+        self.found[again], self.lapsed[again] = self.given[again], readback[again]
+        self.given[agrees | lost | (strays & (heard_ns - since >= wait_ns))] = np.nan
 
     def others(self, readback: F64, lapse_value: F64, tolerance: float, now_ns: int) -> tuple[Bool, Bool]:
         """(where somebody else has lowered what we had set, where that is too early to say) [n].
 
-        Not where our own command was never seen to be carried out, nor where a lapse led there: what is read
-        then is our own doing, late or lost.
+        Not where our own command was never read back as carried out, whatever its sink answered, nor where a
+        lapse led there: what is read then is our own doing, late or lost.
         """
-        below = (self.state == DONE) & (self.differs_ns > 0) & (readback < self.value)
+        below = self.running() & self.seen & (self.differs_ns > 0) & (readback < self.value)
         below &= ~(np.abs(readback - lapse_value) <= tolerance)
         late = now_ns - self.differs_ns >= round(MISMATCH_S * NS)
         return below & late, below & ~late
@@ -155,6 +160,11 @@ class Leases:
         set_by_hand = np.abs(readback - lapse_value) > tolerance  # False where nothing is read
         mine = index[set_by_hand[index] & ~self.running()[index]]
         self.found[mine] = self.lapsed[mine] = self.given[mine] = np.nan
+
+    def no_longer_ours(self, index: I32) -> None:
+        """Somebody else took these over, or brought them back: what lapsed there counts no more."""
+        mine = index[~self.running()[index]]
+        self.found[mine] = self.lapsed[mine] = np.nan
 
     def due(self, now_ns: int) -> Bool:
         """Running leases with less than half of their time left."""
@@ -227,6 +237,7 @@ class Leases:
         command proves nothing, and what takes its time (a drain) may differ until its deadline."""
         current = self.running() & (heard_ns > self.issued_ns)
         differs = current & ~(np.abs(readback - self.value) <= tolerance)
+        self.seen |= current & ~differs
         self.state[current & ~differs & self._waiting()] = DONE
         time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
         differs &= ~(self._waiting() & (now_ns - self.issued_ns < time_ns))

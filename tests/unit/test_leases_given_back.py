@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, Wish
+from tests.builders import Twin, Wish, two_racks
 from tests.unit.test_leases import CAP, twin, values
+from twin.events import CommandAcked
+from twin.leases import MAX_ATTEMPTS
+from twin.snapshot import decode, dump_engine, encode, restore_engine
 
 
 def capped_pod() -> tuple[Twin, Wish]:
@@ -99,3 +102,104 @@ def test_what_somebody_else_sets_afterwards_is_theirs() -> None:
     pod.run(100, {"gpu.power_limit_w": [280.0, *[350.0] * 7]})
     assert np.isnan(pod.engine.arbiter.leases[CAP].given).all()
     assert pod.commands() == []
+
+
+def done(pod: Twin) -> CommandAcked:
+    """The sink of GPU 0 answers that it carried out the last command."""
+    lease = pod.engine.arbiter.leases[CAP]
+    return CommandAcked(control=CAP, name=pod.site.name("gpu", 0), generation=int(lease.generation[0]),
+                        command=f"1-{lease.command[0]}", state="done")  # fmt: skip
+
+
+def test_a_device_that_answers_done_and_reads_lower_is_nobody_elses() -> None:
+    """It rounds 320 W down to 300, or takes its time: our own cut must not be taken for what was found."""
+    pod, wish = capped_pod()
+    cut = {"gpu.power_limit_w": [300.0, *[350.0] * 7]}
+    wish.ask(CAP, [0], 200, 320, 320)
+    pod.tick(cut)
+    pod.tick(cut, done(pod))
+    pod.run(20, cut)
+    wish.proposals = []
+    pod.tick(cut)
+    (final,) = pod.commands()
+    assert (values([final]), final.final) == ({0: 350.0}, True)
+
+
+def test_a_setting_of_somebody_else_is_not_raised_on_the_way_to_it() -> None:
+    wish = Wish()
+    pod = Twin(two_racks(), [wish], act=True)
+    rest = [1200.0] * (pod.site.sizes["gpu"] - 1)
+    wish.ask(CAP, [0], 200, 1000)
+    pod.tick({"gpu.power_limit_w": 1200.0})
+    pod.run(3, {"gpu.power_limit_w": [1000.0, *rest]})
+    pod.run(15, {"gpu.power_limit_w": [400.0, *rest]})
+    wish.proposals = []
+    pod.tick({"gpu.power_limit_w": [400.0, *rest]})
+    (final,) = pod.commands()
+    assert (values([final]), final.final) == ({0: 400.0}, True)
+
+
+def test_what_is_given_back_begins_inside_the_envelope() -> None:
+    """A device that its lapse left at 100 W, where 200 are the least that may be commanded."""
+    pod, wish = twin()
+    wish.ask(CAP, [0], 200, 300)
+    pod.tick()
+    pod.engine.arbiter.leases[CAP].expires_ns[0] = pod.now_ns + 1
+    wish.proposals = []
+    pod.tick({"gpu.power_limit_w": [100.0, *[350.0] * 7]})
+    assert [values([c]) for c in pod.commands()] == [{0: 250.0}]
+
+
+def test_a_device_that_keeps_no_last_command_is_not_raised_for_ever() -> None:
+    pod, _ = capped_pod()
+    reads, lapses_at, finals = 300.0, 0, 0
+    for second in range(600):
+        pod.tick({"gpu.power_limit_w": [reads, *[350.0] * 7]})
+        for batch in pod.commands():
+            reads, lapses_at, finals = float(batch.value[0]), second + 30, finals + batch.final
+        reads = 200.0 if second == lapses_at else reads
+    assert finals == 1 + MAX_ATTEMPTS
+    lease = pod.engine.arbiter.leases[CAP]
+    assert (reads, np.isnan(lease.given[0]), np.isnan(lease.lapsed[0])) == (200.0, True, True)
+
+
+def test_one_strange_reading_before_a_silence_does_not_end_the_debt() -> None:
+    pod, _ = capped_pod()
+    pod.run(42, {"gpu.power_limit_w": [300.0, *[350.0] * 7]})
+    for _ in range(100):
+        pod.tick({"gpu.power_w": 100.0})
+    assert pod.engine.arbiter.leases[CAP].given[0] == 350.0
+    pod.tick({"gpu.power_limit_w": [200.0, *[350.0] * 7]})
+    assert [values([c]) for c in pod.commands()] == [{0: 250.0}]
+
+
+def test_a_debt_survives_a_restart_and_a_snapshot_of_before_knows_of_none() -> None:
+    pod, _ = capped_pod()
+    pod.tick({"gpu.power_limit_w": [300.0, *[350.0] * 7]})
+    tree = decode(encode(dump_engine(pod.engine)))
+    back, _ = twin()
+    restore_engine(back.engine, tree)
+    assert back.engine.arbiter.leases[CAP].given[0] == 350.0
+    for lease in tree["arbiter"]["leases"].values():
+        for name in ("given", "given_ns", "strays_ns", "losses", "seen"):
+            del lease[name]
+    old, _ = twin()
+    restore_engine(old.engine, tree)
+    assert np.isnan(old.engine.arbiter.leases[CAP].given).all()
+
+
+def test_another_device_owes_nothing() -> None:
+    pod, _ = capped_pod()
+    pod.tick({"gpu.power_limit_w": [300.0, *[350.0] * 7]})
+    lease = pod.engine.arbiter.leases[CAP]
+    assert lease.given[0] == 350.0
+    lease.drop(0)
+    assert np.isnan(lease.given[0])
+
+
+def test_another_leader_has_had_the_site_and_nothing_is_owed() -> None:
+    pod, _ = capped_pod()
+    pod.tick({"gpu.power_limit_w": [300.0, *[350.0] * 7]})
+    lease = pod.engine.arbiter.leases[CAP]
+    lease.disown()
+    assert np.isnan(lease.given).all()

@@ -210,17 +210,19 @@ def test_a_response_is_lived_beside_rivals_and_printed_as_data(
 
 
 @pytest.mark.slow
-def test_our_response_meets_every_goal_and_a_day_of_prices_saves_more_than_it_costs_later(
+def test_our_response_is_kept_and_follows_the_ramp_and_a_day_of_prices_saves_more_than_it_costs_later(
     recording: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_pu = recorded(recording("gpu-demand-helios-earth"))
     monkeypatch.setattr(power_response, "HOLD_S", 600)
     monkeypatch.setattr(power_response, "AFTER_S", 600)
     told = power_response.response(running_pu, [100], arms=("racktwin",))
-    met = {goal["goal"]: goal["met"] for goal in told["goals"]}
-    swings = [goal for goal in met if "steepest minute" in goal]  # as load does that nobody limits
-    assert len(swings) == 1
-    assert all(met[goal] for goal in met if goal not in swings), met
+    met = {goal["goal"]: goal["met"] for goal in told["goals"] if "steepest" not in goal["goal"]}
+    assert list(met.values()) == [True] * 4, met
+    (ours,) = told["arms"]
+    assert ours["steepest_5min_w_per_s_worst"] <= 1.25 * power_response.RAMP_W_PER_S
+    # Within a minute jobs that dip and come back rise faster than any ramp
+    assert ours["steepest_w_per_s_worst"] <= 2.5 * power_response.RAMP_W_PER_S
     root = recording("grid-hourly").parent
     week = power_carbon.carbon(root, running_pu, [8], ["germany"], ("budgets", "price_and_carbon"), hours=6)
     (_, ours) = week["zones"][0]["arms"]

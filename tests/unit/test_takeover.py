@@ -351,3 +351,24 @@ def test_what_the_leader_before_took_out_takes_room(owner: float, most: int, hea
     wish.ask(LEVEL, range(4), 0, 0, 0)
     twin.tick(found)
     assert (twin.lease(LEVEL)[:most] == 0.0).all(), "a return is never held back"
+
+
+@pytest.mark.parametrize("by", [0.0, 2.0], ids=["nobody", "others"])
+def test_what_the_leader_before_took_out_and_others_brought_back_takes_no_room(by: float) -> None:
+    """They may take the same nodes out again, by the mark that is theirs: there is room for two of ours."""
+    wish = Wish()
+    twin = Twin(eight_nodes(controls={LEVEL: {"blast_radius": 2}}), [wish])
+    twin.tick(None, ev.JobStarted(job="elsewhere", nodes=()))
+
+    def reads(level: float, owner: float) -> dict[str, Any]:
+        return {"node.service_level_state": [level, level, 0, 0, 0, 0, 0, 0],
+                "node.service_owner_state": [owner, owner, 0, 0, 0, 0, 0, 0]}  # fmt: skip
+
+    twin.tick(reads(3, 1))
+    twin.tick(reads(3, 1), TAKEOVER, *act())
+    twin.run(310, reads(3, 1))
+    assert twin.engine.arbiter.leases[LEVEL].lapsed[:2].tolist() == [3.0, 3.0]
+    twin.tick(reads(0, by))
+    wish.ask(LEVEL, [4, 5, 6], 3, 3, 3)
+    twin.tick(reads(3, 2))
+    assert np.flatnonzero(twin.lease(LEVEL) == 3.0).tolist() == [4, 5]

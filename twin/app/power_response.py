@@ -190,7 +190,7 @@ def _back(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
         "steepest_w_per_s": float((rise_w[60:] - rise_w[:-60]).max() / 60.0),
         "steepest_5min_w_per_s": float((rise_w[300:] - rise_w[:-300]).max() / 300.0),
         "swing_w_per_s": float(np.quantile(held_w[60:] - held_w[:-60], 0.99) / 60.0),
-        "on_ramp_s": (0.98 * free_w - float(held_w[-1])) / RAMP_W_PER_S,
+        "on_ramp_s": float(0.98 * free_w - held_w[-1]) / RAMP_W_PER_S,
         "back_s": int(np.argmax(after_w >= 0.98 * free_w)) if len(under) < len(after_w) else None,
     }
 
