@@ -260,8 +260,6 @@ class Arbiter:
         readback = np.full(lease.n, np.nan) if readback is None else readback
         tolerance = max(envelope.deadband, 1e-6)
         theirs, unsure = lease.others(readback, envelope.safe, tolerance, now_ns)
-        if lease.control.protective != "low":
-            theirs, unsure = np.zeros_like(theirs), np.zeros_like(unsure)
         later, index = index[unsure[index]], index[~unsure[index]]
         if len(index) > envelope.blast_radius:  # the longest standing first; the others keep their lease
             order = np.argsort(lease.changed_ns[index], kind="stable")

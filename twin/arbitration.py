@@ -48,7 +48,8 @@ def arbitrate(
         acting, all_voices = _voices(engine, key)
         barred = engine.windows.mask(lease.control.table)
         if key in arbiter.settling and _may_act(engine, key):
-            claim(arbiter, key, view.readback(key), _ours(view, key, lease.n))
+            if key == SERVICE:
+                claim(arbiter, key, view.readback(key), view.value(OWNER) == OURS)
             known = _known(view, key, lease.n) & (True if barred is None else ~barred)
             generation = engine.state.tables[lease.control.table].generation
             commands += adopt(arbiter, key, view.readback(key), known, generation, now_ns)
@@ -295,14 +296,6 @@ def _known(view: EngineView, key: str, n: int) -> Bool:
         return np.zeros(n, np.bool_)
     good: Bool = view.quality(f"{control.table}.{control.readback}") == GOOD
     return good
-
-
-def _ours(view: EngineView, key: str, n: int) -> Bool:
-    """What is out of service by the mark of racktwin, whichever daemon led then, as last heard [n]."""
-    if key != SERVICE:
-        return np.zeros(n, np.bool_)
-    mine: Bool = view.value(OWNER) == OURS
-    return mine
 
 
 def _abandoned(engine: Engine, lease: Leases, voices: list[Voiced]) -> Bool:

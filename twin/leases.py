@@ -116,8 +116,8 @@ class Leases:
         """Look after what was given back once a lease would have run out [all arrays n].
 
         Where the device then is as a lapse leaves it, the last command did not reach it: what was found is
-        still owed, as after any lapse; after `MAX_ATTEMPTS` more it stays as its lapse
-        leaves it. What is neither for as long again, and still heard, is somebody else's.
+        still owed, as after any lapse; after `MAX_ATTEMPTS` more it stays as its lapse leaves it. What is
+        neither for as long again, and still heard, is somebody else's.
         """
         wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
         look = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
@@ -134,11 +134,13 @@ class Leases:
     def others(self, readback: F64, lapse_value: F64, tolerance: float, now_ns: int) -> tuple[Bool, Bool]:
         """(where somebody else has lowered what we had set, where that is too early to say) [n].
 
+        Nowhere where a lower value does not protect.
+
         Not where our own command was never read back as carried out, whatever its sink answered, nor where a
         lapse led there: what is read then is our own doing, late or lost.
         """
         below = self.running() & self.seen & (self.differs_ns > 0) & (readback < self.value)
-        below &= ~(np.abs(readback - lapse_value) <= tolerance)
+        below &= ~(np.abs(readback - lapse_value) <= tolerance) & (self.control.protective == "low")
         late = now_ns - self.differs_ns >= round(MISMATCH_S * NS)
         return below & late, below & ~late
 

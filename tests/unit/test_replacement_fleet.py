@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,6 @@ from twin.contracts import Proposal
 from twin.frame import NS, Bool
 from twin.service_book import FAILED_TEST, PASSED
 
-TRACES = os.environ.get("RACKTWIN_TRACES")
-
 
 def test_the_same_seed_gives_the_same_truth_and_another_does_not() -> None:
     a, b, c = small(1), small(1), small(2)
@@ -58,9 +56,10 @@ def test_rates_come_out_as_stated_over_many_nodes(name: str) -> None:
     assert len(truth.false_s) / months == pytest.approx(MEASURED.false_per_month, rel=0.15)
 
 
-@pytest.mark.skipif(TRACES is None, reason="needs the recordings")
-def test_repairs_and_recurrence_are_those_of_the_recording_before_day_120() -> None:
-    path = Path(TRACES or "") / "gpu-server-faults" / "fault_trace_to_day232.json"
+def test_repairs_and_recurrence_are_those_of_the_recording_before_day_120(
+    recording: Callable[[str], Path],
+) -> None:
+    path = recording("gpu-server-faults") / "fault_trace_to_day232.json"
     log = read_faults(path, 400).log.known_at(120.0)
     took_h = (log.end_d - log.start_d)[np.isfinite(log.end_d)] * 24.0
     assert np.median(took_h) == pytest.approx(REPAIR_S / HOUR_S, rel=0.01)

@@ -20,9 +20,9 @@ from twin.app.power_arms import HIGH_PRIORITY, START_NS, Arm, Ours, jobs_told
 from twin.app.power_demand import draw
 from twin.app.power_grid import DAY_H, LATE_H, MONTH_H, ZONES, Grid, grid_of, thresholds
 from twin.app.power_plant import MINUTE_S, Plant
-from twin.app.power_response import mapped
 from twin.app.power_rivals import Uncapped
 from twin.app.power_site import NODE_IDLE_W, PowerSite, power_site
+from twin.app.side_by_side import mapped
 from twin.errors import ConfigError
 from twin.events import Event, OutlookTold
 from twin.frame import F64, NS, Bool

@@ -19,6 +19,7 @@ from twin.app.power_demand import Demand, draw
 from twin.app.power_plant import MINUTE_S, Plant
 from twin.app.power_rivals import Proportional, Thresholds, Uncapped
 from twin.app.power_site import PowerSite, power_site
+from twin.app.side_by_side import mapped
 from twin.events import Event, LoadTargetSet
 from twin.frame import F64, NS
 
@@ -225,16 +226,3 @@ def _goals(ours: dict[str, Any] | None) -> list[dict[str, Any]]:
          ours["steepest_5min_w_per_s_worst"] / RAMP_W_PER_S, MOST_STEEP),
     ]  # fmt: skip
     return [{"goal": g, "value": v, "bound": b, "met": bool(v <= b)} for g, v, b in rows]
-
-
-def mapped(work: Callable[[Any], dict[str, Any]], tasks: Sequence[Any], jobs: int) -> Any:
-    """The results in order, from so many processes."""
-    if jobs <= 1 or len(tasks) == 1:
-        yield from map(work, tasks)
-        return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        yield from pool.map(work, tasks)

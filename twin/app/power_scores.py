@@ -8,11 +8,9 @@ and no goal of work is judged by it. Part of the shell; NumPy only.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +22,7 @@ from twin.app.power_site import PowerSite, power_site
 from twin.app.power_troubles import drawn, metered
 from twin.app.power_week import ARMS, SETTLE_S, Week, arm_of, worst_loss
 from twin.app.replacement_scores import paired
+from twin.app.side_by_side import mapped
 from twin.frame import F64
 
 FIRST_SEED = 100  # 1 to 5 were for development
@@ -133,7 +132,7 @@ def suite(
         for site in sites for seed in seeds for arm in arms
     ]  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for row in _lived(tasks, jobs):
+    for row in mapped(live, tasks, jobs):
         rows.append(row)
         progress(len(rows) / (len(tasks) + 1))
     parts, each = [], len(seeds) * len(arms)
@@ -151,15 +150,6 @@ def suite(
         parts.append(part)
     progress(1.0)
     return {"simulated": True, "suite": "week", "sites": parts, "goals": goals(parts)}
-
-
-def _lived(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    if jobs <= 1 or len(tasks) == 1:
-        yield from map(live, tasks)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        yield from pool.map(live, tasks)
 
 
 def _troubles(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

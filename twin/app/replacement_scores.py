@@ -8,10 +8,8 @@ shell; NumPy only.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +18,7 @@ from twin.app.replacement_fleet import DAY_S, Scenario, Warnings, draw
 from twin.app.replacement_quarter import QUARTER_S, WARM_S, Arm, Outcome, Quarter
 from twin.app.replacement_rivals import AfterTest, Counted, Oracle, Ours
 from twin.app.replacement_view import quarter_site
+from twin.app.side_by_side import mapped
 from twin.frame import F64
 from twin.site import Site
 
@@ -99,7 +98,7 @@ def suite(
     tasks = [Task(scenario, known, seed, arm, days, warm_days, racks)
              for scenario in scenarios for known in warnings for seed in seeds for arm in arms]  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for row in _lived(tasks, jobs):
+    for row in mapped(live_task, tasks, jobs):
         rows.append(row)
         progress(len(rows) / len(tasks))
     parts, each = [], len(seeds) * len(arms)
@@ -112,15 +111,6 @@ def suite(
             "seeds": list(seeds), **compared(some), "rows": some,
         })  # fmt: skip
     return {"simulated": True, "fleets": parts, "goals": goals(parts)}
-
-
-def _lived(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    if jobs <= 1 or len(tasks) == 1:
-        yield from map(live_task, tasks)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        yield from pool.map(live_task, tasks)
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
