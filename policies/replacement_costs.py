@@ -34,6 +34,7 @@ TEST_FINDS_PU = 0.5  # of what is wrong with a node, a test finds. source: estim
 SPARE_PU = 0.25  # of a node's time is lost while a spare takes over that else stands idle. source: estimate
 # Chance that what is broken, and stays so, ends a job one day, if not tomorrow. source: estimate
 LATER_PU = 0.8
+BROKEN_GPUS = 1.0  # that a node with a broken part has idle, at least. source: estimate
 WORTH = 0.9  # of what it saves an act may cost for sure. source: estimate
 PRIOR_WORK_S = 1800.0  # not saved, of a job of which no more is known. source: estimate
 PRIOR_LEFT_S, MOST_LEFT_S = HOUR_S, 7 * DAY_S  # of a job that just began; of any. source: estimate
@@ -132,11 +133,15 @@ def _usual(view: View, of_node: F64) -> tuple[float, float]:
     return gpus, float((loss * size).sum()) / weight
 
 
-def weigh(hour_pu: F64, day_pu: F64, sure_pu: F64, stays: Bool, at: Stakes, prices: Prices) -> Costs:
+def weigh(
+    hour_pu: F64, day_pu: F64, sure_pu: F64, stays: Bool, at: Stakes, prices: Prices,
+    broken: Bool | None = None,
+) -> Costs:  # fmt: skip
     """Expected cost of each course for k nodes, and the course to take.
 
     hour_pu, day_pu: chances of failing within an hour and a day; NaN = unknown, and then nothing is done.
     sure_pu: that the node needs work, NaN = not at all sure. stays [k]: what is wrong does not go away.
+    broken [k]: a part of it is, already; while it is watched, that part works for nobody.
     """
     p = np.clip(np.nan_to_num(day_pu), 0.0, 1.0)
     sure = np.clip(np.nan_to_num(sure_pu), 0.0, 1.0)
@@ -167,6 +172,8 @@ def weigh(hour_pu: F64, day_pu: F64, sure_pu: F64, stays: Bool, at: Stakes, pric
     later = np.where(stays, LATER_PU * sure, 0.0) * fails
     certain = np.where(acts, pays * at.job_gpus + idle, later * at.job_gpus)
     certain[CORDON, ~at.busy] = idle[~at.busy]
+    if broken is not None:
+        certain[WATCH] += np.where(broken, sure * BROKEN_GPUS * DAY_S, 0.0)
     risk[CORDON, ~at.busy] = 0.0
     each = p * risk * at.job_gpus + certain
     # An idle node leaves as it is; a busy one cannot, and only who speaks of saves can wait for one

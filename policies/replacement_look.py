@@ -96,7 +96,8 @@ def look(view: View, evidence: Evidence, kept: Memory, rules: Rules, found: Bool
     level, known = levels(view, at)
     broke = _broke(view, evidence, at)
     theirs, wanted_in, under, asked, adopts = people(view, evidence, kept, at, level, known, broke, found)
-    takes = rules.burn_in & broke & ~under & ~asked & ~wanted_in & _with_it(evidence, kept, at, level)
+    takes = rules.burn_in & broke & ~under & ~asked & ~wanted_in & ~found[at]
+    takes &= _with_it(evidence, kept, at, level)
     bad = mends[at] & _news(evidence, kept, at, now_ns, rules) & ~theirs & ~wanted_in & ~under
     begun = _remember(kept, at, bad, level, known, now_ns)
     quiet = (kept["quiet_ns"][at] > 0) & (now_ns - kept["quiet_ns"][at] >= round(QUIET_S * NS))
@@ -106,7 +107,7 @@ def look(view: View, evidence: Evidence, kept: Memory, rules: Rules, found: Bool
     stakes = stakes_of(view, at, _at_hand(view, evidence, at))
     stays = one_of(evidence.cause[at], (HARDWARE, RECURRING, LEMON))
     costs = weigh(evidence.chance_1h_pu[at], evidence.chance_24h_pu[at], evidence.sure_pu[at], stays, stakes,
-                  rules.prices)  # fmt: skip
+                  rules.prices, broken & stays)  # fmt: skip
     course = np.where(bad, costs.course, WATCH).astype(np.int8)
     # That it is not heard is no reason to disturb what runs
     course = np.where(evidence.silent[at] & (course > CORDON), CORDON, course).astype(np.int8)

@@ -68,7 +68,7 @@ class Seen(NamedTuple):
     hopeless: Bool  # failed tests, or came back too often, or a lemon
     hook: Bool  # the site has a test
     broke: Bool  # it failed by itself, and nothing runs on it any more
-    takes: Bool  # it did, was in service until then, and the site has a test
+    takes: Bool  # it did, others took it out as it failed, and the site has a test
     stands: Bool  # what speaks against it is older than its test, and worth that people look
     adopts: Bool  # it is out by the mark of racktwin, and nothing is remembered of it
     crowded: Bool  # it is planned out only, and there is no room any more, or a common cause

@@ -114,6 +114,25 @@ def test_what_the_leader_before_withdrew_is_taken_up_and_comes_back(bad: bool) -
     assert twin.phase() == "probation"
 
 
+def test_what_failed_and_the_leader_before_withdrew_is_tested_and_comes_back() -> None:
+    """A standby heard of the failure, and had not confirmed it when the leader drained the node and died."""
+    twin = told(Replacing(authority="advise", burn_in=True))
+    twin.look()
+    twin.bad(0, FAILED, "drain", 0.9)
+    twin.look()
+    assert twin.phase() == "suspect"
+    twin.level[0] = 3.0
+    twin.look(ev.AuthorityChanged(author="a term", policy="replacement", authority="act"))
+    assert twin.phase() == "out"
+    twin.wait(60)
+    assert twin.level[0] == 3, "nothing asks for people"
+    assert twin.test_asked()
+    twin.well()
+    twin.tests(0, True)
+    twin.wait(60)
+    assert (twin.phase(), twin.level[0]) == ("probation", 0)
+
+
 def test_a_cordon_of_the_leader_before_stays_a_cordon() -> None:
     """To take it up disturbs no more than what is in force."""
     twin = told(Replacing({"a": EIGHT}, burn_in=True))

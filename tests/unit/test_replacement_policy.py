@@ -13,6 +13,7 @@ from policies.replacement_phases import QUIET_S
 from tests.builders import two_racks
 from tests.drained import QUICK, WHOLE
 from tests.replacing import EIGHT, Replacing
+from twin import events as ev
 from twin.contracts import Fault
 from twin.errors import ContractError
 from twin.frame import NS
@@ -54,6 +55,18 @@ def test_what_is_broken_is_confirmed_sooner() -> None:
     twin.bad(0, FAILED, "replace", 0.97)
     twin.wait(30)
     assert twin.phase() in ("draining", "out")
+
+
+@pytest.mark.parametrize(("level", "goes"), [(FAILED, True), (DEGRADED, False)])
+def test_a_broken_node_takes_no_more_small_jobs(level: int, goes: bool) -> None:
+    """Its job is of one node, which it costs little to lose; the next one would meet the same broken GPU."""
+    twin = Replacing()
+    alone = ev.JobStarted(id="one", job="one", nodes=("r1/node0",), kind="batch", time_limit_s=86_400.0)
+    twin.look(alone)
+    twin.bad(0, level, "drain", 0.9)
+    twin.wait(120)
+    assert (twin.phase(), twin.level[0]) == (("cordoned", 1) if goes else ("suspect", 0))
+    assert twin.engine.jobs.job_of_node[0] >= 0, "what runs on it is let go on"
 
 
 def test_after_a_pause_suspects_are_confirmed_anew() -> None:
