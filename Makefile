@@ -1,6 +1,7 @@
 # racktwin: every target sets up what it needs in .venv first (see deploy/setup/venv.sh).
 #   make test PYTHON=python3.12      another interpreter (>= 3.11)
 #   make test ARGS='-k units -x'     more arguments for the command
+#   make test JOBS=1                 one test at a time
 #   make test EXTRAS=torch           with PyTorch, and the tests that want it (requirements-torch.txt)
 #   make lock UPGRADE=               keep the versions that the lock files name
 
@@ -13,6 +14,8 @@ export PYTHON
 export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
+# Tests that run at once: one by one they are handed out, the quick ones first
+JOBS ?= 2
 UPGRADE := --upgrade
 LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
@@ -27,7 +30,7 @@ demo: setup-run ## Set up what is missing and show a simulated site under contro
 	@.venv/bin/racktwin demo $(ARGS)
 
 test: setup-dev setup-servers ## Run all tests
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
 	@$(RUN) -m ruff check .

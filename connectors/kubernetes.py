@@ -1,4 +1,4 @@
-"""Jobs and service levels read from a Kubernetes API server: nodes and pods are listed, then watched.
+"""Jobs, levels and placement of nodes read from a Kubernetes API server: listed first, then watched.
 
 A watch goes on where the list or the last one ended; where the server keeps that no longer (410), all is
 listed anew. A server that is silent ends no job, and levels grow old. Writes nothing. May import `twin`.
@@ -15,7 +15,7 @@ from typing import Generic
 
 from connectors.kubernetes_client import WATCH_S, Away, Expired, KubernetesClient, Params, page_meta
 from connectors.kubernetes_jobs import PodBook
-from connectors.kubernetes_nodes import OWNER, SIGNAL, Hosts, level_of, owner_of
+from connectors.kubernetes_nodes import OWNER, PLACEMENT, SIGNAL, Hosts, level_of, owner_of, placement_of
 from connectors.kubernetes_objects import (
     MAX_ITEMS,
     Kind,
@@ -39,8 +39,10 @@ AGAIN_S = 0.5
 BOUND = "spec.nodeName!="  # pods that have a node
 MAX_TOLD = 200  # faults of one list that are told
 SLICE = 500  # pods that are taken in at a stretch
-_Level = tuple[float | None, float | None]  # of a node, and whose it is
-UNKNOWN: _Level = (None, None)
+FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
+_SIGNALS = (SIGNAL, OWNER, PLACEMENT)
+_Told = tuple[float | None, float | None, float | None]  # of a node, in the order of _SIGNALS
+UNKNOWN: _Told = (None, None, None)
 
 
 class Followed(Generic[Kind]):
@@ -130,10 +132,13 @@ class Followed(Generic[Kind]):
             self._one(read_object(bytes(change.object), self._kind), change.type != "DELETED")
 
 
-def _level(node: Node, busy: bool) -> _Level:
-    level = level_of(node, busy)
+def _told_of(node: Node, busy: bool) -> _Told:
+    level, place = level_of(node, busy), placement_of(node)
     owner = owner_of(node, level)
-    return UNKNOWN if level is None or owner is None else (float(level), float(owner))
+    placement = None if place is None else float(place)
+    if level is None or owner is None:
+        return None, None, placement  # what is not ready, or marked strangely, still tells its placement
+    return float(level), float(owner), placement
 
 
 class KubernetesSource:
@@ -152,7 +157,7 @@ class KubernetesSource:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, cluster, job_labels=job_labels, gpu_resources=gpu_resources, kinds=kinds)
         self._nodes: dict[str, Node] = {}
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _Told] = {}
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", Node, self._all_nodes, self._node)
@@ -181,6 +186,12 @@ class KubernetesSource:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.close()
+
+    def seen(self, host: str) -> Node | None:
+        """A node as the server last told of it; None where that may not be so any more."""
+        listed = self.nodes.listed and self.nodes.version != ""
+        fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
+        return self._nodes.get(host) if listed and fresh else None
 
     async def _all_nodes(self, nodes: list[Node]) -> None:
         self._nodes = {n.metadata.name: n for n in nodes}
@@ -220,27 +231,30 @@ class KubernetesSource:
         """What changed at once, everything now and then: as of when the server last spoke."""
         now_ns = time.time_ns()
         at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
-        if now_ns - at_ns > 2 * WATCH_S * 10**9:
-            return  # what is so old says nothing of now
+        if now_ns - at_ns > FRESH_S * 10**9:
+            return
         whole = time.monotonic() - self._stated_s >= RESTATE_S
         changed = {**self._changed, **self.book.turned}
         self._changed.clear()
         self.book.turned.clear()
         before = self._levels
-        levels: dict[int, _Level] = {} if whole else dict(before)
+        levels: dict[int, _Told] = {} if whole else dict(before)
         for host in self._nodes if whole else changed:
             entity = self._hosts.entity_of(host)
             if entity is not None and self._hosts.host_of(entity) in (host, None):
                 node = self._nodes.get(host)
-                levels[entity] = UNKNOWN if node is None else _level(node, self.book.busy(host))
+                levels[entity] = UNKNOWN if node is None else _told_of(node, self.book.busy(host))
         told = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
-        if not whole:
-            told = {e: v for e, v in told.items() if e not in before or before[e] != v}
-        if told:
-            # What changed is of now, or it would be older than what was told of it before.
-            stamps = {e: at_ns if e in before and before[e] == v else now_ns for e, v in told.items()}
-            pairs = [(e, *pair) for e in sorted(told) for pair in zip((SIGNAL, OWNER), told[e], strict=True)]
-            inlet.stage([Reading("node", e, signal, value, stamps[e]) for e, signal, value in pairs], now_ns)
+        readings: list[Reading] = []
+        for e in sorted(e for e, values in told.items() if whole or before.get(e) != values):
+            was = before.get(e)
+            for signal, value, old in zip(_SIGNALS, told[e], was or UNKNOWN, strict=True):
+                same = was is not None and value == old
+                if whole or not same:
+                    # What changed is of now, or it would be older than what was told of it before.
+                    readings.append(Reading("node", e, signal, value, at_ns if same else now_ns))
+        if readings:
+            inlet.stage(readings, now_ns)
         self._levels = levels
         if whole:
             self._stated_s = time.monotonic()

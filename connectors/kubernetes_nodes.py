@@ -1,8 +1,9 @@
-"""Service levels on Kubernetes nodes: what a node's fields say, and which patch makes it say another one.
+"""Levels and placement of Kubernetes nodes: what a node's fields say, and which patch makes it say otherwise.
 
 A level is `spec.unschedulable`, our taint, and annotations that tell what is ours: what other people cordoned
-stays theirs, and a daemon of an earlier epoch changes nothing. Pure functions; `Hosts` remembers names. May
-import the catalogue and the wire forms.
+stays theirs, and a daemon of an earlier epoch changes nothing. Placement is a taint of its own, so that
+neither touches the other. Pure functions; `Hosts` remembers names. May import the catalogue and the wire
+forms.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ TAINT, EFFECT = "racktwin.io/out", "NoSchedule"
 LEVEL, EPOCH, COMMAND = "racktwin.io/level", "racktwin.io/epoch", "racktwin.io/command"
 REASON, FOUND = "racktwin.io/reason", "racktwin.io/found"
 CONDITION = "RacktwinHealth"
+PLACEMENT = "placement_state"
+PLACEMENTS = TABLES["node"].by_name[PLACEMENT].states
+USUAL, LAST, KEPT = range(3)
+PLACEMENT_TAINT, PLACEMENT_EPOCH = "racktwin.io/placement", "racktwin.io/placement-epoch"
+_EFFECTS = {LAST: "PreferNoSchedule", KEPT: "NoSchedule"}
 MAX_REASON, MAX_STRANGERS = 250, 1000
 _WORDS = ("InService", "Cordoned", "Draining", "Drained", "Replace")
 
@@ -98,11 +104,9 @@ def our_taint(node: Node) -> str | None:
 def plan(node: Node, order: Order) -> Plan:
     """What an order changes on a node. Refuses what others hold, and what a later daemon has settled."""
     marks = node.metadata.annotations or {}
-    there = marks.get(EPOCH, "0")
-    if not (there.isascii() and there.isdigit() and len(there) <= 18):
-        return Plan(None, f"annotation {EPOCH} is {there[:40]!r}; expected a number: remove it")
-    if int(there) > order.epoch:
-        return Plan(None, f"a daemon of epoch {there} has spoken; this one has epoch {order.epoch}")
+    refusal = _deposed(marks, EPOCH, order.epoch)
+    if refusal:
+        return Plan(None, refusal)
     closed = bool(node.spec.unschedulable)
     if order.level == IN_SERVICE:
         if LEVEL not in marks and our_taint(node) is None:
@@ -114,6 +118,16 @@ def plan(node: Node, order: Order) -> Plan:
             None, "resumed by others: somebody made it schedulable again after this command; it stays so"
         )
     return Plan(_withdrawal(node, order, marks))
+
+
+def _deposed(marks: Mapping[str, str], key: str, epoch: int) -> str:
+    """Why a daemon of this epoch may not speak, by the annotation `key`; "" if it may."""
+    there = marks.get(key, "0")
+    if not (there.isascii() and there.isdigit() and len(there) <= 18):
+        return f"annotation {key} is {there[:40]!r}; expected a number: remove it"
+    if int(there) > epoch:
+        return f"a daemon of epoch {there} has spoken; this one has epoch {epoch}"
+    return ""
 
 
 def _release(node: Node, order: Order, marks: Mapping[str, str]) -> dict[str, Any]:
@@ -152,6 +166,38 @@ def _patch(node: Node, annotations: Mapping[str, str | None], spec: dict[str, An
     if node.metadata.resource_version:
         meta["resourceVersion"] = node.metadata.resource_version
     return {"metadata": meta, **({"spec": spec} if spec else {})}
+
+
+def placement_of(node: Node) -> int | None:
+    """USUAL, LAST or KEPT, by our taint; None where it is none that we set. Readiness does not matter."""
+    ours = [t for t in node.spec.taints or () if t.get("key") == PLACEMENT_TAINT]
+    if not ours:
+        return USUAL
+    if len(ours) > 1:  # one key may come with several effects
+        return None
+    value, effect = ours[0].get("value"), ours[0].get("effect")
+    return next((p for p, e in _EFFECTS.items() if (PLACEMENTS[p], e) == (value, effect)), None)
+
+
+def placement_plan(node: Node, placement: int, epoch: int) -> Plan:
+    """What has to change so that a node has this placement, as ordered in this epoch.
+
+    A node that is marked already gets the epoch, so that a deposed daemon cannot free it. One that has no
+    mark of ours and shall have none is left alone: nothing is written on a cluster at each takeover.
+    """
+    marks = node.metadata.annotations or {}
+    refusal = _deposed(marks, PLACEMENT_EPOCH, epoch)
+    if refusal:
+        return Plan(None, refusal)
+    there = placement_of(node)
+    if there == placement and (placement == USUAL or marks.get(PLACEMENT_EPOCH) == str(epoch)):
+        return Plan(None)
+    spec: dict[str, Any] = {}
+    if there != placement:
+        ours = {"key": PLACEMENT_TAINT, "value": PLACEMENTS[placement], "effect": _EFFECTS.get(placement)}
+        others = [t for t in node.spec.taints or () if t.get("key") != PLACEMENT_TAINT]
+        spec["taints"] = others + ([] if placement == USUAL else [ours]) or None
+    return Plan(_patch(node, {PLACEMENT_EPOCH: str(epoch)}, spec))
 
 
 def condition_patch(node: Node, level: int, reason: str, now: str) -> dict[str, Any] | None:

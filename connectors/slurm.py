@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from connectors.hostlist import expand_hosts, expand_names, find_node
+from connectors.slurm_marks import NODES, RESERVATIONS, Marks, parse_marks, placements
+from connectors.slurm_marks import SIGNAL as PLACEMENT
 from connectors.slurm_nodes import FORMAT as NODE_FORMAT
 from connectors.slurm_nodes import OWNER, SIGNAL, Node, parse_nodes
 from twin.contracts import Inlet, Item
@@ -233,18 +235,22 @@ class SlurmSource:
     """Lists the jobs each period. `known` gives those that the twin has as running when it begins.
 
     `kinds` tells by partition what jobs are; a job of no named partition is "unknown". `conf` is SLURM_CONF.
+    `placement`: also read which nodes Slurm gives last, or to nobody; that costs two more calls.
     """
 
     def __init__(
         self, site: Places, *, period_s: float = 15.0, timeout_s: float = 10.0, conf: str | None = None,
         node_names: Mapping[str, str] | None = None, kinds: Mapping[str, JobKind] | None = None,
-        known: Callable[[], Collection[str]] = tuple, name: str = "slurm",
+        known: Callable[[], Collection[str]] = tuple, name: str = "slurm", placement: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.ledger = Ledger(site, node_names or {}, kinds)
         self.period_s, self._timeout_s, self._known = period_s, timeout_s, known
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, Node], float], Sequence[Item]] | None = None
+        self._placement = placement
+        self.marks = Marks({}, None)  # as they were last read; of any who asked for them
+        self.marks_s = -1e9  # monotonic: when that was asked
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         if conf is not None:
@@ -298,6 +304,29 @@ class SlurmSource:
             items += self.watch(nodes, asked_s)
         if items:
             inlet.stage(items, now_ns)
+        if self._placement:
+            await self._placements(inlet)
+
+    async def _placements(self, inlet: Inlet) -> None:
+        """Stage how each node is placed; nothing of it where that cannot be read."""
+        try:
+            await self.read_marks()
+        except ConnectorError as error:
+            inlet.spoil(self.name, str(error))
+            return
+        found, now_ns = placements(self.marks, self.ledger.entity_of), time.time_ns()
+        inlet.stage([Reading("node", e, PLACEMENT, value, now_ns) for e, value in found.items()], now_ns)
+
+    async def read_marks(self) -> None:
+        """Read how nodes are placed, into `marks`; one asked for later stays. Raises ConnectorError."""
+        asked_s = time.monotonic()
+        nodes, reservations = await self.ask(*NODES), await self.ask(*RESERVATIONS)
+        try:
+            marks = await asyncio.to_thread(parse_marks, nodes, reservations)
+        except BadMessage as error:
+            raise ConnectorError(f"scontrol show: {str(error)[:300]}") from error
+        if asked_s >= self.marks_s:
+            self.marks, self.marks_s = marks, asked_s
 
     async def nodes(self) -> dict[str, Node]:
         """All nodes as they are now. Raises ConnectorError."""

@@ -16,7 +16,7 @@ MAX_REASON = 160  # characters of a reason that people read in `sinfo -R`
 MAX_HOSTS, MAX_LINE = 4000, 60_000  # per call; Linux takes 131,072 bytes in one argument
 OUR = "racktwin"
 _PARTS = re.compile(r"(.*?)([0-9]*)", re.ASCII | re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,255}", re.ASCII)
+NODE_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,255}", re.ASCII)
 _JOB = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 _UNFIT = re.compile(r"[^ !#$%&()*+,./0-9:;<=>?@A-Za-z\[\]^_{}~-]+")
 RIGHTS = (
@@ -64,7 +64,7 @@ def plan(wanted: Mapping[str, Wanted], nodes: Mapping[str, Node]) -> list[Update
     groups: dict[tuple[Literal["DRAIN", "UNDRAIN"], str], list[str]] = {}
     for host, (level, why) in wanted.items():
         node = nodes.get(host)
-        if node is None or not _NAME.fullmatch(host):
+        if node is None or not NODE_NAME.fullmatch(host):
             continue
         if level == 0:
             if node.ours is not None:
@@ -72,12 +72,12 @@ def plan(wanted: Mapping[str, Wanted], nodes: Mapping[str, Node]) -> list[Update
         elif node.ours != level and (node.ours is not None or not node.drain):
             groups.setdefault(("DRAIN", reason_of(level, why)), []).append(host)
     order = sorted(groups, key=lambda key: (key[0], key[1]))
-    return [Update(*key, part) for key in order for part in _pieces(groups[key])]
+    return [Update(*key, part) for key in order for part in pieces(groups[key])]
 
 
 def answer_of(host: str, level: int, node: Node | None) -> Answer:
     """How far a node is on its way to a level, as Slurm has it now."""
-    if node is None or not _NAME.fullmatch(host):
+    if node is None or not NODE_NAME.fullmatch(host):
         return Answer("failed", f"Slurm has no node {host[:60]}")
     theirs = node.drain and node.ours is None
     others = f"others drained it: {node.reason[:80] or 'no reason given'}"
@@ -133,7 +133,8 @@ def explain(words: str) -> str:
     return f"{words}: {RIGHTS}" if any(text in words for text in NOT_OURS) else words
 
 
-def _pieces(hosts: list[str]) -> Iterator[tuple[str, ...]]:
+def pieces(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """These nodes in as many parts as calls are needed."""
     part: list[str] = []
     length = 0
     for host in sorted(hosts, key=_split):

@@ -23,6 +23,7 @@ from policies.replacement_look import Look, Rules, look
 from policies.replacement_moves import adopt, apply, confirm_anew
 from policies.replacement_owner import follow
 from policies.replacement_phases import PROBATION, SUSPECT, step
+from policies.replacement_placement import PLACEMENT, Order, placements
 from twin.contracts import Columns, Memory, Proposal, View
 from twin.errors import ContractError
 from twin.frame import NS
@@ -33,10 +34,10 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 class Replacement:
-    """Proposes service levels, saves before drains, and tests of nodes that were taken out."""
+    """Proposes service levels, saves before drains, tests of nodes that were taken out, and their order."""
 
     name: ClassVar[str] = "replacement"
-    controls: ClassVar[tuple[str, ...]] = (SERVICE, TESTED, SINCE)
+    controls: ClassVar[tuple[str, ...]] = (SERVICE, TESTED, SINCE, PLACEMENT)
     rank: ClassVar[int] = 40
     period_s: ClassVar[float] = 10.0
     urgent: ClassVar[bool] = False
@@ -60,13 +61,18 @@ class Replacement:
         self, burn_in: bool = False, test_h: float = 0.0, queue_h: float = 0.5, offences: float = 3,
         probation_days: float = 7.0, site_count: float = 0, site_share: float = 0.08,
         rack_share: float = 0.25, domain_share: float = 0.25, job_share: float = 0.25,
+        place_last: bool = True, keep_spares: bool = False,
     ) -> None:  # fmt: skip
         """`burn_in`: the site runs a test of its own on nodes that were taken out. `test_h`: hours for which
         a false alarm keeps a node out (0: 2 with a test, else 8). `queue_h`: that a job waits for another
         node. `offences`: withdrawals from which on a node is to be exchanged. `probation_days`: of tighter
-        watch after a return. The others are the most that may be out at once; `site_count` 0: no count."""
-        if not isinstance(burn_in, bool):
-            raise ContractError(f"burn_in: expected true or false, got {burn_in!r}")
+        watch after a return. `place_last`: the scheduler shall use suspects and nodes on probation after all
+        others; `keep_spares`: and leave as many spares free as are wanted. The others are the most that may
+        be out at once; `site_count` 0: no count."""
+        for name, value in (("burn_in", burn_in), ("place_last", place_last), ("keep_spares", keep_spares)):
+            if not isinstance(value, bool):
+                raise ContractError(f"{name}: expected true or false, got {value!r}")
+        self.order = Order(place_last, keep_spares)
         test_s = _number("test_h", test_h, 0.0, 720.0) * HOUR_S or (TEST_S if burn_in else LOOK_S)
         count = round(_number("site_count", site_count, 0, 1e6))
         shares = (site_share, rack_share, domain_share, job_share)
@@ -92,7 +98,7 @@ class Replacement:
         found = follow(view, kept)
         kept["looked_ns"] = np.full(n, now_ns, np.int64)
         if not (active | found).any():
-            return [], kept
+            return placements(view, kept, self.order), kept
         kept = {name: column.copy() for name, column in kept.items()}
         if fresh.any():
             adopt(view, kept, fresh, last_ns)
@@ -102,7 +108,7 @@ class Replacement:
         after, by = step(kept["phase"][seen.at], seen.seen)
         apply(view, kept, seen, after, by, self.rules)
         kept = gate.settle(view, kept, (kept["pair"] != 0) & (kept["phase"] != 0))
-        return words.proposals(view, kept), kept
+        return [*words.proposals(view, kept), *placements(view, kept, self.order)], kept
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
         """What moved, what was predicted of it, and what came of that."""

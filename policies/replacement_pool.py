@@ -3,7 +3,7 @@
 Nodes leave at random and come back when they are repaired, each on its own: the number that is out follows
 the law of an M/G/inf queue, Poisson with the rate times the mean repair time, however repair times are
 distributed. Where the rate is only believed, as a Gamma, the law is the negative binomial. May import
-contracts and checkpoint_hazard.
+contracts, checkpoint_hazard and the words of failures.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.checkpoint_hazard import DAY_S, NODE, rate_per_s, spread_of
-from twin.contracts import View
-from twin.frame import F64
+from twin.contracts import Forecast, View
+from twin.frame import F64, NS
+from twin.health.failure_words import is_failure
 
 SHORT_PU = 0.01  # chance of more nodes out than spares that is accepted. source: estimate
 LARGE_PU = 1e-4  # below which the pool is larger than it need be. source: estimate
 MOST_OUT = 200_000  # nodes for which the law is looked at
 DAY_H = 24.0
+# Median and mean hours of repair where no failure of this site is mended yet. source: gpu-server-faults
+# trace, domain.md C
+REPAIR_H = (20.0, 133.0)
+LEAST_REPAIRS = 5
 
 
 class Pool(NamedTuple):
@@ -33,6 +38,29 @@ class Pool(NamedTuple):
     sentence: str
     mean_out: float = 0.0
     large: bool = False
+
+
+def pool_of(view: View) -> Pool | None:
+    """The spares that the forecast failures and the repairs of this site ask for now; None where nothing is
+    forecast."""
+    best = _day(view)
+    if best is None or not np.isfinite(best.mean).any():
+        return None
+    per_day = float(np.nansum(best.mean)) * DAY_S / best.horizon_s
+    return pool(view, per_day, repair_h(view), int(np.count_nonzero(view.site.spare_node)))
+
+
+def repair_h(view: View) -> tuple[float, float]:
+    """(median, mean) hours of a repair: of this site's own, once it had some."""
+    log = view.failures()
+    mended = is_failure(log) & (log.end_ns > 0)
+    hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
+    return (float(np.median(hours)), float(hours.mean())) if len(hours) >= LEAST_REPAIRS else REPAIR_H
+
+
+def _day(view: View) -> Forecast | None:
+    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
+    return min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
 
 
 def pool(
@@ -110,8 +138,7 @@ def common_shape(view: View) -> float:
 
     What all are unsure of does not average out over them; the rest does. inf without a forecast.
     """
-    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
-    day = min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
+    day = _day(view)
     if day is None:
         return math.inf
     mean = rate_per_s(day.mean, day.horizon_s)

@@ -35,7 +35,7 @@ MARGIN_K = 10.0  # below the guard of the rack's supply: so much is plenty. sour
 # What counts against a spare, of 1 in all. source: estimate
 FAR, LIKELY, ILL, WARM, LOADED = 0.35, 0.25, 0.2, 0.1, 0.1
 # Distance from the node that leaves, by what both are in; beyond is another hall. source: estimate
-DOMAIN_PU, RACK_PU, CDU_PU, HALL_PU = 0.0, 0.1, 0.3, 0.6
+DOMAIN_PU, RACK_PU, LEAF_PU, CDU_PU, HALL_PU = 0.0, 0.1, 0.2, 0.3, 0.6
 MOST_PAIRS = 2_000_000  # leaving nodes times spares that are looked at in one call
 # Why a spare is none, in the order in which it is asked
 WHY = (
@@ -146,7 +146,7 @@ def _free(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Free:
     grave, slight = _troubled(view)
     asked = (
         taken, view.jobs.job_of_node >= 0, view.protected_nodes(), gone,
-        np.zeros(len(kept), np.bool_) if work is None else work, _unwell(view), likely, grave, hot,
+        np.zeros(len(kept), np.bool_) if work is None else work, unwell(view), likely, grave, hot,
     )  # fmt: skip
     rest, told = np.ones(len(node), np.bool_), []
     for why, none in zip(WHY, asked, strict=True):
@@ -165,7 +165,7 @@ def _free(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Free:
     return _Free(node, LIKELY * risk + WARM * warm + ILL * slight[node], why)
 
 
-def _unwell(view: View) -> Bool:
+def unwell(view: View) -> Bool:
     """Nodes that are degraded, failed or unknown, as they are or for one of their GPUs [n_node]."""
     level = view.health("node").level
     out: Bool = (level == UNKNOWN) | (level >= DEGRADED)
@@ -226,14 +226,20 @@ def _needs_domain(view: View, leaving: I32, slot: I32) -> Bool:
 
 
 def _far_pu(view: View, node: int, spare: I32) -> F64:
-    """How far each spare is from a node [s]: 0 in its scale-up domain, 1 in another hall."""
+    """How far each spare is from a node [s]: 0 in its scale-up domain, 1 in another hall.
+
+    On another leaf, or where one of the two leaves is not told, a spare is as far as its CDU and hall say.
+    """
     site = view.site
     rack, its = site.rack_of_node[node], site.rack_of_node[spare]
-    cdu = site.cdu_of_rack
+    cdu, leaf = site.cdu_of_rack, site.leaf_of_rack
     same: list[Bool] = [
         site.supernode_of_node[spare] == site.supernode_of_node[node],
         its == rack,
+        # Before the CDU, as the job feels hops; being on what fails speaks against a spare as ILL
+        (leaf[its] == leaf[rack]) & (leaf[rack] >= 0),
         (cdu[its] == cdu[rack]) & (cdu[rack] >= 0),
         site.hall_of_rack[its] == site.hall_of_rack[rack],
     ]
-    return np.select(same, [DOMAIN_PU, RACK_PU, CDU_PU, HALL_PU], 1.0).astype(np.float64)
+    by = [DOMAIN_PU, RACK_PU, LEAF_PU, CDU_PU, HALL_PU]
+    return np.select(same, by, 1.0).astype(np.float64)

@@ -29,10 +29,9 @@ from policies.replacement_phases import (
     SUSPECT,
     TESTING,
 )
-from policies.replacement_pool import pool
+from policies.replacement_pool import pool, pool_of, repair_h
 from twin.contracts import Memory, Proposal, View
 from twin.frame import F64, I8, I32, NS
-from twin.health.failure_words import is_failure
 from twin.health.levels import ACTIONS
 
 SERVICE, TESTED, SINCE = "node.service_level", "node.burn_in_since_s", "job.checkpoint_since_s"
@@ -41,10 +40,6 @@ MOST_TOLD = 200  # nodes with a sentence of their own, of each control; the rest
 MOST_ACCOUNTS, MOST_LEFT = 100, 30  # moves, and nodes left alone, told in one call; the rest is counted
 SPARED = ("software", "facility", "shared")
 POOL_NS = 86_400 * NS  # between two accounts of the pool
-# Median and mean hours of repair where no failure of this site is mended yet. source: gpu-server-faults
-# trace, domain.md C
-REPAIR_H = (20.0, 133.0)
-LEAST_REPAIRS = 5
 HELD = ("", "as many nodes are out as may be at once", "it looks bad together with others: a common cause",
         "run forward, to act is worse than to wait", "as many jobs save as may at once")  # fmt: skip
 WHY = {
@@ -249,14 +244,8 @@ def _move(view: View, before: Memory, after: Memory, node: int) -> dict[str, Any
 
 def _pool(view: View) -> dict[str, Any]:
     """How many spares the forecast failures and the repairs of this site ask for."""
-    days = [f for (signal, _), f in view.forecasts.items() if signal == "node.failure_pu"]
-    best = min(days, key=lambda f: abs(np.log(f.horizon_s / 86_400.0)), default=None)
-    per_day = 0.0 if best is None else float(np.nansum(best.mean)) * 86_400.0 / best.horizon_s
-    log = view.failures()
-    mended = is_failure(log) & (log.end_ns > 0)
-    hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
-    repair = (float(np.median(hours)), float(hours.mean())) if len(hours) >= LEAST_REPAIRS else REPAIR_H
-    found = pool(view, per_day, repair, int(np.count_nonzero(view.site.spare_node)))
+    have = int(np.count_nonzero(view.site.spare_node))
+    found = pool_of(view) or pool(view, 0.0, repair_h(view), have)
     return {
         "what": "pool", "wanted": int(found.wanted), "have": int(found.have), "short": bool(found.short),
         "chance_short_pu": float(found.chance_short_pu), "sentence": found.sentence, "at_ns": view.now_ns,

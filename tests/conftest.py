@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
@@ -86,6 +86,22 @@ def _absent(request: pytest.FixtureRequest, what: str, remedy: str, expected: st
     if CI:
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of several hands over what was missing."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        missing = session.config.stash.get(MISSING, {})
+        output["missing"] = [[*key, sorted(tests)] for key, tests in missing.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker that ends was missing."""
+    missing = node.config.stash.setdefault(MISSING, {})
+    for what, remedy, tests in getattr(node, "workeroutput", {}).get("missing", ()):
+        missing.setdefault((what, remedy), set()).update(tests)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -28,6 +28,7 @@ EIGHT = tuple(f"r1/node{i}" for i in range(8))
 SAVES = {"checkpoint_interval_s": 3600.0, "checkpoint_save_s": 60.0, "checkpoint_restart_s": 600.0}
 ROOMY = {"site_share": 1.0, "rack_share": 1.0, "domain_share": 1.0, "job_share": 1.0}
 STATE, OWNER = "node.service_level_state", "node.service_owner_state"
+PLACEMENT = "node.placement"
 
 
 class Replacing(Twin):
@@ -47,6 +48,7 @@ class Replacing(Twin):
         self.ill = ailing(self.engine)
         self.n = self.site.sizes["node"]
         self.level = np.zeros(self.n)
+        self.placement: np.ndarray | None = None  # as the scheduler has it; None: nobody tells
         self.owner: np.ndarray | None = None  # of those that are out: 1 ours, 2 others; None: no source tells
         self.obeys, self.reads, self.evicts = True, reads, True
         self.accounts: list[dict[str, Any]] = []
@@ -65,6 +67,8 @@ class Replacing(Twin):
         values = {STATE: self.level} if self.reads else None
         if values is not None and self.owner is not None:
             values[OWNER] = np.where(self.level >= 1.0, self.owner, 0.0)
+        if self.placement is not None:
+            values = (values or {}) | {f"{PLACEMENT}_state": self.placement}
         decision = self.tick(values, *events, dt_s=dt_s)
         for record in decision.records:
             if record["kind"] == "account":
@@ -75,6 +79,8 @@ class Replacing(Twin):
                     self.commanded.append((batch.control, i, value, batch.reason))
             if batch.control == SERVICE and self.obeys:
                 self.level[batch.index] = batch.value
+            if batch.control == PLACEMENT and self.placement is not None and self.obeys:
+                self.placement[batch.index] = batch.value
         if self.evicts:
             jobs = self.engine.jobs
             gone = {int(s) for s in jobs.job_of_node[self.level >= 3.0] if s >= 0}

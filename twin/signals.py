@@ -123,6 +123,8 @@ class Node(Table):
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
     # Whose mark in the scheduler has it out: by it a daemon knows what the leader before withdrew
     service_owner_state = state("nobody", "ours", "others", period_s=60)
+    # When the scheduler gives it to a job: as any other, after all others, or never, as it is a spare
+    placement_state = state("usual", "last", "kept", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = signal("W", 0, 2e4, quantum=0.1, period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
@@ -141,6 +143,17 @@ class Node(Table):
     # A level, as all controls are: the node shall have been tested at this instant or later
     burn_in_since_s = control(
         "s", 0, 1e10, on_expiry="keep", protective="none", readback=None, lease_s=600, deadline_s=86_400
+    )
+    placement = control(
+        "state",
+        0,
+        2,
+        on_expiry="keep",
+        protective="none",
+        readback="placement_state",
+        lease_s=600,
+        deadline_s=120,
+        states=("usual", "last", "kept"),
     )
     power_cap_w = control(
         "W",

@@ -106,6 +106,7 @@ class Site:
     node_of_gpu: I32
     gpu_start_of_node: I32  # [n_node + 1]
     cdu_of_rack: I32
+    leaf_of_rack: I32  # nodes on one leaf are one network hop apart; -1 = not told
     loop_of_cdu: I32
     hall_of_cdu: I32
     parent_of_feeder: I32

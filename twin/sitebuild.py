@@ -101,19 +101,25 @@ class _Names:
         return None if found is None or found < 0 else found
 
 
-def _cooling(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    cdu_of_rack = np.full(len(draft.racks), -1, np.int32)
-    for i, (path, served) in enumerate(draft.cdu_serves):
+def _giver_of_rack(
+    draft: Draft, rack_of: dict[str, int], givers: list[str], serves: list[tuple[str, list[str]]]
+) -> np.ndarray:
+    """Which of the CDUs or leaves serves each rack [n_rack]; -1 = none. A rack that two serve is noted."""
+    of_rack = np.full(len(draft.racks), -1, np.int32)
+    for i, (path, served) in enumerate(serves):
         for name in served:
             rack = rack_of.get(name)
             if rack is None:
                 draft.unknown(f"{path}.serves: {name!r} is not a rack of this hall")
-            elif cdu_of_rack[rack] not in (-1, i):
-                draft.problems.append(
-                    f"{path}.serves: {name!r} is already served by {draft.cdus[cdu_of_rack[rack]]}"
-                )
+            elif of_rack[rack] not in (-1, i):
+                draft.problems.append(f"{path}.serves: {name!r} is already served by {givers[of_rack[rack]]}")
             else:
-                cdu_of_rack[rack] = i
+                of_rack[rack] = i
+    return of_rack
+
+
+def _cooling(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    cdu_of_rack = _giver_of_rack(draft, rack_of, draft.cdus, draft.cdu_serves)
     index = {n.rpartition("/")[2]: i for i, n in enumerate(draft.loops)}
     for i, loop in enumerate(draft.cdu_loop):
         if loop is not None and loop not in index:
@@ -171,6 +177,7 @@ def _assemble(
     rack_of = {n: i for i, n in enumerate(draft.racks)}
     parent, of_rack = _power_tree(draft)
     cdu_of_rack, loop_of_cdu = _cooling(draft, rack_of)
+    leaf_of_rack = _giver_of_rack(draft, rack_of, draft.leaves, draft.leaf_serves)
     node_of_link, plane_of_link = _links(draft, rack_of, node_start)
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))
     rack_profile = [g.profile if g.profile in profiles else None for g in draft.rack_group]
@@ -184,7 +191,6 @@ def _assemble(
     if draft.problems or not sound:
         return None
     groups = draft.feeder_group
-    nan = float("nan")
     site = Site(
         file=file,
         spec_hash=spec.digest(),
@@ -197,6 +203,7 @@ def _assemble(
         node_of_gpu=node_of_gpu,
         gpu_start_of_node=gpu_start,
         cdu_of_rack=cdu_of_rack,
+        leaf_of_rack=leaf_of_rack,
         loop_of_cdu=loop_of_cdu,
         hall_of_cdu=np.array(draft.cdu_hall, np.int32),
         parent_of_feeder=parent,
@@ -206,11 +213,9 @@ def _assemble(
         spare_node=_spare_nodes(draft, node_start, rack_of_node),
         side_of_feeder=np.array([_SIDES[g.side] for g in groups], np.int32),
         inferred_feeder=np.array([g.inferred for g in groups], np.bool_),
-        budget_w=np.array([nan if g.budget_w is None else g.budget_w for g in groups], np.float64),
+        budget_w=_watts([g.budget_w for g in groups]),
         external_budget=np.array([g.external for g in groups], np.bool_),
-        guaranteed_w=np.array(
-            [nan if g.guaranteed_w is None else g.guaranteed_w for g in groups], np.float64
-        ),
+        guaranteed_w=_watts([g.guaranteed_w for g in groups]),
         node_of_link=node_of_link,
         plane_of_link=plane_of_link,
         planes=list(draft.planes),
@@ -230,6 +235,11 @@ def _assemble(
     )
     site.freeze()
     return site
+
+
+def _watts(told: list[float | None]) -> np.ndarray:
+    """NaN = not told."""
+    return np.array([float("nan") if x is None else x for x in told], np.float64)
 
 
 def _spare_nodes(draft: Draft, node_start: np.ndarray, rack_of_node: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from twin.sitefile import (
     CduGroup,
     FeederGroup,
     Hall,
+    LeafGroup,
     Plane,
     RackGroup,
     SiteFile,
@@ -26,7 +27,7 @@ from twin.sitefile import (
 )
 
 MAX_GPUS = 4_000_000  # and nodes
-MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, switches: what has a name of its own
+MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, leaves, switches: what has a name of its own
 MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
 MAX_JOBS = 1_000_000
@@ -56,6 +57,8 @@ class Draft:
     feeders: list[str] = field(default_factory=list)
     feeder_group: list[FeederGroup] = field(default_factory=list)
     feeder_serves: list[tuple[str, list[str]]] = field(default_factory=list)
+    leaves: list[str] = field(default_factory=list)  # no table: they tell which racks are near each other
+    leaf_serves: list[tuple[str, list[str]]] = field(default_factory=list)
     switches: list[str] = field(default_factory=list)
     storage: list[str] = field(default_factory=list)
     planes: dict[str, int] = field(default_factory=dict)  # their order
@@ -116,7 +119,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
             draft.problems.append(
                 f"$.halls.planes: links of {plane} would be named like those of another plane"
             )
-    for table, names in draft.named().items():
+    for table, names in {**draft.named(), "leaf": draft.leaves}.items():
         seen: set[str] = set()
         for name in names:
             if name in seen:
@@ -135,7 +138,7 @@ def _names(draft: Draft, path: str, pattern: str) -> list[str]:
         draft.names_lost = True
         draft.count(path, 1)
         return []
-    if len(names) + sum(map(len, draft.named().values())) > MAX_NAMED:
+    if len(names) + len(draft.leaves) + sum(map(len, draft.named().values())) > MAX_NAMED:
         draft.refuse(f"{path}: more than {MAX_NAMED} names with this one; expected fewer for one daemon")
         return []
     return names if draft.count(path, len(names)) else []
@@ -153,6 +156,8 @@ def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: 
             _expand_feeders(draft, feeder, f"{path}.feeders[{i}]", prefix)
         for i, plane in enumerate(hall.planes):
             _expand_plane(draft, plane, f"{path}.planes[{i}]", prefix, draft.racks[first:])
+        for i, leaf in enumerate(hall.leaves):
+            _expand_leaves(draft, leaf, f"{path}.leaves[{i}]", prefix)
         for i, switch in enumerate(hall.switches):
             found = _names(draft, f"{path}.switches[{i}].name", switch.name)
             draft.switches += [f"{prefix}/{n}" for n in found]
@@ -256,6 +261,18 @@ def _expand_cdus(draft: Draft, group: CduGroup, path: str, prefix: str, hall: in
         draft.cdu_hall.append(hall)
         draft.cdu_loop.append(group.loop)
         draft.cdu_serves.append((path, [f"{prefix}/{s}" for s in share]))
+
+
+def _expand_leaves(draft: Draft, group: LeafGroup, path: str, prefix: str) -> None:
+    names = _names(draft, f"{path}.name", group.name)
+    served = [n for p in group.serves for n in _names(draft, f"{path}.serves", p)]
+    if len(served) < len(names):
+        draft.unknown(
+            f"{path}.serves: {len(served)} racks for {len(names)} leaves; expected at least one for each"
+        )
+    for name, share in zip(names, _shares(served, max(1, len(names))), strict=False):
+        draft.leaves.append(f"{prefix}/{name}")
+        draft.leaf_serves.append((path, [f"{prefix}/{s}" for s in share]))
 
 
 def _expand_feeders(draft: Draft, group: FeederGroup, path: str, prefix: str) -> None:

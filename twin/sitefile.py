@@ -91,6 +91,17 @@ class Plane(_Strict, frozen=True):
     racks: list[str] = []
 
 
+class LeafGroup(_Strict, frozen=True):
+    """Leaf switches and the racks on each: one hop from node to node. Several share the racks as CDUs do.
+
+    In a rail-optimised pod a leaf is the set of rail leaves that its racks have in common (a scalable unit).
+    A rack is on one at most; of a rack on none the leaf is not known.
+    """
+
+    name: str
+    serves: list[str] = []
+
+
 class SwitchGroup(_Strict, frozen=True):
     """Network switches that report for themselves; the links of nodes belong to planes."""
 
@@ -104,13 +115,14 @@ class StorageGroup(_Strict, frozen=True):
 
 
 class Hall(_Strict, frozen=True):
-    """A room: racks, the CDUs, feeders and switches that stand in it, and its network planes."""
+    """A room: racks, the CDUs, feeders and switches that stand in it, its network planes and leaves."""
 
     name: str
     racks: list[RackGroup] = []
     cdus: list[CduGroup] = []
     feeders: list[FeederGroup] = []
     planes: list[Plane] = []
+    leaves: list[LeafGroup] = []
     switches: list[SwitchGroup] = []
 
 
@@ -184,7 +196,7 @@ class _Lost:
 
 @dataclass
 class Faults:
-    """What is wrong with the form of a tree. `names_lost`: something that has a name could not be read."""
+    """What is wrong with the form of a tree. `names_lost`: a name, or what has one, could not be read."""
 
     problems: list[str] = field(default_factory=list)
     names_lost: bool = False
@@ -201,6 +213,7 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
         return _mend_struct(kind, raw, path, faults)
     if origin is list and isinstance(raw, list):
         items = [_mend(args[0], item, f"{path}[{i}]", faults) for i, item in enumerate(raw)]
+        faults.names_lost |= args[0] is str and _Lost in items
         if isinstance(args[0], type) and issubclass(args[0], msgspec.Struct):
             faults.names_lost |= _Lost in items
             items = [

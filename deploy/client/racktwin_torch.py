@@ -1,6 +1,6 @@
 """What all ranks of a distributed job agree on, for `advisor.due(step, broadcast=racktwin_torch.broadcast)`.
 
-May import PyTorch, which the job has.
+May import PyTorch, which a distributed job has.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from typing import Any
 
 
 def broadcast(decision: bool, group: Any = None) -> bool:
-    """What rank 0 decided; the decision itself where torch.distributed is absent or not initialised.
+    """What rank 0 decided; the decision itself where PyTorch is absent or its ranks are not connected.
 
     A collective operation: every rank calls `due` at the same steps. With NCCL it waits for the GPU, so ask
     every few steps, or hand a group of the backend gloo: `functools.partial(broadcast, group=gloo)`.
     """
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # it is there, and broken
+            raise
+        return decision
     distributed: Any = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return decision

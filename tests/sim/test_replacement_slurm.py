@@ -15,6 +15,7 @@ from tests.agents import Client
 from tests.brokers import mosquitto
 from tests.builders import two_racks
 from tests.daemons import RunningDaemon
+from tests.pods import pod
 from tests.slurm import Cluster, Find
 from tests.standbys import role
 from twin.app.cli import main
@@ -59,6 +60,10 @@ def drain_of(slurm: Cluster, host: str) -> str:
     """Reason, user and time of a drain, as Slurm has them; "" without one."""
     text = slurm.run("scontrol", "show", "node", host, "--oneliner").stdout
     return text.partition("Reason=")[2].strip() if "+DRAIN" in text.partition("State=")[2].split()[0] else ""
+
+
+def shown(slurm: Cluster, host: str) -> str:
+    return slurm.run("scontrol", "show", "node", host, "--oneliner").stdout
 
 
 def ask(daemon: RunningDaemon, level: str, node: int = 0, **more: Any) -> str:
@@ -197,9 +202,41 @@ def test_the_policy_withdraws_a_node_that_failed_and_brings_it_back(
         daemon.until(lambda: list(folder.glob("*.log")), 40, "a test")
         daemon.until(lambda: drain_of(slurm, "gpu1") == "", 40, "the node is back")
         daemon.until(lambda: level_of(daemon) == 0, 20, "that is read back")
+        weight = "Weight=2000000001"
+        daemon.until(lambda: weight in shown(slurm, "gpu1"), 40, "on probation it gets jobs last")
+        assert weight not in shown(slurm, "gpu2")
         assert [log.read_text() for log in folder.glob("*.log")] == ["tested gpu1\n"]
         assert drain_of(slurm, "gpu2") == ""
         assert main(["replacement", "history", "--config", str(daemon.config_path)]) == 0
         told = " ".join(capsys.readouterr().out.split())
         for word in ("suspect", "draining", "testing", "probation", "passed"):
             assert word in told, told
+
+
+def test_spares_are_kept_for_nobody_until_a_node_is_out(
+    slurm: Cluster, broker: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of Slurm's two nodes is the last of its rack, a spare; by the usual rates more are wanted than that."""
+    policy = {"replacement": {"authority": "act", "settings": {"keep_spares": True}}}
+    site = two_racks(racks="r1", policies=policy, models={"failure": {}})
+    site["halls"][0]["racks"][0]["spare_nodes"] = 1
+    settings = {"conf": str(slurm.conf), "period_s": 1, "command": True, "kinds": {"train": "batch"},
+                "node_names": {"gpu1": NODE.format(0), "gpu2": NODE.format(17)}}  # fmt: skip
+    job = slurm.submit("--nodes=1", "--exclusive")
+
+    def reserved() -> str:
+        return slurm.run("scontrol", "show", "reservation", "--oneliner").stdout
+
+    with (
+        RunningDaemon(tmp_path / "twin", broker, site, jobs={"slurm": settings}) as daemon,
+        pod(broker, racks=1, state=tmp_path / "agent"),
+    ):
+        daemon.start()
+        daemon.until(lambda: "ReservationName=racktwin_spares" in reserved(), 60, "a reservation")
+        assert " Nodes=gpu2 " in reserved()
+        slurm.until(lambda: job_state(slurm, job) == "RUNNING", "a job runs")
+        more = slurm.submit("--nodes=1", "--exclusive")
+        time.sleep(3)
+        assert job_state(slurm, more) == "PENDING", "the spare is for nobody"
+        daemon.until(lambda: main(["replacement", "plan", "--config", str(daemon.config_path)]) == 0
+                     and "1 of them kept so by the scheduler" in capsys.readouterr().out, 30, "that is told")  # fmt: skip

@@ -195,6 +195,16 @@ def test_lightning_hooks(stand_in: None, tmp_path: Path) -> None:
     assert [r for r in advisor._waiting if r["restart_s"]]
 
 
+@pytest.mark.parametrize("decision", [False, True])
+def test_without_pytorch_a_process_agrees_with_itself(
+    monkeypatch: pytest.MonkeyPatch, decision: bool
+) -> None:
+    import racktwin_torch
+
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
+    assert racktwin_torch.broadcast(decision) is decision
+
+
 def test_hugging_face_hooks(stand_in: None) -> None:
     from racktwin_hf import AdvisedSaves
 

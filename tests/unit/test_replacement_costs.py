@@ -79,7 +79,9 @@ def test_a_false_alarm_costs_the_nodes_time() -> None:
 
 def test_a_broken_part_works_for_nobody_while_it_is_watched() -> None:
     whole, broken = (
-        weigh(*(np.array([x]) for x in (0.1, 0.3, 0.8)), np.array([True]), stakes(), PRICES, np.array([b])).gpu_h
+        weigh(
+            *(np.array([x]) for x in (0.1, 0.3, 0.8)), np.array([True]), stakes(), PRICES, np.array([b])
+        ).gpu_h
         for b in (False, True)
     )
     assert (broken - whole)[WATCH, 0] == pytest.approx(0.8 * 24.0)

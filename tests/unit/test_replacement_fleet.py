@@ -271,6 +271,26 @@ def test_a_job_takes_a_spare_first_and_waits_where_there_is_none() -> None:
     assert run.since_s == 1200.0 + RESTART_S
 
 
+@pytest.mark.parametrize("size", [1, 4, 32])
+def test_nodes_that_come_last_are_used_where_no_others_are_free(size: int) -> None:
+    """Half of the nodes come last; a job that finds room on the others takes none of these."""
+    come = arrivals(1, DAY_S, N, HOUR_S)
+    one = come._replace(at_s=np.zeros(1), size=np.array([size]), work_s=np.array([HOUR_S]))
+    floor = Floor(N, 64, np.zeros(N, np.bool_), 0.01, one, START_NS)
+    floor.last[::2] = True
+    floor.arrive(0.0)
+    (slot,) = floor.fill(np.ones(N, np.bool_), 0.0)
+    assert not floor.last[floor.runs[slot].nodes].any()
+    floor.lose_nodes(slot, floor.runs[slot].nodes[:1], 600.0, True)
+    floor.fill(np.ones(N, np.bool_), 1200.0)
+    assert not floor.last[floor.runs[slot].nodes].any(), "there is another one again"
+    larger = come._replace(at_s=np.full(1, 1300.0), size=np.array([N - size]), work_s=np.array([HOUR_S]))
+    floor.come, floor.next, floor.size, floor.most_s = larger, 0, [N - size], [HOUR_S]
+    floor.arrive(1300.0)
+    (other,) = floor.fill(np.ones(N, np.bool_), 1300.0)
+    assert floor.last[floor.runs[other].nodes].sum() == N // 2, "all that is left, as nothing else is"
+
+
 @pytest.mark.slow
 def test_no_node_has_two_jobs_and_none_runs_on_what_is_out() -> None:
     truth = small(4, 6.0)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from connectors.burn_in import BurnIn
+from connectors.slurm_placement import SlurmPlacement
 from connectors.slurm_sink import SlurmSink
 from tests.builders import START_NS, Twin, site_of, two_racks
 from twin.app.config import load_config
@@ -106,10 +107,10 @@ def test_what_is_made_of_it(tmp_path: Path) -> None:
     reads = made(jobs={"slurm": {}})
     assert ([s.name for s in reads.sources], reads.sinks) == (["slurm"], [])
     acts = made(jobs={"slurm": {"command": True}}, burn_in={"command": ["x"]})
-    assert [type(s) for s in acts.sinks] == [SlurmSink, BurnIn]
+    assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, BurnIn]
     assert list(acts.works) == ["burn-in-work"]
-    assert set(acts.counts) == {"slurm", "burn-in"}
-    assert acts.sinks[1].places.folder == tmp_path / "state" / "burn-in"
+    assert set(acts.counts) == {"slurm", "slurm-placement", "burn-in"}
+    assert acts.sinks[2].places.folder == tmp_path / "state" / "burn-in"
 
 
 def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> None:
@@ -132,9 +133,10 @@ def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> N
 
     parts = made(kubeconfig="kubeconfig")
     assert [s.name for s in parts.sources] == ["slurm", "kubernetes"]
-    assert [s.name for s in parts.sinks] == ["kubernetes"]
-    assert list(parts.works) == ["kubernetes-work"]
-    assert parts.faults["kubernetes"]() == ""
+    names = ["kubernetes", "kubernetes-placement"]
+    assert [s.name for s in parts.sinks] == names
+    assert list(parts.works) == [f"{name}-work" for name in names]
+    assert [parts.faults[name]() for name in names] == ["", ""]
     with pytest.raises(ConfigError):
         made(kubeconfig="nowhere")
 

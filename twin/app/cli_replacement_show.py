@@ -22,6 +22,9 @@ TONES = {"rma": "bold red", "out": "red", "testing": "yellow", "draining": "yell
 COURSES = {"watch": "do nothing", "cordon": "leave when its job ends", "at_next": "drain after the next save",
            "save_now": "save now, then drain", "at_once": "drain at once"}  # fmt: skip
 
+# What the scheduler says of the order in which it uses a node
+PLACES = {"last": ", and gives it to jobs after all others", "kept": ", and keeps it as a spare"}
+
 
 def show_plan(tree: dict[str, Any], out: Console) -> None:
     """All nodes that are not simply in service."""
@@ -98,7 +101,8 @@ def show_node(tree: dict[str, Any], out: Console) -> None:
                      f"{words.chance(g['act_pu'])}; waiting {_gpu_h(g['wait_gpu_h'])}, "
                      f"{words.chance(g['wait_pu'])}"])  # fmt: skip
     rows.append(["spare", clean(r["spare"] or "none", 120)])
-    rows.append(["level", f"wanted {r['level']}; the scheduler says {r['read_back'] or 'nothing'}"])
+    place = PLACES.get(r.get("placement") or "", "")
+    rows.append(["level", f"wanted {r['level']}; the scheduler says {r['read_back'] or 'nothing'}{place}"])
     s = r["service"]
     told = [f"test {s['test']} at {when(s['tested_ns'])}" if s["test"] else "never tested",
             f"repaired {when(s['repaired_ns'])}" if s["repaired_ns"] else "no repair told"]  # fmt: skip

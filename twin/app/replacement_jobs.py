@@ -115,11 +115,15 @@ class Tally:
 
 
 class Floor:
-    """Who runs where. `spare` [n]: nodes that only take over from others; `begin_ns`: the clock at 0 s."""
+    """Who runs where. `spare` [n]: nodes that only take over from others; `begin_ns`: the clock at 0 s.
+
+    `last` [n]: nodes that the scheduler was told to use after all others.
+    """
 
     def __init__(self, n: int, slots: int, spare: Bool, rate: float, come: Arrivals, begin_ns: int) -> None:
         self.n, self.spare, self.rate, self.come, self.begin_ns = n, spare, rate, come, begin_ns
         self.dirty, self._service = True, np.zeros(n, np.bool_)
+        self.last: Bool = np.zeros(n, np.bool_)  # used only where no other node is free
         self.jobs = Jobs(slots, n)
         self.jobs.known = True
         self.runs: dict[int, Run] = {}
@@ -198,8 +202,11 @@ class Floor:
 
     def _start(self, job: int, free: I64, now_s: float) -> int | None:
         size, need_s = self.size[job], float(self.come.work_s[job])
-        at = int(np.searchsorted(free, self.come.offset[job] * self.n))
-        nodes = np.sort(np.take(free, np.arange(at, at + size), mode="wrap")).astype(np.int32)
+        last = self.last[free]
+        first, rest = free[~last], free[last]
+        at = int(np.searchsorted(first, self.come.offset[job] * self.n))
+        own = np.take(first, np.arange(at, at + size), mode="wrap") if len(first) >= size else first
+        nodes = np.sort(np.r_[own, rest[: size - len(own)]]).astype(np.int32)
         interval_s = float(young_s(SAVE_S, DAY_S / (self.rate * size)))
         run = Run(job, size, need_s, interval_s, nodes, since_s=now_s, saved_s=now_s)
         slot = self._bind(run, now_s)
@@ -246,7 +253,7 @@ class Floor:
         pool = np.flatnonzero(free)
         if len(pool) < missing:
             return False
-        taken = pool[np.argsort(~self.spare[pool], kind="stable")][:missing]
+        taken = pool[np.lexsort((~self.spare[pool], self.last[pool]))][:missing]
         self.tally.spares += int(self.spare[taken].sum())
         free[taken] = False
         run.nodes = np.sort(np.concatenate([run.nodes, taken])).astype(np.int32)

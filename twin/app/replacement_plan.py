@@ -14,6 +14,7 @@ from policies.replacement_costs import COURSES
 from policies.replacement_evidence import CAUSES, DAY_S, HOUR_S, chance
 from policies.replacement_gate import score
 from policies.replacement_phases import PHASES
+from policies.replacement_placement import PLACEMENT
 from policies.replacement_words import HELD
 from twin.app.api_health_part import job
 from twin.app.checkpoint_plans import view_of
@@ -127,6 +128,7 @@ class _Beside(NamedTuple):
     reasons: dict[int, str]
     partners: dict[int, int]
     levels: F64  # read back [n_node]; NaN = nobody says, or did so long ago
+    placements: F64  # likewise
     hour: F64  # forecast chance of failing within an hour [n_node]; NaN = unknown
     day: F64  # within a day
 
@@ -137,8 +139,8 @@ def rows(live: Live, nodes: I32) -> list[dict[str, Any]]:
     if memory is None or not len(nodes):
         return []
     view = view_of(live)
-    beside = _Beside(_reasons(live, nodes), _partners(memory), _read_back(live),
-                     chance(view, HOUR_S), chance(view, DAY_S))  # fmt: skip
+    beside = _Beside(_reasons(live, nodes), _partners(memory), _read_back(live, SERVICE),
+                     _read_back(live, PLACEMENT), chance(view, HOUR_S), chance(view, DAY_S))  # fmt: skip
     return [_row(live, memory, i, beside) for i in nodes.tolist()]
 
 
@@ -148,7 +150,7 @@ def _row(live: Live, memory: Memory, node: int, beside: _Beside) -> dict[str, An
     phase = PHASES[int(np.clip(memory["phase"][node], 0, len(PHASES) - 1))]
     course = _word(COURSES, memory["course"][node])
     action = _word(ACTIONS, memory["action"][node])
-    spare, level = beside.partners.get(node), beside.levels[node]
+    spare, level, place = beside.partners.get(node), beside.levels[node], beside.placements[node]
     told: dict[str, Any] = {
         "node": engine.site.name("node", node), "phase": phase, "phase_words": PHASE_WORDS.get(phase, phase),
         "entered_ns": _ns(memory, "entered_ns", node), "deadline_ns": _ns(memory, "deadline_ns", node),
@@ -164,6 +166,7 @@ def _row(live: Live, memory: Memory, node: int, beside: _Beside) -> dict[str, An
         "attempts": int(memory["attempts"][node]), "offences": int(memory["offences"][node]),
         "level": _wanted(live, node), "job": job(live, node),
         "read_back": _word(_levels(), level) if np.isfinite(level) else None,
+        "placement": _word(_states(PLACEMENT), place) if np.isfinite(place) else None,
         "reason": clean(beside.reasons.get(node, ""), 400), "service": _service(live, node),
     }  # fmt: skip
     if not told["weighed"]:  # the memory of a node that nobody suspects says nothing of today
@@ -210,7 +213,11 @@ def _has_hook(live: Live) -> bool:
 
 
 def _levels() -> tuple[str, ...]:
-    control = find_control(SERVICE)
+    return _states(SERVICE)
+
+
+def _states(key: str) -> tuple[str, ...]:
+    control = find_control(key)
     return control.states if control is not None else ()
 
 
@@ -227,9 +234,9 @@ def _pu(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _read_back(live: Live) -> F64:
-    """The service level that the scheduler says of each node now [n_node]; NaN where nobody says."""
-    control, state = find_control(SERVICE), live.engine.state
+def _read_back(live: Live, key: str) -> F64:
+    """What the scheduler says now of a control of each node [n_node]; NaN where nobody says."""
+    control, state = find_control(key), live.engine.state
     signal = find_signal(f"node.{control.readback}") if control is not None else None
     assert signal is not None
     table = state.tables["node"]

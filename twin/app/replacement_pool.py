@@ -12,16 +12,16 @@ import numpy as np
 from policies.replacement_breaker import WINDOW_S, breaker
 from policies.replacement_look import ALARMS_PER_FAILURE
 from policies.replacement_phases import CORDONED, SAVING, SUSPECT
-from policies.replacement_pool import pool
+from policies.replacement_placement import KEPT, PLACEMENT
+from policies.replacement_pool import pool, repair_h
 from policies.replacement_spares import roles
-from policies.replacement_words import LEAST_REPAIRS, REPAIR_H
 from twin.app.api_health import CHANCE, DAY_S, EXPECTED, forecast_of
 from twin.app.live import Live
 from twin.app.replacement_journal import SERVICE
 from twin.app.report_text import clean
 from twin.contracts import Memory
-from twin.frame import NS
-from twin.health.failure_words import is_failure
+from twin.frame import NS, Bool
+from twin.state import GOOD
 from twin.view import EngineView
 
 SHOWN_HELD = 8
@@ -34,26 +34,28 @@ def per_day_of(live: Live) -> float:
     return float("nan") if forecast is None or not len(forecast.mean) else float(forecast.mean[0])
 
 
-def repair_h_of(view: EngineView) -> tuple[float, float]:
-    """(median, mean) hours of a repair: of this site's own, once it had some."""
-    log = view.failures()
-    mended = is_failure(log) & (log.end_ns > 0)
-    hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
-    return (float(np.median(hours)), float(hours.mean())) if len(hours) >= LEAST_REPAIRS else REPAIR_H
-
-
 def pool_of(live: Live, view: EngineView) -> dict[str, Any]:
     """How many spares there are, are free, and are wanted: None where nothing is forecast to fail."""
-    free = int(np.count_nonzero(roles(view.site, view.jobs, view.readback(SERVICE))))
+    spare = roles(view.site, view.jobs, view.readback(SERVICE))
+    free, kept = int(np.count_nonzero(spare)), int(np.count_nonzero(spare & is_kept(view)))
     have, per_day = int(np.count_nonzero(view.site.spare_node)), per_day_of(live)
     if not np.isfinite(per_day):
         said = f"{have}, {free} of them free; nobody knows how many are needed: nothing is forecast to fail"
-        return {"have": have, "free": free, "wanted": None, "short": False, "chance_short_pu": None,
-                "sentence": said}  # fmt: skip
-    found = pool(view, per_day, repair_h_of(view), have)
-    return {"have": found.have, "free": free, "wanted": found.wanted, "short": bool(found.short),
+        return {"have": have, "free": free, "kept": kept, "wanted": None, "short": False,
+                "chance_short_pu": None, "sentence": said}  # fmt: skip
+    found = pool(view, per_day, repair_h(view), have)
+    held = f", {kept} of them kept so by the scheduler" if kept else ""
+    return {"have": found.have, "free": free, "kept": kept, "wanted": found.wanted,
+            "short": bool(found.short),
             "chance_short_pu": float(found.chance_short_pu),
-            "sentence": clean(f"{free} free now; {found.sentence}", 400)}  # fmt: skip
+            "sentence": clean(f"{free} free now{held}; {found.sentence}", 400)}  # fmt: skip
+
+
+def is_kept(view: EngineView) -> Bool:
+    """Nodes that the scheduler gives to nobody, as it says now [n_node]."""
+    current = view.quality(f"{PLACEMENT}_state") == GOOD
+    out: Bool = current & (view.readback(PLACEMENT) == KEPT)
+    return out
 
 
 def breaker_of(live: Live, view: EngineView, memory: Memory) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from twin.site import Site
 CALL_S = 600.0  # between two questions at most
 WARM_S, QUARTER_S = 28 * DAY_S, 90 * DAY_S  # before anybody acts; then what is scored
 SERVICE, SAVE, TEST = "node.service_level", "job.checkpoint_since_s", "node.burn_in_since_s"
+PLACEMENT = "node.placement"
 DRAINING = 2
 NOTICE_S = 600.0  # until a job's collectives give up. source: default of process groups in PyTorch's docs
 
@@ -163,6 +164,9 @@ class Quarter:
                 self._serve(p.index, value.astype(np.int8))
             elif p.control == TEST:
                 nodes.test_since_s[p.index] = value - START_NS / NS
+            elif p.control == PLACEMENT:
+                view.placement[p.index] = value
+                self.floor.last = view.placement == 1
             elif p.control == SAVE:
                 self._save(p.index, value - START_NS / NS)
 

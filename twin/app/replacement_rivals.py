@@ -42,12 +42,11 @@ def at(control: str, index: np.ndarray, value: F64 | float, reason: str) -> list
 
 
 class Ours:
-    """The policy, with its memory, as the engine asks it."""
+    """The policy, with its memory, as the engine asks it; `place_last`: the scheduler takes its order."""
 
-    name = "replacement"
-
-    def __init__(self, view: FleetView) -> None:
-        self.policy = Replacement(burn_in=True)
+    def __init__(self, view: FleetView, place_last: bool = True) -> None:
+        self.name = "replacement" if place_last else "replacement_unplaced"
+        self.policy = Replacement(burn_in=True, place_last=place_last)
         self.memory: Memory = fresh_memory(self.policy, view.site)
         self.now_ns = view.now_ns
 

@@ -22,7 +22,7 @@ from twin.app.side_by_side import mapped
 from twin.frame import F64
 from twin.site import Site
 
-ARMS = ("reactive", "reactive_tested", "decayed_count", "replacement", "oracle")
+ARMS = ("reactive", "reactive_tested", "decayed_count", "replacement_unplaced", "replacement", "oracle")
 FIRST_SEED = 100  # 1 to 5 were for development
 GOAL_OF_ORACLE, GOAL_LARGE = 1.0 / 3.0, 0.05
 DRAWS = 4000  # of the bootstrap
@@ -48,6 +48,7 @@ def live(site: Site, scenario: Scenario, warnings: Warnings, seed: int, name: st
     arms: dict[str, Callable[[], Arm | None]] = {
         "reactive": lambda: None, "reactive_tested": lambda: AfterTest(quarter.view),
         "decayed_count": lambda: Counted(quarter.view), "replacement": lambda: Ours(quarter.view),
+        "replacement_unplaced": lambda: Ours(quarter.view, place_last=False),
         "oracle": lambda: Oracle(quarter.nodes),
     }  # fmt: skip
     found = quarter.run(arms[name]())

@@ -113,8 +113,8 @@ class Rows:
 class FleetView:
     """Implements `twin.contracts.View`. Whoever runs the fleet writes into its plain columns.
 
-    `level` [n]: of service, as it is read back; `told` [n]: nodes of which the health says that they should
-    be drained; `down` [n]: nodes that failed and are not back.
+    `level`, `placement` [n]: as they are read back; `told` [n]: nodes of which the health says that they
+    should be drained; `down` [n]: nodes that failed and are not back.
     """
 
     def __init__(self, site: Site, jobs: Jobs, sure_pu: float = 0.67, begin_ns: int = START_NS,
@@ -125,6 +125,7 @@ class FleetView:
         self.forecasts: Mapping[tuple[str, float], Forecast] = {}
         self.rows, self.sure_pu = Rows(), sure_pu
         self.level: F32 = np.zeros(n, np.float32)
+        self.placement: F32 = np.zeros(n, np.float32)
         self.down: Bool = np.zeros(n, np.bool_)
         self.told: Bool = np.zeros(n, np.bool_)
         self.since_ns: I64 = np.zeros(n, np.int64)
@@ -184,6 +185,8 @@ class FleetView:
         power_w = np.where(busy, BUSY_W, IDLE_W)
         if key == "node.service_level_state":
             return self.level
+        if key == "node.placement_state":
+            return self.placement
         if key == "node.power_w":
             return power_w.astype(np.float32)
         racks_w = np.bincount(self.site.rack_of_node, power_w, self.site.sizes["rack"])
@@ -236,9 +239,9 @@ class FleetView:
         return np.zeros(0, np.int32)
 
     def readback(self, control: str) -> F64:
-        """The level of service; nothing else is read back."""
-        if control == "node.service_level":
-            return self.level.astype(np.float64)
+        """The level of service and the order of nodes; nothing else is read back."""
+        if control in ("node.service_level", "node.placement"):
+            return self.value(f"{control}_state").astype(np.float64)
         return self.commanded(control)
 
     def past(self, key: str) -> tuple[I64, F32] | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from connectors.burn_in import BurnIn
 from connectors.slurm import SlurmSource
+from connectors.slurm_placement import SlurmPlacement
 from connectors.slurm_sink import CONTROL, SlurmSink
 from twin.app.config import Loaded
 from twin.app.config_schedulers import Kubernetes, Slurm
@@ -86,11 +87,14 @@ def _slurm(
         node_names=part.node_names,
         kinds=part.kinds,
         known=partial(_known, Roster(engine)),
+        placement=part.command,
     )
     out.sources.append(source)
     if part.command:
         sink = SlurmSink(site, source, stage, may_act, requeue=part.requeue)
+        order = SlurmPlacement(site, source, stage, may_act)
         out.add(sink, sink.counts)
+        out.add(order, order.counts)
     return source.ledger.host_of
 
 
@@ -103,6 +107,7 @@ def _kubernetes(
     from connectors.kubernetes_access import load_access
     from connectors.kubernetes_client import KubernetesClient
     from connectors.kubernetes_nodes import Hosts
+    from connectors.kubernetes_placement import KubernetesPlacement
     from connectors.kubernetes_sink import KubernetesSink
 
     path = None if part.kubeconfig is None else loaded.file(part.kubeconfig)
@@ -123,6 +128,11 @@ def _kubernetes(
         out.add(sink, sink.counts)
         out.works["kubernetes-work"] = sink.run
         out.faults[sink.name] = lambda: sink.fault
+        client = KubernetesClient(load, timeout_s=part.timeout_s)
+        order = KubernetesPlacement(client, hosts, stage=stage, may_act=may_act, seen=source.seen)
+        out.add(order, order.counts)
+        out.works["kubernetes-placement-work"] = order.run
+        out.faults[order.name] = lambda: order.fault
     return hosts.host_of
 
 

@@ -1,0 +1,216 @@
+"""Placement of nodes carried out in Slurm by `scontrol`: our mark in weights, our reservation of spares.
+
+Reads what is, asks for what differs, and reads again: that answers the command. Each renewal does the same,
+as Slurm forgets weights when it starts again or reads its configuration; where a listing that is not old has
+all as wanted, nothing is asked. The reservation ends by itself when nobody renews it; a weight stays.
+Remembers nothing but the newest command of each node. May import `twin`, and what reads Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from connectors.slurm import SlurmSource
+from connectors.slurm_command import Answer, explain
+from connectors.slurm_marks import (
+    CONTROL,
+    KEPT,
+    STATES,
+    Marks,
+    Weigh,
+    answer_of,
+    in_the_way,
+    lowered,
+    members,
+    raised,
+    reserve,
+)
+from twin.contracts import CommandBatch, Item
+from twin.errors import ActuationError, ConnectorError
+from twin.events import CommandAcked
+from twin.frame import NS
+from twin.site import Site
+
+FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
+
+
+@dataclass(slots=True)
+class _Order:
+    """The command in force for a node. `told`: our last answer."""
+
+    key: tuple[int, int]  # epoch, number
+    generation: int
+    placement: int  # -1: none that there is
+    told: Answer | None = None
+
+
+class SlurmPlacement:
+    """Places nodes of the Slurm that `source` reads. `stage` takes the answers.
+
+    `may_act` is asked before each call that changes anything.
+    """
+
+    name = "slurm-placement"
+    controls: tuple[str, ...] = (CONTROL,)
+    enforces_safe = False  # a weight stays as it is, whoever lives
+
+    def __init__(
+        self, site: Site, source: SlurmSource, stage: Callable[[Sequence[Item], int], None],
+        may_act: Callable[[], bool], *, now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:  # fmt: skip
+        self._site, self._source, self._stage, self._may_act = site, source, stage, may_act
+        self._now_ns = now_ns
+        self._orders: dict[int, _Order] = {}  # by node: no more than the site has
+        self._listed: Marks | None = None
+        self._hosts: dict[int, list[str]] = {}  # of nodes, by that listing
+        self.counts = {"calls": 0, "nodes": 0, "renewed": 0, "old": 0, "refused": 0}
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Place the nodes of these commands. Raises ActuationError, ConnectorError."""
+        noted = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)]
+        touched = list(dict.fromkeys(noted))
+        if not touched or self._quiet(touched):
+            return
+        await self._source.read_marks()
+        refused = await self._weigh(raised(self._wanted(touched), self._source.marks))
+        refused |= await self._reserve(touched, refused)
+        refused |= await self._weigh(lowered(self._wanted(touched), self._source.marks))
+        problems = self._answer(touched, refused)
+        if problems:
+            self.counts["refused"] += 1
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ActuationError(f"{self.name}: {problems[0]}{more}")
+
+    def _note(self, batch: CommandBatch) -> list[int]:
+        """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
+        out: list[int] = []
+        columns = batch.index, batch.generation, batch.command, batch.value
+        for entity, generation, number, value in zip(*(c.tolist() for c in columns), strict=True):
+            key, known = (batch.epoch, number), self._orders.get(entity)
+            if known is not None and key < known.key:
+                self.counts["old"] += 1
+                continue
+            placement = int(value) if value == value and value in range(len(STATES)) else -1
+            if known is None or key != known.key or known.placement != placement:
+                self._orders[entity] = _Order(key, generation, placement)
+            out.append(entity)
+        return out
+
+    def _quiet(self, touched: Iterable[int]) -> bool:
+        """Whether all was answered and is as wanted by a listing that is not old."""
+        if time.monotonic() - self._source.marks_s > FRESH_PERIODS * self._source.period_s:
+            return False
+        if any(self._orders[e].told is None for e in touched):
+            return False
+        wanted, marks = self._wanted(touched), self._source.marks
+        due = raised(wanted, marks) or lowered(wanted, marks)
+        if due or self._reservation(wanted, members(wanted, marks)):
+            return False
+        return all(self._found(e) == self._orders[e].told for e in touched)
+
+    def _wanted(self, touched: Iterable[int]) -> dict[str, int]:
+        """The placement that hosts shall have; notes whose hosts the last listing has."""
+        if self._listed is not self._source.marks:
+            self._listed, self._hosts = self._source.marks, {}
+            for host in self._listed.weights:
+                entity = self._source.ledger.entity_of(host)
+                if entity is not None:
+                    self._hosts.setdefault(entity, []).append(host)
+        return {host: self._orders[e].placement for e in touched for host in self._hosts.get(e, ())}
+
+    def _reservation(self, wanted: dict[str, int], hosts: Iterable[str]) -> list[str]:
+        renew = KEPT in wanted.values()
+        return reserve(frozenset(hosts), self._source.marks, _user(), self._now_ns() / NS, renew)
+
+    async def _weigh(self, updates: Sequence[Weigh]) -> dict[str, str]:
+        """Give nodes these weights; by host, why Slurm would not."""
+        refused: dict[str, str] = {}
+        for update in updates:
+            words = await self._call(update.arguments(), len(update.hosts))
+            refused |= dict.fromkeys(update.hosts, words) if words else {}
+        if updates:
+            await self._source.read_marks()
+        return refused
+
+    async def _reserve(self, touched: Sequence[int], unraised: dict[str, str]) -> dict[str, str]:
+        """Give our reservation its members, and move its end on; by host, why Slurm would not.
+
+        One that could not be marked stays kept. Slurm refuses a call for one node that others reserved: then
+        all but those are asked for. A member that others reserved for later leaves a little early by that.
+        """
+        wanted = {host: p for host, p in self._wanted(touched).items() if host not in unraised}
+        marks = self._source.marks
+        hosts, now = members(wanted, marks), marks.spares.hosts if marks.spares else frozenset[str]()
+        call = self._reservation(wanted, hosts)
+        if not call:
+            return {}
+        kept = {host for host, p in wanted.items() if p == KEPT}
+        words = await self._call(call, len(hosts))
+        refused = dict.fromkeys((now - hosts) | kept, words) if words else {}
+        busy = in_the_way(hosts, marks, self._now_ns() / NS) if words and kept else {}
+        if busy:
+            rest = hosts - set(busy)
+            again = self._reservation(wanted, rest) if rest or now - hosts else []
+            words_of_rest = await self._call(again, len(rest)) if again else None
+            refused = dict.fromkeys((now - hosts) | kept, words_of_rest) if words_of_rest else {}
+            refused |= {host: f"{words}: {name}" for host, name in busy.items()}
+        moved = call[0] == "update" and any(word.startswith("EndTime=") for word in call)
+        self.counts["renewed"] += moved and not words
+        await self._source.read_marks()
+        return refused
+
+    async def _call(self, words: list[str], nodes: int) -> str | None:
+        """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer."""
+        if not self._may_act():
+            raise ActuationError("another daemon leads by now")
+        self.counts["calls"] += 1
+        try:
+            await self._source.ask("scontrol", *words)
+        except ConnectorError as error:
+            return explain(str(error))
+        self.counts["nodes"] += nodes
+        return None
+
+    def _found(self, entity: int) -> Answer:
+        """Whether a node is placed as wanted, by the last listing; the worst of its hosts."""
+        order, hosts = self._orders[entity], self._hosts.get(entity)
+        if order.placement < 0:
+            return Answer("failed", f"expected a placement from 0 to {len(STATES) - 1}")
+        if not hosts:
+            name = self._site.name("node", entity)
+            return Answer("failed", f"Slurm has no node for {name}; name it in jobs.slurm.node_names")
+        answers = [answer_of(host, order.placement, self._source.marks) for host in hosts]
+        return max(answers, key=lambda answer: answer.state == "failed")
+
+    def _answer(self, touched: Sequence[int], refused: dict[str, str]) -> list[str]:
+        """Answer the commands; what Slurm refused, of those that are not as wanted."""
+        self._wanted(touched)
+        problems: list[str] = []
+        items: list[Item] = []
+        for entity in touched:
+            order, answer = self._orders[entity], self._found(entity)
+            why = next((refused[h] for h in self._hosts.get(entity, ()) if h in refused), "")
+            if why:
+                answer = Answer(
+                    answer.state, why if answer.state == "failed" else f"but Slurm refuses: {why}"
+                )
+                problems.append(why)
+            order.told = answer
+            items.append(CommandAcked(
+                control=CONTROL, name=self._site.name("node", entity), generation=order.generation,
+                command=f"{order.key[0]}-{order.key[1]}", state=answer.state, detail=answer.detail[:200],
+            ))  # fmt: skip
+        self._stage(items, self._now_ns())
+        return problems
+
+
+def _user() -> str:
+    """Whom Slurm may let into the reservation: who runs scontrol."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -1,0 +1,180 @@
+"""replacement: who gets jobs last, which spares are kept, and that all of it is opened again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.replacement import Replacement
+from policies.replacement_phases import QUIET_S
+from policies.replacement_placement import KEPT, LAST, PLACEMENT, USUAL
+from policies.replacement_pool import pool_of
+from tests.builders import two_racks
+from tests.replacing import EIGHT, Replacing
+from twin import events as ev
+from twin.app.checkpoint_plans import view_of
+from twin.errors import ContractError
+from twin.health.levels import DEGRADED, FAILED
+
+SPARES = 4  # the last of each of two racks' nodes
+
+
+def placing(jobs: Any = None, spares: int = 0, **settings: Any) -> Replacing:
+    """A site whose scheduler tells in which order it uses its nodes."""
+    tree = two_racks(controls={"node.service_level": {"blast_radius": 36}}, max_jobs=8)
+    if spares:
+        for rack in tree["halls"][0]["racks"]:
+            rack["spare_nodes"] = spares
+    twin = Replacing(jobs, tree=tree, **settings)
+    twin.placement = np.zeros(twin.n)
+    return twin
+
+
+def told(twin: Replacing, state: int) -> list[int]:
+    assert twin.placement is not None
+    found: list[int] = np.flatnonzero(twin.placement == state).tolist()
+    return found
+
+
+def test_a_suspect_that_is_watched_comes_last_and_is_opened_again() -> None:
+    twin = placing({"a": EIGHT})
+    twin.bad(0, sure_pu=0.05)
+    twin.wait(60)
+    assert (twin.phase(), told(twin, LAST)) == ("suspect", []), "it may have left within a minute"
+    twin.wait(60)
+    assert (twin.phase(), told(twin, LAST)) == ("suspect", [0])
+    twin.well()
+    twin.wait(QUIET_S + 60, dt_s=30.0)
+    assert (twin.phase(), told(twin, LAST)) == ("in_service", [])
+
+
+def test_on_probation_a_node_comes_last() -> None:
+    twin = placing(burn_in=True)
+    twin.bad(0)
+    twin.wait(300)
+    assert twin.phase() == "testing"
+    twin.well()
+    twin.tests(0, True)
+    twin.wait(120)
+    assert twin.phase() == "probation"
+    assert (twin.level[0], told(twin, LAST)) == (0, [0])
+    twin.wait(8 * 86_400.0, dt_s=3600.0)
+    assert (twin.phase(), told(twin, LAST)) == ("in_service", [])
+
+
+def test_where_nobody_reads_the_order_back_none_is_asked_for() -> None:
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)
+    twin.placement = None
+    twin.bad(0, sure_pu=0.05)
+    twin.wait(120)
+    assert twin.phase() == "suspect"
+    assert not twin.asked(PLACEMENT)
+
+
+def test_it_can_be_switched_off_and_then_opens_what_is_marked() -> None:
+    twin = placing({"a": EIGHT}, place_last=False)
+    assert twin.placement is not None
+    twin.placement[[1, 5]] = LAST, KEPT
+    twin.bad(0, sure_pu=0.05)
+    twin.wait(120)
+    assert not told(twin, LAST) + told(twin, KEPT)
+    assert {value for _, value in twin.asked(PLACEMENT)} == {USUAL}
+
+
+def test_a_mark_that_nobody_remembers_is_opened_once() -> None:
+    """A daemon that lost its disk finds it in the scheduler."""
+    twin = placing()
+    assert twin.placement is not None
+    twin.placement[3] = LAST
+    twin.wait(120)
+    assert twin.asked(PLACEMENT) == [(3, USUAL)]
+
+
+def test_one_that_only_advises_marks_nothing() -> None:
+    twin = placing({"a": EIGHT}, authority="advise", keep_spares=True, spares=SPARES)
+    twin.bad(0, sure_pu=0.05)
+    twin.wait(120)
+    assert not twin.asked(PLACEMENT)
+
+
+def test_what_looks_bad_together_is_no_matter_of_single_nodes() -> None:
+    twin = placing({"a": EIGHT})
+    for node in range(14):
+        twin.bad(node)
+    twin.wait(120)
+    assert twin.phase(0) == "suspect"
+    assert not told(twin, LAST)
+
+
+def keeping(**settings: Any) -> Replacing:
+    """Nodes fail so often, by their forecast, that some of the eight spares are wanted."""
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES, **settings)
+    twin.says.day = 0.006
+    twin.wait(60)
+    return twin
+
+
+def wanted(twin: Replacing) -> int:
+    found = pool_of(view_of(twin))  # type: ignore[arg-type]
+    assert found is not None
+    return min(found.wanted, int(twin.site.spare_node.sum()))
+
+
+def test_as_many_spares_are_kept_as_are_wanted() -> None:
+    twin = keeping()
+    kept = told(twin, KEPT)
+    assert 1 < len(kept) == wanted(twin) < 2 * SPARES
+    assert twin.site.spare_node[kept].all()
+    twin.wait(300)
+    assert told(twin, KEPT) == kept, "the same ones"
+
+
+def test_a_node_that_is_out_opens_one_and_its_return_closes_it() -> None:
+    twin = keeping()
+    before = len(told(twin, KEPT))
+    twin.level[9] = 3.0
+    twin.wait(60)
+    assert len(told(twin, KEPT)) == before - 1
+    twin.level[9] = 0.0
+    twin.wait(60)
+    assert len(told(twin, KEPT)) == before
+
+
+def test_who_takes_over_is_opened_for_the_job() -> None:
+    twin = keeping()
+    before = set(told(twin, KEPT))
+    twin.bad(0, FAILED, "drain", 0.97)
+    twin.wait(60)
+    pair = twin.memory["pair"]
+    spare = [i for i in np.flatnonzero(pair == pair[0]).tolist() if i]
+    assert pair[0]
+    assert len(spare) == 1
+    assert spare[0] not in told(twin, KEPT)
+    assert len(told(twin, KEPT)) == len(before) - 1
+
+
+def test_a_spare_that_works_or_is_ill_is_not_kept() -> None:
+    twin = keeping()
+    first, second, *_ = told(twin, KEPT)
+    name = "/".join(twin.site.name("node", first).split("/")[-2:])
+    twin.look(ev.JobStarted(id="b", job="b", nodes=(name,), kind="batch"))
+    twin.bad(second, DEGRADED, "drain", 0.05)
+    twin.wait(60)
+    assert not {first, second} & set(told(twin, KEPT))
+    assert len(told(twin, KEPT)) >= 1, "others take their place"
+
+
+def test_where_nothing_is_forecast_what_is_kept_stays_so() -> None:
+    twin = keeping()
+    kept = told(twin, KEPT)
+    twin.says.day = np.full(twin.n, np.nan)
+    twin.wait(60)
+    assert told(twin, KEPT) == kept
+
+
+@pytest.mark.parametrize("given", [{"place_last": 1}, {"keep_spares": "yes"}])
+def test_a_bad_setting_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ContractError, match="expected true or false"):
+        Replacement(**given)
