@@ -21,6 +21,10 @@ CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 # (what is missing, how to get it) -> the tests that wanted it
 MISSING = pytest.StashKey[dict[tuple[str, str], set[str]]]()
 
+# Threads of a library that wait for each other on a core that another test has take thirty times as long.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 # How long drawing examples takes hangs on who else uses the machine, so no check judges it.
 UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True, **UNTIMED)
