@@ -216,7 +216,7 @@ def test_the_policy_withdraws_a_node_that_failed_and_brings_it_back(
 def test_spares_are_kept_for_nobody_until_a_node_is_out(
     slurm: Cluster, broker: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of Slurm's two nodes is the last of its rack, a spare; by the usual rates more are wanted than that."""
+    """One of Slurm's two nodes is the last of its rack, a spare; by the usual rates more are wanted."""
     policy = {"replacement": {"authority": "act", "settings": {"keep_spares": True}}}
     site = two_racks(racks="r1", policies=policy, models={"failure": {}})
     site["halls"][0]["racks"][0]["spare_nodes"] = 1
@@ -238,5 +238,9 @@ def test_spares_are_kept_for_nobody_until_a_node_is_out(
         more = slurm.submit("--nodes=1", "--exclusive")
         time.sleep(3)
         assert job_state(slurm, more) == "PENDING", "the spare is for nobody"
-        daemon.until(lambda: main(["replacement", "plan", "--config", str(daemon.config_path)]) == 0
-                     and "1 of them kept so by the scheduler" in capsys.readouterr().out, 30, "that is told")  # fmt: skip
+
+        def told() -> bool:
+            assert main(["replacement", "plan", "--config", str(daemon.config_path)]) == 0
+            return "1 of them kept so by the scheduler" in capsys.readouterr().out
+
+        daemon.until(told, 30, "that is told")
