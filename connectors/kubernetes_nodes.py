@@ -45,9 +45,9 @@ class Places(Protocol):
 
 
 class Order(NamedTuple):
-    """A command on one node."""
+    """A command on one node. `value`: of LEVELS or PLACEMENTS, by number."""
 
-    level: int
+    value: int
     epoch: int
     command: int
     reason: str
@@ -108,7 +108,7 @@ def plan(node: Node, order: Order) -> Plan:
     if refusal:
         return Plan(None, refusal)
     closed = bool(node.spec.unschedulable)
-    if order.level == IN_SERVICE:
+    if order.value == IN_SERVICE:
         if LEVEL not in marks and our_taint(node) is None:
             why = "was cordoned by others, not by racktwin: it stays so; `kubectl uncordon` is theirs"
             return Plan(None, why if closed else "")
@@ -144,14 +144,14 @@ def _release(node: Node, order: Order, marks: Mapping[str, str]) -> dict[str, An
 def _withdrawal(node: Node, order: Order, marks: Mapping[str, str]) -> dict[str, Any] | None:
     """Cordon, taint and mark; None if it is so already."""
     wanted: dict[str, str | None] = {
-        LEVEL: LEVELS[order.level], EPOCH: str(order.epoch), COMMAND: order.id,
+        LEVEL: LEVELS[order.value], EPOCH: str(order.epoch), COMMAND: order.id,
         REASON: order.reason[:MAX_REASON],
         FOUND: marks.get(FOUND) or ("cordoned" if node.spec.unschedulable else "open"),
     }  # fmt: skip
     if not order.reason:
         wanted[REASON] = marks.get(REASON, "")
     spec: dict[str, Any] = {} if node.spec.unschedulable else {"unschedulable": True}
-    value = {DRAINING: "draining", DRAINED: "draining", REPLACE: "replace"}.get(order.level)
+    value = {DRAINING: "draining", DRAINED: "draining", REPLACE: "replace"}.get(order.value)
     if our_taint(node) != value:
         others = [t for t in node.spec.taints or () if t.get("key") != TAINT]
         ours = [] if value is None else [{"key": TAINT, "value": value, "effect": EFFECT}]

@@ -1,4 +1,4 @@
-"""Jobs and service levels read from Slurm by `squeue` and `sinfo`, in text: `--json` needs a plugin.
+"""Jobs, levels and placement read from Slurm by `squeue`, `sinfo`, `scontrol show`: `--json` needs a plugin.
 
 What changed between two listings becomes JobStarted and JobEnded, with ids that a restart repeats.
 A scheduler that does not answer ends no job. `parse_listing` and `Ledger` are pure; `SlurmSource` runs the
@@ -27,6 +27,7 @@ from twin.errors import BadMessage, ConnectorError
 from twin.events import JobEnded, JobKind, JobStarted
 from twin.reading import Reading
 
+FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
             "OUT_OF_MEMORY")  # fmt: skip
@@ -249,7 +250,7 @@ class SlurmSource:
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, Node], float], Sequence[Item]] | None = None
         self._placement = placement
-        self.marks = Marks({}, None)  # as they were last read; of any who asked for them
+        self.marks = Marks({}, None)  # as last read, each period or for a sink
         self.marks_s = -1e9  # monotonic: when that was asked
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

@@ -60,6 +60,11 @@ class Marks(NamedTuple):
     spares: Reservation | None
     others: tuple[Reservation, ...] = ()
 
+    @property
+    def reserved(self) -> frozenset[str]:
+        """The members of our reservation, in force or not."""
+        return frozenset() if self.spares is None else self.spares.hosts
+
     def keeps(self, host: str) -> bool:
         """Whether a node is in our reservation, and that in force."""
         return self.spares is not None and self.spares.active and host in self.spares.hosts
@@ -183,10 +188,9 @@ def members(wanted: Mapping[str, int], marks: Marks) -> frozenset[str]:
 
     One of unknown weight does not leave it to come last, as nothing would make it so.
     """
-    now = frozenset[str]() if marks.spares is None else marks.spares.hosts
     known = {h: p for h, p in wanted.items() if NODE_NAME.fullmatch(h) and h in marks.weights}
     leave = {h for h, p in known.items() if p == USUAL or (p == LAST and marks.weights[h] is not None)}
-    return (now - leave) | {h for h, p in known.items() if p == KEPT}
+    return (marks.reserved - leave) | {h for h, p in known.items() if p == KEPT}
 
 
 def reserve(hosts: Collection[str], marks: Marks, user: str, now_s: float, renew: bool) -> list[str]:
@@ -204,7 +208,7 @@ def reserve(hosts: Collection[str], marks: Marks, user: str, now_s: float, renew
         return [*words, f"Users={user}", "Flags=IGNORE_JOBS"]
     if not hosts:
         return ["delete", name]
-    if marks.spares.hosts != frozenset(hosts):
+    if marks.reserved != frozenset(hosts):
         return ["update", name, nodes, *([end] if renew else [])]
     return ["update", name, end] if renew and marks.spares.end_s - now_s < RENEW_S else []
 
@@ -225,8 +229,8 @@ def answer_of(host: str, placement: int, marks: Marks) -> Answer:
     weight, found = marks.weights[host], marks.placement(host)
     theirs = f"others gave it the weight {weight}" if weight is not None and weight >= 2 * MARK else ""
     if placement == KEPT and not marks.keeps(host):
-        inside = marks.spares is not None and host in marks.spares.hosts
-        return Answer("failed", f"reservation {SPARES} {'is not in force' if inside else 'has it not'}")
+        why = "is not in force" if host in marks.reserved else "has it not"
+        return Answer("failed", f"reservation {SPARES} {why}")
     if placement == KEPT:
         return Answer("done", theirs or ("its weight still has our mark" if marks.own_mark(host) else ""))
     if found is None:

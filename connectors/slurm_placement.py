@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from connectors.slurm import SlurmSource
+from connectors.slurm import FRESH_PERIODS, SlurmSource
 from connectors.slurm_command import Answer, explain
 from connectors.slurm_marks import (
     CONTROL,
@@ -34,8 +34,6 @@ from twin.errors import ActuationError, ConnectorError
 from twin.events import CommandAcked
 from twin.frame import NS
 from twin.site import Site
-
-FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 
 
 @dataclass(slots=True)
@@ -65,8 +63,8 @@ class SlurmPlacement:
         self._site, self._source, self._stage, self._may_act = site, source, stage, may_act
         self._now_ns = now_ns
         self._orders: dict[int, _Order] = {}  # by node: no more than the site has
-        self._listed: Marks | None = None
-        self._hosts: dict[int, list[str]] = {}  # of nodes, by that listing
+        self._listed: Marks | None = None  # the listing that `_hosts` is of
+        self._hosts: dict[int, list[str]] = {}
         self.counts = {"calls": 0, "nodes": 0, "renewed": 0, "old": 0, "refused": 0}
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
@@ -112,15 +110,19 @@ class SlurmPlacement:
             return False
         return all(self._found(e) == self._orders[e].told for e in touched)
 
-    def _wanted(self, touched: Iterable[int]) -> dict[str, int]:
-        """The placement that hosts shall have; notes whose hosts the last listing has."""
+    def _hosts_of(self, entity: int) -> Sequence[str]:
+        """The hosts that a node has in the last listing."""
         if self._listed is not self._source.marks:
             self._listed, self._hosts = self._source.marks, {}
             for host in self._listed.weights:
-                entity = self._source.ledger.entity_of(host)
-                if entity is not None:
-                    self._hosts.setdefault(entity, []).append(host)
-        return {host: self._orders[e].placement for e in touched for host in self._hosts.get(e, ())}
+                found = self._source.ledger.entity_of(host)
+                if found is not None:
+                    self._hosts.setdefault(found, []).append(host)
+        return self._hosts.get(entity, ())
+
+    def _wanted(self, touched: Iterable[int]) -> dict[str, int]:
+        """The placement that hosts shall have."""
+        return {host: self._orders[e].placement for e in touched for host in self._hosts_of(e)}
 
     def _reservation(self, wanted: dict[str, int], hosts: Iterable[str]) -> list[str]:
         renew = KEPT in wanted.values()
@@ -144,7 +146,7 @@ class SlurmPlacement:
         """
         wanted = {host: p for host, p in self._wanted(touched).items() if host not in unraised}
         marks = self._source.marks
-        hosts, now = members(wanted, marks), marks.spares.hosts if marks.spares else frozenset[str]()
+        hosts, now = members(wanted, marks), marks.reserved
         call = self._reservation(wanted, hosts)
         if not call:
             return {}
@@ -177,7 +179,7 @@ class SlurmPlacement:
 
     def _found(self, entity: int) -> Answer:
         """Whether a node is placed as wanted, by the last listing; the worst of its hosts."""
-        order, hosts = self._orders[entity], self._hosts.get(entity)
+        order, hosts = self._orders[entity], self._hosts_of(entity)
         if order.placement < 0:
             return Answer("failed", f"expected a placement from 0 to {len(STATES) - 1}")
         if not hosts:
@@ -188,12 +190,11 @@ class SlurmPlacement:
 
     def _answer(self, touched: Sequence[int], refused: dict[str, str]) -> list[str]:
         """Answer the commands; what Slurm refused, of those that are not as wanted."""
-        self._wanted(touched)
         problems: list[str] = []
         items: list[Item] = []
         for entity in touched:
             order, answer = self._orders[entity], self._found(entity)
-            why = next((refused[h] for h in self._hosts.get(entity, ()) if h in refused), "")
+            why = next((refused[h] for h in self._hosts_of(entity) if h in refused), "")
             if why:
                 answer = Answer(
                     answer.state, why if answer.state == "failed" else f"but Slurm refuses: {why}"

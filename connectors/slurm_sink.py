@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from connectors.slurm import SlurmSource
+from connectors.slurm import FRESH_PERIODS, SlurmSource
 from connectors.slurm_command import (
     Answer,
     Update,
@@ -33,7 +33,6 @@ from twin.site import Site
 
 CONTROL = "node.service_level"
 LAG_S = 2.0  # between Slurm's clock and ours, when its start is set against our looks. source: estimate
-FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 SINGLY = 64  # nodes of a call that failed are asked for one by one, so many at most
 MAX_JOBS = 1000  # requeued in one call
 AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import kubernetes_client, kubernetes_drain, kubernetes_sink
+from connectors import kubernetes_client, kubernetes_drain, kubernetes_orders
 from connectors.kubernetes_access import Access
 from connectors.kubernetes_client import KubernetesClient
 from connectors.kubernetes_nodes import Hosts
@@ -29,8 +29,8 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_client, "FIRST_S", 0.01)
     monkeypatch.setattr(kubernetes_drain, "FIRST_S", 0.02)
     monkeypatch.setattr(kubernetes_drain, "LONGEST_S", 0.05)
-    monkeypatch.setattr(kubernetes_sink, "FIRST_S", 0.02)
-    monkeypatch.setattr(kubernetes_sink, "TELL_S", 0.0)
+    monkeypatch.setattr(kubernetes_orders, "FIRST_S", 0.02)
+    monkeypatch.setattr(kubernetes_orders, "TELL_S", 0.0)
 
 
 class Driven:

@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
-from connectors import kubernetes_placement
 from connectors.kubernetes import KubernetesSource
 from connectors.kubernetes_access import Access
 from connectors.kubernetes_client import KubernetesClient
@@ -19,7 +17,7 @@ from connectors.kubernetes_nodes import PLACEMENT_TAINT, TAINT, Hosts
 from connectors.kubernetes_objects import Node
 from connectors.kubernetes_placement import CONTROL, KubernetesPlacement
 from tests.kubernetes_api import Cluster
-from tests.kubernetes_driven import Driven, hurry
+from tests.kubernetes_driven import Driven
 from twin.contracts import CommandBatch, Item
 from twin.reading import Reading
 from twin.site import Site
@@ -36,13 +34,6 @@ GARBAGE: list[list[dict[str, Any]]] = [
     [{"key": PLACEMENT_TAINT, "value": ["kept"], "effect": {"a": 1}}],
     [LAST, KEPT],
 ]
-
-
-def hurry_placing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits are short."""
-    hurry(monkeypatch)
-    monkeypatch.setattr(kubernetes_placement, "FIRST_S", 0.02)
-    monkeypatch.setattr(kubernetes_placement, "TELL_S", 0.0)
 
 
 class Placing(Driven):

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors import kubernetes_placement
+from connectors import kubernetes_orders
 from connectors.kubernetes_nodes import EPOCH, PLACEMENT_EPOCH, PLACEMENT_TAINT, placement_of, placement_plan
 from connectors.kubernetes_objects import Node
 from connectors.kubernetes_placement import CONTROL
 from tests.builders import site_of, two_racks
 from tests.kubernetes_api import NODES, Cluster, marks
-from tests.kubernetes_driven import THEIRS, Driven, told
-from tests.kubernetes_placing import GARBAGE, KEPT, LAST, OUT, Placing, hurry_placing, placing, taints
+from tests.kubernetes_driven import THEIRS, Driven, hurry, told
+from tests.kubernetes_placing import GARBAGE, KEPT, LAST, OUT, Placing, placing, taints
 from twin.site import Site
 
 
@@ -30,7 +30,7 @@ def site() -> Site:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry_placing(monkeypatch)
+    hurry(monkeypatch)
 
 
 def tree(taints: Any, **marks: str) -> Node:
@@ -322,7 +322,7 @@ def test_many_nodes_at_once(site: Site) -> None:
             mine.hosts.name = names.__getitem__  # type: ignore[method-assign]
             await mine.order(2, nodes=tuple(names))
             await mine.until(lambda: sum(a.state == "done" for a in mine.acks) == 40)
-        assert most == kubernetes_placement.AT_ONCE
+        assert most == kubernetes_orders.AT_ONCE
         assert all(taints(cluster, host) == [KEPT] for host in names.values())
 
     told(story)

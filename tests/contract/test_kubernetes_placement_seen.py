@@ -12,8 +12,8 @@ from connectors.kubernetes_objects import Node
 from connectors.kubernetes_placement import ECHO_NS
 from tests.builders import site_of, two_racks
 from tests.kubernetes_api import NODES, Cluster
-from tests.kubernetes_driven import THEIRS, told
-from tests.kubernetes_placing import GARBAGE, KEPT, followed, hurry_placing, placing, taints, until
+from tests.kubernetes_driven import THEIRS, hurry, told
+from tests.kubernetes_placing import GARBAGE, KEPT, followed, placing, taints, until
 from twin.site import Site
 
 
@@ -24,7 +24,7 @@ def site() -> Site:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry_placing(monkeypatch)
+    hurry(monkeypatch)
 
 
 def test_placement_is_read_back(site: Site) -> None:

@@ -167,6 +167,22 @@ def test_what_somebody_opens_again_is_not_fought_over(site: Site) -> None:
     told(story)
 
 
+def test_who_leads_anew_judges_by_what_is_there(site: Site) -> None:
+    """What was withdrawn in a term before, another daemon may have opened since."""
+
+    async def story(cluster: Cluster) -> None:
+        async with driven(site, cluster) as mine:
+            await mine.reach("done", 1)
+            mine.leads = False
+            await mine.until(lambda: not mine.sink._works)
+            cluster.change(NODES, "n0", {"spec": {"unschedulable": None}})
+            mine.leads = True
+            await mine.reach("done", 2)
+            assert cluster.node("n0")["spec"]["unschedulable"] is True
+
+    told(story)
+
+
 def test_what_was_opened_before_a_new_level_came_is_left_open(site: Site) -> None:
     async def story(cluster: Cluster) -> None:
         async with driven(site, cluster) as mine:

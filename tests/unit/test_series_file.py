@@ -33,10 +33,10 @@ KNOWN = [1, 2.5, -3, 4000, 5, 6]
     [
         PLAIN.encode(),
         lzma.compress(PLAIN.encode()),
-        gzip.compress(PLAIN.encode()),
+        gzip.compress(PLAIN.encode(), mtime=0),
         bz2.compress(PLAIN.encode()),
         zstandard.compress(PLAIN.encode()),
-        gzip.compress(PLAIN[:40].encode()) + gzip.compress(PLAIN[40:].encode()),
+        gzip.compress(PLAIN[:40].encode(), mtime=0) + gzip.compress(PLAIN[40:].encode(), mtime=0),
         zstandard.compress(PLAIN[:40].encode()) + zstandard.compress(PLAIN[40:].encode()),
         PLAIN.encode("utf-8-sig"),
         PLAIN.encode("utf-16"),
