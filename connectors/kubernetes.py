@@ -144,20 +144,22 @@ def _told_of(node: Node, busy: bool) -> _Told:
 class KubernetesSource:
     """Follows a cluster. `known` gives the jobs that the twin has as running when it begins.
 
-    `kinds` tells by namespace what jobs are, the label racktwin.io/kind of a pod by job.
+    `kinds` tells by namespace what jobs are, the label racktwin.io/kind of a pod by job. `placement`: also
+    tell how nodes are placed.
     """
 
     def __init__(
         self, client: KubernetesClient, hosts: Hosts, *, cluster: str = "cluster",
         job_labels: Iterable[str] = (), gpu_resources: Iterable[str] = (),
         kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Collection[str]] = tuple,
-        settle_s: float = SETTLE_S, name: str = "kubernetes",
+        settle_s: float = SETTLE_S, name: str = "kubernetes", placement: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, cluster, job_labels=job_labels, gpu_resources=gpu_resources, kinds=kinds)
         self._nodes: dict[str, Node] = {}
-        self._levels: dict[int, _Told] = {}
+        self._signals = _SIGNALS if placement else _SIGNALS[:-1]
+        self._told_before: dict[int, _Told] = {}
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", Node, self._all_nodes, self._node)
@@ -237,7 +239,7 @@ class KubernetesSource:
         changed = {**self._changed, **self.book.turned}
         self._changed.clear()
         self.book.turned.clear()
-        before = self._levels
+        before = self._told_before
         levels: dict[int, _Told] = {} if whole else dict(before)
         for host in self._nodes if whole else changed:
             entity = self._hosts.entity_of(host)
@@ -248,14 +250,14 @@ class KubernetesSource:
         readings: list[Reading] = []
         for e in sorted(e for e, values in told.items() if whole or before.get(e) != values):
             was = before.get(e)
-            for signal, value, old in zip(_SIGNALS, told[e], was or UNKNOWN, strict=True):
+            for signal, value, old in zip(self._signals, told[e], was or UNKNOWN, strict=False):
                 same = was is not None and value == old
                 if whole or not same:
                     # What changed is of now, or it would be older than what was told of it before.
                     readings.append(Reading("node", e, signal, value, at_ns if same else now_ns))
         if readings:
             inlet.stage(readings, now_ns)
-        self._levels = levels
+        self._told_before = levels
         if whole:
             self._stated_s = time.monotonic()
 

@@ -28,6 +28,8 @@ from twin.events import JobEnded, JobKind, JobStarted
 from twin.reading import Reading
 
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
+# Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
+MARKS_PERIODS, MARKS_S = 4.0, 60.0
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
             "OUT_OF_MEMORY")  # fmt: skip
@@ -236,7 +238,7 @@ class SlurmSource:
     """Lists the jobs each period. `known` gives those that the twin has as running when it begins.
 
     `kinds` tells by partition what jobs are; a job of no named partition is "unknown". `conf` is SLURM_CONF.
-    `placement`: also read which nodes Slurm gives last, or to nobody; that costs two more calls.
+    `placement`: also read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
     """
 
     def __init__(
@@ -250,8 +252,10 @@ class SlurmSource:
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, Node], float], Sequence[Item]] | None = None
         self._placement = placement
-        self.marks = Marks({}, None)  # as last read, each period or for a sink
-        self.marks_s = -1e9  # monotonic: when that was asked
+        self.marks_every_s = max(min(MARKS_PERIODS * period_s, MARKS_S), period_s)
+        self.marks = Marks({}, None)  # as last read, for the read-back or for a sink
+        self._marks_ns, self.marks_s = 0, -1e9  # when that was asked: since 1970, and monotonic
+        self._told_s = -1e9  # the same of what was told last
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         if conf is not None:
@@ -309,25 +313,29 @@ class SlurmSource:
             await self._placements(inlet)
 
     async def _placements(self, inlet: Inlet) -> None:
-        """Stage how each node is placed; nothing of it where that cannot be read."""
+        """Stage how each node is placed, once per reading of it; a sink's own counts as one."""
         try:
-            await self.read_marks()
+            # Half a period less: listings are never quite a period apart
+            if time.monotonic() - self.marks_s > self.marks_every_s - self.period_s / 2:
+                await self.read_marks()
         except ConnectorError as error:
             inlet.spoil(self.name, str(error))
+        if self._told_s == self.marks_s:
             return
-        found, now_ns = placements(self.marks, self.ledger.entity_of), time.time_ns()
-        inlet.stage([Reading("node", e, PLACEMENT, value, now_ns) for e, value in found.items()], now_ns)
+        self._told_s, at_ns = self.marks_s, self._marks_ns
+        found = placements(self.marks, self.ledger.entity_of).items()
+        inlet.stage([Reading("node", e, PLACEMENT, value, at_ns) for e, value in found], time.time_ns())
 
     async def read_marks(self) -> None:
         """Read how nodes are placed, into `marks`; one asked for later stays. Raises ConnectorError."""
-        asked_s = time.monotonic()
+        asked_s, asked_ns = time.monotonic(), time.time_ns()
         nodes, reservations = await self.ask(*NODES), await self.ask(*RESERVATIONS)
         try:
             marks = await asyncio.to_thread(parse_marks, nodes, reservations)
         except BadMessage as error:
             raise ConnectorError(f"scontrol show: {str(error)[:300]}") from error
         if asked_s >= self.marks_s:
-            self.marks, self.marks_s = marks, asked_s
+            self.marks, self.marks_s, self._marks_ns = marks, asked_s, asked_ns
 
     async def nodes(self) -> dict[str, Node]:
         """All nodes as they are now. Raises ConnectorError."""

@@ -20,8 +20,8 @@ NODE_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,255}", re.ASCII)
 _JOB = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 _UNFIT = re.compile(r"[^ !#$%&()*+,./0-9:;<=>?@A-Za-z\[\]^_{}~-]+")
 RIGHTS = (
-    "Slurm lets this user change no nodes; run racktwin as SlurmUser, or have the user's AdminLevel set: "
-    "sacctmgr modify user racktwin set adminlevel=Administrator"
+    "Slurm lets this user change neither nodes nor reservations; run racktwin as SlurmUser, or have the "
+    "user's AdminLevel set: sacctmgr modify user racktwin set adminlevel=Administrator"
 )
 NOT_OURS = ("Invalid user id", "Access/permission denied", "Security violation")
 

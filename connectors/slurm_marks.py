@@ -31,7 +31,8 @@ MAX_WEIGHT = 0xFFFFFFF0  # scontrol refuses what is more
 SPARES = "racktwin_spares"
 LEASE_S = cast(Control, find_control(CONTROL)).lease_s
 END_S = 2 * LEASE_S  # the reservation ends this long after it was last moved on
-RENEW_S = 1.5 * LEASE_S  # it is moved on when less than this is left
+# It is moved on when less than this is left: by each renewal, as those come half a lease apart
+RENEW_S = 1.6 * LEASE_S
 assert 2 * MARK <= MAX_WEIGHT
 
 NODES = ("scontrol", "--all", "show", "nodes", "--oneliner")

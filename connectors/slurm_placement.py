@@ -2,19 +2,22 @@
 
 Reads what is, asks for what differs, and reads again: that answers the command. Each renewal does the same,
 as Slurm forgets weights when it starts again or reads its configuration; where a listing that is not old has
-all as wanted, nothing is asked. The reservation ends by itself when nobody renews it; a weight stays.
-Remembers nothing but the newest command of each node. May import `twin`, and what reads Slurm.
+all as wanted, nothing is asked, nor where Slurm refused the same a short while ago. The reservation ends by
+itself when nobody renews it; a weight stays. Remembers nothing but the newest command of each node. May
+import `twin`, and what reads Slurm.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from connectors.slurm import FRESH_PERIODS, SlurmSource
+from connectors.slurm import SlurmSource
 from connectors.slurm_command import Answer, explain
 from connectors.slurm_marks import (
     CONTROL,
@@ -35,15 +38,22 @@ from twin.events import CommandAcked
 from twin.frame import NS
 from twin.site import Site
 
+log = logging.getLogger(__name__)
+# What Slurm refused is not asked for again by a renewal for this long. source: estimate
+REFUSED_S = 300.0
+# Words of a call that got no answer: it is no refusal, and may have been carried out
+AWAY = ("cannot be run", "no answer within", "Unable to contact", "Socket timed out", "Zero Bytes were")
+
 
 @dataclass(slots=True)
 class _Order:
-    """The command in force for a node. `told`: our last answer."""
+    """The newest command of a node. `told`: our last answer; `refused_s`: when (monotonic) Slurm said no."""
 
     key: tuple[int, int]  # epoch, number
     generation: int
     placement: int  # -1: none that there is
     told: Answer | None = None
+    refused_s: float = -math.inf
 
 
 class SlurmPlacement:
@@ -68,8 +78,13 @@ class SlurmPlacement:
         self.counts = {"calls": 0, "nodes": 0, "renewed": 0, "old": 0, "refused": 0}
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Place the nodes of these commands. Raises ActuationError, ConnectorError."""
-        noted = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)]
+        """Place the nodes of these commands, and answer each; what Slurm refuses has failed.
+
+        Raises ConnectorError where Slurm is away, ActuationError where another daemon leads.
+        """
+        since_s = time.monotonic() - REFUSED_S
+        noted = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)
+                 if not (batch.renewal and self._orders[entity].refused_s > since_s)]  # fmt: skip
         touched = list(dict.fromkeys(noted))
         if not touched or self._quiet(touched):
             return
@@ -81,7 +96,7 @@ class SlurmPlacement:
         if problems:
             self.counts["refused"] += 1
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise ActuationError(f"{self.name}: {problems[0]}{more}")
+            log.warning("%s: %s%s", self.name, problems[0], more)  # whole: an answer holds less
 
     def _note(self, batch: CommandBatch) -> list[int]:
         """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
@@ -100,7 +115,7 @@ class SlurmPlacement:
 
     def _quiet(self, touched: Iterable[int]) -> bool:
         """Whether all was answered and is as wanted by a listing that is not old."""
-        if time.monotonic() - self._source.marks_s > FRESH_PERIODS * self._source.period_s:
+        if time.monotonic() - self._source.marks_s > self._source.marks_every_s + self._source.period_s:
             return False
         if any(self._orders[e].told is None for e in touched):
             return False
@@ -166,13 +181,18 @@ class SlurmPlacement:
         return refused
 
     async def _call(self, words: list[str], nodes: int) -> str | None:
-        """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer."""
+        """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer.
+
+        Raises ConnectorError where Slurm gives no answer.
+        """
         if not self._may_act():
             raise ActuationError("another daemon leads by now")
         self.counts["calls"] += 1
         try:
             await self._source.ask("scontrol", *words)
         except ConnectorError as error:
+            if any(text in str(error) for text in AWAY):
+                raise
             return explain(str(error))
         self.counts["nodes"] += nodes
         return None
@@ -189,8 +209,8 @@ class SlurmPlacement:
         return max(answers, key=lambda answer: answer.state == "failed")
 
     def _answer(self, touched: Sequence[int], refused: dict[str, str]) -> list[str]:
-        """Answer the commands; what Slurm refused, of those that are not as wanted."""
-        problems: list[str] = []
+        """Answer the commands; why Slurm refused what it did."""
+        problems, now_s = list[str](), time.monotonic()
         items: list[Item] = []
         for entity in touched:
             order, answer = self._orders[entity], self._found(entity)
@@ -200,7 +220,7 @@ class SlurmPlacement:
                     answer.state, why if answer.state == "failed" else f"but Slurm refuses: {why}"
                 )
                 problems.append(why)
-            order.told = answer
+            order.told, order.refused_s = answer, now_s if why else -math.inf
             items.append(CommandAcked(
                 control=CONTROL, name=self._site.name("node", entity), generation=order.generation,
                 command=f"{order.key[0]}-{order.key[1]}", state=answer.state, detail=answer.detail[:200],

@@ -68,7 +68,7 @@ def held_by(view: View, slots: I32) -> Held:
 def rates_of(view: View, held: Held) -> Rates:
     """How often these jobs are interrupted by their nodes; NaN where too little is known of them."""
     m = len(held.size)
-    day = _nearest(view, DAY_S)
+    day = nearest(view, DAY_S)
     if day is None:
         nothing = np.full(m, np.nan)
         return Rates(nothing, nothing, nothing, nothing)
@@ -86,7 +86,7 @@ def rates_of(view: View, held: Held) -> Rates:
     with np.errstate(invalid="ignore", divide="ignore"):
         variation = common + _sum(held, rate * rate * own) / (total * total)
         shape = np.where(total > 0.0, 1.0 / variation, np.inf)
-    hour = _nearest(view, HOUR_S)
+    hour = nearest(view, HOUR_S)
     soon = mean if hour is None else rate_per_s(hour.mean, hour.horizon_s)
     times = _of_late(view, mean[known])
     # What all nodes share moves with the fleet; what a node's own signs add to it does not.
@@ -164,7 +164,7 @@ def verdicts_per_s(view: View) -> F64:
     return rate_per_s(chance, HOUR_S)
 
 
-def _nearest(view: View, horizon_s: float) -> Forecast | None:
+def nearest(view: View, horizon_s: float) -> Forecast | None:
     """What is forecast of nodes at the horizon nearest to this one, by ratio."""
     found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
     return min(found, key=lambda f: abs(np.log(f.horizon_s / horizon_s)), default=None)

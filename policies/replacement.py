@@ -23,7 +23,7 @@ from policies.replacement_look import Look, Rules, look
 from policies.replacement_moves import adopt, apply, confirm_anew
 from policies.replacement_owner import follow
 from policies.replacement_phases import PROBATION, SUSPECT, step
-from policies.replacement_placement import PLACEMENT, Order, placements
+from policies.replacement_placement import PLACEMENT, Wishes, placements
 from twin.contracts import Columns, Memory, Proposal, View
 from twin.errors import ContractError
 from twin.frame import NS
@@ -34,7 +34,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 class Replacement:
-    """Proposes service levels, saves before drains, tests of nodes that were taken out, and their order."""
+    """Proposes service levels, saves before drains, tests of nodes that were taken out, and placement."""
 
     name: ClassVar[str] = "replacement"
     controls: ClassVar[tuple[str, ...]] = (SERVICE, TESTED, SINCE, PLACEMENT)
@@ -50,6 +50,7 @@ class Replacement:
             "looked_ns": "i8", "entered_ns": "i8", "deadline_ns": "i8", "begun_ns": "i8",
             "suspected_ns": "i8", "quiet_ns": "i8", "withdrawn_ns": "i8", "tested_ns": "i8",
             "returned_ns": "i8", "resumed_ns": "i8", "others_ns": "i8", "shared_ns": "i8", "pair": "i8",
+            "spares": "i4",  # how many are wanted, the same everywhere
             "chance_1h_pu": "f8", "chance_24h_pu": "f8", "sure_pu": "f8", "save_s": "f8", "next_s": "f8",
             "durable_s": "f8", "job_gpus": "f8", "lost_s": "f8",
             "watch_gpu_h": "f8", "cordon_gpu_h": "f8", "next_gpu_h": "f8", "save_gpu_h": "f8",
@@ -72,7 +73,7 @@ class Replacement:
         for name, value in (("burn_in", burn_in), ("place_last", place_last), ("keep_spares", keep_spares)):
             if not isinstance(value, bool):
                 raise ContractError(f"{name}: expected true or false, got {value!r}")
-        self.order = Order(place_last, keep_spares)
+        self.wishes = Wishes(place_last, keep_spares)
         test_s = _number("test_h", test_h, 0.0, 720.0) * HOUR_S or (TEST_S if burn_in else LOOK_S)
         count = round(_number("site_count", site_count, 0, 1e6))
         shares = (site_share, rack_share, domain_share, job_share)
@@ -98,7 +99,7 @@ class Replacement:
         found = follow(view, kept)
         kept["looked_ns"] = np.full(n, now_ns, np.int64)
         if not (active | found).any():
-            return placements(view, kept, self.order), kept
+            return placements(view, kept, self.wishes), kept
         kept = {name: column.copy() for name, column in kept.items()}
         if fresh.any():
             adopt(view, kept, fresh, last_ns)
@@ -108,7 +109,7 @@ class Replacement:
         after, by = step(kept["phase"][seen.at], seen.seen)
         apply(view, kept, seen, after, by, self.rules)
         kept = gate.settle(view, kept, (kept["pair"] != 0) & (kept["phase"] != 0))
-        return [*words.proposals(view, kept), *placements(view, kept, self.order)], kept
+        return [*words.proposals(view, kept), *placements(view, kept, self.wishes)], kept
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
         """What moved, what was predicted of it, and what came of that."""

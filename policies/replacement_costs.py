@@ -135,7 +135,7 @@ def _usual(view: View, of_node: F64) -> tuple[float, float]:
 
 def weigh(
     hour_pu: F64, day_pu: F64, sure_pu: F64, stays: Bool, at: Stakes, prices: Prices,
-    broken: Bool | None = None,
+    broken: Bool,
 ) -> Costs:  # fmt: skip
     """Expected cost of each course for k nodes, and the course to take.
 
@@ -172,8 +172,7 @@ def weigh(
     later = np.where(stays, LATER_PU * sure, 0.0) * fails
     certain = np.where(acts, pays * at.job_gpus + idle, later * at.job_gpus)
     certain[CORDON, ~at.busy] = idle[~at.busy]
-    if broken is not None:
-        certain[WATCH] += np.where(broken, sure * BROKEN_GPUS * DAY_S, 0.0)
+    certain[WATCH] += np.where(broken, sure * BROKEN_GPUS * DAY_S, 0.0)
     risk[CORDON, ~at.busy] = 0.0
     each = p * risk * at.job_gpus + certain
     # An idle node leaves as it is; a busy one cannot, and only who speaks of saves can wait for one

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.checkpoint_ahead import troubled_pu
-from policies.checkpoint_hazard import DEGRADED_PU, FAILED_PU, NODE, VERDICT_S
-from twin.contracts import Forecast, View
+from policies.checkpoint_hazard import DEGRADED_PU, FAILED_PU, VERDICT_S, nearest
+from twin.contracts import View
 from twin.frame import F64, I8, I32, I64, NS, Bool
 from twin.health.failure_words import is_failure
 from twin.health.levels import BY_FACILITY, BY_POWER, DEGRADED, FAILED, action
@@ -123,8 +123,7 @@ def _by(age_s: F64) -> F64:
 
 def chance(view: View, horizon_s: float) -> F64:
     """The forecast chance of failing within about `horizon_s` [n], at a constant rate; NaN = unknown."""
-    found: list[Forecast] = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
-    best = min(found, key=lambda f: abs(np.log(f.horizon_s / horizon_s)), default=None)
+    best = nearest(view, horizon_s)
     n = view.site.sizes["node"]
     if best is None or not 1.0 / NEAR <= best.horizon_s / horizon_s <= NEAR or len(best.mean) != n:
         return np.full(n, np.nan)

@@ -1,10 +1,10 @@
-"""In which order the scheduler shall use the nodes: who comes last, and which spares are kept for nobody.
+"""Which nodes the scheduler shall use last, and which spares it shall keep for nobody.
 
 A suspect that is only watched, and a node on probation, fail more often than others: where a job can begin
 elsewhere, it does. So many spares are kept as failures and repairs ask for; each node that is out opens one,
-and who takes over is opened first. What is marked and no longer wanted is opened again, whoever marked it:
-the mark in the scheduler is all that is remembered. Says nothing where nobody reads the order back. May
-import contracts and the other files of this policy; changes nothing.
+and who takes over is opened as its node begins to leave. What is marked and no longer wanted is opened again,
+whoever marked it: the mark in the scheduler says what is ours. Says nothing where nobody reads it back. May
+import contracts and the other files of this policy; changes only the memory that it is given.
 """
 
 from __future__ import annotations
@@ -15,56 +15,68 @@ import numpy as np
 
 from policies.replacement_evidence import DAY_S, chance, one_of
 from policies.replacement_look import COMMON, levels
-from policies.replacement_phases import CONFIRM_S, IN_SERVICE, PROBATION, SUSPECT, WITHDRAWN
-from policies.replacement_pool import pool_of
+from policies.replacement_phases import (
+    CONFIRM_S,
+    CORDONED,
+    DRAINING,
+    IN_SERVICE,
+    OUT,
+    PROBATION,
+    RMA,
+    SAVING,
+    SUSPECT,
+    TESTING,
+    WITHDRAWN,
+)
+from policies.replacement_pool import wanted_band
 from policies.replacement_spares import unwell
 from twin.contracts import Memory, Proposal, View
 from twin.frame import F64, I32, NS, Bool
 from twin.health.failure_words import is_failure
+from twin.signals import find_control
 from twin.state import GOOD
 
 PLACEMENT = "node.placement"
-USUAL, LAST, KEPT = range(3)
+_CONTROL = find_control(PLACEMENT)
+assert _CONTROL is not None  # it is of the catalogue
+USUAL, LAST, KEPT = map(_CONTROL.states.index, ("usual", "last", "kept"))
 WHY_LAST = "suspected or on probation: jobs begin elsewhere while they can"
+WHY_KEPT = "kept as a spare, for nodes that fail or leave"
 WHY_OPEN = "as any other node again"
 
 
-class Order(NamedTuple):
+class Wishes(NamedTuple):
     """Whether suspects and nodes on probation come last, and whether spares are kept."""
 
     last: bool = True
-    keep: bool = False
+    spares: bool = False
 
 
-def placements(view: View, kept: Memory, order: Order) -> list[Proposal]:
+def shown(view: View) -> F64:
+    """The placement that the scheduler tells of each node now [n_node]; NaN = nobody does."""
+    current = view.quality(f"{PLACEMENT}_state") == GOOD
+    out: F64 = np.where(current, view.readback(PLACEMENT), np.nan)
+    return out
+
+
+def placements(view: View, memory: Memory, wishes: Wishes) -> list[Proposal]:
     """What the scheduler shall do with each node for which that is not as usual, or shall be again."""
-    shown = view.readback(PLACEMENT)
-    known: Bool = (view.quality(f"{PLACEMENT}_state") == GOOD) & ~np.isnan(shown)
+    marked = shown(view)
+    known: Bool = ~np.isnan(marked)
     if not known.any():
         return []
-    phase, marked = kept["phase"], np.nan_to_num(shown)
+    phase = memory["phase"]
+    keep: Bool = np.zeros(len(phase), np.bool_)
+    if wishes.spares:
+        keep = _keep(view, memory, marked)
     last: Bool = np.zeros(len(phase), np.bool_)
-    if order.last:
+    if wishes.last:
         # Most suspects leave or are cleared within the minute in which they are confirmed
-        stands = view.now_ns - kept["entered_ns"] >= round(CONFIRM_S * NS)
-        last = known & ((phase == PROBATION) | (phase == SUSPECT) & stands) & (kept["held"] != COMMON)
-    out: list[Proposal] = []
-    spare: Bool = np.zeros(len(phase), np.bool_)
-    # Where nobody knows what runs, or what will fail, what is kept stays so, and nothing more is
-    undecided = np.zeros(len(phase), np.bool_)
-    if order.keep and not view.jobs.known:
-        undecided = marked == KEPT
-    elif order.keep:
-        pool = pool_of(view)
-        if pool is None:
-            undecided = marked == KEPT
-        else:
-            spare = kept_spares(view, kept, known, marked, pool.wanted)
-            out += _shall(spare, KEPT, "kept as a spare, for nodes that fail or leave")
-    last &= ~spare
-    out += _shall(last, LAST, WHY_LAST)
-    opens = known & (marked > USUAL) & ~last & ~spare & ~undecided & ~one_of(phase, WITHDRAWN)
-    return out + _shall(opens, USUAL, WHY_OPEN)
+        stands = view.now_ns - memory["entered_ns"] >= round(CONFIRM_S * NS)
+        last = known & ((phase == PROBATION) | (phase == SUSPECT) & stands)
+        last &= (memory["held"] != COMMON) & ~keep
+    opens = known & (marked > USUAL) & ~last & ~keep & ~one_of(phase, WITHDRAWN)
+    return [*_shall(keep, KEPT, WHY_KEPT), *_shall(last, LAST, WHY_LAST), *_shall(opens, USUAL, WHY_OPEN)]
 
 
 def _shall(nodes: Bool, state: int, why: str) -> list[Proposal]:
@@ -73,28 +85,48 @@ def _shall(nodes: Bool, state: int, why: str) -> list[Proposal]:
     return [Proposal(PLACEMENT, at, value, value.copy(), value.copy(), why)] if len(at) else []
 
 
-def kept_spares(view: View, kept: Memory, known: Bool, marked: F64, wanted: int) -> Bool:
-    """Which spares are kept [n_node]: so many as are `wanted`, less one for each other node that is out, as
-    a spare does its work.
+def _keep(view: View, memory: Memory, marked: F64) -> Bool:
+    """Which nodes are kept for nobody [n_node].
 
-    Free ones that are well, those that are kept already first, then who is least likely to fail.
+    Where nobody knows what runs, or what will fail, what is kept stays so, and nothing more is. A kept one
+    that falls ill, or on which people work, stays closed as well, and another is kept in its place. Replaces
+    the column `spares` of the memory.
     """
-    site = view.site
-    every: I32 = np.arange(site.sizes["node"], dtype=np.int32)
-    level, _ = levels(view, every)
-    log = view.failures()
-    out: Bool = level >= 1
-    out[log.node[is_failure(log) & (log.end_ns == 0)]] = True
-    least = min(wanted, int(np.count_nonzero(site.spare_node)))
-    least = max(least - int(np.count_nonzero(out & ~site.spare_node)), 0)
-    work = view.maintenance("node")
-    free = site.spare_node & known & ~out & (view.jobs.job_of_node < 0) & ~unwell(view)
-    free &= (kept["phase"] == IN_SERVICE) & (kept["pair"] == 0)  # who is promised takes over
-    if work is not None:
-        free &= ~work
+    kept: Bool = (marked == KEPT) & view.site.spare_node
+    band = wanted_band(view) if view.jobs.known else None
+    if band is None:
+        return kept
+    idle, free = _free(view, memory)
+    free &= ~np.isnan(marked)
+    # What was wanted before still is, as long as it is neither too little nor too much
+    wanted = int(np.clip(memory["spares"].max(initial=0), *band))
+    memory["spares"] = np.full(len(kept), wanted, np.int32)
+    out = int(np.count_nonzero(_out(view) & ~view.site.spare_node))
+    least = max(wanted - out, 0)
     at = np.flatnonzero(free)
     risk = np.nan_to_num(chance(view, DAY_S)[at], nan=1.0)
-    first = at[np.lexsort((risk, marked[at] != KEPT))][:least]
-    shall: Bool = np.zeros(len(every), np.bool_)
-    shall[first] = True
-    return shall
+    shall: Bool = np.zeros(len(kept), np.bool_)
+    shall[at[np.lexsort((risk, marked[at] != KEPT))][:least]] = True
+    return shall | kept & idle & ~free
+
+
+def _free(view: View, memory: Memory) -> tuple[Bool, Bool]:
+    """(spares that nobody uses or is promised now, those of them that could take over) [n_node]."""
+    site, phase, busy = view.site, memory["phase"], view.jobs.job_of_node >= 0
+    level, _ = levels(view, np.arange(site.sizes["node"], dtype=np.int32))
+    leaves = one_of(phase, (SAVING, DRAINING, OUT, TESTING, RMA)) | (phase == CORDONED) & ~busy
+    promised = (memory["pair"] != 0) & np.isin(memory["pair"], memory["pair"][leaves])
+    idle: Bool = site.spare_node & ~busy & (level < 1) & ~(promised & (phase == IN_SERVICE))
+    free = idle & (phase == IN_SERVICE) & ~unwell(view)
+    work = view.maintenance("node")
+    return idle, free if work is None else free & ~work
+
+
+def _out(view: View) -> Bool:
+    """Nodes that do no work: down, or out of service with nothing left that runs on them [n_node]."""
+    every: I32 = np.arange(view.site.sizes["node"], dtype=np.int32)
+    level, _ = levels(view, every)
+    log = view.failures()
+    out: Bool = (level >= 1) & (view.jobs.job_of_node < 0)
+    out[log.node[is_failure(log) & (log.end_ns == 0)]] = True
+    return out

@@ -13,14 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.checkpoint_hazard import DAY_S, NODE, rate_per_s, spread_of
-from twin.contracts import Forecast, View
+from policies.checkpoint_hazard import DAY_S, nearest, rate_per_s, spread_of
+from twin.contracts import View
 from twin.frame import F64, NS
 from twin.health.failure_words import is_failure
 
 SHORT_PU = 0.01  # chance of more nodes out than spares that is accepted. source: estimate
 LARGE_PU = 1e-4  # below which the pool is larger than it need be. source: estimate
 MOST_OUT = 200_000  # nodes for which the law is looked at
+SWING = 0.1  # of the expected number that is out, within which nothing changes. source: estimate
+SERVICE = "node.service_level"
 DAY_H = 24.0
 # Median and mean hours of repair where no failure of this site is mended yet. source: gpu-server-faults
 # trace, domain.md C
@@ -43,11 +45,46 @@ class Pool(NamedTuple):
 def pool_of(view: View) -> Pool | None:
     """The spares that the forecast failures and the repairs of this site ask for now; None where nothing is
     forecast."""
-    best = _day(view)
-    if best is None or not np.isfinite(best.mean).any():
+    per_day = per_day_of(view)
+    if per_day is None:
         return None
-    per_day = float(np.nansum(best.mean)) * DAY_S / best.horizon_s
     return pool(view, per_day, repair_h(view), int(np.count_nonzero(view.site.spare_node)))
+
+
+def wanted_band(view: View) -> tuple[int, int] | None:
+    """(the fewest spares that will do, the most that are reasonable), never more than there are, nor than
+    other nodes; None where nothing is forecast. Between them a forecast may swing."""
+    per_day = per_day_of(view)
+    if per_day is None:
+        return None
+    median, mean = repair_h(view)
+    out, shape = per_day * max(median, mean) / DAY_H, common_shape(view)
+    spares = int(np.count_nonzero(view.site.spare_node))
+    most = min(spares, len(view.site.spare_node) - spares)
+    low, high = (min(_first(tail_pu(out * x, shape), SHORT_PU), most) for x in (1.0 - SWING, 1.0 + SWING))
+    return low, high
+
+
+def per_day_of(view: View) -> float | None:
+    """Nodes of the site that are forecast to leave within a day; None where nothing is forecast.
+
+    One that fails again and again is still out only once at a time, so that a suspect counts for no more than
+    a node. Those that are out already count as others do.
+    """
+    best = nearest(view, DAY_S)
+    if best is None:
+        return None
+    each = np.asarray(best.mean, np.float64) * DAY_S / best.horizon_s
+    level = np.fmax(view.readback(SERVICE), view.commanded(SERVICE))
+    with np.errstate(invalid="ignore"):
+        each = np.where(level >= 1.0, np.nan, each)
+    known = np.isfinite(each)
+    if not known.any():
+        return None
+    turn_d = max(repair_h(view)) / DAY_H
+    away = np.maximum(each[known], 0.0) * turn_d
+    usual = float(np.median(each[known]))
+    return float((away / (1.0 + away)).sum()) / turn_d + usual * int(np.count_nonzero(level >= 1.0))
 
 
 def repair_h(view: View) -> tuple[float, float]:
@@ -56,11 +93,6 @@ def repair_h(view: View) -> tuple[float, float]:
     mended = is_failure(log) & (log.end_ns > 0)
     hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
     return (float(np.median(hours)), float(hours.mean())) if len(hours) >= LEAST_REPAIRS else REPAIR_H
-
-
-def _day(view: View) -> Forecast | None:
-    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
-    return min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
 
 
 def pool(
@@ -138,7 +170,7 @@ def common_shape(view: View) -> float:
 
     What all are unsure of does not average out over them; the rest does. inf without a forecast.
     """
-    day = _day(view)
+    day = nearest(view, DAY_S)
     if day is None:
         return math.inf
     mean = rate_per_s(day.mean, day.horizon_s)

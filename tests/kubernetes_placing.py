@@ -113,14 +113,17 @@ class Heard:
 
 
 @asynccontextmanager
-async def followed(site: Site, cluster: Cluster) -> AsyncIterator[tuple[KubernetesSource, Heard]]:
+async def followed(
+    site: Site, cluster: Cluster, placement: bool = True
+) -> AsyncIterator[tuple[KubernetesSource, Heard]]:
     """A source that has heard of all four nodes."""
     client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
-    source = KubernetesSource(client, Hosts(site, {"n[0-3]": "r1/node[0-3]"}), settle_s=0.02)
+    hosts = Hosts(site, {"n[0-3]": "r1/node[0-3]"})
+    source = KubernetesSource(client, hosts, settle_s=0.02, placement=placement)
     heard = Heard()
     task = asyncio.create_task(source.run(heard))
     try:
-        await until(lambda: heard.last(3) == 0.0)
+        await until(lambda: heard.last(3, "service_level_state") == 0.0)
         yield source, heard
     finally:
         task.cancel()

@@ -40,6 +40,11 @@ GUARDING = {
 # Controls that are advice: who does not follow it, or never answers, is no device at fault.
 ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_local_interval_s", "job.checkpoint_since_s")
 _MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
+PLACED = "node.placement"  # a wish to the scheduler: nothing that runs depends on it
+_FORGETS = (
+    "Slurm forgets weights when it reads its configuration, and gets them again with the next renewal; else "
+    "look at the rights that the commands need, or for somebody who sets the same marks."
+)
 _GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -258,9 +263,7 @@ class Findings:
                 names[:SHOWN_ENTITIES],
                 (evidence,) if evidence else (),
                 1.0,
-                _MAY_DECLINE
-                if control in ADVISED
-                else "Look for another writer of this control, or a device that refuses it.",
+                _hint(control, "Look for another writer of this control, or a device that refuses it."),
                 len(index),
             )
         )
@@ -278,9 +281,7 @@ class Findings:
                 names[:SHOWN_ENTITIES],
                 ("refused, or no answer, after repeated sending",),
                 1.0,
-                _MAY_DECLINE
-                if control in ADVISED
-                else "Look at the agents of these devices; their leases go on being renewed.",
+                _hint(control, "Look at the agents of these devices; their leases go on being renewed."),
                 len(index),
             )
         )
@@ -298,9 +299,7 @@ class Findings:
                 names[:SHOWN_ENTITIES],
                 (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
                 1.0,
-                _MAY_DECLINE
-                if control in ADVISED
-                else "Check the agents of these devices: nobody sees what they do.",
+                _hint(control, "Check the agents of these devices: nobody sees what they do."),
                 len(index),
             )
         )
@@ -356,7 +355,12 @@ def _dark(site: Site, view: View, table: str) -> Bool:
 
 
 def _severity(control: str, otherwise: str) -> str:
-    return "info" if control in ADVISED else otherwise
+    return "info" if control in ADVISED else "warning" if control == PLACED else otherwise
+
+
+def _hint(control: str, otherwise: str) -> str:
+    """What to do about devices that do not do as commanded."""
+    return _MAY_DECLINE if control in ADVISED else _FORGETS if control == PLACED else otherwise
 
 
 def _nobody(site: Site) -> dict[str, np.ndarray]:

@@ -52,6 +52,18 @@ def test_placement_is_read_back(site: Site) -> None:
     told(story)
 
 
+def test_placement_is_read_only_where_it_is_commanded(site: Site) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.put_node("n2", taints=[KEPT])
+        async with followed(site, cluster, placement=False) as (_, heard):
+            cluster.change(NODES, "n0", {"spec": {"taints": [KEPT], "unschedulable": True}})
+            await until(lambda: heard.last(0, "service_level_state") == 1.0)
+            assert [heard.of(n) for n in range(4)] == [[]] * 4
+            assert heard.last(0, "service_owner_state") == 2.0
+
+    told(story)
+
+
 def test_all_is_told_again_as_of_when_the_server_spoke(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(cluster: Cluster) -> None:
         async with followed(site, cluster) as (source, heard):

@@ -282,7 +282,7 @@ def test_nobody_else_may_and_that_is_told(
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     other = World(slurm)
-    with pytest.raises(ActuationError, match=r"Invalid user id: Slurm lets this user change no nodes; run"):
+    with pytest.raises(ActuationError, match=r"Invalid user id: Slurm lets this user change neither nodes"):
         other.apply(other.batch(2, 0, 1))
     assert "sacctmgr" in other.acks()[-1][1]
     assert other.acks()[-1][0] == "failed"

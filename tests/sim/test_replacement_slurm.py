@@ -232,11 +232,12 @@ def test_spares_are_kept_for_nobody_until_a_node_is_out(
         pod(broker, racks=1, state=tmp_path / "agent"),
     ):
         daemon.start()
-        daemon.until(lambda: "ReservationName=racktwin_spares" in reserved(), 60, "a reservation")
+        daemon.until(lambda: "ReservationName=racktwin_spares" in reserved(), 150, "a reservation")
         assert " Nodes=gpu2 " in reserved()
         slurm.until(lambda: job_state(slurm, job) == "RUNNING", "a job runs")
         more = slurm.submit("--nodes=1", "--exclusive")
-        time.sleep(3)
+        why = ("squeue", "--noheader", f"--jobs={more}", "--format=%r")
+        slurm.until(lambda: slurm.run(*why).stdout.strip() not in ("", "None"), "Slurm looked at it")
         assert job_state(slurm, more) == "PENDING", "the spare is for nobody"
 
         def told() -> bool:

@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policies.replacement_phases import DRAINING, OUT, PHASES, RMA, SUSPECT
+from policies.replacement_placement import KEPT, LAST
 from tests.ailing import ailing
 from tests.builders import START_NS
 from tests.leaving import Leaving, outed
@@ -167,6 +169,26 @@ def test_the_plan_tells_what_was_weighed_and_what_is_awaited(tmp_path: Path) -> 
                              ("limit=1001", 400),
                              ("foo=1", 400)):  # fmt: skip
             assert (await pod.ask("GET", f"/api/v1/replacement?{path}"))[0] == status
+
+    serve(tmp_path, check, more=[policy])
+
+
+def test_marks_in_the_scheduler_are_told_also_where_nobody_looks_after_them(tmp_path: Path) -> None:
+    policy = Leaving()
+
+    async def check(pod: Pod) -> None:
+        placed = np.zeros(pod.twin.site.sizes["node"])
+        placed[[3, 4, 5]], placed[9] = LAST, KEPT
+        for authority, alone in (("act", False), ("approve", True), ("advise", True), ("off", True)):
+            pod.twin.engine.intake.authority["replacement"] = authority
+            pod.tick({"node.placement_state": placed})
+            notes = " ".join((await pod.ask("GET", "/api/v1/replacement"))[1]["notes"])
+            assert "gives 3 nodes to jobs after all others, and keeps 1 for spares" in notes
+            assert ("these marks stay until" in notes) is alone
+        (row,) = (await pod.ask("GET", "/api/v1/replacement?node=r1/node9"))[1]["nodes"]
+        assert row["placement"] == "kept"
+        pod.tick({"node.placement_state": 0.0})
+        assert "after all others" not in str((await pod.ask("GET", "/api/v1/replacement"))[1]["notes"])
 
     serve(tmp_path, check, more=[policy])
 

@@ -51,7 +51,7 @@ def costs(day_pu: float, hour_pu: float | None = None, sure_pu: float = 0.9, sta
           prices: Prices = PRICES, **given: Any) -> Any:  # fmt: skip
     hour = -np.expm1(np.log1p(-min(day_pu, 1 - 1e-9)) / 24.0) if hour_pu is None else hour_pu
     found = weigh(np.array([hour]), np.array([day_pu]), np.array([sure_pu]), np.array([stays]),
-                  stakes(**given), prices)  # fmt: skip
+                  stakes(**given), prices, np.array([False]))  # fmt: skip
     return found.gpu_h[:, 0], int(found.course[0])
 
 

@@ -112,6 +112,14 @@ def test_what_concerns_nodes_in_order(tmp_path: Path) -> None:
     assert [r["kind"] for r in later] == ["repair", "test", "replaced", "test", "authority"]
 
 
+def test_where_jobs_go_last_is_told(tmp_path: Path) -> None:
+    placed = {**command([3], NODE, NODE), "control": "node.placement", "value": np.array([1.0]),
+              "reason": "suspected"}  # fmt: skip
+    write(tmp_path, MANIFEST, ("command", 4, placed))
+    (row,), _ = read(tmp_path, node=NODE)
+    assert (row["kind"], row["text"]) == ("command", "placed last: suspected")
+
+
 def test_a_reader_goes_on_where_it_was_through_a_rotation(tmp_path: Path) -> None:
     chain = write(tmp_path, *STORY[:6])
     reader = JournalReader(tmp_path)

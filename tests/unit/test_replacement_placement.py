@@ -10,7 +10,7 @@ import pytest
 from policies.replacement import Replacement
 from policies.replacement_phases import QUIET_S
 from policies.replacement_placement import KEPT, LAST, PLACEMENT, USUAL
-from policies.replacement_pool import pool_of
+from policies.replacement_pool import per_day_of, pool_of
 from tests.builders import two_racks
 from tests.replacing import EIGHT, Replacing
 from twin import events as ev
@@ -152,6 +152,10 @@ def test_who_takes_over_is_opened_for_the_job() -> None:
     assert pair[0]
     assert len(spare) == 1
     assert spare[0] not in told(twin, KEPT)
+    assert len(told(twin, KEPT)) == len(before), "the node is not out yet"
+    twin.saves()
+    twin.wait(60)
+    assert twin.level[0] >= 3
     assert len(told(twin, KEPT)) == len(before) - 1
 
 
@@ -160,18 +164,96 @@ def test_a_spare_that_works_or_is_ill_is_not_kept() -> None:
     first, second, *_ = told(twin, KEPT)
     name = "/".join(twin.site.name("node", first).split("/")[-2:])
     twin.look(ev.JobStarted(id="b", job="b", nodes=(name,), kind="batch"))
-    twin.bad(second, DEGRADED, "drain", 0.05)
+    before = len(told(twin, KEPT))
     twin.wait(60)
-    assert not {first, second} & set(told(twin, KEPT))
-    assert len(told(twin, KEPT)) >= 1, "others take their place"
+    assert first not in told(twin, KEPT)
+    twin.bad(second, DEGRADED, "drain", 0.05)
+    twin.look()
+    assert second in told(twin, KEPT), "nobody shall get it while it is ill"
+    twin.wait(60)
+    assert second in told(twin, KEPT)
+    assert len(set(told(twin, KEPT)) - {second}) == before, "another takes its place"
+
+
+def test_a_kept_spare_that_fails_is_never_opened_on_its_way_out() -> None:
+    twin = keeping()
+    first = told(twin, KEPT)[0]
+    twin.bad(first, FAILED, "drain", 0.9)
+    for _ in range(12):
+        twin.look()
+        assert first in told(twin, KEPT) or twin.level[first] >= 1
+    assert twin.level[first] >= 1
+
+
+def test_the_spare_of_a_node_that_waits_for_its_jobs_end_is_kept_until_then() -> None:
+    twin = keeping()
+    twin.bad(0, DEGRADED, "drain", 0.4)
+    twin.wait(120)
+    assert twin.phase() == "cordoned"
+    pair = twin.memory["pair"]
+    spare = next(i for i in np.flatnonzero(pair == pair[0]).tolist() if i)
+    before = told(twin, KEPT)
+    assert spare in before
+    twin.wait(600, dt_s=60.0)
+    assert told(twin, KEPT) == before, "its job goes on, and does its work"
+    twin.bad(0, FAILED, "drain", 0.97)
+    twin.wait(60)
+    assert twin.phase() == "saving"
+    assert spare not in told(twin, KEPT)
+
+
+def test_a_suspect_asks_for_no_more_than_a_spare() -> None:
+    twin = keeping()
+    before = wanted(twin)
+    day = np.full(twin.n, 0.006)
+    day[20] = 0.95
+    twin.says.day = day
+    twin.wait(60)
+    assert wanted(twin) <= before + 2
+    rate = per_day_of(view_of(twin))  # type: ignore[arg-type]
+    twin.level[20] = 3.0
+    twin.wait(60)
+    after = per_day_of(view_of(twin))  # type: ignore[arg-type]
+    assert rate is not None and after is not None
+    assert after < rate, "it is out already"
+
+
+def test_where_all_are_spares_none_is_kept() -> None:
+    twin = placing(keep_spares=True, spares=18)
+    twin.says.day = 0.1
+    twin.wait(60)
+    assert twin.site.spare_node.all()
+    assert not told(twin, KEPT)
+
+
+def test_a_forecast_that_swings_about_a_threshold_moves_nothing() -> None:
+    twin = keeping()
+    sure = [x for x in np.linspace(0.004, 0.009, 200).tolist() if says(twin, x) != says(twin, x * 1.01)]
+    assert sure, "there is a threshold"
+    twin.says.day = sure[0]
+    twin.wait(60)
+    before = len(twin.asked(PLACEMENT))
+    for k in range(20):
+        twin.says.day = sure[0] * (1.0 + 0.01 * (k % 2))
+        twin.wait(60, dt_s=30.0)
+    assert len(twin.asked(PLACEMENT)) - before <= 1
+
+
+def says(twin: Replacing, day: float) -> int:
+    """How many spares are wanted by such a forecast."""
+    twin.says.day = day
+    twin.look()
+    return wanted(twin)
 
 
 def test_where_nothing_is_forecast_what_is_kept_stays_so() -> None:
     twin = keeping()
     kept = told(twin, KEPT)
     twin.says.day = np.full(twin.n, np.nan)
-    twin.wait(60)
+    twin.wait(1800, dt_s=60.0)
     assert told(twin, KEPT) == kept
+    lease = twin.engine.arbiter.leases[PLACEMENT]
+    assert lease.running()[kept].all(), "a reservation ends where nobody renews it"
 
 
 @pytest.mark.parametrize("given", [{"place_last": 1}, {"keep_spares": "yes"}])

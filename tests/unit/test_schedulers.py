@@ -73,7 +73,7 @@ def test_a_section_that_may_be_left_out_is_judged_key_by_key_and_quotes_no_secre
 def test_what_people_are_told() -> None:
     reads, commands = Slurm(), Slurm(command=True)
     (note,) = scheduler_notes(reads, None, None)
-    assert "commands on node.service_level get no answer" in note
+    assert "commands on node.service_level get no answer, and nobody reads or changes node.placement" in note
     safe, waits, untested = scheduler_notes(commands, None, None)
     assert safe.startswith("Slurm cannot enforce `safe`")
     assert "jobs run to their end" in waits
@@ -105,8 +105,10 @@ def test_what_is_made_of_it(tmp_path: Path) -> None:
     nothing = made()
     assert (nothing.sources, nothing.sinks, nothing.works) == ([], [], {})
     reads = made(jobs={"slurm": {}})
+    assert not reads.sources[0]._placement
     assert ([s.name for s in reads.sources], reads.sinks) == (["slurm"], [])
     acts = made(jobs={"slurm": {"command": True}}, burn_in={"command": ["x"]})
+    assert acts.sources[0]._placement
     assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, BurnIn]
     assert list(acts.works) == ["burn-in-work"]
     assert set(acts.counts) == {"slurm", "slurm-placement", "burn-in"}
@@ -137,6 +139,9 @@ def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> N
     assert [s.name for s in parts.sinks] == names
     assert list(parts.works) == [f"{name}-work" for name in names]
     assert [parts.faults[name]() for name in names] == ["", ""]
+    for command in (True, False):  # nobody is asked for what nobody would answer
+        source = made(kubeconfig="kubeconfig", command=command).sources[1]
+        assert ("placement_state" in source._signals) == command
     with pytest.raises(ConfigError):
         made(kubeconfig="nowhere")
 

@@ -174,7 +174,7 @@ def test_host_lists(hosts: list[str], text: str) -> None:
 def test_the_words_of_slurm() -> None:
     text = "scontrol: ends with 1: slurm_update error: Invalid user id"
     assert explain(text).startswith(
-        f"{text}: Slurm lets this user change no nodes; run racktwin as SlurmUser"
+        f"{text}: Slurm lets this user change neither nodes nor reservations; run racktwin as SlurmUser"
     )
     assert "sacctmgr modify user" in explain(text)
     assert explain("Invalid node name specified") == "Invalid node name specified"

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from connectors.slurm_marks import (
     END_S,
     KEPT,
     LAST,
+    LEASE_S,
     MARK,
     NONE,
     RENEW_S,
@@ -177,6 +179,8 @@ def test_what_is_asked_of_the_reservation() -> None:
     assert reserve(["g1", "g2"], some, "tw", 2200 - RENEW_S, True) == []
     assert reserve(["g1", "g2"], some, "tw", 2200 - RENEW_S + 1, True) == ["update", name, end]
     assert reserve(["g1", "g2"], some, "tw", 2190, False) == []
+    # A renewal, half a lease after the last; Slurm's clock may be some seconds behind
+    assert reserve(["g1", "g2"], some, "tw", 2200 - END_S + LEASE_S / 2 - 30, True) == ["update", name, end]
 
 
 def test_who_stands_in_the_way() -> None:
@@ -270,6 +274,46 @@ def test_levels_come_also_where_placement_is_unknown(
         "service_level_state", "service_owner_state",
     }  # fmt: skip
     assert inlet.told == []
+
+
+@pytest.mark.parametrize("period_s, every_s", [(1.0, 4.0), (15.0, 60.0), (30.0, 60.0), (90.0, 90.0)])
+def test_weights_are_read_once_a_minute_at_most(
+    monkeypatch: pytest.MonkeyPatch, period_s: float, every_s: float
+) -> None:
+    source = SlurmSource(
+        site_of(two_racks()), node_names={"gpu1": "r1/node0"}, period_s=period_s, placement=True
+    )
+    inlet, now_s, weight = Kept(), 0.0, 1
+    read_s: list[float] = []
+
+    async def ask(*words: str) -> str:
+        if "nodes" in words:
+            read_s.append(now_s)
+        return ROW.format("gpu1", weight, "") if "nodes" in words else NONE
+
+    def listed() -> list[tuple[float | None, float]]:
+        inlet.staged.clear()
+        asyncio.run(source._placements(inlet))
+        return [(e.value, e.t_ns / 1e9) for e in inlet.staged if isinstance(e, Reading)]
+
+    monkeypatch.setattr(source, "ask", ask)
+    clock = SimpleNamespace(monotonic=lambda: now_s, time_ns=lambda: round(now_s * 1e9))
+    monkeypatch.setattr("connectors.slurm.time", clock)
+    for number in range(13):
+        now_s = number * period_s + (0.01 if number % 2 else 0.05) * period_s
+        told = listed()
+        assert told == ([(USUAL, now_s)] if read_s[-1] == now_s else [])
+    step = round(every_s / period_s)
+    assert [round(at_s / period_s - 0.05) for at_s in read_s] == list(range(0, 13, step))
+    now_s, weight = now_s + 0.1 * period_s, MARK  # a sink reads; the listing after it tells, and asks nothing
+    asyncio.run(source.read_marks())
+    sink_s, count = now_s, len(read_s)
+    now_s += period_s / 3
+    assert listed() == [(LAST, sink_s)]
+    assert listed() == []
+    assert len(read_s) == count
+    now_s = sink_s + every_s
+    assert listed() == [(LAST, now_s)]
 
 
 def test_an_old_listing_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:

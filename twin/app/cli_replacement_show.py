@@ -21,7 +21,6 @@ TONES = {"rma": "bold red", "out": "red", "testing": "yellow", "draining": "yell
          "cordoned": "yellow", "suspect": "cyan", "probation": "cyan", "in_service": "green"}  # fmt: skip
 COURSES = {"watch": "do nothing", "cordon": "leave when its job ends", "at_next": "drain after the next save",
            "save_now": "save now, then drain", "at_once": "drain at once"}  # fmt: skip
-
 # What the scheduler says of the order in which it uses a node
 PLACES = {"last": ", and gives it to jobs after all others", "kept": ", and keeps it as a spare"}
 

@@ -18,8 +18,9 @@ class Slurm(Strict, frozen=True):
     """Jobs and service levels, read from Slurm by its own commands (`squeue`, `sinfo`, text form).
 
     `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
-    what jobs are: one of no named partition is unknown, and protected. With `command`, service levels are
-    carried out by `scontrol`; with `requeue`, jobs are requeued where nothing shall run any more.
+    what jobs are: one of no named partition is unknown, and protected. With `command`, service levels and
+    placement are carried out by `scontrol`; with `requeue`, jobs are requeued where nothing shall run any
+    more.
     """
 
     period_s: float = 15.0
@@ -36,7 +37,7 @@ class Kubernetes(Strict, frozen=True):
 
     `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
     what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
-    With `command`, service levels are carried out: cordon, taint, eviction.
+    With `command`, service levels and placement are carried out: cordon, taints, eviction.
     """
 
     kubeconfig: str | None = None
@@ -106,7 +107,7 @@ def scheduler_notes(slurm: Slurm | None, kubernetes: Kubernetes | None, burn_in:
     if not commanded:
         out.append(
             "no scheduler is commanded (jobs.slurm.command or kubernetes.command): commands on "
-            "node.service_level get no answer"
+            "node.service_level get no answer, and nobody reads or changes node.placement"
         )
     for name in commanded:
         out.append(

@@ -13,7 +13,7 @@ from policies.replacement_gate import score
 from twin.app.checkpoint_plans import view_of
 from twin.app.live import Live
 from twin.app.replacement_plan import memory_of, phase_counts
-from twin.app.replacement_pool import breaker_of, pool_of
+from twin.app.replacement_pool import breaker_of, pool_told
 
 
 def replacement_series(live: Live) -> Iterator[Metric]:
@@ -26,9 +26,9 @@ def replacement_series(live: Live) -> Iterator[Metric]:
         phases.add_metric([phase], count)
     yield phases
     view = view_of(live)
-    pool = pool_of(live, view)
+    pool = pool_told(view)
     spares = GaugeMetricFamily("racktwin_replacement_spares", "spare nodes", labels=["what"])
-    for what in ("have", "free", "wanted"):
+    for what in ("have", "free", "kept", "wanted"):
         if pool[what] is not None:
             spares.add_metric([what], pool[what])
     yield spares

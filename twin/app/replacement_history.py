@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
-from twin.app.replacement_journal import BURN_IN, POLICY, SERVICE
+from policies.replacement_placement import PLACEMENT
+from twin.app.replacement_journal import BURN_IN, CONTROLS, POLICY
 from twin.app.report_text import clean, number, utc
 from twin.frame import NS
 from twin.journal import Entry, column
@@ -207,7 +208,7 @@ def tested_words(data: dict[str, Any]) -> str:
 
 def _commanded(kind: str, body: dict[str, Any], name_of: NameOf, node: str | None) -> dict[str, Any] | None:
     control = body["control"]
-    if control not in (SERVICE, BURN_IN) or body.get("policy", POLICY) != POLICY:
+    if control not in CONTROLS or body.get("policy", POLICY) != POLICY:
         return None
     index = column(body["index"]).astype("int64").tolist() if "index" in body else []
     names = _names(index, body, name_of)
@@ -242,7 +243,7 @@ def level_words(control: str, value: Any) -> str:
     if control == BURN_IN:
         return f"test it, after {utc(round(value) * NS)} UTC"
     if spec is not None and 0 <= value < len(spec.states):
-        return spec.states[int(value)]
+        return f"placed {spec.states[int(value)]}" if control == PLACEMENT else spec.states[int(value)]
     return f"{control} {value:g}"
 
 

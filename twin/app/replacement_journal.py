@@ -15,13 +15,14 @@ from typing import Any
 
 import msgspec
 
+from policies.replacement_placement import PLACEMENT
 from twin.app.journal_files import OPEN, closed_segments, last_line
 from twin.errors import StorageError
 from twin.journal import READS, Entry
 
 POLICY = "replacement"
 SERVICE, BURN_IN = "node.service_level", "node.burn_in_since_s"
-CONTROLS = (SERVICE, BURN_IN)
+CONTROLS = (SERVICE, BURN_IN, PLACEMENT)
 MAX_KEPT = 20_000  # lines of one file; about 10 MB
 MAX_READ = 1024 * 2**20  # bytes of one question; what lies before is said to be left out. source: estimate
 _HEAD = re.compile(
@@ -32,7 +33,7 @@ _HEAD_BYTES = 120
 # Of the kinds that also tell of much else, lines that hold none of these are passed over unread
 _WORDS = {
     b"event": (b'"NodeTested"', b'"NodeRepaired"', b'"EntityReplaced"', b'"policy":"replacement"'),
-    b"command": (b'"node.service_level"', b'"node.burn_in_since_s"'),
+    b"command": tuple(f'"{control}"'.encode() for control in CONTROLS),
     b"finding": (b'"id":"health/', b'"id":"fault/', b'"id":"replacement/'),
     b"account": (b'"policy":"replacement"',),
     b"manifest": (b"",),

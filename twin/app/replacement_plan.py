@@ -14,13 +14,13 @@ from policies.replacement_costs import COURSES
 from policies.replacement_evidence import CAUSES, DAY_S, HOUR_S, chance
 from policies.replacement_gate import score
 from policies.replacement_phases import PHASES
-from policies.replacement_placement import PLACEMENT
+from policies.replacement_placement import KEPT, LAST, PLACEMENT, shown
 from policies.replacement_words import HELD
 from twin.app.api_health_part import job
 from twin.app.checkpoint_plans import view_of
 from twin.app.live import Live
 from twin.app.replacement_journal import BURN_IN, POLICY, SERVICE
-from twin.app.replacement_pool import breaker_of, pool_of
+from twin.app.replacement_pool import breaker_of, pool_told
 from twin.app.report_text import clean
 from twin.contracts import Memory
 from twin.frame import F64, I32, NS
@@ -28,6 +28,7 @@ from twin.health.levels import ACTIONS, todo_words
 from twin.service_book import FAILED_TEST, NO_RESULT, PASSED
 from twin.signals import find_control, find_signal
 from twin.state import GOOD
+from twin.view import EngineView
 
 ADD_IT = (
     "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
@@ -116,10 +117,22 @@ def overview(live: Live) -> dict[str, Any]:
     out = {level: int(((lease.value == i) & lease.running()).sum())
            for i, level in enumerate(_levels()) if i}  # fmt: skip
     view = view_of(live)
-    pool, broken = pool_of(live, view), breaker_of(live, view, memory)
+    pool, broken = pool_told(view), breaker_of(live, view, memory)
+    notes += _marks(view, authority)
     return {**head, "authority": authority, "suspended": POLICY in engine.suspended,
             "phases": phase_counts(memory), "commanded": out, "pool": pool, "breaker": broken,
             "score": score(memory)._asdict(), "notes": notes}  # fmt: skip
+
+
+def _marks(view: EngineView, authority: str) -> list[str]:
+    """How many nodes the scheduler uses last, or not at all, as we asked it to."""
+    placed = shown(view)
+    last, kept = (int(np.count_nonzero(placed == state)) for state in (LAST, KEPT))
+    if not last + kept:
+        return []
+    said = f"the scheduler gives {last:,} nodes to jobs after all others, and keeps {kept:,} for spares"
+    alone = "; these marks stay until the policy acts again or people take them away: see replacement.md"
+    return [said if authority == "act" else said + alone]
 
 
 class _Beside(NamedTuple):

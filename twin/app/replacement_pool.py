@@ -12,50 +12,35 @@ import numpy as np
 from policies.replacement_breaker import WINDOW_S, breaker
 from policies.replacement_look import ALARMS_PER_FAILURE
 from policies.replacement_phases import CORDONED, SAVING, SUSPECT
-from policies.replacement_placement import KEPT, PLACEMENT
-from policies.replacement_pool import pool, repair_h
+from policies.replacement_placement import KEPT, shown
+from policies.replacement_pool import pool_of
 from policies.replacement_spares import roles
-from twin.app.api_health import CHANCE, DAY_S, EXPECTED, forecast_of
+from twin.app.api_health import CHANCE, DAY_S, forecast_of
 from twin.app.live import Live
 from twin.app.replacement_journal import SERVICE
 from twin.app.report_text import clean
 from twin.contracts import Memory
-from twin.frame import NS, Bool
-from twin.state import GOOD
+from twin.frame import NS
 from twin.view import EngineView
 
 SHOWN_HELD = 8
 BEFORE = (SUSPECT, CORDONED, SAVING)  # phases in which a node may still be held back
 
 
-def per_day_of(live: Live) -> float:
-    """Nodes expected to fail within a day; NaN where nothing is forecast."""
-    forecast = forecast_of(live, EXPECTED, DAY_S)
-    return float("nan") if forecast is None or not len(forecast.mean) else float(forecast.mean[0])
-
-
-def pool_of(live: Live, view: EngineView) -> dict[str, Any]:
-    """How many spares there are, are free, and are wanted: None where nothing is forecast to fail."""
-    spare = roles(view.site, view.jobs, view.readback(SERVICE))
-    free, kept = int(np.count_nonzero(spare)), int(np.count_nonzero(spare & is_kept(view)))
-    have, per_day = int(np.count_nonzero(view.site.spare_node)), per_day_of(live)
-    if not np.isfinite(per_day):
-        said = f"{have}, {free} of them free; nobody knows how many are needed: nothing is forecast to fail"
+def pool_told(view: EngineView) -> dict[str, Any]:
+    """How many spares there are, are free, are kept so by the scheduler, and are wanted: None where nothing
+    is forecast to fail."""
+    spare, have = roles(view.site, view.jobs, view.readback(SERVICE)), int(view.site.spare_node.sum())
+    free, kept = int(np.count_nonzero(spare)), int(np.count_nonzero(spare & (shown(view) == KEPT)))
+    held = f", {kept} of them kept so by the scheduler" if kept else ""
+    found = pool_of(view)
+    if found is None:
+        said = f"{have}, {free} of them free{held}; nobody knows how many are needed: nothing is forecast"
         return {"have": have, "free": free, "kept": kept, "wanted": None, "short": False,
                 "chance_short_pu": None, "sentence": said}  # fmt: skip
-    found = pool(view, per_day, repair_h(view), have)
-    held = f", {kept} of them kept so by the scheduler" if kept else ""
     return {"have": found.have, "free": free, "kept": kept, "wanted": found.wanted,
-            "short": bool(found.short),
-            "chance_short_pu": float(found.chance_short_pu),
+            "short": bool(found.short), "chance_short_pu": float(found.chance_short_pu),
             "sentence": clean(f"{free} free now{held}; {found.sentence}", 400)}  # fmt: skip
-
-
-def is_kept(view: EngineView) -> Bool:
-    """Nodes that the scheduler gives to nobody, as it says now [n_node]."""
-    current = view.quality(f"{PLACEMENT}_state") == GOOD
-    out: Bool = current & (view.readback(PLACEMENT) == KEPT)
-    return out
 
 
 def breaker_of(live: Live, view: EngineView, memory: Memory) -> dict[str, Any]:

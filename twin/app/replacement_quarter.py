@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from policies.replacement_placement import LAST, PLACEMENT
 from twin.app.replacement_fleet import DAY_S, GPUS, HOUR_S, Truth
 from twin.app.replacement_jobs import SAVE_S, Floor, Tally, arrivals
 from twin.app.replacement_nodes import DRAINED, ENDED, MENDED, REPLACE, SAVED, TICK_S, Agenda, Nodes
@@ -23,7 +24,6 @@ from twin.site import Site
 CALL_S = 600.0  # between two questions at most
 WARM_S, QUARTER_S = 28 * DAY_S, 90 * DAY_S  # before anybody acts; then what is scored
 SERVICE, SAVE, TEST = "node.service_level", "job.checkpoint_since_s", "node.burn_in_since_s"
-PLACEMENT = "node.placement"
 DRAINING = 2
 NOTICE_S = 600.0  # until a job's collectives give up. source: default of process groups in PyTorch's docs
 
@@ -166,7 +166,7 @@ class Quarter:
                 nodes.test_since_s[p.index] = value - START_NS / NS
             elif p.control == PLACEMENT:
                 view.placement[p.index] = value
-                self.floor.last = view.placement == 1
+                self.floor.last = view.placement == LAST
             elif p.control == SAVE:
                 self._save(p.index, value - START_NS / NS)
 

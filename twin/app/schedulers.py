@@ -92,9 +92,9 @@ def _slurm(
     out.sources.append(source)
     if part.command:
         sink = SlurmSink(site, source, stage, may_act, requeue=part.requeue)
-        order = SlurmPlacement(site, source, stage, may_act)
+        placement = SlurmPlacement(site, source, stage, may_act)
         out.add(sink, sink.counts)
-        out.add(order, order.counts)
+        out.add(placement, placement.counts)
     return source.ledger.host_of
 
 
@@ -117,7 +117,7 @@ def _kubernetes(
     source = KubernetesSource(
         KubernetesClient(load, timeout_s=part.timeout_s), hosts, cluster=part.cluster,
         job_labels=part.job_labels, gpu_resources=part.gpu_resources, kinds=part.kinds,
-        known=partial(_known, Roster(engine)),
+        known=partial(_known, Roster(engine)), placement=part.command,
     )  # fmt: skip
     out.sources.append(source)
     if part.command:
@@ -129,10 +129,10 @@ def _kubernetes(
         out.works["kubernetes-work"] = sink.run
         out.faults[sink.name] = lambda: sink.fault
         client = KubernetesClient(load, timeout_s=part.timeout_s)
-        order = KubernetesPlacement(client, hosts, stage=stage, may_act=may_act, seen=source.seen)
-        out.add(order, order.counts)
-        out.works["kubernetes-placement-work"] = order.run
-        out.faults[order.name] = lambda: order.fault
+        placement = KubernetesPlacement(client, hosts, stage=stage, may_act=may_act, seen=source.seen)
+        out.add(placement, placement.counts)
+        out.works["kubernetes-placement-work"] = placement.run
+        out.faults[placement.name] = lambda: placement.fault
     return hosts.host_of
 
 
