@@ -214,7 +214,8 @@ def test_a_suspect_asks_for_no_more_than_a_spare() -> None:
     twin.level[20] = 3.0
     twin.wait(60)
     after = per_day_of(view_of(twin))  # type: ignore[arg-type]
-    assert rate is not None and after is not None
+    assert rate is not None
+    assert after is not None
     assert after < rate, "it is out already"
 
 
