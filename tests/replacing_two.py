@@ -41,7 +41,7 @@ UP_S = 120.0  # on a machine that is busy with something else
 # What is asked of Slurm is noted, with who asks; an answer is kept back while the test wants it lost.
 SCONTROL = """\
 #!/bin/sh
-case "$1" in show|ping) exec {real} "$@" ;; esac
+case "$1" in show|ping|--all) exec {real} "$@" ;; esac
 echo "{name} $*" >> {asked}
 {real} "$@"; code=$?
 while [ -e {deaf} ]; do sleep 0.05; done

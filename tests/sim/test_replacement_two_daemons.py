@@ -1,8 +1,6 @@
 """Two daemons before one real Slurm: nodes leave and return once each, whichever daemon dies or is deposed.
 
-Elected through a real etcd, `replacement` at `act`. Checked is what Slurm's controller wrote and says. Part
-of the storm: on a busy machine the daemon that takes over sometimes has the evidence, but not yet the mark of
-the withdrawal; then it holds the node for one that people have to look at (level 4), and does not return it.
+Elected through a real etcd, `replacement` at `act`. Checked is what Slurm's controller wrote and says.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import pytest
 from tests.replacing_two import BLAST_RADIUS, HOSTS, Couple, couple, level_of, role
 from tests.slurm import Cluster, Find
 
-pytestmark = pytest.mark.storm
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
