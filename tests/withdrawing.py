@@ -26,6 +26,7 @@ from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine
 from twin.errors import ActuationError, ConnectorError
 from twin.frame import NS, Frame
+from twin.health.failure_words import is_failure
 from twin.inbox import Inbox
 from twin.reading import Reading
 from twin.snapshot import decode, dump_engine, encode, restore_engine
@@ -167,6 +168,8 @@ class Scheduler:
         self.counts["most_out"] = max(self.counts["most_out"], len(ours))
         if len(known) > BLAST:
             self.faults.append(f"{len(known)} nodes out at {self.clock.monotonic():g} s: {known}")
+        if who.failed(node):  # it is out already, and in the count of all others
+            return
         for what, group, share in (
             ("site", np.zeros(NODES, int), LIMITS.site_share),
             ("rack", SITE.rack_of_node, LIMITS.rack_share),
@@ -263,6 +266,11 @@ class Daemon:
     def phase(self, node: int) -> int:
         """Of the policy's memory."""
         return int(self.engine.memory["replacement"]["phase"][node])
+
+    def failed(self, node: int) -> bool:
+        """Whether it knows that a node failed and is not back."""
+        log = self.engine.health.log()
+        return bool(((log.node == node) & (log.end_ns == 0) & is_failure(log)).any())
 
     def knows(self, job: str) -> bool:
         """Whether it has a job as it is."""
