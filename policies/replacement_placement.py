@@ -31,7 +31,7 @@ from policies.replacement_phases import (
 from policies.replacement_pool import wanted_band
 from policies.replacement_spares import unwell
 from twin.contracts import Memory, Proposal, View
-from twin.frame import F64, I32, NS, Bool
+from twin.frame import F64, I8, I32, NS, Bool
 from twin.health.failure_words import is_failure
 from twin.signals import find_control
 from twin.state import GOOD
@@ -96,12 +96,14 @@ def _keep(view: View, memory: Memory, marked: F64) -> Bool:
     band = wanted_band(view) if view.jobs.known else None
     if band is None:
         return kept
-    idle, free = _free(view, memory)
+    every: I32 = np.arange(len(kept), dtype=np.int32)
+    level, _ = levels(view, every)
+    idle, free = _free(view, memory, level)
     free &= ~np.isnan(marked)
     # What was wanted before still is, as long as it is neither too little nor too much
     wanted = int(np.clip(memory["spares"].max(initial=0), *band))
     memory["spares"] = np.full(len(kept), wanted, np.int32)
-    out = int(np.count_nonzero(_out(view) & ~view.site.spare_node))
+    out = int(np.count_nonzero(_out(view, level) & ~view.site.spare_node))
     least = max(wanted - out, 0)
     at = np.flatnonzero(free)
     risk = np.nan_to_num(chance(view, DAY_S)[at], nan=1.0)
@@ -110,10 +112,9 @@ def _keep(view: View, memory: Memory, marked: F64) -> Bool:
     return shall | kept & idle & ~free
 
 
-def _free(view: View, memory: Memory) -> tuple[Bool, Bool]:
+def _free(view: View, memory: Memory, level: I8) -> tuple[Bool, Bool]:
     """(spares that nobody uses or is promised now, those of them that could take over) [n_node]."""
     site, phase, busy = view.site, memory["phase"], view.jobs.job_of_node >= 0
-    level, _ = levels(view, np.arange(site.sizes["node"], dtype=np.int32))
     leaves = one_of(phase, (SAVING, DRAINING, OUT, TESTING, RMA)) | (phase == CORDONED) & ~busy
     promised = (memory["pair"] != 0) & np.isin(memory["pair"], memory["pair"][leaves])
     idle: Bool = site.spare_node & ~busy & (level < 1) & ~(promised & (phase == IN_SERVICE))
@@ -122,10 +123,8 @@ def _free(view: View, memory: Memory) -> tuple[Bool, Bool]:
     return idle, free if work is None else free & ~work
 
 
-def _out(view: View) -> Bool:
+def _out(view: View, level: I8) -> Bool:
     """Nodes that do no work: down, or out of service with nothing left that runs on them [n_node]."""
-    every: I32 = np.arange(view.site.sizes["node"], dtype=np.int32)
-    level, _ = levels(view, every)
     log = view.failures()
     out: Bool = (level >= 1) & (view.jobs.job_of_node < 0)
     out[log.node[is_failure(log) & (log.end_ns == 0)]] = True

@@ -28,6 +28,7 @@ DAY_H = 24.0
 # trace, domain.md C
 REPAIR_H = (20.0, 133.0)
 LEAST_REPAIRS = 5
+LEAST_H = 0.01  # nothing is mended sooner, whatever a log says. source: estimate
 
 
 class Pool(NamedTuple):
@@ -81,7 +82,7 @@ def per_day_of(view: View) -> float | None:
     known = np.isfinite(each)
     if not known.any():
         return None
-    turn_d = max(repair_h(view)) / DAY_H
+    turn_d = max(*repair_h(view), LEAST_H) / DAY_H
     away = np.maximum(each[known], 0.0) * turn_d
     usual = float(np.median(each[known]))
     return float((away / (1.0 + away)).sum()) / turn_d + usual * int(np.count_nonzero(level >= 1.0))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies import replacement_pool
 from policies.replacement import Replacement
 from policies.replacement_phases import QUIET_S
 from policies.replacement_placement import KEPT, LAST, PLACEMENT, USUAL
@@ -217,6 +218,15 @@ def test_a_suspect_asks_for_no_more_than_a_spare() -> None:
     assert rate is not None
     assert after is not None
     assert after < rate, "it is out already"
+
+
+def test_repairs_that_took_no_time_ask_for_hardly_any_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log whose failures ended as they began."""
+    monkeypatch.setattr(replacement_pool, "repair_h", lambda view: (0.0, 0.0))
+    twin = keeping()
+    rate = per_day_of(view_of(twin))  # type: ignore[arg-type]
+    assert rate == pytest.approx(0.006 * twin.n, rel=1e-3)
+    assert len(told(twin, KEPT)) <= 1
 
 
 def test_where_all_are_spares_none_is_kept() -> None:
