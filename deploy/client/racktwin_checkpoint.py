@@ -132,12 +132,11 @@ class Pace:
         took_s = max(0.0, now - began)
         self._balance -= took_s if self._extra else 0.0
         self._cap, self._asked, self._extra = took_s, math.nan, False
+        self._answered, self._want = (ok and self._want) or self._answered, None
         if ok:
             self.began, self._ended, self.first, self._not_before = began, now, self.step, now
-            self._answered = self._want or self._answered
         else:
             self._not_before = now + min(max(self.least_s, took_s / self.share), self.own_s)
-        self._want = None
 
 
 class _File:
@@ -315,8 +314,9 @@ class Advisor:
     def _tell(self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable") -> None:
         """Leave a report for the other thread; without a save it is of the tier's last one."""
         tier, began_ns, block_s = (save.tier, save.began_ns, save.block_s) if save else (tier, 0, 0.0)
-        if tier == "durable":
-            self._durable_ns = began_ns = max(began_ns, self._durable_ns)
+        if save and tier == "durable":  # nowhere else: the other thread would undo what is noted meanwhile
+            self._durable_ns = max(began_ns, self._durable_ns)
+        began_ns = self._durable_ns if tier == "durable" else began_ns
         costs = dict(save_s=took_s, block_s=block_s, flush_s=took_s, restart_s=restart_s)
         told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
         told.update(v=1, id=os.urandom(12).hex(), t_ns=max(time.time_ns(), began_ns), tier=tier)

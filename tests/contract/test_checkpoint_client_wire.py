@@ -75,11 +75,32 @@ def test_names_in_a_folder_and_reports_as_the_daemon_reads_them(tmp_path: Path, 
     one.close()
     lines = (tmp_path / f"{level_of(job)}.reports.jsonl").read_bytes().splitlines()
     told = [report_of(line, job, time.time_ns()) for line in lines]
-    assert [t.began_ns for t in told if t.tier == "durable"][-1] == save.began_ns
+    durable = [t.began_ns for t in told if t.tier == "durable"]
+    assert set(durable) <= {0, save.began_ns}, "0 in what the other thread wrote before the save ended"
+    assert [t.began_ns for t in told if t.restart_s] == [save.began_ns]
+    assert durable.count(save.began_ns) >= 2
     assert {t.tier for t in told} == {"durable", "memory"}
     assert [t.restart_s for t in told if t.restart_s] == [30.0]
     assert {t.interval_s for t in told[1:] if t.tier == "durable"} == {7.0}
     assert {t.interval_s for t in told if t.tier == "memory"} == {0.0}, "it keeps none there"
+
+
+def test_only_the_job_notes_which_save_is_durable(tmp_path: Path) -> None:
+    """The other thread, about to report, would put an older one back."""
+    writers = set()
+
+    class Watched(Advisor):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "_durable_ns":
+                writers.add(threading.current_thread())
+            super().__setattr__(name, value)
+
+    one = Watched("j", tmp_path.as_uri(), own_interval_s=1000.0, poll_s=0.02, rank=0)
+    wait((tmp_path / "j.reports.jsonl").exists)
+    with one.saving():
+        pass
+    one.close()
+    assert writers == {threading.current_thread()}
 
 
 def test_the_daemon_itself_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
