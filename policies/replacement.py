@@ -50,6 +50,7 @@ class Replacement:
             "looked_ns": "i8", "entered_ns": "i8", "deadline_ns": "i8", "begun_ns": "i8",
             "suspected_ns": "i8", "quiet_ns": "i8", "withdrawn_ns": "i8", "tested_ns": "i8",
             "returned_ns": "i8", "resumed_ns": "i8", "others_ns": "i8", "shared_ns": "i8", "pair": "i8",
+            "unkept_ns": "i8",  # since when a spare is to be kept and is not
             "spares": "i4",  # how many are wanted, the same everywhere
             "chance_1h_pu": "f8", "chance_24h_pu": "f8", "sure_pu": "f8", "save_s": "f8", "next_s": "f8",
             "durable_s": "f8", "job_gpus": "f8", "lost_s": "f8",

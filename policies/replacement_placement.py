@@ -40,6 +40,9 @@ PLACEMENT = "node.placement"
 _CONTROL = find_control(PLACEMENT)
 assert _CONTROL is not None  # it is of the catalogue
 USUAL, LAST, KEPT = map(_CONTROL.states.index, ("usual", "last", "kept"))
+# A spare that was to be kept and is not after so long: the scheduler will not, and for a day it comes behind
+# the others. source: estimate
+UNKEPT_S = 600.0
 WHY_LAST = "suspected or on probation: jobs begin elsewhere while they can"
 WHY_KEPT = "kept as a spare, for nodes that fail or leave"
 WHY_OPEN = "as any other node again"
@@ -108,8 +111,24 @@ def _keep(view: View, memory: Memory, marked: F64) -> Bool:
     at = np.flatnonzero(free)
     risk = np.nan_to_num(chance(view, DAY_S)[at], nan=1.0)
     shall: Bool = np.zeros(len(kept), np.bool_)
-    shall[at[np.lexsort((risk, marked[at] != KEPT))][:least]] = True
+    refused = _refused(view, memory, marked)
+    shall[at[np.lexsort((risk, marked[at] != KEPT, refused[at]))][:least]] = True
     return shall | kept & idle & ~free
+
+
+def _refused(view: View, memory: Memory, marked: F64) -> Bool:
+    """Nodes that the scheduler would not keep, though that was commanded, less than a day ago [n_node].
+
+    Replaces the column `unkept_ns` of the memory: since when a node is to be kept and is not, else 0.
+    """
+    since_ns, now_ns = memory["unkept_ns"], view.now_ns
+    age_ns = now_ns - since_ns
+    asked: Bool = (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT)
+    refused: Bool = (since_ns > 0) & (marked != KEPT)
+    refused &= (age_ns >= round(UNKEPT_S * NS)) & (age_ns < round(DAY_S * NS))
+    waits = asked & (since_ns > 0) & (age_ns < round(UNKEPT_S * NS))
+    memory["unkept_ns"] = np.where(refused | waits, since_ns, np.where(asked, now_ns, 0)).astype(np.int64)
+    return refused
 
 
 def _free(view: View, memory: Memory, level: I8) -> tuple[Bool, Bool]:

@@ -49,6 +49,7 @@ class Replacing(Twin):
         self.n = self.site.sizes["node"]
         self.level = np.zeros(self.n)
         self.placement: np.ndarray | None = None  # as the scheduler has it; None: nobody tells
+        self.unmoved: list[int] = []  # nodes whose placement it will not change
         self.owner: np.ndarray | None = None  # of those that are out: 1 ours, 2 others; None: no source tells
         self.obeys, self.reads, self.evicts = True, reads, True
         self.accounts: list[dict[str, Any]] = []
@@ -80,7 +81,8 @@ class Replacing(Twin):
             if batch.control == SERVICE and self.obeys:
                 self.level[batch.index] = batch.value
             if batch.control == PLACEMENT and self.placement is not None and self.obeys:
-                self.placement[batch.index] = batch.value
+                moves = ~np.isin(batch.index, self.unmoved)
+                self.placement[batch.index[moves]] = batch.value[moves]
         if self.evicts:
             jobs = self.engine.jobs
             gone = {int(s) for s in jobs.job_of_node[self.level >= 3.0] if s >= 0}

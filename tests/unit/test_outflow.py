@@ -220,3 +220,36 @@ def test_a_failure_because_another_leads_is_no_fault(world: World) -> None:
         assert not world.staged
 
     world.run(scene)
+
+
+def test_what_is_refused_is_asked_for_ever_more_seldom(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outflow, "AGAIN_S", 0.01)
+    monkeypatch.setattr(outflow, "MOST_AGAIN_S", 1e9)
+    tries = []
+
+    class Picky(Sink):
+        async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+            if any(c.renewal for c in commands):
+                tries.append(commands)
+                if refuses:
+                    raise ActuationError("nobody knows that node")
+
+    async def scene() -> None:
+        nonlocal refuses
+        world.flow.sink = Picky()
+        offer(world, world.batch(0, renewal=True))
+        for _ in range(200):
+            offer(world, world.batch(1))  # is taken, by the same sink
+            await asyncio.sleep(0.005)
+        assert 3 <= len(tries) <= 20, "not a hundred times"
+        refuses = False
+        offer(world, world.batch(0, renewal=True))
+        monkeypatch.setattr(world.flow, "_again_s", 0.0)
+        await until(lambda: world.flow._again is None)
+        refuses = True
+        before = len(tries)
+        offer(world, world.batch(0, renewal=True))
+        await until(lambda: len(tries) >= before + 4)  # at once again, as it was taken in between
+
+    refuses = True
+    world.run(scene)

@@ -186,6 +186,34 @@ def test_a_kept_spare_that_fails_is_never_opened_on_its_way_out() -> None:
     assert twin.level[first] >= 1
 
 
+def test_another_is_kept_for_one_that_the_scheduler_refuses() -> None:
+    """Others have reserved it, say."""
+    first, *rest = told(keeping(), KEPT)
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)
+    twin.unmoved, twin.says.day = [first], 0.006
+    twin.wait(300)
+    assert told(twin, KEPT) == rest, "it may be slow"
+    twin.wait(600, dt_s=30.0)
+    kept = told(twin, KEPT)
+    assert len(kept) == len(rest) + 1
+    assert set(rest) < set(kept)
+    twin.wait(3600, dt_s=30.0)
+    asked = twin.engine.arbiter.leases[PLACEMENT].running()
+    assert np.flatnonzero(asked).tolist() == kept, "nobody asks for it again and again"
+    twin.unmoved = []
+    twin.wait(90_000, dt_s=600.0)
+    assert told(twin, KEPT) == kept, "nor changes what does well"
+
+
+def test_where_the_scheduler_refuses_all_spares_as_many_are_asked_for_as_are_wanted() -> None:
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)
+    twin.unmoved, twin.says.day = list(range(twin.n)), 0.006
+    twin.wait(3600, dt_s=30.0)
+    assert not told(twin, KEPT)
+    asked = twin.engine.arbiter.leases[PLACEMENT].running()
+    assert np.count_nonzero(asked) == wanted(twin)
+
+
 def test_the_spare_of_a_node_that_waits_for_its_jobs_end_is_kept_until_then() -> None:
     twin = keeping()
     twin.bad(0, DEGRADED, "drain", 0.4)

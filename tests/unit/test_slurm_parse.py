@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from connectors.slurm import Ledger, Listed, SlurmSource, parse_listing
+from connectors.slurm import SlurmSource
+from connectors.slurm_jobs import Ledger, Listed, parse_listing
 from tests.builders import site_of, two_racks
 from twin.contracts import Item
 from twin.errors import BadMessage, ConfigError, ConnectorError

@@ -22,6 +22,7 @@ QUEUE = 64  # ticks' worth of commands; a sink that lags further has lost its li
 MAX_ACKS = 20_000  # negative acks of one failure; what is beyond runs into its deadline
 APPLY_S = 10.0
 AGAIN_S = 2.0  # between two tries of a renewal
+MOST_AGAIN_S = 30.0  # what is refused again and again is asked for ever more seldom, down to this
 FORGET_S = 60.0  # a failure that nothing followed is over
 
 Commands = tuple[CommandBatch, ...]
@@ -41,6 +42,7 @@ class Outflow:
         self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
         self._again: tuple[Site, Commands] | None = None
         self._again_s = self._failed_s = 0.0
+        self._refused = 0  # times in a row that a renewal was refused by who could be reached
         self._fault = ""
         self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
 
@@ -55,7 +57,7 @@ class Outflow:
 
     def clear(self) -> None:
         """Forget what waits: we lead no longer, or the site is another."""
-        self._again, self._fault = None, ""
+        self._again, self._fault, self._refused = None, "", 0
         while not self._queue.empty():
             self.counts["not_leading"] += _size(self._queue.get_nowait()[1])
 
@@ -93,12 +95,17 @@ class Outflow:
                 await self.sink.apply(alive)
             self.counts["sent"] += _size(alive)
             self._fault = ""
-            self._again_s = 0.0  # the way is free
+            if self._again is None:
+                self._refused = 0
+            if not self._refused:
+                self._again_s = 0.0  # the way is free
             return
         except (ActuationError, ConnectorError, TimeoutError) as error:
+            refused = isinstance(error, ActuationError)
             why = str(error) or f"no answer within {APPLY_S:g} s"
             log.warning("%s: %s", self.sink.name, why)
         except Exception as error:
+            refused = False
             log.exception("%s failed", self.sink.name)
             why = f"{type(error).__name__}: {error}"
         if not self._may_act():
@@ -110,7 +117,9 @@ class Outflow:
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()
             self._again = (site, (*before, *renewals)[-QUEUE:])
-            self._again_s = time.monotonic() + AGAIN_S
+            wait_s = min(AGAIN_S * 2.0 ** min(self._refused, 10), MOST_AGAIN_S)
+            self._refused = self._refused + 1 if refused else 0
+            self._again_s = time.monotonic() + (wait_s if refused else AGAIN_S)
         self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
 
 
