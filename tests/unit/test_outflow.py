@@ -222,34 +222,53 @@ def test_a_failure_because_another_leads_is_no_fault(world: World) -> None:
     world.run(scene)
 
 
-def test_what_is_refused_is_asked_for_ever_more_seldom(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+class Picky(Sink):
+    """Refuses renewals, and only these."""
+
+    def __init__(self, enforces_safe: bool) -> None:
+        super().__init__()
+        self.enforces_safe, self.refuses, self.tries = enforces_safe, True, 0
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        if any(c.renewal for c in commands):
+            self.tries += 1
+            if self.refuses:
+                raise ActuationError("nobody knows that node")
+
+
+def test_what_is_refused_and_cannot_lapse_is_asked_for_ever_more_seldom(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outflow, "AGAIN_S", 0.01)
     monkeypatch.setattr(outflow, "MOST_AGAIN_S", 1e9)
-    tries = []
-
-    class Picky(Sink):
-        async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-            if any(c.renewal for c in commands):
-                tries.append(commands)
-                if refuses:
-                    raise ActuationError("nobody knows that node")
+    world.flow.sink = sink = Picky(enforces_safe=False)
 
     async def scene() -> None:
-        nonlocal refuses
-        world.flow.sink = Picky()
         offer(world, world.batch(0, renewal=True))
         for _ in range(200):
             offer(world, world.batch(1))  # is taken, by the same sink
             await asyncio.sleep(0.005)
-        assert 3 <= len(tries) <= 20, "not a hundred times"
-        refuses = False
+        assert 3 <= sink.tries <= 20, "not a hundred times"
+        sink.refuses = False
         offer(world, world.batch(0, renewal=True))
         monkeypatch.setattr(world.flow, "_again_s", 0.0)
         await until(lambda: world.flow._again is None)
-        refuses = True
-        before = len(tries)
+        sink.refuses, before = True, sink.tries
         offer(world, world.batch(0, renewal=True))
-        await until(lambda: len(tries) >= before + 4)  # at once again, as it was taken in between
+        await until(lambda: sink.tries >= before + 4)  # soon again, as it was taken in between
 
-    refuses = True
-    world.run(scene)
+    world.run(scene, 30.0)
+
+
+def test_who_lets_a_lease_lapse_is_asked_again_as_soon_as_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "AGAIN_S", 0.01)
+    monkeypatch.setattr(outflow, "MOST_AGAIN_S", 1e9)
+    world.flow.sink = sink = Picky(enforces_safe=True)
+
+    async def scene() -> None:
+        offer(world, world.batch(0, renewal=True))
+        await until(lambda: sink.tries >= 30)
+
+    world.run(scene, 30.0)

@@ -22,7 +22,7 @@ QUEUE = 64  # ticks' worth of commands; a sink that lags further has lost its li
 MAX_ACKS = 20_000  # negative acks of one failure; what is beyond runs into its deadline
 APPLY_S = 10.0
 AGAIN_S = 2.0  # between two tries of a renewal
-MOST_AGAIN_S = 30.0  # what is refused again and again is asked for ever more seldom, down to this
+MOST_AGAIN_S = 30.0  # between two tries of what is refused again and again and would not lapse
 FORGET_S = 60.0  # a failure that nothing followed is over
 
 Commands = tuple[CommandBatch, ...]
@@ -42,7 +42,7 @@ class Outflow:
         self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
         self._again: tuple[Site, Commands] | None = None
         self._again_s = self._failed_s = 0.0
-        self._refused = 0  # times in a row that a renewal was refused by who could be reached
+        self._refused = 0  # times in a row that a renewal which can wait was refused
         self._fault = ""
         self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
 
@@ -101,7 +101,8 @@ class Outflow:
                 self._again_s = 0.0  # the way is free
             return
         except (ActuationError, ConnectorError, TimeoutError) as error:
-            refused = isinstance(error, ActuationError)
+            # What holds as it was told can wait; who lets a lease lapse must hear in time
+            refused = isinstance(error, ActuationError) and not self.sink.enforces_safe
             why = str(error) or f"no answer within {APPLY_S:g} s"
             log.warning("%s: %s", self.sink.name, why)
         except Exception as error:
