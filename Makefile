@@ -14,8 +14,8 @@ export PYTHON
 export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
-# Tests that run at once: one by one they are handed out, the quick ones first
-JOBS ?= 2
+# Tests that run at once, one by one handed out, the quick ones first: one more than cores, as many wait
+JOBS ?= 3
 UPGRADE := --upgrade
 LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml

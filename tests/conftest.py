@@ -33,16 +33,22 @@ hypothesis.settings.load_profile("ci" if CI else "user")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_place)
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    # What runs a real server mostly waits for it: beside what computes, a core is seldom idle
+    waits = [item for item in slow if "server" in getattr(item, "fixturenames", ())]
+    computes = [item for item in slow if item not in waits]
+    spread = {item: (k + 0.5) / len(part) for part in (waits, computes)
+              for k, item in enumerate(sorted(part, key=_place))}  # fmt: skip
+    items[:] = [*sorted(quick, key=_place), *sorted(slow, key=spread.__getitem__)]
 
 
-def _place(item: pytest.Item) -> tuple[bool, int]:
-    """Quick tests before slow ones, then folder by folder; the order within a file stays."""
+def _place(item: pytest.Item) -> int:
+    """Folder by folder; the order within a file stays."""
     here = Path(__file__).parent
     inside = item.path.relative_to(here).parts if item.path.is_relative_to(here) else ()
     folder = inside[0] if inside else ""
-    rank = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
-    return item.get_closest_marker("slow") is not None, rank
+    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
 def traces_folder() -> Path:
