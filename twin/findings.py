@@ -42,8 +42,8 @@ ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_local_interval_s", "job.
 _MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
 PLACED = "node.placement"  # a wish to the scheduler: nothing that runs depends on it
 _FORGETS = (
-    "Slurm forgets weights when it reads its configuration, and gets them again with the next renewal; else "
-    "look at the rights that the commands need, or for somebody who sets the same marks."
+    "What a scheduler forgets, as Slurm its weights when it reads its configuration, comes back with the "
+    "next renewal; else look at the rights that the commands need, or for others who mark or reserve a node."
 )
 _GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
