@@ -14,7 +14,7 @@ export PYTHON
 export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
-# Tests that run at once, one by one handed out, the quick ones first: one more than cores, as many wait
+# Tests that run at once, one by one handed out, the quick ones first; many wait, so three suit two cores
 JOBS ?= 3
 UPGRADE := --upgrade
 LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \

@@ -23,6 +23,8 @@ RIGHTS = (
     "Slurm lets this user change neither nodes nor reservations; run racktwin as SlurmUser, or have the "
     "user's AdminLevel set: sacctmgr modify user racktwin set adminlevel=Administrator"
 )
+# Words of a call that got no answer: it is no refusal, and may have been carried out
+AWAY = ("cannot be run", "no answer within", "Unable to contact", "Socket timed out", "Zero Bytes were")
 NOT_OURS = ("Invalid user id", "Access/permission denied", "Security violation")
 
 

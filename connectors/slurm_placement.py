@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from connectors.slurm import SlurmSource
-from connectors.slurm_command import Answer, explain
+from connectors.slurm_command import AWAY, Answer, explain
 from connectors.slurm_marks import (
     CONTROL,
     KEPT,
@@ -41,8 +41,6 @@ from twin.site import Site
 log = logging.getLogger(__name__)
 # What Slurm refused is not asked for again by a renewal for this long. source: estimate
 REFUSED_S = 300.0
-# Words of a call that got no answer: it is no refusal, and may have been carried out
-AWAY = ("cannot be run", "no answer within", "Unable to contact", "Socket timed out", "Zero Bytes were")
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from connectors.slurm import FRESH_PERIODS, SlurmSource
 from connectors.slurm_command import (
+    AWAY,
     Answer,
     Update,
     Wanted,
@@ -35,6 +36,8 @@ CONTROL = "node.service_level"
 LAG_S = 2.0  # between Slurm's clock and ours, when its start is set against our looks. source: estimate
 SINGLY = 64  # nodes of a call that failed are asked for one by one, so many at most
 MAX_JOBS = 1000  # requeued in one call
+# What Slurm refused for a node is not asked for again within this, unless something new is. source: estimate
+REFUSED_S = 30.0
 AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long
 # A policy that drains a node again sooner may not have heard that somebody resumed it: that is read back
 # once a minute, and shall have lasted for a while. source: estimate
@@ -47,7 +50,10 @@ _RANK = {"failed": 2, "in_progress": 1, "done": 0}
 
 @dataclass(slots=True)
 class _Order:
-    """The command in force for a node. `seen_ns`: when Slurm last had it so; 0 = not yet."""
+    """The command in force for a node. `seen_ns`: when Slurm last had it so; 0 = not yet.
+
+    `refused`: why Slurm would not, when last asked at `refused_s` (monotonic).
+    """
 
     key: tuple[int, int]  # epoch, number
     generation: int
@@ -56,6 +62,8 @@ class _Order:
     policy: str = ""
     seen_ns: int = 0
     told: Answer | None = None
+    refused: str = ""
+    refused_s: float = 0.0
 
     def wanted(self) -> Wanted:
         return Wanted(self.level, self.why)
@@ -94,13 +102,19 @@ class SlurmSink:
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
         """Bring the nodes of these commands to their levels. Raises ActuationError, ConnectorError."""
         touched = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)]
-        if not touched or self._quiet(touched):
-            return
-        self._at_work = True
-        try:
-            await self._carry_out(dict.fromkeys(touched))
-        finally:
-            self._at_work, self._done_s = False, time.monotonic()
+        since_s = time.monotonic() - REFUSED_S
+        waits = {e for e in touched if self._orders[e].refused and self._orders[e].refused_s > since_s}
+        problems = [self._orders[e].refused for e in waits]
+        due = [e for e in touched if e not in waits]
+        if due and not self._quiet(due):
+            self._at_work = True
+            try:
+                problems = await self._carry_out(dict.fromkeys(due)) + problems
+            finally:
+                self._at_work, self._done_s = False, time.monotonic()
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ActuationError(f"{self.name}: {problems[0]}{more}")
 
     def observe(self, nodes: Mapping[str, Node], asked_s: float) -> Sequence[Item]:
         """What a listing says of commands that go on. One that was asked for before our last call is old."""
@@ -142,7 +156,8 @@ class SlurmSink:
             return False
         return all(self._orders[e].seen_ns and self._answer(e).state == "done" for e in touched)
 
-    async def _carry_out(self, touched: Iterable[int]) -> None:
+    async def _carry_out(self, touched: Iterable[int]) -> list[str]:
+        """Ask for what differs, and answer; why Slurm would not, where it did not."""
         await self._read()
         for entity in touched:
             self._heed(entity)
@@ -155,10 +170,8 @@ class SlurmSink:
         items = self._answers(touched, problems=problems)
         if items:
             self._stage(items, self._now_ns())
-        if problems:
-            self.counts["refused"] += 1
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise ActuationError(f"{self.name}: {problems[0]}{more}")
+        self.counts["refused"] += bool(problems)
+        return problems
 
     def _wanted(self, entities: Iterable[int]) -> dict[str, Wanted]:
         return {host: self._orders[e].wanted() for e in entities for host in self._hosts.get(e, ())}
@@ -192,7 +205,7 @@ class SlurmSink:
         """
         updates = plan(self._wanted(due), self._nodes)
         refused: dict[str, str] = {}
-        singly: set[str] = set()
+        singly, alone = set[str](), set[str]()
         for update in updates:
             words = await self._call(update.arguments(), len(update.hosts))
             if words is not None:
@@ -205,10 +218,18 @@ class SlurmSink:
             for host in [host for host in rest.hosts if host in singly][:SINGLY]:
                 words = await self._call(Update(rest.state, rest.reason, (host,)).arguments(), 1)
                 refused[host] = explain(words or "")
+                alone.add(host)
         if singly:
             await self._read()
-        left = [host for rest in plan(self._wanted(due), self._nodes) for host in rest.hosts]
-        return [refused[host] for host in left if refused.get(host)]
+        left = {host for rest in plan(self._wanted(due), self._nodes) for host in rest.hosts}
+        problems: list[str] = []
+        for entity in due:
+            hosts = [host for host in self._hosts.get(entity, ()) if host in left and refused.get(host)]
+            problems += [refused[host] for host in hosts]
+            meant = [refused[h] for h in hosts if h in alone or h not in singly]  # by what Slurm said
+            final = next((words for words in meant if not any(text in words for text in AWAY)), "")
+            self._orders[entity].refused, self._orders[entity].refused_s = final, time.monotonic()
+        return problems
 
     async def _call(self, words: list[str], nodes: int) -> str | None:
         """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer."""

@@ -50,7 +50,7 @@ class Replacement:
             "looked_ns": "i8", "entered_ns": "i8", "deadline_ns": "i8", "begun_ns": "i8",
             "suspected_ns": "i8", "quiet_ns": "i8", "withdrawn_ns": "i8", "tested_ns": "i8",
             "returned_ns": "i8", "resumed_ns": "i8", "others_ns": "i8", "shared_ns": "i8", "pair": "i8",
-            "unkept_ns": "i8",  # since when a spare is to be kept and is not
+            "unkept_s": "f8",  # for how long a spare was commanded to be kept and was not
             "spares": "i4",  # how many are wanted, the same everywhere
             "chance_1h_pu": "f8", "chance_24h_pu": "f8", "sure_pu": "f8", "save_s": "f8", "next_s": "f8",
             "durable_s": "f8", "job_gpus": "f8", "lost_s": "f8",
@@ -99,18 +99,20 @@ class Replacement:
         kept = dict(memory)
         found = follow(view, kept)
         kept["looked_ns"] = np.full(n, now_ns, np.int64)
+        paused = last_ns == 0 or now_ns - last_ns > round(max(PAUSE_S, 1.5 * view.dt_s) * NS)
+        looked_s = 0.0 if paused else (now_ns - last_ns) / NS
         if not (active | found).any():
-            return placements(view, kept, self.wishes), kept
+            return placements(view, kept, self.wishes, looked_s), kept
         kept = {name: column.copy() for name, column in kept.items()}
         if fresh.any():
             adopt(view, kept, fresh, last_ns)
-        if last_ns and now_ns - last_ns > round(max(PAUSE_S, 1.5 * view.dt_s) * NS):
+        if last_ns and paused:
             confirm_anew(kept, now_ns)
         seen: Look = look(view, evidence, kept, self.rules, found)
         after, by = step(kept["phase"][seen.at], seen.seen)
         apply(view, kept, seen, after, by, self.rules)
         kept = gate.settle(view, kept, (kept["pair"] != 0) & (kept["phase"] != 0))
-        return [*words.proposals(view, kept), *placements(view, kept, self.wishes)], kept
+        return [*words.proposals(view, kept), *placements(view, kept, self.wishes, looked_s)], kept
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
         """What moved, what was predicted of it, and what came of that."""

@@ -62,8 +62,11 @@ def shown(view: View) -> F64:
     return out
 
 
-def placements(view: View, memory: Memory, wishes: Wishes) -> list[Proposal]:
-    """What the scheduler shall do with each node for which that is not as usual, or shall be again."""
+def placements(view: View, memory: Memory, wishes: Wishes, looked_s: float = 0.0) -> list[Proposal]:
+    """What the scheduler shall do with each node for which that is not as usual, or shall be again.
+
+    `looked_s`: since the last look; 0 where nobody looked for a while.
+    """
     marked = shown(view)
     known: Bool = ~np.isnan(marked)
     if not known.any():
@@ -71,7 +74,7 @@ def placements(view: View, memory: Memory, wishes: Wishes) -> list[Proposal]:
     phase = memory["phase"]
     keep: Bool = np.zeros(len(phase), np.bool_)
     if wishes.spares:
-        keep = _keep(view, memory, marked)
+        keep = _keep(view, memory, marked, looked_s)
     last: Bool = np.zeros(len(phase), np.bool_)
     if wishes.last:
         # Most suspects leave or are cleared within the minute in which they are confirmed
@@ -88,7 +91,7 @@ def _shall(nodes: Bool, state: int, why: str) -> list[Proposal]:
     return [Proposal(PLACEMENT, at, value, value.copy(), value.copy(), why)] if len(at) else []
 
 
-def _keep(view: View, memory: Memory, marked: F64) -> Bool:
+def _keep(view: View, memory: Memory, marked: F64, looked_s: float) -> Bool:
     """Which nodes are kept for nobody [n_node].
 
     Where nobody knows what runs, or what will fail, what is kept stays so, and nothing more is. A kept one
@@ -111,23 +114,23 @@ def _keep(view: View, memory: Memory, marked: F64) -> Bool:
     at = np.flatnonzero(free)
     risk = np.nan_to_num(chance(view, DAY_S)[at], nan=1.0)
     shall: Bool = np.zeros(len(kept), np.bool_)
-    refused = _refused(view, memory, marked)
+    refused = _refused(view, memory, marked, looked_s)
     shall[at[np.lexsort((risk, marked[at] != KEPT, refused[at]))][:least]] = True
     return shall | kept & idle & ~free
 
 
-def _refused(view: View, memory: Memory, marked: F64) -> Bool:
+def _refused(view: View, memory: Memory, marked: F64, looked_s: float) -> Bool:
     """Nodes that the scheduler would not keep, though that was commanded, less than a day ago [n_node].
 
-    Replaces the column `unkept_ns` of the memory: since when a node is to be kept and is not, else 0.
+    Replaces the column `unkept_s` of the memory: for how long, in looks without a gap, a node was commanded
+    to be kept and was not; once that is long enough it counts on, for a day.
     """
-    since_ns, now_ns = memory["unkept_ns"], view.now_ns
-    age_ns = now_ns - since_ns
-    asked: Bool = (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT)
-    refused: Bool = (since_ns > 0) & (marked != KEPT)
-    refused &= (age_ns >= round(UNKEPT_S * NS)) & (age_ns < round(DAY_S * NS))
-    waits = asked & (since_ns > 0) & (age_ns < round(UNKEPT_S * NS))
-    memory["unkept_ns"] = np.where(refused | waits, since_ns, np.where(asked, now_ns, 0)).astype(np.int64)
+    was_s = memory["unkept_s"]
+    asked: Bool = (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT) & ~np.isnan(marked)
+    refused: Bool = (was_s >= UNKEPT_S) & (was_s < UNKEPT_S + DAY_S) & (marked != KEPT)
+    memory["unkept_s"] = np.where(
+        asked | refused, np.where(was_s < UNKEPT_S + DAY_S, was_s, 0.0) + looked_s, 0.0
+    )
     return refused
 
 

@@ -316,10 +316,10 @@ class Advisor:
         tier, began_ns, block_s = (save.tier, save.began_ns, save.block_s) if save else (tier, 0, 0.0)
         if save and tier == "durable":  # nowhere else: the other thread would undo what is noted meanwhile
             self._durable_ns = max(began_ns, self._durable_ns)
-        began_ns = self._durable_ns if tier == "durable" else began_ns
+        t_ns, began_ns = time.time_ns(), self._durable_ns if tier == "durable" else began_ns  # in this order
         costs = dict(save_s=took_s, block_s=block_s, flush_s=took_s, restart_s=restart_s)
         told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
-        told.update(v=1, id=os.urandom(12).hex(), t_ns=max(time.time_ns(), began_ns), tier=tier)
+        told.update(v=1, id=os.urandom(12).hex(), t_ns=max(t_ns, began_ns), tier=tier)
         told.update(began_ns=began_ns, interval_s=min(Pace.in_force(*self._of(tier)), MAX_INTERVAL_S))
         with suppress(Exception):  # whatever the job set
             told["progress_per_s"] = x if 0 < (x := float(self.progress_per_s)) <= MAX_PROGRESS_PER_S else 0.0

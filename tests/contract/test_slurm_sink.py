@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from connectors import slurm_sink
 from connectors.slurm import SlurmSource
 from connectors.slurm_sink import CONTROL, LAG_S, RESUMED_S, SlurmSink
 from tests.builders import site_of, two_racks
@@ -282,12 +283,28 @@ def test_nobody_else_may_and_that_is_told(
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     other = World(slurm)
-    with pytest.raises(ActuationError, match=r"Invalid user id: Slurm lets this user change neither nodes"):
-        other.apply(other.batch(2, 0, 1))
+    refused = r"Invalid user id: Slurm lets this user change neither nodes"
+    first = other.batch(2, 0, 1)
+    with pytest.raises(ActuationError, match=refused):
+        other.apply(first)
     assert "sacctmgr" in other.acks()[-1][1]
     assert other.acks()[-1][0] == "failed"
     assert other.sink.counts["calls"] == 1
     assert said(slurm, "gpu1")[0] == "idle"
+    # Nor is Slurm asked the same again at once; something new is asked for, and the old after a while
+    again = other.batch(2, 0, 1, command=first.command, renewal=True)
+    with pytest.raises(ActuationError, match=refused):
+        other.apply(again)
+    assert other.sink.counts["calls"] == 1
+    with pytest.raises(ActuationError, match=refused):
+        other.apply(other.batch(1, 1))
+    assert other.sink.counts["calls"] == 2
+    monkeypatch.setattr(slurm_sink, "REFUSED_S", 0.0)
+    monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
+    other.source._env["PATH"] = os.environ["PATH"]
+    other.apply(other.batch(2, 0, command=first.command[:1], renewal=True))
+    assert said(slurm, "gpu1")[0] == "idle+drain"
+    assert other.acks()[-1] == ("done", "")
 
 
 def test_a_daemon_that_leads_no_longer_asks_nothing(slurm: Cluster, world: World) -> None:

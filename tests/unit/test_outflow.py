@@ -222,53 +222,55 @@ def test_a_failure_because_another_leads_is_no_fault(world: World) -> None:
     world.run(scene)
 
 
-class Picky(Sink):
-    """Refuses renewals, and only these."""
-
-    def __init__(self, enforces_safe: bool) -> None:
-        super().__init__()
-        self.enforces_safe, self.refuses, self.tries = enforces_safe, True, 0
-
-    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        if any(c.renewal for c in commands):
-            self.tries += 1
-            if self.refuses:
-                raise ActuationError("nobody knows that node")
-
-
-def test_what_is_refused_and_cannot_lapse_is_asked_for_ever_more_seldom(
+def test_a_renewal_that_waits_never_undoes_what_is_newer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outflow, "AGAIN_S", 0.01)
-    monkeypatch.setattr(outflow, "MOST_AGAIN_S", 1e9)
-    world.flow.sink = sink = Picky(enforces_safe=False)
+    """The rack was isolated, the link lost, and by now people have opened it."""
+    monkeypatch.setattr(outflow, "AGAIN_S", 3600.0)
 
     async def scene() -> None:
-        offer(world, world.batch(0, renewal=True))
-        for _ in range(200):
-            offer(world, world.batch(1))  # is taken, by the same sink
-            await asyncio.sleep(0.005)
-        assert 3 <= sink.tries <= 20, "not a hundred times"
-        sink.refuses = False
-        offer(world, world.batch(0, renewal=True))
-        monkeypatch.setattr(world.flow, "_again_s", 0.0)
-        await until(lambda: world.flow._again is None)
-        sink.refuses, before = True, sink.tries
-        offer(world, world.batch(0, renewal=True))
-        await until(lambda: sink.tries >= before + 4)  # soon again, as it was taken in between
+        world.sink.error = ActuationError("the broker is away")
+        offer(world, world.batch(0, 1, 2, renewal=True))
+        await until(lambda: world.flow.counts["failed"] == 3)
+        world.sink.error = None
+        newer = world.batch(1, command=np.array([900]), value=np.array([0.0]))
+        offer(world, newer)
+        await until(lambda: len(world.sink.got) == 2)
+        assert world.sink.got[0] == (newer,)
+        late = world.sink.got[1][0]
+        assert (late.index.tolist(), late.command.tolist()) == ([0, 2], [10, 12])
+        assert late.generation.tolist() == [0, 2]
+        world.sink.error = ActuationError("away again")
+        offer(world, world.batch(1, renewal=True))
+        await until(lambda: world.flow.counts["failed"] == 4)
+        offer(world, world.batch(1))
+        await until(lambda: world.flow.counts["failed"] == 5)
+        assert world.flow._again is None, "the newest is for the engine to repeat"
 
-    world.run(scene, 30.0)
+    world.run(scene)
 
 
-def test_who_lets_a_lease_lapse_is_asked_again_as_soon_as_ever(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_for_long_is_said_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outflow, "AGAIN_S", 0.01)
-    monkeypatch.setattr(outflow, "MOST_AGAIN_S", 1e9)
-    world.flow.sink = sink = Picky(enforces_safe=True)
+
+    def lines() -> int:
+        return sum(r.name == "twin.app.outflow" for r in caplog.records)
 
     async def scene() -> None:
+        world.sink.error = ActuationError("no such node")
         offer(world, world.batch(0, renewal=True))
-        await until(lambda: sink.tries >= 30)
+        await until(lambda: world.flow.counts["failed"] >= 20)
+        assert lines() == 1
+        world.sink.error = ActuationError("not allowed")
+        await until(lambda: lines() == 2)
+        world.sink.error = None
+        await until(lambda: world.sink.got)
+        world.sink.error = ActuationError("not allowed")
+        offer(world, world.batch(0, renewal=True))
+        await until(lambda: lines() == 3)
+        monkeypatch.setattr(outflow, "SAY_S", 0.05)
+        await until(lambda: lines() == 5)
 
     world.run(scene, 30.0)

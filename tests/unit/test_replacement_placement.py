@@ -17,6 +17,7 @@ from tests.replacing import EIGHT, Replacing
 from twin import events as ev
 from twin.app.checkpoint_plans import view_of
 from twin.errors import ContractError
+from twin.frame import NS
 from twin.health.levels import DEGRADED, FAILED
 
 SPARES = 4  # the last of each of two racks' nodes
@@ -203,6 +204,34 @@ def test_another_is_kept_for_one_that_the_scheduler_refuses() -> None:
     twin.unmoved = []
     twin.wait(90_000, dt_s=600.0)
     assert told(twin, KEPT) == kept, "nor changes what does well"
+
+
+def test_a_scheduler_that_was_away_has_refused_nothing() -> None:
+    kept = told(keeping(), KEPT)
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)
+    twin.unmoved, twin.says.day = list(range(twin.n)), 0.006
+    twin.wait(40)
+    assert np.flatnonzero(twin.memory["unkept_s"]).tolist() == kept
+    twin.placement, there = None, twin.placement
+    twin.wait(1500)
+    twin.placement, twin.unmoved = there, []
+    twin.wait(120)
+    assert told(twin, KEPT) == kept
+
+
+def test_the_time_in_which_nobody_looks_refuses_nothing() -> None:
+    kept = told(keeping(), KEPT)
+    twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)
+    twin.unmoved, twin.says.day = list(range(twin.n)), 0.006
+    twin.wait(40)
+    before = twin.memory["unkept_s"].max()
+    assert before > 0.0
+    twin.now_ns += 900 * NS
+    twin.look()
+    assert twin.memory["unkept_s"].max() == before
+    twin.unmoved = []
+    twin.wait(120)
+    assert told(twin, KEPT) == kept
 
 
 def test_where_the_scheduler_refuses_all_spares_as_many_are_asked_for_as_are_wanted() -> None:

@@ -1,7 +1,8 @@
 """Outflow: commands on their way to the sinks; a queue and a task per sink, so that none waits for another.
 
 A sink that refuses or fails gives a negative ack, and the engine sends again while the lease lives; a renewal
-that failed is repeated here, since the engine takes it for sent. Commands leave only while `may_act` says so
+that failed is repeated here, since the engine takes it for sent, until something newer is commanded of the
+same device. Commands leave only while `may_act` says so
 at that very moment, and never after their lease. Part of the shell.
 """
 
@@ -11,6 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from twin.contracts import CommandBatch, Item, Sink
 from twin.errors import ActuationError, ConnectorError
@@ -22,8 +26,8 @@ QUEUE = 64  # ticks' worth of commands; a sink that lags further has lost its li
 MAX_ACKS = 20_000  # negative acks of one failure; what is beyond runs into its deadline
 APPLY_S = 10.0
 AGAIN_S = 2.0  # between two tries of a renewal
-MOST_AGAIN_S = 30.0  # between two tries of what is refused again and again and would not lapse
 FORGET_S = 60.0  # a failure that nothing followed is over
+SAY_S = 60.0  # between two lines of log on one failure that lasts
 
 Commands = tuple[CommandBatch, ...]
 
@@ -42,8 +46,8 @@ class Outflow:
         self._queue: asyncio.Queue[tuple[Site, Commands]] = asyncio.Queue(QUEUE)
         self._again: tuple[Site, Commands] | None = None
         self._again_s = self._failed_s = 0.0
-        self._refused = 0  # times in a row that a renewal which can wait was refused
-        self._fault = ""
+        self._fault = self._said = ""
+        self._said_s = -SAY_S
         self.counts = {"sent": 0, "failed": 0, "dropped": 0, "expired": 0, "not_leading": 0}
 
     def offer(self, site: Site, commands: Commands) -> None:
@@ -57,7 +61,7 @@ class Outflow:
 
     def clear(self) -> None:
         """Forget what waits: we lead no longer, or the site is another."""
-        self._again, self._fault, self._refused = None, "", 0
+        self._again, self._fault = None, ""
         while not self._queue.empty():
             self.counts["not_leading"] += _size(self._queue.get_nowait()[1])
 
@@ -90,23 +94,22 @@ class Outflow:
         self.counts["expired"] += _size(commands) - _size(alive)
         if not alive:
             return
+        if self._again is not None and self._again[0] is site:
+            left = _without(self._again[1], alive)
+            self._again = (site, left) if left else None
         try:
             async with asyncio.timeout(APPLY_S):
                 await self.sink.apply(alive)
             self.counts["sent"] += _size(alive)
             self._fault = ""
+            self._again_s = 0.0  # the way is free
             if self._again is None:
-                self._refused = 0
-            if not self._refused:
-                self._again_s = 0.0  # the way is free
+                self._said = ""
             return
         except (ActuationError, ConnectorError, TimeoutError) as error:
-            # What holds as it was told can wait; who lets a lease lapse must hear in time
-            refused = isinstance(error, ActuationError) and not self.sink.enforces_safe
             why = str(error) or f"no answer within {APPLY_S:g} s"
-            log.warning("%s: %s", self.sink.name, why)
+            self._say(why)
         except Exception as error:
-            refused = False
             log.exception("%s failed", self.sink.name)
             why = f"{type(error).__name__}: {error}"
         if not self._may_act():
@@ -118,10 +121,33 @@ class Outflow:
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()
             self._again = (site, (*before, *renewals)[-QUEUE:])
-            wait_s = min(AGAIN_S * 2.0 ** min(self._refused, 10), MOST_AGAIN_S)
-            self._refused = self._refused + 1 if refused else 0
-            self._again_s = time.monotonic() + (wait_s if refused else AGAIN_S)
+            self._again_s = time.monotonic() + AGAIN_S
         self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
+
+    def _say(self, why: str) -> None:
+        """A line of log, but not the same one at each try."""
+        now_s = time.monotonic()
+        if why != self._said or now_s - self._said_s >= SAY_S:
+            log.warning("%s: %s", self.sink.name, why)
+            self._said, self._said_s = why, now_s
+
+
+def _without(commands: Commands, newer: Commands) -> Commands:
+    """Those of these commands on devices of which none of the newer ones speaks."""
+    out = []
+    for batch in commands:
+        keep = np.ones(len(batch.index), np.bool_)
+        for other in newer:
+            if other.control == batch.control:
+                keep &= ~np.isin(batch.index, other.index)
+        if keep.all():
+            out.append(batch)
+        elif keep.any():
+            columns = {
+                name: getattr(batch, name)[keep] for name in ("index", "generation", "command", "value")
+            }
+            out.append(replace(batch, **columns))
+    return tuple(out)
 
 
 def _size(commands: Commands) -> int:
