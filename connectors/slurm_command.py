@@ -24,7 +24,10 @@ RIGHTS = (
     "user's AdminLevel set: sacctmgr modify user racktwin set adminlevel=Administrator"
 )
 # Words of a call that got no answer: it is no refusal, and may have been carried out
-AWAY = ("cannot be run", "no answer within", "Unable to contact", "Socket timed out", "Zero Bytes were")
+AWAY = (
+    "cannot be run", "ends with -", "no answer within", "Unable to contact", "Socket timed out",
+    "Zero Bytes were", "standby mode", "authentication error",
+)  # fmt: skip
 NOT_OURS = ("Invalid user id", "Access/permission denied", "Security violation")
 
 

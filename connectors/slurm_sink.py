@@ -150,11 +150,14 @@ class SlurmSink:
             out.append(entity)
         return out
 
-    def _quiet(self, touched: Iterable[int]) -> bool:
-        """Whether all is as wanted by a listing that is not old, so that nothing needs to be asked."""
+    def _quiet(self, touched: Sequence[int]) -> bool:
+        """Whether all is as wanted by a listing that is not old, and was said to be."""
         if time.monotonic() - self._read_s > FRESH_PERIODS * self._source.period_s:
             return False
-        return all(self._orders[e].seen_ns and self._answer(e).state == "done" for e in touched)
+        orders = [self._orders[e] for e in touched]
+        if not all(o.seen_ns and o.told is not None and o.told.state == "done" for o in orders):
+            return False
+        return all(self._answer(e).state == "done" for e in touched)
 
     async def _carry_out(self, touched: Iterable[int]) -> list[str]:
         """Ask for what differs, and answer; why Slurm would not, where it did not."""
@@ -219,6 +222,9 @@ class SlurmSink:
                 words = await self._call(Update(rest.state, rest.reason, (host,)).arguments(), 1)
                 refused[host] = explain(words or "")
                 alone.add(host)
+                entity = self._source.ledger.entity_of(host)
+                if entity in self._orders and _final(refused[host]):  # known also where we are cut off now
+                    self._refuse(entity, refused[host])
         if singly:
             await self._read()
         left = {host for rest in plan(self._wanted(due), self._nodes) for host in rest.hosts}
@@ -226,10 +232,12 @@ class SlurmSink:
         for entity in due:
             hosts = [host for host in self._hosts.get(entity, ()) if host in left and refused.get(host)]
             problems += [refused[host] for host in hosts]
-            meant = [refused[h] for h in hosts if h in alone or h not in singly]  # by what Slurm said
-            final = next((words for words in meant if not any(text in words for text in AWAY)), "")
-            self._orders[entity].refused, self._orders[entity].refused_s = final, time.monotonic()
+            meant = [refused[h] for h in hosts if _final(refused[h]) and (h in alone or h not in singly)]
+            self._refuse(entity, meant[0] if meant and len(meant) == len(hosts) else "")
         return problems
+
+    def _refuse(self, entity: int, words: str) -> None:
+        self._orders[entity].refused, self._orders[entity].refused_s = words, time.monotonic()
 
     async def _call(self, words: list[str], nodes: int) -> str | None:
         """Run scontrol; Slurm's words where it refuses. Raises ActuationError when we may act no longer."""
@@ -330,3 +338,8 @@ class SlurmSink:
                 command=f"{order.key[0]}-{order.key[1]}", state=answer.state, detail=answer.detail[:200],
             ))  # fmt: skip
         return out
+
+
+def _final(words: str) -> bool:
+    """Whether Slurm itself said no."""
+    return bool(words) and not any(text in words for text in AWAY)

@@ -114,19 +114,19 @@ def _keep(view: View, memory: Memory, marked: F64, looked_s: float) -> Bool:
     at = np.flatnonzero(free)
     risk = np.nan_to_num(chance(view, DAY_S)[at], nan=1.0)
     shall: Bool = np.zeros(len(kept), np.bool_)
-    refused = _refused(view, memory, marked, looked_s)
+    refused = _refused(view, memory, marked, free, looked_s)
     shall[at[np.lexsort((risk, marked[at] != KEPT, refused[at]))][:least]] = True
     return shall | kept & idle & ~free
 
 
-def _refused(view: View, memory: Memory, marked: F64, looked_s: float) -> Bool:
+def _refused(view: View, memory: Memory, marked: F64, free: Bool, looked_s: float) -> Bool:
     """Nodes that the scheduler would not keep, though that was commanded, less than a day ago [n_node].
 
-    Replaces the column `unkept_s` of the memory: for how long, in looks without a gap, a node was commanded
-    to be kept and was not; once that is long enough it counts on, for a day.
+    Replaces the column `unkept_s` of the memory: for how long, in looks without a gap, a free node was
+    commanded to be kept and was not; once that is long enough it counts on, for a day.
     """
     was_s = memory["unkept_s"]
-    asked: Bool = (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT) & ~np.isnan(marked)
+    asked: Bool = free & (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT)
     refused: Bool = (was_s >= UNKEPT_S) & (was_s < UNKEPT_S + DAY_S) & (marked != KEPT)
     memory["unkept_s"] = np.where(
         asked | refused, np.where(was_s < UNKEPT_S + DAY_S, was_s, 0.0) + looked_s, 0.0

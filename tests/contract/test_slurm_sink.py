@@ -296,10 +296,17 @@ def test_nobody_else_may_and_that_is_told(
     with pytest.raises(ActuationError, match=refused):
         other.apply(again)
     assert other.sink.counts["calls"] == 1
+    second = other.batch(1, 1)
     with pytest.raises(ActuationError, match=refused):
-        other.apply(other.batch(1, 1))
+        other.apply(second)
     assert other.sink.counts["calls"] == 2
     monkeypatch.setattr(slurm_sink, "REFUSED_S", 0.0)
+    slurm.run("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=by hand")
+    asked_s = time.monotonic()
+    assert not other.sink.observe(asyncio.run(other.source.nodes()), asked_s)
+    other.apply(other.batch(1, 1, command=second.command, renewal=True))
+    assert other.acks(1)[-1][0] == "done", "it was said to have failed"
+    assert other.sink.counts["calls"] == 2
     monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
     other.source._env["PATH"] = os.environ["PATH"]
     other.apply(other.batch(2, 0, command=first.command[:1], renewal=True))

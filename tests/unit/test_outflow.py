@@ -243,9 +243,15 @@ def test_a_renewal_that_waits_never_undoes_what_is_newer(
         world.sink.error = ActuationError("away again")
         offer(world, world.batch(1, renewal=True))
         await until(lambda: world.flow.counts["failed"] == 4)
-        offer(world, world.batch(1))
-        await until(lambda: world.flow.counts["failed"] == 5)
-        assert world.flow._again is None, "the newest is for the engine to repeat"
+        offer(world, world.batch(1, 3, command=np.array([950, 951])))
+        await until(lambda: world.flow.counts["failed"] == 6)
+        assert len(world.staged) == 2, "both are refused"
+        world.sink.error = None
+        world.flow._again_s = 0.0
+        offer(world, world.batch(5))
+        await until(lambda: len(world.sink.got) == 4)
+        late = [b for got in world.sink.got[2:] for b in got if b.renewal]
+        assert [b.command.tolist() for b in late] == [[950]], "the newest, in the place of what had waited"
 
     world.run(scene)
 

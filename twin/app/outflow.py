@@ -94,8 +94,9 @@ class Outflow:
         self.counts["expired"] += _size(commands) - _size(alive)
         if not alive:
             return
-        if self._again is not None and self._again[0] is site:
-            left = _without(self._again[1], alive)
+        waited = self._again[1] if self._again is not None and self._again[0] is site else ()
+        if waited:
+            left = _about(waited, alive, False)
             self._again = (site, left) if left else None
         try:
             async with asyncio.timeout(APPLY_S):
@@ -117,7 +118,10 @@ class Outflow:
             return
         self.counts["failed"] += _size(alive)
         self._fault, self._failed_s = why[:300], time.monotonic()
+        # Who waits for a renewal may not have the time that the engine takes until it sends again
+        instead = _about(tuple(c for c in alive if not (c.renewal or c.final)), waited, True)
         renewals = tuple(c for c in alive if c.renewal)
+        renewals += tuple(replace(c, renewal=True) for c in instead)
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()
             self._again = (site, (*before, *renewals)[-QUEUE:])
@@ -132,14 +136,15 @@ class Outflow:
             self._said, self._said_s = why, now_s
 
 
-def _without(commands: Commands, newer: Commands) -> Commands:
-    """Those of these commands on devices of which none of the newer ones speaks."""
+def _about(commands: Commands, others: Commands, same: bool) -> Commands:
+    """Those of these commands that go to the same devices as others, or those that do not."""
     out = []
     for batch in commands:
-        keep = np.ones(len(batch.index), np.bool_)
-        for other in newer:
+        both = np.zeros(len(batch.index), np.bool_)
+        for other in others:
             if other.control == batch.control:
-                keep &= ~np.isin(batch.index, other.index)
+                both |= np.isin(batch.index, other.index)
+        keep = both == same
         if keep.all():
             out.append(batch)
         elif keep.any():
