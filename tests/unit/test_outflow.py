@@ -256,6 +256,22 @@ def test_a_renewal_that_waits_never_undoes_what_is_newer(
     world.run(scene)
 
 
+def test_renewals_that_fail_more_often_than_that_hold_nobody_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "AGAIN_S", 0.1)
+
+    async def scene() -> None:
+        world.sink.error = ActuationError("one of them is dead")
+        offer(world, world.batch(0, renewal=True))
+        for n in range(1, 60):
+            offer(world, world.batch(n, renewal=True))
+            await asyncio.sleep(0.01)
+        assert world.flow.counts["failed"] > 60, "0 was tried again meanwhile"
+
+    world.run(scene, 30.0)
+
+
 def test_what_fails_for_long_is_said_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

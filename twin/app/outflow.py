@@ -125,7 +125,8 @@ class Outflow:
         if renewals:
             before = self._again[1] if self._again is not None and self._again[0] is site else ()
             self._again = (site, (*before, *renewals)[-QUEUE:])
-            self._again_s = time.monotonic() + AGAIN_S
+            again_s = time.monotonic() + AGAIN_S
+            self._again_s = min(self._again_s, again_s) if before else again_s
         self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
 
     def _say(self, why: str) -> None:
