@@ -96,7 +96,7 @@ def _keep(view: View, memory: Memory, marked: F64, looked_s: float) -> Bool:
 
     Where nobody knows what runs, or what will fail, what is kept stays so, and nothing more is. A kept one
     that falls ill, or on which people work, stays closed as well, and another is kept in its place. Replaces
-    the column `spares` of the memory.
+    the columns `spares` and `unkept_s` of the memory.
     """
     kept: Bool = (marked == KEPT) & view.site.spare_node
     band = wanted_band(view) if view.jobs.known else None
@@ -125,12 +125,10 @@ def _refused(view: View, memory: Memory, marked: F64, free: Bool, looked_s: floa
     Replaces the column `unkept_s` of the memory: for how long, in looks without a gap, a free node was
     commanded to be kept and was not; once that is long enough it counts on, for a day.
     """
-    was_s = memory["unkept_s"]
+    was_s = np.where(memory["unkept_s"] < UNKEPT_S + DAY_S, memory["unkept_s"], 0.0)
     asked: Bool = free & (view.commanded(PLACEMENT) == KEPT) & (marked != KEPT)
-    refused: Bool = (was_s >= UNKEPT_S) & (was_s < UNKEPT_S + DAY_S) & (marked != KEPT)
-    memory["unkept_s"] = np.where(
-        asked | refused, np.where(was_s < UNKEPT_S + DAY_S, was_s, 0.0) + looked_s, 0.0
-    )
+    refused: Bool = (was_s >= UNKEPT_S) & (marked != KEPT)
+    memory["unkept_s"] = np.where(asked | refused, was_s + looked_s, 0.0)
     return refused
 
 

@@ -2,8 +2,8 @@
 
 A sink that refuses or fails gives a negative ack, and the engine sends again while the lease lives; a renewal
 that failed is repeated here, since the engine takes it for sent, until something newer is commanded of the
-same device. Commands leave only while `may_act` says so
-at that very moment, and never after their lease. Part of the shell.
+same device. Commands leave only while `may_act` says so at that very moment, and never after their lease.
+Part of the shell.
 """
 
 from __future__ import annotations
