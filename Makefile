@@ -21,10 +21,10 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help demo test check bench storm format lock clean distclean setup-run setup-dev setup-servers
+.PHONY: help demo test check docs bench evaluate test-evaluation storm format lock clean distclean setup-run setup-dev setup-servers
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: setup-run ## Set up what is missing and show a simulated site under control
 	@.venv/bin/racktwin demo $(ARGS)
@@ -38,9 +38,18 @@ check: setup-dev ## Lint, format, types and direction of imports
 	@$(RUN) -m mypy
 	@.venv/bin/lint-imports --no-logo
 
+docs: setup-dev ## Build the documentation into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
+
 bench: setup-run ## Measure ticks, start and memory into build/bench.json
 	@mkdir -p build
-	@$(RUN) -m twin.app.bench --out build/bench.json $(ARGS)
+	@$(RUN) -m tests.evaluation bench --out build/bench.json $(ARGS)
+
+evaluate: setup-run ## Run the score suites into tests/evaluation/RESULTS.md (ARGS='--only NAME,..')
+	@$(RUN) -m tests.evaluation results $(ARGS)
+
+test-evaluation: setup-dev ## Run the long tests of the evaluation
+	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 -m evaluation $(ARGS)
 
 storm: setup-dev ## Run the long storm of faults
 	@$(RUN) -m pytest -m storm $(ARGS)
@@ -52,7 +61,7 @@ format: setup-dev ## Format the code and mend what the linter can
 lock: ## Resolve the lock files anew (needs uv)
 	@command -v uv >/dev/null || { echo "make lock: expected uv on the PATH; remedy: pip install uv"; exit 1; }
 	@$(LOCK) --group build -o requirements.lock
-	@$(LOCK) --group build --group dev -c requirements.lock -o requirements-dev.lock
+	@$(LOCK) --group build --group dev --group docs -c requirements.lock -o requirements-dev.lock
 
 clean: ## Remove what was built, but not .venv
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

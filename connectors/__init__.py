@@ -1,0 +1,1 @@
+"""Connectors: the world outside, one package per system; the only place where units are converted."""

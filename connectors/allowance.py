@@ -2,12 +2,12 @@
 
 What is recorded forever (events, answers) is paid for by its size, so that one hostile or broken device can
 neither fill the disk nor press the records of others out of their quota. Time is that of arrival: a replay
-decides the same. May import the core's errors.
+decides the same.
 """
 
 from __future__ import annotations
 
-from twin.errors import BadMessage
+from twin.catalogue import BadMessage
 
 NS = 1_000_000_000
 MAX_SPEAKERS = 1_000_000

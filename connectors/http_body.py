@@ -1,4 +1,4 @@
-"""The body of an answer over HTTP, read no further than a limit. May import aiohttp alone."""
+"""The body of an answer over HTTP, read no further than a limit."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `PageDecoder` is a pure function of the page's bytes (the text format, read by `prometheus_client`);
 `PrometheusSource` fetches with aiohttp. It follows no redirect, uses no proxy of the environment and takes no
-page beyond a limit. May import `twin`.
+page beyond a limit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from connectors.series import Faults, Sample, SeriesTable, Sums, packed
+from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed
 from connectors.series_map import SeriesMap, load_map
+from twin.catalogue import BadMessage, ConfigError, ConnectorError
 from twin.contracts import Inlet
-from twin.errors import BadMessage, ConfigError, ConnectorError
-from twin.reading import Block, Names, Reading
+from twin.telemetry import Block, Names, Reading
 
 MAX_PAGE = 32 * 2**20
 MAX_SAMPLES = 500_000  # of a page that the mapping names
@@ -44,15 +44,15 @@ class PageDecoder:
         self._wanted = {name.encode() for name in self._table.wanted}
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> SeriesFaults:
         """Bad lines and values of pages that were read all the same."""
         return self._table.faults
 
     def decode(self, page: bytes, t_ns: int) -> list[Reading | Block]:
-        """What a page of that instant says. Raises BadMessage if it is no page of this kind."""
+        """Parse a page of that instant. Raises BadMessage if it is no page of this kind."""
         return self.readings([s for some in self.parse(page) for s in some], t_ns)
 
-    def parse(self, page: bytes) -> Iterator[list[Sample]]:
+    def parse(self, page: bytes) -> Iterator[list[SeriesSample]]:
         """The samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
         if len(page) > MAX_PAGE:
             raise BadMessage(f"a page of {len(page)} bytes; expected at most {MAX_PAGE}")
@@ -78,8 +78,8 @@ class PageDecoder:
         if bad and not count:
             raise BadMessage(f"{why}; {bad} bad lines and no good one")
 
-    def readings(self, samples: list[Sample], t_ns: int) -> list[Reading | Block]:
-        """What the samples of a page say. Raises BadMessage if none of them is of the site."""
+    def readings(self, samples: list[SeriesSample], t_ns: int) -> list[Reading | Block]:
+        """Readings from the samples of a page. Raises BadMessage if none of them is of the site."""
         readings = self._table.read(samples, t_ns)
         if not readings:
             what = (
@@ -96,7 +96,7 @@ class PageDecoder:
                 yield line
 
 
-def _samples(text: bytes) -> Iterator[Sample]:
+def _samples(text: bytes) -> Iterator[SeriesSample]:
     """The samples of some lines. Raises ValueError if one of them is not well-formed."""
     for family in text_string_to_metric_families(text.decode("utf-8") + "\n"):
         for sample in family.samples:
@@ -105,11 +105,11 @@ def _samples(text: bytes) -> Iterator[Sample]:
                 at = round(float(sample.timestamp) * 1e3) * 10**6  # written in milliseconds
                 if not 0 < at < 2**62:
                     raise ValueError(f"time {at}; expected milliseconds since 1970")
-            yield Sample(sample.name, sample.labels, sample.value, at)
+            yield SeriesSample(sample.name, sample.labels, sample.value, at)
 
 
 def _trust(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
-    """How to trust a server, and who we are. Raises ConfigError."""
+    """TLS context: the authority to trust, and our certificate. Raises ConfigError."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
@@ -162,7 +162,7 @@ class PrometheusSource:
                     failed += 1
                     if failed >= FAILURES:
                         raise
-                    inlet.spoil(self.name, str(error))
+                    inlet.reject(self.name, str(error))
                 else:
                     failed = 0
                     await self._take(page, inlet)
@@ -173,15 +173,15 @@ class PrometheusSource:
         """Stage what a page says; a large one is read in slices, so that the loop is not held up."""
         now_ns = time.time_ns()
         try:
-            samples: list[Sample] = []
+            samples: list[SeriesSample] = []
             for some in self.decoder.parse(page):
                 samples += some
                 await asyncio.sleep(0)
             inlet.stage(self.decoder.readings(samples, now_ns), now_ns)
         except BadMessage as error:
-            inlet.spoil(self.name, str(error))
+            inlet.reject(self.name, str(error))
         for why, count in self.decoder.faults.take():
-            inlet.spoil(self.name, why if count == 1 else f"{why} ({count} times)")
+            inlet.reject(self.name, why if count == 1 else f"{why} ({count} times)")
 
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """One page. Raises ConnectorError with what the exporter did instead."""

@@ -2,7 +2,7 @@
 
 What Prometheus exporters, Telegraf and Sparkplug devices send has one form: a name, labels (tags), a number,
 perhaps an instant. A mapping (`connectors.series_map`) says what to make of it; units are converted here.
-Pure. May import `twin`; knows a site only through `Names`.
+Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from connectors.hostlist import expand_names
-from connectors.ipmi import conversion
-from connectors.series_map import Measure, Rule, SeriesMap
-from twin.errors import ConfigError
-from twin.frame import F32
-from twin.reading import Block, Names, Reading
-from twin.signals import TABLES, Signal
+from connectors.files import conversion
+from connectors.series_map import Measure, SeriesMap, SeriesRule
+from connectors.slurm import expand_names
+from twin.catalogue import F32, TABLES, ConfigError, Signal
+from twin.telemetry import Block, Names, Reading
 
 MAX_LABEL = 256  # characters of a label that may name an entity
 MAX_PLACES, MAX_STRANGERS = 200_000, 2_000  # label sets that are remembered: of entities, of none
@@ -30,7 +28,7 @@ MIN_BLOCK = 8  # cells from which a block costs less than single readings
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """One number of a report; `t_ns` None: the instant of the report."""
 
     name: str
@@ -40,8 +38,8 @@ class Sample(NamedTuple):
     measurement: str | None = None
 
 
-class Faults:
-    """What was wrong in reports that were otherwise read; the caller takes and counts them."""
+class SeriesFaults:
+    """Faults in reports that were otherwise read; the caller takes and counts them."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, int] = {}
@@ -82,7 +80,7 @@ class Sums:
 
 
 class _Line(NamedTuple):
-    """What one series of one rule does."""
+    """Effect of one series of one rule."""
 
     rule: _Rule
     measure: Measure
@@ -94,7 +92,7 @@ class _Line(NamedTuple):
 class _Rule:
     """A checked rule: its patterns, and the labels that decide on the entity."""
 
-    def __init__(self, rule: Rule, at: str, faults: list[str]) -> None:
+    def __init__(self, rule: SeriesRule, at: str, faults: list[str]) -> None:
         self.table, self.templates = rule.table, rule.entity
         self.ratios, self.numbers = rule.ratios, rule.numbers
         self.where: dict[str, re.Pattern[str]] = {}
@@ -151,7 +149,7 @@ class SeriesTable:
         self, mapping: SeriesMap, site: Names, file: str = "mapping", place: str | None = None,
         sums: Sums | None = None,
     ) -> None:  # fmt: skip
-        self.faults = Faults()
+        self.faults = SeriesFaults()
         self.unmapped = self.strangers = 0  # samples without a rule, and without an entity
         self._site, self._place, self._sums = site, place, sums or Sums()
         self._blank = frozenset(mapping.blank)
@@ -171,7 +169,7 @@ class SeriesTable:
         self.wanted = frozenset(name for _, name in (*self._lines, *self._parts))
         """Names of series that some rule reads."""
 
-    def _add(self, rule: Rule, at: str, faults: list[str]) -> None:
+    def _add(self, rule: SeriesRule, at: str, faults: list[str]) -> None:
         made = _Rule(rule, at, faults)
         table = TABLES.get(rule.table)
         signals = table.by_name if table else {}
@@ -201,7 +199,7 @@ class SeriesTable:
         for name in dict.fromkeys(n for ratio in rule.ratios for n in (ratio.part, *ratio.of)):
             self._parts.setdefault((rule.measurement, name), []).append(made)
 
-    def read(self, samples: Iterable[Sample], t_ns: int) -> list[Reading]:
+    def read(self, samples: Iterable[SeriesSample], t_ns: int) -> list[Reading]:
         """The readings of one report that arrived at `t_ns`."""
         out: list[Reading] = []
         shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
@@ -262,7 +260,7 @@ class SeriesTable:
             self._places[key] = found
         return found
 
-    def _value(self, line: _Line, sample: Sample) -> float | None:
+    def _value(self, line: _Line, sample: SeriesSample) -> float | None:
         """The value in the core unit, None for "no reading"; what cannot be read is a fault."""
         raw, measure = sample.value, line.measure
         if measure.states:

@@ -1,7 +1,7 @@
 """Mapping files of labelled series: their schema, and how they are read.
 
 The packaged ones are `exporters/*.yaml`. A mapping says which labels of a series name the entity, and which
-signal it is; `connectors.series` applies it. May import `twin`; reads the file that it is asked for.
+signal it is; `connectors.series` applies it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from connectors.ipmi import Strict, read_tree
-from twin.errors import ConfigError
-from twin.sitefile import convert
+from connectors.files import MappingPart, read_tree
+from twin.catalogue import ConfigError
+from twin.site import convert
 
 EXPORTERS = Path(__file__).parent / "exporters"
 
 
-class Measure(Strict, frozen=True):
-    """What a series means. `unit` as on the wire, or `factor` and `offset` to the core unit.
+class Measure(MappingPart, frozen=True):
+    """Meaning of a series. `unit` as on the wire, or `factor` and `offset` to the core unit.
 
     `states` reads words or numbers (null: no reading); `blank` are numbers that mean "no reading". `add`:
     several series are parts of one counter.
@@ -35,7 +35,7 @@ class Measure(Strict, frozen=True):
     add: bool = False
 
 
-class Ratio(Strict, frozen=True):
+class SeriesRatio(MappingPart, frozen=True):
     """A share: `part` over the sum of `of`, of one entity and report; `complement` is one minus it."""
 
     signal: str
@@ -44,14 +44,14 @@ class Ratio(Strict, frozen=True):
     complement: bool = False
 
 
-class Number(Strict, frozen=True):
+class Number(MappingPart, frozen=True):
     """Counts otherwise: (label - subtract) // divide, such as cores -> devices or ports from one on."""
 
     subtract: int = 0
     divide: int = 1
 
 
-class Rule(Strict, frozen=True):
+class SeriesRule(MappingPart, frozen=True):
     """Series of one table. The first of the `entity` templates that names an entity of the site decides.
 
     `where` are patterns that whole labels must match; their named groups are labels too. `measurement` is
@@ -61,20 +61,20 @@ class Rule(Strict, frozen=True):
     table: str
     entity: list[str]
     signals: dict[str, str | Measure] = msgspec.field(default_factory=dict)
-    ratios: list[Ratio] = msgspec.field(default_factory=list)
+    ratios: list[SeriesRatio] = msgspec.field(default_factory=list)
     own: bool = False
     measurement: str | None = None
     where: dict[str, str] = msgspec.field(default_factory=dict)
     numbers: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
-class SeriesMap(Strict, frozen=True):
+class SeriesMap(MappingPart, frozen=True):
     """A mapping file. `names`: outside name -> entity, host lists both; `blank`: numbers for "no reading".
 
     `extends` names a packaged mapping whose rules follow the own ones.
     """
 
-    rules: list[Rule] = msgspec.field(default_factory=list)
+    rules: list[SeriesRule] = msgspec.field(default_factory=list)
     extends: str | None = None
     names: dict[str, str] = msgspec.field(default_factory=dict)
     blank: list[float] = msgspec.field(default_factory=list)

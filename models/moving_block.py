@@ -1,14 +1,14 @@
-"""Whether a mean of daily differences is beyond chance: the moving-block bootstrap.
+"""Moving-block bootstrap: the interval of a mean of daily differences.
 
 Days that lie near each other share faults, so that whole blocks are drawn, at least as long as the horizon.
-source: Kuensch, Annals of Statistics 17 (1989). May import the core's number types; NumPy only.
+source: Kuensch, Annals of Statistics 17 (1989).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.frame import F64, I64
+from twin.catalogue import F64, I64
 
 RESAMPLES = 500
 LEAST_BLOCKS = 2  # fewer blocks tell no interval. source: estimate

@@ -2,7 +2,7 @@
 
 The mean forecast is the last good value. The band comes from fitted quantiles of past changes over the same
 horizon; before a fit, from the changes seen so far over one step, widened by the square root of time as a
-random walk would. May import contracts; NumPy only.
+random walk would.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from twin.catalogue import F32, I32, ContractError, digest, find_signal
 from twin.contracts import Forecast, View, read_only
-from twin.errors import ContractError
-from twin.frame import F32, I32
-from twin.signals import find_signal
-from twin.tree import digest
 
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0)
 SIGNALS = ("rack.power_w",)

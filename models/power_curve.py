@@ -4,7 +4,6 @@ The time per unit of progress is a (1 + c x), where x = 1/clock - 1 follows from
 GPUs leave of the power that they want (domain.md B). Each reading of progress is set against the mean x since
 the one before; c has a distribution on a grid, and a mean and a band are told where that says something: not
 before caps moved, and not of a job that goes at its own whim. A job that begins in a slot begins afresh.
-May import contracts and the physics of GPU power; NumPy only.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, digest
 from twin.contracts import Forecast, View
-from twin.errors import ContractError
-from twin.frame import F64, I32, I64, NS, Bool
-from twin.physics.gpu_power import CLOCK_MIN_PU, EXPONENT, clock_of_share_pu
-from twin.state import GOOD
-from twin.tree import digest
+from twin.physics import CLOCK_MIN_PU, EXPONENT, clock_of_share_pu
+from twin.telemetry import GOOD
 
 KEY, PROGRESS, POWER, CONTROL = "job.compute_pu", "job.progress_per_s", "gpu.power_w", "gpu.power_cap_w"
 GRID = np.linspace(0.0, 1.0, 41)  # of c
@@ -42,9 +39,15 @@ LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows wha
 # Sums over readings: of 1, x, y, x x, x y, y y; then of moves; and x at the last reading
 N, X, Y, XX, XY, YY, MOVES, LAST_X = range(8)
 COLUMNS: dict[str, tuple[str, float]] = {  # of slots: NumPy type, and how it begins
-    "generation": ("i4", -1), "started_ns": ("i8", 0), "read_ns": ("i8", 0), "looks": ("f8", 0.0),
-    "sum_x": ("f8", 0.0), "sum_xx": ("f8", 0.0), "unit_s": ("f8", np.nan), "odd": ("f8", 0.0),
-}  # fmt: skip
+    "generation": ("i4", -1),
+    "started_ns": ("i8", 0),
+    "read_ns": ("i8", 0),
+    "looks": ("f8", 0.0),
+    "sum_x": ("f8", 0.0),
+    "sum_xx": ("f8", 0.0),
+    "unit_s": ("f8", np.nan),
+    "odd": ("f8", 0.0),
+}
 
 
 class PowerCurve:

@@ -2,8 +2,7 @@
 
 A tree is a sum of pieces that look at no more than eight decisions each: the eight answers are one byte, and
 the byte picks the piece's value out of a table of 256. So a forest is, per row, one comparison for each
-threshold that any tree uses, one byte and one table entry for each piece, and a sum. May import the core's
-errors and number types; NumPy only.
+threshold that any tree uses, one byte and one table entry for each piece, and a sum.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.errors import ContractError
-from twin.frame import F64, I64
+from twin.catalogue import F64, I64, ContractError
 
 _KINDS: dict[str, type[np.generic]] = {
     "start": np.int32,  # [n_tree + 1] first node of each tree, and the end
@@ -173,7 +171,7 @@ class _Scratch:
 
 
 @dataclass(frozen=True)
-class _Pieces:
+class _LinearPieces:
     """A group of pieces of one forest: which decisions make each piece's byte, and what each byte adds."""
 
     decisions: I64  # [BITS * n_piece] by bit, the highest first, then by piece
@@ -204,7 +202,7 @@ class _Pieces:
         total += added[0]
 
 
-_Sum = tuple[float, tuple[_Pieces, ...]]  # a forest: its baseline and its pieces
+_Sum = tuple[float, tuple[_LinearPieces, ...]]  # a forest: its baseline and its pieces
 
 
 class Grove:
@@ -219,7 +217,7 @@ class Grove:
         return len(self._decisions.guards)
 
     def predict(self, rows: F64) -> F64:
-        """What each forest says of each row of features. [n_row, n_feature] -> [n_forest, n_row]
+        """Prediction of each forest for each row of features. [n_row, n_feature] -> [n_forest, n_row]
 
         A row's result is the same, to the bit, in any batch. Fastest on rows in order="F".
         Raises ContractError for other shapes.
@@ -335,7 +333,7 @@ def _pieces(
         added[: len(leaves)].sum(axis=0, out=table[at])
         added = added[len(leaves) :]
     groups = tuple(
-        _Pieces(decisions[:, at : at + GROUP_PIECES].ravel(), table[at : at + GROUP_PIECES].ravel())
+        _LinearPieces(decisions[:, at : at + GROUP_PIECES].ravel(), table[at : at + GROUP_PIECES].ravel())
         for at in range(0, len(merged), GROUP_PIECES)
     )
     return base, groups

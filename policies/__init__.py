@@ -5,12 +5,11 @@ A policy is pure and knows only the core's contracts; others name theirs `module
 
 from __future__ import annotations
 
-from policies.checkpoint import Checkpoint
+from policies.checkpointing import Checkpoint
 from policies.leak_guard import LeakGuard
+from policies.node_replacement import Replacement
 from policies.operator import Operator
-from policies.power_cap import PowerCap
-from policies.power_guard import PowerGuard
-from policies.replacement import Replacement
+from policies.power_capping import PowerCap, PowerGuard
 from policies.thermal_guard import ThermalGuard
 from twin.contracts import Policy
 

@@ -4,7 +4,7 @@ One detector is an alarm (the diagnosis raises it) and nothing more. Trays count
 runs down wets the detector of the tray below; the rack's rope, the hall's rope and the CDU's detector count
 once each, the last two only beside a detector of the rack itself. What was wet stays so for a while, since
 detectors flap. The BMS carries out the isolation and may refuse; its echo is what counts. Nothing is ever
-opened again from here: that is for people. May import contracts; touches nothing.
+opened again from here: that is for people.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from twin.catalogue import I32, I64, NS, Bool
 from twin.contracts import Columns, Memory, Proposal, View, mask_index
-from twin.frame import I32, I64, NS, Bool
-from twin.state import GOOD, STALE
+from twin.telemetry import GOOD, STALE
 
 SAVE, SERVICE, CAP = "job.checkpoint_since_s", "node.service_level", "gpu.power_cap_w"
 LIQUID, ELECTRICAL = "rack.liquid_isolation", "rack.electrical_isolation"
@@ -40,7 +40,7 @@ class LeakGuard:
     period_s: ClassVar[float] = 1.0
     urgent: ClassVar[bool] = True
     memory: ClassVar[Columns | None] = Columns(
-        "rack", {"trays": "i8", "tray_ns": "i8", "rope_ns": "i8", "since_ns": "i8"}
+        rack={"trays": "i8", "tray_ns": "i8", "rope_ns": "i8", "since_ns": "i8"}
     )
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:

@@ -1,7 +1,7 @@
 """operator: what people ask for is a proposal like any other; there is no back door.
 
 Every standing request becomes an interval on its control. Requests speak in the order in which they were
-made, after protection. May import contracts; reads the view, touches nothing.
+made, after protection.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from twin.catalogue import TABLES, find_control
 from twin.contracts import Columns, Memory, Proposal, View
-from twin.events import OperatorRequest
-from twin.signals import TABLES, find_control
+from twin.telemetry import OperatorRequest
 
 
 class Operator:

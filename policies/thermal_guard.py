@@ -3,7 +3,6 @@
 Judges every GPU by how hot it may be by now, not by its last reading: silence drifts hot. Between the guard
 and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is lost
 or too hot pulls all of its GPUs down. It only narrows from above; raising again is left to the slew limit.
-May import contracts; reads the view, touches nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from twin.catalogue import F64
 from twin.contracts import Columns, Memory, Proposal, View, mask_index
-from twin.frame import F64
 from twin.site import Envelope
 
 CONTROL = "gpu.power_cap_w"
@@ -49,7 +48,7 @@ class ThermalGuard:
     rank: ClassVar[int] = 0
     period_s: ClassVar[float] = 1.0
     urgent: ClassVar[bool] = True
-    memory: ClassVar[Columns | None] = Columns("gpu", {"until_ns": "i8", "cap_w": "f8"})
+    memory: ClassVar[Columns | None] = Columns(gpu={"until_ns": "i8", "cap_w": "f8"})
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
         """Caps for the GPUs under strain, and for those that were until a minute ago."""

@@ -1,3 +1,3 @@
-"""racktwin's core, and under `twin.app` the shell around it. The map is in `twin/README.md`."""
+"""racktwin: a digital twin that watches, forecasts and steers AI supernodes."""
 
 VERSION = "0.1.0"  # as in pyproject.toml, which a test compares

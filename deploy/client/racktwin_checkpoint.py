@@ -37,7 +37,7 @@ TIMEOUT_S, TICK_S, MAX_BACKOFF_S, REPORT_S = 5.0, 0.5, 300.0, 300.0  # the last:
 _IMPORTED = time.monotonic()
 
 
-class Held(NamedTuple):
+class StandingAdvice(NamedTuple):
     """Advice to obey until `until`, in steady seconds. Of two, the one of greater `order` counts."""
 
     interval_s: float | None = None
@@ -48,11 +48,11 @@ class Held(NamedTuple):
     local_s: float | None = None  # between saves to memory
 
 
-NOTHING = Held()
+NOTHING = StandingAdvice()
 
 
-def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) -> Held:
-    """What to hold after these bytes came. Raises ValueError for what is no advice, and for expired advice.
+def advice_of(payload: bytes, job: str, before: StandingAdvice, now: float, wall_ns: int) -> StandingAdvice:
+    """Return the advice in force after a message. Raises ValueError for no advice, and for expired advice.
 
     Its instants count by their distance from `issued_ns`, from now on, so that clocks that differ do no harm.
     What has expired by this host's clock is refused all the same, for it may have lain somewhere.
@@ -74,7 +74,7 @@ def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) ->
         return before
     lease_s = min((expires_ns - max(issued_ns, wall_ns)) / NS, MAX_LEASE_S)
     if expires_ns <= issued_ns:  # so it is said that there is none
-        return Held(order=(epoch, issued_ns))
+        return StandingAdvice(order=(epoch, issued_ns))
     if lease_s <= 0:
         raise ValueError("this advice has expired by the clock of this host")
     want, since = None, math.inf
@@ -82,7 +82,7 @@ def held_of(payload: bytes, job: str, before: Held, now: float, wall_ns: int) ->
         want, since = (epoch, since_ns), now - (issued_ns - since_ns) / NS
         if before.want == want:
             since = min(since, before.since)  # heard earlier, so with less delay
-    return Held(interval_s, want, since, now + lease_s, (epoch, issued_ns), local_s)
+    return StandingAdvice(interval_s, want, since, now + lease_s, (epoch, issued_ns), local_s)
 
 
 class Pace:
@@ -101,13 +101,13 @@ class Pace:
         self.step, self._balance, self._cap, self._extra, self._asked = -1, 0.0, 0.0, False, math.nan
         self._want = self._answered = NOTHING.want
 
-    def in_force(self, held: Held) -> float:
+    def in_force(self, held: StandingAdvice) -> float:
         """The interval that is kept, s; 0 if it is counted in steps."""
         own_s, advised_s = self.own_s if self.own_s < math.inf else 0.0, held.interval_s
         return own_s if advised_s is None else min(max(advised_s, min(self.least_s, self.own_s)), self.most_s)
 
-    def due(self, now: float, step: int | None = None, held: Held = NOTHING) -> bool:
-        """Whether to save now."""
+    def due(self, now: float, step: int | None = None, held: StandingAdvice = NOTHING) -> bool:
+        """Return True when a save is due."""
         if self._asked <= now:  # nobody measured that save: it took until now at most
             self.ended(now, self._asked)
         earned = min(self._cap, self._balance + self.share * max(0.0, now - self._counted))
@@ -245,7 +245,7 @@ class Advisor:
                 atexit.register(self.close)
 
     def due(self, step: Any = None, broadcast: Any = None, tier: str = "durable") -> bool:
-        """Whether to save now; never blocks or raises. To be asked at the same steps on all ranks.
+        """Return True when a save is due; never blocks or raises. To be asked at the same steps on all ranks.
 
         broadcast tells all ranks what rank 0 decided (racktwin_torch.broadcast); what it raises goes through,
         without it other ranks hear False. tier: "durable" (to be asked first: it counts as both), "memory".
@@ -257,11 +257,11 @@ class Advisor:
         found = self._rank == 0 and pace.due(time.monotonic(), count, held)
         return found if broadcast is None else bool(broadcast(found))
 
-    def _of(self, tier: str = "durable") -> tuple[Pace, Held]:
+    def _of(self, tier: str = "durable") -> tuple[Pace, StandingAdvice]:
         held = self._held  # the other thread may change it at any time; a forked process has no such thread
         held = held if time.monotonic() < held.until and os.getpid() == self._pid else NOTHING
         local_s = held.local_s if self._local.step >= 0 else None  # else it does not listen
-        return (self._pace, held) if tier == "durable" else (self._local, Held(local_s))
+        return (self._pace, held) if tier == "durable" else (self._local, StandingAdvice(local_s))
 
     @property
     def interval_s(self) -> float:
@@ -279,7 +279,7 @@ class Advisor:
             self.saved(save, ok)
 
     def saved(self, save: Save, ok: bool = True) -> None:
-        """What `saving` does at its end, for a `Save` that is no block of code."""
+        """End a save, as `saving` does at its end, for a `Save` that is no block of code."""
         now = time.monotonic()
         save.block_s = now - save.began
         self._of(save.tier)[0].ended(now, save.began, ok)
@@ -364,7 +364,9 @@ class Advisor:
         self._wire = self._wire or self._open()
         body, before = self._wire.fetch(), self._held
         clocks = (time.monotonic(), time.time_ns())
-        self._held = Held(order=before.order) if body is None else held_of(body, self.job, before, *clocks)
+        self._held = (
+            StandingAdvice(order=before.order) if body is None else advice_of(body, self.job, before, *clocks)
+        )
 
     def _send(self) -> None:
         kept = [Pace.in_force(*self._of(tier)) for tier in ("durable", "memory")]

@@ -39,7 +39,7 @@ class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """What comes between the step and the save is no part of it."""
+        """Begin the save anew: logging between the step and the save is no part of it."""
         if self._save is not None:
             self._save = Save()
 

@@ -1,4 +1,4 @@
-"""What all ranks of a distributed job agree on, for `advisor.due(step, broadcast=racktwin_torch.broadcast)`.
+"""Agreement of all ranks of a distributed job, for `advisor.due(step, broadcast=racktwin_torch.broadcast)`.
 
 May import PyTorch, which a distributed job has.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def broadcast(decision: bool, group: Any = None) -> bool:
-    """What rank 0 decided; the decision itself where PyTorch is absent or its ranks are not connected.
+    """Return the decision of rank 0; the own one where PyTorch is absent or its ranks are not connected.
 
     A collective operation: every rank calls `due` at the same steps. With NCCL it waits for the GPU, so ask
     every few steps, or hand a group of the backend gloo: `functools.partial(broadcast, group=gloo)`.

@@ -21,18 +21,17 @@ from racktwin_agent.fleet import Fleet
 from racktwin_agent.publish import Out
 from racktwin_agent.simulated import SimulatedDevices
 
-from connectors.it_command import ResultDecoder, contingency_of, requests_of
-from connectors.it_frame import ItDecoder
-from tests.agents import NODE, Client, Heard, agent, frames, results, start, status, write_config
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import site_of
+from connectors.agents import ItDecoder, ResultDecoder, contingency_of
+from connectors.agents.command import requests_of
 from tests.contract.test_mosquitto_acl import Secured, secured  # noqa: F401
-from twin.app.acl import agent_user
+from tests.support.builders import site_of
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.node_agents import NODE, Client, Heard, agent, frames, results, start, status, write_config
+from twin.catalogue import NS
+from twin.cli.acl import agent_user
 from twin.contracts import CommandBatch
-from twin.events import CommandAcked, FaultReported
-from twin.frame import NS
-from twin.reading import Block, Message, Reading
 from twin.site import Site
+from twin.telemetry import Block, CommandAcked, FaultReported, Message, Reading
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from twin.app import notify
-from twin.app.alarms import AlarmBook
-from twin.app.config import Config, Loaded, Notify
-from twin.app.notify import Notifier
+from twin.catalogue import NS
+from twin.config import Config, Loaded, Notify
 from twin.contracts import Finding
-from twin.frame import NS
+from twin.daemon import notify
+from twin.daemon.alarms import AlarmBook
+from twin.daemon.notify import Notifier
 
 CONFIG = "route: {receiver: nobody, group_wait: 0s}\nreceivers: [{name: nobody}]\n"
 

@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.serving import serving
-from twin.app.api_open import ROUTES
-from twin.app.api_openapi import document, operation_id
+from tests.support.in_process_daemon import serving
+from twin.api.openapi import document, operation_id
+from twin.api.public import ROUTES
 
 TREE = document(ROUTES)
 
@@ -31,7 +31,7 @@ def test_every_route_is_in_it_and_nothing_else() -> None:
 
 
 def test_the_application_serves_exactly_these(tmp_path: Path) -> None:
-    from twin.app.api import make_app
+    from twin.api.service import make_app
 
     async def main() -> None:
         async with serving(tmp_path) as pod:
@@ -103,6 +103,7 @@ def test_the_parameters_it_names_are_known_and_others_are_refused(route: Any, tm
     async def main() -> None:
         async with serving(tmp_path) as pod:
             path = route.path.replace("{table}", "rack")
+            path = path.replace("{policy}", "operator").replace("{entity}", "site")
             for param in route.params:
                 value = {"integer": "1", "number": "1"}.get(param.kind, "x")
                 _, tree = await pod.ask("GET", f"{path}?{param.name}={value}")

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CI
-from tests.serving import serving
-from twin.app import api
-from twin.app.cli import main
-from twin.app.client import Client
-from twin.app.config import Api, Tls
-from twin.errors import ConfigError, ConnectorError
+from tests.support.in_process_daemon import serving
+from twin.api import Client, service
+from twin.catalogue import ConfigError, ConnectorError
+from twin.cli.main import main
+from twin.config import Api, Tls
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_files_that_do_not_fit_are_told_without_a_line_of_them(pems: Path) -> No
 def test_a_client_that_never_ends_its_request_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "IDLE_S", 0.3)
+    monkeypatch.setattr(service, "IDLE_S", 0.3)
 
     async def run() -> None:
         async with serving(tmp_path) as pod:
@@ -128,7 +127,7 @@ def test_no_token_is_in_the_list_of_processes(tmp_path: Path) -> None:
             words = [
                 sys.executable,
                 "-m",
-                "twin.app.cli",
+                "twin.cli.main",
                 "decisions",
                 "--url",
                 pod.url,

@@ -20,17 +20,16 @@ from typing import Any
 
 import pytest
 import racktwin_checkpoint as client
-from racktwin_checkpoint import NOTHING, NS, Advisor, held_of
+from racktwin_checkpoint import NOTHING, NS, Advisor, advice_of
 
-from connectors.job_files import FolderSink
-from connectors.job_sink import JobBook
-from connectors.job_wire import Advice, advice_topic, encode_advice, job_of, level_of, report_of
-from tests.agents import Client
-from tests.brokers import mosquitto
-from tests.builders import START_NS
+from connectors.jobs import Advice, FolderSink, JobBook, job_of, level_of
+from connectors.jobs.wire import advice_topic, encode_advice, report_of
 from tests.contract.test_mosquitto_acl import SITE
-from tests.secured import Authority, secured_broker
-from tests.serving import Pod, serve
+from tests.support.builders import START_NS
+from tests.support.in_process_daemon import Pod, serve
+from tests.support.mosquitto import mosquitto
+from tests.support.node_agents import Client
+from tests.support.secured_mosquitto import Authority, secured_broker
 from tests.unit.test_api_checkpoint import INTERVAL, SINCE, employ, wish
 
 NAMES = ["4711", "4711_3", "ns/b", ".hidden", "a b%c+#é", "~", "x" * 200]
@@ -57,7 +56,7 @@ def advisor(source: str, job: str = "j", **terms: Any) -> Advisor:
 
 def test_advice_as_the_daemon_writes_it() -> None:
     said = advice(save_since_ns=5, reason="é" * 500)
-    got = held_of(encode_advice(said), "j", NOTHING, 100.0, said.issued_ns)
+    got = advice_of(encode_advice(said), "j", NOTHING, 100.0, said.issued_ns)
     assert (got.interval_s, got.want, got.until, got.order) == (7.0, (1, 5), 160.0, (1, said.issued_ns))
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from connectors.bmc import NODE_CAP, Fleet, Key
-from connectors.dcmi import DcmiBmc
-from tests.bmc_driven import Driven
-from tests.builders import site_of, two_racks
-from tests.dcmi import PASSWORD, USER, Bmcs
-from tests.redfish_driven import hurry
+from connectors.bmc import NODE_CAP, DcmiBmc, Fleet, Key
+from tests.support.bmc_harness import Driven
+from tests.support.builders import site_of, two_racks
+from tests.support.dcmi_bmcs import PASSWORD, USER, Bmcs
+from tests.support.redfish_harness import hurry
 from twin.site import Site
 
 Story = Callable[[Bmcs, Driven], Awaitable[None]]

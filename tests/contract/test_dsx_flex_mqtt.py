@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from connectors.dsx_bms import PUB_VALUE
-from connectors.dsx_flex_keys import KeySet
-from connectors.dsx_flex_wire import text_of
-from connectors.it_frame import encode_json
-from connectors.mqtt import Link, LinkSettings
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import site_of, two_racks
-from tests.daemons import RunningDaemon, running
-from tests.flexing import check_event, contract, envelope, key, key_set, signer, target
-from twin.app.plant_wire import PlantWire
-from twin.reading import Message
+from connectors.agents import encode_json
+from connectors.dsx import PUB_VALUE, KeySet
+from connectors.dsx.flex_wire import text_of
+from connectors.mqtt import LinkSettings, MqttLink
+from tests.support.builders import site_of, two_racks
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.flex_messages import check_event, contract, envelope, key, key_set, signer, target
+from tests.support.mosquitto import Mosquitto, mosquitto
+from twin.simulation.plant_wire import PlantWire
+from twin.telemetry import Message
 
 AGENT = "grid/v1/dsx-flex-agent/us"
 SET = "grid/v1/isv/acme/loadtarget/set"
@@ -38,7 +37,7 @@ class Isv:
     def __init__(self, broker: Mosquitto, keys: KeySet) -> None:
         self.keys = keys
         self.got: list[tuple[str, dict[str, Any], dict[str, Any]]] = []  # topic, envelope, data
-        self.link = Link(
+        self.link = MqttLink(
             LinkSettings("127.0.0.1", broker.port, "isv", persistent=False), ((f"{AGENT}/#", 1),)
         )
         self.gpu_w = 900.0

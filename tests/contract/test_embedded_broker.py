@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import pytest
 
-from connectors.mqtt import Link, LinkSettings
-from twin.app.broker import EmbeddedBroker
-from twin.errors import ConnectorError
-from twin.reading import Message
+from connectors.mqtt import LinkSettings, MqttLink
+from twin.catalogue import ConnectorError
+from twin.telemetry import Message
+from twin.wiring import EmbeddedBroker
 
 PATIENCE_S = 20.0
 
@@ -44,16 +44,16 @@ def test_carries_messages_and_retains_them_until_it_is_stopped() -> None:
         pid = broker.pid
         assert pid is not None
         got: list[Message] = []
-        link = Link(LinkSettings("127.0.0.1", port), (("a/#", 1),), canary="IT/v1/x/Canary/y")
+        link = MqttLink(LinkSettings("127.0.0.1", port), (("a/#", 1),), canary="IT/v1/x/Canary/y")
         task = asyncio.create_task(link.run(got.append, lambda *lost: None))
         await until(lambda: link.connected, "a connection")
         await link.publish("a/kept", b"1", qos=1, retain=True)
         await link.publish("a/live", bytes(range(256)), qos=0)
         await until(lambda: len(got) == 2, "both messages")
         assert {m.topic: m.payload for m in got} == {"a/kept": b"1", "a/live": bytes(range(256))}
-        await until(lambda: link._back.is_set(), "the canary")
+        await until(lambda: link._canary_back.is_set(), "the canary")
         late: list[Message] = []
-        second = Link(LinkSettings("127.0.0.1", port, "second"), (("a/#", 1),))
+        second = MqttLink(LinkSettings("127.0.0.1", port, "second"), (("a/#", 1),))
         other = asyncio.create_task(second.run(late.append, lambda *lost: None))
         await until(lambda: bool(late), "the retained message")
         other.cancel()
@@ -115,7 +115,7 @@ def test_says_in_one_line_that_a_port_is_taken() -> None:
 def test_dies_with_a_parent_that_is_killed() -> None:
     code = (
         "import asyncio\n"
-        "from twin.app.broker import EmbeddedBroker\n"
+        "from twin.wiring.embedded_broker import EmbeddedBroker\n"
         "async def main():\n"
         "    broker = EmbeddedBroker()\n"
         "    await broker.start()\n"

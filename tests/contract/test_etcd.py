@@ -1,6 +1,6 @@
 """The election through a real etcd: one leads, the next takes over in time, and never do two.
 
-`Contenders` are processes (tests/contender.py); what they log says who could act when.
+`Contenders` are processes (tests/support/election_process.py); what they log says who could act when.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcds import EtcdCluster
-from twin.app.leader import clock_s
+from tests.support.etcd_cluster import EtcdCluster
+from twin.daemon.leader import clock_s
 
 ROOT = Path(__file__).parents[2]
 TAKEOVER_S = 10.0
@@ -36,7 +36,8 @@ class Contenders:
         (self.folder / name).mkdir(exist_ok=True)
         with (self.folder / f"{name}.err").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "tests.contender", name, str(self.folder / name), str(self.log),
+                [sys.executable, "-m", "tests.support.election_process", name,
+                 str(self.folder / name), str(self.log),
                  str(self.term_s), *self.urls], cwd=ROOT, stderr=errors,
             )  # fmt: skip
 

@@ -18,11 +18,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.etcds import EtcdCluster, free_ports, make_certs
-from twin.app.config import load_config
-from twin.app.etcd import Etcd, EtcdElection, Refused
-from twin.app.leader import EpochFile, Term, clock_s, make_election
-from twin.errors import ConfigError, ConnectorError
+from tests.support.etcd_cluster import EtcdCluster, free_ports, make_certs
+from twin.catalogue import ConfigError, ConnectorError
+from twin.config import load_config
+from twin.daemon.etcd import Etcd, EtcdElection, EtcdRefused
+from twin.daemon.leader import EpochFile, Term, clock_s
+from twin.daemon.leadership import make_election
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ def test_a_user_with_a_password_leads_and_signs_in_anew(program: Path, tmp_path:
         await wrong.etcd.open()
         anonymous = Etcd(etcd.urls, 1.0)
         await anonymous.open()
-        with pytest.raises(Refused):
+        with pytest.raises(EtcdRefused):
             await anonymous.call("/v3/kv/range", {"key": "AA=="})
         await anonymous.close()
         await wrong.etcd.close()

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import influx
-from connectors.influx import InfluxWriter
-from tests.builders import Twin, two_racks
-from tests.victoria import Victoria, free_port
-from twin.app.config import History, Influx
-from twin.app.history_sample import Layout, TableSample
-from twin.app.history_service import HistoryService
-from twin.errors import ConfigError
-from twin.frame import NS
+from connectors.influx import InfluxWriter, writer as influx
+from tests.support.builders import Twin, two_racks
+from tests.support.victoriametrics import Victoria, free_port
+from twin.catalogue import NS, ConfigError
+from twin.config import History
+from twin.config.schema import Influx
+from twin.run import HistoryService, Layout
+from twin.run.history_sample import TableSample
 
 SECRET = "s3cr3t-t0ken"
 

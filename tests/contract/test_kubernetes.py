@@ -12,19 +12,21 @@ from typing import Any
 import kmock
 import pytest
 
-from connectors import kubernetes, kubernetes_client
-from connectors.kubernetes import KubernetesSource
-from connectors.kubernetes_access import Access, from_kubeconfig
-from connectors.kubernetes_client import KubernetesClient
-from connectors.kubernetes_nodes import Hosts
-from tests.builders import site_of, two_racks
-from tests.kubernetes_api import JOB_LABEL, NODES, PODS, Cluster
-from tests.kubernetes_driven import driven, hurry, told
+from connectors.kubernetes import (
+    Hosts,
+    KubernetesClient,
+    KubernetesSource,
+    client as kubernetes_client,
+    source as kubernetes,
+)
+from connectors.kubernetes.access import Access, from_kubeconfig
+from tests.support.builders import site_of, two_racks
+from tests.support.kubernetes_apiserver import JOB_LABEL, NODES, PODS, Cluster
+from tests.support.kubernetes_service_sink import driven, hurry, told
+from twin.catalogue import ConnectorError
 from twin.contracts import Item
-from twin.errors import ConnectorError
-from twin.events import JobEnded, JobStarted
-from twin.reading import Reading
 from twin.site import Site
+from twin.telemetry import JobEnded, JobStarted, Reading
 
 NAMES = {"n[0-3]": "r1/node[0-3]"}
 
@@ -40,10 +42,10 @@ class Kept:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.items += items
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         self.ignored.append(why)
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.told.append(why)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors import kubernetes_orders
-from connectors.kubernetes_nodes import EPOCH, PLACEMENT_EPOCH, PLACEMENT_TAINT, placement_of, placement_plan
-from connectors.kubernetes_objects import Node
-from connectors.kubernetes_placement import CONTROL
-from tests.builders import site_of, two_racks
-from tests.kubernetes_api import NODES, Cluster, marks
-from tests.kubernetes_driven import THEIRS, Driven, hurry, told
-from tests.kubernetes_placing import GARBAGE, KEPT, LAST, OUT, Placing, placing, taints
+from connectors.kubernetes import orders
+from connectors.kubernetes.nodes import EPOCH, PLACEMENT_EPOCH, PLACEMENT_TAINT, placement_of, placement_plan
+from connectors.kubernetes.objects import KubernetesNode
+from connectors.kubernetes.placement import CONTROL
+from tests.support.builders import site_of, two_racks
+from tests.support.kubernetes_apiserver import NODES, Cluster, marks
+from tests.support.kubernetes_placement_sink import GARBAGE, KEPT, LAST, OUT, Placing, placing, taints
+from tests.support.kubernetes_service_sink import THEIRS, Driven, hurry, told
 from twin.site import Site
 
 
@@ -33,14 +33,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
 
 
-def tree(taints: Any, **marks: str) -> Node:
+def tree(taints: Any, **marks: str) -> KubernetesNode:
     annotations = {f"racktwin.io/{k}": v for k, v in marks.items()}
     meta = {"name": "n", "resourceVersion": "7", "annotations": annotations}
-    return msgspec.convert({"metadata": meta, "spec": {"taints": taints}}, Node)
+    return msgspec.convert({"metadata": meta, "spec": {"taints": taints}}, KubernetesNode)
 
 
 def test_what_a_node_says() -> None:
-    assert placement_of(msgspec.convert({"metadata": {"name": "n"}}, Node)) == 0
+    assert placement_of(msgspec.convert({"metadata": {"name": "n"}}, KubernetesNode)) == 0
     assert placement_of(tree([THEIRS, OUT, {}])) == 0
     assert placement_of(tree([OUT, {**LAST, "timeAdded": "2026-01-01T00:00:00Z"}])) == 1
     assert placement_of(tree([KEPT, THEIRS])) == 2
@@ -322,7 +322,7 @@ def test_many_nodes_at_once(site: Site) -> None:
             mine.hosts.name = names.__getitem__  # type: ignore[method-assign]
             await mine.order(2, nodes=tuple(names))
             await mine.until(lambda: sum(a.state == "done" for a in mine.acks) == 40)
-        assert most == kubernetes_orders.AT_ONCE
+        assert most == orders.AT_ONCE
         assert all(taints(cluster, host) == [KEPT] for host in names.values())
 
     told(story)
@@ -359,7 +359,7 @@ def test_a_storm(site: Site, seed: int) -> None:
             for node, placement in wanted.items():
                 await last.reach("done", placement, nodes=(node,))
         for node, placement in wanted.items():
-            assert placement_of(msgspec.convert(cluster.node(f"n{node}"), Node)) == placement
+            assert placement_of(msgspec.convert(cluster.node(f"n{node}"), KubernetesNode)) == placement
             out = {**OUT, "value": "replace" if levels == 4 else "draining"}
             left = [t for t in taints(cluster, f"n{node}") if t["key"] != PLACEMENT_TAINT]
             assert left == [THEIRS, *([out] if node == 0 and levels >= 2 else [])]

@@ -8,12 +8,12 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from connectors.kubernetes_objects import Node
-from connectors.kubernetes_placement import ECHO_NS
-from tests.builders import site_of, two_racks
-from tests.kubernetes_api import NODES, Cluster
-from tests.kubernetes_driven import THEIRS, hurry, told
-from tests.kubernetes_placing import GARBAGE, KEPT, followed, placing, taints, until
+from connectors.kubernetes.objects import KubernetesNode
+from connectors.kubernetes.placement import ECHO_NS
+from tests.support.builders import site_of, two_racks
+from tests.support.kubernetes_apiserver import NODES, Cluster
+from tests.support.kubernetes_placement_sink import GARBAGE, KEPT, followed, placing, taints, until
+from tests.support.kubernetes_service_sink import THEIRS, hurry, told
 from twin.site import Site
 
 
@@ -67,7 +67,7 @@ def test_placement_is_read_only_where_it_is_commanded(site: Site) -> None:
 def test_all_is_told_again_as_of_when_the_server_spoke(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(cluster: Cluster) -> None:
         async with followed(site, cluster) as (source, heard):
-            monkeypatch.setattr("connectors.kubernetes.RESTATE_S", 0.0)
+            monkeypatch.setattr("connectors.kubernetes.source.RESTATE_S", 0.0)
             told = len(heard.of(1))
             await until(lambda: len(heard.of(1)) > told + 1)
             assert heard.of(1)[-1].t_ns == min(source.nodes.heard_ns, source.pods.heard_ns)
@@ -79,7 +79,7 @@ def test_a_node_that_vanished_unheard_of_is_unknown(site: Site, monkeypatch: pyt
     async def story(cluster: Cluster) -> None:
         cluster.put_node("n2", taints=[KEPT])
         async with followed(site, cluster) as (source, heard):
-            monkeypatch.setattr("connectors.kubernetes.RESTATE_S", 0.0)
+            monkeypatch.setattr("connectors.kubernetes.source.RESTATE_S", 0.0)
             cluster.objects[NODES, None, "n2"].delete()
             cluster.compacted = cluster.version + 2  # it must be listed anew
             cluster.change(NODES, "n1", {"spec": {"taints": [KEPT]}})
@@ -122,7 +122,7 @@ def test_what_the_source_sees_as_wanted_is_not_asked_for(site: Site) -> None:
 
 def test_what_is_old_or_was_written_since_is_not_relied_on(site: Site) -> None:
     async def story(cluster: Cluster) -> None:
-        usual = msgspec.convert(cluster.node("n0"), Node)
+        usual = msgspec.convert(cluster.node("n0"), KubernetesNode)
         async with placing(site, cluster, seen=lambda _: usual) as mine:  # a source that lags behind
             await mine.reach("done", 2)
             await mine.reach("done", 0)

@@ -8,11 +8,11 @@ import time
 import kmock
 import pytest
 
-from connectors.kubernetes_nodes import CONDITION, EPOCH, FOUND, LEVEL, REASON, TAINT
-from connectors.kubernetes_sink import CONTROL, RESUMED_S
-from tests.builders import site_of, two_racks
-from tests.kubernetes_api import NODES, Cluster, marks
-from tests.kubernetes_driven import THEIRS, Driven, driven, hurry, told
+from connectors.kubernetes.nodes import CONDITION, EPOCH, FOUND, LEVEL, REASON, TAINT
+from connectors.kubernetes.sink import CONTROL, RESUMED_S
+from tests.support.builders import site_of, two_racks
+from tests.support.kubernetes_apiserver import NODES, Cluster, marks
+from tests.support.kubernetes_service_sink import THEIRS, Driven, driven, hurry, told
 from twin.site import Site
 
 OURS = {"key": TAINT, "value": "draining", "effect": "NoSchedule"}

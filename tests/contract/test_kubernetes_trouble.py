@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors.kubernetes_nodes import EPOCH, REASON, TAINT, level_of
-from connectors.kubernetes_objects import Node
-from tests.builders import site_of, two_racks
-from tests.kubernetes_api import NODES, PODS, Cluster, marks
-from tests.kubernetes_driven import THEIRS, Driven, driven, hurry, told
+from connectors.kubernetes.nodes import EPOCH, REASON, TAINT, level_of
+from connectors.kubernetes.objects import KubernetesNode
+from tests.support.builders import site_of, two_racks
+from tests.support.kubernetes_apiserver import NODES, PODS, Cluster, marks
+from tests.support.kubernetes_service_sink import THEIRS, Driven, driven, hurry, told
 from twin.site import Site
 
 
@@ -291,7 +291,7 @@ def test_a_storm(site: Site, seed: int) -> None:
             await last.until(lambda: sum(a.state == "done" for a in last.acks) == 3)
         for node, level in wanted.items():
             left = any(p.startswith(f"p{node}-") for p in cluster.pods())
-            read = level_of(msgspec.convert(cluster.node(f"n{node}"), Node), busy=left)
+            read = level_of(msgspec.convert(cluster.node(f"n{node}"), KubernetesNode), busy=left)
             assert read == level
         assert cluster.node("n3") == before  # which nobody spoke of
         assert {e[:2] for e in cluster.evicted} <= drained

@@ -1,4 +1,4 @@
-"""Every registered model keeps what `twin.contracts` asks of it."""
+"""Every registered model keeps what `twin.contracts.contracts` asks of it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 
 from models import REGISTRY
-from tests.contract.plugins import World, engine_of, site
-from tests.failing import lived
-from twin.contracts import Model, View
-from twin.engine import Engine
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.health.records import FailureLog, NodeFeatures
-from twin.quantities import find_quantity
+from tests.support.contract_plugins import World, engine_of, site
+from tests.support.failing_fleet import lived
+from twin.catalogue import NS, ContractError, digest, find_quantity, pack, unpack
+from twin.contracts import FailureLog, Model, NodeFeatures, View
+from twin.engine import Engine, encode
+from twin.engine.snapshot import decode
 from twin.site import Envelope
-from twin.snapshot import decode, encode, restore_engine
-from twin.state import MISSING
-from twin.tree import digest, pack, unpack
+from twin.telemetry import MISSING
 
 MODELS = pytest.mark.parametrize("name", sorted(REGISTRY))
 
@@ -127,7 +123,7 @@ def test_a_snapshot_holds_all_of_it(name: str, fit: bool) -> None:
         model.load(model.fit(series(model), 0))
         world.step()
     other = engine_of(site(), [], [REGISTRY[name]()])
-    restore_engine(other, decode(encode(engine.dump())))
+    other.restore(decode(encode(engine.dump())))
     assert other.checksum() == engine.checksum()
     for _ in range(15):
         world.step()
@@ -171,7 +167,7 @@ class _Three:
         world = World(engine_of(site(3), [], []))
         while world.tick < engine.state.tick + 11:
             world.step()
-        self._view: View = world.engine._view(1.0)
+        self._view: View = world.engine.view(1.0)
         self.site, self.jobs = world.engine.site, world.engine.jobs
         self.now_ns, self.dt_s = world.engine.state.now_ns, 1.0
         self.forecasts: Mapping[object, object] = {}

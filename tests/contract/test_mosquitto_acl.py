@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from connectors.mqtt import Link, LinkSettings
-from tests.secured import PATIENCE_S, Authority, Secured, secured_broker
-from twin.app import record
-from twin.app.acl import agent_user, identities
-from twin.app.config import load_config
-from twin.app.mqtt_wiring import link_settings
-from twin.errors import ConfigError, ConnectorError
-from twin.reading import Message
+from connectors.mqtt import LinkSettings, MqttLink
+from tests.support.secured_mosquitto import PATIENCE_S, Authority, Secured, secured_broker
+from twin.catalogue import ConfigError, ConnectorError
+from twin.cli import record
+from twin.cli.acl import agent_user, identities
+from twin.config import load_config
+from twin.telemetry import Message
+from twin.wiring import link_settings
 
 SITE = """
 site: lab
@@ -51,9 +51,9 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def client(settings: LinkSettings, *topics: str) -> AsyncIterator[tuple[Link, list[Message]]]:
+async def client(settings: LinkSettings, *topics: str) -> AsyncIterator[tuple[MqttLink, list[Message]]]:
     got: list[Message] = []
-    link = Link(settings, tuple((t, 1) for t in topics))
+    link = MqttLink(settings, tuple((t, 1) for t in topics))
     task = asyncio.create_task(link.run(got.append, lambda *lost: None))
     try:
         await until(lambda: link.connected or task.done(), "a connection")
@@ -223,9 +223,9 @@ def test_the_daemon_finds_its_way_from_its_configuration(secured: Secured, tmp_p
     )
 
     async def play() -> None:
-        link = Link(link_settings(load_config(config)), (), canary="IT/v1/racktwin/Canary/racktwin")
+        link = MqttLink(link_settings(load_config(config)), (), canary="IT/v1/racktwin/Canary/racktwin")
         task = asyncio.create_task(link.run(lambda message: None, lambda *lost: None))
-        await until(lambda: link._back.is_set() or task.done(), "the canary")
+        await until(lambda: link._canary_back.is_set() or task.done(), "the canary")
         assert not task.done()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -14,18 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from connectors import mqtt
-from connectors.mqtt import Link, LinkSettings, Presence
-from tests.brokers import Mosquitto, mosquitto
-from tests.links import Held, Server, held, settings, until
-from twin.errors import ConnectorError
-from twin.reading import Message
+from connectors.mqtt import LinkSettings, MqttLink, Presence, link as mqtt
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.mqtt_links import Held, Server, held, settings, until
+from twin.catalogue import ConnectorError
+from twin.telemetry import Message
 
 
 def test_an_outage_loses_neither_what_is_retained_nor_what_has_qos_1(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker), (("a/#", 1),))
-        async with held(Link(settings(broker, "other"))) as other:
+        link = MqttLink(settings(broker), (("a/#", 1),))
+        async with held(MqttLink(settings(broker, "other"))) as other:
             await other.link.publish("a/kept", b"k", qos=1, retain=True)
             async with held(link) as first:
                 await until(lambda: len(first.got) == 1, "the retained message")
@@ -37,7 +36,7 @@ def test_an_outage_loses_neither_what_is_retained_nor_what_has_qos_1(server: Ser
         with pytest.raises(ConnectorError, match="not connected"):
             await link.publish("a/x", b"")
         broker.start()
-        async with held(Link(settings(broker, "other"))) as other:
+        async with held(MqttLink(settings(broker, "other"))) as other:
             for i in range(50):
                 await other.link.publish(f"a/{i}", b"q", qos=1)
             async with held(link) as second:
@@ -51,14 +50,14 @@ def test_an_outage_loses_neither_what_is_retained_nor_what_has_qos_1(server: Ser
 
 CHILD = """
 import asyncio, os, sys, time
-from connectors.mqtt import Link, LinkSettings
+from connectors.mqtt.link import LinkSettings, MqttLink
 async def main():
     out = open(sys.argv[2], "ab")
     def stage(message):
         time.sleep(0.002)
         out.write(message.payload + b"\\n")
         out.flush()
-    await Link(LinkSettings("127.0.0.1", int(sys.argv[1]), "child"), (("a/#", 1),)).run(stage, print)
+    await MqttLink(LinkSettings("127.0.0.1", int(sys.argv[1]), "child"), (("a/#", 1),)).run(stage, print)
 asyncio.run(main())
 """
 
@@ -77,7 +76,7 @@ def test_kills_between_receipt_and_staging_lose_nothing(server: Server, tmp_path
     async def play(broker: Mosquitto) -> None:
         number, process = 600, child(broker)
         await until(lambda: "SUBSCRIBE" in broker.log(), "the subscription")
-        async with held(Link(settings(broker, "source"))) as source:
+        async with held(MqttLink(settings(broker, "source"))) as source:
             sent = asyncio.gather(*(source.link.publish("a/b", b"%d" % i, qos=1) for i in range(number)))
             for mark in (60, 200, 350):
                 await until(lambda mark=mark: len(lines()) >= mark, f"{mark} staged")  # type: ignore[misc]
@@ -99,8 +98,8 @@ def test_kills_between_receipt_and_staging_lose_nothing(server: Server, tmp_path
 
 def test_ten_megabytes_are_dropped_counted_and_not_sent_again(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker, max_message_bytes=1_000_000), (("a/#", 1),))
-        async with held(Link(settings(broker, "other"))) as other:
+        link = MqttLink(settings(broker, max_message_bytes=1_000_000), (("a/#", 1),))
+        async with held(MqttLink(settings(broker, "other"))) as other:
             async with held(link) as run:
                 for qos in (0, 1):
                     await other.link.publish("a/big", bytes(10 * 2**20), qos)
@@ -123,13 +122,13 @@ def test_presence_is_retained_and_the_broker_tells_when_we_die(server: Server, t
     state = [b"online 1"]
 
     async def play(broker: Mosquitto) -> None:
-        async with held(Link(settings(broker, "watcher"), (("d/#", 1),))) as watcher:
+        async with held(MqttLink(settings(broker, "watcher"), (("d/#", 1),))) as watcher:
 
             def last() -> bytes:
                 return watcher.got[-1].payload if watcher.got else b""
 
             presence = Presence("d/me", lambda: state[0], b"offline")
-            link = Link(settings(broker), presence=presence)
+            link = MqttLink(settings(broker), presence=presence)
             async with held(link):
                 await until(lambda: last() == b"online 1", "online")
                 state[0] = b"online 2"
@@ -138,8 +137,8 @@ def test_presence_is_retained_and_the_broker_tells_when_we_die(server: Server, t
             await until(lambda: last() == b"offline", "a clean end")
             run = Held(link)
             await until(lambda: last() == b"online 2", "online again")
-            assert link._tap is not None
-            link._tap.raw.shutdown(socket.SHUT_RDWR)
+            assert link._connection is not None
+            link._connection.tap.raw.shutdown(socket.SHUT_RDWR)
             await run.ended()
             await until(lambda: last() == b"offline", "the last will")
 
@@ -159,7 +158,7 @@ def test_a_canary_notices_that_the_broker_denies_everything(
     monkeypatch.setattr(mqtt, "CANARY_S", 0.5)
 
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker), (("a/#", 1),), canary="IT/v1/x/Canary/y")
+        link = MqttLink(settings(broker), (("a/#", 1),), canary="IT/v1/x/Canary/y")
         said = await Held(link).ended()
         assert "IT/v1/x/Canary/y" in said
         assert "its ACL may deny" in said
@@ -176,8 +175,8 @@ def test_a_canary_denied_alone_is_a_fault_that_is_told_and_ends(
     monkeypatch.setattr(mqtt, "CANARY_EVERY_S", 0.1)
 
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker), (("a/#", 1),), canary="c/y")
-        async with held(Link(settings(broker, "other"))) as other, held(link) as run:
+        link = MqttLink(settings(broker), (("a/#", 1),), canary="c/y")
+        async with held(MqttLink(settings(broker, "other"))) as other, held(link) as run:
             while not link.fault:
                 await other.link.publish("a/b", b"")
                 await asyncio.sleep(0.02)
@@ -189,7 +188,7 @@ def test_a_canary_denied_alone_is_a_fault_that_is_told_and_ends(
         asyncio.run(play(broker))
 
     async def sing(broker: Mosquitto) -> None:
-        link = Link(settings(broker), (("a/#", 1),), canary="c/y")
+        link = MqttLink(settings(broker), (("a/#", 1),), canary="c/y")
         async with held(link) as run:
             link.fault = "as before"
             await until(lambda: not link.fault, "the canary")
@@ -202,7 +201,7 @@ def test_a_canary_denied_alone_is_a_fault_that_is_told_and_ends(
 @pytest.mark.slow
 def test_a_broker_that_hangs_is_noticed_and_whoever_publishes_is_told(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker, keepalive_s=2), (("a/#", 1),))
+        link = MqttLink(settings(broker, keepalive_s=2), (("a/#", 1),))
         async with held(link) as run:
             broker.freeze()
             begun = time.monotonic()
@@ -224,7 +223,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def said(given: LinkSettings) -> str:
-        text = await Held(Link(given)).ended()
+        text = await Held(MqttLink(given)).ended()
         assert "\n" not in text
         return text
 
@@ -256,7 +255,9 @@ def test_an_impostor_is_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
         impostor = await asyncio.start_server(serve, "127.0.0.1", 0)
         try:
-            return await Held(Link(LinkSettings("127.0.0.1", impostor.sockets[0].getsockname()[1]))).ended()
+            return await Held(
+                MqttLink(LinkSettings("127.0.0.1", impostor.sockets[0].getsockname()[1]))
+            ).ended()
         finally:
             impostor.close()
 
@@ -273,7 +274,7 @@ def test_stops_while_it_connects_and_leaves_nothing_open() -> None:
         with socket.socket() as deaf:
             deaf.bind(("127.0.0.1", 0))
             deaf.listen()
-            run = Held(Link(LinkSettings("127.0.0.1", deaf.getsockname()[1])))
+            run = Held(MqttLink(LinkSettings("127.0.0.1", deaf.getsockname()[1])))
             before = len(os.listdir("/proc/self/fd"))
             await asyncio.sleep(0.3)
             begun = time.monotonic()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from connectors.mqtt import Link
-from tests.brokers import Mosquitto, mosquitto
-from tests.links import Server, held, settings, until
+from connectors.mqtt import MqttLink
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.mqtt_links import Server, held, settings, until
 
 FLOODER = """
 import socket, struct, sys, time
@@ -41,7 +41,7 @@ def test_a_flood_leaves_the_loop_responsive_and_memory_bounded(server: Server, t
     """20,000 messages/s at 150 us of work each: three times what one core can stage."""
 
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker, queue_messages=5000), (("a/#", 1),), canary="c/y")
+        link = MqttLink(settings(broker, queue_messages=5000), (("a/#", 1),), canary="c/y")
         lags: list[float] = []
         async with held(link) as run:
             run.got = counter = _Counter()
@@ -57,7 +57,7 @@ def test_a_flood_leaves_the_loop_responsive_and_memory_bounded(server: Server, t
                 lags.append(time.monotonic() - due)
                 assert link.counts.waiting <= 5000
             sent = int((await waiting)[0])
-            await until(lambda: link._tap is None or not link._tap.backlog, "the rest")
+            await until(lambda: link._connection is None or not link._connection.tap.backlog, "the rest")
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             dropped = sum(count for _, _, count in run.lost)
             assert sent >= 60_000
@@ -80,7 +80,7 @@ class _Counter(list[Any]):
 
 def test_many_publications_at_once_are_sent_in_turn(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
-        link = Link(settings(broker), (("a/#", 1),))
+        link = MqttLink(settings(broker), (("a/#", 1),))
         async with held(link) as run:
             await asyncio.gather(*(link.publish(f"a/{i}", b"x", i & 1) for i in range(3000)))
             await until(lambda: len(run.got) == 3000, "all of them")
@@ -92,12 +92,12 @@ def test_many_publications_at_once_are_sent_in_turn(server: Server, tmp_path: Pa
 
 def test_a_burst_that_is_retained_is_never_dropped(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
-        async with held(Link(settings(broker, "other"))) as other:
+        async with held(MqttLink(settings(broker, "other"))) as other:
             for qos in (0, 1):
                 await asyncio.gather(
                     *(other.link.publish(f"a/{qos}/{i}", b"x" * 100, qos, True) for i in range(3000))
                 )
-        link = Link(settings(broker, queue_messages=100), (("a/#", 1),))
+        link = MqttLink(settings(broker, queue_messages=100), (("a/#", 1),))
         async with held(link, 0.0002) as run:
             await until(lambda: len(run.got) >= 6000, "all of them")
             assert run.lost == []

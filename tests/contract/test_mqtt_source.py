@@ -13,19 +13,17 @@ from typing import Any
 
 import pytest
 
-from connectors.capture import read_capture
-from connectors.discovery import discover, to_yaml
-from connectors.it_frame import encode_json
-from connectors.mqtt import Link
-from connectors.mqtt_source import MqttSource
-from connectors.routing import Router
-from connectors.sparkplug_payload import read_payload
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import eight_nodes, site_of
-from tests.links import Server, held, settings, until
-from twin.app.wiring import load_site
+from connectors.agents import encode_json
+from connectors.dsx import discover, to_yaml
+from connectors.files import read_capture
+from connectors.mqtt import MqttLink, MqttSource, Router
+from connectors.sparkplug.payload import read_payload
+from tests.support.builders import eight_nodes, site_of
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.mqtt_links import Server, held, settings, until
+from twin.config import load_site
 from twin.contracts import Item
-from twin.reading import Ignored, Message
+from twin.telemetry import Ignored, Message
 
 
 class Staged:
@@ -41,10 +39,10 @@ class Staged:
         assert abs(now_ns - time.time_ns()) < 600 * 10**9
         self.items += items
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         self.ignored.append(what)
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.bad.append((where, why))
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
@@ -72,7 +70,7 @@ def test_a_source_stages_what_it_can_read_and_counts_the_rest(server: Server, tm
         task = asyncio.create_task(source.run(inlet))
         await until(lambda: source.link.connected, "a connection")
         tool = str(server("mosquitto_pub", "mosquitto-clients"))
-        async with held(Link(settings(broker, "edge"), (("spBv1.0/+/NCMD/#", 0),))) as edge:
+        async with held(MqttLink(settings(broker, "edge"), (("spBv1.0/+/NCMD/#", 0),))) as edge:
             for topic, payload in rows:
                 sent = await asyncio.create_subprocess_exec(
                     *(tool, "-p", str(broker.port), "-q", "1", "-t", topic, "-s"), stdin=subprocess.PIPE
@@ -106,7 +104,7 @@ def test_a_decoder_that_fails_costs_its_message_only(server: Server, tmp_path: P
         source, inlet = MqttSource(settings(broker), Broken(site_of(eight_nodes()))), Staged()
         task = asyncio.create_task(source.run(inlet))
         await until(lambda: source.link.connected, "a connection")
-        async with held(Link(settings(broker, "other"))) as other:
+        async with held(MqttLink(settings(broker, "other"))) as other:
             for payload in (b"bad", b"{}"):
                 await other.link.publish("BMS/v1/PUB/Value/Rack/RackPower/x", payload, qos=1)
             await until(lambda: len(inlet.ignored) == 1, "the second")
@@ -143,7 +141,7 @@ def test_a_capture_sent_through_a_broker_decodes_as_the_file_does(
         source, inlet = MqttSource(settings(broker, queue_messages=500), Router(site)), Staged()
         task = asyncio.create_task(source.run(inlet))
         await until(lambda: source.link.connected, "a connection")
-        async with held(Link(settings(broker, "other"))) as other:
+        async with held(MqttLink(settings(broker, "other"))) as other:
             for at in range(0, len(rows), 1000):
                 await asyncio.gather(
                     *(other.link.publish(row.topic, row.payload, 1) for row in rows[at : at + 1000])

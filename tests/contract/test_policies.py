@@ -1,4 +1,4 @@
-"""Every registered policy keeps what `twin.contracts` asks of it; one that does not is suspended, alone."""
+"""Every registered policy keeps its contract; one that does not is suspended, alone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import pytest
 
 from policies import REGISTRY
 from policies.operator import Operator
-from tests.contract.plugins import BAD, CAP, FULL_W, START_NS, Capper, Seer, World, engine_of, site
-from twin import events as ev
-from twin.app.wiring import spec_of
+from tests.support.contract_plugins import BAD, CAP, FULL_W, START_NS, Capper, Seer, World, engine_of, site
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS, TABLES, digest, find_control, pack, unpack
+from twin.config import spec_of
 from twin.contracts import Memory, Policy, Proposal, read_only
-from twin.engine import Engine
-from twin.frame import NS
-from twin.signals import TABLES, find_control
+from twin.engine import Engine, encode
+from twin.engine.snapshot import decode
 from twin.site import SiteSpec
-from twin.snapshot import decode, encode, restore_engine
-from twin.tree import digest, pack, unpack
+from twin.telemetry import events as ev
 
 POLICIES = pytest.mark.parametrize("name", sorted(REGISTRY))
 ASK = ev.OperatorRequest(
@@ -41,7 +40,7 @@ def seen(name: str, temp_c: float = 85.0, racks: int = 2) -> tuple[Engine, Polic
 
 def ask(engine: Engine, policy: Policy) -> tuple[list[Proposal], Memory]:
     memory = {k: read_only(v) for k, v in engine.memory[policy.name].items()}
-    return policy.propose(engine._view(1.0), memory)
+    return policy.propose(engine.view(1.0), memory)
 
 
 def plain(proposals: list[Proposal]) -> list[list[Any]]:
@@ -59,9 +58,11 @@ def test_it_says_what_it_is(name: str) -> None:
     assert isinstance(policy.urgent, bool)
     assert isinstance(policy.rank, int)
     if policy.memory is not None:
-        assert policy.memory.table in TABLES
-        for kind in policy.memory.columns.values():
-            assert unpack(pack(np.zeros(2, kind))).dtype == np.dtype(kind)
+        assert set(policy.memory.tables) <= set(TABLES)
+        memory = policy.memory.fresh(dict.fromkeys(TABLES, 2))
+        assert {k: v.dtype for k, v in unpack(pack(memory)).items()} == {
+            k: v.dtype for k, v in memory.items()
+        }
 
 
 def test_ranks_are_distinct() -> None:
@@ -128,7 +129,7 @@ def test_silence_after_a_while_is_no_trouble(name: str) -> None:
 def test_memory_survives_a_snapshot(name: str) -> None:
     engine, policy, world = seen(name)
     other = engine_of(site(), [REGISTRY[name]()], [Seer()])
-    restore_engine(other, decode(encode(engine.dump())))
+    other.restore(decode(encode(engine.dump())))
     assert other.checksum() == engine.checksum()
     for column, kept in other.memory[name].items():
         assert kept.dtype == engine.memory[name][column].dtype
@@ -181,7 +182,7 @@ def test_a_replaced_device_is_a_stranger_to_it(name: str) -> None:
     gone = "contract/h1/r0/node0/gpu0"
     world.step(85.0, (ev.EntityReplaced(id="e", table="gpu", name=gone, serial="S9"),))
     assert engine.suspended == {}
-    if policy.memory is not None and policy.memory.table == "gpu":
+    if policy.memory is not None and "gpu" in policy.memory.tables:
         world.step(silent=True)
         assert engine.state.tables["gpu"].generation[0] == 1
 
@@ -195,7 +196,7 @@ def test_a_bad_policy_is_suspended_alone(how: str) -> None:
     told: list[str] = []
     for k in range(90):
         decision = world.step(events=(ASK,) if k == 0 else ())
-        told += [r["id"] for r in decision.records if r["kind"] == "finding" and "suspended" in r["id"]]
+        told += [r["id"] for r in bodies_of(decision) if r["kind"] == "finding" and "suspended" in r["id"]]
         lease = engine.arbiter.leases[CAP]
         assert lease.value[1] == 700.0, "the operator's request goes on"
         if k == 3:
@@ -214,5 +215,5 @@ def test_a_suspended_policy_stays_suspended_over_a_restart() -> None:
     for _ in range(6):
         world.step()
     other = engine_of(site(), [Capper(), Operator()], [])
-    restore_engine(other, decode(encode(engine.dump())))
+    other.restore(decode(encode(engine.dump())))
     assert other.suspended == engine.suspended != {}

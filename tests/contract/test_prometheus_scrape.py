@@ -17,14 +17,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from connectors import prometheus
 from connectors.prometheus import PrometheusSource
-from tests.builders import site_of, two_racks
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import TABLES, ConnectorError
 from twin.contracts import Item
-from twin.errors import ConnectorError
-from twin.inbox import Inbox
-from twin.reading import Block
-from twin.signals import TABLES
 from twin.site import Site
-from twin.state import State
+from twin.telemetry import Block, Inbox, State
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGE = "".join(f'DCGM_FI_DEV_POWER_USAGE{{gpu="{g}",Hostname="x"}} {100 + g}\n' for g in range(4))
@@ -43,9 +40,9 @@ class Kept:
             self.staged.append(item)
             (self.inbox.put_block if isinstance(item, Block) else self.inbox.put)(item, now_ns)  # type: ignore[arg-type]
 
-    def ignore(self, what: str, why: str) -> None: ...
+    def skip(self, what: str, why: str) -> None: ...
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.spoiled.append(f"{where}: {why}")
 
     def drop(self, where: str, why: str, count: int = 1) -> None: ...

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from connectors.capture import BadRow, read_capture
-from tests.brokers import Mosquitto, mosquitto
-from twin.app.record import CaptureFiles
-from twin.errors import StorageError
-from twin.reading import Message
+from connectors.files import BadRow, read_capture
+from tests.support.mosquitto import Mosquitto, mosquitto
+from twin.catalogue import StorageError
+from twin.cli.record import CaptureFiles
+from twin.telemetry import Message
 
 PATIENCE_S = 30.0
 PROGRAM = (
     "import argparse, sys\n"
     "from rich.console import Console\n"
-    "from twin.app import record\n"
-    "from twin.errors import TwinError\n"
+    "from twin.cli import record\n"
+    "from twin.catalogue.errors import TwinError\n"
     "top = argparse.ArgumentParser()\n"
     "record.add_parser(top.add_subparsers())\n"
     "try:\n"

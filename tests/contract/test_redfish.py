@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from connectors.bmc import GPU_CAP, NODE_CAP
-from tests.bmc_driven import Driven
-from tests.builders import site_of, two_racks
-from tests.redfish import Services
-from tests.redfish_driven import fleet_of, hurry, told
+from tests.support.bmc_harness import Driven
+from tests.support.builders import site_of, two_racks
+from tests.support.redfish_harness import fleet_of, hurry, told
+from tests.support.redfish_service import Services
 from twin.site import Site
 
 

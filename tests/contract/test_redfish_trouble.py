@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-import connectors.redfish_client
-from connectors.redfish import RedfishBmc
-from connectors.redfish_client import RedfishClient
-from tests.bmc_driven import Driven
-from tests.builders import site_of, two_racks
-from tests.redfish import PASSWORD, ROOT, USER, Services
-from tests.redfish_driven import hurry, told
-from tests.secured import Authority
-from twin.app.actuators import Http
-from twin.errors import ConnectorError
+import connectors.bmc.redfish_client
+from connectors.bmc import RedfishBmc, RedfishClient
+from tests.support.bmc_harness import Driven
+from tests.support.builders import site_of, two_racks
+from tests.support.redfish_harness import hurry, told
+from tests.support.redfish_service import PASSWORD, ROOT, USER, Services
+from tests.support.secured_mosquitto import Authority
+from twin.catalogue import ConnectorError
 from twin.site import Site
+from twin.wiring.bmc import Http
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 def test_a_fault_that_passes_delays_a_command_no_more(
     site: Site, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connectors.redfish_client, "MAX_BODY", 2**18)
+    monkeypatch.setattr(connectors.bmc.redfish_client, "MAX_BODY", 2**18)
 
     async def story(services: Services, mine: Driven) -> None:
         for name, value in fault.items():

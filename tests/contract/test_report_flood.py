@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from connectors.mqtt import Link, LinkSettings
-from connectors.mqtt_source import FLOODED, MqttSource
-from connectors.routing import Router
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import site_of, two_racks
+from connectors.mqtt import FLOODED, LinkSettings, MqttLink, MqttSource, Router
+from tests.support.builders import site_of, two_racks
+from tests.support.mosquitto import Mosquitto, mosquitto
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -76,10 +74,10 @@ class Heard:
             else:
                 self.events += 1
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         pass
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.bad.append(f"{where}: {why}")
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
@@ -95,7 +93,7 @@ def test_readings_do_not_wait_behind_a_flood_of_reports(server: Server, tmp_path
         slots = {"liar": 0, **{f"other{k}": 1 + k for k in range(7)}}
         source, inlet = MqttSource(given, Router(site, slot_of=slots.get)), Heard()
         task = asyncio.create_task(source.run(inlet))
-        teller = Link(LinkSettings("127.0.0.1", broker.port, client_id="edge", persistent=False))
+        teller = MqttLink(LinkSettings("127.0.0.1", broker.port, client_id="edge", persistent=False))
         other = asyncio.create_task(teller.run(lambda m: None, lambda where, why, n: None))
         while not (source.link.connected and teller.connected):
             await asyncio.sleep(0.02)

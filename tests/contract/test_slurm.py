@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from connectors.slurm import SlurmSource
-from tests.builders import site_of, two_racks
-from tests.slurm import Cluster, Find
+from tests.support.builders import site_of, two_racks
+from tests.support.slurm_cluster import Cluster, Find
+from twin.catalogue import ConnectorError
 from twin.contracts import Item
-from twin.errors import ConnectorError
-from twin.events import JobEnded, JobStarted
-from twin.reading import Reading
 from twin.site import Site
+from twin.telemetry import JobEnded, JobStarted, Reading
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +31,10 @@ class Kept:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.events += items
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         self.told.append(why)
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.told.append(why)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import slurm_placement
-from connectors.slurm import SlurmSource
-from connectors.slurm_marks import CONTROL, END_S, LEASE_S, MARK, RENEW_S, SPARES, Reservation, parse_marks
-from connectors.slurm_placement import SlurmPlacement
-from tests.contract.test_slurm_sink import World as Levels
-from tests.contract.test_slurm_sink import said, state_of
-from tests.slurm import Cluster, Find
+from connectors.slurm import SlurmPlacement, SlurmSource, placement
+from connectors.slurm.marks import CONTROL, END_S, LEASE_S, MARK, RENEW_S, SPARES, Reservation, parse_marks
+from tests.contract.test_slurm_sink import World as Levels, said, state_of
+from tests.support.slurm_cluster import Cluster, Find
+from twin.catalogue import ActuationError, ConnectorError
 from twin.contracts import CommandBatch
-from twin.errors import ActuationError, ConnectorError
-from twin.events import CommandAcked
+from twin.telemetry import CommandAcked
 
 pytestmark = pytest.mark.slow
 USUAL, LAST, KEPT = range(3)
@@ -299,7 +296,7 @@ def test_a_reservation_of_others_is_theirs(
         world.apply(world.renewed(world.batch(KEPT, 1, command=first.command[1:])))
         assert (world.source.marks_s, world.calls(), len(world.acks(1))) == (-1e9, calls, told)
     with monkeypatch.context() as patch:
-        patch.setattr(slurm_placement, "REFUSED_S", 0.0)  # that long ago
+        patch.setattr(placement, "REFUSED_S", 0.0)  # that long ago
         world.apply(world.renewed(first))
         assert (world.calls() > calls, len(world.acks(1))) == (True, told + 1)
     world.apply(world.batch(USUAL, 0))

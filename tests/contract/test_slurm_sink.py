@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import slurm_sink
-from connectors.slurm import SlurmSource
-from connectors.slurm_sink import CONTROL, LAG_S, RESUMED_S, SlurmSink
-from tests.builders import site_of, two_racks
-from tests.slurm import Cluster, Find
+from connectors.slurm import CONTROL, SlurmSink, SlurmSource, sink
+from connectors.slurm.sink import LAG_S, RESUMED_S
+from tests.support.builders import site_of, two_racks
+from tests.support.slurm_cluster import Cluster, Find
+from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import CommandBatch, Item
-from twin.errors import ActuationError, ConnectorError
-from twin.events import CommandAcked
-from twin.frame import NS
-from twin.reading import Reading
+from twin.telemetry import CommandAcked, Reading
 
 pytestmark = pytest.mark.slow
 PAUSE_S = LAG_S + 1.1  # more than clocks may differ by
@@ -64,8 +61,8 @@ class World:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.staged += items
 
-    def spoil(self, where: str, why: str) -> None: ...
-    def ignore(self, what: str, why: str) -> None: ...
+    def reject(self, where: str, why: str) -> None: ...
+    def skip(self, what: str, why: str) -> None: ...
     def drop(self, where: str, why: str, count: int = 1) -> None: ...
 
     def batch(self, level: float, *nodes: int, **more: Any) -> CommandBatch:
@@ -300,7 +297,7 @@ def test_nobody_else_may_and_that_is_told(
     with pytest.raises(ActuationError, match=refused):
         other.apply(second)
     assert other.sink.counts["calls"] == 2
-    monkeypatch.setattr(slurm_sink, "REFUSED_S", 0.0)
+    monkeypatch.setattr(sink, "REFUSED_S", 0.0)
     slurm.run("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=by hand")
     asked_s = time.monotonic()
     assert not other.sink.observe(asyncio.run(other.source.nodes()), asked_s)

@@ -1,4 +1,4 @@
-"""The unit and the installation under a real systemd, booted in a container (tests/containers.py).
+"""The unit and the installation under a real systemd, booted in a container.
 
 Where this machine allows no container, the tests are skipped and say why; what needs no container is tested
 everywhere.
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers import VENV, Container, NotHere
+from tests.support.systemd_container import VENV, Container, NotHere
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "racktwin.service"
 DAEMON = """
 import sys
-from twin.app.cli import main
+from twin.cli.main import main
 sys.exit(main())
 """
 # Quick enough for a test; ticks are a second long.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.story import Kept, record
-from twin.app.replay import Outcome
+from tests.support.golden_story import Kept, record
 from twin.engine import Engine
+from twin.run import Outcome
 
 ROOT = Path(__file__).parents[2]
 # Libraries of statistics belong into workers: a replay must not even need to have them.
@@ -25,7 +25,7 @@ class Blocker:
         if name.partition(".")[0] in {BLOCKED!r}:
             raise ImportError(name + " is blocked here")
 sys.meta_path.insert(0, Blocker())
-from twin.app.cli import main
+from twin.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.golden.conftest import ROOT
-from twin.app.cli import main
+from twin.cli.main import main
 
 KEYS = {"messages", "racks", "power_tree", "ticks", "commands", "state_checksum", "journal_head", "wall_s"}
 REPORTING = [f"Pod1C-E0{i}" for i in range(1, 7)]
@@ -23,7 +23,7 @@ COOLED = REPORTING[1:]
 
 
 def cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "twin.app", *map(str, args)]
+    command = [sys.executable, "-m", "twin", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -13,24 +13,24 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from policies import REGISTRY
 from tests.golden.conftest import Run
-from tests.golden.story import CAP, CHANGED_AT, FEED_LOST_AT, LEAK_AT, SECOND_LEAK_AT, record, spec
-from twin import events as ev
-from twin.app.cli import main
-from twin.app.replay import manifest
-from twin.app.storage import TraceReader, journal_lines
-from twin.engine import MARK_AT, MARK_EVERY
-from twin.frame import Frame
-from twin.journal import Chain, Entry
-from twin.trace import MAGIC, Encoder
-from twin.trace import record as framed
+from tests.support.golden_story import CAP, CHANGED_AT, FEED_LOST_AT, LEAK_AT, SECOND_LEAK_AT, record, spec
+from tests.support.journal_bodies import bodies_of
+from twin.cli.main import main
+from twin.contracts import OtherRecord, journal_schema
+from twin.engine.engine import MARK_AT, MARK_EVERY
+from twin.run import Entry, TraceReader, journal_lines, manifest
+from twin.run.journal import Chain
+from twin.run.trace import MAGIC, TraceEncoder, record as framed
+from twin.telemetry import Frame, events as ev
 
 
 def test_the_story_is_not_empty(run: Run) -> None:
     """Otherwise the golden tests would prove nothing."""
-    kinds = collections.Counter(r["kind"] for d in run.kept.decisions for r in d.records)
+    kinds = collections.Counter(r["kind"] for d in run.kept.decisions for r in bodies_of(d))
     assert kinds["site"] == 1
     assert kinds["finding"] >= 1
     assert kinds["maintenance_expired"] == 1
@@ -111,7 +111,7 @@ def _rewrite(run: Run, folder: Path, change: Callable[[Frame], Frame | None]) ->
     """The run with other frames, its journal untouched."""
     folder.mkdir()
     shutil.copy(run.folder / "journal.jsonl", folder)
-    encoder = Encoder()
+    encoder = TraceEncoder()
     reader = TraceReader(run.folder)
     data = b""
     for frame in reader:
@@ -234,7 +234,7 @@ def _forged(folder: Path) -> Iterator[bytes]:
         body = entry.body
         if entry.kind == "command" and entry.tick == 78 and body["control"] == CAP:
             body = {**body, "value": [1199.0, *body["value"][1:]]}
-        yield chain.line(entry.kind, entry.tick, entry.now_ns, body)
+        yield chain.line(OtherRecord(entry.kind, body), entry.tick, entry.now_ns)
 
 
 def test_the_manifest_is_compared(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,13 +242,13 @@ def test_the_manifest_is_compared(run: Run, tmp_path: Path, capsys: pytest.Captu
     args = ["replay", "--trace", str(run.folder), "--authority", "operator=off"]
     assert main(args) == 1
     assert "field manifest.authority.operator" in capsys.readouterr().err
-    assert manifest(run.engine)["site_hash"] == run.engine.site.spec_hash
+    assert manifest(run.engine).site_hash == run.engine.site.spec_hash
 
 
 def test_authority_of_the_recording_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Recorded under another authority than the site file says: replayed under that, unasked."""
-    from tests.golden.story import Story, engine_for
-    from twin.app.replay import replay_arrivals
+    from tests.support.golden_story import Story, engine_for
+    from twin.run import replay_arrivals
 
     story = Story(90)
     engine = engine_for(story.spec)
@@ -257,3 +257,14 @@ def test_authority_of_the_recording_is_kept(tmp_path: Path, capsys: pytest.Captu
     assert outcome.commands > 0
     assert main(["replay", "--trace", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state_checksum"] == engine.checksum()
+
+
+def test_every_line_fits_the_schema(run: Run) -> None:
+    """Lines of a real run are valid, and each is read as the typed record of its kind."""
+    check, kinds = Draft202012Validator(journal_schema()), set()
+    for line in journal_lines(run.folder / "journal.jsonl"):
+        check.validate(msgspec.json.decode(line))
+        entry = msgspec.json.decode(line, type=Entry)
+        assert not isinstance(entry.record, OtherRecord), line[:500]
+        kinds.add(entry.kind)
+    assert kinds >= {"manifest", "event", "proposals", "command", "renewal", "mark", "end"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.golden import story
-from tests.golden.story import Kept, record
-from twin import events as ev
-from twin.tree import unpack
+from tests.support import golden_story
+from tests.support.golden_story import Kept, record
+from twin.catalogue import unpack
+from twin.telemetry import events as ev
 
 pytestmark = pytest.mark.slow
 MODELS = {
@@ -29,12 +29,12 @@ SECONDS = 700
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story with a model of load that is fitted once, after its site has changed."""
-    plain = story.tree
+    plain = golden_story.tree
 
     def tree(racks: list[str], **more: Any) -> dict[str, Any]:
         return {**plain(racks, **more), "models": MODELS}
 
-    monkeypatch.setattr(story, "tree", tree)
+    monkeypatch.setattr(golden_story, "tree", tree)
 
 
 @pytest.mark.usefixtures("told")

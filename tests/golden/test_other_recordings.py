@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.golden.conftest import ROOT
-from twin.app.cli import main
+from twin.cli.main import main
 
 DEPLOY = ROOT / "deploy"
 

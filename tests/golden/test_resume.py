@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from tests.golden.conftest import Run
-from tests.golden.story import CAP, CHANGED_AT, Kept, Story, engine_for, record
-from twin import events as ev
-from twin.app import replay
-from twin.app.replay import Recorder, replay_frames
-from twin.app.startup import resume
-from twin.app.storage import TraceReader, journal_lines, read_snapshot, verify_journal
-from twin.errors import StorageError
-from twin.frame import NS, Frame
+from tests.support.golden_story import CAP, CHANGED_AT, Kept, Story, engine_for, record
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS, StorageError
+from twin.run import Recorder, TraceReader, journal_lines, replay, replay_frames, resume, verify_journal
+from twin.run.storage import read_snapshot
+from twin.telemetry import Frame, events as ev
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def snapped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "SNAPSHOT_EVERY_S", 50.0)
         patch.setattr(replay, "SNAPSHOT_TICKS", 1)
-        patch.setattr("twin.app.storage.KEEP_SNAPSHOTS", 99)
+        patch.setattr("twin.run.storage.KEEP_SNAPSHOTS", 99)
         engine, outcome = record(folder, kept=kept)
     return Run(folder, engine, outcome, kept)
 
@@ -129,7 +127,7 @@ def test_the_stricter_authority_holds_and_a_suspension_ends(snapped: Run, tmp_pa
     assert back.pending == [by_file, restored]
     frame = Frame(back.last_tick + 1, back.last_ns + NS, 1.0, events=tuple(back.pending))
     decision = back.engine.tick(frame)
-    assert [r["event"]["type"] for r in decision.records if r["kind"] == "event"] == [
+    assert [r["event"]["type"] for r in bodies_of(decision) if r["kind"] == "event"] == [
         "AuthorityChanged", "PluginRestored"]  # fmt: skip
     assert back.engine.intake.authority[broken] == "advise"
     assert back.engine.suspended == {}
@@ -161,7 +159,7 @@ def test_leases_and_a_drain_survive(snapped: Run, tmp_path: Path) -> None:
 
 
 def _keep_frames(run: Run, folder: Path, frames: list[Frame]) -> None:
-    from twin.app.storage import TraceWriter
+    from twin.run import TraceWriter
 
     reader = TraceReader(run.folder)
     list(reader)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin.physics.breaker import (
-    CONTINUOUS_PU,
-    HOLD_PU,
-    MAGNETIC_PU,
-    TAU_S,
-    load_held_for_pu,
-    load_pu,
-    seconds_to_trip,
-    step,
-    theta_steady,
-    trips,
-)
+from twin.physics import CONTINUOUS_PU, HOLD_PU, MAGNETIC_PU, TAU_S, step, theta_steady
+from twin.physics.breaker import load_pu, seconds_to_trip, trips
 
 
 def array(*values: float) -> np.ndarray:
@@ -61,16 +50,6 @@ def test_the_time_to_trip_is_when_theta_reaches_one(theta: float, load: float) -
     assert trips(step(array(theta), array(load), 1.01 * time_s + 1e-3), array(load))[0]
 
 
-@settings(max_examples=200)
-@given(st.floats(0, 0.99), st.floats(1, 7200))
-def test_the_load_held_for_a_time_trips_just_then(theta: float, time_s: float) -> None:
-    load = load_held_for_pu(array(theta), time_s)
-    if load[0] < MAGNETIC_PU:
-        assert step(array(theta), load, time_s) == pytest.approx(1.0, rel=1e-9)
-        assert seconds_to_trip(array(theta), 1.01 * load)[0] < time_s
-    assert load[0] >= HOLD_PU * (1 - 1e-9)
-
-
 def test_ul_489_bands() -> None:
     cold = array(0, 0, 0, 0)
     times = seconds_to_trip(cold, array(CONTINUOUS_PU, 1.0, 1.35, 2.0))
@@ -91,7 +70,6 @@ def test_the_magnet_trips_at_once() -> None:
 
 def test_tripped_stays_tripped_and_unknown_never_trips() -> None:
     assert seconds_to_trip(array(1.0), array(0.1)) == 0
-    assert load_held_for_pu(array(1.0), 60.0) == 0
     assert not trips(array(np.nan, 0.1), array(1.0, np.nan)).any()
     assert np.isnan(seconds_to_trip(array(np.nan, 0.1), array(1.0, np.nan))).all()
 
@@ -101,7 +79,6 @@ def test_more_load_and_more_history_trip_sooner() -> None:
     assert (np.diff(seconds_to_trip(np.zeros(50), load)) < 0).all()
     theta = np.linspace(0, 0.99, 50)
     assert (np.diff(seconds_to_trip(theta, np.full(50, 1.5))) < 0).all()
-    assert (np.diff(load_held_for_pu(theta, 120.0)) < 0).all()
 
 
 def test_a_sag_draws_more_current() -> None:

@@ -6,33 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin.physics.electrical import (
-    BUSWAY,
-    LOSSLESS,
-    NODE_EFFICIENCY_PU,
-    NODE_STANDING_W,
-    RECTIFIER_EFFICIENCY_PU,
-    RECTIFIER_STANDING_W,
-    TITANIUM,
-    TITANIUM_EFFICIENCY_PU,
-    TITANIUM_LOAD_PU,
-    TRANSFORMER,
-    UPS,
-    PowerTree,
-    bank_input_w,
-    curve_loss_w,
-    curve_terms,
-    efficiency_pu,
-    feed_share_pu,
-    input_w,
-    output_of_input_w,
-    output_w,
-    polynomial_loss_w,
-    supplies_input_w,
-)
+from twin.physics import PowerTree, output_of_input_w
+from twin.physics.electrical import RollUp, polynomial_loss_w
 
 
 def array(*values: float) -> np.ndarray:
@@ -43,69 +20,11 @@ def index(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def test_a_titanium_supply_keeps_its_promise() -> None:
-    found = efficiency_pu(array(*TITANIUM_LOAD_PU) * 5500, 5500.0, TITANIUM)
-    assert found == pytest.approx(TITANIUM_EFFICIENCY_PU, abs=0.001)
-
-
-def test_without_load_nothing_is_efficient() -> None:
-    assert efficiency_pu(array(0.0), 1.0, TITANIUM) == 0
-    assert efficiency_pu(array(0.0, 5.0), 1.0, LOSSLESS).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "curve, load, low, high",
-    [(UPS, 0.25, 0.94, 0.97), (UPS, 1.0, 0.94, 0.97), (TRANSFORMER, 0.5, 0.985, 0.993),
-     (TRANSFORMER, 1.0, 0.985, 0.993), (BUSWAY, 1.0, 0.99, 1.0)],
-)  # fmt: skip
-def test_usual_efficiencies(curve: Any, load: float, low: float, high: float) -> None:
-    assert low <= efficiency_pu(array(load), 1.0, curve)[0] <= high
-
-
-@pytest.mark.parametrize("curve", [TITANIUM, UPS, TRANSFORMER, BUSWAY])
-def test_loss_never_falls_with_load_and_scales_with_size(curve: Any) -> None:
-    load = np.linspace(0, 1.5, 200)
-    loss = curve_loss_w(load, 1.0, curve)
-    assert (np.diff(loss) >= 0).all()
-    assert loss[0] == curve[0]
-    assert curve_loss_w(load * 3300, 3300.0, curve) == pytest.approx(3300 * loss)
-    assert curve_loss_w(load, 1.0, curve, 1.2) == pytest.approx(1.2 * loss)
-
-
-def test_frontier_as_raps_has_it() -> None:
-    # 2 kW of load: (2000 + 17) / 0.96 behind the rectifier
-    assert input_w(array(2000.0), RECTIFIER_STANDING_W, RECTIFIER_EFFICIENCY_PU) == pytest.approx(
-        2101.04, abs=0.01
-    )
-    assert input_w(array(2000.0), NODE_STANDING_W, NODE_EFFICIENCY_PU) == pytest.approx(2054.08, abs=0.01)
-
-
 @given(st.floats(0, 1e7), st.floats(0, 1e4), st.floats(0, 0.2), st.floats(0, 1e-6))
 def test_inputs_and_outputs_are_inverse(out: float, p0: float, p1: float, p2: float) -> None:
     taken = out + polynomial_loss_w(array(out), p0, p1, p2)
     assert output_of_input_w(taken, p0, p1, p2) == pytest.approx(out, rel=1e-9, abs=1e-5)
-    assert output_w(input_w(array(out), p0, 1 - p1), p0, 1 - p1) == pytest.approx(out, rel=1e-9, abs=1e-5)
     assert (taken >= out).all()
-
-
-def test_a_lost_feed_is_carried_by_the_other() -> None:
-    ok = np.array([[True, True], [False, True], [True, False], [False, False]])
-    share = feed_share_pu(ok, 0.6)
-    assert share.tolist() == [[0.6, 0.4], [0, 1], [1, 0], [0, 0]]
-    taken = supplies_input_w(np.full(4, 6000.0), share, 9900.0)
-    assert taken[1] == pytest.approx([0, 6000 + curve_loss_w(array(6000.0), 9900.0, TITANIUM)[0]])
-    assert (taken[3] == 0).all()
-    assert (taken[share > 0] > 0).all()
-    per_load = feed_share_pu(ok[:2], array(0.3, 0.7))
-    assert per_load.tolist() == [[0.3, 0.7], [0, 1]]
-
-
-def test_shelves_share_what_is_left() -> None:
-    # eight shelves of six supplies of 5.5 kW at 120 kW: each near half its rating, its best
-    taken = bank_input_w(array(120e3, 120e3, 120e3), array(48, 24, 0), 5500.0)
-    assert 120e3 / taken[0] == pytest.approx(0.96, abs=0.005)
-    assert taken[1] > taken[0]
-    assert taken[2] == 0
 
 
 # Two trees: A is utility -> UPS -> two busways; B likewise. Racks 0 and 1 hang on both sides, 2 on A alone.
@@ -117,9 +36,13 @@ def two_sides() -> PowerTree:
     return PowerTree.of(PARENT, RACK, FEEDER, 4)
 
 
+def roll_up(tree: PowerTree, racks: np.ndarray, ok: np.ndarray, *losses: Any, weight: Any = 1.0) -> RollUp:
+    return tree.carried(racks, tree.feeding(ok, weight), *losses)
+
+
 def test_meters_agree_without_losses() -> None:
     racks = array(40e3, 48e3, 35e3, 1e3)
-    flow = two_sides().roll_up(racks, np.ones(8, np.bool_))
+    flow = roll_up(two_sides(), racks, np.ones(8, np.bool_))
     # as the busways of the capture do: both sides together are the racks that they serve
     assert flow.output_w[[2, 3, 6, 7]].sum() == pytest.approx(racks[:3].sum())
     assert flow.output_w.tolist() == [79e3, 79e3, 20e3, 59e3, 44e3, 44e3, 20e3, 24e3]
@@ -131,7 +54,7 @@ def test_meters_agree_without_losses() -> None:
 def test_losses_by_hand() -> None:
     # 100 kW through a busway with 1 % and a UPS with 1 kW + 2 %
     tree = PowerTree.of(index(-1, 0), index(0), index(1), 1)
-    flow = tree.roll_up(array(100e3), np.ones(2, np.bool_), array(1e3, 0), array(0.02, 0.01))
+    flow = roll_up(tree, array(100e3), np.ones(2, np.bool_), array(1e3, 0), array(0.02, 0.01))
     assert flow.output_w == pytest.approx([101e3, 100e3])
     assert flow.input_w == pytest.approx([101e3 * 1.02 + 1e3, 101e3])
     assert flow.utility_w == pytest.approx(104_020)
@@ -141,7 +64,7 @@ def test_losses_by_hand() -> None:
 def test_a_lost_side_moves_everything_to_the_other() -> None:
     racks, ok = array(40e3, 48e3, 35e3, 0), np.ones(8, np.bool_)
     ok[1] = False  # the UPS of side A: all below it is dark
-    flow = two_sides().roll_up(racks, ok, 100.0)
+    flow = roll_up(two_sides(), racks, ok, 100.0)
     assert flow.alive.tolist() == [True, False, False, False, True, True, True, True]
     assert flow.pair_w.tolist() == [0, 40e3, 0, 48e3, 0]
     assert flow.unpowered.tolist() == [False, False, True, False]
@@ -152,14 +75,14 @@ def test_a_lost_side_moves_everything_to_the_other() -> None:
 
 def test_uneven_sides() -> None:
     weight = array(0.3, 0.7, 1, 1, 1)
-    pair = two_sides().roll_up(array(10e3, 0, 0, 0), np.ones(8, np.bool_), weight=weight).pair_w
+    pair = roll_up(two_sides(), array(10e3, 0, 0, 0), np.ones(8, np.bool_), weight=weight).pair_w
     assert pair == pytest.approx([3e3, 7e3, 0, 0, 0])
 
 
 def test_the_site_of_the_dps_simulator_is_oversubscribed() -> None:
     # 144 nodes at 5600 W in 8 racks, 2 to a PDU of 450 kW, one switchboard under 750 kW
     tree = PowerTree.of(index(-1, 0, 1, 1, 1, 1), index(*range(8)), np.repeat(index(2, 3, 4, 5), 2), 8)
-    flow = tree.roll_up(np.full(8, 18 * 5600.0), np.ones(6, np.bool_))
+    flow = roll_up(tree, np.full(8, 18 * 5600.0), np.ones(6, np.bool_))
     assert flow.utility_w == pytest.approx(806_400)
     assert flow.output_w[2:] == pytest.approx(201_600)
 
@@ -170,24 +93,12 @@ def test_the_way_of_power_may_be_kept_until_something_switches() -> None:
     kept = tree.feeding(ok, 2.0)
     for scale in (1.0, 0.5):
         once, again = (
-            tree.roll_up(scale * racks, ok, 50.0, 0.01),
+            roll_up(tree, scale * racks, ok, 50.0, 0.01),
             tree.carried(scale * racks, kept, 50.0, 0.01),
         )
         assert once.utility_w == again.utility_w
         assert np.array_equal(once.input_w, again.input_w)
         assert np.array_equal(again.unpowered, kept.unpowered)
-
-
-def test_from_the_chips_to_the_utility() -> None:
-    # supplies near half load, a busway, a UPS, a transformer: 96 % x 99.7 % x 96.6 % x 99.2 %
-    rack_w = float(bank_input_w(array(120e3), array(48.0), 5500.0)[0])
-    rating, depth = array(400e3, 250e3, 200e3), index(-1, 0, 1)
-    curves = [curve_terms(rating[i : i + 1], c) for i, c in enumerate((TRANSFORMER, UPS, BUSWAY))]
-    p0, p1, p2 = (np.concatenate(x) for x in zip(*curves, strict=True))
-    tree = PowerTree.of(depth, index(0), index(2), 1)
-    flow = tree.roll_up(array(rack_w), np.ones(3, np.bool_), p0, p1, p2)
-    assert 120e3 / flow.utility_w == pytest.approx(0.96 * 0.997 * 0.963 * 0.992, abs=0.01)
-    assert (np.diff(flow.input_w) < 0).all()
 
 
 def test_a_loop_is_refused() -> None:
@@ -196,7 +107,7 @@ def test_a_loop_is_refused() -> None:
 
 
 def test_a_site_without_feeders_draws_straight_from_the_utility() -> None:
-    flow = PowerTree.of(index(), index(), index(), 3).roll_up(array(1, 2, 3), np.ones(0, np.bool_))
+    flow = roll_up(PowerTree.of(index(), index(), index(), 3), array(1, 2, 3), np.ones(0, np.bool_))
     assert flow.utility_w == 6
     assert flow.loss_w == 0
     assert not flow.unpowered.any()
@@ -224,7 +135,7 @@ def test_roll_up_is_the_recursion(forest: tuple[list[int], list[tuple[int, int]]
     racks, ok = chance.uniform(0, 1e5, n_rack), chance.random(n) < 0.8
     p0, p1, p2 = chance.uniform(0, 500, n), chance.uniform(0, 0.05, n), chance.uniform(0, 1e-7, n)
     tree = PowerTree.of(index(*parent), index(*[r for r, _ in pairs]), index(*[f for _, f in pairs]), n_rack)
-    flow = tree.roll_up(racks, ok, p0, p1, p2)
+    flow = roll_up(tree, racks, ok, p0, p1, p2)
 
     def lives(f: int) -> bool:
         return bool(ok[f]) and (parent[f] < 0 or lives(parent[f]))
@@ -243,12 +154,3 @@ def test_roll_up_is_the_recursion(forest: tuple[list[int], list[tuple[int, int]]
     served = sum(racks[r] for r in range(n_rack) if living[r] or not tree.fed[r])
     assert flow.utility_w == pytest.approx(served + flow.loss_w)
     assert flow.unpowered.tolist() == [bool(tree.fed[r]) and not living[r] for r in range(n_rack)]
-
-
-def test_a_curve_as_the_terms_of_a_feeder() -> None:
-    rating = array(750e3, 450e3)
-    p0, p1, p2 = curve_terms(rating, UPS)
-    load = array(500e3, 450e3)
-    assert polynomial_loss_w(load, p0, p1, p2) == pytest.approx(curve_loss_w(load, rating, UPS))
-    with pytest.raises(ValueError, match="quartic"):
-        curve_terms(rating, TITANIUM)

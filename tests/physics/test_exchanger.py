@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from scipy.integrate import solve_ivp
 
-from twin.physics.exchanger import (
-    Transfer,
-    effectiveness,
-    effectiveness_slope,
-    fouling_k_per_w,
-    heat_slope_k,
-    ntu_of,
-    transfer,
-    ua_of,
-    ua_w_per_k,
-)
+from twin.physics import effectiveness, film_factor, heat_slope_k, transfer, ua_of
+from twin.physics.exchanger import Transfer, effectiveness_slope, ntu_of
 
 ntus, ratios = st.floats(1e-6, 30.0), st.floats(0.0, 1.0)
 capacities = st.floats(1.0, 1e6)
@@ -157,12 +147,12 @@ def test_zero_flow_is_the_limit_of_ever_smaller_flow() -> None:
     ua0, nominal = array(9e3), 7e3
     last = None
     for ratio in (1e-4, 1e-8, 1e-12, 0.0):
-        ua = ua_w_per_k(ua0, array(ratio), array(1.0))
+        ua = ua0 / film_factor(array(ratio), array(1.0))
         found = transfer(ua, array(nominal), array(nominal * ratio), array(45.0), array(30.0))
         last = found.heat_w[0], found.warm_out_c[0], found.cold_out_c[0]
     assert last == (0.0, 45.0, 45.0)
     near = transfer(
-        ua_w_per_k(ua0, array(1e-12), array(1.0)),
+        ua0 / film_factor(array(1e-12), array(1.0)),
         array(nominal),
         array(nominal * 1e-12),
         array(45.0),
@@ -177,24 +167,11 @@ def test_zero_flow_is_the_limit_of_ever_smaller_flow() -> None:
     assert heat_slope_k(array(9e3), array(0.0), array(8e3), array(45.0), array(30.0))[0] == 0.0
 
 
-def test_conductance_of_films_and_deposits() -> None:
-    ua0 = array(9e3)
-    assert ua_w_per_k(ua0, array(1.0), array(1.0))[0] == pytest.approx(9e3, rel=1e-15)
-    assert ua_w_per_k(ua0, array(2.0), array(2.0))[0] == pytest.approx(9e3 * 2**0.8, rel=1e-14)
-    # A deposit as large as the clean resistance halves the conductance
-    assert ua_w_per_k(ua0, array(1.0), array(1.0), 1 / 9e3)[0] == pytest.approx(4.5e3, rel=1e-14)
-    assert ua_w_per_k(ua0, array(0.0), array(1.0), 1e-5)[0] == 0.0
-    assert ua_w_per_k(ua0, array(-0.1), array(1.0))[0] == 0.0
-    flows = np.linspace(0.0, 2.0, 50)
-    rising = ua_w_per_k(np.full(50, 9e3), flows, np.full(50, 0.7), 2e-5)
-    assert (np.diff(rising) > 0.0).all()
-
-
-@given(st.floats(0.05, 2.0), st.floats(0.05, 2.0), st.floats(0.0, 1e-3))
-def test_fouling_is_found_again(primary: float, secondary: float, deposit: float) -> None:
-    args = array(9e3), array(primary), array(secondary)
-    ua = ua_w_per_k(*args, deposit)
-    assert fouling_k_per_w(ua, *args)[0] == pytest.approx(deposit, abs=1e-12)
+def test_films_follow_the_flows() -> None:
+    assert film_factor(array(1.0), array(1.0))[0] == pytest.approx(1.0, rel=1e-15)
+    assert film_factor(array(2.0), array(2.0))[0] == pytest.approx(2**-0.8, rel=1e-14)
+    assert film_factor(array(0.0, -0.1), array(1.0, 1.0)).tolist() == [np.inf, np.inf]
+    assert (np.diff(film_factor(np.linspace(0.01, 2.0, 50), np.full(50, 0.7))) < 0.0).all()
 
 
 def test_a_design_approach_comes_out_again() -> None:

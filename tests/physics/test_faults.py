@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.diagnosis.kinds import KINDS
-from twin.plant.campaign import Campaign
+from tests.evaluation.bench.fault_draws import (
+    DEVELOP,
+    HELD_OUT,
+    RAMP_S,
+    SEVERITY,
+    above,
+    draw,
+    draw_pair,
+    entities,
+    kinds_of,
+)
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import find_signal
+from twin.diagnosis import FAULT_KINDS
+from twin.plant import BOTH, PUBLISHED, Campaign, Plant, Scenario, Script
 from twin.plant.disturbance import Disturbance, neutral
-from twin.plant.draws import DEVELOP, HELD_OUT, RAMP_S, SEVERITY, above, draw, draw_pair, entities, kinds_of
-from twin.plant.faults import ALL_SIGNALS, BOTH, PUBLISHED, Script, neutral_value
-from twin.plant.plant import Plant
-from twin.plant.scenario import Scenario
+from twin.plant.faults import ALL_SIGNALS, neutral_value
 from twin.plant.truth import Truth
 from twin.plant.workload import Mix
-from twin.signals import find_signal
 from twin.site import Site
 
 
@@ -123,10 +131,10 @@ def test_a_script_does_what_its_kind_says_and_nothing_else(script: Script, expec
 def test_every_kind_has_a_script_on_every_table() -> None:
     """Sensor faults of a node's own sensors and so on: what PUBLISHED names."""
     tested = {(s.kind, s.table) for s, _ in EFFECTS}
-    plain = {(k, t) for k in KINDS if not k.startswith("sensor_") for t in KINDS[k].tables}
+    plain = {(k, t) for k in FAULT_KINDS if not k.startswith("sensor_") for t in FAULT_KINDS[k].tables}
     assert plain <= tested
-    assert {k for k, _ in tested} == set(KINDS)
-    assert set(kinds_of(SITE)) == set(KINDS)
+    assert {k for k, _ in tested} == set(FAULT_KINDS)
+    assert set(kinds_of(SITE)) == set(FAULT_KINDS)
 
 
 def test_it_acts_in_every_step_that_it_overlaps_and_leaves_nothing_behind() -> None:
@@ -261,7 +269,7 @@ def test_published_signals_are_gauges_of_the_catalogue() -> None:
             assert signal.kind == "gauge"
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(FAULT_KINDS))
 def test_draws_reach_a_kind_within_its_ranges_and_keep_apart(kind: str) -> None:
     low, high = SEVERITY.get(kind, (1.0, 1.0))
     quarter = max(high - low, 1e-9) / 4

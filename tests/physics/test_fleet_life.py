@@ -1,4 +1,4 @@
-"""The life of a fleet: what is drawn is what the table says, what is played is what was drawn."""
+"""The timeline of a fleet: what is drawn is what the table says, what is played is what was drawn."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import site_of, two_racks
-from twin.plant.disturbance import Disturbance, neutral
-from twin.plant.failure_classes import (
+from tests.evaluation.health.failure_classes import (
     BENIGN,
     CLASSES,
     DAY_S,
     FAILURES,
+    KINDS,
     LEMON_FACTOR,
     LEMON_PU,
     NODE_DAY_RATE,
@@ -28,10 +26,11 @@ from twin.plant.failure_classes import (
     REPAIR_SPREAD,
     UNCURED_PU,
 )
-from twin.plant.fleet_life import FleetLife, Life, draw_life
-from twin.plant.life import KINDS, Fallen, Stroke
-from twin.plant.life_draws import SHARES_PU, Failing, draw_failing, draw_shared
-from twin.plant.life_strokes import Writer
+from tests.evaluation.health.failure_draws import SHARES_PU, Failing, draw_failing, draw_shared
+from tests.evaluation.health.failure_timeline import TimelineWriter, draw_timeline
+from tests.support.builders import site_of, two_racks
+from twin.plant import FailureTable, FailureTimeline, TimelineEvent, TimelinePlayer
+from twin.plant.disturbance import Disturbance, neutral
 from twin.plant.truth import Truth
 from twin.site import Site
 
@@ -197,44 +196,44 @@ def test_a_feed_takes_only_racks_that_have_no_other() -> None:
 
 
 @cache
-def drawn(seed: int = 5, days: float = 30.0, strength: float = 1.0) -> Life:
-    return draw_life(FLEET, seed, days, strength)
+def drawn(seed: int = 5, days: float = 30.0, strength: float = 1.0) -> FailureTimeline:
+    return draw_timeline(FLEET, seed, days, strength)
 
 
 def test_a_seed_is_a_life() -> None:
-    again = draw_life(FLEET, 5, 30.0)
-    assert again.strokes == drawn().strokes
-    for name in Fallen.__dataclass_fields__:
-        one, other = getattr(again.fallen, name), getattr(drawn().fallen, name)
+    again = draw_timeline(FLEET, 5, 30.0)
+    assert again.events == drawn().events
+    for name in FailureTable.__dataclass_fields__:
+        one, other = getattr(again.failures, name), getattr(drawn().failures, name)
         assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), name
-    assert draw_life(FLEET, 6, 30.0).strokes != again.strokes
+    assert draw_timeline(FLEET, 6, 30.0).events != again.events
 
 
 def test_strokes_come_in_order_and_within_the_days() -> None:
-    times = [s.time_s for s in drawn().strokes]
+    times = [s.time_s for s in drawn().events]
     assert times == sorted(times)
     assert times[-1] < 30.0 * DAY_S
-    f = drawn().fallen
+    f = drawn().failures
     assert (np.diff(f.begin_s) >= 0).all()
     assert (f.end_s > f.begin_s).all()
     assert not f.shows[f.shared].any()
     assert (f.precursor_s[f.shows] < f.begin_s[f.shows]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_what_a_failure_holds_is_free_once_it_is_repaired() -> None:
     """Also where the repair is over before anybody switched the node off."""
-    site, life = fleet(), draw_life(fleet(), 3, 60.0)
-    short = life.fallen.end_s - life.fallen.begin_s
-    assert ((short < 3600.0) & ~life.fallen.shared).any()
-    lasting: dict[int, Stroke] = {}
-    for stroke in life.strokes:
-        if stroke.act == "hold":
-            lasting[stroke.cause] = stroke
-        elif stroke.act == "free":
-            assert lasting.pop(stroke.cause, None) is not None
+    site, timeline = fleet(), draw_timeline(fleet(), 3, 60.0)
+    short = timeline.failures.end_s - timeline.failures.begin_s
+    assert ((short < 3600.0) & ~timeline.failures.shared).any()
+    lasting: dict[int, TimelineEvent] = {}
+    for event in timeline.events:
+        if event.act == "hold":
+            lasting[event.cause] = event
+        elif event.act == "free":
+            assert lasting.pop(event.cause, None) is not None
     open_psu = {s.at[0] for s in lasting.values() if s.field == "node_psu_ok" and isinstance(s.at, tuple)}
-    late = life.fallen.node[life.fallen.end_s >= 50.0 * DAY_S].tolist()
+    late = timeline.failures.node[timeline.failures.end_s >= 50.0 * DAY_S].tolist()
     lost = {s.at[0] for s in lasting.values() if s.time_s > 50.0 * DAY_S and isinstance(s.at, tuple)}
     assert open_psu <= {*late, *lost}  # of repairs and spares that are still to come
     assert site.sizes["node"] > len(open_psu)
@@ -243,12 +242,12 @@ def test_what_a_failure_holds_is_free_once_it_is_repaired() -> None:
 def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
     whole, half, none = (drawn(days=120.0, strength=x) for x in (1.0, 0.5, 0.0))
     for name in ("node", "kind", "device", "begin_s", "end_s", "shows", "precursor_s", "shared"):
-        one = getattr(whole.fallen, name)
-        assert all(np.array_equal(one, getattr(x.fallen, name), equal_nan=one.dtype.kind == "f")
+        one = getattr(whole.failures, name)
+        assert all(np.array_equal(one, getattr(x.failures, name), equal_nan=one.dtype.kind == "f")
                    for x in (half, none))  # fmt: skip
     counted = [Counter[str]() for _ in range(3)]
-    for life, total in zip((whole, half, none), counted, strict=True):
-        for s in life.strokes:
+    for timeline, total in zip((whole, half, none), counted, strict=True):
+        for s in timeline.events:
             total[s.field if s.act == "count" else s.act] += s.value if s.act == "count" else 1
     for name in ("gpu_sbe_count", "gpu_nvlink_errors", "gpu_nvlink_replays", "link_error_count"):
         benign = counted[2][name]
@@ -256,7 +255,7 @@ def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
         assert shown > 100
         assert counted[1][name] - benign == pytest.approx(0.5 * shown, rel=0.1), name
     factors = [
-        [s.value - 1.0 for s in x.strokes if (s.act, s.field) == ("hold", "gpu_plate_factor")]
+        [s.value - 1.0 for s in x.events if (s.act, s.field) == ("hold", "gpu_plate_factor")]
         for x in (whole, half)
     ]
     assert factors[0]
@@ -265,42 +264,42 @@ def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
 
 def test_without_strength_nothing_comes_before_a_failure() -> None:
     """What befalls a node before it fails is then what befalls any other: the noise."""
-    silent, benign = Writer(FLEET, 5, 0.0), Writer(FLEET, 5, 0.0)
+    silent, benign = TimelineWriter(FLEET, 5, 0.0), TimelineWriter(FLEET, 5, 0.0)
     for number, one in enumerate(many()[0][:400]):
         f = dataclasses.replace(one, node=one.node % FLEET.sizes["node"])
         silent.fail(f)
         benign.fail(f)
         silent.show(number, f)
-    assert silent.strokes == benign.strokes
+    assert silent.events == benign.events
 
 
 @pytest.mark.parametrize(("days", "strength"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -0.1), (1.0, 11.0)])
 def test_no_life_of_no_days_or_of_an_absurd_strength(days: float, strength: float) -> None:
     with pytest.raises(ValueError, match="strength"):
-        draw_life(FLEET, 1, days, strength)
+        draw_timeline(FLEET, 1, days, strength)
 
 
 def test_noise_comes_as_often_as_the_table_says() -> None:
-    life = drawn(days=120.0, strength=0.0)
+    timeline = drawn(days=120.0, strength=0.0)
     n = FLEET.sizes
-    seen = Counter(s.field for s in life.strokes if s.act in ("count", "hold"))
+    seen = Counter(s.field for s in timeline.events if s.act in ("count", "hold"))
     per_day = {b.what: (b.per_day, b.table) for b in BENIGN}
     for what in ("gpu_sbe_count", "gpu_nvlink_replays", "gpu_pcie_replays", "gpu_silent", "gpu_row_remaps"):
         rate, table = per_day[what]
         # Fewer, as nodes that are down are left out
         assert seen[what] == pytest.approx(rate * n[table] * 120.0, rel=0.25), what
-    codes = Counter(int(s.value) for s in life.strokes if s.act == "xid")
+    codes = Counter(int(s.value) for s in timeline.events if s.act == "xid")
     users = sum(codes[c] for c in (13, 31, 43, 45))
     assert users == pytest.approx(0.029 * n["gpu"] * 120.0, rel=0.15)
     assert users > 0.8 * sum(codes.values())
 
 
 def test_nothing_harmless_befalls_a_node_that_is_down() -> None:
-    life, f = drawn(days=60.0, strength=0.0), drawn(days=60.0, strength=0.0).fallen
+    timeline, f = drawn(days=60.0, strength=0.0), drawn(days=60.0, strength=0.0).failures
     spans: dict[int, list[tuple[float, float]]] = {}
     for node, a, b in zip(f.node.tolist(), f.begin_s.tolist(), f.end_s.tolist(), strict=True):
         spans.setdefault(node, []).append((a, b))
-    for s in life.strokes:
+    for s in timeline.events:
         if s.act == "count" and s.field == "gpu_sbe_count":
             node = int(FLEET.node_of_gpu[s.at])
             assert not any(a < s.time_s < b for a, b in spans.get(node, []))
@@ -309,11 +308,11 @@ def test_nothing_harmless_befalls_a_node_that_is_down() -> None:
 # What is played
 
 
-def held_at(life: Life, site: Site, time_s: float) -> Disturbance:
-    """What holds at an instant, found anew from all strokes before it."""
+def held_at(timeline: FailureTimeline, site: Site, time_s: float) -> Disturbance:
+    """Return the targets in force at an instant, from all events before it."""
     d = neutral(site)
     held: dict[tuple[str, object], dict[int, float]] = {}
-    for s in life.strokes:
+    for s in timeline.events:
         if s.time_s >= time_s:
             break
         if s.act == "hold":
@@ -331,15 +330,15 @@ def held_at(life: Life, site: Site, time_s: float) -> Disturbance:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(1.0, 3e5), min_size=1, max_size=12))
 def test_a_player_holds_what_its_strokes_say(steps_s: list[float]) -> None:
-    life = drawn()
-    player, d, time_s = FleetLife(FLEET, life), neutral(FLEET), 0.0
+    timeline = drawn()
+    player, d, time_s = TimelinePlayer(FLEET, timeline), neutral(FLEET), 0.0
     grown: Counter[str] = Counter()
     for dt_s in steps_s:
         due = player.due(time_s + dt_s)
         before = copy.deepcopy(d)
         moved = player.apply(d, time_s, dt_s)
         time_s += dt_s
-        expected = held_at(life, FLEET, time_s)
+        expected = held_at(timeline, FLEET, time_s)
         for f in dataclasses.fields(d):
             now, then = getattr(d, f.name), getattr(expected, f.name)
             if isinstance(now, np.ndarray):
@@ -351,17 +350,17 @@ def test_a_player_holds_what_its_strokes_say(steps_s: list[float]) -> None:
         d.counts.clear()
         d.told.clear()
     counted: Counter[str] = Counter()
-    for s in life.strokes:
+    for s in timeline.events:
         if s.act == "count" and s.time_s < time_s:
             counted[s.field] += int(s.value)
     assert grown == counted
 
 
 def test_a_copy_of_a_player_goes_on_by_itself() -> None:
-    player, d = FleetLife(FLEET, drawn()), neutral(FLEET)
+    player, d = TimelinePlayer(FLEET, drawn()), neutral(FLEET)
     player.apply(d, 0.0, 5 * DAY_S)
     other, d2 = copy.deepcopy((player, d))
-    assert other.life is player.life
+    assert other.timeline is player.timeline
     for who, what in ((player, d), (other, d2)):
         who.apply(what, 5 * DAY_S, 9 * DAY_S)
     assert np.array_equal(d.node_psu_ok, d2.node_psu_ok)

@@ -1,4 +1,4 @@
-"""What a twin is told of a fleet's life: precursors before a failure, the failure, the repair; no more."""
+"""Reports of a fleet with a failure timeline: precursors, the failure and the repair, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.app.simulating import Simulation
-from twin.events import EntityReplaced, Event, FaultReported, JobEnded, JobStarted, MaintenanceBegun
-from twin.frame import NS
-from twin.plant.failure_classes import CLASSES
-from twin.plant.fleet_life import FleetLife, Life
-from twin.plant.life import KINDS
-from twin.plant.life_draws import Failing, fallen_of
-from twin.plant.life_strokes import Writer
-from twin.plant.observation import Observation
-from twin.plant.plant import Plant
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import Sensors
+from tests.evaluation.health.failure_classes import CLASSES, KINDS
+from tests.evaluation.health.failure_draws import Failing, failure_table
+from tests.evaluation.health.failure_timeline import TimelineWriter
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS, find_signal
+from twin.plant import FailureTimeline, Observation, Plant, Scenario, Sensors, TimelinePlayer
 from twin.plant.workload import Mix
-from twin.signals import find_signal
+from twin.simulation import Simulation
 from twin.site import Site
+from twin.telemetry import EntityReplaced, Event, FaultReported, JobEnded, JobStarted, MaintenanceBegun
 
 HOUR_S, STEP_S = 3600.0, 60.0
 
@@ -39,21 +33,21 @@ NODE, GPU = 4, int(SITE.gpu_start_of_node[4]) + 1
 BEGIN_S, OFF_S, END_S = 6.0 * HOUR_S, 6.25 * HOUR_S, 8.0 * HOUR_S
 
 
-def life_of(writer: Writer, *failing: Failing) -> Life:
-    strokes = sorted(writer.strokes, key=lambda s: (s.time_s, s.act, s.cause))
+def life_of(writer: TimelineWriter, *failing: Failing) -> FailureTimeline:
+    events = sorted(writer.events, key=lambda s: (s.time_s, s.act, s.cause))
     lemons = np.zeros(SITE.sizes["node"], np.bool_)
-    return Life(1.0, 1, writer.strength, tuple(strokes), fallen_of(list(failing)), lemons)
+    return FailureTimeline(1.0, 1, writer.strength, tuple(events), failure_table(list(failing)), lemons)
 
 
 def one(
     name: str, shows: bool = True, code: int = 0, strength: float = 1.0, seed: int = 1, **more: Any
-) -> Life:
-    """A life in which one node fails, in this way, after six hours."""
+) -> FailureTimeline:
+    """A timeline in which one node fails, in this way, after six hours."""
     kind = KINDS.index(name)
     device = NODE if name in ("power", "host", "network") else GPU
     precursor_s = 60.0 if shows else np.nan
     failing = Failing(NODE, kind, device, BEGIN_S, OFF_S, END_S, precursor_s, code, **more)
-    writer = Writer(SITE, seed, strength)
+    writer = TimelineWriter(SITE, seed, strength)
     writer.fail(failing)
     writer.show(0, failing)
     return life_of(writer, failing)
@@ -66,17 +60,17 @@ def stand_still(plant: Plant) -> None:
 
 
 class Fleet:
-    """Plant and sensors with a life, a minute at a time."""
+    """Plant and sensors with a timeline, a minute at a time."""
 
-    def __init__(self, life: Life | None, warm: bool = False, **mix: Any) -> None:
+    def __init__(self, timeline: FailureTimeline | None, warm: bool = False, **mix: Any) -> None:
         """`warm`: with all of the physics; else heat and flows stand still, which is far quicker."""
         scenario = Scenario("life", seed=1, dt_s=STEP_S, workload=Mix(**(mix or {"constant_pu": 0.6})))
         self.plant = Plant(SITE, 1, scenario)
         self.plant.step_max_s = 4.0
         if not warm:
             stand_still(self.plant)
-        if life is not None:
-            self.plant.live(FleetLife(SITE, life))
+        if timeline is not None:
+            self.plant.play(TimelinePlayer(SITE, timeline))
         self.sensors = Sensors(SITE, 1, drop_out_pu=0.0)
         self.events: list[tuple[float, Event]] = []
         self.seen: Observation | None = None
@@ -121,8 +115,8 @@ GROWS = [
 def seed_that(name: str, field: str, **more: Any) -> int:
     """A seed whose precursors include this one."""
     for seed in range(200):
-        strokes = one(name, seed=seed, **more).strokes
-        if any(s.field == field and s.time_s < BEGIN_S - 2 * STEP_S for s in strokes):
+        events = one(name, seed=seed, **more).events
+        if any(s.field == field and s.time_s < BEGIN_S - 2 * STEP_S for s in events):
             return seed
     raise AssertionError(f"no {name} shows {field}")
 
@@ -178,11 +172,11 @@ def test_gaps_come_before_a_gpu_falls_off_the_bus() -> None:
     assert not fleet.told(FaultReported)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_plate_that_conducts_worse_warms_its_gpu_before_it_shuts_down() -> None:
-    life = one("thermal", code=79)
+    timeline = one("thermal", code=79)
     margins: list[float] = []
-    hot = Fleet(life, warm=True).until(
+    hot = Fleet(timeline, warm=True).until(
         BEGIN_S - STEP_S, lambda f: margins.append(f.read("gpu.thermal_margin_k", GPU))
     )
     half = Fleet(one("thermal", code=79, strength=0.5), warm=True).until(BEGIN_S - STEP_S)
@@ -199,7 +193,7 @@ def test_the_hardware_tells_that_it_lowers_a_clock_before_it_shuts_down() -> Non
     fleet = Fleet(one("thermal", code=79, seed=seed))
     fleet.until(BEGIN_S - STEP_S, lambda f: bits.append(f.read("gpu.clock_event_bits", GPU)))
     assert 2 <= sum(int(b) & 0x8 > 0 for b in bits) < 0.5 * len(bits)
-    slowed_s = sum(s.value for s in one("thermal", code=79, seed=seed).strokes if s.field == "throttle_s")
+    slowed_s = sum(s.value for s in one("thermal", code=79, seed=seed).events if s.field == "throttle_s")
     fleet.until(END_S + 2 * STEP_S)
     assert fleet.read("gpu.throttle_thermal_ns", GPU) == pytest.approx(slowed_s * 1e9)
     assert fleet.read("gpu.clock_event_bits", GPU) == 0.0
@@ -265,7 +259,7 @@ def test_only_the_job_on_the_node_that_fails_ends() -> None:
 
 
 def test_a_planned_restart_is_announced_and_ends_no_job() -> None:
-    writer = Writer(SITE, 1, 1.0)
+    writer = TimelineWriter(SITE, 1, 1.0)
     writer.reboot(NODE, 600.0, np.random.default_rng(1), planned=True)
     writer.reboot(NODE + 1, 600.0, np.random.default_rng(1))
     (_, begin_s, end_s), _ = writer.reboots
@@ -282,7 +276,7 @@ def test_a_planned_restart_is_announced_and_ends_no_job() -> None:
 
 def test_where_nothing_befalls_all_else_is_reported_as_without_a_life() -> None:
     """Bit by bit; beside it only what agents tell of the health of parts."""
-    nothing = life_of(Writer(SITE, 1, 1.0))
+    nothing = life_of(TimelineWriter(SITE, 1, 1.0))
     fleets = [Fleet(None, training_pu=0.9, inference_pu=0.0, batch_pu=0.1), Fleet(
         nothing, training_pu=0.9, inference_pu=0.0, batch_pu=0.1)]  # fmt: skip
     for k in range(1, 31):
@@ -301,17 +295,17 @@ def test_where_nothing_befalls_all_else_is_reported_as_without_a_life() -> None:
 
 
 def test_a_life_of_another_site_is_refused() -> None:
-    with pytest.raises(ValueError, match="this life is of"):
-        Plant(SITE, 1).live(FleetLife(site_of(two_racks(racks="r[1-3]")), one("host")))
+    with pytest.raises(ValueError, match="the failure timeline is of"):
+        Plant(SITE, 1).play(TimelinePlayer(site_of(two_racks(racks="r[1-3]")), one("host")))
 
 
 def test_a_fork_goes_on_by_itself_with_the_same_life() -> None:
     fleet = Fleet(one("memory", code=95)).until(BEGIN_S - STEP_S)
     other = fleet.plant.fork()
     stand_still(other)
-    assert fleet.plant.life is not None
-    assert other.life is not None
-    assert other.life.life is fleet.plant.life.life
+    assert fleet.plant.failures is not None
+    assert other.failures is not None
+    assert other.failures.timeline is fleet.plant.failures.timeline
     for plant in (fleet.plant, other):
         for _ in range(20):
             plant.step(dt_s=STEP_S)
@@ -319,12 +313,12 @@ def test_a_fork_goes_on_by_itself_with_the_same_life() -> None:
     assert np.array_equal(fleet.plant.truth.node_on, other.truth.node_on)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_twin_hears_it_all() -> None:
     """Through the Inbox into the state: growth, the report, the new device whose counters begin anew."""
-    life = one("memory", code=95, replaced=True, seed=seed_that("memory", "gpu_row_remaps", code=95))
+    timeline = one("memory", code=95, replaced=True, seed=seed_that("memory", "gpu_row_remaps", code=95))
     scenario = Scenario("life", dt_s=STEP_S, workload=Mix(constant_pu=0.6))
-    with Simulation.of(SITE, scenario=scenario, life=life, dt_s=STEP_S) as run:
+    with Simulation.of(SITE, scenario=scenario, failures=timeline, dt_s=STEP_S) as run:
         stand_still(run.plant)
         heard: list[FaultReported] = []
         run.run(END_S + 3 * STEP_S, lambda r: heard.extend(

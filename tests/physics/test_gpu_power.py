@@ -9,20 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin.physics.gpu_power import (
+from twin.physics import (
     CLOCK_MIN_PU,
-    LEAKAGE_SCALE_K,
-    activity_pu,
     capped,
     clock_of_share_pu,
-    demand_w,
     dynamic_share_pu,
     performance_pu,
     power_at_clock_w,
-    static_power_w,
 )
 
 Sweeps = dict[tuple[str, ...], dict[int, tuple[float, float]]]
@@ -30,28 +25,6 @@ Sweeps = dict[tuple[str, ...], dict[int, tuple[float, float]]]
 
 def array(*values: float) -> np.ndarray:
     return np.array(values, np.float64)
-
-
-def test_idle_is_stated_at_forty_degrees_and_rises_with_the_leakage() -> None:
-    idle, leak = array(100.0, 100.0, 100.0), array(0.5, 0.5, 0.5)
-    assert static_power_w(idle, leak, array(40.0, 41.0, 39.0)) == pytest.approx([100, 100.5, 99.5], abs=0.01)
-    # to the second order that is 60 K (e^(20/60) - 1) = 23.7 K of slope
-    exact = 0.5 * LEAKAGE_SCALE_K * np.expm1(20 / LEAKAGE_SCALE_K)
-    assert static_power_w(idle, leak, array(60.0, 60.0, 60.0)) - 100 == pytest.approx(exact, rel=0.02)
-
-
-def test_static_power_never_falls_with_temperature_nor_overflows() -> None:
-    temps = np.linspace(-100, 500, 601)
-    power = static_power_w(np.full(601, 70.0), np.full(601, 0.4), temps)
-    assert (np.diff(power) >= 0).all()
-    assert (power > 0).all()
-
-
-def test_all_activities_at_once_are_one() -> None:
-    one, none = array(1.0), array(0.0)
-    assert activity_pu(one, one, one) == pytest.approx(1.0)
-    assert activity_pu(none, none, none) == 0.0
-    assert demand_w(array(150.0), array(1000.0), array(0.25)) == 400.0
 
 
 def test_an_h100_at_600_w_runs_at_093_of_its_clock() -> None:

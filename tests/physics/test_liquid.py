@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.physics.liquid import COOLANTS, heat_rate_w_per_k, heat_w
+from twin.physics import COOLANTS, heat_rate_w_per_k, heat_w
 
 
 def array(*values: float) -> np.ndarray:

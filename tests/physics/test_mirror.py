@@ -7,22 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.app.simulating import Simulation
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS
 from twin.contracts import Fault
-from twin.engine import Engine
-from twin.events import CheckpointTold, JobEnded, JobStarted
-from twin.frame import NS
-from twin.plant.calibrated import Seen
-from twin.plant.held import HeldWorkload
-from twin.plant.jobs_drawn import Mix
-from twin.plant.mirror import mirror
-from twin.plant.plant import Plant
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import Sensors
+from twin.engine import Engine, encode
+from twin.engine.snapshot import decode
+from twin.plant import Mix, Plant, Scenario, Sensors
+from twin.plant.frozen_workload import FrozenWorkload
+from twin.plant.mirror import TwinReadings, mirror
 from twin.plant.truth import Truth, blank
+from twin.simulation import Simulation
 from twin.site import Site
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from twin.telemetry import CheckpointTold, JobEnded, JobStarted
 
 START_NS = 1_767_261_600 * NS
 STEADY = Scenario("steady", workload=Mix(training_pu=0, inference_pu=0, batch_pu=0, constant_pu=0.8))
@@ -95,12 +91,12 @@ def test_learned_plates_hold_the_temperatures(calm: Simulation, monkeypatch: pyt
     later = np.arange(len(plates)) % 4 >= 2
     over_supply = plates + np.where(later, p.rack_upstream_k_per_w[site.rack_of_gpu], 0.0)
     known = {"gpu.resistance": over_supply, "gpu.tau_s": plates * p.gpu_heat_capacity_j_per_k}
-    before = Seen.learned
+    before = TwinReadings.learned
 
-    def learned(seen: Seen, name: str, n: int, reference: bool = False) -> np.ndarray:
+    def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
         return known[name].copy() if name in known else before(seen, name, n, reference)
 
-    monkeypatch.setattr(Seen, "learned", learned)
+    monkeypatch.setattr(TwinReadings, "learned", learned)
     other = mirrored(calm)
     for _ in range(300):
         real.step()
@@ -126,7 +122,7 @@ def test_the_twin_is_only_read(calm: Simulation) -> None:
 
 def test_a_snapshot_gives_the_same_plant(calm: Simulation) -> None:
     engine = Engine(calm.site, [], [])
-    restore_engine(engine, decode(encode(dump_engine(calm.engine))))
+    engine.restore(decode(encode(calm.engine.dump())))
     again = Plant(calm.site, 77, spread=0.2)
     mirror(engine, again)
     first = mirrored(calm)
@@ -214,7 +210,7 @@ class Held:
         self.truth = blank(site)
         self.truth.gpu_clock_pu[:] = 1.0
         self.truth.gpu_alive[:] = self.truth.node_on[:] = True
-        self.work = HeldWorkload(
+        self.work = FrozenWorkload(
             site,
             jobs,
             np.full((3, site.sizes["gpu"]), 0.6),
@@ -354,12 +350,12 @@ def test_told_faults_go_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     real.disturbance.cdu_filter_factor[0] = 30.0
     real.disturbance.cdu_valve_stuck_pu[0] = 0.31
     simulation.run(30)
-    clean, before = real.parameters.cdu_filter.copy(), Seen.learned
+    clean, before = real.parameters.cdu_filter.copy(), TwinReadings.learned
 
-    def learned(seen: Seen, name: str, n: int, reference: bool = False) -> np.ndarray:
+    def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
         return clean.copy() if (name, reference) == ("cdu.filter", True) else before(seen, name, n, reference)
 
-    monkeypatch.setattr(Seen, "learned", learned)
+    monkeypatch.setattr(TwinReadings, "learned", learned)
     simulation.engine.diagnosis.faults = (
         told("filter_blocked", "cdu"), told("valve_stuck", "cdu"), told("leak", "rack", 1),
         told("gpu_off_bus", "gpu", 7),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
+from tests.support.builders import site_of, two_racks
 from twin.plant import Plant
 from twin.plant.disturbance import Disturbance, neutral
 from twin.site import Site

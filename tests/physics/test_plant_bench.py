@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders import site_of
-from twin.app.bench_plant import MODES, SIZES, Size, measured
+from tests.evaluation.bench.plant import MODES, SIZES, Size, measured
+from tests.support.builders import site_of
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize("mode", MODES)
 def test_a_case_gives_its_figures(mode: str) -> None:
     found = measured(Size(2, 4, 4, 1), mode, steps=2)
@@ -18,7 +18,7 @@ def test_a_case_gives_its_figures(mode: str) -> None:
     assert found["peak_rss_bytes"] > 1e7
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize(("name", "gpus", "nodes", "cdus"), [
     ("n576", 576, 144, 2), ("n10k", 10_008, 2_502, 35), ("n9472_nodes", 9_472, 9_472, 25),
     ("n37888", 37_888, 9_472, 25),

@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, site_of, two_racks
+from tests.support.builders import START_NS, site_of, two_racks
+from twin.catalogue import NS
 from twin.contracts import CommandBatch
-from twin.events import CommandAcked
-from twin.frame import NS
-from twin.plant import Plant
-from twin.plant.jobs_drawn import Mix
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import Sensors
+from twin.plant import Mix, Plant, Scenario, Sensors
 from twin.plant.workload import Workload
+from twin.telemetry import CommandAcked
 
 
 def batch(

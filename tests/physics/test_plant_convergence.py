@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import twin.plant.cooling as cooling_module
-from tests.builders import site_of, two_racks
+from tests.support.builders import site_of, two_racks
 from twin.plant import Plant
 
 

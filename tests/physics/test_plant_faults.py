@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.events import FaultReported
-from twin.physics.breaker import HOLD_PU, seconds_to_trip
-from twin.plant import Plant
-from twin.plant.faults import Script
-from twin.plant.scenario import Scenario
+from tests.support.builders import site_of, two_racks
+from twin.physics import HOLD_PU
+from twin.physics.breaker import seconds_to_trip
+from twin.plant import Plant, Scenario, Script
+from twin.telemetry import FaultReported
 
 
 def loaded(seed: int = 1, budget_w: float = 300_000.0, load: float = 0.95) -> Plant:

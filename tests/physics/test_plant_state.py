@@ -7,10 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.plant import Plant
-from twin.plant.faults import Script
-from twin.plant.scenario import Scenario
+from tests.support.builders import site_of, two_racks
+from twin.plant import Plant, Scenario, Script
 from twin.plant.truth import Truth, blank
 
 

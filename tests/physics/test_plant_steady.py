@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import PROFILES, profile_tree, site_of, two_racks
+from tests.support.builders import PROFILES, profile_tree, site_of, two_racks
 from twin.plant import Plant
 from twin.plant.weather import Weather
 from twin.site import Site

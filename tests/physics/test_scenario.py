@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import profile_tree, site_of, two_racks
-from twin.errors import ConfigError
-from twin.events import JobStarted
-from twin.frame import NS
-from twin.plant import Plant
-from twin.plant.faults import BOTH
-from twin.plant.scenario import MAX_CASES, Scenario, ScenarioFile, cases_of, scenario_of
-from twin.site import SiteSpec
-from twin.sitebuild import build
+from tests.support.builders import profile_tree, site_of, two_racks
+from twin.catalogue import NS, ConfigError
+from twin.plant import BOTH, MAX_CASES, Plant, Scenario, cases_of, scenario_of
+from twin.plant.scenario import ScenarioFile
+from twin.site import SiteSpec, build_site
+from twin.telemetry import JobStarted
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SITE = site_of(two_racks(policies={"thermal_guard": {"authority": "advise"}}))
@@ -41,7 +37,7 @@ def test_examples_fit_the_site_that_they_name(path: Path) -> None:
     assert text.startswith("#"), "says what it shows"
     tree = yaml.load(text, Loader=yaml.CSafeLoader)
     lab = yaml.load((DEPLOY / "sites" / "lab.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    site = build(SiteSpec(lab, {"gb200-nvl72": profile_tree("gb200-nvl72")}), "lab.yaml")
+    site = build_site(SiteSpec(lab, {"gb200-nvl72": profile_tree("gb200-nvl72")}), "lab.yaml")
     assert cases_of(tree, site, path.name)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, eight_nodes, site_of, two_racks
-from tests.stills import StillPlant
-from twin.events import FaultReported
-from twin.frame import NS
+from tests.support.builders import START_NS, eight_nodes, site_of, two_racks
+from tests.support.static_plant import StillPlant
+from twin.catalogue import NS, TABLES
+from twin.plant import Observation, Sensors
 from twin.plant.disturbance import SensorFault
 from twin.plant.meters import SPIKES_PU, Noise
-from twin.plant.observation import Observation
-from twin.plant.sensors import Periods, Sensors
-from twin.signals import TABLES
+from twin.plant.sensors import Periods
 from twin.site import Site
+from twin.telemetry import FaultReported
 
 EVERY_SECOND = Periods(1.0, 1.0, 1.0, 1.0)
 EIGHT_RACKS = two_racks(racks="r[1-8]")

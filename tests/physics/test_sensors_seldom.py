@@ -8,12 +8,11 @@ import pickle
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
+from tests.evaluation.bench.fault_draws import draw, kinds_of
 from tests.physics.test_sensors import Bench
-from twin.plant import Plant
-from twin.plant.draws import draw, kinds_of
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import GPU, NODE, Sensors
+from tests.support.builders import site_of, two_racks
+from twin.plant import Plant, Scenario, Sensors
+from twin.plant.sensors import GPU, NODE
 from twin.site import Site
 
 

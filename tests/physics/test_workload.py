@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from tests.working import SITE, TRAINING, Run, truth_of
-from twin.events import JobEnded, JobStarted
-from twin.plant.jobs_drawn import Job, berths_of, longest_run
-from twin.plant.swing import Swing
-from twin.plant.workload import Mix, Workload
+from tests.support.builders import site_of, two_racks
+from tests.support.scripted_workload import SITE, TRAINING, Run, truth_of
+from twin.plant.jobs import PlantJob, berths_of, longest_run
+from twin.plant.workload import Mix, Swing, Workload
+from twin.telemetry import JobEnded, JobStarted
 
 
 def test_jobs_hold_whole_nodes_that_nobody_else_holds() -> None:
@@ -82,10 +81,10 @@ def test_members_of_a_training_job_swing_together_and_jobs_do_not() -> None:
     assert abs(np.corrcoef(means[0], means[1])[0, 1]) < 0.5
 
 
-def job(**change: Any) -> Job:
+def job(**change: Any) -> PlantJob:
     """A plain training job on one row."""
-    plain = Job("training-1", "training", 0, 1, 4, 1e9, (0.8, 0.5, 0.4), (0.25, 0.0, 0.2), 20.0, 0.0, 2.0,
-                900.0, 20.0, 300.0)  # fmt: skip
+    plain = PlantJob("training-1", "training", 0, 1, 4, 1e9, (0.8, 0.5, 0.4), (0.25, 0.0, 0.2), 20.0, 0.0,
+                     2.0, 900.0, 20.0, 300.0)  # fmt: skip
     return replace(plain, **change)
 
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.working import SITE, TRAINING, Run
-from twin.events import CheckpointTold, JobEnded, JobStarted
-from twin.frame import F64, NS
-from twin.plant.tally import COMPUTE_SHARE_PU, Tally
+from tests.support.scripted_workload import SITE, TRAINING, Run
+from twin.catalogue import F64, NS
+from twin.plant.work import COMPUTE_SHARE_PU, Tally
 from twin.plant.workload import Mix
+from twin.telemetry import CheckpointTold, JobEnded, JobStarted
 
 
 def test_checkpoints_come_at_their_interval_and_rest_the_job() -> None:
@@ -189,7 +189,7 @@ def test_lost_work_has_to_be_done_again() -> None:
     tally.lose(0, 0.5)
     assert tally.done[0] == 60.0
     assert tally.progress.lost_gpu_s == 10.0
-    assert (tally.progress.done_gpu_s, tally.progress.kept_gpu_s) == (20.0, 10.0)
+    assert (tally.progress.done_gpu_s, tally.progress.lost_gpu_s) == (20.0, 10.0)
 
 
 def test_a_slow_job_ends_later() -> None:

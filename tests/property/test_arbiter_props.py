@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import START_NS, eight_nodes, site_of
-from twin.arbiter import Arbiter, Voiced
+from tests.support.builders import START_NS, eight_nodes, site_of
+from twin.catalogue import NS
 from twin.contracts import Proposal
-from twin.frame import NS
+from twin.control import Arbiter, Claim
 
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 SITE = site_of(eight_nodes(controls={LEVEL: {"blast_radius": 3}}))
@@ -36,8 +35,8 @@ LEVELS = st.lists(proposals(LEVEL, st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0])), 
 COLUMN = st.lists(READ, min_size=8, max_size=8).map(np.array)
 
 
-def voices(some: list[Proposal]) -> list[Voiced]:
-    return [Voiced(i, f"p{i}", p, None) for i, p in enumerate(some)]
+def claims(some: list[Proposal]) -> list[Claim]:
+    return [Claim(i, f"p{i}", p, None) for i, p in enumerate(some)]
 
 
 def naive_interval(some: list[Proposal], entity: int) -> tuple[float, float] | None:
@@ -58,10 +57,10 @@ def naive_interval(some: list[Proposal], entity: int) -> tuple[float, float] | N
 
 
 @given(CAPS, COLUMN)
-def test_a_settled_value_lies_in_what_the_voices_left_open(
+def test_a_settled_value_lies_in_what_the_claims_left_open(
     some: list[Proposal], readback: np.ndarray
 ) -> None:
-    done = Arbiter(SITE).settle(CAP, voices(some), readback)
+    done = Arbiter(SITE).settle(CAP, claims(some), readback)
     for entity in range(8):
         interval = naive_interval(some, entity)
         if interval is None:
@@ -80,8 +79,8 @@ def test_a_settled_value_lies_in_what_the_voices_left_open(
 def test_a_weaker_voice_never_leaves_the_strongest_interval(
     strongest: Proposal, weaker: list[Proposal], readback: np.ndarray
 ) -> None:
-    alone = Arbiter(SITE).settle(CAP, voices([strongest]), readback)
-    done = Arbiter(SITE).settle(CAP, voices([strongest, *weaker]), readback)
+    alone = Arbiter(SITE).settle(CAP, claims([strongest]), readback)
+    done = Arbiter(SITE).settle(CAP, claims([strongest, *weaker]), readback)
     for entity in strongest.index.tolist():
         assert (
             alone.lo[entity] <= done.lo[entity] <= done.value[entity] <= done.hi[entity] <= alone.hi[entity]
@@ -103,8 +102,8 @@ class Device:
         self.now_ns += round(dt_s * NS)
         self.lease.lapse(self.now_ns)
         before = self.lease.value.copy()
-        wished = self.arbiter.settle(self.control, voices(some), readback)
-        done = self.arbiter.settle(self.control, voices(some), readback)
+        wished = self.arbiter.settle(self.control, claims(some), readback)
+        done = self.arbiter.settle(self.control, claims(some), readback)
         self.arbiter.limit(done, readback, dt_s)
         batches = self.arbiter.command(done, readback, np.zeros(8, np.int32), self.now_ns)
         batches += self.arbiter.withdraw(self.control, ~np.isnan(done.value), self.now_ns, dt_s)

@@ -6,9 +6,8 @@ import json
 import math
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-from racktwin_checkpoint import MAX_INTERVAL_S, MAX_LEASE_S, NOTHING, NS, Held, Pace, held_of
+from hypothesis import given, strategies as st
+from racktwin_checkpoint import MAX_INTERVAL_S, MAX_LEASE_S, NOTHING, NS, Pace, StandingAdvice, advice_of
 
 SECONDS = st.floats(0.001, 1e5)
 JSON: Any = st.recursive(
@@ -40,9 +39,9 @@ LIKELY = {
 def test_any_bytes_are_sound_advice_or_a_value_error(
     body: bytes, wall_ns: int, now: float, order: tuple[int, int] | None
 ) -> None:
-    before = NOTHING if order is None else Held(order=order)
+    before = NOTHING if order is None else StandingAdvice(order=order)
     try:
-        got = held_of(body, "j", before, now, wall_ns)
+        got = advice_of(body, "j", before, now, wall_ns)
     except ValueError:
         return
     assert got.order >= before.order
@@ -55,7 +54,7 @@ def test_any_bytes_are_sound_advice_or_a_value_error(
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[dict[str, float], list[tuple[float, float, bool, Held]]]:
+def lives(draw: st.DrawFn) -> tuple[dict[str, float], list[tuple[float, float, bool, StandingAdvice]]]:
     """Terms of a job, and its steps: (how long one takes, how long its save, whether that works, advice)."""
     terms = {
         "own_s": draw(st.floats(1.0, 1000.0)),
@@ -63,7 +62,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[str, float], list[tuple[float, float, b
         "share": draw(st.floats(0.01, 1.0)),
     }
     held = st.builds(
-        Held,
+        StandingAdvice,
         st.none() | st.floats(1e-6, 1e6),
         st.none() | st.tuples(st.integers(1, 2), st.integers(0, 5)),
         st.floats(0.0, 3000.0) | st.just(math.inf),
@@ -80,7 +79,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[str, float], list[tuple[float, float, b
 
 @given(lives())
 def test_advice_only_saves_within_the_share_and_no_wait_is_longer_than_the_limit(
-    life: tuple[dict[str, float], list[tuple[float, float, bool, Held]]],
+    life: tuple[dict[str, float], list[tuple[float, float, bool, StandingAdvice]]],
 ) -> None:
     terms, steps = life
     own_s, most_s = terms["own_s"], 2 * terms["own_s"]
@@ -110,7 +109,7 @@ def test_advice_only_saves_within_the_share_and_no_wait_is_longer_than_the_limit
 
 @given(lives(), st.integers(0, 3))
 def test_each_wish_is_answered_once(
-    life: tuple[dict[str, float], list[tuple[float, float, bool, Held]]], number: int
+    life: tuple[dict[str, float], list[tuple[float, float, bool, StandingAdvice]]], number: int
 ) -> None:
     """The same wish at every step brings at most one save that works."""
     _, steps = life
@@ -118,7 +117,7 @@ def test_each_wish_is_answered_once(
     now, made = 0.0, 0
     for step_s, save_s, ok, held in steps:
         now += step_s
-        if pace.due(now, None, Held(None, (1, number), held.since)):
+        if pace.due(now, None, StandingAdvice(None, (1, number), held.since)):
             pace.ended(now + save_s, now, ok)
             now, made = now + save_s, made + ok
     assert made <= 1

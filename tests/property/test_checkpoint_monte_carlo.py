@@ -16,10 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from policies.checkpoint_plan import Terms, ettr_at
-from policies.checkpoint_prediction import ettr_ahead
-from policies.checkpoint_time import best, ettr
-from policies.checkpoint_weibull import ettr_weibull
+from policies.checkpointing import SaveTerms, best_interval, ettr, ettr_ahead, ettr_at, ettr_weibull
 
 FEW, MANY = (50, 100), (1000, 200)  # settings, failures in each
 WORTH_A_LOOK = 0.05  # an ETTR below: too few saves are kept for the error to be known
@@ -232,7 +229,7 @@ def settings(count: int, seed: int, tiered: bool) -> list[Setting]:
     for _ in range(count):
         mttf = drawn(1e3, 1e6)
         block, restart = mttf * drawn(1e-3, 0.3), mttf * drawn(1e-3, 0.5)
-        interval = float(best(block, restart, mttf)[0]) * drawn(0.2, 5.0)
+        interval = float(best_interval(block, restart, mttf)[0]) * drawn(0.2, 5.0)
         flush = interval * rng.choice([0.0, rng.random()])
         if not tiered:
             soft = rng.choice([0.0, rng.random()]) / mttf
@@ -278,7 +275,7 @@ def weibull(x: Setting) -> float:
 def two_tiers(x: Setting) -> float:
     """Through the plan's own door, which must give the same as the scheme's formula."""
     given = (x.block, x.flush, x.restart, x.local_block, x.local_restart, inf, x.hard, x.soft)
-    terms = Terms(*(np.array([g]) for g in given))
+    terms = SaveTerms(*(np.array([g]) for g in given))
     return float(ettr_at(terms, x.interval * x.parts, x.interval)[0])
 
 

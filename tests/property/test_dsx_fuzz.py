@@ -10,15 +10,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.discovery import discover
-from connectors.dsx_bms import BmsDecoder
-from connectors.dsx_points import POINT_TYPES, ROWS, Row
-from twin.errors import BadMessage
-from twin.reading import Ignored, Message
-from twin.signals import TABLES
+from connectors.dsx import BmsDecoder, discover
+from connectors.dsx.points import POINT_TYPES, ROWS, PointRow
+from twin.catalogue import TABLES, BadMessage
+from twin.telemetry import Ignored, Message
 
 T_MS = 1_767_225_600_000
 KINDS = sorted({row.object_type for row in ROWS} | {"System", "UPS", "Nonsense"})
@@ -179,7 +176,7 @@ WIRE = {
 }
 
 
-def sound(rng: random.Random, row: Row) -> bytes:
+def sound(rng: random.Random, row: PointRow) -> bytes:
     """Metadata that binds a point of this row."""
     signal = TABLES[row.table].by_name[row.signals[0]]
     associated = row.object_type in ("Valve", "Pump", "Shunt", "Breaker") or (

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin.frame import ABSURD_Q, MISSING_Q, NS, UNTRUSTED_Q, Frame, Partition
-from twin.inbox import FUTURE_TOLERANCE_NS, Inbox
-from twin.reading import Block, Reading
-from twin.signals import TABLES
-from twin.state import State
+from twin.catalogue import NS, TABLES
+from twin.telemetry import Block, Frame, Inbox, Reading, State
+from twin.telemetry.frame import ABSURD_Q, MISSING_Q, UNTRUSTED_Q, Partition
+from twin.telemetry.inbox import FUTURE_TOLERANCE_NS
 
 SIZES = {"gpu": 5, "rack": 3}
 GAUGES = {

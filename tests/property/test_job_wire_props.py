@@ -12,28 +12,27 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from connectors.job_files import FolderSource, Places
-from connectors.job_sink import INTERVAL, LOCAL, SINCE, JobBook
-from connectors.job_wire import (
-    MAX_ADVICE,
-    MAX_LEVEL,
+from connectors.jobs import (
+    INTERVAL,
+    LOCAL,
     MAX_REASON,
+    SINCE,
     Advice,
+    FolderSource,
+    JobBook,
+    ReportFolder,
     decode_advice,
-    encode_advice,
     job_of,
     level_of,
-    report_of,
 )
-from tests.builders import START_NS
+from connectors.jobs.wire import MAX_ADVICE, MAX_LEVEL, encode_advice, report_of
+from tests.support.builders import START_NS
 from tests.unit.test_job_files import Desk
+from twin.catalogue import NS, BadMessage
 from twin.contracts import CommandBatch
-from twin.errors import BadMessage
-from twin.events import CheckpointTold
-from twin.frame import NS
+from twin.telemetry import CheckpointTold
 
 T = START_NS
 JSON = st.recursive(
@@ -181,7 +180,7 @@ def test_lines_cut_anywhere_are_read_once_and_in_order(kinds: list[int], cuts: l
             text += {1: b"{nonsense}\n", 2: b"\r\n", 3: b"x" * 5000 + b"\n"}[kind]
     with tempfile.TemporaryDirectory() as name:
         desk, got = Desk(), list[str]()
-        source = FolderSource(Path(name), lambda: {"a": 0}, Places(None, 0.0), now_ns=lambda: T)
+        source = FolderSource(Path(name), lambda: {"a": 0}, ReportFolder(None, 0.0), now_ns=lambda: T)
         at = 0
         with (Path(name) / "a.reports.jsonl").open("ab", buffering=0) as file:
             for cut in [*cuts, len(text)]:

@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from connectors.it_frame import FRAME, encode_json
+from connectors.agents import FRAME, encode_json
 from models import persistence
 from policies import thermal_guard
-from tests.builders import site_of
 from tests.property.test_dsx_fuzz import malformed as malformed_bms
+from tests.support.builders import site_of
 from tests.unit.test_it_frame import malformed as malformed_it
-from twin.app.sources import MessageSource
+from twin.catalogue import NS
 from twin.engine import Engine
-from twin.frame import NS
-from twin.inbox import FUTURE_TOLERANCE_NS, Inbox
-from twin.journal import Chain, verify
-from twin.reading import Block, Message, Reading
+from twin.run import MessageSource
+from twin.run.journal import Chain, verify
+from twin.run.trace import TraceDecoder, TraceEncoder
 from twin.site import Site
-from twin.trace import Decoder, Encoder
+from twin.telemetry import Block, Inbox, Message, Reading
+from twin.telemetry.inbox import FUTURE_TOLERANCE_NS
 
 T = 1_767_225_600 * NS
 MESSAGES, BATCH = 100_000, 1000
@@ -94,8 +94,8 @@ def put(inbox: Inbox, item: Any, now_ns: int) -> None:
 def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
     rng, site = random.Random(7), a_site()
     source, inbox, engine = MessageSource([], site), Inbox(site.sizes), engine_of(site)
-    encoder, chain, replayed = Encoder(), Chain(), engine_of(site)
-    decoder, items, lines, now = Decoder(), Counter[str](), list[bytes](), T
+    encoder, chain, replayed = TraceEncoder(), Chain(), engine_of(site)
+    decoder, items, lines, now = TraceDecoder(), Counter[str](), list[bytes](), T
     began, held = time.monotonic(), 0
     try:
         for batch in range(MESSAGES // BATCH):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.forecaster import LEVELS, MEDIAN
-from models.online import Issue, Online
+from models.load import LEVELS, MEDIAN, ExpertAggregation, Issue
 
 K, N, N_TIME = 3, 2, 24
 VALUE = st.one_of(st.just(float("nan")), st.just(0.0), st.floats(-1e9, 1e9), st.integers(-5, 5).map(float))
@@ -35,7 +33,7 @@ def issue_of(values: np.ndarray, points: np.ndarray, quantum: np.ndarray, row: i
 
 
 def run(values: np.ndarray, points: np.ndarray, quantum: np.ndarray, horizon: int, upto: int) -> np.ndarray:
-    online = Online(horizon, values.shape[1], ("last", "a", "b"))
+    online = ExpertAggregation(horizon, values.shape[1], ("last", "a", "b"))
     out = []
     for row in range(upto):
         online.learn(row, values[row])
@@ -72,7 +70,7 @@ def test_an_outcome_teaches_not_before_its_row(values, others, points, quantum, 
     issues = [issue_of(values, points, quantum, i) for i in range(N_TIME)]
     said = []
     for outcomes in (values, np.concatenate([values[: row + 1], others[row + 1 :]])):
-        online = Online(horizon, N, ("last", "a", "b"))
+        online = ExpertAggregation(horizon, N, ("last", "a", "b"))
         rows = []
         for i in range(N_TIME):
             online.learn(i, outcomes[i])
@@ -93,12 +91,12 @@ def test_each_series_by_itself(values, points, quantum, horizon) -> None:
 @settings(max_examples=30, deadline=None)
 @given(SERIES, POINTS, QUANTUM, HORIZON, st.integers(1, N_TIME - 2))
 def test_a_restart_changes_nothing(values, points, quantum, horizon, row) -> None:
-    online = Online(horizon, N, ("last", "a", "b"))
+    online = ExpertAggregation(horizon, N, ("last", "a", "b"))
     plain = run(values, points, quantum, horizon, N_TIME)
     for i in range(N_TIME):
         if i == row:
             memory = online.memory()
-            online = Online(horizon, N, ("last", "a", "b"))
+            online = ExpertAggregation(horizon, N, ("last", "a", "b"))
             online.restore(memory)
         online.learn(i, values[i])
         assert np.array_equal(online.issue(i, issue_of(values, points, quantum, i)), plain[i], equal_nan=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import site_of, two_racks
-from tests.troubled import Watched
-from twin.health.cycles import DAY_NS
-from twin.health.recurring import ALARM, KEYS, LONGEST_NS, STILL, STREAMS
-from twin.remap import slots_kept
+from tests.support.builders import site_of, two_racks
+from tests.support.recurring_devices import Watched
+from twin.catalogue import digest
+from twin.engine import encode
+from twin.engine.remap import slots_kept
+from twin.engine.snapshot import decode
+from twin.health.baseline_rate import DAY_NS
+from twin.health.recurring import ALARM, KEYS, LONGEST_NS, STILL, STREAMS, Recurring
 from twin.site import Site
-from twin.snapshot import decode, encode
-from twin.tree import digest
 
 
 def linked(nodes: int) -> Site:
@@ -102,11 +102,14 @@ def test_a_reload_keeps_the_score_of_each_node_that_stays(script: Any, new: Site
         now_s += gap_s
         watch.look(now_s, came, **more)
     kept = slots_kept(SITE, new)
-    moved = watch.recurring.remapped(new, kept)
+    moved = Recurring(new)
+    moved.adopt(watch.recurring, kept)
     score = watch.recurring.score()
     expected = [float(score[i]) if i >= 0 else 0.0 for i in kept["node"].tolist()]
     assert moved.score().tolist() == expected
-    assert moved.remapped(new, slots_kept(new, new)).score().tolist() == expected
+    again = Recurring(new)
+    again.adopt(moved, slots_kept(new, new))
+    assert again.score().tolist() == expected
     after = Watched(new)
     after.recurring = moved
     after.look(now_s + 10.0)

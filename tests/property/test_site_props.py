@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import site_of
-from twin.estimator import balances_of
-from twin.site import Relation, Site
+from tests.support.builders import site_of
+from twin.estimation.estimator import balances_of
+from twin.site import Site
+from twin.site.site import Relation
 
 VALUES = st.one_of(st.floats(-1e6, 1e6, width=32), st.just(float("nan")))
 

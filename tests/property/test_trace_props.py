@@ -13,15 +13,24 @@ import msgspec
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin import trace
-from twin.app.storage import TraceReader, TraceWriter
-from twin.errors import StorageError
-from twin.events import Approved, Event, FaultReported, JobStarted, ModelFitted, OperatorRequest, SiteChanged
-from twin.frame import ABSURD_Q, MISSING_Q, NS, UNTRUSTED_Q, Counts, Frame, Update
-from twin.trace import FORMAT, KEYFRAME_EVERY, MAGIC, Decoder, Encoder, Header, payloads, record
+from twin.catalogue import NS, StorageError
+from twin.run import TraceReader, TraceWriter, trace
+from twin.run.trace import FORMAT, KEYFRAME_EVERY, MAGIC, Header, TraceDecoder, TraceEncoder, payloads, record
+from twin.telemetry import (
+    Counts,
+    Event,
+    FaultReported,
+    Frame,
+    JobStarted,
+    ModelFitted,
+    OperatorRequest,
+    SiteChanged,
+    TableUpdate,
+)
+from twin.telemetry.events import Approved
+from twin.telemetry.frame import ABSURD_Q, MISSING_Q, UNTRUSTED_Q
 
 T0 = 1_700_000_000 * NS
 EVENTS: tuple[Event, ...] = (
@@ -79,7 +88,7 @@ def a_frame(rng: np.random.Generator, tick: int, n: dict[str, int]) -> Frame:
             if rng.random() < 0.6:
                 q = integers(rng, (len(rows), m), -(2**31), 2**31 - 1).astype(np.int32)
                 q[rng.random(q.shape) < 0.05] = rng.choice([MISSING_Q, UNTRUSTED_Q, ABSURD_Q])
-                updates.append(Update(table, rows, entity, q, t))
+                updates.append(TableUpdate(table, rows, entity, q, t))
             else:
                 raw = integers(rng, (len(rows), m), -(2**63), 2**63 - 1).astype(np.int64)
                 gain = integers(rng, (len(rows), m), -(2**63), 2**63 - 1).astype(np.int64)
@@ -113,7 +122,7 @@ def frames_of(seed: int, number: int, n_gpu: int = 130) -> list[Frame]:
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.sampled_from([3, 20, KEYFRAME_EVERY + 5]))
 def test_frames_come_back(seed: int, number: int) -> None:
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = TraceEncoder(), TraceDecoder()
     for frame in frames_of(seed, number):
         equal(frame, decoder.decode(encoder.encode(frame)))
 
@@ -136,13 +145,13 @@ def test_frames_come_back_across_keyframes_and_segments(tmp_path: Path, segment_
 
 def test_reading_may_begin_at_each_keyframe_and_nowhere_else() -> None:
     frames = frames_of(6, 2 * KEYFRAME_EVERY + 10)
-    encoder = Encoder()
+    encoder = TraceEncoder()
     coded = [encoder.encode(f) for f in frames]
     change = len(frames) // 2
     starts = {0, KEYFRAME_EVERY, change, change + KEYFRAME_EVERY}
     readable = set()
     for i in range(len(frames)):
-        decoder = Decoder()
+        decoder = TraceDecoder()
         try:
             equal(frames[i], decoder.decode(coded[i]))
         except StorageError:
@@ -155,7 +164,7 @@ def test_reading_may_begin_at_each_keyframe_and_nowhere_else() -> None:
 
 def test_a_frame_behind_a_refused_one_is_refused_too() -> None:
     frames = frames_of(7, 8)
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = TraceEncoder(), TraceDecoder()
     coded = [encoder.encode(f) for f in frames]
     decoder.decode(coded[0])
     with pytest.raises(StorageError):
@@ -167,7 +176,7 @@ def test_a_frame_behind_a_refused_one_is_refused_too() -> None:
 
 def test_an_event_that_cannot_be_written_costs_its_frame_only() -> None:
     frames = frames_of(8, 3)
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = TraceEncoder(), TraceDecoder()
     equal(frames[0], decoder.decode(encoder.encode(frames[0])))
     huge = FaultReported(table="gpu", name="g", code=10**30)
     for odd in (huge, FaultReported(table="gpu", name="\ud800", code=1)):
@@ -179,10 +188,10 @@ def test_an_event_that_cannot_be_written_costs_its_frame_only() -> None:
 def test_a_frame_that_cannot_be_written_is_followed_by_a_keyframe() -> None:
     """Half of it had already changed what the next differences are taken from."""
     frames = frames_of(8, 3)
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = TraceEncoder(), TraceDecoder()
     equal(frames[0], decoder.decode(encoder.encode(frames[0])))
     rows, column = np.array([0, 1], np.int32), np.full((2, 3), 77, np.int32)
-    good = Update("gpu", rows, None, column, np.full(3, T0))
+    good = TableUpdate("gpu", rows, None, column, np.full(3, T0))
     with pytest.raises(ValueError, match="broadcast"):
         encoder.encode(Frame(1, T0, 1.0, (good, good._replace(q=column[:, :2]))))
     later = Frame(2, T0, 1.0, (good,))
@@ -258,7 +267,7 @@ def test_a_record_with_a_valid_crc_and_other_content(seed: int) -> None:
     """A hostile or a buggy writer: refused with StorageError, or read as a frame of sane form."""
     rng = random.Random(seed)
     frame = frames_of(seed % 7, 1 + seed % 4)[-1]
-    tree = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(Encoder().encode(frame)))
+    tree = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(TraceEncoder().encode(frame)))
     odd = [
         None,
         -1,
@@ -292,7 +301,7 @@ def test_a_record_with_a_valid_crc_and_other_content(seed: int) -> None:
             break
     payload = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(tree))
     try:
-        got = Decoder().decode(payload)
+        got = TraceDecoder().decode(payload)
     except StorageError:
         return
     for u in (*got.updates, *got.counts):
@@ -302,7 +311,7 @@ def test_a_record_with_a_valid_crc_and_other_content(seed: int) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(zstandard.ZstdCompressor().compress))
 def test_any_bytes_are_refused(data: bytes) -> None:
-    for read in (Decoder().decode, Decoder().header):
+    for read in (TraceDecoder().decode, TraceDecoder().header):
         with pytest.raises(StorageError):
             read(data)
 
@@ -311,7 +320,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize("what", ["stated", "unstated", "deep", "runs", "fewer runs", "entity"])
 def test_bombs_are_refused_in_bounded_memory(what: str) -> None:
     frame = next(f for f in frames_of(11, 20) if f.updates)
-    tree = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(Encoder().encode(frame)))
+    tree = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(TraceEncoder().encode(frame)))
     zstd = zstandard.ZstdCompressor()
     if what in ("stated", "unstated"):
         maker = zstandard.ZstdCompressor(write_content_size=what == "stated").compressobj(
@@ -335,9 +344,9 @@ def test_bombs_are_refused_in_bounded_memory(what: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(StorageError):
-            Decoder().decode(bomb)
+            TraceDecoder().decode(bomb)
         with pytest.raises(StorageError):
-            Decoder().header(bomb)
+            TraceDecoder().header(bomb)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -367,7 +376,7 @@ def test_what_is_no_segment(tmp_path: Path, data: bytes, reason: str) -> None:
 
 
 def test_a_header_without_frames_and_another_format(tmp_path: Path) -> None:
-    encoder = Encoder()
+    encoder = TraceEncoder()
     good, later = (
         encoder.header(Header(FORMAT, "h", b"s", 0)),
         encoder.header(Header(FORMAT + 1, "h", b"s", 0)),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import dcmi, redfish
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon
+from tests.support import dcmi_bmcs, redfish_service
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon
 
 pytestmark = pytest.mark.slow
 NODE = "lab/h/r1/node0"
@@ -29,11 +29,11 @@ def ask(daemon: RunningDaemon, control: str, name: str, cap_w: float) -> str:
 
 
 def test_redfish_is_set_once_kept_through_a_restart_and_given_back(tmp_path: Path) -> None:
-    (tmp_path / "password").write_text(redfish.PASSWORD)
+    (tmp_path / "password").write_text(redfish_service.PASSWORD)
     (tmp_path / "password").chmod(0o600)
-    with redfish.serving() as services:
+    with redfish_service.serving() as services:
         bmc = services[0]
-        part = {"bmcs": {bmc.host: NODE}, "user": redfish.USER, "password_file": "password",
+        part = {"bmcs": {bmc.host: NODE}, "user": redfish_service.USER, "password_file": "password",
                 "scheme": "http", "command": ["gpus", "node"], "period_s": 1}  # fmt: skip
         with daemon_of(tmp_path, redfish=[part]) as daemon:
             daemon.start()
@@ -55,7 +55,7 @@ def test_redfish_is_set_once_kept_through_a_restart_and_given_back(tmp_path: Pat
             daemon.until(lambda: gpu.value == 1100, 30, "what was found")
             assert node.value == 5000
             assert daemon.stop() == 0
-            assert redfish.PASSWORD not in daemon.log.read_text()
+            assert redfish_service.PASSWORD not in daemon.log.read_text()
             assert bmc.tokens == {} or len(bmc.tokens) == 1  # the killed one's
 
 
@@ -68,11 +68,11 @@ def limit_of(daemon: RunningDaemon) -> Any:
 def test_dcmi_is_set_kept_through_a_restart_and_switched_off_again(
     tmp_path: Path, server: Callable[..., Path]
 ) -> None:
-    (tmp_path / "password").write_text(dcmi.PASSWORD)
+    (tmp_path / "password").write_text(dcmi_bmcs.PASSWORD)
     (tmp_path / "password").chmod(0o600)
     program = str(server("ipmitool"))
-    with dcmi.Bmcs() as bmcs:
-        part = {"bmcs": {bmcs.host(0): NODE}, "user": dcmi.USER, "password_file": "password",
+    with dcmi_bmcs.Bmcs() as bmcs:
+        part = {"bmcs": {bmcs.host(0): NODE}, "user": dcmi_bmcs.USER, "password_file": "password",
                 "command": True, "period_s": 5, "program": program}  # fmt: skip
         with daemon_of(tmp_path, dcmi=[part]) as daemon:
             daemon.start()
@@ -88,4 +88,4 @@ def test_dcmi_is_set_kept_through_a_restart_and_switched_off_again(
             daemon.ask("DELETE", f"/api/v1/requests/{request}")
             daemon.until(lambda: not bmcs.get(0)["active"], 30, "no limit, as found")
             assert daemon.stop() == 0
-            assert dcmi.PASSWORD not in daemon.log.read_text()
+            assert dcmi_bmcs.PASSWORD not in daemon.log.read_text()

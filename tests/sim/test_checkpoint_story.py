@@ -12,13 +12,14 @@ from functools import cache
 import pytest
 
 from models.failure import Failure
-from policies.checkpoint import INTERVAL, SINCE, Checkpoint
-from tests.builders import eight_nodes, site_of, spec_of
-from twin.app.simulating import Simulation
-from twin.app.whatif import ARMS, Case, Question, difference, run_course
+from policies.checkpointing import Checkpoint
+from policies.checkpointing.texts import INTERVAL, SINCE
+from tests.support.builders import eight_nodes, site_of, spec_of
 from twin.contracts import CommandBatch
-from twin.plant.scenario import scenario_of
+from twin.plant import scenario_of
 from twin.plant.workload import Workload
+from twin.simulation import Case, Question, Simulation
+from twin.simulation.whatif import ARMS, difference, run_course
 
 pytestmark = pytest.mark.slow
 GPU = "r1/node3/gpu0"

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 import racktwin_checkpoint as client
 
-from policies.checkpoint_time import ettr
-from tests.extras import needs_torch
+from policies.checkpointing import ettr
+from tests.support.extras import needs_torch
 
 INTERVAL_S, SAVE_S, RESTART_S, MTTF_S = 0.2, 0.03, 0.1, 1.5
 LIVES = 16

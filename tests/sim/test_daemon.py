@@ -17,22 +17,18 @@ import numpy as np
 import paho.mqtt.client as paho
 import pytest
 
-from connectors.capture import read_capture
-from connectors.discovery import discover, to_yaml
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon, running
-from tests.pods import pod
-from twin.app.replay import replay_arrivals, replay_frames
-from twin.app.sources import MessageSource
-from twin.app.startup import resume
-from twin.app.storage import TraceReader
-from twin.app.wiring import load_site, make_engine
+from connectors.dsx import discover, to_yaml
+from connectors.files import read_capture
+from tests.support.agent_pod import pod
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.mosquitto import Mosquitto, mosquitto
+from twin.catalogue import NS
+from twin.config import load_site, make_engine
 from twin.engine import Engine
-from twin.frame import NS
-from twin.reading import Message, Reading
-from twin.site import Site, SiteSpec
-from twin.sitebuild import build
+from twin.run import MessageSource, TraceReader, replay_arrivals, replay_frames, resume
+from twin.site import Site, SiteSpec, build_site
+from twin.telemetry import Message, Reading
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -65,7 +61,7 @@ def replayed_whole(run: Path) -> Engine:
     """The run made again from its trace and compared with its journal: Divergence where they differ."""
     reader = TraceReader(run)
     spec = msgspec.json.decode(reader.first_header().spec, type=SiteSpec)
-    engine = make_engine(build(spec))
+    engine = make_engine(build_site(spec))
     outcome = replay_frames(engine, reader, run / "journal.jsonl")
     assert not outcome.damage
     assert outcome.compared_lines > 0
@@ -98,7 +94,7 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
         daemon.until(all_decoded, 30, "all messages of the capture")
         time.sleep(2.5)
         assert daemon.stop() == 0
-    live = resume(daemon.run_folder, lambda s: make_engine(build(s))).engine
+    live = resume(daemon.run_folder, lambda s: make_engine(build_site(s))).engine
     equal, near = compared(engine, live, last_readings(capture, site))
     assert equal > 100
     assert near <= equal / 10

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Mosquitto, mosquitto
-from tests.daemons import ROOT, RunningDaemon, running
-from tests.pods import pod
-from tests.storms import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of
-from twin.app.storage import TraceReader, verify_journal
+from tests.support.agent_pod import pod
+from tests.support.daemon_process import ROOT, RunningDaemon, running
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.storm_watch import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of
+from twin.run import TraceReader, verify_journal
 
 Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
@@ -44,7 +44,8 @@ def flood(broker: Mosquitto, folder: Path, rate: int, seconds: float) -> Iterato
     stop = folder / "flood.stop"
     stop.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.flood", str(broker.port), str(rate), str(seconds), str(stop)],
+        [sys.executable, "-m", "tests.support.mqtt_flood",
+         str(broker.port), str(rate), str(seconds), str(stop)],
         cwd=ROOT, stdout=subprocess.PIPE,
     )  # fmt: skip
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import mosquitto
-from tests.daemons import running
+from tests.support.daemon_process import running
+from tests.support.mosquitto import mosquitto
 
 pytestmark = pytest.mark.slow
 # Each of them comes with compiled parts.

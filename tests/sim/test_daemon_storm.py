@@ -18,20 +18,28 @@ import numpy as np
 import paho.mqtt.client as paho
 import pytest
 
-from tests.brokers import Mosquitto, mosquitto
-from tests.daemons import RunningDaemon, running
-from tests.pods import Pod, pod
-from tests.storms import LEASE_S, Leases, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of, until
-from tests.victoria import Victoria
-from twin.app.replay import replay_frames
-from twin.app.startup import resume
-from twin.app.storage import TraceReader, read_holes, verify_journal
-from twin.app.wiring import make_engine
+from tests.support.agent_pod import Pod, pod
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.storm_watch import (
+    LEASE_S,
+    Leases,
+    Wire,
+    alarms_of,
+    lines_of,
+    numbers_of,
+    scald,
+    ticks_of,
+    until,
+)
+from tests.support.victoriametrics import Victoria
+from twin.config import make_engine
 from twin.contracts import Decision
 from twin.engine import Engine
-from twin.frame import Frame
-from twin.site import SiteSpec
-from twin.sitebuild import build
+from twin.run import TraceReader, replay_frames, resume, verify_journal
+from twin.run.storage import read_holes
+from twin.site import SiteSpec, build_site
+from twin.telemetry import Frame
 
 Server = Callable[..., Path]
 short, long = pytest.mark.slow, pytest.mark.storm
@@ -60,7 +68,7 @@ def made_again(run: Path) -> tuple[Engine, Decided]:
     """The run from its first frame, byte by byte against its journal: Divergence where they differ."""
     reader = TraceReader(run)
     spec = msgspec.json.decode(reader.first_header().spec, type=SiteSpec)
-    engine, decided = make_engine(build(spec)), Decided()
+    engine, decided = make_engine(build_site(spec)), Decided()
     outcome = replay_frames(engine, reader, run / "journal.jsonl", (decided,))
     assert not outcome.damage
     assert not read_holes(run)
@@ -124,7 +132,7 @@ class Killer:
         """Snapshot and tail give what the whole run gives."""
         copy = self.tmp_path / "copy"
         shutil.copytree(run, copy)
-        resumed = resume(copy, lambda spec: make_engine(build(spec)))
+        resumed = resume(copy, lambda spec: make_engine(build_site(spec)))
         assert resumed.snapshot_tick >= 0, "a snapshot takes part"
         whole, _ = made_again(copy)
         assert whole.state.tick == resumed.engine.state.tick

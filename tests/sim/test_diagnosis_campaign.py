@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.app.bench_diagnosis import Outcome, Watched, inject, run_one
-from twin.app.simulating import Simulation
-from twin.plant.faults import Script
-from twin.plant.scenario import scenario_of
+from tests.evaluation.bench.diagnosis import Outcome, Watched, inject, run_one
+from tests.support.builders import site_of, two_racks
+from twin.plant import Script, scenario_of
+from twin.simulation import Simulation
 
 pytestmark = pytest.mark.slow
 WARM_S = 900

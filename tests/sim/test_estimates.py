@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of
-from twin.app.simulating import Simulation
-from twin.plant.faults import Script
-from twin.plant.scenario import Scenario
+from tests.support.builders import site_of
+from twin.plant import Scenario, Script
+from twin.simulation import Simulation
 
 WARM_S, LOUD = 300, 4.5
 # Beyond 3.89 sigmas a normal is once in 10,000; readings hang together, and so do their residuals.

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from models.load import HORIZONS_S, SIGNALS, Load
-from tests.builders import Twin, two_racks
-from twin import events as ev
-from twin.frame import F64, NS
+from models.load import Load
+from models.load.model import HORIZONS_S, SIGNALS
+from tests.support.builders import Twin, two_racks
+from twin.catalogue import F64, NS
+from twin.telemetry import events as ev
 
 MIN, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PRICE, CARBON = "site.grid_price_usd_per_kwh", "site.grid_carbon_g_per_kwh"
@@ -86,7 +87,7 @@ def test_before_a_limit_every_level_of_the_site_is_told_of_the_fall() -> None:
     for left in pod.cycle(0):
         if left == 10:
             break
-    view = pod.twin.engine._view(MIN)
+    view = pod.twin.engine.view(MIN)
     said = pod.model._from_outside(pod.model._blends["fine"], view)["schedule"]
     newest = pod.model._blends["fine"].panel(1).values[-1]
     falls_w = {key: (newest - said[1])[part] for key, part in pod.model._slices.items()}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import mosquitto
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon, running
-from tests.pods import pod
+from tests.support.agent_pod import pod
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.mosquitto import mosquitto
 
 pytestmark = pytest.mark.slow
 KEY = "gpu.power_w"

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import yaml
 
-from connectors.it_frame import FAULT_BURST, FAULT_PER_S
-from tests.agents import NODE, Client, agent, write_config
-from tests.builders import two_racks
-from tests.daemons import ROOT, RunningDaemon
-from tests.secured import Secured, secured_broker
-from twin.app.acl import agent_user
-from twin.app.storage import verify_journal
+from connectors.agents.frame import FAULT_BURST, FAULT_PER_S
+from tests.support.builders import two_racks
+from tests.support.daemon_process import ROOT, RunningDaemon
+from tests.support.node_agents import NODE, Client, agent, write_config
+from tests.support.secured_mosquitto import Secured, secured_broker
+from twin.cli.acl import agent_user
+from twin.run import verify_journal
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -117,7 +117,7 @@ def cli(daemon: RunningDaemon, *words: str) -> str:
     """What a command of people prints."""
     environment = {**os.environ, "RACKTWIN_TOKEN": daemon.token(), "NO_COLOR": "1", "COLUMNS": "200"}
     url = f"http://127.0.0.1:{daemon.port}"
-    command = [sys.executable, "-m", "twin.app", *words, "--url", url]
+    command = [sys.executable, "-m", "twin", *words, "--url", url]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=30)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()

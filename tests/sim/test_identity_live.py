@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.agents import Client
-from tests.brokers import mosquitto
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon, running
-from tests.pods import pod
+from tests.support.agent_pod import pod
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.mosquitto import mosquitto
+from tests.support.node_agents import Client
 
 NODE, GPU = "lab/h/r1/node3", "lab/h/r1/node3/gpu2"
 OFF_BUS = "NVRM: Xid (PCI:0000:03:00): 79, pid=1234, GPU has fallen off the bus."

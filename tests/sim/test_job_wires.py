@@ -14,12 +14,12 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 
-from connectors.job_wire import Advice, decode_advice
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import two_racks
-from tests.daemons import ROOT, RunningDaemon
-from twin.app.tokens import add_token
-from twin.frame import NS
+from connectors.jobs import Advice, decode_advice
+from tests.support.builders import two_racks
+from tests.support.daemon_process import ROOT, RunningDaemon
+from tests.support.mosquitto import Mosquitto, mosquitto
+from twin.api.tokens import add_token
+from twin.catalogue import NS
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]

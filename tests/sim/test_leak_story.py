@@ -12,18 +12,16 @@ import pytest
 
 from policies.leak_guard import GRACE_S, LeakGuard
 from policies.operator import Operator
-from tests.builders import Twin, site_of, two_racks
-from twin.app.simulating import Simulation
+from tests.support.builders import Twin, site_of, two_racks
+from twin.catalogue import TABLES
 from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine
-from twin.events import Approved
-from twin.frame import Frame
+from twin.plant import Plant, Sensors, scenario_of
 from twin.plant.actuators import Actuators
-from twin.plant.plant import Plant
-from twin.plant.scenario import scenario_of
-from twin.plant.sensors import Sensors
 from twin.plant.workload import Workload
-from twin.signals import TABLES
+from twin.simulation import Simulation
+from twin.telemetry import Frame
+from twin.telemetry.events import Approved
 
 pytestmark = pytest.mark.slow
 SAVE, CAP, SERVICE = "job.checkpoint_since_s", "gpu.power_cap_w", "node.service_level"

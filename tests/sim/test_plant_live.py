@@ -16,20 +16,18 @@ import numpy as np
 import pytest
 import yaml
 
-from connectors.it_command import ResultDecoder, requests_of
-from tests.agents import Client, Heard
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import START_NS, site_of, two_racks
-from tests.daemons import ROOT, RunningDaemon, running
-from twin.app.plant_live import LivePlant
+from connectors.agents import ResultDecoder
+from connectors.agents.command import requests_of
+from tests.support.builders import START_NS, site_of, two_racks
+from tests.support.daemon_process import ROOT, RunningDaemon, running
+from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.node_agents import Client, Heard
+from twin.catalogue import NS
 from twin.contracts import CommandBatch
-from twin.events import CommandAcked
-from twin.frame import NS
-from twin.plant.plant import Plant
-from twin.plant.scenario import scenario_of
-from twin.plant.sensors import Sensors
-from twin.reading import Message
+from twin.plant import Plant, Sensors, scenario_of
+from twin.simulation import LivePlant
 from twin.site import Site
+from twin.telemetry import CommandAcked, Message
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -65,7 +63,7 @@ class Process:
         args = ["plant", "--site", str(path), "--broker", f"127.0.0.1:{port}", "--json", *more]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "twin.app", *args], cwd=ROOT, stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "twin", *args], cwd=ROOT, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import PowerCap
-from policies.power_guard import PowerGuard
-from policies.power_outside import QUARTER_S
-from tests.builders import START_NS, two_racks
-from tests.powered import Loop
-from twin.events import JobStarted, LoadTargetSet, LoadTargetWithdrawn
-from twin.frame import NS
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from policies.power_capping import PowerCap, PowerGuard
+from policies.power_capping.external_limits import QUARTER_S
+from tests.support.builders import START_NS, two_racks
+from tests.support.powered_plant import Loop
+from twin.catalogue import NS
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import JobStarted, LoadTargetSet, LoadTargetWithdrawn
 
 pytestmark = pytest.mark.slow
 HIGH = 5
@@ -146,7 +146,7 @@ def test_a_restart_in_the_middle_of_a_response_keeps_to_it() -> None:
     assert load_w(loop) <= limit_w
     before = loop.twin
     loop.twin = policies_of(ramp_up_w_per_s=100.0).twin
-    restore_engine(loop.twin.engine, decode(encode(dump_engine(before.engine))))
+    loop.twin.engine.restore(decode(encode(before.engine.dump())))
     loop.twin.now_ns, loop.twin.number = before.now_ns, before.number
     loop.twin.now_ns += 40 * NS
     after_w = course_w(loop, 300)

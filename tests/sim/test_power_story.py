@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import PowerCap
-from policies.power_guard import PowerGuard
-from tests.builders import site_of
-from twin.app.simulating import Simulation
+from policies.power_capping import PowerCap, PowerGuard
+from tests.support.builders import site_of
 from twin.contracts import Policy
-from twin.plant.scenario import scenario_of
+from twin.plant import scenario_of
+from twin.simulation import Simulation
 
 pytestmark = pytest.mark.slow
 CAP = "gpu.power_cap_w"
@@ -136,7 +135,9 @@ def test_a_loss_that_no_supply_tells_is_cut_as_fast_as_a_building_tells_it(
     begin_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of the dead PDUs say so, others later: who draws how much more on B follows from its meter."""
-    monkeypatch.setattr("policies.power_guard.unfed_feeders", lambda view, dead: np.zeros_like(dead))
+    monkeypatch.setattr(
+        "policies.power_capping.power_guard.unfed_feeders", lambda view, dead: np.zeros_like(dead)
+    )
     found = Story([PowerGuard()], FULL, 1, begin_s, 180.0)
     assert found.tripped == []
     assert 0 < found.late_s(begin_s) <= 5

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import PowerCap
-from policies.power_guard import SETTLE_S, PowerGuard
-from tests.builders import profile_tree, site_of
+from policies.power_capping import PowerCap, PowerGuard
+from policies.power_capping.power_guard import SETTLE_S
 from tests.sim.test_power_story import CAP, FEED_W, FULL, JOBS, SITE, A, B
-from twin.app.simulating import Simulation
+from tests.support.builders import profile_tree, site_of
+from twin.catalogue import NS
 from twin.contracts import CommandBatch, Policy
-from twin.engine import Engine
-from twin.frame import NS
-from twin.plant.observation import Observation, Report
-from twin.plant.scenario import scenario_of
-from twin.profile import parse_profile
-from twin.safety import lapse_faults
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from twin.engine import Engine, encode
+from twin.engine.snapshot import decode
+from twin.plant import Observation, Report, scenario_of
+from twin.simulation import Simulation
+from twin.site import lapse_faults, parse_profile
 
 pytestmark = pytest.mark.slow
 LOST_S, RACK = 60.0, "gb300-nvl72"
@@ -115,14 +113,14 @@ class Trouble:
     def restart(self, snapshot: bytes) -> None:
         """A new daemon from a snapshot; the time between it and now was not watched."""
         engine = Engine(self.site, [PowerGuard(), PowerCap(failover=False)], [], self.authority)
-        restore_engine(engine, decode(snapshot))
+        engine.restore(decode(snapshot))
         old = self.sim
         self.sim = Simulation(engine, old.plant, old.sensors)
         self.sim.now_ns = old.now_ns
         self.sim.plant.start_ns = old.now_ns - round(old.plant.truth.time_s * NS)
 
     def snapshot(self) -> bytes:
-        return encode(dump_engine(self.sim.engine))
+        return encode(self.sim.engine.dump())
 
     @property
     def tripped(self) -> list[str]:
@@ -343,7 +341,7 @@ def test_a_feed_is_lost_while_the_daemon_is_away() -> None:
 
 def test_without_a_daemon_caps_lapse_to_what_is_safe_and_no_further() -> None:
     """Leases of 30 s end. What is safe of itself is more here than feed B may carry: `racktwin check` refuses
-    such a site (`twin.safety.lapse_faults`), as its breaker opens in the end."""
+    such a site (`twin.site.safety.lapse_faults`), as its breaker opens in the end."""
     found = Trouble().run(70)
     caps_w, safe_w = found.sim.plant.truth.gpu_cap_w.copy(), found.site.envelopes[CAP].safe
     assert (caps_w < safe_w).all()

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.brokers import Mosquitto, mosquitto
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon, running
-from twin.app.config import load_config
-from twin.app.daemon import Daemon
-from twin.app.sdnotify import SdNotify
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon, running
+from tests.support.mosquitto import Mosquitto, mosquitto
+from twin.config import load_config
 from twin.contracts import CommandBatch, Decision
-from twin.reading import Reading
+from twin.daemon import Daemon, SdNotify
+from twin.telemetry import Reading
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]
@@ -67,7 +66,7 @@ class Heard:
         self.daemon, self.left = daemon, []  # type: ignore[var-annotated]
 
     def hook(self) -> None:
-        for flow in self.daemon.services.outflows:
+        for flow in self.daemon.services.dispatchers:
             sink: Any = flow.sink
             if sink.name == "agents":
                 site = sink._site
@@ -113,7 +112,7 @@ def test_commands_of_a_tick_in_flight_never_meet_another_site(tmp_path: Path) ->
             hot(daemon)
             async with asyncio.timeout(20):
                 await in_flight.wait()
-            assert await daemon.reloading.reload("test") == []
+            assert await daemon.reload("test") == []
             heard.hook()
             await asyncio.sleep(1.5)
         daemon.stop()
@@ -127,9 +126,9 @@ def test_commands_of_a_tick_in_flight_never_meet_another_site(tmp_path: Path) ->
 
 def hot(daemon: Daemon) -> None:
     """A node of the second rack is too hot."""
-    site, now_ns = daemon.inflow.site, time.time_ns()
+    site, now_ns = daemon.ingest.site, time.time_ns()
     name = site.names["rack"][1]
     for gpu in range(4):
         entity = site.entity("gpu", f"{name}/node3/gpu{gpu}")
         assert entity is not None
-        daemon.inflow.stage([Reading("gpu", entity, "temp_c", 95.0, now_ns)], now_ns)
+        daemon.ingest.stage([Reading("gpu", entity, "temp_c", 95.0, now_ns)], now_ns)

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.replacement import Replacement
-from policies.replacement_evidence import CAUSES
-from twin.app.replacement_view import START_NS, FleetView, quarter_site
-from twin.contracts import Fault
-from twin.events import JobStarted
-from twin.frame import NS, Bool
-from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, HEALTHY, action
-from twin.health.records import Health
-from twin.jobs import Jobs
-from twin.promises import fresh_memory
+from policies.node_replacement import CAUSES, Replacement
+from tests.evaluation.replacement.view import START_NS, FleetView, quarter_site
+from twin.catalogue import NS, Bool
+from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, Fault, Health, action
+from twin.engine import fresh_memory
+from twin.telemetry import JobSlots, JobStarted
 
 SITE = quarter_site(racks=16)
 N = SITE.sizes["node"]
@@ -31,7 +27,7 @@ class Daemon:
     """The policy, asked every ten seconds; the levels that it asks for come true at once."""
 
     def __init__(self) -> None:
-        self.jobs = Jobs(SITE.sizes["job"], N)
+        self.jobs = JobSlots(SITE.sizes["job"], N)
         self.jobs.known = True
         for k in range(N // 16):
             told = JobStarted(job=f"job{k}", nodes=(), kind="training", time_limit_s=86_400.0,

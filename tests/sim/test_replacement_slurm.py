@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.agents import Client
-from tests.brokers import mosquitto
-from tests.builders import two_racks
-from tests.daemons import RunningDaemon
-from tests.pods import pod
-from tests.slurm import Cluster, Find
-from tests.standbys import role
-from twin.app.cli import main
+from tests.support.agent_pod import pod
+from tests.support.builders import two_racks
+from tests.support.daemon_process import RunningDaemon
+from tests.support.mosquitto import mosquitto
+from tests.support.node_agents import Client
+from tests.support.slurm_cluster import Cluster, Find
+from tests.support.standby_pair import role
+from twin.cli.main import main
 
 pytestmark = pytest.mark.slow
 CONTROL, TESTED = "node.service_level", "node.burn_in_since_s"

@@ -11,22 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from connectors import slurm_sink
-from connectors.slurm_nodes import Node
-from policies.replacement_phases import PHASES, RMA
-from tests.withdrawing import (
-    NODES,
-    OURS,
-    SINCE,
-    SITE,
-    TESTED,
-    Clock,
-    Daemon,
-    Scheduler,
-)
-from twin import events as ev
-from twin.errors import ConnectorError
-from twin.frame import NS
+from connectors.slurm import sink
+from connectors.slurm.nodes import SlurmNode
+from policies.node_replacement import PHASES
+from policies.node_replacement.phases import RMA
+from tests.support.simulated_scheduler import NODES, OURS, SINCE, SITE, TESTED, Clock, Daemon, Scheduler
+from twin.catalogue import NS, ConnectorError
+from twin.telemetry import events as ev
 
 GRAVE = (79, 79, 48, 95, 119, 64)  # XIDs after which a GPU wants a reset, a restart or people
 STEP_S = 20.0
@@ -65,7 +56,7 @@ class Storm:
         self.epoch, self.count = 0, 0
         self.down: dict[str, int] = {}  # daemons that are down: for so many ticks
         self.deposed: dict[str, int] = {}  # and that do not know yet that they are
-        self.lag: list[tuple[int, Daemon, dict[str, Node], dict[str, list[int]], int]] = []
+        self.lag: list[tuple[int, Daemon, dict[str, SlurmNode], dict[str, list[int]], int]] = []
         self.outage, self.calm = 0, False
         self.queue: list[tuple[int, Daemon, ev.Event]] = []
         self.heard: set[tuple[str, str]] = set()
@@ -354,7 +345,7 @@ def forgotten(storm: Storm) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(slurm_sink, "time", found)
+    monkeypatch.setattr(sink, "time", found)
     return found
 
 

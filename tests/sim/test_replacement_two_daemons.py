@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.replacing_two import BLAST_RADIUS, HOSTS, Couple, couple, level_of, role
-from tests.slurm import Cluster, Find
+from tests.support.replacement_pair import BLAST_RADIUS, HOSTS, Couple, couple, level_of, role
+from tests.support.slurm_cluster import Cluster, Find
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from policies.checkpoint import SINCE, Checkpoint
-from policies.replacement import SERVICE
-from tests.builders import Twin
-from tests.replacing import Replacing
-from twin import events as ev
-from twin.frame import NS
-from twin.health.levels import FAILED
+from policies.checkpointing import Checkpoint
+from policies.checkpointing.texts import SINCE
+from policies.node_replacement.policy import SERVICE
+from tests.support.builders import Twin
+from tests.support.replacement_site import Replacing
+from twin.catalogue import NS
+from twin.contracts import FAILED
+from twin.telemetry import events as ev
 
 WHOLE = tuple(f"r1/node{i}" for i in range(18)) + tuple(f"r2/node{i}" for i in range(18))
 BLOCK_S, FLUSH_S, STEP_S = 30.0, 360.0, 5.0  # longer than an ask may follow another

@@ -25,11 +25,11 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.brokers import free_port, mosquitto
-from tests.daemons import RunningDaemon
-from twin.app.api_routes import READING
-from twin.app.storage import TraceReader
-from twin.app.tokens import ROLES, add_token
+from tests.support.daemon_process import RunningDaemon
+from tests.support.mosquitto import free_port, mosquitto
+from twin.api.routes import READING
+from twin.api.tokens import ROLES, add_token
+from twin.run import TraceReader
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]

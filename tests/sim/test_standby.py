@@ -13,10 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.daemons import RunningDaemon
-from tests.standbys import CAP, HOT_C, SAFE_W, TAKEOVER_S, TERM_S, TOP_W, Pair, epoch, levels, pair, role
-from twin.app.storage import journal_lines
-from twin.journal import line_hash
+from tests.support.daemon_process import RunningDaemon
+from tests.support.standby_pair import (
+    CAP,
+    HOT_C,
+    SAFE_W,
+    TAKEOVER_S,
+    TERM_S,
+    TOP_W,
+    Pair,
+    epoch,
+    levels,
+    pair,
+    role,
+)
+from twin.run import journal_lines
+from twin.run.journal import line_hash
 
 pytestmark = pytest.mark.slow
 Server = Callable[..., Path]

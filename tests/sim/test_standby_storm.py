@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.daemons import RunningDaemon
-from tests.standbys import HOT_C, SAFE_W, TOP_W, Eye, Pair, pair, role
-from twin.app.storage import verify_journal
+from tests.support.daemon_process import RunningDaemon
+from tests.support.standby_pair import HOT_C, SAFE_W, TOP_W, Eye, Pair, pair, role
+from twin.run import verify_journal
 
 NODES = 36
 LEASE_S = 30.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import RunningDaemon
-from tests.standbys import pair
+from tests.support.daemon_process import RunningDaemon
+from tests.support.standby_pair import pair
 
 pytestmark = pytest.mark.slow
 AT = "/api/v1/load-targets"

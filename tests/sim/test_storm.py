@@ -12,18 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.golden.story import engine_for, spec
-from twin import events as ev
-from twin.app.replay import replay_arrivals, replay_frames
-from twin.app.sources import Arrival, Messages
-from twin.app.storage import TraceReader, verify_journal
+from tests.support.golden_story import engine_for, spec
+from twin.catalogue import NS, TABLES, find_control
 from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine
-from twin.frame import NS, Frame
-from twin.reading import Block, Reading
-from twin.signals import TABLES, find_control
-from twin.site import Site
-from twin.sitebuild import build
+from twin.run import Arrival, TraceReader, replay_arrivals, replay_frames, verify_journal
+from twin.run.recordings import Messages
+from twin.site import Site, build_site
+from twin.telemetry import Block, Frame, Reading, events as ev
 
 START_NS = 1_700_000_000 * NS
 CAP = "gpu.power_cap_w"
@@ -37,7 +33,7 @@ class Storm:
     def __init__(self, seed: int, seconds: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.spec = spec(SITES[0], models={}, controls={CAP: {"blast_radius": 6}})
-        self.site: Site = build(self.spec)
+        self.site: Site = build_site(self.spec)
         self.seconds, self.messages = seconds, Messages()
         self.acks: list[ev.Event] = []
         self.count, self.epoch = 0, 5
@@ -133,7 +129,7 @@ class Storm:
         elif roll < 0.18:
             names = SITES[int(rng.integers(0, len(SITES)))]
             later = spec(names, models={}, controls={CAP: {"blast_radius": 6}})
-            self.site = build(later)
+            self.site = build_site(later)
             yield ev.SiteChanged(id=f"c{key}", site_hash=later.digest(), spec=later.packed())
         elif roll < 0.2:
             yield from self._people(key, t_ns)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from twin.signals import TABLES, Control, Signal
-from twin.units import SUFFIX_UNIT, unit_of
+from twin.catalogue import TABLES, Control, Signal, unit_of
+from twin.catalogue.units import SUFFIX_UNIT
 
 # A recorded gauge is an int32 count of quanta; the last few codes are kept for "no reading" and its kin.
 LAST_CODE = 2**31 - 16

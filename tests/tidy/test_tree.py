@@ -32,7 +32,7 @@ def test_no_file_names_a_registry_or_leaves_work_undone() -> None:
 
 
 def test_the_listing_sees_code_and_this_file() -> None:
-    assert {"twin/units.py", "twin/signals.py"} <= set(tree.code())
+    assert {"twin/catalogue/units.py", "twin/catalogue/signals.py"} <= set(tree.code())
     assert "tests/tidy/test_tree.py" in tree.files()
 
 

@@ -9,14 +9,12 @@ import pytest
 import yaml
 
 from connectors.bmc import GPU_CAP, NODE_CAP, Key
-from tests.builders import START_NS, Twin, eight_nodes, site_of, two_racks
-from twin.app.actuators import Agents, actuator_faults, make_actuators, reading_notes
-from twin.app.cli import main
-from twin.app.config import load_config
-from twin.app.config_actuators import actuator_notes
-from twin.app.schedulers import Schedulers
-from twin.errors import ConfigError
-from twin.frame import NS
+from tests.support.builders import START_NS, Twin, eight_nodes, site_of, two_racks
+from twin.catalogue import NS, ConfigError
+from twin.cli.main import main
+from twin.config import actuator_notes, load_config
+from twin.wiring import Schedulers, actuator_faults, make_actuators, reading_notes
+from twin.wiring.bmc import Agents
 
 NODE = "lab/h/r1/node0"
 RED: dict[str, Any] = {"bmcs": {"bmc1": NODE}, "user": "admin", "password_file": "secret"}

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from racktwin_agent.clock import NS, Instant
 from racktwin_agent.contingency import Contingency
 from racktwin_agent.devices import GPU_CAP, Key

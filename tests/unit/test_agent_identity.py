@@ -17,12 +17,11 @@ from racktwin_agent.nvml import NvmlDevices
 from racktwin_agent.publish import Out
 from racktwin_agent.simulated import SimulatedDevices
 
-from connectors.it_frame import ItDecoder
-from tests.agents import write_config
-from tests.builders import site_of
+from connectors.agents import ItDecoder
+from tests.support.builders import site_of
+from tests.support.node_agents import write_config
 from tests.unit.test_agent_nvml import A, B, FakeNvml
-from twin.events import IdentityTold
-from twin.reading import Message
+from twin.telemetry import IdentityTold, Message
 
 NODE = "lab/h/r1/node0"
 

@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from racktwin_agent.kernel_log import (
     MAX_PER_MINUTE,
     MAX_SAME,
@@ -25,10 +24,9 @@ from racktwin_agent.kernel_log import (
 from racktwin_agent.publish import fault_of
 from racktwin_agent.simulated import SimulatedDevices
 
-from connectors.it_frame import ItDecoder
-from tests.builders import eight_nodes, site_of
-from twin.events import FaultReported
-from twin.reading import Message
+from connectors.agents import ItDecoder
+from tests.support.builders import eight_nodes, site_of
+from twin.telemetry import FaultReported, Message
 
 DEVICES = SimulatedDevices(4)  # gpu0 at bus 01 ... gpu3 at bus 04
 LINE = "NVRM: Xid (PCI:0000:03:00): 79, gone\n"

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from racktwin_agent.clock import NS, Deadline, Instant
 from racktwin_agent.devices import GPU_CAP, Key
 from racktwin_agent.leases import LeaseBook

@@ -15,10 +15,10 @@ from racktwin_agent.nvml import QUERIES, NvmlDevices
 from racktwin_agent.publish import sample_of
 from racktwin_agent.xid_events import XidEvents
 
-from connectors.it_frame import ItDecoder
-from tests.builders import site_of
-from twin.reading import Block, Message
-from twin.signals import TABLES
+from connectors.agents import ItDecoder
+from tests.support.builders import site_of
+from twin.catalogue import TABLES
+from twin.telemetry import Block, Message
 
 NVML_FUNCTIONS = {
     "nvmlDeviceGetPowerUsage": 612_345,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from twin.app import alarms
-from twin.app.alarms import FLAPS, AlarmBook
-from twin.contracts import Finding
-from twin.errors import StorageError
-from twin.frame import NS
+from tests.support.journal_bodies import body_of
+from twin.catalogue import NS, StorageError
+from twin.contracts import AlarmRecord, Finding, fields_of
+from twin.daemon import alarms
+from twin.daemon.alarms import FLAPS, AlarmBook
 
 T0 = 1_700_000_000 * NS
 
@@ -27,8 +28,12 @@ class Watch:
 
     def __init__(self, folder: Path) -> None:
         self.said: list[tuple[str, dict[str, Any]]] = []
-        self.book = AlarmBook(folder, lambda kind, body: self.said.append((kind, body)))
+        self.book = AlarmBook(folder, self._note)
         self.s = 0.0
+
+    def _note(self, record: AlarmRecord) -> None:
+        body = body_of(record)
+        self.said.append((body.pop("kind"), body))
 
     def see(self, *found: Finding, after: float = 1.0) -> list[tuple[str, str]]:
         return [(c.what, c.alarm.id) for c in self.changes(found, after)]
@@ -95,7 +100,7 @@ def test_conditions_of_the_shell(watch: Watch) -> None:
 
 def test_an_acknowledgement_ends_with_the_alarm(watch: Watch) -> None:
     watch.see(finding())
-    body = watch.book.acknowledge("heat/lab/r1", "ada", "on it")
+    body = fields_of(watch.book.acknowledge("heat/lab/r1", "ada", "on it"))
     assert body == {"what": "acknowledged", "id": "heat/lab/r1", "severity": "warning", "author": "ada",
                     "note": "on it"}  # fmt: skip
     assert watch.said == [("alarm", body)]
@@ -147,7 +152,7 @@ def test_a_shelf_ends_when_it_gets_worse(watch: Watch) -> None:
     watch.book.shelve("heat/lab/r1", watch.now + 100 * NS, "ada", "known")
     watch.see(finding(severity="critical"))
     body = watch.book.unshelve("heat/lab/r1", "bob")
-    assert body["what"] == "unshelved"
+    assert body.what == "unshelved"
     assert watch.see(finding(severity="critical")) == [("returned", "heat/lab/r1")]
 
 
@@ -248,13 +253,13 @@ def test_the_file_of_a_later_version_is_left_alone(watch: Watch, tmp_path: Path)
 
 
 def test_a_disk_that_refuses_stops_nothing(watch: Watch, tmp_path: Path) -> None:
-    (tmp_path / "alarms.tmp").mkdir()
+    (tmp_path / f".alarms.json.{os.getpid()}").mkdir()
     watch.see(finding())
     watch.book.acknowledge("heat/lab/r1", "ada", "on it")
     assert watch.book.counts["not_saved"] == 2
     assert "cannot be written" in watch.book.fault
     assert watch.one()["state"] == "acknowledged"
-    (tmp_path / "alarms.tmp").rmdir()
+    (tmp_path / f".alarms.json.{os.getpid()}").rmdir()
     watch.see()
     watch.see(after=20)
     assert watch.book.fault == ""

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, eight_nodes, two_racks
-from twin import events as ev
-from twin.app.cli_journal import _sentence
-from twin.contracts import Finding
-from twin.frame import NS
-from twin.records import brief_event
+from tests.support.builders import Twin, eight_nodes, two_racks
+from twin.catalogue import NS
+from twin.cli.journal import _sentence
+from twin.contracts import EventRecord, Finding, FindingRecord, NarrowedRecord, brief_event
+from twin.telemetry import events as ev
 
 OK = {"gpu.temp_c": 50.0}
 RACK = {"rack.supply_temp_c": 35.0, "rack.return_temp_c": 50.0, "rack.flow_lpm": 96.0}
@@ -131,7 +130,8 @@ def test_a_read_back_is_shown_with_what_was_commanded() -> None:
     (record,) = twin.engine.findings.mismatches(
         ("lab/h/r1/node0/gpu2",), "gpu.power_cap_w", index, "commanded 200, read 700"
     )
-    assert record["evidence"] == ["commanded 200, read 700"]
+    assert isinstance(record, FindingRecord)
+    assert record.evidence == ("commanded 200, read 700",)
 
 
 def test_order_and_what_was_told_survive_a_restart() -> None:
@@ -154,11 +154,11 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
     took = []
     for _ in range(5):
         state.now_ns += 11 * NS  # all of it is silent by now: the dearest case
-        since = time.perf_counter()
+        since = time.thread_time()
         findings.silences(twin.site, state)
-        took.append(time.perf_counter() - since)
+        took.append(time.thread_time() - since)
     assert twin.site.sizes["gpu"] >= 100_000
-    assert min(took) < 0.05, "about 4 ms; the rest is for busy machines"
+    assert min(took) < 0.05, "of processor time: about 4 ms"
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,16 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
     ],
 )
 def test_an_event_of_the_journal_in_words(event: ev.Event, words: str) -> None:
-    assert _sentence("event", {"event": brief_event(event)}) == words
-    refused = {"event": brief_event(event), "refused": "no"}
-    assert _sentence("event", refused) == f"{words}; refused: no"
+    assert _sentence(EventRecord(event=brief_event(event))) == words
+    refused = EventRecord(event=brief_event(event), refused="no")
+    assert _sentence(refused) == f"{words}; refused: no"
 
 
 def test_findings_and_verdicts_of_the_journal_in_words() -> None:
-    finding = {"severity": "warning", "title": "9 gpu are hot", "evidence": ["why"], "count": 9,
-               "entities": ["a", "b"], "action": "Look."}  # fmt: skip
-    assert _sentence("finding", finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
-    verdict = {"control": "gpu.power_cap_w", "count": 3, "why": "no room", "policy": "operator"}
-    assert _sentence("narrowed", verdict) == "operator: gpu.power_cap_w of 3; no room"
+    finding = FindingRecord(
+        id="x", severity="warning", title="9 gpu are hot", evidence=("why",), count=9,
+        entities=("a", "b"), action="Look.", confidence_pu=1.0,
+    )  # fmt: skip
+    assert _sentence(finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
+    verdict = NarrowedRecord(control="gpu.power_cap_w", count=3, why="no room", policy="operator")
+    assert _sentence(verdict) == "operator: gpu.power_cap_w of 3; no room"

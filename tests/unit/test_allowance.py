@@ -8,14 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors import it_command, it_frame
+from connectors.agents import EVENT, ItDecoder, ResultDecoder, command, frame
 from connectors.allowance import NS, Allowance
-from connectors.it_command import ResultDecoder
-from connectors.it_frame import EVENT, ItDecoder
-from tests.builders import site_of
-from twin.errors import BadMessage
-from twin.events import FaultReported, JobStarted
-from twin.reading import Message
+from tests.support.builders import site_of
+from twin.catalogue import BadMessage
+from twin.telemetry import FaultReported, JobStarted, Message
 
 T = 1_767_225_600 * NS
 SITE = site_of({"site": "lab", "halls": [{"name": "h", "racks": [
@@ -59,7 +56,7 @@ def test_a_store_is_spent_and_fills_again() -> None:
 def test_a_flood_of_faults_of_one_node_is_bounded_and_leaves_the_others_theirs() -> None:
     decoder = ItDecoder(SITE)
     flood = [fault(NODES[0], i, t_ns=T + i * NS // 1000) for i in range(10_000)]  # 30 MB within 10 s
-    assert taken(decoder, flood) <= it_frame.FAULT_BURST + 10 * it_frame.FAULT_PER_S
+    assert taken(decoder, flood) <= frame.FAULT_BURST + 10 * frame.FAULT_PER_S
     assert taken(decoder, [fault(NODES[1], 1)]) > 0
     assert taken(decoder, [fault(NODES[0], 20_000, "short", T + 60 * NS)]) > 0
 
@@ -72,7 +69,7 @@ def test_a_flood_of_job_events_is_bounded_whatever_the_sources_call_themselves()
         )
         for i in range(6000)
     ]
-    assert taken(decoder, flood) <= it_frame.JOB_BURST
+    assert taken(decoder, flood) <= frame.JOB_BURST
 
 
 def test_a_flood_of_answers_is_bounded_by_node() -> None:
@@ -81,8 +78,8 @@ def test_a_flood_of_answers_is_bounded_by_node() -> None:
             "commands": [1, 2], "states": ["done"] * 2, "details": ["x" * 499] * 2}  # fmt: skip
     payload = msgspec.json.encode(body)
     topic = "IT/v1/racktwin/Result/gpu.power_cap_w/"
-    flood = [Message(T, topic + NODES[0], payload)] * (2 * it_command.ANSWER_BURST // len(payload))
-    assert taken(decoder, flood) <= it_command.ANSWER_BURST
+    flood = [Message(T, topic + NODES[0], payload)] * (2 * command.ANSWER_BURST // len(payload))
+    assert taken(decoder, flood) <= command.ANSWER_BURST
     assert taken(decoder, [Message(T, topic + NODES[1], payload)]) == len(payload)
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.serving import Pod, serve, serving
-from twin.app.config import Api
-from twin.app.history_query import HistoryError
-from twin.app.live import Part
-from twin.errors import ConfigError, ConnectorError, StorageError
-from twin.frame import NS
+from tests.support.builders import two_racks
+from tests.support.in_process_daemon import Pod, serve, serving
+from twin.api import Part
+from twin.catalogue import NS, ConfigError, ConnectorError, StorageError
+from twin.config import Api
+from twin.run import HistoryError
 
 GPU = "lab/h/r1/node0/gpu0"
 CAP = "gpu.power_cap_w"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Pod, serving
-from twin.app.api_access import FREE_TRIES, MAX_LINES, WINDOW_S, Refusals
-from twin.app.api_open import ROUTES
-from twin.app.api_routes import Route
-from twin.app.tokens import ROLES, add_token
+from tests.support.in_process_daemon import Pod, serving
+from twin.api.access import FREE_TRIES, MAX_LINES, WINDOW_S, Refusals
+from twin.api.public import ROUTES
+from twin.api.routes import Route
+from twin.api.tokens import ROLES, add_token
+from twin.contracts import fields_of
 
 
 def concrete(route: Route) -> str:
@@ -152,7 +153,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.now_s, self.notes = 1000.0, list[dict[str, Any]]()
-        self.refusals = Refusals(lambda kind, body: self.notes.append(body), lambda: self.now_s)
+        self.refusals = Refusals(lambda record: self.notes.append(fields_of(record)), lambda: self.now_s)
 
 
 def test_the_same_refusal_is_one_line_a_window() -> None:

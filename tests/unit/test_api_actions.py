@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tests.serving import Pod, serve
-from twin.app.alarms import AlarmBook
-from twin.app.api import MAX_BODY
-from twin.frame import NS
-from twin.signals import TABLES
+from tests.support.in_process_daemon import Pod, serve
+from tests.support.journal_bodies import body_of
+from twin.api.service import MAX_BODY
+from twin.catalogue import NS, TABLES
+from twin.daemon.alarms import AlarmBook
 
 CAP = "gpu.power_cap_w"
 
@@ -103,7 +103,7 @@ def test_approval_hold_release_and_resume(tmp_path: Path) -> None:
             status, _ = await pod.ask("POST", f"/api/v1/{path}", role, {"reason": "test"})
             assert (status, arbiter.mode) == (200, mode)
         assert (await pod.ask("DELETE", f"/api/v1/approvals/{done['id']}", "operator"))[0] == 200
-        authors = [line.body["event"]["author"] for line in pod.live.lines if line.kind == "event"]
+        authors = [body_of(line.record)["event"]["author"] for line in pod.live.lines if line.kind == "event"]
         assert authors == ["operator-1", "operator-1", "operator-1", "admin-1", "operator-1", "operator-1"]
 
     serve(tmp_path, check)

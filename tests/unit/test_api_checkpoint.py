@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors.job_wire import JOB_BURST, MAX_REPORT, decode_advice
-from tests.builders import START_NS, eight_nodes
-from tests.serving import Pod, serve
-from twin.app.api_summary import _means
-from twin.app.api_words import words
-from twin.app.job_advice import Roster, answers_of
-from twin.app.tokens import add_token
-from twin.events import CheckpointTold, JobEnded, JobStarted, OperatorRequest
-from twin.frame import NS
-from twin.jobs import REST_S
-from twin.leases import ACCEPTED, DONE, SENT
-from twin.signals import find_control
+from connectors.jobs import MAX_REPORT, decode_advice
+from connectors.jobs.wire import JOB_BURST
+from tests.support.builders import START_NS, eight_nodes, site_of, two_racks
+from tests.support.in_process_daemon import Pod, serve
+from twin.api.journal_texts import sentence
+from twin.api.summary import _means
+from twin.api.tokens import add_token
+from twin.catalogue import NS, find_control
+from twin.contracts import AdviceRecord
+from twin.control import ACCEPTED, DONE, SENT
+from twin.telemetry import CheckpointTold, JobEnded, JobStarted, OperatorRequest
+from twin.telemetry.jobs import REST_S
+from twin.wiring import Roster, answers_of
 
 INTERVAL, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
 AT = "/v1/jobs/{}/checkpoint"
@@ -291,9 +292,17 @@ def test_a_job_that_follows_after_all_ends_the_finding(tmp_path: Path) -> None:
 
 def test_a_wish_for_a_save_is_shown_as_an_instant() -> None:
     since_s = 1.7e9
-    body = {"policy": "checkpoint", "control": "job.checkpoint_since_s", "value": since_s, "count": 1,
-            "names": ["lab/job0"], "reason": "a drain"}  # fmt: skip
-    assert "2023-11-14 22:13:20 UTC" in words("command", body)
+    record = AdviceRecord(
+        control="job.checkpoint_since_s",
+        policy="checkpoint",
+        first_name="lab/job0",
+        last_name="lab/job0",
+        index=np.array([0]),
+        value=np.array([since_s]),
+        names=("lab/job0",),
+        reason="a drain",
+    )
+    assert "2023-11-14 22:13:20 UTC" in sentence(record, site_of(two_racks()))
     control = find_control("job.checkpoint_since_s")
     assert control is not None
     assert _means(control, np.array([since_s, since_s])) == "2023-11-14 22:13:20 UTC"

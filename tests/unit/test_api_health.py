@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ailing import Ailing, ailing, days_ago_ns
-from tests.builders import two_racks
-from tests.serving import Pod, serve
-from twin.app import api_health
-from twin.app.api_answer import Refused
-from twin.app.api_health_part import of_name
-from twin.events import EntityReplaced, JobStarted, MaintenanceBegun
-from twin.frame import NS
-from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
+from tests.support.builders import two_racks
+from tests.support.in_process_daemon import Pod, serve
+from tests.support.scripted_health import Ailing, ailing, days_ago_ns
+from twin.api import health
+from twin.api.answers import Refused
+from twin.api.health_part import of_name
+from twin.catalogue import NS
+from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
+from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun
 
 DAY_S = 86_400.0
 NODE3, GPU2 = "lab/h/r1/node3", 14  # gpu2 of node3
@@ -59,7 +59,7 @@ def ill(pod: Pod) -> Ailing:
 def rows(
     pod: Pod, part: str | None = None, prefix: str = "", *levels: str, **more: int
 ) -> list[dict[str, Any]]:
-    total, found = api_health.page(pod.live, part, prefix, list(levels), more.get("offset", 0),
+    total, found = health.page(pod.live, part, prefix, list(levels), more.get("offset", 0),
                                    more.get("limit", 20))  # fmt: skip
     assert total >= len(found)
     return found
@@ -67,7 +67,7 @@ def rows(
 
 def test_nothing_judged_is_unknown_and_never_healthy(pod: Pod) -> None:
     pod.twin.engine.health.__init__(pod.twin.site)  # type: ignore[misc]
-    tree = api_health.whole(pod.live)
+    tree = health.whole(pod.live)
     assert tree["judged_s"] is None
     assert all(counts["healthy"] == 0 for counts in tree["parts"].values())
     assert "nothing was judged yet: the first look follows the first tick" in tree["notes"]
@@ -78,7 +78,7 @@ def test_nothing_judged_is_unknown_and_never_healthy(pod: Pod) -> None:
 
 
 def test_the_whole(pod: Pod, ill: Ailing) -> None:
-    tree = api_health.whole(pod.live)
+    tree = health.whole(pod.live)
     assert tree["parts"]["gpu"] == {"healthy": 143, "unknown": 0, "watch": 0, "degraded": 0, "failed": 1}
     assert tree["lemons"] == {"total": 1, "names": ["lab/h/r1/node7"]}
     assert [e["horizon_s"] for e in tree["expected"]] == [3600.0, DAY_S, 604_800.0, 2_592_000.0]
@@ -123,7 +123,7 @@ def test_those_stand_out_who_are_ill_lemons_or_likely_the_worst_first(pod: Pod, 
 def test_filters(
     pod: Pod, ill: Ailing, part: str | None, prefix: str, levels: tuple[str, ...], count: int, first: str
 ) -> None:
-    total, found = api_health.page(pod.live, part, prefix, list(levels), 0, 5)
+    total, found = health.page(pod.live, part, prefix, list(levels), 0, 5)
     assert total == count
     assert [r["name"] for r in found[:1]] == ([first] if first else [])
     assert len(found) == min(5, count)
@@ -236,8 +236,8 @@ def test_maintenance_is_said(pod: Pod, ill: Ailing) -> None:
 def test_the_summary_s_block_is_small(pod: Pod, ill: Ailing) -> None:
     for node in range(20):
         ill.unwell("node", node)
-    block = api_health.block(pod.live)
-    assert len(block["worst"]) == api_health.SHOWN_FEW
+    block = health.block(pod.live)
+    assert len(block["worst"]) == health.SHOWN_FEW
     assert block["stand_out"] == 20
     assert block["expected_day"]["mean"] == pytest.approx(0.4)
     assert block["lemons"] == 1
@@ -272,8 +272,8 @@ def test_metrics_are_bounded(pod: Pod, ill: Ailing) -> None:
     from prometheus_client import generate_latest
     from prometheus_client.registry import CollectorRegistry
 
-    from twin.app.api_summary import Pulse
-    from twin.app.metrics import DaemonSeries
+    from twin.api.metrics import DaemonSeries
+    from twin.api.summary import Pulse
 
     ill.book.counts |= {f"strange {i}": 1 for i in range(1000)}
     registry = CollectorRegistry()
@@ -297,11 +297,11 @@ def test_the_document_names_series_alarms_and_commands_that_there_are(pod: Pod, 
     from prometheus_client import generate_latest
     from prometheus_client.registry import CollectorRegistry
 
-    from twin.app.api_summary import Pulse
-    from twin.app.metrics import DaemonSeries
+    from twin.api.metrics import DaemonSeries
+    from twin.api.summary import Pulse
     from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, WEARS_OUT_S
 
-    text = (Path(__file__).parents[2] / "deploy" / "docs" / "health.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "health.md").read_text(encoding="utf-8")
     registry = CollectorRegistry()
     registry.register(DaemonSeries(pod.live, Pulse(), {}))
     there = set(re.findall(r"^(racktwin_\w+)", generate_latest(registry).decode(), re.MULTILINE))
@@ -318,6 +318,6 @@ def test_what_is_missing_is_no_reason_for_a_healthy_part(pod: Pod, ill: Ailing) 
     ill.say("gpu", 30, UNKNOWN, "heat: not reported now", rule="missing:heat")
     ill.say("gpu", 30, HEALTHY, "heard for 3 days; its age is not known", rule="history")
     assert pod.live is not None
-    assert api_health.part_row(pod.live, "gpu", 30)["why"] == "heat: not reported now"
+    assert health.part_row(pod.live, "gpu", 30)["why"] == "heat: not reported now"
     ill.verdicts.held["gpu"].level[30] = HEALTHY
-    assert api_health.part_row(pod.live, "gpu", 30)["why"] == ""
+    assert health.part_row(pod.live, "gpu", 30)["why"] == ""

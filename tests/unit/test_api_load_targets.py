@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_outside import targets_now
-from tests.builders import START_NS, Twin, two_racks
-from tests.serving import Pod, serve
-from twin.app.load_now import load_now, view_of
-from twin.events import LoadTargetSet
-from twin.frame import NS
-from twin.load_targets import LoadTarget
+from policies.power_capping.external_limits import targets_now
+from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.in_process_daemon import Pod, serve
+from twin.catalogue import NS
+from twin.contracts import LoadTarget
+from twin.telemetry import LoadTargetSet
+from twin.wiring import load_now
 
 AT = "/api/v1/load-targets"
 FEEDERS = ["lab/h/a", "lab/h/b"]
@@ -27,7 +27,7 @@ def test_a_target_is_set_seen_replaced_and_withdrawn(tmp_path: Path) -> None:
         now_ns = pod.twin.now_ns
         status, done = await pod.ask("POST", AT, "operator", BODY)
         assert (status, done["name"], done["end_ns"]) == (200, "night", now_ns + 3600 * NS)
-        (held,) = pod.twin.engine._view(1.0).load_targets()
+        (held,) = pod.twin.engine.view(1.0).load_targets()
         assert (held.author, held.kind, held.feeders.tolist()) == ("operator-1", "operator", [0, 1])
         pod.tick({"rack.power_w": 100_000.0, "feeder.power_w": [240_000.0, 260_000.0]})
         _, tree = await pod.ask("GET", AT)
@@ -110,7 +110,7 @@ def test_unknown_is_not_within(tmp_path: Path) -> None:
     twin = Twin(two_racks())
     twin.tick({"rack.power_w": [90_000.0, np.nan]}, LoadTargetSet(author="a", target="t", limit_w=1e5),
               LoadTargetSet(author="a", target="u", limit_w=8e4))  # fmt: skip
-    load = load_now(view_of(twin.engine))
+    load = load_now(twin.engine)
     assert (load.site_w, load.unheard_racks) == (90_000.0, 1)
 
     async def check(pod: Pod) -> None:
@@ -124,7 +124,7 @@ def test_unknown_is_not_within(tmp_path: Path) -> None:
     serve(tmp_path, check)
     quiet = Twin(two_racks())
     quiet.tick(None)
-    assert np.isnan(load_now(view_of(quiet.engine)).site_w)
+    assert np.isnan(load_now(quiet.engine).site_w)
 
 
 def test_the_least_of_all_that_run_counts() -> None:

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.panel import Panel
-from tests.builders import START_NS
-from tests.serving import Pod, serve
+from models.load import SeriesPanel
+from tests.support.builders import START_NS
+from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_cli_live import Desk, desk
-from twin.app import cli_live_outlook
-from twin.app.cli import main
-from twin.app.cli_live_outlook import to_tell
-from twin.app.series_file import SeriesRead
-from twin.errors import ConfigError
-from twin.frame import NS
-from twin.outlook import MAX_VALUES
+from twin.catalogue import NS, ConfigError
+from twin.cli.main import main
+from twin.engine import MAX_VALUES
+from twin.tables import outlook, to_tell
+from twin.tables.panel_file import SeriesRead
 
 __all__ = ["desk"]
 AT = "/api/v1/outlooks"
@@ -31,7 +29,7 @@ def test_an_outlook_is_told_in_the_name_of_the_token(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         status, done = await pod.ask("POST", AT, "operator", BODY)
         assert (status, done["values"], done["end_ns"]) == (200, 3, START_NS + 3 * HOUR_NS)
-        view = pod.twin.engine._view(1.0)
+        view = pod.twin.engine.view(1.0)
         assert view.outlook("site.outdoor_temp_c", START_NS + 2 * HOUR_NS).tolist() == [30.5]
         status, _ = await pod.ask("POST", AT, "admin", BODY | {"quantity": "rack.power_w", "name": "r2"})
         assert status == 200
@@ -174,7 +172,7 @@ def test_a_quantity_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def read(values: list[float], step_s: float = 60.0) -> SeriesRead:
-    panel = Panel(START_NS, step_s, np.array(values, np.float64)[:, None])
+    panel = SeriesPanel(START_NS, step_s, np.array(values, np.float64)[:, None])
     return SeriesRead(panel, ("a note",), False, len(values))
 
 
@@ -192,7 +190,7 @@ def test_the_value_in_force_is_the_first_that_is_told() -> None:
 
 
 def test_what_is_beyond_the_limit_is_said() -> None:
-    assert cli_live_outlook.MAX_VALUES == MAX_VALUES
+    assert outlook.MAX_VALUES == MAX_VALUES
     body, warnings = to_tell(read([1.0] * 5000), START_NS, "f")
     assert len(body["values"]) == MAX_VALUES
     assert warnings[-1] == "5000 values are to come; told are the first 2000"

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import eight_nodes, two_racks
-from tests.capped import Rig, guards, job, lab
-from tests.serving import Pod, serve
-from twin.app.power_worth import NAMES, SLOT_S, PowerAccount
+from policies.power_capping import CapAccount
+from policies.power_capping.savings import NAMES, SLOT_S
+from tests.support.builders import eight_nodes, two_racks
+from tests.support.capped_pod import Rig, guards, job, lab
+from tests.support.in_process_daemon import Pod, serve
+from twin.catalogue import NS
 from twin.contracts import Forecast
-from twin.events import LoadTargetSet
-from twin.frame import NS
+from twin.daemon.policy_accounts import PolicyAccounts, read_account, write_account
+from twin.telemetry import LoadTargetSet
 
 DAY_S = 86_400
 
@@ -24,6 +26,12 @@ def target(pod: Pod, limit_w: float, *feeders: str, for_s: int = 10_800) -> Load
     end_ns = pod.twin.now_ns + for_s * NS
     return LoadTargetSet(id=f"t{for_s}", author="grid", target="dr 7", limit_w=limit_w, feeders=feeders,
                          kind="flex", end_ns=end_ns)  # fmt: skip
+
+
+def account_of(pod: Pod) -> CapAccount:
+    account = pod.live.accounts["power_cap"]
+    assert isinstance(account, CapAccount)
+    return account
 
 
 def by_place(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -151,7 +159,7 @@ def test_what_is_only_advised_is_not_told_as_done(tmp_path: Path) -> None:
             pod.twin.engine.intake.authority[name] = "advise"
         rig = Rig(pod)
         rig.run(40, 1100.0)
-        pod.live.power = PowerAccount()
+        rig = Rig(pod)
         rig.run(5)
         _, tree = await pod.ask("GET", "/api/v1/power/why?name=r1")
         assert (tree["capped_gpus"], tree["groups"]) == (0, [])
@@ -170,7 +178,7 @@ def test_the_cost_of_a_cap_by_a_straight_line(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         rig = Rig(pod)
         rig.run(5, 800.0, job("solo", range(9)), job("sync", range(9, 18), coupling="synchronous"))
-        account = pod.live.power
+        account = account_of(pod)
         before = {k: list(v) for k, v in account.totals.items()}
         engine, site = pod.twin.engine, pod.twin.site
         lease = engine.arbiter.leases["gpu.power_cap_w"]
@@ -179,11 +187,13 @@ def test_the_cost_of_a_cap_by_a_straight_line(tmp_path: Path) -> None:
         lease.value[mine], lease.owner[mine] = 500.0, 0
         gpu_w = np.full(144, 800.0)
         gpu_w[mine] = 500.0
-        pod.twin.engine.policies = []
+        policies, engine.policies = engine.policies, []  # nobody else moves a cap
         values = {"gpu.power_w": gpu_w, "gpu.power_limit_w": np.where(gpu_w == 500, 500.0, 1200.0)}
         lease.expires_ns[mine] = 2**62
         pod.tick(values, dt_s=30.0)
-        account.look(pod.live)
+        engine.policies = policies
+        lease.value[mine] = 500.0
+        rig.accounts.look()
         grown = dict(zip(NAMES, np.subtract(account.totals["site"], before["site"]).tolist(), strict=True))
         idle_w = float(site.design.gpu_idle_w[0])
         loss = 1.0 - (500.0 - idle_w) / (800.0 - idle_w)
@@ -201,7 +211,7 @@ def test_the_cost_of_a_cap_by_a_straight_line(tmp_path: Path) -> None:
         assert any("straight line" in n for n in tree["notes"])
         assert any("of these 1 h" in n for n in tree["notes"])
 
-    serve(tmp_path, check, tree=lab(300_000))
+    serve(tmp_path, check, tree=lab(300_000), more=guards())
 
 
 def test_a_curve_that_was_learned_says_what_a_cap_costs(tmp_path: Path) -> None:
@@ -215,10 +225,10 @@ def test_a_curve_that_was_learned_says_what_a_cap_costs(tmp_path: Path) -> None:
             mean = np.full(n, share)
             f = Forecast("job.compute_pu", 0.0, mean, mean, mean, model="test", basis="")
             pod.live.engine.forecasts["job.compute_pu", 0.0] = f
-            before = pod.live.power.totals["site"][0]
-            pod.live.power._last_ns -= 10 * NS
-            pod.live.power.look(pod.live)
-            lost.append(pod.live.power.totals["site"][0] - before)
+            before = account_of(pod).totals["site"][0]
+            account_of(pod)._last_ns -= 10 * NS
+            rig.accounts.look()
+            lost.append(account_of(pod).totals["site"][0] - before)
         line, computing, mixed, waiting = lost
         assert line > computing > mixed > waiting == 0.0
 
@@ -226,24 +236,25 @@ def test_a_curve_that_was_learned_says_what_a_cap_costs(tmp_path: Path) -> None:
 
 
 def test_the_account_survives_a_restart_and_has_a_bound(tmp_path: Path) -> None:
-    path = tmp_path / "account.json"
+    path = tmp_path / "power-account.json"
     begin = int(1_700_000_000 // SLOT_S * SLOT_S)
-    account = PowerAccount(path)
+    account = CapAccount()
     for k in range(900):
         account.slots[begin + (k - 900) * int(SLOT_S)] = {"site": [1.0] * len(NAMES), "watched_s": [900.0]}
     account.totals["site"] = [5.0] * len(NAMES)
-    account._write(path, account.dump())
-    again = PowerAccount(path)
+    write_account(account, path, account.dump())
+    again = CapAccount()
+    read_account(again, path)
     assert len(again.slots) == 768
     assert max(again.slots) == begin - int(SLOT_S)
     assert again.totals == account.totals
     assert again.problem == ""
 
     async def check(pod: Pod) -> None:
-        rig = Rig(pod, path)
+        rig = Rig(pod, tmp_path)
         rig.run(20, 1100.0, *(job(f"j{k}", [k]) for k in range(36)))
-        assert len(pod.live.power.slots) <= 768
-        last = pod.live.power.slots[max(pod.live.power.slots)]
+        assert len(account_of(pod).slots) <= 768
+        last = account_of(pod).slots[max(account_of(pod).slots)]
         assert sum(1 for who in last if who.startswith("job/")) <= 24
         _, tree = await pod.ask("GET", "/api/v1/power/cost?hours=1")
         assert tree["jobs"][-1]["job"] == "", "what is beyond the bound is summed"
@@ -255,20 +266,21 @@ def test_the_account_survives_a_restart_and_has_a_bound(tmp_path: Path) -> None:
     "format": 1, "names": list(NAMES), "began_ns": 1, "totals": {}, "curved_s": 0, "straight_s": 0,
     "slots": {"900": {"site": [1.0]}}})])  # fmt: skip
 def test_an_account_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "account.json"
+    path = tmp_path / "power-account.json"
     path.write_text(text)
-    account = PowerAccount(path)
+    account = CapAccount()
+    read_account(account, path)
     assert account.slots == {}
     assert "could not be read" in account.problem
-    assert (tmp_path / "account.json.unread").read_text() == text
+    assert (tmp_path / "power-account.json.unread").read_text() == text
 
     async def check(pod: Pod) -> None:
-        pod.live.power = account
-        account.look(pod.live)
+        pod.live.accounts["power_cap"] = account
+        PolicyAccounts(pod.live).look()
         _, tree = await pod.ask("GET", "/api/v1/power/cost")
         assert any("could not be read" in n for n in tree["notes"])
 
-    serve(tmp_path, check)
+    serve(tmp_path, check, more=guards())
 
 
 class Kept:

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.replacement_phases import DRAINING, OUT, PHASES, RMA, SUSPECT
-from policies.replacement_placement import KEPT, LAST
-from tests.ailing import ailing
-from tests.builders import START_NS
-from tests.leaving import Leaving, outed
-from tests.serving import Pod, serve
-from twin.app.api_node_service import MAX_NOTE
-from twin.events import JobStarted
-from twin.frame import NS
-from twin.health.levels import DEGRADED
-from twin.journal import Chain
+from policies.node_replacement import PHASES, PLACED_LAST, RESERVED, SUSPECT
+from policies.node_replacement.phases import DRAINING, OUT, RMA
+from tests.support.builders import START_NS
+from tests.support.in_process_daemon import Pod, serve
+from tests.support.journal_bodies import body_of
+from tests.support.leaving_nodes import Leaving, outed
+from tests.support.scripted_health import ailing
+from twin.api.node_service import MAX_NOTE
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, OtherRecord
+from twin.daemon.policy_accounts import PolicyAccounts
+from twin.run.journal import Chain
+from twin.telemetry import JobStarted
 
 NODE = "lab/h/r1/node3"
 NASTY = "\x1b[31m[bold]`|evil\u202e"
@@ -42,7 +44,7 @@ def test_what_people_say_of_a_node_is_an_event_with_their_name(tmp_path: Path) -
         assert (status, done["passed"]) == (200, False)
         page = pod.twin.engine.book.service()
         assert (page.result[3], page.repaired_ns[3] > START_NS) == (0, True)
-        lines = [line.body["event"] for line in pod.live.lines if line.kind == "event"]
+        lines = [body_of(line.record)["event"] for line in pod.live.lines if line.kind == "event"]
         repair = next(e for e in lines if e["type"] == "NodeRepaired")
         assert (repair["author"], repair["name"]) == ("operator-1", NODE)
         assert repair["note"].startswith("ticket 7 / ")
@@ -116,7 +118,7 @@ def test_without_the_policy_everything_answers_and_says_how_to_add_it(tmp_path: 
         status, tree = await pod.ask("GET", paths_of()["rma"])
         assert (status, tree["node"], tree["planned"]) == (200, NODE, None)
         _, summary = await pod.ask("GET", "/api/v1/summary")
-        assert summary["replacement"] is None
+        assert not any(section["policy"] == "replacement" for section in summary["sections"])
         _, text = await pod.ask("GET", "/metrics")
         assert "racktwin_replacement" not in text
 
@@ -131,7 +133,7 @@ def test_the_plan_tells_what_was_weighed_and_what_is_awaited(tmp_path: Path) -> 
         outed(policy, 7, pod.twin.now_ns, SUSPECT)
         outed(policy, 5, pod.twin.now_ns, RMA)
         outed(policy, 9, pod.twin.now_ns, DRAINING)
-        policy.set("pair", {3: 41, 20: 41})
+        policy.set("spare_pair", {3: 41, 20: 41})
         pod.tick(None)
         pod._events.append(JobStarted(id="j", job="big", nodes=("lab/h/r1/node9",), kind="training"))
         pod.tick({"node.service_level_state": 0.0})
@@ -178,7 +180,7 @@ def test_marks_in_the_scheduler_are_told_also_where_nobody_looks_after_them(tmp_
 
     async def check(pod: Pod) -> None:
         placed = np.zeros(pod.twin.site.sizes["node"])
-        placed[[3, 4, 5]], placed[9] = LAST, KEPT
+        placed[[3, 4, 5]], placed[9] = PLACED_LAST, RESERVED
         for authority, alone in (("act", False), ("approve", True), ("advise", True), ("off", True)):
             pod.twin.engine.intake.authority["replacement"] = authority
             pod.tick({"node.placement_state": placed})
@@ -216,15 +218,16 @@ def test_the_summary_and_the_metrics_count(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         for node in range(12):
             outed(policy, node, pod.twin.now_ns, DRAINING)
-        for column, value in {"score_count": 4, "score_brier": 0.4, "score_said_gpu_h": 10.0,
-                              "score_came_gpu_h": 12.0, "score_tests": 3,
+        for column, value in {"score_count": 4, "score_brier": 0.4, "score_predicted_gpu_h": 10.0,
+                              "score_actual_gpu_h": 12.0, "score_tests": 3,
                               "score_bad": 2}.items():  # fmt: skip
             policy.set(column, {3: value})
         pod.tick(None)
+        PolicyAccounts(pod.live).look()
         _, summary = await pod.ask("GET", "/api/v1/summary")
-        block = summary["replacement"]
-        assert (block["total"], len(block["rows"]), block["phases"]["draining"]) == (12, 8, 12)
-        assert block["breaker"]["open"] is (block["breaker"]["nodes"] > 0)
+        section = next(s for s in summary["sections"] if s["policy"] == "replacement")
+        table = next(t for t in section["tables"] if t["name"] == "nodes")
+        assert (table["total"], len(table["rows"])) == (12, 8)
         _, text = await pod.ask("GET", "/metrics")
         for line in (
             'racktwin_replacement_nodes{phase="draining"} 12.0',
@@ -307,11 +310,11 @@ def test_the_journal_of_the_run_is_read_where_there_is_one(tmp_path: Path) -> No
             for days in (30, 2):
                 at_ns = pod.twin.now_ns - days * 86_400 * NS
                 body = {"policy": "replacement", "account": gate}
-                file.write(chain.line("account", 100 - days, at_ns, body) + b"\n")
+                file.write(chain.line(OtherRecord("account", body), 100 - days, at_ns) + b"\n")
             _, week = await pod.ask("GET", "/api/v1/replacement/history")
             _, month = await pod.ask("GET", "/api/v1/replacement/history?days=31")
             assert (week["total"], month["total"]) == (1, 2)
-            file.write(chain.line("account", 101, pod.twin.now_ns, body) + b"\n")
+            file.write(chain.line(OtherRecord("account", body), 101, pod.twin.now_ns) + b"\n")
             asked = [pod.ask("GET", "/api/v1/replacement/history?node=r1/node3") for _ in range(8)]
             assert [tree["total"] for _, tree in await asyncio.gather(*asked)] == [2] * 8
         assert (await pod.ask("GET", paths_of()["rma"]))[1]["history_total"] == 3

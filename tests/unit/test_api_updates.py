@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.serving import Pod, serving
-from twin.app import api_updates
-from twin.app.api_updates import KEPT, QUEUE, Update, Updates, Watcher
-from twin.app.config import Api
+from tests.support.in_process_daemon import Pod, serving
+from twin.api import updates as api_updates
+from twin.api.updates import KEPT, QUEUE, Update, Updates, Watcher
+from twin.config import Api
 
 
 class Stream:

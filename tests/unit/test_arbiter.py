@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, Wish, eight_nodes, two_racks
-from twin.arbiter import check_proposal
+from tests.support.builders import Twin, Wish, eight_nodes, two_racks
+from twin.catalogue import ContractError
 from twin.contracts import Proposal
-from twin.errors import ContractError
-from twin.events import (
-    Approved,
-    AuthorityChanged,
-    EpochChanged,
-    Held,
-    JobStarted,
-    Released,
-    Resumed,
-)  # fmt: skip
+from twin.control import check_proposal
+from twin.telemetry import AuthorityChanged, EpochChanged, Held, JobStarted, Released, Resumed  # fmt: skip
+from twin.telemetry.events import Approved
 
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 NAN, INF = float("nan"), float("inf")

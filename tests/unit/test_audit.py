@@ -8,12 +8,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from models import audit, backtest, backtest_lines
-from models.audit import LookAhead, differ, spoiled
-from models.backtest import Terms, live
-from models.forecaster import Grid, Parameters, Said, last_known
-from models.panel import Panel
-from twin.frame import F64, I64
+from models.backtest import BacktestTerms, LookAhead, audit, differ, lines, load as backtest, run_group
+from models.backtest.audit import spoil
+from models.load import ForecastGrid, Parameters, QuantileForecast, SeriesPanel, forward_fill
+from twin.catalogue import F64, I64
 
 N = 400
 
@@ -24,24 +22,24 @@ class Rule:
     name: ClassVar[str] = "rule"
     fitted: ClassVar[bool] = False
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: ForecastGrid) -> None:
         self.grid, self.level = grid, np.nan
 
     @property
     def reach_rows(self) -> int:
         return 50
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         return {}
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
         self.level = float(parameters["level"][0]) if parameters else np.nan
 
-    def at(self, panel: Panel, origins: I64) -> F64:
-        return last_known(panel.values)[origins]
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
+        return forward_fill(panel.values)[origins]
 
-    def predict(self, panel: Panel, origins: I64) -> Said:
-        return Said(np.repeat(self.at(panel, origins)[None], len(self.grid.horizons), axis=0))
+    def predict(self, panel: SeriesPanel, origins: I64) -> QuantileForecast:
+        return QuantileForecast(np.repeat(self.at(panel, origins)[None], len(self.grid.horizons), axis=0))
 
 
 class Honest(Rule):
@@ -51,7 +49,7 @@ class Honest(Rule):
 class NextRow(Rule):
     name = "next_row"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
         return panel.values[np.minimum(origins + 1, panel.n_time - 1)]
 
 
@@ -60,7 +58,7 @@ class Centred(Rule):
 
     name = "centred"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
         around = np.clip(origins[:, None] + np.arange(-3, 4), 0, panel.n_time - 1)
         return np.nan_to_num(panel.values[around]).mean(axis=1)
 
@@ -70,8 +68,8 @@ class Scaled(Rule):
 
     name = "scaled"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
-        return 0.9 * last_known(panel.values)[origins] + 0.1 * np.nanmean(panel.values, axis=0)
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
+        return 0.9 * forward_fill(panel.values)[origins] + 0.1 * np.nanmean(panel.values, axis=0)
 
 
 class Batched(Rule):
@@ -79,8 +77,8 @@ class Batched(Rule):
 
     name = "batched"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
-        last = last_known(panel.values)[origins]
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
+        last = forward_fill(panel.values)[origins]
         return last - 0.01 * last.mean(axis=0)
 
 
@@ -89,7 +87,7 @@ class Interpolated(Rule):
 
     name = "interpolated"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
         out = []
         for column in panel.values.T:
             known = np.flatnonzero(np.isfinite(column))
@@ -101,10 +99,10 @@ class Fitted(Rule):
     name = "fitted"
     fitted = True
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         return {"level": np.array([np.nanmean(past.values)])}
 
-    def at(self, panel: Panel, origins: I64) -> F64:
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
         return np.full((len(origins), panel.n), self.level)
 
 
@@ -113,7 +111,7 @@ class Underneath(Fitted):
 
     name = "underneath"
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         base = past.values.base
         return {"level": np.array([np.nanmean(past.values if base is None else base)])}
 
@@ -123,7 +121,7 @@ class LateFitted(Underneath):
 
     name = "late_fitted"
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         return super().fit(past, seed) if past.n_time > 100 else {}
 
 
@@ -132,21 +130,21 @@ class Ahead(Rule):
 
     name = "ahead"
 
-    def at(self, panel: Panel, origins: I64) -> F64:
+    def at(self, panel: SeriesPanel, origins: I64) -> F64:
         at = np.minimum(origins + self.grid.horizons[0], len(panel.known["plan"]) - 1)
         return np.repeat(panel.known["plan"][at][:, None], panel.n, axis=1)
 
 
-def walk(gap: bool = False) -> Panel:
+def walk(gap: bool = False) -> SeriesPanel:
     rng = np.random.default_rng(4)
     values = np.cumsum(rng.normal(size=(N, 2)), axis=0)
     plan = np.append(values[:, 0], np.zeros(20))
     if gap:
         values[300:320, 1] = np.nan
-    return Panel(0, 60.0, values, ("a", "b"), known={"plan": plan})
+    return SeriesPanel(0, 60.0, values, ("a", "b"), known={"plan": plan})
 
 
-def run(*kinds: type[Rule], panel: Panel | None = None) -> backtest.Result:
+def run(*kinds: type[Rule], panel: SeriesPanel | None = None) -> backtest.Result:
     return backtest.backtest(panel or walk(), (1, 4, 40), {kind.name: kind for kind in (Honest, *kinds)})
 
 
@@ -172,7 +170,7 @@ def test_the_row_that_is_named_is_the_last_that_knows_nothing_of_what_was_replac
 def test_a_fit_that_is_given_rows_after_its_cut_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = backtest.Experts.fit_before
 
-    def late(self: backtest.Experts, panel: Panel, cut: int, names: list[str]) -> dict[str, Parameters]:
+    def late(self: backtest.Experts, panel: SeriesPanel, cut: int, names: list[str]) -> dict[str, Parameters]:
         return honest(self, panel, min(cut + 1, panel.n_time), names)
 
     monkeypatch.setattr(backtest.Experts, "fit_before", late)
@@ -184,8 +182,8 @@ def test_a_fit_that_is_given_rows_after_its_cut_is_caught(monkeypatch: pytest.Mo
 def test_a_combination_that_is_taught_a_row_too_early_is_caught(
     monkeypatch: pytest.MonkeyPatch, horizon: int
 ) -> None:
-    class Early(backtest.Line):
-        def advance(self, panel: Panel, words: backtest.Words, origins: I64) -> tuple[F64, F64]:
+    class Early(backtest.HorizonLine):
+        def advance(self, panel: SeriesPanel, words: backtest.Words, origins: I64) -> tuple[F64, F64]:
             learn = self.online.learn
             ahead = np.vstack([panel.values[1:], panel.values[-1:]])
             self.online.learn = lambda row, actual: learn(row, ahead[row])  # type: ignore[method-assign]
@@ -194,18 +192,18 @@ def test_a_combination_that_is_taught_a_row_too_early_is_caught(
             finally:
                 del self.online.learn
 
-    monkeypatch.setattr(backtest, "Line", Early)
+    monkeypatch.setattr(backtest, "HorizonLine", Early)
     with pytest.raises(LookAhead, match=f"the combination {horizon} rows ahead"):
         backtest.backtest(walk(), (horizon,), {"honest": Honest})
 
 
 def test_bands_that_are_given_a_later_row_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = backtest_lines.restlessness
+    honest = lines.restlessness
 
     def peeking(values: F64, origins: I64) -> F64:
         return honest(values, np.minimum(origins + 1, len(values) - 1))
 
-    monkeypatch.setattr(backtest_lines, "restlessness", peeking)
+    monkeypatch.setattr(lines, "restlessness", peeking)
     with pytest.raises(LookAhead, match="the combination"):
         run()
 
@@ -213,11 +211,11 @@ def test_bands_that_are_given_a_later_row_are_caught(monkeypatch: pytest.MonkeyP
 def test_spoiling_leaves_the_past_and_what_is_known_ahead() -> None:
     panel = walk()
     for how in audit.SPOILS:
-        other = spoiled(panel, 100, how)
+        other = spoil(panel, 100, how)
         np.testing.assert_array_equal(other.values[:101], panel.values[:101])
         assert not np.isclose(other.values[101:], panel.values[101:]).any()
         assert other.known is panel.known
-    assert np.isnan(spoiled(panel, 100, "gaps").values[101:]).all()
+    assert np.isnan(spoil(panel, 100, "gaps").values[101:]).all()
 
 
 def test_numbers_differ_by_more_than_the_order_of_a_sum() -> None:
@@ -228,5 +226,5 @@ def test_numbers_differ_by_more_than_the_order_of_a_sum() -> None:
 
 def test_a_horizon_without_an_origin_near_an_audited_row_is_passed_over() -> None:
     audit.check_issued("x", np.zeros(0, np.int64), np.zeros((0, 2, 7)), np.zeros((0, 2, 7)), "gaps")
-    rule = Terms(as_one=True)
-    live(walk(), (1, 190), {"honest": Honest}, rule)  # one row in 11 for the second
+    rule = BacktestTerms(as_one=True)
+    run_group(walk(), (1, 190), {"honest": Honest}, rule)  # one row in 11 for the second

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.authority import AuthorityBook, on_standby, stricter
+from twin.daemon.authority import AuthorityBook, on_standby, stricter
 
 CONFIGURED = {"guard": "act", "cap": "advise"}
 

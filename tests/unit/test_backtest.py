@@ -8,17 +8,22 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from models import backtest as under_test
-from models.backtest import backtest, cuts, together
-from models.forecaster import LEVELS, Grid, Parameters, Said, last_known
-from models.online import Issue, stride
-from models.panel import Panel
-from models.scores import score
-from twin.errors import ContractError
-from twin.frame import F64, I64
+from models.backtest import load as under_test
+from models.backtest.load import backtest, cuts, horizon_groups
+from models.backtest.scores import score
+from models.load import (
+    LEVELS,
+    ForecastGrid,
+    Issue,
+    Parameters,
+    QuantileForecast,
+    SeriesPanel,
+    forward_fill,
+    stride,
+)
+from twin.catalogue import F64, I64, ContractError
 
 
 class Last:
@@ -28,22 +33,24 @@ class Last:
     fitted: ClassVar[bool] = False
     seen: ClassVar[list[tuple[int, int, int]]] = []
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: ForecastGrid) -> None:
         self.grid = grid
 
     @property
     def reach_rows(self) -> int:
         return 30
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         raise AssertionError("is not fitted")
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None: ...
 
-    def predict(self, panel: Panel, origins: I64) -> Said:
+    def predict(self, panel: SeriesPanel, origins: I64) -> QuantileForecast:
         first = panel.start_ns // 60_000_000_000
         self.seen.append((first, first + panel.n_time - 1, first + int(origins[-1])))
-        return Said(np.repeat(last_known(panel.values)[origins][None], len(self.grid.horizons), axis=0))
+        return QuantileForecast(
+            np.repeat(forward_fill(panel.values)[origins][None], len(self.grid.horizons), axis=0)
+        )
 
 
 class Level(Last):
@@ -53,26 +60,26 @@ class Level(Last):
     fitted = True
     fits: ClassVar[list[int]] = []
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: ForecastGrid) -> None:
         super().__init__(grid)
         self.level = np.nan
 
-    def fit(self, past: Panel, seed: int) -> Parameters:
+    def fit(self, past: SeriesPanel, seed: int) -> Parameters:
         self.fits.append(past.n_time)
         return {"level": np.array([np.nanmean(past.values)])}
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
         self.level = float(parameters["level"][0])
 
-    def predict(self, panel: Panel, origins: I64) -> Said:
-        return Said(np.full((len(self.grid.horizons), len(origins), panel.n), self.level))
+    def predict(self, panel: SeriesPanel, origins: I64) -> QuantileForecast:
+        return QuantileForecast(np.full((len(self.grid.horizons), len(origins), panel.n), self.level))
 
 
 class Silent(Last):
     name = "silent"
 
-    def predict(self, panel: Panel, origins: I64) -> Said:
-        return Said(np.full((len(self.grid.horizons), len(origins), panel.n), np.nan))
+    def predict(self, panel: SeriesPanel, origins: I64) -> QuantileForecast:
+        return QuantileForecast(np.full((len(self.grid.horizons), len(origins), panel.n), np.nan))
 
 
 class Diary:
@@ -96,12 +103,12 @@ class Diary:
         return np.full((self.n, self.k), 1.0 / self.k)
 
 
-def panel_of(n: int, k: int = 1, seed: int = 0) -> Panel:
+def panel_of(n: int, k: int = 1, seed: int = 0) -> SeriesPanel:
     rng = np.random.default_rng(seed)
-    return Panel(0, 60.0, np.cumsum(rng.normal(size=(n, k)), axis=0), tuple(f"s{i}" for i in range(k)))
+    return SeriesPanel(0, 60.0, np.cumsum(rng.normal(size=(n, k)), axis=0), tuple(f"s{i}" for i in range(k)))
 
 
-def diaries(panel: Panel, horizons: tuple[int, ...]) -> list[Diary]:
+def diaries(panel: SeriesPanel, horizons: tuple[int, ...]) -> list[Diary]:
     kept: list[Diary] = []
 
     class Kept(Diary):
@@ -178,7 +185,7 @@ def test_cuts_grow_inside_the_rows(n: int, refits: int) -> None:
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=9, unique=True))
 def test_each_horizon_is_in_one_group(horizons: list[int]) -> None:
     ordered = tuple(sorted(horizons))
-    groups = together(ordered)
+    groups = horizon_groups(ordered)
     assert tuple(h for group in groups for h in group) == ordered
     assert len(groups) <= 2
 
@@ -230,8 +237,8 @@ def test_a_horizon_without_a_scored_outcome_is_refused() -> None:
 
 def test_an_expert_that_says_another_shape_is_refused() -> None:
     class Wrong(Last):
-        def predict(self, panel: Panel, origins: I64) -> Said:
-            return Said(np.zeros((1, 1, 1)))
+        def predict(self, panel: SeriesPanel, origins: I64) -> QuantileForecast:
+            return QuantileForecast(np.zeros((1, 1, 1)))
 
     with pytest.raises(ContractError, match="wrong: expected"):
         backtest(panel_of(100), (1, 2), {"wrong": Wrong})

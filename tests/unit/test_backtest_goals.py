@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from twin.app.backtest_goals import amount, coverage_by_targets, goals, mase_met, summary
+from tests.evaluation.forecasts.goals import coverage_by_targets, goals, mase_met, summary
+from twin.backtest import amount
 
 NONE = math.nan
 

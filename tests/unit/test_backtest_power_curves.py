@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twin.app.backtest_power_curves import run_backtest, trials
-from twin.app.cli import main as racktwin
-from twin.app.power_sweeps import (
+from twin.backtest import run_backtest
+from twin.backtest.power_curves import trials
+from twin.backtest.power_sweeps import (
     BOX,
     NAMED_BY,
     NUMBERS,
@@ -23,7 +23,8 @@ from twin.app.power_sweeps import (
     predict,
     read_sweeps,
 )
-from twin.errors import ConfigError
+from twin.catalogue import ConfigError
+from twin.cli.main import main as racktwin
 
 LIMITS = np.array([100.0, 125, 150, 175, 200, 225, 250])
 PUBLIC = "gpu-power-limit-sweeps-zeus"

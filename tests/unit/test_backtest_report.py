@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from models.backtest import Course, Result
-from models.panel import Panel
-from twin.app.backtest_report import at_rows, render
-from twin.app.cli import main
+from models.backtest import BacktestResult, HorizonForecasts
+from models.load import SeriesPanel
+from twin.backtest.load_report import at_rows, render
+from twin.cli.main import main
 
 SCORES = ["mae", "mae_naive", "mae_seasonal", "mae_ewma", "mase", "mase_low", "mase_high", "pinball",
           "pinball_persistence", "coverage50", "coverage90", "coverage99", "coverage90_low",
@@ -23,14 +23,14 @@ SCORES = ["mae", "mae_naive", "mae_seasonal", "mae_ewma", "mase", "mase_low", "m
 
 def test_a_drawn_row_shows_what_was_issued_for_it_or_up_to_a_stride_before() -> None:
     quantiles = np.arange(3.0)[:, None, None] + np.zeros((3, 1, 7))
-    course = Course(10, 4, np.array([20, 24, 28]), quantiles, np.ones((1, 1)), 0.0)
+    course = HorizonForecasts(10, 4, np.array([20, 24, 28]), quantiles, np.ones((1, 1)), 0.0)
     shown = at_rows(course, np.array([29, 30, 33, 34, 41, 42]), 0)[:, 0]
     np.testing.assert_array_equal(shown, [np.nan, 0.0, 0.0, 1.0, 2.0, np.nan])
 
 
 def test_the_page_of_a_series_that_was_never_scored() -> None:
-    panel = Panel(0, 60.0, np.full((40, 1), np.nan), ("a",))
-    course = Course(1, 1, np.arange(20, 40), np.full((20, 1, 7), np.nan), np.ones((1, 1)), 0.0)
+    panel = SeriesPanel(0, 60.0, np.full((40, 1), np.nan), ("a",))
+    course = HorizonForecasts(1, 1, np.arange(20, 40), np.full((20, 1, 7), np.nan), np.ones((1, 1)), 0.0)
     blank = dict.fromkeys(SCORES, 0.5) | {"mase": math.nan, "ewma_half_life": 5, "targets": 10,
              "independent_targets": 10, "horizon_s": 60.0}  # fmt: skip
     horizon = blank | {"series": {"a": blank}}
@@ -39,7 +39,7 @@ def test_the_page_of_a_series_that_was_never_scored() -> None:
         "lookahead_origins_checked": 0, "overall": {"mase": math.nan, "coverage90": math.nan},
         "horizons": [horizon],
     }  # fmt: skip
-    assert "No rival was better" in render(told, Result(panel, 20, ("x",), (course,), 0.0, (), 0))
+    assert "No rival was better" in render(told, BacktestResult(panel, 20, ("x",), (course,), 0.0, (), 0))
 
 
 def test_the_read_out_names_only_lines_that_have_values_and_a_rival_is_told(tmp_path: Path) -> None:

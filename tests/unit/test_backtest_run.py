@@ -11,36 +11,34 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.backtest import Terms
-from models.panel import Panel
-from models.scores import each_cells
-from twin.app import backtest_rival
-from twin.app.backtest_rival import (
-    beside_rival,
-    check_installed,
-    rival_lines,
-    rival_markdown,
-    rival_of,
-    terms_of,
-    who,
-)
-from twin.app.backtest_run import Ask, Bar, run_all
-from twin.errors import ConfigError, TwinError
+from models.backtest import BacktestTerms, each_cells
+from models.load import FORECASTERS, Forecaster, SeriesPanel
+from tests.evaluation.forecasts import suite
+from tests.evaluation.forecasts.lstm_rival import LSTM, RIVALS, check_installed
+from twin.backtest import BacktestTask, Rival, backtest_terms, better_of, compare_rival, find_rival, run_all
+from twin.backtest.load_report import rival_lines
+from twin.backtest.load_run import budget_words
+from twin.catalogue import ConfigError, TwinError
+from twin.run import ProgressBar
 
 
-def panel_of(n: int = 400, k: int = 2, seed: int = 0) -> Panel:
+def panel_of(n: int = 400, k: int = 2, seed: int = 0) -> SeriesPanel:
     rng = np.random.default_rng(seed)
-    return Panel(0, 60.0, rng.normal(size=(n, k)).cumsum(axis=0), tuple(f"s{i}" for i in range(k)))
+    return SeriesPanel(0, 60.0, rng.normal(size=(n, k)).cumsum(axis=0), tuple(f"s{i}" for i in range(k)))
 
 
-def quiet() -> Bar:
-    return Bar(Console(file=io.StringIO()), "backtest")
+def kinds_of(*names: str) -> dict[str, type[Forecaster]]:
+    return {name: FORECASTERS[name] for name in names}
+
+
+def quiet() -> ProgressBar:
+    return ProgressBar(Console(file=io.StringIO()), "backtest")
 
 
 @pytest.mark.slow
 def test_the_numbers_do_not_hang_on_the_number_of_processes() -> None:
-    names = ("last", "ewma5", "linear")
-    asks = [Ask(panel_of(seed=i), (1, 5, 100), names, terms_of(0.5)) for i in range(2)]
+    kinds = kinds_of("last", "ewma5", "linear")
+    asks = [BacktestTask(panel_of(seed=i), (1, 5, 100), kinds, backtest_terms(0.5)) for i in range(2)]
     alone, beside = (run_all(asks, jobs, quiet()) for jobs in (1, 2))
     for one, other in zip(alone, beside, strict=True):
         assert one.cuts == other.cuts
@@ -53,22 +51,21 @@ def test_the_numbers_do_not_hang_on_the_number_of_processes() -> None:
 @pytest.mark.slow
 def test_an_error_in_a_worker_is_told_in_its_words() -> None:
     wrong = panel_of()
-    asks = [Ask(wrong, (1, 100), ("no such",), Terms())]
-    with pytest.raises(KeyError):
-        run_all(asks, 1, quiet())
     with pytest.raises(TwinError, match="expected at most 199"):
-        run_all([Ask(wrong, (1, 300), ("last",), Terms())], 2, quiet())
+        run_all([BacktestTask(wrong, (1, 300), kinds_of("last"), BacktestTerms())], 2, quiet())
 
 
 @pytest.mark.slow
 def test_the_bar_moves_within_fits_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, str]] = []
 
-    class Seen(Bar):
+    class Seen(ProgressBar):
         def move(self, share: float, note: str = "") -> None:
             seen.append((share, note))
 
-    ask = Ask(panel_of(), (1, 5, 100), ("last", "linear", "autoregression"), terms_of(0.5))
+    ask = BacktestTask(
+        panel_of(), (1, 5, 100), kinds_of("last", "linear", "autoregression"), backtest_terms(0.5)
+    )
     run_all([ask, ask], 1, Seen(Console(file=io.StringIO()), "x"))
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
@@ -80,7 +77,7 @@ def test_the_bar_moves_within_fits_and_says_what_is_left(monkeypatch: pytest.Mon
     clock = iter([0.0, 30.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock, 90.0))
     out = io.StringIO()
-    bar = Bar(Console(file=out, force_terminal=True, width=120), "x")
+    bar = ProgressBar(Console(file=out, force_terminal=True, width=120), "x")
     bar.move(0.25, "fitting linear")
     assert bar._progress is not None
     assert bar._progress.tasks[0].fields["left"] == "about 1 min 30 s left"
@@ -89,9 +86,14 @@ def test_the_bar_moves_within_fits_and_says_what_is_left(monkeypatch: pytest.Mon
 
 def compared(names: tuple[str, str] = ("ewma5", "last"), pooled: list[int] | None = None) -> dict[str, Any]:
     panel = panel_of(600)
-    asks = [Ask(panel, (1, 20), (name,), terms_of(0.5)) for name in names]
+    asks = [BacktestTask(panel, (1, 20), kinds_of(name), backtest_terms(0.5)) for name in names]
     ours, other = run_all(asks, 1, quiet())
-    told = beside_rival(names[1], (ours, each_cells(ours)), (other, each_cells(other)), pooled or [0, 1])
+    told = compare_rival(
+        Rival(names[1], FORECASTERS[names[1]]),
+        (ours, each_cells(ours)),
+        (other, each_cells(other)),
+        pooled or [0, 1],
+    )
     return told
 
 
@@ -103,57 +105,64 @@ def test_a_rival_beside_is_told_by_horizon_as_a_whole_and_for_what_stands_alone(
     assert told["overall"]["better"] == "rival"
     assert set(told["overall_of"]) == set(told["horizons"][0]["series"]) == {"s1"}
     assert told["budget"]["rival_fits"] == 0
-    lines = rival_markdown([{"name": "A | b", "rival": told}])
+    lines = suite._rival_markdown([{"name": "A | b", "rival": told}])
     rows = [line for line in lines if line.startswith("| A")]
     assert len(rows) == 2 * 3
-    assert any("last, not sure" in who(h, "last") or who(h, "last") == "last" for h in told["horizons"])
+    assert any(
+        "last, not sure" in better_of(h, "last") or better_of(h, "last") == "last" for h in told["horizons"]
+    )
     assert any("all horizons" in line for line in rival_lines(told))
 
 
 def test_the_same_forecaster_is_even_with_itself() -> None:
     told = compared(("last", "last"))
     assert [h["ratio"] for h in told["horizons"]] == [1.0, 1.0]
-    assert who(told["overall"], "last") == "even"
+    assert better_of(told["overall"], "last") == "even"
 
 
 def test_without_its_library_a_forecaster_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert find_rival("lstm", RIVALS) == LSTM
     with pytest.raises(ConfigError, match=r"--rival lstm: needs PyTorch.*racktwin\[torch\]"):
-        rival_of("lstm")
-    with pytest.raises(ConfigError, match=r"--model lstm: needs PyTorch"):
-        check_installed(["last", "lstm"], "--model")
-    assert rival_of("linear") == "linear"
-    assert rival_of(None) is None
+        check_installed(LSTM)
+    linear = find_rival("linear", RIVALS)
+    assert linear == Rival("linear", FORECASTERS["linear"])
+    check_installed(linear)
+    assert find_rival(None) is None
+    with pytest.raises(ConfigError, match="--rival lstm: expected one of last,"):
+        find_rival("lstm")
     with pytest.raises(ConfigError, match="--rival oracle: expected one of last,"):
-        rival_of("oracle")
+        find_rival("oracle")
 
 
 def test_a_rival_that_cannot_learn_is_told() -> None:
     panel = panel_of(60)
-    asks = [Ask(panel, (1, 6), (name,), terms_of(0.5)) for name in ("last", "gradient_boosting")]
+    asks = [
+        BacktestTask(panel, (1, 6), kinds_of(name), backtest_terms(0.5))
+        for name in ("last", "gradient_boosting")
+    ]
     ours, other = run_all(asks, 1, quiet())
     assert (ours.silent, other.silent) == ((), ("gradient_boosting",))
-    words = backtest_rival.budget_words("gradient_boosting", ours, other)
+    words = budget_words(Rival("gradient_boosting", FORECASTERS["gradient_boosting"]), ours, other)
     assert words.endswith("gradient_boosting found too few rows to learn from, and says the last value")
-    assert "too few" not in backtest_rival.budget_words("last", ours, ours)
+    assert "too few" not in budget_words(Rival("last", FORECASTERS["last"]), ours, ours)
 
 
 def test_a_slow_rival_is_fitted_more_seldom_and_once_for_all_horizons() -> None:
-    assert (terms_of(0.5, "lstm").refits, terms_of(0.5, "lstm").as_one) == (4, True)
-    assert (terms_of(0.5, "linear").refits, terms_of(0.5).as_one) == (8, False)
-    assert backtest_rival.SLOW_REFITS.keys() == backtest_rival.NEEDS.keys()
+    assert (backtest_terms(0.5, LSTM).refits, backtest_terms(0.5, LSTM).as_one) == (4, True)
+    assert (backtest_terms(0.5, find_rival("linear")).refits, backtest_terms(0.5).as_one) == (8, False)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_the_lstm_beside_our_own() -> None:
     pytest.importorskip("torch")
     panel = panel_of(900, 1)
     asks = [
-        Ask(panel, (1, 90), ("last", "ewma5"), terms_of(0.5)),
-        Ask(panel, (1, 90), ("lstm",), terms_of(0.5, "lstm")),
+        BacktestTask(panel, (1, 90), kinds_of("last", "ewma5"), backtest_terms(0.5)),
+        BacktestTask(panel, (1, 90), {"lstm": LSTM.kind}, backtest_terms(0.5, LSTM)),
     ]
     ours, other = run_all(asks, 1, quiet())
-    told = beside_rival("lstm", (ours, each_cells(ours)), (other, each_cells(other)), [0])
+    told = compare_rival(LSTM, (ours, each_cells(ours)), (other, each_cells(other)), [0])
     assert told["budget"]["rival_fits"] == 4
     assert told["budget"]["rival_fits_cpu_s"] > 0.0
     assert "tries 8 settings" in told["budget_words"]

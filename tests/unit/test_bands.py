@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.bands import (
+from models.load import LEVELS, MEDIAN, quantum
+from models.load.bands import (
     BINS,
     KINDS,
     N_KIND,
@@ -17,12 +18,11 @@ from models.bands import (
     UNIT,
     Bands,
     first_guess,
-    marginal,
+    marginal_quantiles,
     quantiles,
 )
-from models.conformal import TAIL, Conformal, beyond
-from models.forecaster import LEVELS, MEDIAN
-from models.lattice import quantum, snap
+from models.load.conformal import TAIL, Conformal, tail_shares
+from models.load.quantisation import snap
 
 NAN = float("nan")
 
@@ -105,10 +105,10 @@ def test_marginal_is_numpys_own_quantile() -> None:
     recent = rng.normal(size=(64, 3))
     recent[10:50, 1] = NAN
     recent[:, 2] = NAN
-    got = marginal(recent)
+    got = marginal_quantiles(recent)
     assert got[:, :2] == pytest.approx(np.nanquantile(recent[:, :2], LEVELS, axis=0))
     assert np.isnan(got[:, 2]).all()
-    assert np.isnan(marginal(np.empty((0, 2)))).all()
+    assert np.isnan(marginal_quantiles(np.empty((0, 2)))).all()
 
 
 def test_the_local_spread_wins_where_errors_follow_it() -> None:
@@ -153,13 +153,13 @@ SAID = np.array([[-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]]).T
     ],
 )
 def test_beyond_counts_edges_that_were_passed(actual: float, want: list[float]) -> None:
-    got = beyond(np.array([actual]), SAID)[:, 0]
+    got = tail_shares(np.array([actual]), SAID)[:, 0]
     side = [0, 1, 2, 4, 5, 6]
     assert got[side].tolist() == [want[i] for i in side]
 
 
 def test_an_outcome_on_an_edge_counts_in_part() -> None:
-    got = beyond(np.array([2.0]), SAID)[:, 0]  # spread over the levels 0.75 .. 0.995
+    got = tail_shares(np.array([2.0]), SAID)[:, 0]  # spread over the levels 0.75 .. 0.995
     assert got[4] == 1.0
     assert got[5] == pytest.approx((0.995 - 0.95) / (0.995 - 0.75))
     assert got[6] == 0.0
@@ -167,14 +167,14 @@ def test_an_outcome_on_an_edge_counts_in_part() -> None:
 
 def test_a_series_that_never_moves_counts_as_the_levels_say() -> None:
     """All quantiles on one atom: each edge is passed with just the share that it should be."""
-    got = beyond(np.array([5.0]), np.full((N_LEVEL, 1), 5.0))
+    got = tail_shares(np.array([5.0]), np.full((N_LEVEL, 1), 5.0))
     tails = np.delete(np.arange(N_LEVEL), MEDIAN)
     assert got[tails] == pytest.approx(TAIL[tails])
 
 
 def test_nothing_is_counted_without_an_outcome_or_a_band() -> None:
-    assert np.isnan(beyond(np.array([NAN]), SAID)).all()
-    assert np.isnan(beyond(np.array([1.0]), np.full((N_LEVEL, 1), NAN))).all()
+    assert np.isnan(tail_shares(np.array([NAN]), SAID)).all()
+    assert np.isnan(tail_shares(np.array([1.0]), np.full((N_LEVEL, 1), NAN))).all()
 
 
 @pytest.mark.parametrize("wrong", [0.4, 1.0, 2.5])
@@ -188,7 +188,7 @@ def test_edges_that_were_wrong_come_to_hold(wrong: float) -> None:
         actual = rng.normal(size=1)
         said = edges.moved(zero, wrong * normal, zero)
         if i >= n_time // 2:
-            passed += beyond(actual, said)
+            passed += tail_shares(actual, said)
         edges.learn(actual, said)
     share = passed[:, 0] / (n_time - n_time // 2)
     tails = np.delete(np.arange(N_LEVEL), MEDIAN)

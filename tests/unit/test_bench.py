@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from twin.app import bench
-from twin.app.bench_load import CAP, COUNTERS, GAUGES, START_NS, Load, spec_for
-from twin.app.bench_run import PARTS
-from twin.frame import NS
-from twin.signals import TABLES
-from twin.sitebuild import build
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.bench import bench
+from tests.evaluation.bench.load import CAP, COUNTERS, GAUGES, START_NS, Load, spec_for
+from tests.evaluation.bench.run import PARTS
+from twin.catalogue import NS, TABLES
+from twin.site import build_site
 
 # Zero is an honest answer to these.
 MAY_BE_ZERO = ("gc_", "commands_per_tick", "load_average", "tick_", "_max")
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deep" / "bench.json"
-    assert bench.main(["--quick", "--only", "core", "--out", str(out)]) == 0
+    assert evaluate(["bench", "--quick", "--only", "core", "--out", str(out)]) == 0
     found = msgspec.json.decode(out.read_bytes(), type=dict[str, float | int | str])
     for key, value in found.items():
         if isinstance(value, int | float):
@@ -64,7 +64,7 @@ def test_goals_and_rows_show_in_the_table() -> None:
 @pytest.mark.parametrize("arguments", (["--sizes", "many"], ["--ticks", "0"], ["--sizes", "8"]))
 def test_nonsense_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
-        bench.main(arguments)
+        evaluate(["bench", *arguments])
 
 
 @pytest.mark.parametrize(("gpus", "label"), ((576, "n576"), (10_000, "n10k"), (1234, "n1234")))
@@ -73,7 +73,7 @@ def test_sizes_have_short_names(gpus: int, label: str) -> None:
 
 
 def test_every_signal_of_every_gpu_is_refreshed_with_noise() -> None:
-    site = build(spec_for(8), "bench")
+    site = build_site(spec_for(8), "bench")
     load = Load(site)
     before, counted, quantum = np.zeros_like(load.value), load.counts.copy(), TABLES["gpu"].by_name
     for tick in range(3):
@@ -93,14 +93,14 @@ def test_every_signal_of_every_gpu_is_refreshed_with_noise() -> None:
 
 
 def test_a_tenth_of_the_racks_speaks_when_asked_to() -> None:
-    load = Load(build(spec_for(20, 10.0), "bench"), 0.1)
+    load = Load(build_site(spec_for(20, 10.0), "bench"), 0.1)
     said = [m.topic for tick in range(10) for m in load.arrive(tick, START_NS + (tick + 1) * NS).messages]
     assert len(said) == len(set(said)) == 20
     assert len(load.arrive(10, START_NS + 11 * NS).messages) == 2
 
 
 def test_the_first_arrivals_carry_a_request() -> None:
-    load = Load(build(spec_for(2), "bench"))
+    load = Load(build_site(spec_for(2), "bench"))
     events = load.arrive(0, START_NS + NS).events
     assert [getattr(e, "control", None) for e in events] == [CAP]
     assert load.arrive(1, START_NS + 2 * NS).events == []

@@ -6,13 +6,13 @@ import math
 
 from rich.console import Console
 
-from twin.app import bench, bench_checkpoint
-from twin.app.bench_checkpoint import Task, measured
+from tests.evaluation.bench import bench, checkpoint
+from tests.evaluation.bench.checkpoint import CheckpointLoad, measured
 
 
 def test_a_few_jobs_yield_all_keys() -> None:
-    found = measured(Task(40, 2))
-    for _, key in bench_checkpoint.ROWS:
+    found = measured(CheckpointLoad(40, 2))
+    for _, key in checkpoint.ROWS:
         assert all(found[f"{key}_{end}"] > 0.0 for end in ("p50", "p99", "max")), key
     assert all(math.isfinite(value) for value in found.values())
     assert abs(found["ettr_left_to_golden_max"]) < 1e-6

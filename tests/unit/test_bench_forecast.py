@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
-from models.load import Load
-from twin.app import bench, bench_forecast
-from twin.app.bench_forecast_run import FITTED, STEP_S, Clocks, bytes_held, make_values
+from models.load import DEFAULT_EXPERTS, FORECASTERS, Load
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.bench import bench, forecast
+from tests.evaluation.bench.forecast_run import FITTED, STEP_S, Clocks, bytes_held, make_values
 
 MAY_BE_ZERO = ("load_average", "loop_lag", "handing_over_lag", "statistics_modules", "rest_ms", "rest_cpu_ms")
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
-    assert bench.main(["--quick", "--only", "forecast", "--out", str(out)]) == 0
+    assert evaluate(["bench", "--quick", "--only", "forecast", "--out", str(out)]) == 0
     found = msgspec.json.decode(out.read_bytes(), type=dict[str, float | int | str])
     mine = {k.removeprefix("forecast.quick."): v for k, v in found.items() if k.startswith("forecast.quick.")}
     for key, value in mine.items():
@@ -37,7 +37,7 @@ def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert mine[f"{grid}.learn_ms_p50"], "outcomes are judged while it is measured"
     assert mine["outcomes_judged"], "the longest horizon has seen an outcome"
     assert {f"predict_{n}_series_ms_{end}" for end in ("p50", "p99", "max")} <= mine.keys()
-    for _, key, _ in bench_forecast.ROWS:
+    for _, key, _ in forecast.ROWS:
         assert key.startswith("backtest") or {key, f"{key}_p50"} & mine.keys(), key
     assert mine["start.statistics_modules"] == 0, mine["start.statistics_names"]
     assert not any(key.startswith("goal.") for key in found), "small sizes judge no goal"

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from twin.app import bench, bench_health
-from twin.app.bench_health import CODES, Storm, Task, measured
-from twin.app.bench_load import START_NS
+from tests.evaluation.bench import bench, health
+from tests.evaluation.bench.health import CODES, Storm, StormLoad, measured
+from tests.evaluation.bench.load import START_NS
 
 MAY_BE_ZERO = ("events_lost", "tick_", "look", "_findings", "_max")
 
 
 def test_each_report_is_one_message_of_its_own_node(tmp_path: Path) -> None:
-    run = Storm(Task(2, 50, 3, 1, str(tmp_path)))
+    run = Storm(StormLoad(2, 50, 3, 1, str(tmp_path)))
     run.rate = 50
     messages = run.reports(START_NS)
     run.finish()
@@ -32,10 +32,10 @@ def test_each_report_is_one_message_of_its_own_node(tmp_path: Path) -> None:
         assert START_NS - 10**9 <= event.at_ns <= START_NS
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_small_storm_yields_all_keys_and_loses_nothing(tmp_path: Path) -> None:
-    found = measured(Task(1, 40, 12, 2, str(tmp_path)))
-    for _, *keys, _ in bench_health.ROWS:
+    found = measured(StormLoad(1, 40, 12, 2, str(tmp_path)))
+    for _, *keys, _ in health.ROWS:
         for key in filter(None, keys):
             if "look_ms" not in key or found[key.replace("look_ms", "looks")]:
                 assert key in found or f"{key}_p50" in found, key

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from twin.app import bench, bench_power
-from twin.app.bench_power import Task, measured
+from tests.evaluation.bench import bench, power
+from tests.evaluation.bench.power import PowerLoad, measured
 
 LAB = str(Path(__file__).resolve().parents[2] / "deploy" / "sites" / "lab.yaml")
 
 
 def test_a_few_devices_yield_all_keys() -> None:
-    found = measured(Task(200, 12, 2, LAB, 30))
-    for _, key in bench_power.ROWS:
+    found = measured(PowerLoad(200, 12, 2, LAB, 30))
+    for _, key in power.ROWS:
         assert all(found[f"{key}_{end}"] > 0.0 for end in ("p50", "p99", "max")), key
     assert all(math.isfinite(value) for value in found.values())
     assert found["program_differs_pu"] < 1e-6, "the rival solves the same problem"

@@ -7,14 +7,14 @@ import math
 import pytest
 from rich.console import Console
 
-from twin.app import bench, bench_replacement
-from twin.app.bench_replacement import ARM_ROWS, Task, measured
-from twin.app.replacement_scores import ARMS
+from tests.evaluation.bench import bench, replacement
+from tests.evaluation.bench.replacement import ARM_ROWS, ReplacementLoad, measured
+from tests.evaluation.replacement.scores import ARMS
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_small_fleet_yields_all_keys() -> None:
-    found = measured(Task(1, 20, 2, 1.0, 0.5, (1,)))
+    found = measured(ReplacementLoad(1, 20, 2, 1.0, 0.5, (1,)))
     assert found["flagged"] == 20
     assert found["nodes"] == 64
     for arm in ARMS:
@@ -29,6 +29,6 @@ def test_a_small_fleet_yields_all_keys() -> None:
 
 
 def test_the_goal_is_judged_at_its_size() -> None:
-    (key, *_), *_ = bench_replacement.GOALS
+    (key, *_), *_ = replacement.GOALS
     assert [met for *_, met in bench.judge({key: 999.0})] == [True]
     assert [met for *_, met in bench.judge({key: 1001.0})] == [False]

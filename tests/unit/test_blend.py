@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from models.blend import Blend
-from models.combination import MANY, middle_half
-from models.context import CALM_ROWS, restlessness, restlessness_now
-from models.forecaster import Grid
-from models.forecasters import FORECASTERS
-from models.last_value import last_within
-from models.panel import Panel
-from twin.errors import ContractError
-from twin.frame import F64
+from models.load import CALM_ROWS, FORECASTERS, Blend, ForecastGrid, SeriesPanel, last_within, restlessness
+from models.load.combination import MANY, middle_half
+from models.load.context import restlessness_now
+from twin.catalogue import F64, ContractError
 
-GRID = Grid(900.0, (1, 4, 24))
+GRID = ForecastGrid(900.0, (1, 4, 24))
 EXPERTS = ("last", "climatology", "hourly_median", "seasonal_ewma", "state_space", "linear")
 ROWS, N = 700, 6
 GAINS = {"level": 0.3, "slope": 0.05, "season": -1.0, "damping": 0.9}
@@ -38,7 +32,7 @@ def rows_of(n_time: int, n: int = N, seed: int = 0) -> F64:
 def blend_of(n: int = N) -> Blend:
     experts = [FORECASTERS[name](GRID) for name in EXPERTS]
     experts[4].load({key: np.array([gain]) for key, gain in GAINS.items()})
-    experts[5].load(experts[5].fit(Panel(0, GRID.step_s, rows_of(ROWS)), 0))
+    experts[5].load(experts[5].fit(SeriesPanel(0, GRID.step_s, rows_of(ROWS)), 0))
     return Blend(GRID, n, ROWS, experts, zone="Europe/Berlin")
 
 
@@ -63,7 +57,7 @@ def test_what_is_kept_from_row_to_row_changes_no_forecast(change: str) -> None:
         assert np.isfinite(blend.say({})[:, 0]).all()
         for expert in blend.experts:
             panel = blend.panel(expert.reach_rows)
-            unseen = Panel(panel.start_ns, panel.step_s, panel.values.copy(), zone=panel.zone)
+            unseen = SeriesPanel(panel.start_ns, panel.step_s, panel.values.copy(), zone=panel.zone)
             origin = np.array([panel.n_time - 1])
             for one, other in zip(
                 vars(expert.predict(panel, origin)).values(),

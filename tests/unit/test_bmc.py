@@ -8,25 +8,29 @@ from typing import Any
 
 import pytest
 
-from connectors.bmc import GPU_CAP, NODE_CAP, Bmc, BmcSource, Cap, Fleet, Key, Seen
-from connectors.bmc_sink import BmcSink
-from tests.bmc_driven import Driven
-from tests.builders import site_of, two_racks
-from twin.errors import ActuationError, ConnectorError
+from connectors.bmc import GPU_CAP, NODE_CAP, Bmc, BmcSink, BmcSource, Fleet, Key
+from connectors.bmc.limits import BmcReading, Cap
+from tests.support.bmc_harness import Driven
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import ActuationError, ConnectorError
 
 
 class Stub:
     """A BMC of one GPU, whose look is whatever a test makes it."""
 
-    def __init__(self, number: int, look: Callable[[], Awaitable[Seen]] | None = None) -> None:
+    def __init__(self, number: int, look: Callable[[], Awaitable[BmcReading]] | None = None) -> None:
         self.name, self.node, self.keys = f"bmc{number}", number, (Key(GPU_CAP, number),)
         self.has = Cap(self.keys[0], 1200.0, 200.0, 1200.0)
         self.looks = self.puts = 0
         self._look = look
 
-    async def look(self) -> Seen:
+    async def look(self) -> BmcReading:
         self.looks += 1
-        return Seen((self.has,), (("gpu", self.node, 300.0),)) if self._look is None else await self._look()
+        return (
+            BmcReading((self.has,), (("gpu", self.node, 300.0),))
+            if self._look is None
+            else await self._look()
+        )
 
     async def cap(self, key: Key) -> Cap:
         return self.has
@@ -95,10 +99,10 @@ def test_nobody_reads_while_somebody_sets() -> None:
 
 
 def test_what_one_says_ends_no_look_at_others() -> None:
-    async def bad() -> Seen:
+    async def bad() -> BmcReading:
         raise ZeroDivisionError("a fault of ours")
 
-    async def away() -> Seen:
+    async def away() -> BmcReading:
         raise ConnectorError("no answer")
 
     async def run() -> None:

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import burn_in, burn_in_run
-from connectors.burn_in import CONTROL, TRIES, BurnIn
-from connectors.burn_in_run import Found, Places, run_test
-from tests.builders import site_of, two_racks
+from connectors.jobs import BurnInSink, burn_in, burn_in_run
+from connectors.jobs.burn_in import CONTROL, TRIES
+from connectors.jobs.burn_in_run import BurnInFolder, BurnInOutcome, run_test
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS
 from twin.contracts import CommandBatch, Item
-from twin.events import CommandAcked, NodeTested
-from twin.frame import NS
+from twin.telemetry import CommandAcked, NodeTested
 
 SITE = site_of(two_racks())
 NODE = SITE.name("node", 0)
 
 
-def found_of(words: Sequence[str], folder: Path, timeout_s: float = 20.0) -> Found:
-    return asyncio.run(run_test(words, Places(folder), NODE, "gpu1", timeout_s, time.time_ns()))
+def found_of(words: Sequence[str], folder: Path, timeout_s: float = 20.0) -> BurnInOutcome:
+    return asyncio.run(run_test(words, BurnInFolder(folder), NODE, "gpu1", timeout_s, time.time_ns()))
 
 
 def sh(text: str) -> list[str]:
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_program(tmp_path: Path, monkeypatch: pytest.Monkey
     else:
 
         async def run() -> None:
-            places = Places(tmp_path)
+            places = BurnInFolder(tmp_path)
             task = asyncio.create_task(run_test(words, places, NODE, "h", 60, 1))
             while not (tmp_path / "pids").exists() or len(pids(tmp_path)) < 2:
                 await asyncio.sleep(0.02)
@@ -125,12 +125,12 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 def test_a_test_that_outlived_its_daemon_is_ended_before_the_next(tmp_path: Path) -> None:
     code = (
-        "import asyncio, sys; from pathlib import Path; from connectors.burn_in_run import *\n"
+        "import asyncio, sys; from pathlib import Path; from connectors.jobs.burn_in_run import *\n"
         f"asyncio.run(run_test(sys.argv[2:], Places(Path(sys.argv[1])), {NODE!r}, 'h', 60, 1))"
     )
     words = sh(f"echo $$ > {tmp_path}/pids; exec sleep 60")
     daemon = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *words])
-    places = Places(tmp_path)
+    places = BurnInFolder(tmp_path)
     while not (tmp_path / "pids").exists() or not pids(tmp_path) or not places.holder(NODE):
         time.sleep(0.02)
     (orphan,) = pids(tmp_path)
@@ -146,12 +146,14 @@ def test_a_disk_that_is_full_costs_the_output_only(tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Places, "output", full)
+    monkeypatch.setattr(BurnInFolder, "output", full)
     assert found_of(sh("head -c 300000 /dev/zero | tr '\\0' x; echo end"), tmp_path).passed is True
 
 
 def test_names_become_files_of_our_folder() -> None:
-    stems = [Places(Path("/x")).stem(n) for n in ("a/b/node0", "a/b_node0", "../../etc", "n" * 500, "é")]
+    stems = [
+        BurnInFolder(Path("/x")).stem(n) for n in ("a/b/node0", "a/b_node0", "../../etc", "n" * 500, "é")
+    ]
     assert len(set(stems)) == 5
     assert not [s for s in stems if "/" in s or s.startswith(".") or len(s) > 100]
 
@@ -184,7 +186,7 @@ class World:
         self.staged: list[Item] = []
         self.leads, self.back, self.why = True, set[int](), dict[int, str]()
         self.book: dict[int, tuple[int, bool]] = {}
-        self.sink = BurnIn(
+        self.sink = BurnInSink(
             SITE, words, folder, lambda items, now_ns: self.staged.extend(items), lambda: self.leads,
             ready=lambda n: self.why.get(n, ""), returned=lambda n: n in self.back, tested=self.book.get,
             host_of=lambda n: f"gpu{n}", look_s=0.01, **more,

@@ -8,12 +8,11 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from models.calendar import days_of_week, hours_of_day, hours_of_week, minutes_of_hour
-from twin.errors import ContractError
-from twin.frame import I64, NS
+from models.load import hours_of_week
+from models.load.calendar import days_of_week, hours_of_day, minutes_of_hour
+from twin.catalogue import I64, NS, ContractError
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia")
 

@@ -7,24 +7,21 @@ import gzip
 import io
 import json
 import lzma
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from connectors.capture import (
-    MAX_LINE_BYTES,
-    START_NS,
-    BadRow,
-    duration_ns,
-    encode_row,
-    open_bytes,
-    read_capture,
-    read_csv,
-    read_jsonl,
-)
-from twin.reading import Message
+from connectors.files import BadRow, encode_row, open_bytes, read_capture
+from connectors.files.capture import MAX_LINE_BYTES, _json_line, _read, duration_ns, read_csv
+from twin.catalogue import START_NS
+from twin.telemetry import Message
 
 HEADER = b"offset,topic,payload\n"
+
+
+def read_jsonl(lines: Iterable[bytes]) -> list[Message | BadRow]:
+    return list(_read(lines, START_NS, _json_line))
 
 
 def csv_rows(text: bytes) -> list[Message | BadRow]:

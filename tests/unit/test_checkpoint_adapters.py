@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import racktwin_checkpoint as client
 
-from tests.extras import needs_torch
+from tests.support.extras import needs_torch
 
 CLIENT = Path(client.__file__).parent
 

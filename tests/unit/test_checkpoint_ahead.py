@@ -7,26 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.checkpoint import (
-    ASK_S,
-    SINCE,
-    UNHEARD_S,
-)
-from policies.checkpoint_ahead import DRAIN_PU
-from tests.ailing import ailing
-from tests.saving import (
-    EIGHT,
-    N_NODE,
-    OTHERS,
-    Saving,
-    chances,
-    drain,
-    saved,
-)
-from twin import events as ev
-from twin.contracts import Fault
-from twin.frame import NS
-from twin.health.levels import DEGRADED, FAILED
+from policies.checkpointing.early_save import DRAIN_PU
+from policies.checkpointing.policy import REQUEST_S, UNANSWERED_S
+from policies.checkpointing.texts import SINCE
+from tests.support.saving_jobs import EIGHT, N_NODE, OTHERS, Saving, chances, drain, saved
+from tests.support.scripted_health import ailing
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, FAILED, Fault
+from twin.telemetry import events as ev
 
 
 def test_a_save_ahead_of_what_is_forecast() -> None:
@@ -83,13 +71,13 @@ def test_an_unanswered_ask_ends_and_is_no_alarm() -> None:
     twin = Saving({"a": EIGHT})
     twin.says.day, twin.says.hour = chances(0.0, n3=0.9), chances(n3=0.6)
     saved(twin)
-    twin.wait(ASK_S + 120.0, dt_s=20.0)
-    asks = twin.engine.memory["checkpoint"]["asked_ns"][0]
+    twin.wait(REQUEST_S + 120.0, dt_s=20.0)
+    asks = twin.engine.memory["checkpoint"]["requested_ns"][0]
     assert twin.why(SINCE) == []
     assert not [key for key in twin.engine.findings.active if SINCE in key]
     twin.wait(3600.0, dt_s=20.0)
-    again = twin.engine.memory["checkpoint"]["asked_ns"][0]
-    assert again == asks or again - asks >= UNHEARD_S * NS
+    again = twin.engine.memory["checkpoint"]["requested_ns"][0]
+    assert again == asks or again - asks >= UNANSWERED_S * NS
     assert not [key for key in twin.engine.findings.active if SINCE in key]
 
 
@@ -140,7 +128,7 @@ def test_a_drain_that_somebody_wants_is_told_to_the_job_once() -> None:
     twin.wait(7000.0, dt_s=50.0)
     twin.told("a", ago_s=3000.0)
     twin.wait(1000.0, dt_s=20.0)
-    first = twin.engine.memory["checkpoint"]["asked_ns"][0]
+    first = twin.engine.memory["checkpoint"]["requested_ns"][0]
     assert twin.now_ns - first > 7000 * NS, "it lasts, and is not asked for again"
     twin.tick(None, ev.RequestWithdrawn(id="w", author="ada", request="d"))
     twin.wait(320)  # the lease on the node ends

@@ -15,7 +15,7 @@ import pytest
 import racktwin_checkpoint as client
 from racktwin_checkpoint import Advisor
 
-from tests.advising import advice, made, put, reports, wait
+from tests.support.checkpoint_advice import advice, made, put, reports, wait
 
 __all__ = ["made"]
 

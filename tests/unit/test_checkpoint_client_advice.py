@@ -8,35 +8,37 @@ from typing import Any
 
 import pytest
 import racktwin_checkpoint as client
-from racktwin_checkpoint import NOTHING, NS, Advisor, Held, held_of
+from racktwin_checkpoint import NOTHING, NS, Advisor, StandingAdvice, advice_of
 
-from tests.advising import NOW_NS, advice
+from tests.support.checkpoint_advice import NOW_NS, advice
 
 
 def test_advice_is_counted_from_when_it_was_heard() -> None:
-    got = held_of(advice(now_ns=NOW_NS, save_since_ns=NOW_NS - 5 * NS), "j", NOTHING, 100.0, NOW_NS + 10 * NS)
-    assert got == Held(60.0, (1, NOW_NS - 5 * NS), 95.0, 150.0, (1, NOW_NS))
-    behind = held_of(advice(now_ns=NOW_NS), "j", NOTHING, 100.0, NOW_NS - 86_400 * NS)
+    got = advice_of(
+        advice(now_ns=NOW_NS, save_since_ns=NOW_NS - 5 * NS), "j", NOTHING, 100.0, NOW_NS + 10 * NS
+    )
+    assert got == StandingAdvice(60.0, (1, NOW_NS - 5 * NS), 95.0, 150.0, (1, NOW_NS))
+    behind = advice_of(advice(now_ns=NOW_NS), "j", NOTHING, 100.0, NOW_NS - 86_400 * NS)
     assert behind.until == 160.0  # a clock that is behind prolongs nothing
-    long = held_of(advice(now_ns=NOW_NS, lease_s=1e6), "j", NOTHING, 100.0, NOW_NS)
+    long = advice_of(advice(now_ns=NOW_NS, lease_s=1e6), "j", NOTHING, 100.0, NOW_NS)
     assert long.until == 100.0 + client.MAX_LEASE_S
 
 
 def test_older_advice_changes_nothing_and_a_renewal_keeps_the_instant() -> None:
     wish = NOW_NS - 5 * NS
-    first = held_of(advice(now_ns=NOW_NS, save_since_ns=wish), "j", NOTHING, 100.0, NOW_NS)
+    first = advice_of(advice(now_ns=NOW_NS, save_since_ns=wish), "j", NOTHING, 100.0, NOW_NS)
     for epoch, age in ((1, 0), (1, 1), (0, -1)):
         body = advice(now_ns=NOW_NS - age * NS, epoch=epoch, interval_s=1.0)
-        assert held_of(body, "j", first, 101.0, NOW_NS) is first
-    late = held_of(advice(now_ns=NOW_NS + NS, save_since_ns=wish), "j", first, 109.0, NOW_NS + NS)
+        assert advice_of(body, "j", first, 101.0, NOW_NS) is first
+    late = advice_of(advice(now_ns=NOW_NS + NS, save_since_ns=wish), "j", first, 109.0, NOW_NS + NS)
     assert late.since == 95.0
-    assert held_of(advice(now_ns=NOW_NS - 9 * NS, epoch=2), "j", first, 1.0, NOW_NS).order[0] == 2
+    assert advice_of(advice(now_ns=NOW_NS - 9 * NS, epoch=2), "j", first, 1.0, NOW_NS).order[0] == 2
 
 
 def test_advice_that_ends_at_once_takes_back_what_was_said() -> None:
-    first = held_of(advice(now_ns=NOW_NS), "j", NOTHING, 100.0, NOW_NS)
+    first = advice_of(advice(now_ns=NOW_NS), "j", NOTHING, 100.0, NOW_NS)
     none = advice(now_ns=NOW_NS + 1, lease_s=0.0, interval_s=None)
-    assert held_of(none, "j", first, 101.0, NOW_NS) == Held(order=(1, NOW_NS + 1))
+    assert advice_of(none, "j", first, 101.0, NOW_NS) == StandingAdvice(order=(1, NOW_NS + 1))
 
 
 said = partial(advice, now_ns=NOW_NS)
@@ -54,13 +56,13 @@ BAD = [
 @pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
 def test_anything_else_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="expected"):
-        held_of(body, "j", NOTHING, 100.0, NOW_NS)
+        advice_of(body, "j", NOTHING, 100.0, NOW_NS)
 
 
 def test_what_has_expired_by_this_clock_is_refused() -> None:
-    assert held_of(said(), "j", NOTHING, 100.0, NOW_NS).interval_s == 60.0
+    assert advice_of(said(), "j", NOTHING, 100.0, NOW_NS).interval_s == 60.0
     with pytest.raises(ValueError, match="expired by the clock of this host"):
-        held_of(said(), "j", NOTHING, 100.0, NOW_NS + 60 * NS)
+        advice_of(said(), "j", NOTHING, 100.0, NOW_NS + 60 * NS)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from racktwin_checkpoint import NOTHING, Advisor, Held, Pace
+from racktwin_checkpoint import NOTHING, Advisor, Pace, StandingAdvice
 
-from tests.advising import advice, held, made, pace, put, reports, wait
+from tests.support.checkpoint_advice import advice, held, made, pace, put, reports, wait
 
 __all__ = ["made"]
 
 
 def saves(
-    p: Pace, until: float, said: Callable[[float], Held] = lambda now: NOTHING, cost_s: float = 1.0
+    p: Pace, until: float, said: Callable[[float], StandingAdvice] = lambda now: NOTHING, cost_s: float = 1.0
 ) -> list[float]:
     """When a job that asks every half second begins to save, and trains and saves on."""
     now, found = 0.0, []

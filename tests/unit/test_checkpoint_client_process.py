@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from racktwin_checkpoint import Advisor
 
-from tests.advising import CLIENT, advice, made, put, reports, run, wait
+from tests.support.checkpoint_advice import CLIENT, advice, made, put, reports, run, wait
 
 __all__ = ["made"]
 FULL = """

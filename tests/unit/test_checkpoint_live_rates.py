@@ -7,30 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.failure_rates import gamma_factors
-from policies.checkpoint_hazard import (
-    HALF_D,
-    LEAST_OF_LATE,
-    MOST_OF_LATE,
-    STEADY,
-    held_by,
-    of_late,
-    rate_per_s,
-    rates_of,
-    spread_of,
-)
-from tests.ailing import Ailing, ailing, days_ago_ns
-from tests.faults import fleet
-from tests.saving import (
-    DAY_S,
-    EIGHT,
-    N_NODE,
-    OTHERS,
-    Saving,
-    chances,
-    rates_now,
-)
-from twin.app.checkpoint_known import known
+from policies.checkpointing import interruption_rates, job_nodes, rate_per_s, recent_factor, spread_of
+from policies.checkpointing.hazard import HALF_LIFE_D, LEAST_FACTOR, MOST_FACTOR, PRIOR_FAILURES
+from tests.support.fault_logs import fleet
+from tests.support.saving_jobs import DAY_S, EIGHT, N_NODE, OTHERS, Saving, chances, rates_now
+from tests.support.scripted_health import Ailing, ailing, days_ago_ns
+from twin.backtest.checkpoint_replay import known_rates
+from twin.contracts import gamma_factors
 
 LATELY = tuple(0.05 * k for k in range(1, 21))
 
@@ -40,8 +23,8 @@ def test_what_is_not_sure_of_the_fleet_does_not_average_out() -> None:
     twin = Saving({"a": EIGHT, "b": OTHERS})
     twin.says.day, twin.says.shape = 0.2, np.where(np.arange(N_NODE) < 8, 0.5, 4.0)
     twin.wait(5)
-    view = twin.engine._view(1.0)
-    found = rates_of(view, held_by(view, np.array([0, 1], np.int32)))
+    view = twin.engine.view(1.0)
+    found = interruption_rates(view, job_nodes(view, np.array([0, 1], np.int32)))
     assert 1.0 / found.shape == pytest.approx([0.25 + (2.0 - 0.25) / 8.0, 0.25], rel=1e-4)
     assert found.per_s == pytest.approx([-8.0 * np.log1p(-0.2) / DAY_S] * 2, rel=1e-3)
 
@@ -67,9 +50,9 @@ def test_how_often_the_fleet_fails_of_late_moves_all_rates(
     twin.wait(5)
     watched(twin, 9.0, fail_d)
     per_d = -N_NODE * np.log1p(-np.float32(0.05))
-    expected = sum(per_d / 1000 * 0.5 ** (k / 1000 / HALF_D) for k in range(9000))  # day by day
-    seen = sum(0.5 ** (ago_d / HALF_D) for ago_d in fail_d)
-    times = min(max((STEADY + seen) / (STEADY + expected), LEAST_OF_LATE), MOST_OF_LATE)
+    expected = sum(per_d / 1000 * 0.5 ** (k / 1000 / HALF_LIFE_D) for k in range(9000))  # day by day
+    seen = sum(0.5 ** (ago_d / HALF_LIFE_D) for ago_d in fail_d)
+    times = min(max((PRIOR_FAILURES + seen) / (PRIOR_FAILURES + expected), LEAST_FACTOR), MOST_FACTOR)
     found = rates_now(twin)
     assert found.per_s == pytest.approx(times * per_d * 8 / N_NODE / DAY_S, rel=1e-3)
     assert found.soon_per_s == pytest.approx(found.per_s, rel=1e-3)
@@ -156,7 +139,7 @@ def test_unknown_rates_stay_unknown_however_many_fail() -> None:
 
 def test_the_backtest_knows_of_late_what_the_daemon_does() -> None:
     log = fleet(6, n=N_NODE, days=60.0, rate=0.05)
-    facts = known(log, 40.0)
+    facts = known_rates(log, 40.0)
     for at in (0, 7, len(facts.days) - 1):
         day = facts.days[at]
         seen = log.known_at(day)
@@ -179,11 +162,11 @@ def test_a_fleet_that_fails_as_expected_changes_nothing(per_d: float) -> None:
     each = np.full(100, per_d / 100.0)
     for watched_d in (0.0, 0.4, 3.0, 300.0):
         age_d = (np.arange(round(per_d * watched_d)) + 0.5) / max(per_d, 1e-9)
-        assert of_late(age_d, each, watched_d) == pytest.approx(1.0, abs=0.1)
-    assert of_late(np.zeros(0), each, -1.0) == 1.0  # a clock that went back
-    assert LEAST_OF_LATE <= of_late(np.zeros(0), each, 300.0) <= 1.0
-    assert 1.0 < of_late(np.zeros(10**4), each, 300.0) <= MOST_OF_LATE
-    assert of_late(np.zeros(9), np.zeros(0), 300.0) == 1.0
+        assert recent_factor(age_d, each, watched_d) == pytest.approx(1.0, abs=0.1)
+    assert recent_factor(np.zeros(0), each, -1.0) == 1.0  # a clock that went back
+    assert LEAST_FACTOR <= recent_factor(np.zeros(0), each, 300.0) <= 1.0
+    assert 1.0 < recent_factor(np.zeros(10**4), each, 300.0) <= MOST_FACTOR
+    assert recent_factor(np.zeros(9), np.zeros(0), 300.0) == 1.0
 
 
 @pytest.mark.parametrize("shape", [0.4, 1.0, 4.0, 30.0, 1e4])

@@ -6,29 +6,39 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.optimize import minimize
 from scipy.stats import gamma
 
-from policies.checkpoint_plan import Plan, Terms, ettr_at, least_interval_s, plan, plan_shared
-from policies.checkpoint_rate import best_believed, ettr_believed
-from policies.checkpoint_time import best, daly_s, ettr, young_s
+from policies.checkpointing import (
+    IntervalPlan,
+    SaveTerms,
+    best_believed,
+    best_interval,
+    best_plan,
+    best_plan_shared,
+    ettr,
+    ettr_at,
+    young_s,
+)
+from policies.checkpointing.belief import ettr_believed
+from policies.checkpointing.plan import least_interval_s
+from policies.checkpointing.single_tier import daly_s
 
 HOUR = 3600.0
 NONE = np.nan
 
 
-def terms(**given: object) -> Terms:
+def terms(**given: object) -> SaveTerms:
     """One job of a 60 s save at an MTTF of 7.9 h, one tier, unless told; what is given may be arrays."""
     tier = {"local_block_s": NONE, "local_restart_s": NONE}
     rates = {"hard_shape": np.inf, "hard_per_s": 1.0 / (7.9 * HOUR), "soft_per_s": 0.0}
     told = {"block_s": 60.0, "flush_s": 0.0, "restart_s": 600.0} | tier | rates | given
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, np.float64)) for v in told.values()))
-    return Terms(*arrays)
+    return SaveTerms(*arrays)
 
 
-def random_terms(n: int, seed: int, tiered: float = 0.6) -> Terms:
+def random_terms(n: int, seed: int, tiered: float = 0.6) -> SaveTerms:
     rng = np.random.default_rng(seed)
 
     def drawn(low: float, high: float) -> np.ndarray:
@@ -38,14 +48,16 @@ def random_terms(n: int, seed: int, tiered: float = 0.6) -> Terms:
     shape = np.where(rng.random(n) < 0.2, np.inf, drawn(0.5, 500.0))
     local_block, local_restart = np.where(tier, drawn(0.05, 20), NONE), np.where(tier, drawn(5, 300), NONE)
     hard, soft = 1.0 / drawn(HOUR, 1e7), 1.0 / drawn(HOUR, 1e7)
-    return Terms(drawn(1, 600), drawn(1, 900), drawn(30, 1800), local_block, local_restart, shape, hard, soft)
+    return SaveTerms(
+        drawn(1, 600), drawn(1, 900), drawn(30, 1800), local_block, local_restart, shape, hard, soft
+    )
 
 
 def test_one_tier_and_a_sure_rate_are_the_closed_form() -> None:
     x = random_terms(500, 1, tiered=0.0)._replace(hard_shape=np.full(500, np.inf))
-    found = plan(x)
+    found = best_plan(x)
     mttf = 1.0 / (x.hard_per_s + x.soft_per_s)
-    interval, worth = best(x.block_s, x.restart_s, mttf, x.flush_s)
+    interval, worth = best_interval(x.block_s, x.restart_s, mttf, x.flush_s)
     assert found.interval_s == pytest.approx(interval, rel=1e-5)
     assert found.ettr == pytest.approx(worth, rel=1e-9)
     assert np.isnan(found.local_interval_s).all()
@@ -58,7 +70,7 @@ def test_one_tier_and_a_sure_rate_are_the_closed_form() -> None:
 def test_one_tier_and_a_belief_are_the_golden_sections() -> None:
     x = random_terms(300, 2, tiered=0.0)._replace(soft_per_s=np.zeros(300))
     interval, worth = best_believed(x.block_s, x.restart_s, x.hard_shape, x.hard_per_s, x.flush_s)
-    found = plan(x)
+    found = best_plan(x)
     assert found.ettr == pytest.approx(worth, abs=1e-7)
     assert found.interval_s == pytest.approx(interval, rel=0.01)
     at = ettr_believed(found.interval_s, x.block_s, x.restart_s, x.hard_shape, x.hard_per_s, x.flush_s)
@@ -71,7 +83,7 @@ def test_only_the_hard_rate_is_doubted() -> None:
         x = terms(hard_shape=1.5, soft_per_s=soft, **tier)
         law = gamma(1.5, scale=1.0 / 1.5 / (7.9 * HOUR))
         rates = law.ppf((np.arange(20_000) + 0.5) / 20_000)
-        sure = Terms(*(np.full(20_000, column[0]) for column in x))
+        sure = SaveTerms(*(np.full(20_000, column[0]) for column in x))
         sure = sure._replace(hard_shape=np.full(20_000, np.inf), hard_per_s=rates)
         for interval, local in ((1500.0, 500.0), (6000.0, 300.0)):
             mean = ettr_at(sure, interval, local).mean()
@@ -82,7 +94,7 @@ def test_only_the_hard_rate_is_doubted() -> None:
 def test_no_other_intervals_are_better(seed: int) -> None:
     """Every job against 240 pairs around its own, and against doing without its memory tier."""
     x = random_terms(400, seed)
-    found = plan(x)
+    found = best_plan(x)
     used = np.isfinite(found.local_interval_s)
     assert 50 < used.sum() < 350
     parts = np.where(used, np.rint(found.interval_s / np.where(used, found.local_interval_s, 1.0)), 1.0)
@@ -101,11 +113,11 @@ def test_two_tiers_against_another_optimiser() -> None:
     """Nelder and Mead over the logarithms of both intervals, from first-order intervals of each tier."""
     x = random_terms(12, 5, tiered=1.0)
     x = x._replace(flush_s=np.zeros(12), local_block_s=x.local_block_s / 10.0, soft_per_s=5.0 * x.soft_per_s)
-    found = plan(x)
+    found = best_plan(x)
     for i in range(12):
-        job = Terms(*(column[i : i + 1] for column in x))
+        job = SaveTerms(*(column[i : i + 1] for column in x))
 
-        def loss(logs: np.ndarray, job: Terms = job) -> float:
+        def loss(logs: np.ndarray, job: SaveTerms = job) -> float:
             local, k = np.exp(logs[0]), max(1.0, np.rint(np.exp(logs[1])))
             return -float(ettr_at(job, local * k, local)[0])
 
@@ -118,21 +130,21 @@ def test_two_tiers_against_another_optimiser() -> None:
 
 
 def test_a_memory_tier_is_worth_its_soft_failures() -> None:
-    one = plan(terms(soft_per_s=1e-4))
-    two = plan(terms(soft_per_s=1e-4, local_block_s=1.0, local_restart_s=60.0))
+    one = best_plan(terms(soft_per_s=1e-4))
+    two = best_plan(terms(soft_per_s=1e-4, local_block_s=1.0, local_restart_s=60.0))
     assert two.ettr[0] > one.ettr[0] + 0.05
     assert two.local_interval_s[0] == pytest.approx(float(young_s(1.0, 1e4)), rel=0.2)
     assert two.interval_s[0] == pytest.approx(float(young_s(60.0, 7.9 * HOUR)), rel=0.2)
     assert two.young_s[0] == pytest.approx(float(young_s(60.0, 7.9 * HOUR)))
-    useless = plan(terms(soft_per_s=1e-9, local_block_s=30.0, local_restart_s=600.0))
+    useless = best_plan(terms(soft_per_s=1e-9, local_block_s=30.0, local_restart_s=600.0))
     assert np.isinf(useless.local_interval_s[0])
-    assert useless.ettr[0] == pytest.approx(plan(terms(soft_per_s=1e-9)).ettr[0])
+    assert useless.ettr[0] == pytest.approx(best_plan(terms(soft_per_s=1e-9)).ettr[0])
     assert useless.ettr[0] == pytest.approx(ettr_at(terms(soft_per_s=1e-9), useless.interval_s)[0])
 
 
 def test_a_local_interval_left_open_is_the_best_one() -> None:
     x = terms(soft_per_s=1e-4, local_block_s=1.0, local_restart_s=60.0, hard_shape=3.0)
-    found = plan(x)
+    found = best_plan(x)
     assert ettr_at(x, found.interval_s)[0] == pytest.approx(found.ettr[0], abs=1e-7)
     left_open = ettr_at(x, 2 * HOUR)[0]
     tried = [float(ettr_at(x, 2 * HOUR, 2 * HOUR / k)[0]) for k in range(1, 300)]
@@ -140,17 +152,17 @@ def test_a_local_interval_left_open_is_the_best_one() -> None:
 
 
 def test_an_asynchronous_save_is_never_begun_before_the_last_has_drained() -> None:
-    short = plan(terms(block_s=1.0, flush_s=[0.0, 100.0, 3000.0]))
+    short = best_plan(terms(block_s=1.0, flush_s=[0.0, 100.0, 3000.0]))
     assert short.interval_s[0] == short.interval_s[1]
     assert short.interval_s[2] == 3000.0
     assert (np.diff(short.ettr) < 0.0).all(), "a flush delays what is durable"
-    bound = plan(terms(block_s=1.0), least_s=np.array([5000.0]))
+    bound = best_plan(terms(block_s=1.0), least_s=np.array([5000.0]))
     assert bound.interval_s[0] == 5000.0
-    tiered = plan(
+    tiered = best_plan(
         terms(block_s=1.0, local_block_s=0.5, local_restart_s=60.0, soft_per_s=1e-4), least_s=5000.0
     )
     assert tiered.interval_s[0] >= 5000.0
-    assert np.isnan(plan(terms(block_s=1.0), least_s=np.nan).ettr).sum() == 0
+    assert np.isnan(best_plan(terms(block_s=1.0), least_s=np.nan).ettr).sum() == 0
 
 
 LIMITS = (0.0, 60.0, np.inf)
@@ -160,8 +172,8 @@ RATES = (0.0, 1e-9, 1e-5, np.inf)
 def test_every_limit_has_an_answer() -> None:
     grid = product(LIMITS, LIMITS, LIMITS, (NONE, 0.0, 1.0, np.inf), (NONE, 0.0, np.inf),
                    (0.0, 2.0, np.inf), RATES, RATES)  # fmt: skip
-    x = Terms(*np.array(list(grid)).T)
-    found = plan(x)
+    x = SaveTerms(*np.array(list(grid)).T)
+    found = best_plan(x)
     assert ((found.ettr >= 0.0) & (found.ettr <= 1.0)).all()
     assert (found.interval_s >= np.minimum(x.flush_s, 1e12)).all()
     tiered = ~np.isnan(x.local_block_s) & ~np.isnan(x.local_restart_s)
@@ -177,11 +189,11 @@ def test_every_limit_has_an_answer() -> None:
 
 def test_what_is_not_known_is_not_planned_and_hurts_no_other_job() -> None:
     good = terms(soft_per_s=[1e-5] * 8, local_block_s=1.0, local_restart_s=60.0)
-    clean = plan(good)
+    clean = best_plan(good)
     for column in ("block_s", "flush_s", "restart_s", "hard_shape", "hard_per_s", "soft_per_s"):
         array = getattr(good, column).copy()
         array[3] = np.nan
-        found = plan(good._replace(**{column: array}))
+        found = best_plan(good._replace(**{column: array}))
         for name in ("interval_s", "ettr", "local_interval_s"):
             assert np.isnan(getattr(found, name)[3]), (column, name)
             assert np.array_equal(np.delete(getattr(found, name), 3), np.delete(getattr(clean, name), 3))
@@ -192,14 +204,14 @@ def test_what_is_not_known_is_not_planned_and_hurts_no_other_job() -> None:
 @given(n=st.integers(1, 30), seed=st.integers(0, 1000))
 def test_a_job_is_planned_the_same_alone_and_among_others(n: int, seed: int) -> None:
     x = random_terms(n, seed)
-    together, last = plan(x), plan(Terms(*(column[-1:] for column in x)))
-    for name in Plan._fields:
+    together, last = best_plan(x), best_plan(SaveTerms(*(column[-1:] for column in x)))
+    for name in IntervalPlan._fields:
         one, of_many = getattr(last, name)[0], getattr(together, name)[-1]
         assert one == pytest.approx(of_many, rel=1e-12, nan_ok=True)
 
 
 def test_no_job_is_no_plan() -> None:
-    assert all(len(column) == 0 for column in plan(Terms(*(np.empty(0) for _ in Terms._fields))))
+    assert all(len(column) == 0 for column in best_plan(SaveTerms(*(np.empty(0) for _ in SaveTerms._fields))))
     assert len(least_interval_s(np.empty(0), np.empty(0, np.int64))) == 0
 
 
@@ -221,7 +233,7 @@ def test_saves_of_one_storage_fit() -> None:
 def test_shared_plans_fit_and_move_nobody_else(n: int, seed: int, share: float) -> None:
     x, rng = random_terms(n, seed), np.random.default_rng(seed)
     storage = rng.integers(-1, 4, n)
-    free, found = plan(x), plan_shared(x, storage, share)
+    free, found = best_plan(x), best_plan_shared(x, storage, share)
     used = (x.block_s + x.flush_s) / found.interval_s
     for s in range(4):
         assert used[storage == s].sum() <= share * (1.0 + 1e-9)

@@ -7,41 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.checkpoint import (
-    HOLD_S,
-    INTERVAL,
+from policies.checkpointing import (
     LEAST_GAIN,
-    LOCAL,
     MOST_S,
-    SINCE,
     Checkpoint,
-    rounded,
+    best_plan,
+    ettr_at,
+    interruption_rates,
+    job_nodes,
+    rounded_interval,
+    save_terms,
+    span,
 )
-from policies.checkpoint_costs import PRIOR_SOFT, terms_of
-from policies.checkpoint_hazard import (
-    held_by,
-    rates_of,
-)
-from policies.checkpoint_plan import ettr_at, plan
-from policies.checkpoint_words import MOST_TOLD, span
+from policies.checkpointing.costs import PRIOR_SOFT
+from policies.checkpointing.policy import PLAN_EXPIRES_S
+from policies.checkpointing.texts import INTERVAL, LOCAL, MOST_SENTENCES, SINCE
 from policies.operator import Operator
-from tests.ailing import ailing
-from tests.builders import Twin, two_racks
-from tests.saving import (
-    DAY_S,
-    EIGHT,
-    N_NODE,
-    OTHERS,
-    RESTLESS,
-    Saving,
-    chances,
-    saved,
-    terms,
-)
-from twin import events as ev
-from twin.errors import ContractError, StorageError
-from twin.frame import NS
-from twin.leases import DONE
+from tests.support.builders import Twin, two_racks
+from tests.support.saving_jobs import DAY_S, EIGHT, N_NODE, OTHERS, RESTLESS, Saving, chances, saved, terms
+from tests.support.scripted_health import ailing
+from twin.catalogue import NS, ContractError, StorageError
+from twin.control import DONE
+from twin.telemetry import events as ev
 
 
 def test_without_a_forecast_nothing_is_proposed() -> None:
@@ -61,7 +48,7 @@ def test_the_interval_is_the_optimum_for_the_rate_of_its_nodes(day: float, shape
     twin.wait(10)
     rate = -8.0 * np.log1p(-np.float32(min(day, 0.999))) / DAY_S
     if day < 0.999:  # beyond, the band says nothing more
-        best = plan(terms(rate, shape)).interval_s
+        best = best_plan(terms(rate, shape)).interval_s
         assert twin.often("a") == pytest.approx(min(best[0], MOST_S), rel=0.02, abs=5.0)
     else:
         assert 60.0 <= twin.often("a") < 2000.0
@@ -73,7 +60,7 @@ def test_each_job_has_the_rate_of_exactly_its_nodes() -> None:
     twin.wait(10)
     for job, n_bad, n_good in (("a", 8, 0), ("b", 0, 8), ("c", 1, 1)):
         rate = -(n_bad * np.log1p(-0.2) + n_good * np.log1p(-0.01)) / DAY_S
-        best = plan(terms(rate, 4.0, n_bad + n_good)).interval_s[0]
+        best = best_plan(terms(rate, 4.0, n_bad + n_good)).interval_s[0]
         assert twin.often(job) == pytest.approx(best, rel=0.02), job
 
 
@@ -84,7 +71,7 @@ def test_a_job_of_which_half_is_unknown_is_left_alone(unknown: int, speaks: bool
     twin.wait(10)
     assert np.isfinite(twin.often("a")) == speaks
     if speaks:
-        best = plan(terms(-8.0 * np.log1p(-0.1) / DAY_S, 4.0)).interval_s[0]
+        best = best_plan(terms(-8.0 * np.log1p(-0.1) / DAY_S, 4.0)).interval_s[0]
         assert twin.often("a") == pytest.approx(best, rel=0.02), "the others stand for them"
 
 
@@ -119,7 +106,7 @@ def test_measured_costs_count_before_what_was_said() -> None:
     rate = -8.0 * np.log1p(-0.2) / DAY_S
     soft = 2.0 / (DAY_S / (PRIOR_SOFT * 8) + 10.0)  # one recovery was told
     asked = terms(rate, 4.0, 8, 4.0, 200.0, 120.0)._replace(soft_per_s=np.array([soft]))
-    assert twin.often("a") == pytest.approx(plan(asked).interval_s[0], rel=0.02)
+    assert twin.often("a") == pytest.approx(best_plan(asked).interval_s[0], rel=0.02)
     assert "a save stops it for 4 s (measured)" in twin.why(INTERVAL)[0]
 
 
@@ -129,9 +116,9 @@ def test_a_flush_is_told_from_the_begin_of_its_save_and_counts_from_its_end() ->
         twin = Saving({"a": EIGHT})
         twin.says.day = 0.2
         twin.told("a", ago_s=90.0, save_s=flush_s, block_s=block_s, flush_s=flush_s)
-        view, slots = twin.engine._view(1.0), np.array([0], np.int32)
-        held = held_by(view, slots)
-        found, _ = terms_of(view, slots, held, rates_of(view, held))
+        view, slots = twin.engine.view(1.0), np.array([0], np.int32)
+        held = job_nodes(view, slots)
+        found, _ = save_terms(view, slots, held, interruption_rates(view, held))
         assert (found.block_s[0], found.flush_s[0]) == (block_s, after_s)
 
 
@@ -146,7 +133,7 @@ def test_the_reason_says_what_was_weighed() -> None:
 
 
 def test_a_job_whose_own_interval_is_nearly_best_is_not_nagged() -> None:
-    best = plan(terms(-8.0 * np.log1p(-0.2) / DAY_S, 4.0)).interval_s[0]
+    best = best_plan(terms(-8.0 * np.log1p(-0.2) / DAY_S, 4.0)).interval_s[0]
     for factor, told in ((1.0, False), (1.15, False), (0.87, False), (3.0, True), (0.33, True)):
         given = {"checkpoint_interval_s": float(factor * best), "checkpoint_save_s": 60.0,
                  "checkpoint_restart_s": 600.0}  # fmt: skip
@@ -180,7 +167,7 @@ def test_a_rate_that_rises_is_followed_and_costs_less_than_the_threshold() -> No
         now = terms(
             -8.0 * np.log1p(-day) / DAY_S, 4.0, ran_s=(twin.now_ns - twin.engine.jobs.started_ns[0]) / NS
         )
-        lost = plan(now).ettr - ettr_at(now, before)
+        lost = best_plan(now).ettr - ettr_at(now, before)
         assert lost[0] < 1.5 * LEAST_GAIN
     assert 4 <= changes <= 40
 
@@ -256,12 +243,12 @@ def test_the_next_job_of_a_slot_is_a_stranger() -> None:
 
 
 def test_more_jobs_than_sentences() -> None:
-    nodes = {f"j{i}": (f"r{1 + i % 2}/node{i % 18}",) for i in range(MOST_TOLD + 50)}
-    twin = Saving(nodes, max_jobs=MOST_TOLD + 60, told=RESTLESS)
+    nodes = {f"j{i}": (f"r{1 + i % 2}/node{i % 18}",) for i in range(MOST_SENTENCES + 50)}
+    twin = Saving(nodes, max_jobs=MOST_SENTENCES + 60, told=RESTLESS)
     twin.says.day = 0.3
     twin.wait(10)
     why = twin.why(INTERVAL)
-    assert len(why) == MOST_TOLD + 1
+    assert len(why) == MOST_SENTENCES + 1
     assert "50 more jobs" in why[-1]
     assert np.isfinite(twin.lease(INTERVAL)[: len(nodes)]).all()
     assert twin.engine.suspended == {}
@@ -273,7 +260,7 @@ def test_more_jobs_than_sentences() -> None:
      (np.inf, 0.0, MOST_S), (np.nan, 10.0, MOST_S)],
 )  # fmt: skip
 def test_intervals_are_said_in_round_numbers(interval_s: float, least_s: float, expected: float) -> None:
-    assert rounded(np.array([interval_s]), np.array([least_s])).tolist() == [expected]
+    assert rounded_interval(np.array([interval_s]), np.array([least_s])).tolist() == [expected]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +281,11 @@ def test_saves_to_memory_get_the_interval_that_is_best_between_durable_ones() ->
     tiered(twin)
     twin.says.day = 0.002
     twin.wait(10)
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     slots = np.array([0], np.int32)
-    held = held_by(view, slots)
-    known, _ = terms_of(view, slots, held, rates_of(view, held))
-    best = plan(known)
+    held = job_nodes(view, slots)
+    known, _ = save_terms(view, slots, held, interruption_rates(view, held))
+    best = best_plan(known)
     assert twin.often("a") == pytest.approx(best.interval_s[0], rel=0.02)
     assert twin.local("a") == pytest.approx(best.local_interval_s[0], rel=0.05)
     parts = twin.often("a") / twin.local("a")
@@ -334,5 +321,5 @@ def test_without_a_plan_the_interval_in_memory_is_let_go_with_the_other() -> Non
     twin.wait(10)
     assert twin.local("a") > 0
     twin.says.day = np.full(N_NODE, np.nan)
-    twin.wait(HOLD_S + 1200.0, dt_s=600.0)
+    twin.wait(PLAN_EXPIRES_S + 1200.0, dt_s=600.0)
     assert twin.why(LOCAL) == twin.why(INTERVAL) == []

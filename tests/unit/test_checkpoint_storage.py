@@ -7,25 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.checkpoint import (
-    ASK_S,
-    MOST_AWAITED_S,
-    SINCE,
-)
-from policies.checkpoint_costs import DRAIN_PU as STORAGE_PU
-from policies.checkpoint_plan import plan
-from tests.saving import (
-    EIGHT,
-    OTHERS,
-    RESTLESS,
-    Saving,
-    chances,
-    drain,
-    saved,
-    terms,
-)
-from twin import events as ev
-from twin.frame import NS
+from policies.checkpointing import best_plan
+from policies.checkpointing.costs import DRAIN_PU as STORAGE_PU
+from policies.checkpointing.policy import MOST_AWAITED_S, REQUEST_S
+from policies.checkpointing.texts import SINCE
+from tests.support.saving_jobs import EIGHT, OTHERS, RESTLESS, Saving, chances, drain, saved, terms
+from twin.catalogue import NS
+from twin.telemetry import events as ev
 
 
 def test_many_jobs_of_one_file_system_leave_it_time() -> None:
@@ -75,8 +63,8 @@ def test_what_else_is_written_or_restored_leaves_less_to_checkpoints(key: str) -
 def test_how_long_a_restart_takes_moves_no_interval_of_one_tier() -> None:
     """Why nothing is made there of the bandwidth of restores: each failure costs it, whenever one saved."""
     short, long = (terms(1e-4, restart_s=x) for x in (60.0, 6000.0))
-    assert plan(long).interval_s == pytest.approx(plan(short).interval_s, rel=1e-6)
-    assert plan(long).ettr < 0.9 * plan(short).ettr
+    assert best_plan(long).interval_s == pytest.approx(best_plan(short).interval_s, rel=1e-6)
+    assert best_plan(long).ettr < 0.9 * best_plan(short).ettr
 
 
 def test_a_job_that_claims_long_flushes_stretches_no_other_below_its_share() -> None:
@@ -120,4 +108,4 @@ def test_a_job_that_claims_endless_saves_keeps_no_other_from_saving() -> None:
     twin.wait(10)
     assert np.isfinite(twin.since("b"))
     kept, slot = twin.engine.memory["checkpoint"], twin.engine.jobs.slot_of["liar"]
-    assert kept["until_ns"][slot] - kept["asked_ns"][slot] <= (ASK_S + MOST_AWAITED_S) * NS
+    assert kept["save_deadline_ns"][slot] - kept["requested_ns"][slot] <= (REQUEST_S + MOST_AWAITED_S) * NS

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import Twin, eight_nodes
-from twin import events as ev
-from twin.frame import NS
-from twin.job_reports import checkpoint_told
-from twin.jobs import DURATIONS, REPORTED, Jobs
-from twin.signals import find_signal
-from twin.state import GOOD
+from tests.support.builders import Twin, eight_nodes
+from twin.catalogue import NS, find_signal
+from twin.engine.job_reports import checkpoint_told
+from twin.telemetry import DURATIONS, GOOD, JobSlots, events as ev
+from twin.telemetry.jobs import REPORTED
 
 YEAR_S = 366 * 86_400.0
 
@@ -242,7 +239,7 @@ def test_all_of_it_survives_storage_and_another_site() -> None:
     twin = running(checkpoint_save_s=44.0)
     tell(twin, ago_s=120.0, block_s=5.0, save_s=20.0, interval_s=1800.0)
     jobs = twin.engine.jobs
-    back = Jobs(jobs.n, 8)
+    back = JobSlots(jobs.n, 8)
     back.restore(jobs.dump())
     moved = jobs.remapped(4, np.arange(4, dtype=np.int32), 5)
     for some in (back, moved):
@@ -262,7 +259,7 @@ def test_a_snapshot_that_knew_less_is_read() -> None:
     data = twin.engine.jobs.dump()
     for name in (*REPORTED, "checkpoint_past"):
         del data[name]
-    back = Jobs(2, 8)
+    back = JobSlots(2, 8)
     back.restore(data)
     assert back.checkpoint_save_s[0] == 44.0
     assert back.checkpoint_past.shape == (2, len(DURATIONS) + 1, 5)

@@ -16,8 +16,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from twin.app.cli import escape, main
-from twin.app.storage import journal_lines, verify_journal
+from twin.cli.main import main
+from twin.cli.tables import escape
+from twin.run import journal_lines, verify_journal
 
 ROOT = Path(__file__).parents[2]
 SITE = """\
@@ -363,7 +364,7 @@ def test_any_bytes_in_a_run_are_met(
 def test_a_reader_that_leaves_is_no_error(lab: Path) -> None:
     """`racktwin journal show --json run | head -1`."""
     command = (
-        f"{shlex.quote(sys.executable)} -m twin.app journal show --json --limit 999 {lab / 'run'} | head -c 1"
+        f"{shlex.quote(sys.executable)} -m twin journal show --json --limit 999 {lab / 'run'} | head -c 1"
     )
     done = subprocess.run(
         command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -373,7 +374,7 @@ def test_a_reader_that_leaves_is_no_error(lab: Path) -> None:
 
 def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "twin.app", "demo", "--recorded", "--out", str(folder)],
+        [sys.executable, "-m", "twin", "demo", "--recorded", "--out", str(folder)],
         cwd=ROOT,
         env={**os.environ, "RACKTWIN_TRACES": str(traces)},
         capture_output=True,
@@ -391,7 +392,7 @@ def test_the_live_demo(tmp_path: Path) -> None:
     """
     for terminal in (False, True):
         folder = tmp_path / f"demo{terminal}"
-        call = [sys.executable, "-m", "twin.app", "demo", "--seconds", "8", "--out", str(folder)]
+        call = [sys.executable, "-m", "twin", "demo", "--seconds", "8", "--out", str(folder)]
         done = subprocess.run(
             ["script", "-qec", shlex.join(call), "/dev/null"] if terminal else call,
             cwd=ROOT,
@@ -409,22 +410,18 @@ def test_the_live_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_without_recordings(tmp_path: Path) -> None:
+def test_demo_of_recordings_without_one_and_then_with_it(
+    tmp_path: Path, recording: Callable[[str], Path]
+) -> None:
     done = _demo(tmp_path / "demo", tmp_path / "none")
     assert done.returncode == 0, done.stderr
     assert "racktwin traces fetch" in done.stdout
     assert "byte-identical" in done.stdout
     assert "imulated" in (tmp_path / "demo/simulated/report.html").read_text()
     assert not (tmp_path / "demo/real").exists()
-    again = _demo(tmp_path / "demo", tmp_path / "none")
+    again = _demo(tmp_path / "demo", recording("dsx-bms-capture").parent)
     assert again.returncode == 0, again.stderr
-
-
-@pytest.mark.slow
-def test_demo_with_the_recording(tmp_path: Path, recording: Callable[[str], Path]) -> None:
-    done = _demo(tmp_path / "demo", recording("dsx-bms-capture").parent)
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo/real/report.html").stat().st_size > 5000
     assert (tmp_path / "demo/simulated/report.html").stat().st_size > 5000
-    assert "byte-identical" in done.stdout
-    assert not done.stderr
+    assert "byte-identical" in again.stdout
+    assert not again.stderr

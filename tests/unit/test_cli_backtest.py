@@ -1,4 +1,4 @@
-"""`racktwin backtest load`: what it prints, what it writes, what it refuses, and the suite of recordings."""
+"""`racktwin backtest load`: its output and what it refuses; and the evaluation `forecasts`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from twin.app import backtest_suite, cli_backtest
-from twin.app.backtest_table import loss_words, say
-from twin.app.cli import main
-from twin.app.cli_backtest import horizons_of, losses, overall, plain, step_of
-from twin.errors import ConfigError
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.forecasts import suite
+from twin.backtest import print_load_scores
+from twin.backtest.load_report import loss_words
+from twin.catalogue import ConfigError
+from twin.cli import backtest, horizons_of, plain
+from twin.cli.backtest import losses, overall, step_of
+from twin.cli.main import main
 
 FAST = ["--experts", "last,ewma5,seasonal_day"]
 SCORES = ["mae", "mae_naive", "mae_seasonal", "mae_ewma", "mase", "pinball", "coverage50", "coverage90",
@@ -134,13 +137,10 @@ def test_what_is_refused_says_what_was_expected(
         ["backtest", "load"],
         ["backtest", "load", "--series", "x.csv"],
         ["backtest", "load", "--series", "x.csv", "--time-column", "t"],
-        ["backtest", "load", "--series", "x.csv", "--suite", "y"],
         ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v",
          "--model", "last", "--experts", "last"],
-        ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v", "--only", "a"],
         ["backtest", "load", "--series", "x.csv", "--time-column", "t", "--value-column", "v", "--jobs", "0"],
-        ["backtest", "load", "--suite", "x", "--report", "y"],
-        ["backtest", "load", "--suite", "x", "--time-column", "t"],
+        ["backtest", "load", "--suite", "x"],
     ],
 )  # fmt: skip
 def test_a_wrong_call_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str])
             "lookahead_origins_checked": 3}  # fmt: skip
     for width in (80, 140):
         out = io.StringIO()
-        say(told, Console(file=out, width=width))
+        print_load_scores(told, Console(file=out, width=width))
         lines = out.getvalue().splitlines()
         assert all(len(line) <= width for line in lines)
         assert "…" not in lines[1]
@@ -227,13 +227,13 @@ def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str])
 def test_the_suite_reads_each_recording_and_prints_a_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from models.panel import Panel
+    from models.load import SeriesPanel
 
     rng = np.random.default_rng(1)
-    panel = Panel(0, 60.0, rng.normal(size=(120, 2)).cumsum(axis=0), ("a", backtest_suite.SUM))
-    read = {"One": lambda root: backtest_suite.DataSet(panel, [0])}
-    monkeypatch.setattr(backtest_suite, "DATA_SETS", read)
-    assert main(["backtest", "load", "--suite", str(tmp_path), *FAST]) == 0
+    panel = SeriesPanel(0, 60.0, rng.normal(size=(120, 2)).cumsum(axis=0), ("a", suite.SUM))
+    read = {"One": lambda root: suite.DataSet(panel, [0])}
+    monkeypatch.setattr(suite, "DATA_SETS", read)
+    assert evaluate(["forecasts", str(tmp_path), *FAST]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if line.startswith("| One")]
     assert len(rows) == 2 * len(horizons_of(None, 120, 60.0, 0.5)) + 2  # and a line each over all horizons
@@ -242,18 +242,18 @@ def test_the_suite_reads_each_recording_and_prints_a_table(
     assert lost
     assert all(" ahead: MASE of " in line or " ahead: pinball loss of " in line for line in lost)
     assert "Goals:" in lines
-    assert main(["backtest", "load", "--suite", str(tmp_path), *FAST, "--rival", "ewma60", "--json"]) == 0
+    assert evaluate(["forecasts", str(tmp_path), *FAST, "--rival", "ewma60", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["data_sets"][0]["rival"]["name"] == "ewma60"
     assert len(told["goals"]) == 6
-    assert main(["backtest", "load", "--suite", str(tmp_path / "none")]) == 1
-    assert main(["backtest", "load", "--suite", str(tmp_path), "--only", "one, mars"]) == 1
+    assert evaluate(["forecasts", str(tmp_path / "none")]) == 1
+    assert evaluate(["forecasts", str(tmp_path), "--only", "one, mars"]) == 1
     assert "--only 'mars': expected words in the names: One" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_no_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for only in backtest_suite.DATA_SETS:
-        assert main(["backtest", "load", "--suite", str(tmp_path), "--only", only]) == 1
+    for only in suite.DATA_SETS:
+        assert evaluate(["forecasts", str(tmp_path), "--only", only]) == 1
         assert "expected the recordings (racktwin traces fetch)" in capsys.readouterr().err
 
 
@@ -344,4 +344,4 @@ def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "backtest" in capsys.readouterr().out
-    assert cli_backtest.LEAST_ROWS == 20
+    assert backtest.LEAST_ROWS == 20

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.faultlog import FaultLog
-from policies.checkpoint_prediction import ettr_ahead
-from policies.checkpoint_time import ettr
-from policies.checkpoint_weibull import ettr_weibull
-from tests.faults import fleet
-from twin.app import cli_backtest_checkpoint as command
-from twin.app.checkpoint_account import Costs
-from twin.app.checkpoint_page import DRAWING, PAGE, IntervalAxis
-from twin.app.checkpoint_terms import time_s
-from twin.app.cli import main as racktwin
-from twin.errors import ConfigError
+from models.failure import FaultLog
+from policies.checkpointing import ettr, ettr_ahead, ettr_weibull
+from tests.evaluation.__main__ import main as evaluate
+from tests.support.fault_logs import fleet
+from twin.backtest import SaveCosts, parse_time
+from twin.backtest.checkpoint_page import DRAWING, PAGE, IntervalAxis
+from twin.catalogue import ConfigError
+from twin.cli import backtest_checkpoint as command
+from twin.cli.main import main as racktwin
 
 JOB = ["--save", "60s", "--restart", "10m"]
 # MTTF, save, restart; Daly's interval in min, best ETTR, ETTR of fixed 30, 60 and 120 min.
@@ -52,7 +50,7 @@ def test_the_table_of_reference_values(row: tuple[Any, ...], capsys: pytest.Capt
     assert tree["ettr"] == pytest.approx(best, abs=0.001)
     assert tree["daly_s"] / 60.0 == pytest.approx(daly_min, rel=0.01)
     assert tree["interval_s"] == pytest.approx(tree["daly_s"], rel=0.01)
-    assert tree["young_s"] == pytest.approx(np.sqrt(2 * time_s(save) * time_s(mttf)))
+    assert tree["young_s"] == pytest.approx(np.sqrt(2 * parse_time(save) * parse_time(mttf)))
     for minutes, expected in zip((30, 60, 120), fixed, strict=True):
         one = tree["alternatives"][f"fixed_{minutes}_min"]
         assert one["interval_s"] == 60.0 * minutes
@@ -104,12 +102,12 @@ def test_each_kind_of_terms_has_its_own_sum(capsys: pytest.CaptureFixture[str]) 
      ("500ms", 0.5), (" 1H ", 3600.0), ("1e3", 1000.0), (".5h", 1800.0)],
 )  # fmt: skip
 def test_times_that_people_write(text: str, seconds: float) -> None:
-    assert time_s(text) == pytest.approx(seconds)
+    assert parse_time(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1", "nan", "inf", "1x", "1:30", "1h30m", "1e999", "٣", "1,8h"])
 def test_what_is_no_time(text: str) -> None:
-    assert not 0.0 <= time_s(text) <= 1e10
+    assert not 0.0 <= parse_time(text) <= 1e10
 
 
 def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +131,7 @@ def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -
 def test_options_of_one_kind_are_refused_in_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["--mttf", "2h", *JOB, "--nodes", "4"], ["--suite", "simulated", "--events", "x"]):
+    for words in (["--mttf", "2h", *JOB, "--nodes", "4"], ["--mttf", "2h", *JOB, "--mend"]):
         with pytest.raises(SystemExit, match="2"):
             main(*words)
         assert "expected" in capsys.readouterr().err
@@ -229,7 +227,7 @@ def test_a_replay_prints_scores_and_goals(tmp_path: Path, capsys: pytest.Capture
 def test_a_suite_says_that_it_is_simulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from twin.app import checkpoint_suite as suites
+    from tests.evaluation.checkpoint import suite as suites
 
     def small(seed: int) -> FaultLog:
         return fleet(seed, n=40, days=80.0, rate=0.02)
@@ -238,16 +236,18 @@ def test_a_suite_says_that_it_is_simulated(
     for name, value in (("SIZES", (10, 40)), ("FROM_D", 50.0), ("SEEDS", (1, 2)), ("STRIKES", 300),
                         ("SHORT_LIVES", 5), ("SHAPES", (0.7, 1.0))):  # fmt: skip
         monkeypatch.setattr(suites, name, value)
-    tree = told(capsys, "--suite", "simulated")
+    assert evaluate(["checkpoint", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
     assert tree["simulated"]
     assert tree["save_s"] == 60.0
     for part in ("wrong_save", "weibull", "prediction"):
         assert tree[part]["simulated"]
     assert tree["fleets"]["small"]["simulated"]
-    assert main("--suite", "simulated", "--save", "20", "--restart", "5m") == 0
+    assert evaluate(["checkpoint", "--save", "20", "--restart", "5m"]) == 0
     seen = capsys.readouterr().out
     assert seen.count("simulated") >= 4
     assert "timed" in seen
     assert (
-        suites.suite(Costs(60.0, 600.0), 9)["prediction"] == suites.suite(Costs(60.0, 600.0), 9)["prediction"]
+        suites.suite(SaveCosts(60.0, 600.0), 9)["prediction"]
+        == suites.suite(SaveCosts(60.0, 600.0), 9)["prediction"]
     )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults import fleet
-from twin.app.cli import main as racktwin
-from twin.app.cli_backtest_failures import add_failures, horizons_of, shock_words, top_of
-from twin.errors import ConfigError
+from tests.support.fault_logs import fleet
+from twin.catalogue import ConfigError
+from twin.cli.backtest_failures import add_failures, horizons_of, shock_words, top_of
+from twin.cli.main import main as racktwin
 
 KEYS = ["precision_at_k", "recall_at_k", "lift_at_k", "roc_auc", "pr_auc", "brier", "brier_base_rate", "ece",
         "resolution", "lead_time_h", "fleet", "against_reference", "champion_days"]  # fmt: skip

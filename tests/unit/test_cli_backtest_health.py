@@ -1,32 +1,45 @@
-"""`racktwin backtest health`: what it prints and refuses, and that a fleet lives through its days."""
+"""The evaluation `health`: what it prints and refuses, and that a fleet lives through its days."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from tests.ailing import ailing
-from tests.builders import Twin, two_racks
-from twin.app import cli_backtest, health_workers
-from twin.app.cli_backtest_health import add_health, main, strengths_of
-from twin.app.health_course import DAY_S, HOUR_S, Course, Failed, Spell
-from twin.app.health_run import Task, Watch, course_of, drain_like, drains, fleet_site, reason_of, run_course
-from twin.app.simulating import Simulation
-from twin.contracts import Finding
-from twin.errors import ConfigError, TwinError
-from twin.health.levels import ACTION_WORDS, DEGRADED, FAILED, WATCH
-from twin.health.rules_node import RECURS
-from twin.plant.fleet_life import FleetLife, draw_life
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.health import run as fleets
+from tests.evaluation.health.command import strengths_of
+from tests.evaluation.health.course import DAY_S, HOUR_S, Course, Failed, Spell
+from tests.evaluation.health.failure_timeline import draw_timeline
+from tests.evaluation.health.run import (
+    FleetRun,
+    Watch,
+    course_of,
+    drain_like,
+    drains,
+    fleet_site,
+    reason_of,
+    run_course,
+)
+from tests.support.builders import Twin, two_racks
+from tests.support.scripted_health import ailing
+from twin.catalogue import ConfigError, TwinError
+from twin.contracts import ACTION_WORDS, DEGRADED, FAILED, WATCH, Finding
+from twin.health import RECURS
+from twin.plant import TimelinePlayer
+from twin.run import no_report
+from twin.simulation import Simulation
 
 GOALS = ["false_drains_per_node_month", "precision", "recall", "lead_min", "lemons_found", "lemons_precision"]
 
 
-def made(task: Task) -> Course:
+def main(words: list[str]) -> int:
+    return evaluate(["health", *words])
+
+
+def made(task: FleetRun) -> Course:
     """A course by hand: one failure foreseen three hours ahead, one false drain."""
     failures = [Failed(0, "memory", 25 * DAY_S, 26 * DAY_S, 24 * DAY_S)]
     spells = [Spell(0, 25 * DAY_S - 3 * HOUR_S, 25 * DAY_S, "[rows]"),
@@ -39,19 +52,19 @@ def made(task: Task) -> Course:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    asked: list[Task] = []
+def played(monkeypatch: pytest.MonkeyPatch) -> list[FleetRun]:
+    asked: list[FleetRun] = []
 
-    def run(tasks: list[Task], jobs: int, bar: Any) -> list[Course]:
+    def run(tasks: list[FleetRun], jobs: int, report: Any) -> list[Course]:
         asked.extend(tasks)
         return [made(task) for task in tasks]
 
-    monkeypatch.setattr(health_workers, "run_tasks", run)
+    monkeypatch.setattr(fleets, "run_tasks", run)
     return asked
 
 
 def test_json_is_one_object_that_says_it_is_simulated(
-    played: list[Task], capsys: pytest.CaptureFixture[str]
+    played: list[FleetRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--nodes", "20", "--seeds", "2", "--first-seed", "5", "--strength", "1,0.5", "--json"]
     assert main(words) == 0
@@ -73,7 +86,7 @@ def test_json_is_one_object_that_says_it_is_simulated(
 
 
 def test_the_table_says_what_is_met_and_that_it_is_simulated(
-    played: list[Task], capsys: pytest.CaptureFixture[str]
+    played: list[FleetRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--nodes", "20"]) == 0
     text = capsys.readouterr().out
@@ -102,7 +115,7 @@ def test_the_table_says_what_is_met_and_that_it_is_simulated(
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    words: list[str], why: str, played: list[Task], capsys: pytest.CaptureFixture[str]
+    words: list[str], why: str, played: list[FleetRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 1
     assert why in capsys.readouterr().err
@@ -114,18 +127,6 @@ def test_strengths() -> None:
     for text in ("", "x", "nan", "1,,2", "11", ",".join(map(str, range(9)))):
         with pytest.raises(ConfigError, match="strength"):
             strengths_of(text)
-
-
-def test_it_hangs_into_the_command(played: list[Task], capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_health(parser.add_subparsers())
-    assert parser.parse_args(["health"]).nodes == 504
-    parser = argparse.ArgumentParser()
-    cli_backtest.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["backtest", "health", "--json"])
-    assert cli_backtest.run_backtest(args, Console(), Console(stderr=True)) == 0
-    assert json.loads(capsys.readouterr().out)["simulated"] is True
-    assert len(played) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,11 +170,11 @@ def test_the_reason_is_what_asks_for_a_drain_at_once(level: int, rules: tuple[st
 
 
 def test_spells_and_hours_are_kept() -> None:
-    task = Task(18, 1, 1.0, 0.0, 3)
+    task = FleetRun(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
     simulation = Simulation.of(site, seed=3)
     simulation.dt_s = 600.0
-    watch = Watch(simulation, task, course_of(task, site, draw_life(site, 3, 1.0), 0.0))
+    watch = Watch(simulation, task, course_of(task, site, draw_timeline(site, 3, 1.0), 0.0))
     name = site.name("node", 2)
     drain = Finding(f"health/{name}", "warning", "", (), (), 1.0, "Drain the node.")
     for now_s, found in ((60.0, [drain]), (120.0, [drain]), (180.0, []), (240.0, [drain])):
@@ -185,11 +186,11 @@ def test_spells_and_hours_are_kept() -> None:
 
 
 def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
-    task = Task(18, 1, 1.0, 0.0, 3)
+    task = FleetRun(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
     simulation = Simulation.of(site, seed=3)
     simulation.dt_s = 600.0
-    watch = Watch(simulation, task, course_of(task, site, draw_life(site, 3, 1.0), 0.0))
+    watch = Watch(simulation, task, course_of(task, site, draw_timeline(site, 3, 1.0), 0.0))
     failures = simulation.engine.health.failures
     name = site.name("node", 2)
     drain = Finding(f"health/{name}", "warning", "", (), (), 1.0, "Drain the node.")
@@ -203,9 +204,9 @@ def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_fleet_lives_through_its_hours_and_equal_tasks_are_equal() -> None:
-    task = Task(30, 1, 0.15, 0.05, 2, 1.0, 120.0)
+    task = FleetRun(30, 1, 0.15, 0.05, 2, 1.0, 120.0)
     heard: list[float] = []
     one, two = run_course(task, heard.append), run_course(task)
     assert one.n == 36
@@ -222,18 +223,15 @@ def test_a_fleet_lives_through_its_hours_and_equal_tasks_are_equal() -> None:
     assert {"plant", "sensors", "engine", "health", "whole"} <= set(one.cost_ms)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_task_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Still:
-        def move(self, share: float, note: str = "") -> None: ...
-
-    bad = Task(18, 1, -1.0, 0.0, 1)  # no life has so few days
+    bad = FleetRun(18, 1, -1.0, 0.0, 1)  # no life has so few days
     with pytest.raises(TwinError, match="seed 1, strength 1: ValueError"):
-        health_workers.run_tasks([bad, bad], 2, Still())  # type: ignore[arg-type]
+        fleets.run_tasks([bad, bad], 2, no_report)
 
 
 def test_a_life_can_be_played_on_the_site_of_a_task() -> None:
-    task = Task(36, 2, 2.0, 0.0, 1)
+    task = FleetRun(36, 2, 2.0, 0.0, 1)
     site = fleet_site(task)
     assert (site.sizes["node"], site.sizes["gpu"], site.sizes["link"]) == (36, 72, 144)
-    FleetLife(site, draw_life(site, 1, 2.0))
+    TimelinePlayer(site, draw_timeline(site, 1, 2.0))

@@ -1,4 +1,4 @@
-"""The command `backtest power`: tables, JSON, and what it refuses."""
+"""The evaluation `power`: tables, JSON, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twin.app.cli import main
-from twin.app.power_table import figure, say_week
+from tests.evaluation.__main__ import main
+from tests.evaluation.power.table import figure, say_week
 
 ROWS = ["time,running_gpu_num", *(f"t,{820 - (i // 60) % 7 * 10}" for i in range(2 * 24 * 60))]
 
@@ -24,7 +24,7 @@ def demand(tmp_path: Path) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
-    code = main(["backtest", "power", *more])
+    code = main(["power", *more])
     told = capsys.readouterr()
     return code, told.out, told.err
 
@@ -101,7 +101,7 @@ def test_a_missing_recording_is_told(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def part(**changes: Any) -> dict[str, Any]:
-    from twin.app.power_scores import FIGURES
+    from tests.evaluation.power.scores import FIGURES
 
     arm: dict[str, Any] = {key: 0.0 for key, _ in FIGURES} | {f"{key}_most": 0.0 for key, _ in FIGURES}
     arm |= {"arm": "racktwin", "runs": 3, "runs_that_count": 2}

@@ -1,4 +1,4 @@
-"""`racktwin backtest replacement`: suites and replays as it prints them, and what it refuses."""
+"""The evaluation `replacement`: suites and replays as it prints them, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.app import replacement_scores
-from twin.app.cli import main as racktwin
-from twin.app.replacement_scores import ARMS, Task
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.replacement import scores
+from tests.evaluation.replacement.scores import ARMS, FleetQuarter
 
 
 def main(*words: str) -> int:
-    return racktwin(["backtest", "replacement", *words])
+    return evaluate(["replacement", *words])
 
 
-def row(task: Task) -> dict[str, Any]:
+def row(task: FleetQuarter) -> dict[str, Any]:
     """An arm's figures in an instant: the oracle loses least, ours a third of the way there."""
     lost = dict(zip(ARMS, (900.0, 800.0, 850.0, 700.0, 600.0, 300.0), strict=True))[task.arm] + task.seed
     known = {"lost_gpu_h": lost, "out_gpu_h": 9.0, "total_gpu_h": lost + 9.0, "interruptions": 5, "moves": 1,
@@ -28,15 +28,15 @@ def row(task: Task) -> dict[str, Any]:
 
 
 @pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+def quickly(monkeypatch: pytest.MonkeyPatch) -> list[FleetQuarter]:
     """Suites whose fleets are not lived."""
-    lived: list[Task] = []
+    lived: list[FleetQuarter] = []
 
-    def live(task: Task) -> dict[str, Any]:
+    def live(task: FleetQuarter) -> dict[str, Any]:
         lived.append(task)
         return row(task)
 
-    monkeypatch.setattr(replacement_scores, "live_task", live)
+    monkeypatch.setattr(scores, "live_task", live)
     return lived
 
 
@@ -58,7 +58,7 @@ def log_file(folder: Path) -> Path:
 
 
 def test_a_suite_compares_all_arms_and_is_labelled(
-    quickly: list[Task], capsys: pytest.CaptureFixture[str]
+    quickly: list[FleetQuarter], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("--suite", "simulated", "--seeds", "2", "--rate", "6.5,lemons", "--days", "30", "--json") == 0
     text = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_a_suite_compares_all_arms_and_is_labelled(
     assert all(goal["met"] for goal in told["goals"])
 
 
-def test_a_suite_says_so_in_tables(quickly: list[Task], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_suite_says_so_in_tables(quickly: list[FleetQuarter], capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--suite", "simulated", "--seeds", "2", "--rate", "lemons") == 0
     text = capsys.readouterr().out
     assert "simulated: 1,024 nodes" in text
@@ -84,7 +84,9 @@ def test_a_suite_says_so_in_tables(quickly: list[Task], capsys: pytest.CaptureFi
     assert "met: lemons, warnings measured: 512+ GPU jobs that fail: 0.045, goal <= 0.05" in text
 
 
-def test_arms_and_warnings_are_chosen(quickly: list[Task], capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_and_warnings_are_chosen(
+    quickly: list[FleetQuarter], capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--suite", "simulated", "--seeds", "1", "--rate", "2.34", "--warnings", "half,none",
              "--arms", "reactive,oracle", "--first-seed", "7", "--json"]  # fmt: skip
     assert main(*words) == 0
@@ -95,7 +97,7 @@ def test_arms_and_warnings_are_chosen(quickly: list[Task], capsys: pytest.Captur
     assert told["goals"] == [], "without the policy there is nothing to judge"
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_log_is_replayed_hour_by_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--events", str(log_file(tmp_path)), "--nodes", "12", "--from", "44", "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -112,12 +114,12 @@ def test_a_log_is_replayed_hour_by_hour(tmp_path: Path, capsys: pytest.CaptureFi
     assert "recorded faults of 12 nodes from day 44" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_what_comes_later_changes_no_earlier_decision(tmp_path: Path) -> None:
     """The same log cut short: withdrawals up to the cut are the same."""
-    from twin.app.fault_file import read_faults
-    from twin.app.replacement_replay import Replayed
-    from twin.app.replacement_rivals import Counted, Ours
+    from tests.evaluation.replacement.replay import Replayed
+    from tests.evaluation.replacement.rivals import Counted, Ours
+    from twin.tables import read_faults
 
     path = log_file(tmp_path)
     whole, cut = read_faults(path, 12).log, read_faults(path, 12, until_d=48.0).log

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from models.failure_rates import gamma_factors
-from policies.checkpoint_plan import Terms, plan
-from policies.checkpoint_time import best, ettr
-from tests.builders import START_NS
-from tests.saving import DAY_S, Saving
-from tests.serving import serving
-from twin.app import checkpoint_jobs_live as shown
-from twin.app import checkpoint_plans as plans
-from twin.app.checkpoint_page import PAGE
-from twin.app.cli import main as racktwin
-from twin.app.config import Api, Config, Loaded
-from twin.app.live import Live
-from twin.events import JobStarted
+from policies.checkpointing import SaveTerms, best_interval, best_plan, ettr
+from tests.support.in_process_daemon import serving
+from tests.support.saving_jobs import DAY_S, Saving
+from twin.backtest.checkpoint_page import PAGE
+from twin.cli.main import main as racktwin
+from twin.contracts import Explanation, gamma_factors
+from twin.engine import Inquiry, explain
+from twin.telemetry import JobStarted
 
 JOB = ["--save", "60", "--restart", "600"]
 
@@ -38,7 +31,7 @@ def test_a_job_that_is_thought_of(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(*base, "--json") == 0
     tree = json.loads(capsys.readouterr().out)
     mttf_s = 86_400.0 / (128 * 6.5e-3)
-    interval_s, worth = best(60.0, 600.0, mttf_s)
+    interval_s, worth = best_interval(60.0, 600.0, mttf_s)
     assert tree["interval_s"] == pytest.approx(float(interval_s))
     assert tree["ettr"] == pytest.approx(float(worth))
     hour = float(ettr(3600.0, 60.0, 600.0, mttf_s))
@@ -49,9 +42,9 @@ def test_a_job_that_is_thought_of(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / PAGE).exists()
     assert main(*base, "--rate-shape", "2", "--json") == 0
     unsure = json.loads(capsys.readouterr().out)
-    terms = Terms(*(np.full(1, x) for x in (60.0, 0.0, 600.0, np.nan, np.nan, 2.0, 1.0 / mttf_s, 0.0)))
-    assert unsure["interval_s"] == pytest.approx(plan(terms).interval_s[0])
-    assert unsure["ettr"] == pytest.approx(plan(terms).ettr[0])
+    terms = SaveTerms(*(np.full(1, x) for x in (60.0, 0.0, 600.0, np.nan, np.nan, 2.0, 1.0 / mttf_s, 0.0)))
+    assert unsure["interval_s"] == pytest.approx(best_plan(terms).interval_s[0])
+    assert unsure["ettr"] == pytest.approx(best_plan(terms).ettr[0])
     assert unsure["ettr"] > tree["ettr"]  # of as many failures on average, but of longer spells without
 
 
@@ -81,23 +74,28 @@ def test_both_kinds_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> N
         assert "expected" in capsys.readouterr().err
 
 
-def _live(twin: Saving, folder: Path) -> Live:
-    config = Config(site="site.yaml", broker="embedded", state="state", api=Api(port=0))
-    return Live(Loaded(config, folder / "racktwin.yaml"), twin.engine, START_NS, version="test")
+def rows_of(twin: Saving) -> list[dict[str, Any]]:
+    """The rows of the topic `plan`, as a daemon of this engine would give them."""
+    return explained(twin, "plan").table("jobs")
 
 
-def test_the_rows_are_the_policys_own_sums(tmp_path: Path) -> None:
+def explained(twin: Saving, topic: str = "", entity: str = "") -> Explanation:
+    policy = next(p for p in twin.engine.policies if p.name == "checkpoint")
+    found = explain(twin.engine, policy, Inquiry(topic=topic, entity=entity))
+    assert isinstance(found, Explanation)
+    return found
+
+
+def test_the_rows_are_the_policys_own_sums() -> None:
     twin = Saving({"a": ("r1/node0", "r1/node1"), "b": ("r2/node0",)})
-    live = _live(twin, tmp_path)
-    slots = np.array([twin.engine.jobs.slot_of[name] for name in ("a", "b")], np.int32)
-    blank = plans.rows(live, slots)
+    blank = rows_of(twin)
     assert [row["failures_per_day"] for row in blank] == [None, None]
     assert blank[0]["best_interval_s"] is None
     assert "nothing is forecast" in blank[0]["why"]
     assert blank[0]["interval_s"] == 7200.0
     twin.says.day = 0.2
     twin.wait(10.0)
-    rows = plans.rows(live, slots)
+    rows = rows_of(twin)
     rate = -np.log1p(-0.2)
     assert [row["failures_per_day"] for row in rows] == pytest.approx([2 * rate, rate], rel=1e-3)
     row = rows[0]
@@ -108,54 +106,43 @@ def test_the_rows_are_the_policys_own_sums(tmp_path: Path) -> None:
     assert row["advised_s"] == row["interval_s"] == pytest.approx(twin.often("a"))
     assert abs(row["best_interval_s"] / row["interval_s"] - 1.0) < 0.05
     assert row["best_ettr"] >= row["ettr"] > row["fixed_120_min"]
-    sure_s = float(best(60.0, 600.0, DAY_S / (2 * rate))[0])
+    sure_s = float(best_interval(60.0, 600.0, DAY_S / (2 * rate))[0])
     assert row["best_interval_s"] == pytest.approx(sure_s, rel=0.1)
 
 
-def test_what_a_daemon_said_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_job_is_explained_with_its_costs_and_the_proposal_in_force() -> None:
     twin = Saving({"a": ("r1/node0", "r1/node1"), "b[red]": ("r2/node0",)})
-    live = _live(twin, tmp_path)
     twin.says.day = 0.2
     twin.wait(10.0)
-    slots = np.array(sorted(twin.engine.jobs.slot_of.values()), np.int32)
-    tree = {"jobs": plans.rows(live, slots), "total": 5}
-    out = Console(file=io.StringIO(), width=160, highlight=False)
-    shown.say_jobs(json.loads(json.dumps(tree)), out)
-    said = out.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("a failure each", "b[red]", "120 min", "and 3 more jobs", "in force"):
-        assert words in said
-    out = Console(file=io.StringIO(), width=160, highlight=False)
-    shown.say_jobs({"jobs": tree["jobs"][:1], "total": 1}, out)
-    said = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "a save stops it for 1 min (as it said), a restart takes 10 min (as it said)" in said
+    site = explained(twin)
+    assert [row["job"] for row in site.table("jobs")] == ["a", "b[red]"]
+    assert site.sentences[0].text == "2 training jobs"
+    assert [row["job"] for row in explained(twin, entity="r2").table("jobs")] == ["b[red]"]
+    one = explained(twin, entity="job:a")
+    (row, _) = rows_of(twin)
+    assert one.figure("best_interval_s") == row["best_interval_s"]
+    said = " ".join(s.text for s in one.sentences)
+    assert "a save stops it for 60 s (as it said), a restart takes 10 min (as it said)" in said
+    assert "proposed: job a: save every" in said
     assert "it was advised" not in said
-    shown.say_jobs({"jobs": [], "total": 0}, out)
 
 
-def test_what_a_job_reports_that_it_keeps_is_in_force_and_a_prior_is_no_measurement(tmp_path: Path) -> None:
+def test_what_a_job_reports_that_it_keeps_is_in_force_and_a_prior_is_no_measurement() -> None:
     twin = Saving({"a": ("r1/node0", "r1/node1"), "b": ("r2/node0",)}, told={})
-    live = _live(twin, tmp_path)
     twin.says.day = 0.2
     twin.told("a", ago_s=60.0, save_s=60.0, block_s=60.0, interval_s=7200.0)
     twin.wait(10.0)
-    rows = plans.rows(live, np.array([0, 1], np.int32))
+    rows = rows_of(twin)
     assert (rows[0]["interval_s"], rows[0]["advised_s"]) == (7200.0, pytest.approx(twin.often("a")))
     assert (rows[0]["costs"], rows[0]["restart_costs"]) == ("measured", "by a prior")
-    out = Console(file=io.StringIO(), width=160, highlight=False)
-    shown.say_jobs({"jobs": rows[:1], "total": 1}, out)
-    said = out.file.getvalue()  # type: ignore[attr-defined]
+    said = " ".join(s.text for s in explained(twin, entity="a").sentences)
     assert "and reports that it keeps 2 h" in said
     assert "a restart takes 10 min (by a prior)" in said
-    del rows[0]["restart_costs"]
-    shown.say_jobs({"jobs": rows[:1], "total": 1}, out)
 
 
-def test_one_reason_for_many_jobs_is_said_once(tmp_path: Path) -> None:
+def test_one_reason_for_many_jobs_is_said_once() -> None:
     twin = Saving({f"j{i}": (f"r1/node{i}",) for i in range(9)}, max_jobs=10)
-    rows = plans.rows(_live(twin, tmp_path), np.arange(9, dtype=np.int32))
-    out = Console(file=io.StringIO(), width=160, highlight=False)
-    shown.say_jobs({"jobs": rows, "total": 9}, out)
-    said = out.file.getvalue()  # type: ignore[attr-defined]
+    said = " ".join(s.text for s in explained(twin).sentences)
     assert said.count("nothing is forecast") == 1
     assert "j0, j1, j2, j3, j4 and 4 more: nothing is forecast" in said
 
@@ -190,8 +177,7 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
             return {"jobs": [], "total": 0}
 
     asked: list[Any] = []
-    monkeypatch.setattr("twin.app.client.connect", lambda *given: Client())
+    monkeypatch.setattr("twin.api.connect", lambda *given: Client())
     assert main("--json") == 0
     assert json.loads(capsys.readouterr().out) == {"jobs": [], "total": 0}
-    assert main("big") == 1
-    assert asked[-1] == ("/checkpoints", {"job": "big", "limit": 1000})
+    assert asked[-1] == ("/checkpoints", {"job": None, "limit": 1000})

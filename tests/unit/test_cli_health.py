@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ailing import Ailing, ailing, days_ago_ns
-from tests.serving import Desk, serving_aside
-from twin.app.cli import main
-from twin.contracts import Fault
-from twin.frame import NS
-from twin.health.levels import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH
+from tests.support.in_process_daemon import Desk, serving_aside
+from tests.support.scripted_health import Ailing, ailing, days_ago_ns
+from twin.catalogue import NS
+from twin.cli.main import main
+from twin.contracts import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH, Fault
 
 DAY_S = 86_400.0
 NODE3 = "lab/h/r1/node3"

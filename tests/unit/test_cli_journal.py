@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.cli import main
+from twin.cli.main import main
 
 SITE = "site: lab\nhalls: [{name: h, racks: [{name: r1, profile: gb200-nvl72, nodes: 1}]}]\n"
 

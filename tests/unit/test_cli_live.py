@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Desk, serving_aside
-from twin.app.cli import main
-from twin.app.cli_live import duration
-from twin.app.client import connect
-from twin.app.report_text import clean
-from twin.app.tokens import read_tokens
-from twin.errors import ConfigError
+from tests.support.in_process_daemon import Desk, serving_aside
+from twin.api import connect
+from twin.api.tokens import read_tokens
+from twin.catalogue import ConfigError, clean
+from twin.cli.live import duration
+from twin.cli.main import main
 
 CAP = "gpu.power_cap_w"
 NASTY = "\x1b[31m[bold]evil[/bold]\u202e"
@@ -111,7 +110,7 @@ def test_authority_shows_and_sets(desk: Desk, capsys: pytest.CaptureFixture[str]
 
 
 def test_maintenance_and_alarms(desk: Desk, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from twin.app.alarms import AlarmBook
+    from twin.daemon.alarms import AlarmBook
 
     assert desk.run("maintenance", "rack", "r1", "--for", "2h", "--reason", "pump", "--json") == 0
     identity = json.loads(capsys.readouterr().out)["id"]
@@ -277,8 +276,8 @@ def test_durations() -> None:
 
 def test_a_command_starts_without_what_the_daemon_needs() -> None:
     code = (
-        "import sys; from twin.app.cli import main; main(['status', '--url', 'http://127.0.0.1:1']); print("
-        "[m for m in ('aiohttp', 'twin.engine', 'policies', 'uvloop') if m in sys.modules])"
+        "import sys; from twin.cli.main import main; main(['status', '--url', 'http://127.0.0.1:1']); print("
+        "[m for m in ('aiohttp', 'twin.engine.engine', 'policies', 'uvloop') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

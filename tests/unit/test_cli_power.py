@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
-from tests.capped import Rig, guards, job, lab
-from tests.serving import Desk, serving_aside
-from twin.app.cli import main
-from twin.app.cli_power import _instant, watts
-from twin.app.cli_power_show import first_words, kw, show_fit, show_headroom
+from policies.power_capping.explain import PLACE_COLUMNS, first_words
+from tests.support.capped_pod import Rig, guards, job, lab
+from tests.support.in_process_daemon import Desk, serving_aside
+from twin.cli.explain import show_explanation
+from twin.cli.main import main
+from twin.cli.power import _instant, kw, watts
+from twin.contracts import Explanation, Sentence, table_of
 
 NASTY = "\x1b[31m[bold]evil\u202e"
 
@@ -57,19 +58,18 @@ def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.Capt
     desk.drive(60, 1100.0)
     assert desk.run("power", role="viewer") == 0
     text = said(capsys)
-    for expected in ("lab power_guard: act power_cap: act", "with the other side lost", "of 144 GPUs (",
-                     "feeder h/a 150.0", "rack h/r1 132.0", "site all racks",
+    for expected in ("power_guard act", "power_cap act", "with the other side lost", "of 144 GPUs (",
+                     "lab/h/a feeder 150", "lab/h/r1 rack 132", "site site",
                      "expected the model `load`"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "why", "r1") == 0
     text = said(capsys)
-    for expected in ("rack h/r1 ", "of 72 GPUs capped", "GPUs by power_cap", "usual pre",
-                     "no job, first", "kW more at lab/h/",
-                     "with the other side lost; it may carry 150.0 kW"):  # fmt: skip
+    for expected in ("rack lab/h/r1: ", "of 72 GPUs capped", "GPUs by power_cap", "usual pre", "idle",
+                     "kW more at lab/h/", "with the other side lost; it may carry 150.0 kW"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "cost", "--hours", "1") == 0
     text = said(capsys)
-    for expected in ("caps of the last 1 h", "job pre", "inference", "straight line"):
+    for expected in ("caps of the last 1 h", "by job", "pre", "waited_for", "straight line"):
         assert expected in text, (expected, text)
     assert desk.run("power", "fit", "a") == 0
     assert "by nameplate alone: no history is kept" in said(capsys)
@@ -78,7 +78,7 @@ def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.Capt
     assert desk.run("power", "--kind", "pump") == 1
     assert "kind: 'pump' is unknown" in said(capsys)
     assert desk.run("power", "why", "nowhere") == 1
-    assert "no rack, node, GPU, feeder or job nowhere" in said(capsys)
+    assert "no entity or job nowhere" in said(capsys)
 
 
 def test_load_targets_are_set_shown_and_taken_back(
@@ -186,64 +186,29 @@ def test_powers_are_short(value: float) -> None:
     assert len(kw(value)) <= 12
 
 
-def printed(show: Any, tree: dict[str, Any]) -> str:
+def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> None:
+    row: dict[str, Any] = dict.fromkeys(("target_w", "metered", "peak_w", "peak_lost_w", "peak_s"))
+    row |= {"kind": "feeder", "dead": False, "limit_w": 750e3, "coming_w": 790e3, "unheard_racks": 1}
+    row |= {"capped_gpus": 1152, "target": "", "load_w": 612.3e3, "lost_w": 740e3, "left_w": 137.7e3}
+    rows = [row | {"use_pu": 1.05, "place": p} for p in ("berlin/hall1/busway-a1", f"berlin/{NASTY}")]
+    table = table_of("places", PLACE_COLUMNS, rows, NASTY, 400)
+    found = Explanation(policy="power_cap", now_ns=0, sentences=(Sentence(NASTY),), tables=(table,))
     out = Console(file=io.StringIO(), width=100, highlight=False, emoji=False, color_system=None)
-    show(tree, out)
+    show_explanation(found, out)
     text: str = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in text
     assert "\u202e" not in text
-    return text
-
-
-def row(place: str, kind: str, **more: Any) -> dict[str, Any]:
-    return {"place": place, "kind": kind, "dead": False, "limit_w": 750e3, "target_w": None, "target": "",
-            "load_w": 612.3e3, "lost_w": None, "left_w": 137.7e3, "use_pu": 0.82, "metered": True,
-            "unheard_racks": 0, "capped_gpus": 0, "ahead": [], "peak_w": None, "peak_lost_w": None,
-            "peak_s": None} | more  # fmt: skip
-
-
-def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> None:
-    ahead = [{"horizon_s": h, "load_w": 700e3, "lost_w": 790e3, "use_pu": 1.05, "left_w": -4e4,
-              "limit_w": 75e4, "target_w": None, "from": "racks"} for h in (900.0, 3600.0)]  # fmt: skip
-    first = {"place": f"berlin/{NASTY}", "kind": "feeder", "in_s": 900.0, "use_pu": 1.05, "left_w": -4e4,
-             "over": True, "limit_w": 75e4, "target": "", "lost": True}  # fmt: skip
-    places = [
-        row("site", "site", target_w=700e3, target=NASTY),
-        row("berlin/hall1/busway-a1", "feeder", lost_w=740e3, ahead=ahead, capped_gpus=1152),
-        row("berlin/hall1/b", "feeder", dead=True),
-        row(f"berlin/{NASTY}", "rack", unheard_racks=1, load_w=None, use_pu=None, left_w=None),
-    ]
-    capped = {"gpus": 1152, "of": 1152, "by_policy": {"power_cap": 1152}, "advised_gpus": 3}
-    policies = [{"policy": "power_cap", "authority": "advise", "suspended": False}]
-    tree = {"site": "berlin", "first": first, "notes": [NASTY], "racks_total": 400, "policies": policies,
-            "capped": capped, "places": places}  # fmt: skip
-    text = printed(show_headroom, tree)
-    table = [line for line in text.splitlines() if line.startswith(("feeder", "rack", "site"))]
-    assert len(table) == 4
-    assert max(len(line.rstrip()) for line in table) <= 100
-    for expected in ("in 15 min", "dead", "+ 1 unheard", "700.0", "790.0", "busway-a1",
-                     "the 1 fullest of 400 racks"):  # fmt: skip
+    lines = text.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 100
+    for expected in ("750", "790", "1,152", "105 %", "the first 2 of 400", "[bold]evil"):
         assert expected in text, (expected, text)
-    assert "beyond its limit in 15 min, by the upper end of the forecast: feeder" in " ".join(text.split())
 
 
 def test_what_binds_first_in_words() -> None:
     base = {"place": "lab/h/a", "kind": "feeder", "in_s": 0.0, "use_pu": 0.5, "left_w": 75e3, "over": False,
             "limit_w": 150e3, "target": "", "lost": True}  # fmt: skip
-    assert first_words(base, "lab") == (
-        "binds first: feeder h/a with the other side lost, 75.0 kW left of its 150.0 kW now (50 % used)"
+    assert first_words(base) == (
+        "binds first: feeder lab/h/a with the other side lost, 75.0 kW left of its 150.0 kW now (50 % used)"
     )
     target = base | {"kind": "site", "place": "site", "target": "dr", "lost": False}
-    assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target, "lab")
-
-
-def test_a_fit_with_its_interval() -> None:
-    one = {"nameplate": 3, "peaks": 5, "diverse": 9, "low": 7, "high": 10, "hours": 720, "days": 30,
-           "excess_pu": 0.0, "stops": "lab/h/b", "why_not": ""}  # fmt: skip
-    tree = {"site": "lab", "feeder": "lab/h/a", "like": "lab/h/r1", "profile": None, "nameplate_w": 132e3,
-            "racks_there": 4, "risk_pu": 0.01, "donors": 4, "lost": one, "both": one | {"diverse": None},
-            "notes": []}  # fmt: skip
-    text = " ".join(printed(show_fit, tree).split())
-    for expected in ("how many more racks fit on h/a", "at 1 % per hour", "3 5 9 (7 to 10) h/b",
-                     "from 720 hours of 30 days", "plan with the lower end"):  # fmt: skip
-        assert expected in text, (expected, text)
+    assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target)

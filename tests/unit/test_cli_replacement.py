@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from policies.replacement_phases import DRAINING, RMA, SUSPECT
-from tests.leaving import Leaving, outed
-from tests.serving import Desk, serving_aside
-from twin.app.cli import main
-from twin.events import JobStarted
-from twin.frame import NS
-from twin.journal import Chain
+from policies.node_replacement import SUSPECT
+from policies.node_replacement.phases import DRAINING, RMA
+from tests.support.in_process_daemon import Desk, serving_aside
+from tests.support.leaving_nodes import Leaving, outed
+from twin.catalogue import NS
+from twin.cli.main import main
+from twin.contracts import OtherRecord
+from twin.run.journal import Chain
+from twin.telemetry import JobStarted
 
 NODE = "lab/h/r1/node3"
 
@@ -48,8 +50,8 @@ def leave(desk: NodesDesk) -> None:
     def act() -> None:
         for node, phase in ((3, DRAINING), (5, RMA), (7, SUSPECT)):
             outed(desk.policy, node, desk.pod.twin.now_ns, phase)
-        desk.policy.set("held", {7: 1})
-        desk.policy.set("pair", {3: 9, 20: 9})
+        desk.policy.set("hold", {7: 1})
+        desk.policy.set("spare_pair", {3: 9, 20: 9})
         desk.pod._events.append(JobStarted(id="j", job="big", nodes=(NODE,), kind="training"))
         desk.pod.tick(None)
 
@@ -61,12 +63,12 @@ def test_the_plan_in_lines(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) 
     assert desk.run("replacement", "plan", role="viewer") == 0
     text = said(capsys)
     for expected in (
-        "lab replacement: act 33 in service 1 suspect 1 draining 1 rma",
-        "lab/h/r1/node5 rma 60 min hardware 61 % waits for people: racktwin replacement report",
+        "of the site: 33 in service, 1 suspect, 1 draining, 1 rma",
+        "lab/h/r1/node5 rma 60 min hardware 61 % waits for an operator: racktwin replacement report",
         "lab/h/r1/node3 draining 60 min hardware 61 % waits for the scheduler to take big off it",
-        "its spare: lab/h/r2/node2",
+        "lab/h/r2/node2",
         "waits as it is held back: as many nodes are out as may be at once",
-        "spares: 0, 0 of them free; nobody knows how many are needed",
+        "spares: 0, 0 of them free; without a forecast the number needed is unknown",
     ):
         assert expected in text, (expected, text)
     assert desk.run("replacement", "plan", "--phase", "rma", "--limit", "1") == 0
@@ -80,21 +82,24 @@ def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.Capt
     assert desk.run("replacement", "plan", "r1/node3") == 0
     text = said(capsys)
     for expected in (
-        "lab/h/r1/node3 on its way out of service",
-        "why row remaps fail",
-        "fails 12 % within 1 h, 61 % within 24 h; sure (90 %)",
-        "weighed do nothing: 410 GPU-h",
-        "save now, then drain: 41.5 GPU-h <- chosen",
-        "acting 41.5 GPU-h, interruption 3.0 %; waiting 410 GPU-h, 61 %",
-        "level wanted drained; the scheduler says nothing",
-        "withdrawals that count against it: 1; tests failed since: 2",
+        "lab/h/r1/node3: on its way out of service",
+        "reason: row remaps fail",
+        "chance 1h pu 12 %",
+        "chance 24h pu 61 %",
+        "do nothing 410",
+        "save now, then drain 41.5 chosen",
+        "gate act gpu h 41.5",
+        "level drained",
+        "offences 1",
+        "attempts 2",
     ):
         assert expected in text, (expected, text)
+    assert "read back" not in text
     assert desk.run("replacement", "plan", "r2/node1") == 0
     text = said(capsys)
-    assert "lab/h/r2/node1 in service" in text
-    assert "fails unknown within 1 h, unknown within 24 h; by forecasts alone" in text
-    assert "weighed nothing, as it is no suspect" in text
+    assert "lab/h/r2/node1: in service" in text
+    assert "chance" not in text
+    assert "no option is weighed, as it is no suspect" in text
 
 
 @pytest.mark.parametrize("desk", [False], indirect=True)
@@ -188,7 +193,7 @@ def test_the_history_of_a_run_without_a_daemon(
     ]
     with (tmp_path / "journal.jsonl").open("wb") as file:
         for i, body in enumerate(bodies):
-            file.write(chain.line("account", i, t0 + i * NS, body) + b"\n")
+            file.write(chain.line(OtherRecord("account", body), i, t0 + i * NS) + b"\n")
     assert main(["replacement", "history", "--run", str(tmp_path)]) == 0
     text = said(capsys)
     assert "outcome lab/h/r1/node3 it failed; 6 GPU-h lost" in text

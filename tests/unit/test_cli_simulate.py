@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twin.app import cli_simulate
-from twin.app.cli import main
-from twin.app.cli_plant import _live
-from twin.app.cli_simulate import Looker, run_simulate
-from twin.app.collect import Collector
-from twin.app.simulating import Simulation
-from twin.app.storage import journal_lines
-from twin.app.wiring import load_site, make_engine
-from twin.estimator import Estimator
-from twin.plant.plant import Plant
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import Sensors
+from twin.cli import simulate
+from twin.cli.main import main
+from twin.cli.plant import _live
+from twin.cli.simulate import Looker, run_simulate
+from twin.config import load_site, make_engine
+from twin.estimation import Estimator
+from twin.plant import Plant, Scenario, Sensors
+from twin.report import Collector
+from twin.run import journal_lines
+from twin.simulation import Simulation
 
 SITE = """\
 site: lab
@@ -129,7 +127,7 @@ def test_ctrl_c_ends_it_early_and_well(
             if self.seconds >= 12:
                 signal.raise_signal(how)
 
-    monkeypatch.setattr(cli_simulate, "Looker", Impatient)
+    monkeypatch.setattr(simulate, "Looker", Impatient)
     result = said(capsys, "--hours", "100", "--out", "run", code=130)
     assert result["interrupted"] is True
     with pytest.raises(KeyboardInterrupt):  # what it does again once nothing is under way

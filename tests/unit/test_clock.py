@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from twin.app.clock import Clock
-from twin.frame import NS
+from twin.catalogue import NS
+from twin.daemon.clock import Clock
 
 START = 1_700_000_000 * NS
 

@@ -6,25 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from twin.app.collect import MAX_KEPT, Collector
-from twin.app.report_episodes import MAX_EPISODES, Episodes
-from twin.app.report_figures import key_figures, power_series
-from twin.app.report_series import Timeline, spread
-from twin.contracts import CommandBatch
+from twin.catalogue import NS
+from twin.contracts import ClearedRecord, CommandBatch, FindingRecord
 from twin.engine import Engine
-from twin.frame import NS
-from twin.inbox import Inbox
-from twin.jobs import Jobs
-from twin.reading import Block
-from twin.site import Site, SiteSpec
-from twin.sitebuild import build
+from twin.report import Collector
+from twin.report.collector import MAX_KEPT
+from twin.report.decimation import Timeline, spread
+from twin.report.episodes import MAX_EPISODES, Episodes
+from twin.report.figures import key_figures, power_series
+from twin.site import Site, SiteSpec, build_site
+from twin.telemetry import Block, Inbox, JobSlots
 
 START_NS = 1_800_000_000 * NS
 
 
 def site_of(racks: int) -> Site:
     rack = {"name": f"r[001-{racks:03d}]", "nodes": 1, "gpus_per_node": 1}
-    return build(SiteSpec({"site": "s", "halls": [{"name": "h", "racks": [rack]}]}, {}))
+    return build_site(SiteSpec({"site": "s", "halls": [{"name": "h", "racks": [rack]}]}, {}))
 
 
 def block(table: str, signal: str, values: list[float], now_ns: int, start: int = 0) -> Block:
@@ -133,7 +131,7 @@ def batch(reason: str, issued_ns: int = 0, **more: Any) -> CommandBatch:
 
 def test_actions_repeat_into_one_line_and_are_bounded() -> None:
     book, site = Episodes(), site_of(1)
-    jobs = Jobs(site.sizes["job"], site.sizes["node"])
+    jobs = JobSlots(site.sizes["job"], site.sizes["node"])
     book.act("advice", (batch("hot", 1), batch("hot", 9, value=np.array([7.0]))), site, jobs)
     book.act("advice", (batch("hot", 10, renewal=True),), site, jobs)
     (action,) = book.actions.values()
@@ -147,18 +145,18 @@ def test_actions_repeat_into_one_line_and_are_bounded() -> None:
 
 def test_a_finding_is_one_line_from_raised_to_cleared() -> None:
     book = Episodes()
-    body = {
-        "kind": "finding",
-        "id": "heat/x",
-        "severity": "warning",
-        "title": "t",
-        "entities": ["x"],
-        "evidence": [],
-        "action": "",
-    }
-    book.record(body, 10)
-    book.record({"kind": "cleared", "id": "heat/x"}, 15)
-    book.record(body, 20)
+    finding = FindingRecord(
+        id="heat/x",
+        severity="warning",
+        title="t",
+        entities=("x",),
+        evidence=(),
+        confidence_pu=None,
+        action="",
+    )
+    book.record(finding, 10)
+    book.record(ClearedRecord(id="heat/x"), 15)
+    book.record(finding, 20)
     (found,) = book.conditions.values()
     assert (found.first_ns, found.times, found.lasted_ns, found.cleared_ns) == (10, 2, 5, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.combination import Combination, independent_share, middle_half
+from models.load.combination import Combination, independent_share, middle_half
 
 AWAKE = np.ones((2, 1), np.bool_)
 KNOWN = np.ones(1, np.bool_)

@@ -7,22 +7,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.backtest import Course, Result
-from models.comparison import Ratio, beside, mean_interval, mean_ratio, overall, to_best, to_rival
-from models.panel import Panel
-from models.scores import Cells, each_cells, score, summed
-from twin.errors import ContractError
-from twin.frame import F64
+from models.backtest import (
+    BacktestResult,
+    Cells,
+    HorizonForecasts,
+    compare_errors,
+    each_cells,
+    overall,
+    to_best,
+    to_rival,
+)
+from models.backtest.comparison import ErrorRatio, mean_interval, mean_ratio
+from models.backtest.scores import score, summed
+from models.load import SeriesPanel
+from twin.catalogue import F64, ContractError
 
 N = 800
 
 
-def panel_of(k: int = 2, seed: int = 0) -> Panel:
+def panel_of(k: int = 2, seed: int = 0) -> SeriesPanel:
     rng = np.random.default_rng(seed)
-    return Panel(0, 60.0, rng.normal(size=(N, k)).cumsum(axis=0), tuple(f"s{i}" for i in range(k)))
+    return SeriesPanel(0, 60.0, rng.normal(size=(N, k)).cumsum(axis=0), tuple(f"s{i}" for i in range(k)))
 
 
-def result_of(panel: Panel, error: float | F64, horizons: tuple[int, ...] = (1, 8)) -> Result:
+def result_of(panel: SeriesPanel, error: float | F64, horizons: tuple[int, ...] = (1, 8)) -> BacktestResult:
     """Forecasts that miss each target by so much."""
     courses = []
     for h in horizons:
@@ -30,30 +38,30 @@ def result_of(panel: Panel, error: float | F64, horizons: tuple[int, ...] = (1, 
         known = np.minimum(origins + h, N - 1)
         said = panel.values[known] + np.broadcast_to(error, (N, panel.n))[known]
         bands = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
-        courses.append(Course(h, 1, origins, said[..., None] + bands, np.ones((panel.n, 1)), 0.0))
-    return Result(panel, N // 2, ("x",), tuple(courses), 0.0, (), 0)
+        courses.append(HorizonForecasts(h, 1, origins, said[..., None] + bands, np.ones((panel.n, 1)), 0.0))
+    return BacktestResult(panel, N // 2, ("x",), tuple(courses), 0.0, (), 0)
 
 
-def cells_of(panel: Panel, error: float | F64) -> list[Cells]:
+def cells_of(panel: SeriesPanel, error: float | F64) -> list[Cells]:
     return each_cells(result_of(panel, error))
 
 
-def ratio(horizon: int, error: F64, rival: F64) -> Ratio:
-    return Ratio(horizon, 1, np.arange(100, 100 + len(error)), error, rival, len(error))
+def ratio(horizon: int, error: F64, rival: F64) -> ErrorRatio:
+    return ErrorRatio(horizon, 1, np.arange(100, 100 + len(error)), error, rival, len(error))
 
 
 def test_a_forecast_that_errs_half_as_much_has_half_the_error_and_surely_wins() -> None:
     panel = panel_of()
     ours, other = cells_of(panel, 1.0), cells_of(panel, 2.0)
     for held, rival in zip(ours, other, strict=True):
-        told = beside(held, rival, [0, 1])
+        told = compare_errors(held, rival, [0, 1])
         assert (told["mae"], told["mae_rival"]) == (pytest.approx(1.0), pytest.approx(2.0))
         assert told["ratio"] == pytest.approx(0.5)
         assert (told["low"], told["high"]) == (pytest.approx(0.5), pytest.approx(0.5))
         assert (told["better"], told["sure"]) == ("ours", True)
-        back = beside(rival, held, [0, 1])
+        back = compare_errors(rival, held, [0, 1])
         assert (back["ratio"], back["better"], back["sure"]) == (pytest.approx(2.0), "rival", True)
-    assert beside(ours[0], ours[0], [0])["better"] == "none"
+    assert compare_errors(ours[0], ours[0], [0])["better"] == "none"
 
 
 def test_only_targets_of_both_count() -> None:
@@ -62,10 +70,10 @@ def test_only_targets_of_both_count() -> None:
     gappy = other.error.copy()
     gappy[::2, 0] = np.nan
     gappy[:, 1] = np.nan
-    told = beside(held, replace(other, error=gappy), [0, 1])
+    told = compare_errors(held, replace(other, error=gappy), [0, 1])
     assert told["targets"] == len(gappy) // 2
     assert told["ratio"] == pytest.approx(0.5)
-    nothing = beside(held, replace(other, error=np.full(gappy.shape, np.nan)), [0])
+    nothing = compare_errors(held, replace(other, error=np.full(gappy.shape, np.nan)), [0])
     assert nothing["targets"] == 0
     assert np.isnan(nothing["mae"])  # type: ignore[call-overload]
     assert nothing["better"] == "none"
@@ -77,7 +85,7 @@ def test_who_wins_by_a_little_is_not_sure() -> None:
     rng = np.random.default_rng(3)
     panel = panel_of(1)
     one, two = (rng.normal(size=(N, 1)) for _ in range(2))
-    told = beside(cells_of(panel, one)[0], cells_of(panel, two)[0], [0])
+    told = compare_errors(cells_of(panel, one)[0], cells_of(panel, two)[0], [0])
     assert not told["sure"]
     assert told["low"] < 1.0 < told["high"]  # type: ignore[operator]
 
@@ -126,7 +134,7 @@ def test_too_few_blocks_and_nothing_to_compare_tell_nothing() -> None:
     zero = ratio(1, np.zeros(50), np.zeros(50))
     assert zero.value == 1.0
     assert np.isnan(ratio(1, np.ones(50), np.zeros(50)).value)
-    assert np.isnan(Ratio(1, 1, np.arange(9), np.zeros(9), np.zeros(9), 0).value)
+    assert np.isnan(ErrorRatio(1, 1, np.arange(9), np.zeros(9), np.zeros(9), 0).value)
     told = overall([ratio(1, np.ones(50), np.zeros(50))])
     assert all(np.isnan(v) for v in told.values() if v is not None)
     assert overall([ratio(1, np.ones(90), 2 * np.ones(90))])["ratio"] == pytest.approx(0.5)

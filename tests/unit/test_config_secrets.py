@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.config import Config, Loaded
+from twin.config import Config, Loaded
 
 
 @pytest.mark.parametrize("mode, told", [(0o644, True), (0o602, True), (0o600, False), (0o440, False)])

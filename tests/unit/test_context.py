@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from models.context import BRISK_ROWS, CALM_ROWS, RECENT_ROWS, RECENT_SAMPLE, recent_sample, restlessness
-from twin.frame import F64
+from models.load import CALM_ROWS, recent_sample, restlessness
+from models.load.context import BRISK_ROWS, RECENT_ROWS, RECENT_SAMPLE
+from twin.catalogue import F64
 
 
 def at_end(values: F64) -> F64:

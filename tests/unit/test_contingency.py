@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import site_of, spec_of, two_racks
+from tests.support.builders import site_of, spec_of, two_racks
 from tests.unit.test_safety import NVL72_W
-from twin.contingency import contingency_caps
-from twin.profile import Profile, parse_profile
-from twin.safety import lapse_power_w
-from twin.site import Site
+from twin.site import Profile, Site, contingency_caps, parse_profile
+from twin.site.safety import lapse_power_w
 
 GPUS, LOW_W, HIGH_W, SAFE_W = 72, 200.0, 1200.0, 750.0
 OTHER_W = NVL72_W - GPUS * SAFE_W

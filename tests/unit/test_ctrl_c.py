@@ -8,15 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from twin.app import cli
-from twin.app.backtest_run import Bar
-from twin.app.cli import main
+from twin.cli import main as cli
+from twin.cli.main import main
+from twin.run import ProgressBar, interrupt
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Clear the stop flag: one test must not stop the next one in this process."""
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    yield
+    interrupt.stop_at_once()
+    for number, action in before.items():
+        signal.signal(number, action)
+
 
 BUSY_S = 3.0  # of processor time: the command has begun its work, wherever in it
 
@@ -47,7 +59,7 @@ def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{1_700_000_000 + 60 * i},{v:.3f}" for i, v in enumerate(rng.normal(size=20_000).cumsum())]
     (tmp_path / "long.csv").write_text("\n".join(["t,v", *rows]) + "\n")
-    words = [sys.executable, "-m", "twin.app", "backtest", "load", "--series", str(tmp_path / "long.csv"),
+    words = [sys.executable, "-m", "twin", "backtest", "load", "--series", str(tmp_path / "long.csv"),
              "--time-column", "t", "--value-column", "v"]  # fmt: skip
     for more in ([], ["--jobs", "2"]):
         running = subprocess.Popen([*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -73,7 +85,7 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_too(
         return 0
 
     monkeypatch.setattr(cli, "_run", imports)
-    assert main(["backtest", "load", "--suite", "x"]) == 130
+    assert main(["backtest", "load", "--series", "x"]) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 
     def breaks(*_: object) -> int:
@@ -81,14 +93,14 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_too(
 
     monkeypatch.setattr(cli, "_run", breaks)
     with pytest.raises(RuntimeError, match="another one"):
-        main(["backtest", "load", "--suite", "x"])
+        main(["backtest", "load", "--series", "x"])
 
 
 def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def works(*_: object) -> int:
-        with Bar(Console(stderr=True), "backtest") as bar:
+        with ProgressBar(Console(stderr=True), "backtest") as bar:
             bar.move(0.1)
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -97,5 +109,5 @@ def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
 
     monkeypatch.setattr(cli, "_run", works)
     for _ in range(2):
-        assert main(["backtest", "load", "--suite", "x"]) == 130
+        assert main(["backtest", "load", "--series", "x"]) == 130
         assert capsys.readouterr().err.strip() == "interrupted"

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, eight_nodes
-from twin.events import EntityReplaced, FaultReported
-from twin.frame import NS
-from twin.health.levels import ACTIONS
-from twin.reading import Block
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from tests.support.builders import Twin, eight_nodes
+from twin.catalogue import NS
+from twin.contracts import ACTIONS
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import Block, EntityReplaced, FaultReported
 
 STEP_S = 30.0
 NONE, GPU_RESET, NODE_RESTART = 0, 1, 2  # of gpu.recovery_action_state
@@ -166,7 +166,7 @@ def test_a_restart_of_the_daemon_misses_none() -> None:
     pod.step(3)
     pod.step(6, fault(0, 79), gpu__recovery_action_state=NONE)
     other = Fleet()
-    restore_engine(other.engine, decode(encode(dump_engine(pod.engine))))
+    other.engine.restore(decode(encode(pod.engine.dump())))
     other.now_ns, other.number, other.inbox = pod.now_ns, pod.number, pod.inbox
     other.reboots[0] = 1
     other.step(2)
@@ -192,8 +192,8 @@ def test_a_restart_undoes_the_double_bit_errors_before_it() -> None:
     errors[2] = 0  # what a driver counts begins anew
     asks["gpu__recovery_action_state"] = np.full(8, NONE)  # a reset without a restart
     assert step(20, **asks) == [1]
-    data = decode(encode(dump_engine(pod.engine)))
-    restore_engine(pod.engine, data)
+    data = decode(encode(pod.engine.dump()))
+    pod.engine.restore(data)
     assert step(5) == [1]
     errors[2] = 1
     assert step(3) == [1, 2]

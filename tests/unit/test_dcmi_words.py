@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.dcmi import Limit, parse_limit, parse_power
-from twin.errors import ConnectorError
+from connectors.bmc.dcmi import DcmiLimit, parse_limit, parse_power
+from twin.catalogue import ConnectorError
 
 LIMIT = """
     Current Limit State: Power Limit Active
@@ -29,7 +28,7 @@ POWER = """
 
 
 def test_a_limit_that_is_active_and_one_that_is_not() -> None:
-    expected = Limit(True, 4800.0, "Hard Power Off & Log Event to SEL", 1000, 60)
+    expected = DcmiLimit(True, 4800.0, "Hard Power Off & Log Event to SEL", 1000, 60)
     assert parse_limit(LIMIT) == expected
     off = LIMIT.replace("Power Limit Active", "No Active Power Limit")
     assert parse_limit(off) == expected._replace(active=False)

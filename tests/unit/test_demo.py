@@ -16,22 +16,18 @@ import yaml
 from rich.console import Console
 
 from tests.unit.test_journal_rotation import KEEPING, run
-from twin.app import config as schema
-from twin.app import record
-from twin.app.acl import acl_text, identities
-from twin.app.cli import main
-from twin.app.compare import said_simulated
-from twin.app.config import load_config
-from twin.app.demo_live import MARKER, OURS, _prove, claimed
-from twin.app.journal_files import journal_lines
-from twin.app.replay import Keeping
-from twin.app.report_figures import doubt
-from twin.app.wiring import load_site
-from twin.errors import ConfigError, StorageError
+from twin.catalogue import ConfigError, StorageError
+from twin.cli import record
+from twin.cli.acl import acl_text, identities
+from twin.cli.demo import MARKER, OURS, _prove, claimed
+from twin.cli.main import main
+from twin.config import load_config, load_site, schema
+from twin.report.figures import doubt
+from twin.run import Keeping, journal_lines, said_simulated
 
 ROOT = Path(__file__).parents[2]
 HOLD = (
-    "import sys; from pathlib import Path; from twin.app.demo_live import claimed\n"
+    "import sys; from pathlib import Path; from twin.cli.demo import claimed\n"
     "with claimed(Path(sys.argv[1]), ()): print('held', flush=True); sys.stdin.read()\n"
 )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import PROFILES, profile_tree, site_of, two_racks
-from twin.design import APPROACH_K, PRIMARY_FLOW_RATIO, counterflow_ua_w_per_k
-from twin.profile import parse_profile
+from tests.support.builders import PROFILES, profile_tree, site_of, two_racks
+from twin.site import APPROACH_K, PRIMARY_FLOW_RATIO, parse_profile
+from twin.site.design import counterflow_ua_w_per_k
 
 
 def one(profile: str, **group: object) -> dict[str, object]:

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.confidence import Residual
-from twin.diagnosis.cause import Book, Cause, finding_of
-from twin.diagnosis.diagnosis import Diagnosis
-from twin.diagnosis.kinds import KINDS
-from twin.diagnosis.places import Places
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from twin.catalogue import NS, find_signal
+from twin.contracts import Residual
+from twin.diagnosis import FAULT_KINDS, Diagnosis, Places, finding_of
+from twin.diagnosis.cause import Book, Cause
+from twin.diagnosis.deviations import CERTAIN, DeviationTrack
+from twin.diagnosis.downstream_mask import Wake
 from twin.diagnosis.signature import HYPOTHESES
-from twin.diagnosis.tracks import CERTAIN, Track
-from twin.diagnosis.wake import Wake
-from twin.events import FaultReported, MaintenanceBegun
-from twin.frame import NS
-from twin.signals import find_signal
+from twin.telemetry import FaultReported, MaintenanceBegun
 
 QUIET: dict[str, Any] = {
     "node.leak_state": 0.0, "rack.leak_state": 0.0, "cdu.leak_state": 0.0, "feeder.voltage_v": 400.0,
@@ -185,7 +182,7 @@ def test_a_meter_that_falls_silent() -> None:
 
 
 def test_one_far_reading_is_no_deviation_and_two_are() -> None:
-    track, now = Track.of(3), START_NS
+    track, now = DeviationTrack.of(3), START_NS
     whole = slice(0, 3)
     track.update(np.array([0.0, 7.0, -2.0]), None, whole, now)
     assert not track.active
@@ -320,7 +317,7 @@ def test_a_better_account_takes_the_place_of_one_that_lost_its_support() -> None
 
 @pytest.mark.parametrize("h", HYPOTHESES, ids=lambda h: f"{h.kind}-{h.table}-{h.signal}")
 def test_every_hypothesis_is_of_a_known_kind_and_signal(h: Any) -> None:
-    assert h.table in KINDS[h.kind].tables
+    assert h.table in FAULT_KINDS[h.kind].tables
     if h.kind == "sensor_biased":
         assert find_signal(f"{h.table}.{h.signal}") is not None
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, site_of, two_racks
+from tests.support.builders import Twin, site_of, two_racks
+from twin.catalogue import NS
+from twin.diagnosis import Places
 from twin.diagnosis.cause import MOST_ALIKE, Book, Cause
-from twin.diagnosis.places import Places
-from twin.frame import NS
 
 RNG = np.random.default_rng(3)
 

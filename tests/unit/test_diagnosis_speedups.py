@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.confidence import Residual
-from twin.diagnosis import tracks as tracks_module
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from twin.catalogue import NS
+from twin.contracts import Residual
+from twin.diagnosis import deviations as tracks_module
 from twin.diagnosis.bank import COLUMNS, FLAGS, Bank, traits_of
-from twin.diagnosis.board import (
+from twin.diagnosis.cusum import (
     ALLOWANCE,
     CERTAIN,
     FARTHEST,
@@ -26,11 +27,10 @@ from twin.diagnosis.board import (
     OFF_SIGMAS,
     WILD_KEPT,
     WILD_SIGMAS,
-    Board,
+    CusumBoard,
 )
-from twin.diagnosis.tracks import Readings, Track, Tracks
-from twin.frame import NS
-from twin.state import State
+from twin.diagnosis.deviations import DeviationTrack, NewReadings, Tracks
+from twin.telemetry import State
 
 F = np.float32
 
@@ -69,8 +69,8 @@ def deviations(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def test_a_board_counts_each_cell_as_the_rule_is_written() -> None:
-    rng, board = np.random.default_rng(3), Board(3, 20)
-    pieces = [Track(board, r, slice(0, 20)) for r in range(3)]
+    rng, board = np.random.default_rng(3), CusumBoard(3, 20)
+    pieces = [DeviationTrack(board, r, slice(0, 20)) for r in range(3)]
     cells = [[dict.fromkeys(KEPT, F(0.0)) | {"on": 0, "streak": 0} for _ in range(20)] for _ in range(3)]
     ever = 0
     for tick in range(300):
@@ -102,7 +102,7 @@ def run(tracks: Tracks, state: State, rng: np.random.Generator, ticks: int) -> N
     for _ in range(ticks):
         state.tick += 1
         state.now_ns += NS
-        readings = Readings()
+        readings = NewReadings()
         readings.begin()
         tracks.update(compared(rng, sizes), state, readings, {})
 
@@ -120,7 +120,7 @@ def test_comparisons_side_by_side_are_as_each_alone(part: int, monkeypatch: pyte
     state, rng, tracks = State(site_of(two_racks()).sizes), np.random.default_rng(1), Tracks()
     run(tracks, state, rng, 20)
     state, rng = State(site_of(two_racks()).sizes), np.random.default_rng(1)
-    alone = {name: Track.of(len(t.on)) for name, t in tracks.tracks.items()}
+    alone = {name: DeviationTrack.of(len(t.on)) for name, t in tracks.tracks.items()}
     sizes = {name: len(t.on) for name, t in tracks.tracks.items()}
     for tick in range(20):
         for name, r in compared(rng, sizes).items():
@@ -181,7 +181,7 @@ def test_a_watch_and_its_copy_see_the_same_meter_fall_silent() -> None:
     pod = Twin(two_racks())
     pod.run(20, {"rack.power_w": 50_000.0, "gpu.power_w": 500.0})
     other = copy.deepcopy(pod.engine.diagnosis.watch)
-    state, readings = pod.engine.state, Readings()
+    state, readings = pod.engine.state, NewReadings()
     for _ in range(10):
         state.now_ns += NS
         state.tick += 1

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from connectors import discovery
-from connectors.capture import BadRow, read_capture
-from connectors.discovery import Discovery, discover, to_yaml
-from twin.reading import Message
-from twin.sitefile import SiteFile, convert
+from connectors.dsx import discover, discovery, to_yaml
+from connectors.dsx.discovery import Discovery
+from connectors.files import BadRow, read_capture
+from twin.site import SiteFile, convert
+from twin.telemetry import Message
 
 
 def point(kind: str, tag: str, point_type: str = "Status", **fields: Any) -> Message:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from connectors.dsx_bms import HOLD_NS, BmsDecoder
-from twin.errors import ActuationError, BadMessage
-from twin.reading import Ignored, Message, Reading
+from connectors.dsx import BmsDecoder
+from connectors.dsx.bms import HOLD_NS
+from twin.catalogue import ActuationError, BadMessage
+from twin.telemetry import Ignored, Message, Reading
 
 T_MS = 1_767_225_600_000
 T_NS = T_MS * 10**6

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from connectors.dsx_flex_state import FeedNow, FeedTarget, FlexAgent, Hint, Told
-from connectors.dsx_flex_wire import AGENT, BREACH, NS, STATUS, encode_event, text_of
-from tests.builders import START_NS
-from tests.flexing import CORRELATION, check_event, contract
+from connectors.dsx import AGENT, BREACH, FeedNow, FeedTarget, FlexAgent, FlexPublication, Hint, encode_event
+from connectors.dsx.flex_wire import NS, STATUS, text_of
+from tests.support.builders import START_NS
+from tests.support.flex_messages import CORRELATION, check_event, contract
 
 HINTS = [Hint("lab/h/r1/node0", 1, 3000.0), Hint("lab/h/r1/node1", 2, 3100.0)]
 
@@ -32,7 +31,7 @@ class Stage:
         self.ids = 0
         self.agent = FlexAgent(self._id, **more)
         self.load_w, self.targets, self.held_back = 900.0, tuple[FeedTarget, ...](), False
-        self.told: list[Told] = []
+        self.told: list[FlexPublication] = []
         self.asked: list[float] = []
 
     def _id(self) -> str:
@@ -203,7 +202,7 @@ def test_what_may_stay_is_no_breach() -> None:
     assert stage.last["compliant"] is False
 
 
-def wire(told: Told) -> dict[str, Any]:
+def wire(told: FlexPublication) -> dict[str, Any]:
     subject = "powerstate" if told.kind == STATUS else "powerbreach"
     found: dict[str, Any] = json.loads(encode_event(
         told.kind, f"{AGENT}us", subject, START_NS, told.data, correlation=told.correlation))  # fmt: skip

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from connectors import dsx_bms
-from connectors.dsx_bms import BmsDecoder
-from twin.reading import Ignored, Message
+from connectors.dsx import BmsDecoder, bms
+from twin.telemetry import Ignored, Message
 
 
 class OneRack:
@@ -33,7 +32,7 @@ def value(topic: str, number: float) -> Message:
 
 
 def test_the_table_of_points_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dsx_bms, "MAX_POINTS", 100)
+    monkeypatch.setattr(bms, "MAX_POINTS", 100)
     d = BmsDecoder(SITE)
     made = [meta("Rack", "RackPower", f"t{i}", rackLocationId="r1", engUnit="kW") for i in range(200)]
     answers = [d.decode(m) for m in made]
@@ -46,7 +45,7 @@ def test_the_table_of_points_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_bytes_of_the_table_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dsx_bms, "MAX_POINT_BYTES", 1000)
+    monkeypatch.setattr(bms, "MAX_POINT_BYTES", 1000)
     d = BmsDecoder(SITE)
     made = [meta("Rack", "RackPower", f"t{i}", rackLocationId="r1", engUnit="kW") for i in range(50)]
     full = [isinstance(d.decode(m), Ignored) for m in made]
@@ -62,5 +61,5 @@ def test_notes_are_bounded() -> None:
     for i in range(600):
         slip = "Secondary" + chr(97 + i // 26) + chr(97 + i % 26)
         d.decode(meta("CDU", "LiquidFlow", f"t{i}", objectId="c1", engUnit="LPM", processArea=[slip]))
-    assert len(d.notes) == dsx_bms.MAX_NOTES + 1
+    assert len(d.notes) == bms.MAX_NOTES + 1
     assert d.notes["further notes, not kept"] > 100

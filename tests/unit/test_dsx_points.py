@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.dsx_points import (
+from connectors.dsx.points import (
     AREAS,
     POINT_TYPES,
     ROWS,
@@ -23,7 +23,7 @@ from connectors.dsx_points import (
     site_name,
     split_areas,
 )
-from twin.signals import TABLES
+from twin.catalogue import TABLES
 
 
 def test_every_row_names_signals_of_the_catalogue_with_one_unit() -> None:

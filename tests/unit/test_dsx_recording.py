@@ -12,14 +12,12 @@ import jsonschema
 import pytest
 import yaml
 
-from connectors.capture import read_capture
-from connectors.discovery import discover
-from connectors.dsx_bms import BmsDecoder
-from connectors.dsx_points import ROWS
-from twin.errors import BadMessage
-from twin.reading import Ignored, Message, Reading
-from twin.site import SiteSpec
-from twin.sitebuild import build
+from connectors.dsx import BmsDecoder, discover
+from connectors.dsx.points import ROWS
+from connectors.files import read_capture
+from twin.catalogue import BadMessage
+from twin.site import SiteSpec, build_site
+from twin.telemetry import Ignored, Message, Reading
 
 METADATA, VALUE = "BMS/v1/PUB/Metadata/", "BMS/v1/PUB/Value/"
 
@@ -269,7 +267,7 @@ def test_metadata_and_requests_are_valid_against_the_published_schema(
 
 def test_the_discovered_site_can_be_built_and_decoded_against(messages: list[Message]) -> None:
     found = discover(messages)
-    site = build(SiteSpec(file=found.site, profiles={}))
+    site = build_site(SiteSpec(file=found.site, profiles={}))
     decoder = BmsDecoder(site)
     assert sum(not isinstance(decoder.decode(m), Ignored) for m in messages) == 4668
 

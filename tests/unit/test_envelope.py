@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import eight_nodes, profile_tree, site_of, spec_of, two_racks
-from twin.errors import ConfigError
-from twin.signals import TABLES
-from twin.site import Envelope, Site
-from twin.sitebuild import build
+from tests.support.builders import eight_nodes, profile_tree, site_of, spec_of, two_racks
+from twin.catalogue import TABLES, ConfigError
+from twin.site import Envelope, Site, build_site
 
 CAP, TARGET = "gpu.power_cap_w", "cdu.supply_temp_target_c"
 
@@ -76,7 +74,7 @@ def test_a_cdu_must_suit_every_rack_that_it_serves() -> None:
         k: {"value": v, "source": "estimate"} for k, v in {"min": 10, "max": 20, "safe": 15}.items()
     }
     with pytest.raises(ConfigError, match="leave no value"):
-        build(spec)
+        build_site(spec)
 
 
 def test_a_disruptive_control_moves_one_in_a_hundred_at_a_time() -> None:
@@ -91,12 +89,12 @@ def test_a_profile_may_state_a_slower_slew_and_a_wider_deadband() -> None:
     spec = spec_of(two_racks())
     cap = spec.profiles["gb200-nvl72"]["controls"][CAP]
     cap["slew_per_s"] = cap["deadband"] = {"value": 20, "source": "estimate"}
-    envelope = build(spec).envelopes[CAP]
+    envelope = build_site(spec).envelopes[CAP]
     assert row(envelope)[3] == 20
     assert envelope.deadband == 20
     spec.file["controls"] = {CAP: {"slew_per_s": 30.0}}
     with pytest.raises(ConfigError, match=r"slew_per_s: expected a number > 0, at most 20, got 30"):
-        build(spec)
+        build_site(spec)
 
 
 def test_every_control_has_an_envelope_of_its_tables_size() -> None:

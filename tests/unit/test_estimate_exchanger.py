@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.desk import Desk
-from twin.estimate.loops import APPROACH, FLOW, RETURN
-from twin.physics.exchanger import film_factor, transfer
-from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
+from tests.support.builders import two_racks
+from tests.support.estimator_rig import Desk
+from twin.estimation.loops import APPROACH, FLOW, RETURN
+from twin.physics import COOLANTS, film_factor, heat_rate_w_per_k, transfer
 
 SUPPLY, COOL = 32.0, 26.0
 EIGHT = ("rack.supply_temp_c", "cdu.return_temp_c", "cdu.supply_temp_c", "cdu.supply_temp_c/setpoint",

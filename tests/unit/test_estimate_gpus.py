@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import eight_nodes, site_of, two_racks
-from twin.confidence import Residual
-from twin.estimate.gpus import GpuEstimator
-from twin.estimate.reading import Readings
-from twin.frame import F64, NS
-from twin.inbox import Inbox
-from twin.physics.cold_plate import relax
-from twin.reading import Block
-from twin.signals import find_signal
+from tests.support.builders import eight_nodes, site_of, two_racks
+from twin.catalogue import F64, NS, find_signal
+from twin.contracts import Residual
+from twin.estimation.gpus import GpuEstimator
+from twin.estimation.reading import Readings
 from twin.site import Site
-from twin.state import State
+from twin.telemetry import Block, Inbox, State
 
 NAN = float("nan")
 SUPPLY_C = 30.0
@@ -56,7 +52,7 @@ class Fleet:
         self.clock_pu = np.minimum(room ** (1.0 / self.gamma), self.heat_pu)
         self.power_w = self.idle_w + demand * self.clock_pu**self.gamma
         aim = SUPPLY_C + self.power_w * self.resistance
-        self.temp_c = relax(self.temp_c, aim, self.tau_s, 1.0)[0]
+        self.temp_c = aim + (self.temp_c - aim) * np.exp(-1.0 / self.tau_s)
         self.second += 1
         noise = self.rng.normal(0, 1, (2, self.n)) if self.noisy else np.zeros((2, self.n))
         values: dict[str, Any] = {
@@ -278,14 +274,15 @@ def test_a_snapshot_continues_exactly() -> None:
 def test_another_device_is_learned_anew_and_a_changed_site_keeps_the_rest() -> None:
     fleet = Fleet().run(300)
     learned = fleet.value("gpu.resistance").copy()
-    fleet.estimator.forget(3)
+    fleet.estimator.forget("gpu", 3)
     assert fleet.value("gpu.resistance")[3] == fleet.estimator.temp.resistance[3]
     assert np.array_equal(np.delete(fleet.value("gpu.resistance"), 3), np.delete(learned, 3))
     bigger = site_of(two_racks())
     old = np.concatenate([np.arange(fleet.n), np.full(bigger.sizes["gpu"] - fleet.n, -1)]).astype(np.int32)
     n = fleet.site.sizes["node"]
     nodes = np.concatenate([np.arange(n), np.full(bigger.sizes["node"] - n, -1)]).astype(np.int32)
-    moved = fleet.estimator.remapped(bigger, {"gpu": old, "node": nodes})
+    moved = GpuEstimator(bigger)
+    moved.adopt(fleet.estimator, {"gpu": old, "node": nodes})
     assert np.array_equal(
         moved.parameters()["gpu.resistance"].value[: fleet.n], fleet.value("gpu.resistance")
     )
@@ -294,7 +291,7 @@ def test_another_device_is_learned_anew_and_a_changed_site_keeps_the_rest() -> N
 
 def test_learning_in_turns_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Fleet(seed=6).run(900)
-    monkeypatch.setattr("twin.estimate.gpus.PART", 10)
+    monkeypatch.setattr("twin.estimation.gpus.PART", 10)
     parts = Fleet(seed=6).run(900)
     assert len(parts.estimator.parts) == 8
     a, b = whole.value("gpu.resistance"), parts.value("gpu.resistance")
@@ -305,7 +302,7 @@ def test_learning_in_turns_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_clock_sensor_that_reads_high_does_not_move_its_profile() -> None:
-    from twin.estimate.gpu_power import GpuPower
+    from twin.estimation.gpu_power import GpuPower
 
     power = GpuPower(site_of(two_racks()))
     clock = np.full(144, 1.9e9)

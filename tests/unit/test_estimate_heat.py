@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.desk import Desk
-from twin.design import RACK_VOLUME_MIN
-from twin.estimate.board import MOVE_S
-from twin.estimate.heat import CAPTURE_PRIOR
-from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
+from tests.support.builders import two_racks
+from tests.support.estimator_rig import Desk
+from twin.estimation.comparisons import MOVE_S
+from twin.estimation.heat import CAPTURE_PRIOR
+from twin.physics import COOLANTS, heat_rate_w_per_k
+from twin.site import RACK_VOLUME_MIN
 
 FLOW, SUPPLY = 80.0, 32.0
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.desk import Desk
-from twin.design import PUMP_SPEED_NOMINAL_PU, RACK_DROP_PA
+from tests.support.builders import two_racks
+from tests.support.estimator_rig import Desk
+from twin.site import PUMP_SPEED_NOMINAL_PU, RACK_DROP_PA
 
 K = np.array([1.1, 0.9])  # of the branches, over the design's
 

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin.confidence import Residual
-from twin.estimate.nodes import DELAYS_S, NodeEstimator
-from twin.estimate.reading import Readings
-from twin.frame import NS, Bool
-from twin.inbox import Inbox
-from twin.reading import Block
-from twin.signals import find_signal
-from twin.state import State
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS, Bool, find_signal
+from twin.contracts import Residual
+from twin.estimation.nodes import DELAYS_S, NodeEstimator
+from twin.estimation.reading import Readings
+from twin.telemetry import Block, Inbox, State
 
 NAN = float("nan")
 
@@ -183,7 +180,8 @@ def test_a_snapshot_continues_exactly_and_a_changed_site_keeps_what_stays() -> N
         assert np.array_equal(residual.expected, mine[name].expected, equal_nan=True), name
         assert np.array_equal(residual.sigma, mine[name].sigma, equal_nan=True), name
     old = {"node": np.arange(racks.n - 1, -1, -1).astype(np.int32), "rack": np.array([1, 0], np.int32)}
-    moved = racks.estimator.remapped(racks.site, old)
+    moved = NodeEstimator(racks.site)
+    moved.adopt(racks.estimator, old)
     assert np.array_equal(moved.parameters()["node.other_w"].value, racks.value("node.other_w")[::-1])
     racks.estimator.forget("node", 2)
     assert racks.value("node.other_w")[2] == racks.site.design.node_other_w[0]

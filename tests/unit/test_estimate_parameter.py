@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.confidence import Residual
-from twin.estimate.noise import FAULT_SIGMAS, NOISE_WARMUP, Noise, confidence_of, confidence_of_many
-from twin.estimate.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Parameter, Reference, parts_of, solve
-from twin.frame import NS
+from twin.catalogue import NS
+from twin.contracts import Residual
+from twin.estimation import Parameter
+from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise, confidence_of, confidence_of_many
+from twin.estimation.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Reference, parts_of, solve
+from twin.telemetry import OWN
 
 
 def test_what_is_learned_comes_into_use_after_one_to_two_minutes() -> None:
@@ -93,7 +95,7 @@ def test_the_reference_is_the_first_settled_value_and_stays() -> None:
     assert held.value.tolist() == [[3.0, 2.0]]
     p = Parameter("gpu.resistance", "gpu", np.array([3.3, 2.0]), held.value[0], np.ones(2), np.zeros(2))
     assert p.drift == pytest.approx([0.1, 0.0])
-    held.reset(1)
+    held.forget(OWN, 1)
     assert np.isnan(held.value[0, 1])
 
 
@@ -106,7 +108,7 @@ def test_confidence_of_many_is_the_same() -> None:
 
 def test_learning_noise_in_parts_is_learning_it_whole() -> None:
     rng = np.random.default_rng(2)
-    whole, parts = Noise(10, np.full(10, 0.1)), Noise(10, np.full(10, 0.1))
+    whole, parts = ResidualNoise(10, np.full(10, 0.1)), ResidualNoise(10, np.full(10, 0.1))
     for second in range(200):
         off = rng.normal(0, 1, 10)
         off[3] += 50.0 if second > 100 else 0.0
@@ -121,7 +123,7 @@ def test_learning_noise_in_parts_is_learning_it_whole() -> None:
     assert lasting.tolist() == [i == 3 for i in range(10)]
     assert whole.sigma()[3] < 2 * FAULT_SIGMAS
     assert whole.count[3] >= NOISE_WARMUP
-    whole.forget(3)
+    whole.forget(OWN, 3)
     assert np.isnan(whole.sigma()[3])
 
 
@@ -136,7 +138,7 @@ def test_parts_cover_all_rows_once_in_order(n: int) -> None:
 def test_noise_of_parts_is_noise_of_the_whole() -> None:
     """Rows far off, for long, unknown or near, learned whole and in halves; infinite differences are none."""
     rng = np.random.default_rng(4)
-    whole, halves = Noise(40, np.full(40, 0.1)), Noise(40, np.full(40, 0.1))
+    whole, halves = ResidualNoise(40, np.full(40, 0.1)), ResidualNoise(40, np.full(40, 0.1))
     for second in range(1, 120):
         off = rng.normal(0.0, 0.2, 40)
         off[3] = np.nan if second % 2 else off[3]

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.confidence import Residual
-from twin.errors import ConfigError
-from twin.estimate.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
-from twin.estimate.noise import NOISE_WARMUP, Noise, _erf, confidence_of
-from twin.estimate.power_tree import METER_NOISE_PU, balances_of
-from twin.frame import NS
-from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from twin.catalogue import NS, ConfigError
+from twin.contracts import Residual
+from twin.estimation.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
+from twin.estimation.noise import NOISE_WARMUP, ResidualNoise, _erf, confidence_of
+from twin.estimation.power_tree import METER_NOISE_PU, balances_of
+from twin.physics import COOLANTS, heat_rate_w_per_k
 
 NAN = float("nan")
 
@@ -222,7 +221,7 @@ def test_a_guessed_edge_is_told() -> None:
 
 def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:
     n, ticks = 400, 600
-    noise, rng = Noise(n, np.full(n, METER_NOISE_PU)), np.random.default_rng(11)
+    noise, rng = ResidualNoise(n, np.full(n, METER_NOISE_PU)), np.random.default_rng(11)
     sure = np.zeros((3, ticks - 100))
     for k in range(ticks):
         residuals = rng.normal(0, 0.01, n)
@@ -239,7 +238,7 @@ def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -
 
 @pytest.mark.parametrize("sigmas", [5.5, 8.0, 30.0])
 def test_a_fault_that_stays_does_not_become_normal(sigmas: float) -> None:
-    noise, rng = Noise(1, np.zeros(1)), np.random.default_rng(5)
+    noise, rng = ResidualNoise(1, np.zeros(1)), np.random.default_rng(5)
     t_ns = START_NS
     for _ in range(600):
         t_ns += NS
@@ -255,7 +254,7 @@ def test_a_fault_that_stays_does_not_become_normal(sigmas: float) -> None:
 
 
 def test_a_short_transient_is_learned_and_the_floor_holds() -> None:
-    noise = Noise(1, np.array([0.5]))
+    noise = ResidualNoise(1, np.array([0.5]))
     for k in range(100):
         noise.learn(np.array([0.01]), np.array([START_NS + k * NS]), 1.0)
     assert noise.sigma()[0] == 0.5

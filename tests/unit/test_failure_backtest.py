@@ -6,36 +6,46 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from models import failure_backtest
-from models.audit import LookAhead
-from models.failure_backtest import BASELINE, CHAMPION, METHODS, REFERENCE, Issued, Result, Run, backtest
-from models.failure_scores import (
+from models.backtest import (
+    LookAhead,
+    failures,
+    reliability,  # fmt: skip
+)
+from models.backtest.failure_scores import (
     UNKNOWN,
-    Judged,
+    JudgedForecasts,
     Ranking,
     lead_time_h,
-    reliability,
     score,
     score_counts,
     top,
     verdict,
-)  # fmt: skip
-from models.faultlog import FaultLog
+)
+from models.backtest.failures import (
+    BASELINE,
+    CHAMPION,
+    METHODS,
+    REFERENCE,
+    FailureResult,
+    FailureRun,
+    IssuedForecasts,
+    backtest,
+)
+from models.failure import FaultLog, SelfExciting
 from models.moving_block import interval, resampled
-from models.self_exciting import SelfExciting
-from tests.faults import fleet, log_of
-from twin.frame import F64, Bool
+from tests.support.fault_logs import fleet, log_of
+from twin.catalogue import F64, Bool
 
 SPANS = (1.0, 7.0)
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> FailureResult:
     return backtest(fleet(5, n=80, rate=0.006, excite=0.04), SPANS, 50.0)
 
 
-def test_each_scored_day_has_a_whole_outcome_in_the_log(result: Result) -> None:
+def test_each_scored_day_has_a_whole_outcome_in_the_log(result: FailureResult) -> None:
     assert [issued.days[0] for issued in result.horizons] == [50.0, 50.0]
     assert [issued.days[-1] for issued in result.horizons] == [119.0, 113.0]
     assert result.days_checked == 3
@@ -108,16 +118,16 @@ def test_ties_at_the_edge_of_the_list_share_what_is_left() -> None:
     assert top(rank, up, 10)[0].tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
-def issued_of(p: F64, up: Bool, next_d: F64, span_d: float = 7.0) -> Issued:
+def issued_of(p: F64, up: Bool, next_d: F64, span_d: float = 7.0) -> IssuedForecasts:
     days = np.arange(len(p), dtype=np.float64)
     every = dict.fromkeys((*METHODS, CHAMPION), p)
-    return Issued(span_d, days, up, next_d <= span_d, next_d, every, every, (BASELINE,) * len(p))
+    return IssuedForecasts(span_d, days, up, next_d <= span_d, next_d, every, every, (BASELINE,) * len(p))
 
 
 def test_scores_of_a_day_by_hand() -> None:
     p = np.array([[0.9, 0.5, 0.1, 0.0]])
     up = np.array([[True, True, True, False]])
-    judged = Judged(issued_of(p, up, np.array([[3.0, 99.0, 6.0, 1.0]])), CHAMPION, (1, 2))
+    judged = JudgedForecasts(issued_of(p, up, np.array([[3.0, 99.0, 6.0, 1.0]])), CHAMPION, (1, 2))
     found = judged.scores()
     assert found["precision_at_1"] == 1.0
     assert found["precision_at_2"] == 0.5
@@ -171,17 +181,17 @@ def test_the_champion_is_the_baseline_until_a_challenger_is_better_beyond_chance
     y = rng.random((days, n)) < risk
     case = np.ones((days, n), bool)
     for good, expected in (("hazard", "hazard"), ("blend", "blend"), (REFERENCE, BASELINE), (None, BASELINE)):
-        run = Run(n, (7.0,), (14,), 0)
+        run = FailureRun(n, (7.0,), (14,), 0)
         for _ in range(days):
             p = np.full((len(METHODS) + 1, 1, n), float(risk.mean()))
             p[METHODS.index("hazard")] += rng.normal(0.0, 0.02, n)
             if good is not None:
                 p[METHODS.index(good), 0] = risk
-            run.keep(0.0, failure_backtest.Said(p[:-1], p, (1,), ()))
+            run.keep(0.0, failures.DayForecast(p[:-1], p, (1,), ()))
         assert METHODS[run._champion(0, case, y)] == expected
 
 
-def test_scores_of_a_backtest(result: Result) -> None:
+def test_scores_of_a_backtest(result: FailureResult) -> None:
     told = score(result, (5, 10))
     week = told["horizons"][1]
     assert sum(week["champion_days"].values()) == week["origins"] == 64
@@ -205,7 +215,7 @@ def test_homogeneous_faults_are_told_as_such() -> None:
 
 
 def test_counts_are_judged_with_ends_within() -> None:
-    counted = failure_backtest.Counted(
+    counted = failures.CountForecast(
         14,
         np.arange(4.0),
         np.full(4, 10.0),

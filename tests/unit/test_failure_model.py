@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
-from models import failure_rates as rates
-from models.failure import HORIZONS_S, NODE, SITE, Failure
-from models.failure_rates import PRIOR_NODE_DAYS, PRIOR_SHAPE, past_of, shocks
-from models.fleet_rate import interval
-from tests.failing import CLASSES, DAY_NS, NAMES, START_NS, View, log_of, quiet
-from twin.contracts import Forecast
-from twin.errors import ContractError
-from twin.frame import NS
+from models.failure import Failure, failure_history
+from models.failure.fleet_rate import interval
+from models.failure.model import HORIZONS_S, NODE, SITE
+from models.failure.rates import PRIOR_NODE_DAYS, PRIOR_SHAPE, shock_times
+from tests.support.failing_fleet import CLASSES, DAY_NS, NAMES, START_NS, View, log_of, quiet
+from twin.catalogue import NS, ContractError
+from twin.contracts import Forecast, gamma_factors
 
 N = 20
 TAKEN_OUT = CLASSES.index("taken_out")
@@ -83,7 +81,7 @@ def test_what_people_took_out_is_no_failure() -> None:
 
 def test_what_failed_before_the_watch_began_is_down_and_not_counted() -> None:
     log = log_of([(1, -0.5, 0.0, 0, False)])
-    past = past_of(log, N, START_NS + DAY_NS)
+    past = failure_history(log, N, START_NS + DAY_NS)
     assert past.own.k == 0
     assert np.flatnonzero(past.down).tolist() == [1]
 
@@ -94,7 +92,7 @@ def test_shocks_are_a_rate_of_all_and_tell_nothing_of_a_node() -> None:
     later = [(node, 7.0, 7.5, 0, True) for node in range(3)]
     found = said(Failure(), View(N, 10.0, log_of(struck + later), quiet(N)))
     alone = said(Failure(), View(N, 10.0, log_of([]), quiet(N)))
-    past = past_of(log_of(struck + later), N, START_NS + 10 * DAY_NS)
+    past = failure_history(log_of(struck + later), N, START_NS + 10 * DAY_NS)
     assert past.own.k == 0
     assert past.shock_nodes.tolist() == [6.0, 3.0]
     shock = 9.0 / max(past.node_days, PRIOR_NODE_DAYS)
@@ -118,14 +116,14 @@ def test_shocks_are_a_rate_of_all_and_tell_nothing_of_a_node() -> None:
     ],
 )
 def test_shocks_are_runs_of_ten_minutes(seconds: list[int], expected: list[int]) -> None:
-    at, nodes = shocks(np.array(seconds, np.int64) * NS)
+    at, nodes = shock_times(np.array(seconds, np.int64) * NS)
     assert nodes.tolist() == expected
     assert len(at) == len(expected)
 
 
 @pytest.mark.parametrize("shape", [1.0, 2.0, 5.0, 30.0, 500.0])
 def test_factors_are_quantiles_of_a_gamma(shape: float) -> None:
-    low, high = rates.gamma_factors(np.array([shape]))
+    low, high = gamma_factors(np.array([shape]))
     exact = stats.gamma(shape, scale=1.0 / shape).ppf([0.05, 0.95])
     assert low[0] == pytest.approx(exact[0], abs=0.03)
     assert high[0] == pytest.approx(exact[1], rel=0.03)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import failure_cases
-from models.failure_cases import (
+from models.failure import cases as failure_cases
+from models.failure.cases import (
     BEFORE,
     QUIET,
     QUIET_PER_DAY,
@@ -16,19 +16,17 @@ from models.failure_cases import (
     SETTLED_NS,
     SLOT_NS,
     UNUSUAL,
-    Cases,
-    rounded,
+    CaseLog,
+    half_precision,
 )
-from tests.failing import DAY_NS, START_NS
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.tree import digest
+from tests.support.failing_fleet import DAY_NS, START_NS
+from twin.catalogue import NS, ContractError, digest
 
 NAMES = ("a", "b")
 HOUR = 6  # slots
 
 
-def looked(cases: Cases, slots: range, signs: Any = None, up: Any = None) -> None:
+def looked(cases: CaseLog, slots: range, signs: Any = None, up: Any = None) -> None:
     """Look in these slots; feature a is the slot, b the node; `signs`: nodes that show one, or of a slot."""
     n = cases.n
     for slot in slots:
@@ -44,7 +42,7 @@ def at(slot: float) -> int:
     return START_NS + round(slot * SLOT_NS)
 
 
-def settled(cases: Cases, rows: list[tuple[int, float, bool]], slot: float) -> None:
+def settled(cases: CaseLog, rows: list[tuple[int, float, bool]], slot: float) -> None:
     node, start, failed = (np.array(x) for x in zip(*rows, strict=True)) if rows else (np.zeros(0),) * 3
     start_ns = np.array([at(s) for s in start], np.int64)
     cases.settle(node.astype(np.int32), start_ns, failed.astype(bool), at(slot) + SETTLED_NS)
@@ -53,7 +51,7 @@ def settled(cases: Cases, rows: list[tuple[int, float, bool]], slot: float) -> N
 def test_weights_sum_to_the_time_of_the_whole_fleet() -> None:
     """Each case stands for so many nodes and slots: quiet ones in all, unusual ones as long as they last."""
     n, period = 300, 300 * 144 // QUIET_PER_DAY
-    cases = Cases(n, NAMES, 4)
+    cases = CaseLog(n, NAMES, 4)
     looked(cases, range(4 * period), signs=[3, 40])
     quiet = cases.get("how") == QUIET
     assert cases.get("weight")[quiet].sum() == pytest.approx((n - 2) * 4 * period, rel=0.01)
@@ -65,7 +63,7 @@ def test_weights_sum_to_the_time_of_the_whole_fleet() -> None:
 
 
 def test_what_gets_worse_is_looked_at_anew() -> None:
-    cases = Cases(2, NAMES, 4)
+    cases = CaseLog(2, NAMES, 4)
     values, up = np.zeros((2, 2), np.float32), np.ones(2, bool)
     for slot in range(20):
         signs = np.array([1 if slot < 10 else 2, 0])
@@ -75,7 +73,7 @@ def test_what_gets_worse_is_looked_at_anew() -> None:
 
 
 def test_outcomes_come_when_they_have_settled_and_never_before() -> None:
-    cases = Cases(3, NAMES, 4)
+    cases = CaseLog(3, NAMES, 4)
     looked(cases, range(12), signs=lambda slot: [1] if slot == 9 else [0, 1])
     rows = [(0, 10.0, True), (1, 11.5, True)]
     settled(cases, rows, 9.9)
@@ -94,7 +92,7 @@ def test_outcomes_come_when_they_have_settled_and_never_before() -> None:
 
 
 def test_the_hour_before_a_failure_is_kept_whole() -> None:
-    cases = Cases(4, NAMES, 4)
+    cases = CaseLog(4, NAMES, 4)
     looked(cases, range(20))
     settled(cases, [(2, 19.2, True)], 19.5)
     before = cases.get("how") == BEFORE
@@ -105,7 +103,7 @@ def test_the_hour_before_a_failure_is_kept_whole() -> None:
 
 
 def test_what_was_taken_away_is_lost_and_not_well() -> None:
-    cases = Cases(3, NAMES, 4)
+    cases = CaseLog(3, NAMES, 4)
     looked(cases, range(8), signs=[0, 1, 2])
     settled(cases, [(0, 5.0, False)], 7.0)
     cases.lose(np.array([1]), at(7.5))
@@ -121,7 +119,7 @@ def test_what_was_taken_away_is_lost_and_not_well() -> None:
 
 def test_memory_is_bounded_and_nothing_that_failed_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_cases, "MOST", 400)
-    cases = Cases(20, NAMES, 4)
+    cases = CaseLog(20, NAMES, 4)
     looked(cases, range(30), signs=list(range(10)))
     settled(cases, [(0, 29.5, True)], 30.0)
     failed = int((cases.get("failed_ns") > 0).sum())
@@ -140,17 +138,17 @@ def test_memory_is_bounded_and_nothing_that_failed_goes_first(monkeypatch: pytes
 
 
 def test_old_cases_go() -> None:
-    cases = Cases(5, NAMES, 4)
+    cases = CaseLog(5, NAMES, 4)
     looked(cases, range(5), signs=[1])
     cases._thin(START_NS + 121 * DAY_NS)
     assert cases.k == 0
 
 
 def test_a_snapshot_holds_all_of_it() -> None:
-    cases = Cases(40, NAMES, 4)
+    cases = CaseLog(40, NAMES, 4)
     looked(cases, range(100), signs=lambda slot: [slot % 7, 11])
     settled(cases, [(11, 99.0, True), (3, 99.5, False)], 100.0)
-    other = Cases.restored(cases.memory())
+    other = CaseLog.restored(cases.memory())
     assert digest(other.memory()) == digest(cases.memory())
     for each in (cases, other):
         looked(each, range(100, 160), signs=[11, 12])
@@ -158,11 +156,11 @@ def test_a_snapshot_holds_all_of_it() -> None:
     assert digest(other.memory()) == digest(cases.memory())
     torn = cases.memory() | {"x": np.zeros((3, 9), np.uint16)}
     with pytest.raises(ContractError):
-        Cases.restored(torn)
+        CaseLog.restored(torn)
 
 
 def test_a_snapshot_is_not_written_to_later() -> None:
-    cases = Cases(10, NAMES, 4)
+    cases = CaseLog(10, NAMES, 4)
     looked(cases, range(30), signs=[1, 2])
     memory = cases.memory()
     before = digest(memory)
@@ -173,7 +171,7 @@ def test_a_snapshot_is_not_written_to_later() -> None:
 
 
 def test_cases_follow_their_nodes() -> None:
-    cases = Cases(4, NAMES, 4)
+    cases = CaseLog(4, NAMES, 4)
     looked(cases, range(12), signs=[0, 1, 2, 3])
     moved = cases.remapped(np.array([2, -1, 0], np.int32), at(12))
     was = {0: 2, 2: 0, 1: -1, 3: -1}
@@ -190,13 +188,13 @@ def test_cases_follow_their_nodes() -> None:
 
 def test_what_is_no_number_is_unknown() -> None:
     values = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30, 0.5], np.float32)
-    held = rounded(values).astype(float)
+    held = half_precision(values).astype(float)
     assert np.isnan(held[:3]).all()
     assert held[3:].tolist() == [60_000.0, -60_000.0, 0.5]
 
 
 def test_a_slot_is_looked_at_once() -> None:
-    cases = Cases(2, NAMES, 4)
+    cases = CaseLog(2, NAMES, 4)
     assert cases.due(at(0))
     looked(cases, range(1))
     assert not cases.due(at(0) + 599 * NS)

@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from models import failure_hazard as hazard
 from models import trees
-from models.failure import HORIZONS_S, NODE, Failure
-from models.failure_cases import BEFORE, QUIET, UNUSUAL
-from models.failure_hazard import DAY_NS, NOBODY, Champion, bins_of, calibrated, choose, fit_horizon, outcomes
-from models.recalibration import logistic, logit
-from models.self_exciting import PARTS
-from tests.failing import NAMES, START_NS, Fleet, View, log_of, quiet
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.tree import digest, pack, unpack
+from models.failure import Failure, live_hazard as hazard
+from models.failure.cases import BEFORE, QUIET, UNUSUAL
+from models.failure.live_hazard import (
+    DAY_NS,
+    NOBODY,
+    Champion,
+    bins_of,
+    calibrate,
+    choose,
+    fit_horizon,
+    outcomes,
+)
+from models.failure.model import HORIZONS_S, NODE
+from models.failure.recalibration import logistic, logit
+from models.failure.self_exciting import PARTS
+from tests.support.failing_fleet import NAMES, START_NS, Fleet, View, log_of, quiet
+from twin.catalogue import NS, ContractError, digest, pack, unpack
 
 HOUR_NS = 3600 * NS
 
@@ -83,10 +90,10 @@ def test_the_line_is_logistic_regression_drawn_to_the_baseline() -> None:
     rival = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(
         np.stack([logit(base), raw], axis=1), y
     )
-    assert calibrated(base, raw, y, many) == pytest.approx([rival.intercept_[0], *rival.coef_[0]], abs=2e-3)
+    assert calibrate(base, raw, y, many) == pytest.approx([rival.intercept_[0], *rival.coef_[0]], abs=2e-3)
     few = np.full(6000, 1e-6)
-    assert calibrated(base, raw, y, few) == pytest.approx([0.0, 1.0, 0.0], abs=1e-2)
-    turned = calibrated(base, -raw, y, many)
+    assert calibrate(base, raw, y, few) == pytest.approx([0.0, 1.0, 0.0], abs=1e-2)
+    turned = calibrate(base, -raw, y, many)
     assert turned[2] == 0.0, "trees that are worse than nothing are not turned round"
 
 

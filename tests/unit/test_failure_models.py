@@ -8,15 +8,22 @@ from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from models import decayed_count as decayed_count_module
-from models import fleet_rate, hazard
-from models.decayed_count import PRIOR_CASES, Isotonic, decayed_count
-from models.fleet_rate import interval, log_pmf, outlook, outlooks
-from models.hazard import Hazard
-from models.recalibration import Logistic, logit
-from models.self_exciting import PARTS, SelfExciting, exposures, strengths
-from tests.faults import COUNTS, daily_counts, fleet, log_of
-from twin.errors import ContractError
+from models.failure import (
+    Hazard,
+    Isotonic,
+    Logistic,
+    SelfExciting,
+    decayed_count as decayed_count_module,
+    fleet_forecast,
+    fleet_rate,
+    hazard,
+)
+from models.failure.decayed_count import PRIOR_CASES, decayed_count
+from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf
+from models.failure.recalibration import logit
+from models.failure.self_exciting import PARTS, exposures, strengths
+from tests.support.fault_logs import COUNTS, daily_counts, fleet, log_of
+from twin.catalogue import ContractError
 
 SPANS = (1.0, 7.0)
 
@@ -163,7 +170,7 @@ def test_nine_in_ten_outcomes_lie_in_the_interval_whatever_the_law(kind: str, sp
     inside = []
     for seed in range(100, 110):
         counts = daily_counts(kind, seed, 400)
-        said = outlooks(counts, span_d)
+        said = fleet_forecasts(counts, span_d)
         total = np.concatenate([[0.0], np.cumsum(counts)])
         i = np.arange(119, 400 - span_d)
         came = total[i + 1 + span_d] - total[i + 1]
@@ -174,17 +181,17 @@ def test_nine_in_ten_outcomes_lie_in_the_interval_whatever_the_law(kind: str, sp
 
 def test_what_an_interval_says_changes_nothing_that_was_said_before() -> None:
     counts = daily_counts("clustered", 1, 150)
-    whole = outlooks(counts, 14)
-    assert np.array_equal(outlooks(counts[:90], 14), whole[:90], equal_nan=True)
+    whole = fleet_forecasts(counts, 14)
+    assert np.array_equal(fleet_forecasts(counts[:90], 14), whole[:90], equal_nan=True)
 
 
 def test_intervals_that_always_hold_narrow_below_what_the_law_says_and_misses_widen_them() -> None:
     """Counts more regular than chance are no Poisson's; a change of level is no longer a surprise twice."""
     regular = np.tile([2.0, 1.0, 2.0], 60)
-    said = outlooks(regular, 14)[-1]
+    said = fleet_forecasts(regular, 14)[-1]
     poisson = interval(float(said[0]), float(said[0]))
     assert said[2] - said[1] < poisson[1] - poisson[0]
-    wild = outlooks(np.tile([0.0] * 20 + [5.0] * 20, 5), 14)[-1]
+    wild = fleet_forecasts(np.tile([0.0] * 20 + [5.0] * 20, 5), 14)[-1]
     assert wild[2] - wild[1] > 2.0 * (poisson[1] - poisson[0])
 
 
@@ -193,12 +200,12 @@ def test_the_outlook_holds_nine_in_ten_and_follows_a_rise() -> None:
     for seed in range(3):
         counts = np.random.default_rng(seed).poisson(2.0, 160).astype(float)
         for day in range(100, 146):
-            said = outlook(counts[:day], 14)
+            said = fleet_forecast(counts[:day], 14)
             inside.append(said.low <= counts[day : day + 14].sum() <= said.high)
     assert 0.8 <= np.mean(inside) <= 0.99
     risen = np.concatenate([np.full(60, 1.0), np.full(60, 4.0)])
-    assert 45.0 < outlook(risen, 14).mean < 60.0
-    assert np.isnan(outlook(np.ones(3), 14).mean)
-    assert outlook(np.zeros(50), 14) == (0.0, 0.0, 0.0)
+    assert 45.0 < fleet_forecast(risen, 14).mean < 60.0
+    assert np.isnan(fleet_forecast(np.ones(3), 14).mean)
+    assert fleet_forecast(np.zeros(50), 14) == (0.0, 0.0, 0.0)
     big = interval(2.0 * fleet_rate.LARGE, 2.0 * fleet_rate.LARGE)
     assert big[0] < 2.0 * fleet_rate.LARGE < big[1]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.booked import DAY, HOUR, MINUTE, NOW, SITE, fault, heard, opened, within
-from tests.builders import site_of, two_racks
-from twin.events import FaultReported
-from twin.frame import NS
-from twin.health.fault_book import MAX_DETAIL, MAX_TIMES, FaultBook
-from twin.tree import pack
+from tests.support.builders import site_of, two_racks
+from tests.support.error_logs import DAY, HOUR, MINUTE, NOW, SITE, fault, heard, opened, within
+from twin.catalogue import NS, pack
+from twin.health.error_log import MAX_DETAIL, MAX_TIMES, FaultBook
+from twin.telemetry import FaultReported
 
 BIG = 2**80
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.booked import DAY, NOW, SITE, fault, heard, opened, within
-from twin.frame import NS
-from twin.health.fault_book import FaultBook
-from twin.health.levels import action
+from tests.support.error_logs import DAY, NOW, SITE, fault, heard, opened, within
+from twin.catalogue import NS
+from twin.contracts import action
+from twin.health.error_log import FaultBook
 
 
 @pytest.mark.parametrize(

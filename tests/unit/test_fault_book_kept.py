@@ -5,19 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.booked import DAY, NOW, SITE, fault, heard, opened, within
-from tests.builders import eight_nodes, site_of
-from twin.events import FaultReported, JobEnded, JobStarted
-from twin.frame import NS
-from twin.health.fault_book import MAX_DETAILS, FaultBook
+from tests.support.builders import eight_nodes, site_of
+from tests.support.error_logs import DAY, NOW, SITE, fault, heard, opened, within
+from twin.catalogue import NS, digest, pack, unpack
+from twin.contracts import action
+from twin.health.error_log import MAX_DETAILS, FaultBook
 from twin.health.fault_counts import MAX_CODES, MAX_UNKNOWN, FaultCounts
-from twin.health.levels import action
-from twin.jobs import Jobs
-from twin.tree import digest, pack, unpack
+from twin.telemetry import FaultReported, JobEnded, JobSlots, JobStarted
 
 
-def jobs_on(*slots: tuple[str, list[int]]) -> Jobs:
-    jobs = Jobs(8, 8)
+def jobs_on(*slots: tuple[str, list[int]]) -> JobSlots:
+    jobs = JobSlots(8, 8)
     for name, nodes in slots:
         jobs.start(JobStarted(job=name, nodes=()), nodes, 0, NOW)
     return jobs

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from twin.app import fault_file
-from twin.app.fault_file import MOST_PROBLEMS, read_faults
-from twin.errors import ConfigError, StorageError
+from twin.catalogue import ConfigError, StorageError
+from twin.tables import fault_log_file, read_faults
+from twin.tables.fault_log_file import MOST_PROBLEMS
 
 GPU = {"Level": "Hardware Failure", "Class": "GPU", "Desc": "DBE"}
 
@@ -126,13 +125,13 @@ def test_columns_that_are_not_used_are_told(tmp_path: Path) -> None:
 
 
 def test_too_many_faults_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_file, "MOST_FAULTS", 3)
+    monkeypatch.setattr(fault_log_file, "MOST_FAULTS", 3)
     [problem] = refused(tmp_path, CSV)
     assert "line 5: more than 3 faults" in problem
-    monkeypatch.setattr(fault_file, "MOST_BYTES", 30)
+    monkeypatch.setattr(fault_log_file, "MOST_BYTES", 30)
     assert "more than 30 bytes" in refused(tmp_path, CSV)[0]
-    monkeypatch.setattr(fault_file, "MOST_BYTES", 10**6)
-    monkeypatch.setattr(fault_file, "MOST_TOLD", 30)
+    monkeypatch.setattr(fault_log_file, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(fault_log_file, "MOST_TOLD", 30)
     assert refused(tmp_path, "node,start,end\n" + "x\n" * 50)[-1].endswith("11 more problems")
 
 

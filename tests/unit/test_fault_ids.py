@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec import json
 
-from tests.builders import START_NS, Twin, eight_nodes, spec_of
-from twin.events import EntityReplaced, FaultReported, SiteChanged
-from twin.fault_ids import KEPT, FaultIds
-from twin.frame import NS
-from twin.snapshot import decode, dump_engine, encode, restore_engine
-from twin.tree import digest, pack, unpack
+from tests.support.builders import START_NS, Twin, eight_nodes, spec_of
+from twin.catalogue import NS, digest, pack, unpack
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import EntityReplaced, FaultIds, FaultReported, SiteChanged
+from twin.telemetry.fault_ids import KEPT
 
 GPU = "r1/node0/gpu0"
 
@@ -93,15 +93,15 @@ def test_a_storm_pushes_no_id_out_and_is_not_pushed_out() -> None:
 def test_a_snapshot_without_them_is_read() -> None:
     pod = Twin(eight_nodes())
     pod.tick(None, fault())
-    data = decode(encode(dump_engine(pod.engine)))
+    data = decode(encode(pod.engine.dump()))
     other = Twin(eight_nodes())
-    restore_engine(other.engine, data)
+    other.engine.restore(data)
     other.now_ns = pod.now_ns
     assert other.engine.checksum() == pod.engine.checksum()
     other.tick(None, fault())
     assert other.engine.intake.counts["duplicate_events"] == 1
     del data["intake"]["fault_ids"]
-    restore_engine(Twin(eight_nodes()).engine, data)
+    Twin(eight_nodes()).engine.restore(data)
 
 
 def test_a_fault_before_the_swap_in_the_same_tick_is_the_old_boards() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from models.faultlog import FaultLog, scrambled
-from tests.faults import CLASSES, fleet, log_of
-from twin.errors import ContractError
+from models.failure import FaultLog, scrambled
+from tests.support.fault_logs import CLASSES, fleet, log_of
+from twin.catalogue import ContractError
 
 LOG = log_of([(0, 1.5, 4.0, 0), (1, 2.0, 2.0, 1), (0, 6.0, 99.0, 0)], 3, 10.0)
 

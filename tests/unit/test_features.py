@@ -6,21 +6,27 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from models import features
-from models.features import Cases, all_cases, columns_at, names, present, reach_rows, sample, targets
-from models.forecaster import Grid
-from models.panel import Panel
-from twin.frame import F64, I64
+from models.load import ForecastGrid, SeriesPanel, features
+from models.load.features import (
+    TrainingCases,
+    all_cases,
+    columns_at,
+    names,
+    present_features,
+    reach_rows,
+    sample,
+    targets,
+)
+from twin.catalogue import F64, I64
 
-GRID = Grid(900.0, (1, 4, 96, 100))  # 96 rows a day
+GRID = ForecastGrid(900.0, (1, 4, 96, 100))  # 96 rows a day
 N = 2600
 
 
-def panel_of(values: F64, zone: str = "UTC", **known: F64) -> Panel:
-    return Panel(0, GRID.step_s, values, zone=zone, known=known)
+def panel_of(values: F64, zone: str = "UTC", **known: F64) -> SeriesPanel:
+    return SeriesPanel(0, GRID.step_s, values, zone=zone, known=known)
 
 
 def walks(n: int = N, n_series: int = 3, seed: int = 0) -> F64:
@@ -28,9 +34,9 @@ def walks(n: int = N, n_series: int = 3, seed: int = 0) -> F64:
     return 50 + np.cumsum(dice.normal(size=(n, n_series)), axis=0).round(1)
 
 
-def table(panel: Panel, origins: I64, horizon: int = 4) -> dict[str, F64]:
+def table(panel: SeriesPanel, origins: I64, horizon: int = 4) -> dict[str, F64]:
     cases = all_cases(origins, panel.n)
-    columns = columns_at(panel, cases, present(panel, cases), GRID, horizon)
+    columns = columns_at(panel, cases, present_features(panel, cases), GRID, horizon)
     named = names(GRID, features.known_names(panel))
     assert len(named) == len(set(named)) == len(columns)
     return dict(zip(named, columns.reshape(len(columns), len(origins), panel.n), strict=True))
@@ -39,7 +45,7 @@ def table(panel: Panel, origins: I64, horizon: int = 4) -> dict[str, F64]:
 def test_a_straight_line() -> None:
     panel = panel_of(np.arange(400.0)[:, None])
     cases = all_cases(np.array([399]), 1)
-    seen = present(panel, cases)
+    seen = present_features(panel, cases)
     row = {name: float(column[0, 0]) for name, column in table(panel, np.array([399])).items()}
     scale = float(seen.scale[0])
     assert float(seen.last[0]) == 399.0
@@ -132,18 +138,18 @@ def test_what_nothing_moves_has_no_scale_and_what_is_new_has_none_yet() -> None:
     values[:, 1] = 0.1
     values[:-5, 2] = np.nan
     cases = all_cases(np.array([599]), 3)
-    seen = present(panel_of(values), cases)
+    seen = present_features(panel_of(values), cases)
     assert seen.scale[0] > 0
     assert seen.scale[1] == 0
     assert np.isnan(seen.scale[2])
     assert seen.last[2] == values[-1, 2]
-    assert np.isnan(targets(panel_of(values), Cases(cases.row - 2, cases.series), seen, 1)[1:]).all()
+    assert np.isnan(targets(panel_of(values), TrainingCases(cases.row - 2, cases.series), seen, 1)[1:]).all()
 
 
 def test_targets_are_changes_over_the_scale() -> None:
     values = walks()
     cases = all_cases(np.array([1000, 2599]), 3)
-    seen = present(panel_of(values), cases)
+    seen = present_features(panel_of(values), cases)
     y = targets(panel_of(values), cases, seen, 4)
     np.testing.assert_allclose(y[:3] * seen.scale[:3], values[1004] - values[1000])
     assert np.isnan(y[3:]).all()
@@ -154,7 +160,7 @@ def test_seasons_look_at_the_targets_own_hour() -> None:
     values = (day + np.arange(N) // 96)[:, None]
     cases = all_cases(np.array([2500]), 1)
     panel = panel_of(values)
-    scale = float(present(panel, cases).scale[0])
+    scale = float(present_features(panel, cases).scale[0])
     for horizon, days in ((4, 1), (100, 2)):
         row = table(panel, np.array([2500]), horizon)
         last, lag = values[2500, 0], values[2500 + horizon - 96 * days, 0]
@@ -189,10 +195,10 @@ def test_a_sample_is_even_and_has_no_case_twice(rows: int, n: int, most: int) ->
 
 def test_two_thousand_series_at_one_row_take_milliseconds() -> None:
     values = np.cumsum(np.random.default_rng(0).normal(size=(1560, 2000)), axis=0)
-    panel, cases = Panel(0, 60.0, values), all_cases(np.array([1559]), 2000)
+    panel, cases = SeriesPanel(0, 60.0, values), all_cases(np.array([1559]), 2000)
     best_s = np.inf
     for _ in range(5):
         begun = perf_counter()
-        present(panel, cases)
+        present_features(panel, cases)
         best_s = min(best_s, perf_counter() - begun)
     assert best_s < 0.1  # 6 ms on a quiet core

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, eight_nodes, two_racks
-from twin.contracts import Finding
-from twin.findings import MAX_ACTIVE, Findings
+from tests.support.builders import Twin, eight_nodes, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.alerts import Findings
+from twin.alerts.findings import MAX_ACTIVE
+from twin.contracts import ClearedRecord, Finding, FindingRecord
 
 
 def kinds(twin: Twin) -> list[tuple[str, str]]:
     """Findings of the last tick, but for those about who never speaks in these stories."""
-    said = [(r["kind"], r["id"]) for r in twin.decision.records if r["kind"] in ("finding", "cleared")]
+    said = [(r["kind"], r["id"]) for r in bodies_of(twin.decision) if r["kind"] in ("finding", "cleared")]
     return [s for s in said if not s[1].startswith("unheard/")]
 
 
@@ -98,8 +100,9 @@ def test_a_finding_names_a_few_and_counts_all(n: int) -> None:
     findings = twin.engine.findings
     names = tuple(twin.site.name("gpu", i) for i in range(n))
     (record,) = findings.mismatches(names, "gpu.power_cap_w", np.arange(n, dtype=np.int32))
-    assert record["title"].startswith(f"{n} gpu entities")
-    assert len(record["entities"]) == min(n, 8)
+    assert isinstance(record, FindingRecord)
+    assert record.title.startswith(f"{n} gpu entities")
+    assert len(record.entities) == min(n, 8)
 
 
 def test_active_findings_are_bounded_and_counted() -> None:
@@ -110,7 +113,7 @@ def test_active_findings_are_bounded_and_counted() -> None:
     assert len(findings.active) == MAX_ACTIVE
     assert findings.counts == {"dropped": 7}
     assert findings.raise_(Finding("x/0", "info", "", (), (), 1.0)) == [], "raised once"
-    assert findings.clear("x/0") == [{"kind": "cleared", "id": "x/0"}]
+    assert findings.clear("x/0") == [ClearedRecord(id="x/0")]
     assert findings.clear("x/0") == []
 
 

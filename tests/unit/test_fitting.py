@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from models.persistence import Persistence
-from tests.contract.plugins import START_NS, site
-from twin.app.fitting import LATENCY_S, Fitter, run_fit
+from tests.support.contract_plugins import START_NS, site
+from twin.catalogue import NS, digest, pack, unpack
 from twin.contracts import FitRequest
 from twin.engine import Engine
-from twin.events import FitFailed, ModelFitted
-from twin.frame import NS
-from twin.tree import digest, pack, unpack
+from twin.run import LATENCY_S, Fitter
+from twin.run.fitting import run_fit
+from twin.telemetry import FitFailed, ModelFitted
 
 DUE_NS = START_NS + round(LATENCY_S * NS)
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from models.persistence import Persistence
-from tests.contract.plugins import START_NS, site
-from twin.app import fitting
-from twin.app.fitting import LATENCY_S, Fitter
+from tests.support.contract_plugins import START_NS, site
+from twin.catalogue import NS
 from twin.contracts import FitRequest
 from twin.engine import Engine
-from twin.events import FitFailed
-from twin.frame import NS
+from twin.run import LATENCY_S, Fitter, fitting
+from twin.telemetry import FitFailed
 
 DUE_NS = START_NS + round(LATENCY_S * NS)
 FIT_S = 60.0

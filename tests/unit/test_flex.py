@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
-from connectors.dsx_flex import FlexDecoder
-from connectors.dsx_flex_keys import KeySet
-from connectors.dsx_flex_state import Told
-from connectors.dsx_flex_wire import BREACH, STATUS
-from tests.builders import two_racks
-from tests.flexing import (
+from connectors.dsx import BREACH, FlexDecoder, FlexPublication, KeySet
+from connectors.dsx.flex_wire import STATUS
+from tests.support.builders import two_racks
+from tests.support.flex_messages import (
     CORRELATION,
     TRACE,
     check_event,
@@ -30,15 +28,13 @@ from tests.flexing import (
     signer,
     target,
 )
-from tests.powered import Loop
-from twin.app.config import Loaded, load_config
-from twin.app.config_power import power_faults, power_notes
-from twin.app.flex import Feeds, FlexPublisher
-from twin.app.outside import Outside, make_outside
-from twin.errors import ConfigError, ConnectorError
-from twin.events import JobKind, JobStarted, LoadTargetSet
-from twin.reading import Ignored
+from tests.support.powered_plant import Loop
+from twin.catalogue import ConfigError, ConnectorError
+from twin.config import Loaded, load_config, power_notes
 from twin.site import Site
+from twin.telemetry import Ignored, JobKind, JobStarted, LoadTargetSet
+from twin.wiring import Outside, make_outside, power_faults
+from twin.wiring.flex import Feeds, FlexPublisher
 
 FEEDS = {"main-a": "lab/h/a", "main-b": "lab/h/b", "all": ""}
 
@@ -90,7 +86,7 @@ def aim(limit_w: float, tag: str = "main-a", **more: Any) -> LoadTargetSet:
 def test_feeds_are_seen_as_the_plant_is() -> None:
     desk = Desk()
     desk.loop.run(3)
-    seen = desk.feeds.look().feeds
+    seen = desk.feeds.look()
     assert seen["main-a"].load_w == pytest.approx(desk.loop.feeder_w[0], rel=1e-6)
     assert seen["all"].load_w == pytest.approx(desk.loop.rack_w.sum(), rel=1e-6)
     assert seen["main-a"].maximum_w == 300_000  # its budget
@@ -98,13 +94,13 @@ def test_feeds_are_seen_as_the_plant_is() -> None:
         assert 0 < feed.minimum_w < feed.maximum_w
     desk.loop.silent = {"feeder.power_w", "rack.power_w", "gpu.power_w"}
     desk.loop.run(400)
-    assert all(np.isnan(feed.load_w) for tag, feed in desk.feeds.look().feeds.items() if tag != "all")
+    assert all(np.isnan(feed.load_w) for tag, feed in desk.feeds.look().items() if tag != "all")
 
 
 def test_targets_of_others_are_not_shown() -> None:
     desk = Desk()
     desk.loop.tick(aim(2e5), aim(1e6, "all"), LoadTargetSet(author="op", target="mine", limit_w=1.0))
-    seen = desk.feeds.look().feeds
+    seen = desk.feeds.look()
     assert [[t.limit_w for t in seen[tag].targets] for tag in FEEDS] == [[2e5], [], [1e6]]
     assert seen["main-a"].targets[0].correlation == CORRELATION
 
@@ -119,8 +115,7 @@ def test_hints_begin_with_whom_the_policies_cut_first() -> None:
     ]
     desk.loop.tick(*jobs)
     desk.loop.run(3)
-    sight = desk.feeds.look()
-    hints = desk.feeds.hints(sight, "main-a", 1e9)
+    hints = desk.feeds.hints("main-a", 1e9)
     by_node = {h.node: h.priority for h in hints}
     assert [by_node[f"lab/h/r1/node{n}"] for n in range(4)] == [4, 3, 2, 1]
     priorities = [h.priority for h in hints]
@@ -129,8 +124,8 @@ def test_hints_begin_with_whom_the_policies_cut_first() -> None:
     # Just as many as it takes: one node of four GPUs from 1000 W to their floor, half of it on this feeder
     low_w = float(desk.loop.site.envelopes["gpu.power_cap_w"].low[0])
     worth_w = 0.5 * 4 * (1000.0 - low_w)
-    assert len(desk.feeds.hints(sight, "main-a", 2.2 * worth_w)) == 3
-    assert len(desk.feeds.hints(sight, "all", 2.2 * worth_w)) == 2
+    assert len(desk.feeds.hints("main-a", 2.2 * worth_w)) == 3
+    assert len(desk.feeds.hints("all", 2.2 * worth_w)) == 2
     assert all(h.target_w > 0 for h in hints)
 
 
@@ -185,7 +180,7 @@ def test_a_breach_waits_for_the_link_and_states_do_not() -> None:
     desk.broker.down = False
     assert desk.look()[0] == "powerbreach"
     assert (desk.publisher.fault, desk.publisher.counts["lost"]) == ("", 0)
-    desk.publisher._waiting.extend([Told(BREACH, {}), Told(STATUS, {})] * 300)
+    desk.publisher._waiting.extend([FlexPublication(BREACH, {}), FlexPublication(STATUS, {})] * 300)
     desk.broker.down = True
     desk.look()
     assert len(desk.publisher._waiting) == 200
@@ -232,7 +227,7 @@ def test_a_configuration_that_is_right(tmp_path: Path) -> None:
 
 def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
     from tests.unit.test_target_files import Taken
-    from twin.app.outside import KeysSource
+    from twin.wiring.grid import KeysSource
 
     loaded, desk = folder_of(tmp_path), Desk()
     outside = make_outside(loaded, desk.loop.site, lambda: desk.loop.twin.engine, lambda: True)

@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from models.forecasters import DEFAULT_EXPERTS, FORECASTERS
-from models.load import GRIDS, SIGNALS, Load
-from models.schedule import EXPERTS as FROM_OUTSIDE
-from tests.serving import Pod, serve
+from models.load import DEFAULT_EXPERTS, FORECASTERS, Load
+from models.load.model import GRIDS, SIGNALS
+from models.load.schedule import EXPERTS as FROM_OUTSIDE
+from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_cli_live import Desk, desk
 from tests.unit.test_metrics import parsed
-from twin.app import api_forecasts, cli_live_forecast, metrics
-from twin.app.api_summary import Pulse, summary
-from twin.app.forecast_words import EXPERTS, Shown, shown, span, why
-from twin.app.metrics import Metrics
+from twin.api import Shown, forecasts, metrics, shown, span, why
+from twin.api.forecast_texts import EXPERTS
+from twin.api.metrics import Metrics
+from twin.api.summary import Pulse, summary
+from twin.catalogue import NS
+from twin.cli import forecast as cli_live_forecast
 from twin.contracts import Forecast, View
-from twin.events import BudgetGranted
-from twin.frame import NS
+from twin.telemetry.events import BudgetGranted
 
 __all__ = ["desk"]
 BASIS = "last 62 %, ewma5 20 %, told_by_nobody 3 %"
@@ -43,7 +43,7 @@ def forecast(pod: Pod, key: str, horizon_s: float, mean: Any, half: Any = 0.0, *
 
 
 def block(pod: Pod) -> dict[str, Any]:
-    return api_forecasts.block(pod.live)
+    return forecasts.block(pod.live)
 
 
 def heard(pod: Pod) -> None:
@@ -121,7 +121,7 @@ def test_the_soonest_horizon_of_a_feeder_counts_and_a_loan_only_until_it_ends(tm
 
 
 def _external() -> dict[str, Any]:
-    from tests.builders import two_racks
+    from tests.support.builders import two_racks
 
     tree = two_racks()
     for hall in tree["halls"]:
@@ -132,7 +132,7 @@ def _external() -> dict[str, Any]:
 
 
 def test_many_feeders_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_forecasts, "SHOWN_BUDGETS", 1)
+    monkeypatch.setattr(forecasts, "SHOWN_BUDGETS", 1)
     pod = Pod(tmp_path)
     forecast(pod, "feeder.power_w", 60.0, 400_000.0, 1.0)
     first, more = block(pod)["budgets"]
@@ -161,7 +161,7 @@ class Failing:
 
 
 def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
-    from tests.builders import Twin, two_racks
+    from tests.support.builders import Twin, two_racks
 
     pod = Pod(tmp_path)
     model = Load(experts="last,ewma5")
@@ -194,7 +194,7 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
-    from tests.builders import Twin, two_racks
+    from tests.support.builders import Twin, two_racks
 
     pod, model = Pod(tmp_path), Load(experts="last,linear")
     pod.twin = Twin(two_racks(), models=[model])
@@ -308,8 +308,8 @@ def test_the_page_has_the_block(tmp_path: Path) -> None:
 
 
 def test_the_text_for_operators_names_all_that_is_there() -> None:
-    text = (Path(__file__).parents[2] / "deploy" / "docs" / "forecasts.md").read_text(encoding="utf-8")
-    named = {n for n in (*FORECASTERS, *FROM_OUTSIDE) if not n.startswith("ewma") and n != "lstm"}
+    text = (Path(__file__).parents[2] / "docs" / "forecasts.md").read_text(encoding="utf-8")
+    named = {n for n in (*FORECASTERS, *FROM_OUTSIDE) if not n.startswith("ewma")}
     assert {n for n in (*named, *SIGNALS) if f"`{n}`" not in text} == set()
     assert len(DEFAULT_EXPERTS) == 17
     assert "Seventeen experts" in text

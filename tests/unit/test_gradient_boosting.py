@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.forecaster import Grid, Parameters
-from models.gradient_boosting import FORESTS, GradientBoosting
-from models.panel import Panel
-from twin.errors import ContractError
-from twin.frame import F64
+from models.load import ForecastGrid, Parameters, SeriesPanel
+from models.load.gradient_boosting import FORESTS, GradientBoosting
+from twin.catalogue import F64, ContractError
 
-GRID = Grid(900.0, (1, 8))
+GRID = ForecastGrid(900.0, (1, 8))
 N_FIT = 1100
 
 
-def panel_of(values: F64, **known: F64) -> Panel:
-    return Panel(0, GRID.step_s, values, known=known)
+def panel_of(values: F64, **known: F64) -> SeriesPanel:
+    return SeriesPanel(0, GRID.step_s, values, known=known)
 
 
 def days(n: int = 1500, seed: int = 0) -> F64:
@@ -29,7 +27,7 @@ def days(n: int = 1500, seed: int = 0) -> F64:
     return 30 + (x + day[:, None]) * np.array([1.0, 1000.0])
 
 
-def fitted(past: Panel, grid: Grid = GRID) -> tuple[GradientBoosting, Parameters]:
+def fitted(past: SeriesPanel, grid: ForecastGrid = GRID) -> tuple[GradientBoosting, Parameters]:
     model = GradientBoosting(grid)
     parameters = model.fit(past, 1)
     model.load(parameters)
@@ -91,7 +89,7 @@ def test_what_hardly_ever_changes_stays_exactly_where_it_is() -> None:
     dice = np.random.default_rng(0)
     moves = np.where(dice.random((2000, 2)) < 0.02, dice.integers(-9, 10, (2000, 2)), 0)
     values = np.cumsum(moves, axis=0) + 500.0
-    model, _ = fitted(panel_of(values).upto(1499), Grid(900.0, (1,)))
+    model, _ = fitted(panel_of(values).upto(1499), ForecastGrid(900.0, (1,)))
     origins = np.arange(1500, 1990)
     np.testing.assert_array_equal(model.predict(panel_of(values), origins).point[0], values[origins])
 
@@ -101,7 +99,7 @@ def test_spikes_do_not_ruin_it() -> None:
     values = days()
     values[::97, 0] += 3000.0
     panel = panel_of(values)
-    model, _ = fitted(panel.upto(N_FIT - 1), Grid(900.0, (8,)))
+    model, _ = fitted(panel.upto(N_FIT - 1), ForecastGrid(900.0, (8,)))
     origins = np.arange(N_FIT, 1490)
     said = model.predict(panel, origins)
     for value in vars(said).values():
@@ -125,7 +123,7 @@ def test_a_constant_is_forecast_exactly_and_what_is_new_not_at_all(
 
 def test_little_past_and_long_horizons_teach_nothing() -> None:
     assert GradientBoosting(GRID).fit(panel_of(days(70)), 1) == {}
-    assert GradientBoosting(Grid(900.0, (100,))).fit(panel_of(days(390)), 1) == {}
+    assert GradientBoosting(ForecastGrid(900.0, (100,))).fit(panel_of(days(390)), 1) == {}
     unfitted = GradientBoosting(GRID)
     unfitted.load({})
     said = unfitted.predict(panel_of(days()), np.array([5, 900]))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.authority import AuthorityBook
-from twin.app.handover import Handover, read_handover
-from twin.app.leader import MAX_HEAD
-from twin.events import MaintenanceBegun, OperatorRequest
+from twin.daemon.authority import AuthorityBook
+from twin.daemon.handover import Handover, read_handover
+from twin.daemon.leader import MAX_HEAD
+from twin.telemetry import MaintenanceBegun, OperatorRequest
 
 
 def window(number: int, names: int = 1) -> MaintenanceBegun:

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from tests.ailing import Ailing, ailing
-from tests.builders import START_NS, Twin, two_racks
-from twin.contracts import Fault, Finding
-from twin.events import MaintenanceBegun
-from twin.frame import NS
-from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, findings
-from twin.health.levels import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH
-from twin.health.rules_shared import DIAGNOSIS
+from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.scripted_health import Ailing, ailing
+from twin.catalogue import NS
+from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH, Fault, Finding
+from twin.health import findings
+from twin.health.alarm_texts import TITLES
+from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU
+from twin.health.rules import DIAGNOSIS
+from twin.telemetry import MaintenanceBegun
 
 DAY_S = 86_400.0
 NODE3, GPU2 = "lab/h/r1/node3", 14  # gpu2 of node3
@@ -109,7 +109,7 @@ def test_severity_follows_whose_fault_it_is(
         ("ecc_dbe", DEGRADED, "ecc_growth", "gpu", GPU2 + 1, "warning", False),  # somebody else
         ("telemetry_gap", FAILED, "node_down", "node", 3, "critical", True),  # of its whole node
         ("telemetry_gap", FAILED, "node_down", "node", 4, "critical", False),
-        ("leak_told", FAILED, "leak", "node", 3, "critical", True),
+        ("temp_residual", FAILED, "tray_blocked", "node", 3, "critical", True),
         ("thermal_slowdown", DEGRADED, "plate_degraded", "gpu", GPU2, "warning", True),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_level_that_outlives_its_reasons_keeps_an_alarm_and_raises_none(ward: 
 
 
 def test_a_sensor_at_fault_explains_no_device(ward: Ward) -> None:
-    ward.ill.say("gpu", GPU2, DEGRADED, "x", action_name="drain", rule="ecc_growth")
+    ward.ill.say("gpu", GPU2, DEGRADED, "x", action_name="drain", rule="ecc_dbe")
     ward.diagnose("ecc_growth", "gpu", GPU2, "warning", signal="temp_c")
     assert len(ward.look()) == 1
 
@@ -246,19 +246,22 @@ def test_lemons_and_wear(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "index", "identity", "severity"),
+    ("part", "index", "fault", "identity", "severity"),
     [
-        ("pump", 1, "health/pump/lab/h/cdu1#pump2", "critical"),
-        ("psu", 6, f"health/psu/{NODE3}#psu1", "warning"),  # the node runs on the other one
+        ("pump", 1, "pump_trip", "health/pump/lab/h/cdu1#pump2", "critical"),
+        # the node runs on the other one
+        ("psu", 6, "psu_lost", f"health/psu/{NODE3}#psu1", "warning"),
     ],
 )
-def test_parts_outside_nodes(ward: Ward, part: str, index: int, identity: str, severity: str) -> None:
-    ward.ill.say(part, index, FAILED, "it stands", action_name="replace", rule="stands")
+def test_parts_outside_nodes(
+    ward: Ward, part: str, index: int, fault: str, identity: str, severity: str
+) -> None:
+    ward.ill.say(part, index, FAILED, "it stands", action_name="replace", rule=fault)
     (only,) = ward.look()
     assert (only.id, only.severity) == (identity, severity)
-    assert only.title == f"{identity.rpartition('health/' + part + '/')[2]}: it stands"
+    assert only.title == f"{identity.rpartition('health/' + part + '/')[2]}: {TITLES[fault]}"
     table, entity = ("cdu", 0) if part == "pump" else ("node", 3)
-    ward.diagnose("stands", table, entity, "critical")
+    ward.diagnose(fault, table, entity, "critical")
     assert ward.look() == []
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.ward import Ward, fault, on
-from twin.contracts import Fault
-from twin.health.levels import (
+from tests.support.builders import two_racks
+from tests.support.health_site import Ward, fault, on
+from twin.contracts import (
     BY_FACILITY,
     BY_ITSELF,
     BY_POWER,
@@ -19,6 +18,7 @@ from twin.health.levels import (
     HEALTHY,
     NOT_LOWERED,
     WATCH,
+    Fault,
     action,
 )
 

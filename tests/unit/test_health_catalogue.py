@@ -9,9 +9,10 @@ import pytest
 import yaml
 from racktwin_agent.node import CODE_OF_TRIGGER
 
-from twin.errors import ConfigError
-from twin.health.catalogue import CATALOGUE, CLASSES, Catalogue, find, parse
-from twin.health.levels import ACTIONS, DEGRADED, FAILED, HEALTHY, WATCH
+from twin.catalogue import ConfigError
+from twin.contracts import ACTIONS, DEGRADED, FAILED, HEALTHY, WATCH
+from twin.health import find
+from twin.health.fault_codes import CATALOGUE, CLASSES, Catalogue, parse
 
 FATAL_EVERYWHERE = (12020, 22003, 22011, 23001, 23009, 23017, 10003)
 

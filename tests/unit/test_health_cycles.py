@@ -7,10 +7,12 @@ import pytest
 from scipy.special import gammaln
 from scipy.stats import gamma, nbinom, poisson
 
-from tests.builders import START_NS
-from twin.frame import NS
-from twin.health.cycles import DAY_NS, RECURS_PER_DAY, Cycles
-from twin.health.usual import (
+from tests.support.builders import START_NS
+from twin.catalogue import NS
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.health.baseline_rate import (
+    DAY_NS,
     HOUR_NS,
     LEAST_SHAPE,
     MEMORY_NS,
@@ -19,9 +21,11 @@ from twin.health.usual import (
     PRIOR_DAYS,
     PRIOR_PER_DAY,
     PRIOR_SHAPE,
-    Usual,
+    RECURS_PER_DAY,
+    BaselineRate,
+    Cycles,
 )
-from twin.snapshot import decode, encode
+from twin.telemetry import OWN
 
 R = RECURS_PER_DAY
 
@@ -142,7 +146,9 @@ def test_cycles_move_with_their_devices_and_survive_a_restart() -> None:
     cycles = Cycles()
     cycles.add(ints(0, 2, 3, 7), at(0.0), np.full(4, 0.3), np.array([1.0, 2.0, 3.0, 4.0]))
     cycles.add(ints(3), at(0.1), np.ones(1), np.ones(1))
-    moved = cycles.moved(ints(5, -1, 0, 2, -1, -1, -1, -1))
+    old_of_new = ints(2, -1, 3, -1, -1, 0)
+    moved = Cycles()
+    moved.adopt(cycles, {OWN: old_of_new})
     assert moved.index.tolist() == [0, 2, 5]
     assert moved.b.tolist() == [2.0, 3.0, 1.0]
     assert moved.count.tolist() == [1, 2, 1]
@@ -150,26 +156,27 @@ def test_cycles_move_with_their_devices_and_survive_a_restart() -> None:
     other.restore(decode(encode(moved.dump())))
     assert encode(other.dump()) == encode(moved.dump())
     assert np.array_equal(other.scores(at(1.0))[0], moved.scores(at(1.0))[0])
-    assert cycles.moved(np.full(8, -1, np.int32)).index.size == 0
+    other.adopt(cycles, {OWN: np.full(8, -1, np.int32)})
+    assert other.index.size == 0
 
 
 # -- what is usual
 
 
-def watched(n: int) -> Usual:
-    usual = Usual(n)
+def watched(n: int) -> BaselineRate:
+    usual = BaselineRate(n)
     usual.hear(np.ones(n, np.bool_), at(0.0))
     return usual
 
 
 def test_before_anything_is_known_the_prior_holds() -> None:
-    a, b = Usual(3).rates(ints(0, 2), at(0.0))
+    a, b = BaselineRate(3).rates(ints(0, 2), at(0.0))
     assert a.tolist() == [PRIOR_SHAPE] * 2
     assert (a / b).tolist() == pytest.approx([PRIOR_PER_DAY] * 2)
 
 
 def test_a_device_is_watched_since_it_was_first_heard() -> None:
-    usual = Usual(3)
+    usual = BaselineRate(3)
     usual.hear(np.array([True, False, False]), at(0.0))
     usual.hear(np.array([True, True, False]), at(5.0))
     usual.hear(np.array([False, True, False]), at(6.0))
@@ -280,7 +287,7 @@ def test_another_device_is_watched_anew_and_the_fleet_remembers() -> None:
     usual = watched(3)
     usual.count(ints(1), ints(9))
     usual.apart(ints(1), at(1.0), 1)
-    usual.forget(1)
+    usual.forget(OWN, 1)
     assert usual.n_heard == 2
     assert usual.apart(ints(1), at(1.0), 600 * NS).tolist() == [1]
     usual.hear(np.ones(3, np.bool_), at(4.0))
@@ -295,12 +302,13 @@ def test_what_is_usual_moves_with_its_devices_and_survives_a_restart() -> None:
     usual.apart(ints(2), at(0.5), 1)
     usual.learn(at(1.0), Cycles())
     usual.begun = 5
-    moved = usual.remapped(ints(2, -1, 0, -1))
+    moved = BaselineRate(4)
+    moved.adopt(usual, {OWN: ints(2, -1, 0, -1)})
     assert moved.times.tolist() == [6.0, 0.0, 4.0, 0.0]
     assert moved.last_ns.tolist() == [at(0.5), 0, 0, 0]
     assert moved.n_heard == 2
     assert (moved.mean_per_day, moved.shape) == (usual.mean_per_day, usual.shape)
-    other = Usual(4)
+    other = BaselineRate(4)
     other.restore(decode(encode(moved.dump())))
     assert encode(other.dump()) == encode(moved.dump())
     assert other.n_heard == 2

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.watching import SITE, Watch
-from twin.frame import NS
-from twin.health.failure_words import is_failure
-from twin.health.fault_book import Heard
-from twin.health.levels import DEGRADED, FAILED, action
+from tests.support.failure_watch import SITE, Watch
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, FAILED, action
+from twin.health import Heard, is_failure
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import START_NS, Twin, eight_nodes, site_of, two_racks
-from tests.looks import Look
-from tests.watching import SITE, SMALL, Watch
-from twin.events import EntityReplaced, FaultReported, JobEnded, JobStarted
-from twin.frame import NS
-from twin.health import failures as bounds
-from twin.health.failure_words import CLASSES, is_failure
+from tests.support.builders import START_NS, Twin, eight_nodes, site_of, two_racks
+from tests.support.failure_watch import SITE, SMALL, Watch
+from tests.support.health_contexts import Look
+from twin.catalogue import NS
+from twin.health import failures as bounds, is_failure
+from twin.health.failure_words import CLASSES
 from twin.health.failures import Failures
+from twin.telemetry import EntityReplaced, FaultReported, JobEnded, JobStarted
 
 
 def test_a_failure_begins_after_a_minute_and_ends_when_well_for_ten():

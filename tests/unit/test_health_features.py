@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.contract.plugins import START_NS, World, engine_of, site
-from twin.frame import NS
-from twin.health.features import DAY_NS, NAMES, QUIET, TELEMETRY, _Fold, _past, node_features, unusual
-from twin.health.features import _Columns as Columns
-from twin.health.levels import DEGRADED
-from twin.health.now import Now
-from twin.health.records import FailureLog, NodeFeatures
-from twin.reading import Block, Reading
+from tests.support.contract_plugins import START_NS, World, engine_of, site
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, FailureLog, NodeFeatures
+from twin.health import QUIET, TELEMETRY
+from twin.health.context import HealthContext
+from twin.health.features import DAY_NS, NAMES, _Columns as Columns, _Fold, _past, node_features, unusual
+from twin.telemetry import Block, Reading
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
@@ -122,7 +120,7 @@ def test_levels_of_parts_reach_their_node() -> None:
     health = engine.health
     gpu, psu = health.health("gpu"), health.health("psu")
     gpu.level[6], psu.level[2 * 3 + 1] = DEGRADED, DEGRADED
-    now = Now(
+    now = HealthContext(
         engine.site, engine.state, engine.estimator, engine.diagnosis, engine.jobs, engine.windows, 10.0
     )
     log = health.log()

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.troubled import DAY_S, HOUR_S, Watched, racks
-from twin.events import FaultReported
-from twin.frame import NS
-from twin.health.fault_book import FaultBook
+from tests.support.recurring_devices import DAY_S, HOUR_S, Watched, racks
+from twin.catalogue import NS
+from twin.health.baseline_rate import BaselineRate
+from twin.health.error_log import FaultBook
 from twin.health.recurring import ALARM, FALSE_PER_MONTH, FAMILIES, LEAST_A, MOST_A, Recurring
-from twin.health.usual import Usual
+from twin.telemetry import FaultReported
 
 REMAPS, SITE = "gpu.row_remap_count", racks(2)
 MONTH_S = 30.0 * DAY_S
@@ -86,7 +86,7 @@ def test_codes_are_heard_where_nobody_counts_rows() -> None:
 def test_a_nat_counts_the_more_the_seldomer_trouble_begins() -> None:
     """A is the log of beginnings per false drain that is allowed: closed form."""
     recurring, gpus = Recurring(SITE), SITE.sizes["gpu"] // SITE.sizes["node"]
-    usual: Usual = recurring.usual[REMAPS]
+    usual: BaselineRate = recurring.usual[REMAPS]
     memory = FAMILIES.index("memory")
     assert recurring.weights()[memory] == pytest.approx(1.0)  # nothing is known
     usual.n_heard, usual.all_days = SITE.sizes["gpu"], 1e12

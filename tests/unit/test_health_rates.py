@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, site_of, two_racks
-from tests.ward import Ward, on
+from tests.support.builders import START_NS, site_of, two_racks
+from tests.support.health_site import Ward, on
+from twin.engine import encode
+from twin.engine.remap import slots_kept
+from twin.engine.snapshot import decode
 from twin.health.rates import DAILY_S, GAP_S, RECENT_S, Rates
-from twin.remap import slots_kept
-from twin.snapshot import decode, encode
 
 SBE, DBE = "gpu.ecc_sbe_count", "gpu.ecc_dbe_count"
 
@@ -161,7 +162,8 @@ def test_a_changed_site_keeps_what_grew() -> None:
     counted(ward, [0, 100])
     more = site_of(two_racks(racks="r[0-2]"))
     kept = slots_kept(ward.site, more)
-    moved = ward.rates.remapped(more, kept)
+    moved = Rates(more)
+    moved.adopt(ward.rates, kept)
     gpu = int(np.flatnonzero(kept["gpu"] == 3)[0])
     assert moved.counted(SBE)[gpu] == ward.rates.counted(SBE)[3]
     assert np.count_nonzero(moved.counted(SBE)) == 1

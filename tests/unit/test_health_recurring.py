@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from tests.troubled import DAY_S, HOUR_S, Watched, chance, every, mask, racks
+from tests.support.builders import site_of, two_racks
+from tests.support.recurring_devices import DAY_S, HOUR_S, Watched, chance, every, mask, racks
+from twin.engine import encode
+from twin.engine.snapshot import decode
 from twin.health.recurring import ALARM, FAMILIES, KEYS, STILL, STREAMS
-from twin.snapshot import decode, encode
 
 ERRORS, REPLAYS, PCIE, GAP = (
     "gpu.nvlink_error_count", "gpu.nvlink_replay_count", "gpu.pcie_replay_count", "gpu.gap")  # fmt: skip

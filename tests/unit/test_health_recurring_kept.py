@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.troubled import DAY_S, HOUR_S, Living, Watched, every, racks
+from tests.support.builders import two_racks
+from tests.support.recurring_devices import DAY_S, HOUR_S, Living, Watched, every, racks
 from tests.unit.test_health_recurring import ERRORS, FIVE, FLAPS, GAP, PCIE, SILENT, linked, troubled
-from twin.errors import TwinError
-from twin.events import EntityReplaced, MaintenanceBegun
-from twin.frame import NS
-from twin.health.levels import DEGRADED, action
+from twin.catalogue import NS, TwinError, digest
+from twin.contracts import DEGRADED, action
+from twin.engine import encode
+from twin.engine.remap import slots_kept
+from twin.engine.snapshot import decode
 from twin.health.recurring import ALARM, SETTLE_NS, STILL, Recurring
-from twin.remap import slots_kept
-from twin.snapshot import decode, encode
-from twin.tree import digest
+from twin.telemetry import EntityReplaced, MaintenanceBegun
 
 SETTLE_S = SETTLE_NS / NS
 
@@ -121,7 +120,8 @@ def test_what_recurs_moves_with_its_nodes() -> None:
         watch.look(13 * HOUR_S + at_s, {ERRORS: [100], PCIE: [8], SILENT: [5]})
     for names in ("r[0-3]", "r[2-4]", "r2", "r[1-2]"):
         new = linked(names)
-        moved = watch.recurring.remapped(new, slots_kept(old, new))
+        moved = Recurring(new)
+        moved.adopt(watch.recurring, slots_kept(old, new))
         was = {old.name("node", i): s for i, s in enumerate(watch.recurring.score().tolist()) if s > 0.0}
         now = {new.name("node", i): s for i, s in enumerate(moved.score().tolist()) if s > 0.0}
         known = {new.name("node", i) for i in range(new.sizes["node"])}

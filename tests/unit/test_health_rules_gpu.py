@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, eight_nodes, two_racks
-from tests.ward import Ward, fault, on
-from twin.confidence import Residual
-from twin.events import JobStarted
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+from tests.support.builders import START_NS, eight_nodes, two_racks
+from tests.support.health_site import Ward, fault, on
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, Residual, action
 from twin.health.wear import Remaining
+from twin.telemetry import JobStarted
 
 N = 144
 ACTED = ("none", "watch")
@@ -311,7 +310,7 @@ def test_the_past_is_told_for_information() -> None:
 
 
 def test_no_rule_has_an_unknown_action_or_words_that_do_not_fit() -> None:
-    from twin.health.verdict_specs import SPECS
+    from twin.health import SPECS
 
     for part, spec in SPECS.items():
         assert len({rule.id for rule in spec.rules}) == len(spec.rules), part

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.ward import Ward, fault, on
-from twin.events import FaultReported
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+from tests.support.builders import two_racks
+from tests.support.health_site import Ward, fault, on
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+from twin.telemetry import FaultReported
 
 NODES, GPUS = 36, 144
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import two_racks
-from tests.ward import Ward, fault, on
-from twin.events import FaultReported
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+from tests.support.builders import two_racks
+from tests.support.health_site import Ward, fault, on
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH, action
+from twin.telemetry import FaultReported
 
 PUMPS = {"cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7}
 

@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from twin.app.health_alarms import FALSE, PENDING, TRUE, alarms_of
-from twin.app.health_course import DAY_S, HOUR_S, Course, Failed, Spell
-from twin.app.health_intervals import median_interval, rate_interval, share_interval
-from twin.app.health_scores import calibration, coverage, down_days, goals, lemons, scores
+from tests.evaluation.health.alarms import FALSE, PENDING, TRUE, alarms_of
+from tests.evaluation.health.course import DAY_S, HOUR_S, Course, Failed, Spell
+from tests.evaluation.health.intervals import median_interval, rate_interval, share_interval
+from tests.evaluation.health.scores import calibration, coverage, down_days, goals, lemons, scores
 
 D, H = DAY_S, HOUR_S
 NAN = math.nan

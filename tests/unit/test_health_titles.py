@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from twin.health.records import Evidence
+from twin.contracts import Evidence
+from twin.health import SPECS
+from twin.health.alarm_texts import TITLES, heading
 from twin.health.rules import Rule
-from twin.health.titles import TITLES, heading
-from twin.health.verdict_specs import SPECS
 
 RULES = {rule.id: rule for spec in SPECS.values() for rule in spec.rules}
 # Their note names a code, a state or what a device asks for: that is what the finding is of

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from twin.app import health_words as words
-from twin.app.api_health import kinds_of
+from twin.api.health import kinds_of
+from twin.catalogue import find_signal
+from twin.contracts import ACTIONS, ATTRIBUTIONS, LEVELS, PARTS
+from twin.health import SIGNALS
 from twin.health.failure_words import CLASSES
-from twin.health.lemons import SIGNALS
-from twin.health.levels import ACTIONS, ATTRIBUTIONS, LEVELS, PARTS
-from twin.signals import find_signal
+from twin.report import health_texts as words
 
 
 @pytest.mark.parametrize(

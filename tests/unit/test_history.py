@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from twin.errors import ConfigError
-from twin.frame import MISSING_Q, NS, Frame, Update
-from twin.history import History, Ring
-from twin.signals import TABLES
-from twin.state import State
+from twin.catalogue import NS, TABLES, ConfigError
+from twin.telemetry import Frame, SignalHistory, State, TableUpdate
+from twin.telemetry.frame import MISSING_Q
+from twin.telemetry.history import Ring
 
 TEMP = TABLES["gpu"].by_name["temp_c"]
 T0 = 1_700_000_000 * NS
@@ -51,9 +49,11 @@ def test_jitter_of_a_tick_loses_no_column() -> None:
 
 
 def test_only_good_values_are_kept_and_copies_of_them() -> None:
-    state, history = State({"gpu": 3}), History({"gpu.temp_c": 60.0}, {"gpu": 3})
+    state, history = State({"gpu": 3}), SignalHistory({"gpu.temp_c": 60.0}, {"gpu": 3})
     for tick, q in enumerate(([100, 100, 100], [110, MISSING_Q, 111], [120, 121, 122])):
-        update = Update("gpu", np.array([TEMP.row], np.int32), None, np.array([q], np.int32), np.full(3, T0))
+        update = TableUpdate(
+            "gpu", np.array([TEMP.row], np.int32), None, np.array([q], np.int32), np.full(3, T0)
+        )
         state.apply(Frame(tick, T0 + tick * NS, 1.0, (update,)))
         history.push(state)
     _, values = history.rings["gpu.temp_c"].ordered()
@@ -63,13 +63,13 @@ def test_only_good_values_are_kept_and_copies_of_them() -> None:
 
 
 def test_a_slow_signal_takes_slower_steps() -> None:
-    assert History({"rack.flow_lpm": 7200.0}, {"rack": 1}).rings["rack.flow_lpm"].step_s == 100.0
-    assert History({"rack.flow_lpm": 600.0}, {"rack": 1}).rings["rack.flow_lpm"].step_s == 10.0
-    assert History({"gpu.temp_c": 600.0}, {"gpu": 1}).rings["gpu.temp_c"].step_s == 1.0
-    assert History({"gpu.temp_c": 600.0}, {}).rings["gpu.temp_c"].values.shape[1] == 0
+    assert SignalHistory({"rack.flow_lpm": 7200.0}, {"rack": 1}).rings["rack.flow_lpm"].step_s == 100.0
+    assert SignalHistory({"rack.flow_lpm": 600.0}, {"rack": 1}).rings["rack.flow_lpm"].step_s == 10.0
+    assert SignalHistory({"gpu.temp_c": 600.0}, {"gpu": 1}).rings["gpu.temp_c"].step_s == 1.0
+    assert SignalHistory({"gpu.temp_c": 600.0}, {}).rings["gpu.temp_c"].values.shape[1] == 0
 
 
 @pytest.mark.parametrize("key", ["gpu.colour", "gpu.energy_mj", "temp_c", "", "nothing.temp_c"])
 def test_what_cannot_be_kept_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=r"history_s\."):
-        History({key: 60.0}, {"gpu": 1})
+        SignalHistory({key: 60.0}, {"gpu": 1})

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from twin.app import history_chunks as chunks
-from twin.errors import StorageError
-from twin.frame import NS
+from twin.catalogue import NS, StorageError
+from twin.run import history_chunks as chunks
 
 T = np.arange(60, dtype=np.int64) * 10 * NS + 1_700_000_000 * NS
 

@@ -17,19 +17,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, two_racks
-from tests.histories import T0, ask, filled, rack_sample, store_in, wait_for
-from twin.app.bench_history import bench_history
-from twin.app.config import History
-from twin.app.history_query import HistoryError, HistoryReader
-from twin.app.history_sample import Layout, Sample, TableSample, take_sample
-from twin.app.history_schema import FILE_NAME, MIGRATIONS, open_store
-from twin.app.history_service import HistoryService, Sampler
-from twin.app.history_store import HistoryStore
-from twin.app.history_writer import Backlog, HistoryWriter
+from tests.evaluation.bench.history import bench_history
+from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.history_samples import T0, ask, filled, rack_sample, store_in, wait_for
+from twin.catalogue import NS, StorageError
+from twin.config import History
 from twin.contracts import Decision
-from twin.errors import StorageError
-from twin.frame import NS
+from twin.run import (
+    FILE_NAME,
+    HistoryError,
+    HistoryReader,
+    HistoryService,
+    HistoryStore,
+    Layout,
+    Sample,
+    take_sample,
+)
+from twin.run.history_sample import TableSample
+from twin.run.history_schema import MIGRATIONS, open_store
+from twin.run.history_service import Sampler
+from twin.run.history_writer import Backlog, HistoryWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +48,7 @@ def pod() -> Twin:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.app.history_writer.RETRY_S", 0.05)
+    monkeypatch.setattr("twin.run.history_writer.RETRY_S", 0.05)
 
 
 def test_a_newer_file_is_moved_aside_never_deleted(tmp_path: Path, pod: Twin) -> None:
@@ -149,9 +156,9 @@ def test_a_sample_that_cannot_be_written_does_not_block_the_others(tmp_path: Pat
 CHILD = """
 import sys, itertools
 from pathlib import Path
-from tests.builders import Twin, two_racks
-from tests.histories import T0, NS, rack_sample
-from twin.app.history_store import HistoryStore
+from tests.support.builders import Twin, two_racks
+from tests.support.history_samples import T0, NS, rack_sample
+from twin.run.history_store import HistoryStore
 store = HistoryStore(Path(sys.argv[1]), 1.0, 30.0, 10**9)
 site = Twin(two_racks()).site
 for i in itertools.count(int(sys.argv[2])):
@@ -250,7 +257,7 @@ def test_the_service_answers_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_opened_stops_nobody(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("twin.app.history_service.FAILING_S", 0.0)
+    monkeypatch.setattr("twin.run.history_service.FAILING_S", 0.0)
     (tmp_path / "history").write_text("a file where the folder should be")
     pod = Twin(two_racks())
     service = HistoryService(History(every_s=1.0), tmp_path / "history", pod.site)

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, two_racks
-from tests.histories import T0, ask, filled, rack_sample, settle, store_in
-from twin.app import history_store
-from twin.app.history_query import HistoryError, HistoryReader
-from twin.app.history_sample import Layout, Sample, TableSample
-from twin.app.history_schema import FILE_NAME
-from twin.app.history_store import window_ns
-from twin.errors import StorageError
-from twin.frame import NS
+from tests.support.builders import Twin, two_racks
+from tests.support.history_samples import T0, ask, filled, rack_sample, settle, store_in
+from twin.catalogue import NS, StorageError
+from twin.run import FILE_NAME, HistoryError, HistoryReader, Layout, Sample, history_store
+from twin.run.history_sample import TableSample
+from twin.run.history_store import window_ns
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +69,7 @@ def test_a_long_span_is_the_same_folded_or_not(
     store.close()
     found = []
     for pieces in (2, 10**6):
-        monkeypatch.setattr("twin.app.history_query.FOLD_PIECES", pieces)
+        monkeypatch.setattr("twin.run.history_query.FOLD_PIECES", pieces)
         found.append(ask(tmp_path, "rack.power_w", ["r1", "r2"], 0, 21_000, step_s=step_s))
     assert found[0] == found[1]
     assert len([v for v in found[0]["values"]["r1"] if v is not None]) >= min(1, 15_000 / step_s)

@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.builders import Twin, eight_nodes, site_of, spec_of, two_racks
-from twin import identity
-from twin.app.startup import warm
-from twin.events import EntityReplaced, Event, FaultReported, IdentityTold, SiteChanged
-from twin.frame import NS, Frame
-from twin.health.levels import LEVELS
-from twin.identity import MAX_HEARD, MAX_TOLD, MOST_CHANGES, MOST_MOVES, Identities, check_serial, news
-from twin.snapshot import decode, dump_engine, encode, restore_engine
-from twin.state import State
-from twin.trace import Decoder, Encoder
+from tests.support.builders import Twin, eight_nodes, site_of, spec_of, two_racks
+from twin.catalogue import NS
+from twin.contracts import LEVELS
+from twin.engine import check_serial, encode, identity, news
+from twin.engine.identity import MAX_HEARD, MAX_TOLD, MOST_CHANGES, MOST_MOVES, Identities
+from twin.engine.snapshot import decode
+from twin.run.recovery import warm
+from twin.run.trace import TraceDecoder, TraceEncoder
+from twin.telemetry import EntityReplaced, Event, FaultReported, Frame, IdentityTold, SiteChanged, State
 
 GPU, OTHER = "lab/h/r1/node0/gpu0", "lab/h/r1/node1/gpu0"
 VALUES = {"gpu.temp_c": 60.0, "gpu.power_w": 300.0, "gpu.sm_clock_hz": 1.9e9, "gpu.util_pu": 1.0}
@@ -74,7 +72,7 @@ def test_another_serial_is_a_swap_and_the_journal_says_which() -> None:
     assert second == other.records("event")[0]
     assert generation(pod) == 1
     for part in ("tables", "estimator", "diagnosis", "health", "arbiter"):
-        mine, theirs = dump_engine(pod.engine)[part], dump_engine(other.engine)[part]
+        mine, theirs = pod.engine.dump()[part], other.engine.dump()[part]
         assert encode({"x": mine}) == encode({"x": theirs}), part
 
 
@@ -277,7 +275,7 @@ def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: 
     """Whatever is told: a replay of the trace, and a restart in the middle, decide the same to the bit; a
     device is in one place."""
     live, replayed, resumed = Twin(eight_nodes()), Twin(eight_nodes()), Twin(eight_nodes())
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = TraceEncoder(), TraceDecoder()
     for k, (event, dt_s) in enumerate(story):
         frame = Frame(k, live.now_ns + round(dt_s * NS), dt_s, (), (), (event,), False)
         live.now_ns = frame.now_ns
@@ -287,7 +285,7 @@ def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: 
         if k > cut:
             assert resumed.engine.tick(frame).records == decision.records
         if k == cut:
-            restore_engine(resumed.engine, decode(encode(dump_engine(live.engine))))
+            resumed.engine.restore(decode(encode(live.engine.dump())))
     assert live.engine.checksum() == replayed.engine.checksum()
     if len(story) > cut:
         assert live.engine.checksum() == resumed.engine.checksum()
@@ -298,10 +296,10 @@ def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: 
 def test_a_snapshot_of_a_version_before_is_read() -> None:
     pod = Twin(eight_nodes())
     pod.tick(None, EntityReplaced(table="gpu", name=GPU, serial="S-0001"))
-    data = decode(encode(dump_engine(pod.engine)))
+    data = decode(encode(pod.engine.dump()))
     del data["intake"]["identities"]
     other = Twin(eight_nodes())
-    restore_engine(other.engine, data)
+    other.engine.restore(data)
     other.now_ns = pod.now_ns
     other.tick(None, told("S-0001"))
     assert swaps(other) == []
@@ -326,7 +324,7 @@ def test_a_restart_has_the_history_that_a_swap_left() -> None:
     pod.tick(None, told("CCCC-3"), told("BBBB-2", OTHER), dt_s=120.0)
     pod.run(5, {"gpu.temp_c": 50.0})
     again = Twin(eight_nodes(history_s={"gpu.temp_c": 60.0}))
-    restore_engine(again.engine, decode(encode(dump_engine(pod.engine))))
+    again.engine.restore(decode(encode(pod.engine.dump())))
     scratch = State(again.site.sizes)
     for frame in frames:
         warm(again.engine, scratch, frame)

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin import inbox as inbox_module
-from twin.events import JobEnded
-from twin.frame import ABSURD_Q, FIRST_VALID_Q, MAX_ROW_SETS, MISSING_Q, NS, UNTRUSTED_Q, Frame
-from twin.inbox import FUTURE_TOLERANCE_NS, Inbox
-from twin.reading import Block, Reading
-from twin.signals import TABLES
+from twin.catalogue import NS, TABLES
+from twin.telemetry import Block, Frame, Inbox, JobEnded, Reading, inbox as inbox_module
+from twin.telemetry.frame import ABSURD_Q, FIRST_VALID_Q, MAX_ROW_SETS, MISSING_Q, UNTRUSTED_Q
+from twin.telemetry.inbox import FUTURE_TOLERANCE_NS
 
 T0 = 1_700_000_000 * NS
 

@@ -6,12 +6,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from connectors.influx_line import MAX_LINE, MAX_LINES, MAX_PAYLOAD, LineDecoder
+from connectors.influx import LineDecoder
+from connectors.influx.line import MAX_LINE, MAX_LINES, MAX_PAYLOAD
 from connectors.series_map import load_map, mapping_of
-from tests.builders import site_of, two_racks
-from twin.errors import BadMessage
-from twin.reading import Block, Ignored, Message, Reading
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage
 from twin.site import Site
+from twin.telemetry import Block, Ignored, Message, Reading
 
 T = 1_700_000_000 * 10**9
 

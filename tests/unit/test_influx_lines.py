@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from line_protocol_parser import parse_line
 
-from connectors.influx_lines import escaped, head_of, heads_of, lines
-from twin.frame import NS
+from connectors.influx import heads_of
+from connectors.influx.lines import escaped, head_of, lines
+from twin.catalogue import NS
 
 T_NS = 1_700_000_000 * NS + 123
 

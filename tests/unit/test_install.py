@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.config import Broker, load_config
+from twin.config import Broker, load_config
 
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "deploy" / "install.sh"
@@ -201,7 +201,7 @@ def test_the_example_of_a_site_shows_every_server() -> None:
 
 
 def test_the_examples_site_loads() -> None:
-    from twin.app.opening import load_checked
+    from twin.daemon import load_checked
 
     load_checked(load_config(ROOT / "deploy" / "config" / "lab.yaml"))
 

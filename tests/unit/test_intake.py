@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from policies.operator import Operator
-from tests.builders import START_NS, Twin, Wish, eight_nodes, two_racks
-from twin import events as ev
-from twin.frame import NS
-from twin.intake import MAX_REQUESTS, MAX_SEEN
-from twin.signals import TABLES
-from twin.snapshot import dump_engine
-from twin.tree import pack
+from tests.support.builders import START_NS, Twin, Wish, eight_nodes, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS, TABLES, pack
+from twin.engine.event_handlers import MAX_REQUESTS, MAX_SEEN
+from twin.telemetry import events as ev
 
 NAN, INF, HUGE = float("nan"), float("inf"), 2**80
 CAP = "gpu.power_cap_w"
@@ -40,9 +38,9 @@ def refusal(*events: ev.Event, tree: dict[str, Any] | None = None) -> str | None
     """Why the last of these was refused, by a fresh engine; the engine must live on and be storable."""
     pod = Twin(tree or eight_nodes(), [Wish()])
     pod.tick(None, *events)
-    body = [r for r in pod.decision.records if r["kind"] == "event"]
+    body = [r for r in bodies_of(pod.decision) if r["kind"] == "event"]
     pod.tick()
-    pack(dump_engine(pod.engine))
+    pack(pod.engine.dump())
     if not body:
         assert isinstance(events[-1], ev.CommandAcked), (
             "answers alone may be counted rather than written one by one"
@@ -215,7 +213,7 @@ def test_requests_and_approvals_run_out() -> None:
     pod.tick()
     assert set(pod.engine.intake.requests) == {"for-ever"}
     assert pod.engine.intake.approvals == {}
-    assert {(r["kind"], r["id"]) for r in pod.decision.records} >= {
+    assert {(r["kind"], r["id"]) for r in bodies_of(pod.decision)} >= {
         ("request_expired", "r"),
         ("approval_expired", "a"),
     }

@@ -12,20 +12,10 @@ from typing import Any
 
 import pytest
 
-from connectors import ipmi
-from connectors.ipmi import (
-    Dump,
-    DumpTally,
-    SensorTable,
-    decode_text,
-    discover_ipmi,
-    ranges,
-    read_sensor_table,
-)
-from twin.errors import ConfigError, StorageError
-from twin.site import SiteSpec
-from twin.sitebuild import build
-from twin.sitefile import SiteFile, convert, expand
+from connectors.files import Dump, discover_ipmi, ipmi, read_sensor_table
+from connectors.files.ipmi import DumpTally, SensorTable, decode_text, ranges
+from twin.catalogue import ConfigError, StorageError
+from twin.site import SiteFile, SiteSpec, build_site, convert, expand
 
 SHIPPED = Path(__file__).parents[2] / "connectors/ipmi-sdr.yaml"
 TIME = "Timestamp: 2025-05-30 13:34:05 UTC"
@@ -316,7 +306,7 @@ def test_the_recording(recording: Callable[[str], Path]) -> None:
     tree = discover_ipmi(path, "harvard")
     listed = convert(SiteFile, tree, "site")
     assert [h.name for h in listed.halls][:3] == ["holy2c", "holy7c", "holy8a"]
-    site = build(SiteSpec(tree, {}))
+    site = build_site(SiteSpec(tree, {}))
     assert (site.sizes["node"], site.sizes["rack"], site.sizes["gpu"]) == (1724, 1724, 0)
     dump = Dump(path, read_sensor_table(SHIPPED), site)
     y = dump.tally

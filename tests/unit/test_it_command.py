@@ -14,17 +14,14 @@ from racktwin_agent.leases import Answer
 from racktwin_agent.publish import result_of, status_of
 from racktwin_agent.wire import read_plan, read_request
 
-from connectors.command_sink import BmsSink, MqttSink
-from connectors.dsx_bms import PUB_METADATA, PUB_VALUE, BmsDecoder
-from connectors.dsx_heartbeat import Heartbeat
-from connectors.it_command import AGENT, ResultDecoder, contingency_of, presence_of, requests_of
-from tests.builders import site_of
+from connectors.agents import BmsSink, MqttSink, ResultDecoder, contingency_of, presence_of
+from connectors.agents.command import AGENT, requests_of
+from connectors.dsx import PUB_METADATA, PUB_VALUE, BmsDecoder, Heartbeat
+from tests.support.builders import site_of
+from twin.catalogue import NS, ActuationError, BadMessage, ConnectorError
 from twin.contracts import CommandBatch
-from twin.errors import ActuationError, BadMessage, ConnectorError
-from twin.events import CommandAcked
-from twin.frame import NS
-from twin.reading import Ignored, Message, Reading
 from twin.site import Site
+from twin.telemetry import CommandAcked, Ignored, Message, Reading
 
 T = 1_767_225_600 * NS
 CAP = "gpu.power_cap_w"
@@ -122,7 +119,7 @@ def test_what_no_agent_carries_out_or_could_not_lapse_is_refused() -> None:
 
 
 def test_large_racks_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.it_command._runs.__defaults__", (4,))
+    monkeypatch.setattr("connectors.agents.command._runs.__defaults__", (4,))
     sizes = [len(msgspec.json.decode(p)["names"]) for _, p in requests_of(batch(list(range(10))), SITE, "x")]
     assert sizes == [4, 2, 4]
 

@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors import it_frame
-from connectors.it_frame import DCGM, EVENT, FRAME, ItDecoder, encode_frame, encode_json
-from tests.framed import T, a_site, blocks, decoder, refused
-from twin.errors import BadMessage
-from twin.reading import Block, Ignored, Message
-from twin.signals import TABLES
+from connectors.agents import EVENT, FRAME, ItDecoder, encode_frame, encode_json, frame
+from connectors.agents.frame import DCGM
+from tests.support.it_frames import T, a_site, blocks, decoder, refused
+from twin.catalogue import TABLES, BadMessage
+from twin.telemetry import Block, Ignored, Message
 
 __all__ = ["decoder"]
 
@@ -206,7 +205,7 @@ def test_payloads_that_are_no_frame(decoder: ItDecoder, payload: bytes) -> None:
 
 def test_sizes_are_limited(decoder: ItDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "201 columns" in refused(decoder, {"t_ns": T, "gpu": {str(i): [1, 2] for i in range(201)}})
-    monkeypatch.setattr(it_frame, "MAX_PAYLOAD", 100)
+    monkeypatch.setattr(frame, "MAX_PAYLOAD", 100)
     assert "expected at most 100" in refused(decoder, {"t_ns": T, "gpu": {"temp_c": [1.0] * 100}})
 
 

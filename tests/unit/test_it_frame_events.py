@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.it_frame import EVENT, ItDecoder
-from tests.framed import T, blocks, decoder, refused
-from twin.errors import BadMessage
-from twin.events import FaultReported, JobEnded, JobStarted
-from twin.reading import Message
+from connectors.agents import EVENT, ItDecoder
+from tests.support.it_frames import T, blocks, decoder, refused
+from twin.catalogue import BadMessage
+from twin.telemetry import FaultReported, JobEnded, JobStarted, Message
 
 __all__ = ["decoder"]
 

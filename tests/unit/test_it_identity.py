@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors import it_frame
-from connectors.it_frame import EVENT, ItDecoder
-from tests.builders import site_of
-from twin.errors import BadMessage
-from twin.events import FaultReported, IdentityTold
-from twin.reading import Message
+from connectors.agents import EVENT, ItDecoder, frame
+from tests.support.builders import site_of
+from twin.catalogue import BadMessage
+from twin.telemetry import FaultReported, IdentityTold, Message
 
 T = 1_767_225_600 * 10**9
 NODE = "lab/h/r1/node0"
@@ -69,7 +67,7 @@ def test_what_is_refused_with_its_reason(path: str, more: dict[str, Any], why: s
 
 
 def test_a_flood_of_serials_ends_and_costs_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(it_frame, "IDENTITY_BURST", 2000)
+    monkeypatch.setattr(frame, "IDENTITY_BURST", 2000)
     decoder, taken = a_decoder(), 0
     for number in range(100):
         try:

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.it_frame import EVENT, OUTLOOK_BURST, ItDecoder
-from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.errors import BadMessage
-from twin.events import FaultReported, JobEnded, OutlookTold
-from twin.frame import NS
-from twin.reading import Message
+from connectors.agents import EVENT, ItDecoder
+from connectors.agents.frame import OUTLOOK_BURST
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from twin.catalogue import NS, BadMessage
+from twin.telemetry import FaultReported, JobEnded, Message, OutlookTold
 
 T = START_NS
 PATH = "outlooks/weather"

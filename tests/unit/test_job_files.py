@@ -14,15 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors import job_files
-from connectors.job_files import FolderSink, FolderSource, Mark, Places
-from connectors.job_sink import INTERVAL, JobBook
-from connectors.job_wire import JOB_BURST, MAX_REPORT, decode_advice
-from tests.builders import START_NS
+from connectors.jobs import (
+    INTERVAL,
+    MAX_REPORT,
+    FolderSink,
+    FolderSource,
+    JobBook,
+    ReportFolder,
+    decode_advice,
+    files,
+)
+from connectors.jobs.files import Mark
+from connectors.jobs.wire import JOB_BURST
+from tests.support.builders import START_NS
+from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import CommandBatch, Item
-from twin.errors import ActuationError, ConnectorError
-from twin.events import CheckpointTold
-from twin.frame import NS
+from twin.telemetry import CheckpointTold
 
 T = START_NS
 
@@ -38,10 +45,10 @@ class Desk:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.told += [i for i in items if isinstance(i, CheckpointTold)]
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         raise AssertionError((what, why))
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.bad.append((where, why))
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
@@ -61,7 +68,7 @@ class Office:
         self.folder, self.desk = folder, Desk()
         self.slots = {job: i for i, job in enumerate(jobs or ("a", "b"))}
         self.now_ns = T
-        self.places = Places(state, lag_s)
+        self.places = ReportFolder(state, lag_s)
         self.places.load()
         self.source = FolderSource(folder, lambda: self.slots, self.places, now_ns=lambda: self.now_ns)
 
@@ -224,7 +231,7 @@ def test_a_file_that_we_may_not_read(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_line_without_end_is_passed_over(folder: Path) -> None:
     office, path = Office(folder), folder / "a.reports.jsonl"
-    append(path, b"x" * (3 * job_files.MAX_LOOK), b"\n", line(1))
+    append(path, b"x" * (3 * files.MAX_LOOK), b"\n", line(1))
     append(folder / "b.reports.jsonl", line(2))
     assert office.look() == ["2"]
     got = [n for _ in range(5) for n in office.look()]
@@ -245,7 +252,7 @@ def test_of_a_huge_file_the_end_is_read(folder: Path) -> None:
         file.truncate(10**12)  # with a hole: it takes no room
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + line(7))
-    got = [n for _ in range(job_files.MAX_BEHIND // job_files.MAX_LOOK + 2) for n in office.look()]
+    got = [n for _ in range(files.MAX_BEHIND // files.MAX_LOOK + 2) for n in office.look()]
     assert got == ["7"]
     ((_, why),) = office.desk.lost
     assert "too far behind" in why
@@ -270,7 +277,7 @@ def test_a_flood_waits_in_its_file(folder: Path) -> None:
 def test_all_files_together_bring_no_more_than_a_look_can_take(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_files, "MAX_EVENTS", 5)
+    monkeypatch.setattr(files, "MAX_EVENTS", 5)
     office = Office(folder, None, *(f"j{n}" for n in range(4)))
     for n in range(4):
         append(folder / f"j{n}.reports.jsonl", *(line(10 * n + k) for k in range(3)))
@@ -283,7 +290,7 @@ def test_all_files_together_bring_no_more_than_a_look_can_take(
 def test_a_look_holds_no_more_than_so_many_bytes_and_everybody_has_a_turn(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_files, "MAX_LOOK_ALL", 1)
+    monkeypatch.setattr(files, "MAX_LOOK_ALL", 1)
     office = Office(folder, None, *(f"silent{n}" for n in range(50)), "a", "b", "c")
     for name in ("a", "b", "c"):
         append(folder / f"{name}.reports.jsonl", b"\n" * 10, line(ord(name)))
@@ -410,10 +417,10 @@ def test_old_advice_of_ours_is_swept_and_nothing_else(folder: Path, tmp_path: Pa
         (folder / name).write_bytes(text)
     append(folder / "old.reports.jsonl", line(1))
     (folder / "link.json").symlink_to(folder / "old.json")
-    long_ago_s = T / NS - 2 * job_files.KEEP_S
+    long_ago_s = T / NS - 2 * files.KEEP_S
     for name in os.listdir(folder):
         os.utime(folder / name, (long_ago_s, long_ago_s), follow_symlinks=False)
-    desks.now_s += job_files.SWEEP_S
+    desks.now_s += files.SWEEP_S
     desks.send({0: 700.0})
     assert sorted(os.listdir(folder)) == [
         "a.json", "b.json", "c.json", "link.json", "notes", "old.reports.jsonl", "other.json"]  # fmt: skip
@@ -421,5 +428,5 @@ def test_old_advice_of_ours_is_swept_and_nothing_else(folder: Path, tmp_path: Pa
 
 
 def test_a_report_line_is_never_longer_than_a_message() -> None:
-    assert MAX_REPORT <= job_files.MAX_LOOK // 2
+    assert MAX_REPORT <= files.MAX_LOOK // 2
     assert Mark(1, 2).offset == 2

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.saving import EIGHT, OTHERS, Saving, drain, saved
-from tests.serving import Pod, serve
+from tests.support.in_process_daemon import Pod, serve
+from tests.support.journal_bodies import bodies_of
+from tests.support.saving_jobs import EIGHT, OTHERS, Saving, drain, saved
 from tests.unit.test_api_checkpoint import employ, wish
-from twin.app.report_episodes import Episodes
-from twin.events import CheckpointTold, JobEnded
-from twin.jobs import Jobs
-from twin.records import MOST_NAMES, names_of, shown
+from twin.engine import shown
+from twin.engine.records import MOST_NAMES, job_names
+from twin.report.episodes import Episodes
+from twin.telemetry import CheckpointTold, JobEnded, JobSlots
 
 INTERVAL = "job.checkpoint_interval_s"
 
@@ -73,22 +74,22 @@ def test_findings_and_records_name_jobs() -> None:
     assert any(e.startswith("job:4711: commanded") for f in found for e in f.evidence)
     saved(twin, "4711")
     twin.tick(None, drain())
-    records = [r for r in twin.decision.records if r["kind"] == "command" and r["control"].startswith("job.")]
+    records = [r for r in twin.records("command") if r["control"].startswith("job.")]
     twin.wait(10)
-    records += [r for r in twin.decision.records if str(r.get("control")).startswith("job.")]
+    records += [r for r in bodies_of(twin.decision) if str(r.get("control")).startswith("job.")]
     assert not [r for r in records if "lab/job" in str({k: v for k, v in r.items() if k != "index"})]
 
 
 def test_a_record_names_a_few_of_many_jobs_and_only_jobs() -> None:
     twin = Saving({"a": EIGHT})
-    jobs = Jobs(200, 36)
+    jobs = JobSlots(200, 36)
     jobs.alive[:100], jobs.names[:100] = True, [f"j{k}" for k in range(100)]
     index = np.arange(150, dtype=np.int32)
-    told = names_of(INTERVAL, index, twin.site, jobs)["names"]
+    told = job_names(INTERVAL, index, twin.site, jobs)
     assert len(told) == MOST_NAMES
     assert told[0] == "job:j0"
     assert shown(twin.site, jobs, "job", index[120:121]) == ("lab/job120",), "one that nobody knows"
-    assert names_of("gpu.power_cap_w", index, twin.site, jobs) == {}
+    assert job_names("gpu.power_cap_w", index, twin.site, jobs) == ()
 
 
 def test_a_report_of_a_run_names_jobs() -> None:

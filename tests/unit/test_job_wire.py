@@ -10,30 +10,35 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors.job_sink import INTERVAL, LOCAL, SINCE, JobBook, Part, compose
-from connectors.job_wire import (
+from connectors.jobs import (
+    INTERVAL,
+    LOCAL,
+    MAX_REPORT,
+    REPORT,
+    SINCE,
+    Advice,
+    JobBook,
+    JobDecoder,
+    JobLease,
+    compose,
+    decode_advice,
+    job_of,
+    level_of,
+)
+from connectors.jobs.wire import (
     JOB_BURST,
     MAX_EARLY,
     MAX_LEVEL,
-    MAX_REPORT,
-    REPORT,
     STRANGER_BURST,
-    Advice,
-    JobDecoder,
     advice_topic,
-    decode_advice,
     encode_advice,
-    job_of,
-    level_of,
     report_of,
 )
-from connectors.routing import Router
-from tests.builders import START_NS, site_of, two_racks
+from connectors.mqtt import Router
+from tests.support.builders import START_NS, site_of, two_racks
+from twin.catalogue import NS, BadMessage
 from twin.contracts import CommandBatch
-from twin.errors import BadMessage
-from twin.events import CheckpointTold
-from twin.frame import NS
-from twin.reading import Ignored, Message
+from twin.telemetry import CheckpointTold, Ignored, Message
 
 T = START_NS
 BODY = {"v": 1, "id": "a-1", "t_ns": T, "tier": "durable", "began_ns": T - 90 * NS, "save_s": 42.5,
@@ -207,8 +212,8 @@ def test_advice_that_is_none(change: dict[str, Any]) -> None:
         decode_advice(json.dumps(msgspec.to_builtins(ADVICE) | change).encode())
 
 
-def part(value: float, left_s: float, issued_s: float = 0.0) -> Part:
-    return Part(1, value, T + round(issued_s * NS), T + round(left_s * NS), 3, f"because {value:g}")
+def part(value: float, left_s: float, issued_s: float = 0.0) -> JobLease:
+    return JobLease(1, value, T + round(issued_s * NS), T + round(left_s * NS), 3, f"because {value:g}")
 
 
 def test_two_leases_are_one_advice_that_ends_with_the_interval() -> None:
@@ -232,7 +237,7 @@ def test_two_leases_are_one_advice_that_ends_with_the_interval() -> None:
     ],
 )
 def test_what_has_ended_is_not_advised(
-    interval: Part | None, since: Part | None, expected: tuple[float | None, bool, int] | None
+    interval: JobLease | None, since: JobLease | None, expected: tuple[float | None, bool, int] | None
 ) -> None:
     advice = compose("j", interval, since, T)
     got = None if advice is None else (
@@ -252,7 +257,7 @@ def test_what_has_ended_is_not_advised(
     ],
 )
 def test_the_interval_in_memory_goes_with_the_durable_one(
-    interval: Part | None, since: Part | None, local: Part | None, expected: tuple[Any, ...]
+    interval: JobLease | None, since: JobLease | None, local: JobLease | None, expected: tuple[Any, ...]
 ) -> None:
     advice = compose("j", interval, since, T, local)
     assert advice is not None

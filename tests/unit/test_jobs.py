@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.events import JobEnded, JobStarted
-from twin.frame import NS
-from twin.jobs import REST_S, Jobs
-from twin.signals import TABLES
+from twin.catalogue import NS, TABLES
+from twin.telemetry import JobEnded, JobSlots, JobStarted
+from twin.telemetry.jobs import REST_S
 
 T0 = 1_700_000_000 * NS
 
 
-def start(jobs: Jobs, name: str, nodes: list[int], at_s: float = 0.0, **more: object) -> int | None:
+def start(jobs: JobSlots, name: str, nodes: list[int], at_s: float = 0.0, **more: object) -> int | None:
     return jobs.start(JobStarted(job=name, nodes=(), **more), nodes, 0, T0 + round(at_s * NS))  # type: ignore[arg-type]
 
 
-def end(jobs: Jobs, name: str, at_s: float = 0.0) -> int | None:
+def end(jobs: JobSlots, name: str, at_s: float = 0.0) -> int | None:
     return jobs.end(JobEnded(job=name), T0 + round(at_s * NS))
 
 
@@ -26,7 +25,7 @@ def test_the_rest_time_is_the_longest_lease() -> None:
 
 
 def test_a_job_takes_a_slot_and_its_nodes() -> None:
-    jobs = Jobs(3, 6)
+    jobs = JobSlots(3, 6)
     assert start(jobs, "a", [4, 1, 1], priority=7, kind="training", tenant="t", floor_w=5.0) == 0
     assert start(jobs, "b", [2], coupling="independent") == 1
     assert jobs.alive.tolist() == [True, True, False]
@@ -41,7 +40,7 @@ def test_a_job_takes_a_slot_and_its_nodes() -> None:
 
 @pytest.mark.parametrize("after_s, expected", [(0.0, None), (599.0, None), (600.0, 0), (1e6, 0)])
 def test_a_slot_rests_before_it_is_used_again(after_s: float, expected: int | None) -> None:
-    jobs = Jobs(1, 1)
+    jobs = JobSlots(1, 1)
     start(jobs, "a", [0])
     end(jobs, "a", 10.0)
     assert start(jobs, "b", [0], 10.0 + after_s) == expected
@@ -50,7 +49,7 @@ def test_a_slot_rests_before_it_is_used_again(after_s: float, expected: int | No
 
 
 def test_more_jobs_than_slots_are_refused_and_counted() -> None:
-    jobs = Jobs(2, 4)
+    jobs = JobSlots(2, 4)
     assert [start(jobs, f"j{i}", [i]) for i in range(4)] == [0, 1, None, None]
     assert jobs.counts["refused_full"] == 2
     assert set(jobs.slot_of) == {"j0", "j1"}
@@ -58,7 +57,7 @@ def test_more_jobs_than_slots_are_refused_and_counted() -> None:
 
 
 def test_an_end_before_its_start_is_counted_and_harmless() -> None:
-    jobs = Jobs(2, 2)
+    jobs = JobSlots(2, 2)
     assert end(jobs, "a") is None
     assert start(jobs, "a", [0]) == 0
     assert end(jobs, "a") == 0
@@ -67,7 +66,7 @@ def test_an_end_before_its_start_is_counted_and_harmless() -> None:
 
 
 def test_a_second_start_replaces_the_nodes_in_the_same_slot() -> None:
-    jobs = Jobs(2, 4)
+    jobs = JobSlots(2, 4)
     start(jobs, "a", [0, 1])
     assert start(jobs, "a", [1, 2]) == 0
     assert jobs.nodes[0].tolist() == [1, 2]
@@ -77,13 +76,13 @@ def test_a_second_start_replaces_the_nodes_in_the_same_slot() -> None:
 
 
 def test_jobs_move_with_their_nodes_and_survive_storage() -> None:
-    jobs = Jobs(3, 4)
+    jobs = JobSlots(3, 4)
     start(jobs, "a", [0, 3])
     start(jobs, "b", [1])
     moved = jobs.remapped(3, np.array([3, -1, 1], np.int32))
     assert moved.nodes[0].tolist() == [0]
     assert moved.job_of_node.tolist() == [0, -1, 1]
-    back = Jobs(3, 4)
+    back = JobSlots(3, 4)
     back.restore(jobs.dump())
     assert back.slot_of == {"a": 0, "b": 1}
     assert [x.tolist() for x in back.nodes] == [[0, 3], [1], []]
@@ -91,7 +90,7 @@ def test_jobs_move_with_their_nodes_and_survive_storage() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_jobs_fit_into_another_number_of_slots(n: int) -> None:
-    jobs = Jobs(3, 4)
+    jobs = JobSlots(3, 4)
     for i, name in enumerate(("a", "b", "c")):
         start(jobs, name, [i])
     moved = jobs.remapped(4, np.arange(4, dtype=np.int32), n)
@@ -103,7 +102,7 @@ def test_jobs_fit_into_another_number_of_slots(n: int) -> None:
 
 
 def test_what_a_job_says_of_itself_is_kept_moved_and_stored() -> None:
-    jobs = Jobs(3, 4)
+    jobs = JobSlots(3, 4)
     told = {
         "account": "physics",
         "time_limit_s": 3600.0,
@@ -113,7 +112,7 @@ def test_what_a_job_says_of_itself_is_kept_moved_and_stored() -> None:
     }
     start(jobs, "a", [0], **told)
     start(jobs, "b", [1])
-    back = Jobs(3, 4)
+    back = JobSlots(3, 4)
     back.restore(jobs.dump())
     moved = jobs.remapped(4, np.arange(4, dtype=np.int32), 5)
     for some in (jobs, back, moved):
@@ -129,7 +128,7 @@ def test_what_a_job_says_of_itself_is_kept_moved_and_stored() -> None:
 
 
 def test_unknown_work_is_protected() -> None:
-    jobs = Jobs(2, 6)
+    jobs = JobSlots(2, 6)
     assert not jobs.known
     assert jobs.protected_nodes().all(), "nobody has said what runs here"
     start(jobs, "a", [0, 1], kind="training")
@@ -138,7 +137,7 @@ def test_unknown_work_is_protected() -> None:
     assert jobs.protected_nodes().tolist() == [False, True, True, False, False, False]
     assert start(jobs, "c", [4]) is None
     assert jobs.protected_nodes().tolist() == [False, True, True, False, True, False], "no slot, but it runs"
-    back = Jobs(2, 6)
+    back = JobSlots(2, 6)
     back.restore(jobs.dump())
     assert back.protected_nodes().tolist() == jobs.protected_nodes().tolist()
     moved = jobs.remapped(3, np.array([4, 2, -1], np.int32))
@@ -148,8 +147,8 @@ def test_unknown_work_is_protected() -> None:
 
 
 def test_jobs_without_a_slot_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.jobs.MAX_UNSLOTTED", 2)
-    jobs = Jobs(0, 4)
+    monkeypatch.setattr("twin.telemetry.jobs.MAX_UNSLOTTED", 2)
+    jobs = JobSlots(0, 4)
     for i in range(4):
         start(jobs, f"j{i}", [i])
     assert list(jobs.unslotted) == ["j2", "j3"]

@@ -9,21 +9,22 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin import journal
-from twin.app.storage import JournalWriter, journal_lines, verify_journal
-from twin.contracts import Decision
-from twin.errors import StorageError
-from twin.journal import GENESIS, Chain, column, first_difference, line_hash, verify
+from twin.catalogue import StorageError
+from twin.contracts import Decision, OtherRecord, column
+from twin.run import JournalWriter, journal, journal_lines, verify_journal
+from twin.run.journal import GENESIS, Chain, first_difference, line_hash, verify
 
 LINES = 8
 
 
 def lines_of(number: int = LINES) -> list[bytes]:
     chain = Chain()
-    return [chain.line("finding", i // 2, 10**18 + i, {"n": i, "text": f"line {i}"}) for i in range(number)]
+    return [
+        chain.line(OtherRecord("finding", {"n": i, "text": f"line {i}"}), i // 2, 10**18 + i)
+        for i in range(number)
+    ]
 
 
 def starts_of(lines: list[bytes]) -> list[int]:
@@ -55,7 +56,7 @@ def test_a_removed_a_doubled_an_inserted_line(k: int) -> None:
     verdict = verify([*lines[: k + 1], *lines[k:]])
     assert (verdict.line_no, verdict.lines) == (k + 1, k)
     assert "the chain breaks" in (verdict.fault or "")
-    forged = Chain(k, line_hash(lines[k - 1]) if k else GENESIS).line("finding", 0, 0, {"n": -1})
+    forged = Chain(k, line_hash(lines[k - 1]) if k else GENESIS).line(OtherRecord("finding", {"n": -1}), 0, 0)
     verdict = verify([*lines[:k], forged, *lines[k:]])  # it fits what is before, not what is behind
     assert (verdict.line_no, verdict.position) == (k + 1, starts[k])
 
@@ -99,11 +100,12 @@ def test_what_is_no_line(line: bytes) -> None:
 
 
 def test_a_first_line_that_is_not_the_first() -> None:
-    verdict = verify([Chain(7, GENESIS).line("x", 0, 0, {})])
+    verdict = verify([Chain(7, GENESIS).line(OtherRecord("x", {}), 0, 0)])
     assert (verdict.fault, verdict.lines) == ("seq is 7, expected 0", 0)
 
 
-def decision(tick: int, *records: dict[str, Any]) -> Decision:
+def decision(tick: int, *bodies: dict[str, Any]) -> Decision:
+    records: Any = tuple(OtherRecord(b["kind"], {k: v for k, v in b.items() if k != "kind"}) for b in bodies)
     return Decision(tick, tick * 10**9, (), (), (), (), records, {})
 
 
@@ -203,7 +205,7 @@ def test_columns_come_back(n: int, kind: str) -> None:
     if "f" in kind and n:
         values[::3] = np.nan
         values[n // 2] = 0.1
-    body = msgspec.json.decode(Chain().line("x", 0, 0, {"c": values}))["body"]
+    body = msgspec.json.decode(Chain().line(OtherRecord("x", {"c": values}), 0, 0))["body"]
     assert isinstance(body["c"], dict if n > 64 else list)
     back = column(body["c"])
     assert np.array_equal(back, values, equal_nan="f" in kind)
@@ -213,7 +215,7 @@ def test_columns_come_back(n: int, kind: str) -> None:
 
 def test_no_bound_is_not_the_same_as_no_value() -> None:
     lo = np.array([-np.inf, np.nan, 1.0])
-    body = msgspec.json.decode(Chain().line("x", 0, 0, {"c": lo}))["body"]
+    body = msgspec.json.decode(Chain().line(OtherRecord("x", {"c": lo}), 0, 0))["body"]
     assert np.array_equal(column(body["c"]), lo, equal_nan=True)
     tick, field, was, now = difference({"c": lo}, {"c": np.array([-np.inf, np.inf, 1.0])})
     assert (tick, field, now) == (7, "command.c[1]", np.inf)
@@ -223,16 +225,18 @@ def test_no_bound_is_not_the_same_as_no_value() -> None:
 def test_strided_columns_and_scalars() -> None:
     grid = np.arange(400, dtype=np.int32).reshape(100, 4)
     body = msgspec.json.decode(
-        Chain().line("x", 0, 0, {"c": grid[:, 1], "s": np.float32(0.5), "i": np.int64(7)})
+        Chain().line(OtherRecord("x", {"c": grid[:, 1], "s": np.float32(0.5), "i": np.int64(7)}), 0, 0)
     )["body"]
     assert column(body["c"]).tolist() == grid[:, 1].tolist()
     assert (body["s"], body["i"]) == (0.5, 7)
     with pytest.raises(TypeError, match="cannot be journaled"):
-        Chain().line("x", 0, 0, {"c": object()})
+        Chain().line(OtherRecord("x", {"c": object()}), 0, 0)
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[int, str, Any, Any]:
-    d = first_difference(Chain().line("command", 7, 0, a), Chain().line("command", 7, 0, b))
+    d = first_difference(
+        Chain().line(OtherRecord("command", a), 7, 0), Chain().line(OtherRecord("command", b), 7, 0)
+    )
     return d.tick, d.field, d.recorded, d.replayed
 
 
@@ -265,13 +269,13 @@ def test_nan_in_both_is_no_difference(n: int) -> None:
 
 
 def test_lines_that_differ_beside_the_body() -> None:
-    line = Chain().line("command", 7, 5, {"x": 1})
+    line = Chain().line(OtherRecord("command", {"x": 1}), 7, 5)
     assert first_difference(line, None).replayed is None
-    later = first_difference(line, Chain().line("command", 9, 5, {"x": 1}))
+    later = first_difference(line, Chain().line(OtherRecord("command", {"x": 1}), 9, 5))
     assert (later.tick, later.field) == (7, "kind")
-    other = first_difference(line, Chain().line("advice", 7, 5, {"x": 1}))
+    other = first_difference(line, Chain().line(OtherRecord("advice", {"x": 1}), 7, 5))
     assert (other.tick, other.field, other.replayed) == (7, "kind", "advice at tick 7")
-    time = first_difference(line, Chain().line("command", 7, 6, {"x": 1}))
+    time = first_difference(line, Chain().line(OtherRecord("command", {"x": 1}), 7, 6))
     assert (time.field, time.recorded, time.replayed) == ("now_ns", 5, 6)
-    prev = first_difference(line, Chain(0, "f" * 32).line("command", 7, 5, {"x": 1}))
+    prev = first_difference(line, Chain(0, "f" * 32).line(OtherRecord("command", {"x": 1}), 7, 5))
     assert (prev.field, prev.recorded) == ("prev", GENESIS)

@@ -11,15 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.golden.story import Story, engine_for
-from tests.rotated import KEEPING, replayed
-from twin.app import journal_writer
-from twin.app.journal_files import OPEN, line_head
-from twin.app.replay import Keeping, Recorder
-from twin.app.sources import Cutter
-from twin.app.startup import resume
-from twin.app.storage import JournalWriter, journal_lines, verify_journal
-from twin.errors import StorageError
+from tests.support.golden_story import Story, engine_for
+from tests.support.rotated_run import KEEPING, replayed
+from twin.catalogue import StorageError
+from twin.contracts import OtherRecord
+from twin.run import (
+    OPEN,
+    Cutter,
+    JournalWriter,
+    Keeping,
+    Recorder,
+    journal_lines,
+    journal_writer,
+    resume,
+    verify_journal,
+)
+from twin.run.journal_files import line_head
 
 
 def full_disk(after: int) -> Callable[[int, Any], int]:
@@ -57,13 +64,13 @@ def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int) -
     writer = JournalWriter(tmp_path, reserve_bytes=2**16)
     reserve = tmp_path / "journal.reserve"
     assert reserve.stat().st_blocks * 512 >= 2**16
-    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
+    writer.append([writer.chain.line(OtherRecord("finding", {"n": 1}), 7, 70)])
     writer._file = _Filling(writer._file, reserve, room)  # type: ignore[assignment]
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
-        writer.append([writer.chain.line("command", 8, 80, {"n": i}) for i in range(3)])
+        writer.append([writer.chain.line(OtherRecord("command", {"n": i}), 8, 80) for i in range(3)])
     assert not reserve.exists()
     with pytest.raises(StorageError, match="nothing more is written"):
-        writer.append([writer.chain.line("command", 9, 90, {})])
+        writer.append([writer.chain.line(OtherRecord("command", {}), 9, 90)])
     writer.close()
     lines = [msgspec.json.decode(x) for x in journal_lines(writer.path)]
     assert [(x["kind"], x["tick"]) for x in lines] == [("finding", 7), ("daemon", 7)]
@@ -77,7 +84,7 @@ def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int) -
 
 def test_a_disk_that_is_full_at_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = JournalWriter(tmp_path, segment_bytes=1, reserve_bytes=2**16)
-    writer.append([writer.chain.line("finding", 7, 70, {"n": 1})])
+    writer.append([writer.chain.line(OtherRecord("finding", {"n": 1}), 7, 70)])
     assert writer.full
 
     def refuse(folder: Path) -> None:
@@ -107,7 +114,7 @@ def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     story = Story(30)
     engine = engine_for(story.spec)
-    keeping = Keeping(reserve_bytes=2**16, every_s=1e9)
+    keeping = Keeping(reserve_bytes=2**16)
     recorder = Recorder(engine, story.spec, folder, durable=True, keeping=keeping)
     assert recorder.journal is not None
     frames = Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story)

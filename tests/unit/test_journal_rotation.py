@@ -8,20 +8,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.golden.story import Story, engine_for
-from tests.rotated import KEEPING, SECONDS, folder, kept, prune, replayed, run
-from twin.app import journal_files, journal_writer
-from twin.app.cli import main
-from twin.app.config import Quotas
-from twin.app.journal_files import OPEN, closed_segments, cut_journal, edges, last_line, line_head
-from twin.app.recorded import open_recorded
-from twin.app.replay import Recorder, replay_frames
-from twin.app.startup import resume
-from twin.app.storage import JournalWriter, TraceReader, journal_lines, verify_journal
-from twin.app.upkeep import Upkeep
+from tests.support.golden_story import Story, engine_for
+from tests.support.rotated_run import KEEPING, SECONDS, folder, kept, prune, replayed, run
+from twin.catalogue import NS, Divergence, StorageError
+from twin.cli.main import main
+from twin.config import Quotas
+from twin.contracts import OtherRecord
 from twin.engine import Engine
-from twin.errors import Divergence, StorageError
-from twin.frame import NS
+from twin.run import (
+    OPEN,
+    JournalWriter,
+    Recorder,
+    TraceReader,
+    Upkeep,
+    closed_segments,
+    cut_journal,
+    journal_files,
+    journal_lines,
+    journal_writer,
+    last_line,
+    open_recorded,
+    replay_frames,
+    resume,
+    verify_journal,
+)
+from twin.run.journal_files import edges, line_head
 
 __all__ = ["folder", "kept"]
 LONG = b"a\n" + b"b" * 300_000 + b"\ntorn"
@@ -85,7 +96,7 @@ def test_a_forged_decision_still_differs(folder: Path) -> None:
         e = msgspec.json.decode(line)
         if e["kind"] == "event" and e["tick"] > 10:
             e["body"]["event"]["author"] = "eve"
-        out.append(chain.line(e["kind"], e["tick"], e["now_ns"], e["body"]))
+        out.append(chain.line(OtherRecord(e["kind"], e["body"]), e["tick"], e["now_ns"]))
     for path in closed_segments(folder):
         path.unlink()
     (folder / OPEN).write_bytes(b"".join(x + b"\n" for x in out))
@@ -119,7 +130,7 @@ def test_the_link_to_the_segment_before_is_checked_at_a_start(folder: Path) -> N
     assert verify_journal(folder / OPEN).fault is None
     assert any(folder.glob("journal*.torn"))
     writer = JournalWriter(folder)
-    writer.append([writer.chain.line("daemon", 1, 1, {})])
+    writer.append([writer.chain.line(OtherRecord("daemon", {}), 1, 1)])
     writer.close()
     assert verify_journal(folder / OPEN).fault is None
 
@@ -221,7 +232,7 @@ def test_a_killed_run_goes_on_across_segments(tmp_path: Path) -> None:
     assert back.faults == []
     assert back.engine.checksum() == killed.checksum()
     recorder = Recorder(back.engine, back.spec, folder, keeping=KEEPING, resumed=back.told())
-    recorder.note("daemon", {"started": "again"})
+    recorder.note(OtherRecord("daemon", {"started": "again"}))
     story = Story(SECONDS)
     list(story)
     for k in range(20):
@@ -238,7 +249,7 @@ def test_a_killed_run_goes_on_across_segments(tmp_path: Path) -> None:
 
 
 def journal_frame(tick: int, now_ns: int) -> Any:
-    from twin.frame import Frame
+    from twin.telemetry import Frame
 
     return Frame(tick, now_ns, 1.0)
 
@@ -257,7 +268,7 @@ def test_between_the_two_steps_of_a_rotation(folder: Path) -> None:
 
 def test_a_rotation_while_somebody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = JournalWriter(tmp_path, segment_bytes=1)
-    writer.append([writer.chain.line("daemon", 0, 0, {"n": 0})])
+    writer.append([writer.chain.line(OtherRecord("daemon", {"n": 0}), 0, 0)])
     found = journal_files.closed_segments
 
     def meanwhile(folder: Path) -> list[Path]:
@@ -286,7 +297,7 @@ def test_the_last_line_however_long(tmp_path: Path) -> None:
 def test_unknown_notes_do_not_look_like_decisions(tmp_path: Path) -> None:
     engine = engine_for(Story().spec)
     recorder = Recorder(engine, Story().spec, tmp_path)
-    recorder.note("finding", {"id": "x"})
+    recorder.note(OtherRecord("finding", {"id": "x"}))
     recorder.close()
     last = msgspec.json.decode(list(journal_lines(tmp_path / OPEN))[-1])
     assert (last["kind"], last["body"]) == ("daemon", {"what": "finding", "id": "x"})

@@ -14,10 +14,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from connectors import kubernetes_access
-from connectors.kubernetes_access import from_kubeconfig, in_cluster, load_access
-from connectors.kubernetes_client import KubernetesClient
-from twin.errors import ConfigError, ConnectorError
+from connectors.kubernetes import KubernetesClient, access as kubernetes_access, load_access
+from connectors.kubernetes.access import from_kubeconfig, in_cluster
+from twin.catalogue import ConfigError, ConnectorError
 
 
 def tree(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> dict[str, Any]:

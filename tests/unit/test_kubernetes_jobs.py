@@ -6,17 +6,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from connectors import kubernetes_jobs
-from connectors.kubernetes_jobs import PodBook
-from connectors.kubernetes_nodes import Hosts
-from connectors.kubernetes_objects import Node, Pod, read_change, read_items, read_object, version_of
-from tests.builders import site_of, two_racks
-from twin.errors import BadMessage
-from twin.events import JobEnded, JobStarted
+from connectors.kubernetes import Hosts, jobs
+from connectors.kubernetes.jobs import PodBook
+from connectors.kubernetes.objects import (
+    KubernetesNode,
+    KubernetesPod,
+    read_change,
+    read_items,
+    read_object,
+    version_of,
+)
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage
 from twin.site import Site
+from twin.telemetry import JobEnded, JobStarted
 
 A = {"training.kubeflow.org/job-name": "a"}
 
@@ -30,7 +35,7 @@ def pod(
     name: str = "p", node: str | None = "n0", gpus: Any = "1", owner: str = "Job/j", phase: str = "Running",
     labels: dict[str, str] | None = None, namespace: str = "ml", resource: str = "nvidia.com/gpu",
     meta: dict[str, Any] | None = None, **spec: Any,
-) -> Pod:  # fmt: skip
+) -> KubernetesPod:  # fmt: skip
     kind, _, maker = owner.partition("/")
     refs = [{"kind": kind, "name": maker, "uid": f"u-{maker}", "controller": True}] if owner else None
     return msgspec.convert({
@@ -38,14 +43,14 @@ def pod(
                      "ownerReferences": refs, **(meta or {})},
         "spec": {"nodeName": node, "containers": [{}, {"resources": {"limits": {resource: gpus}}}], **spec},
         "status": {"phase": phase},
-    }, Pod)  # fmt: skip
+    }, KubernetesPod)  # fmt: skip
 
 
 def book(site: Site, **more: Any) -> PodBook:
     return PodBook(Hosts(site, {"n[0-9]": "r1/node[0-9]"}), "lab", **more)
 
 
-def only(book: PodBook, *pods: Pod) -> JobStarted:
+def only(book: PodBook, *pods: KubernetesPod) -> JobStarted:
     book.take(pods)
     (event,) = book.changes()
     assert isinstance(event, JobStarted)
@@ -81,10 +86,10 @@ def test_groups(site: Site, labels: dict[str, str], owner: str, job: str, coupli
         pod(owner="DaemonSet/dcgm"),
         pod(phase="Succeeded"),
         pod(phase="Failed"),
-        msgspec.convert({"metadata": {"name": "x"}, "spec": {"nodeName": "n0"}}, Pod),
+        msgspec.convert({"metadata": {"name": "x"}, "spec": {"nodeName": "n0"}}, KubernetesPod),
     ],
 )
-def test_what_holds_no_gpus_is_no_job(site: Site, found: Pod) -> None:
+def test_what_holds_no_gpus_is_no_job(site: Site, found: KubernetesPod) -> None:
     mine = book(site)
     mine.take([found])
     assert mine.changes() == []
@@ -167,7 +172,7 @@ def test_jobs_on_strangers_and_jobs_that_ended_unwatched(site: Site) -> None:
         (pod(phase="Unknown"), "evict"),
     ],
 )
-def test_what_a_drain_does(site: Site, found: Pod, course: str) -> None:
+def test_what_a_drain_does(site: Site, found: KubernetesPod, course: str) -> None:
     assert found.course == course
     mine = book(site)
     mine.put(found)
@@ -181,9 +186,10 @@ steps = st.tuples(st.integers(0, 3), st.integers(0, 3), phases, st.booleans(), s
 
 
 @given(st.lists(steps, max_size=30))
+@example([(0, 1, "Running", True, True), (2, 0, "Running", True, True), (2, 0, "Running", False, True)])
 def test_starts_and_ends_follow_each_other(site: Site, steps: list[tuple[int, int, str, bool, bool]]) -> None:
     mine, running, seen = book(site), dict[str, JobStarted](), set[str]()
-    there: dict[str, Pod] = {}
+    there: dict[str, KubernetesPod] = {}
     for n, (name, node, phase, here, ask) in enumerate(steps):
         labels = {"job-name": "ab"[name % 2]}
         one = pod(f"p{name}", f"n{node}", labels=labels, phase=phase, meta={"uid": f"u{n}"})
@@ -215,7 +221,7 @@ def test_starts_and_ends_follow_each_other(site: Site, steps: list[tuple[int, in
 
 
 def test_pods_have_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_jobs, "MAX_PODS", 2)
+    monkeypatch.setattr(jobs, "MAX_PODS", 2)
     mine = book(site)
     mine.take([pod(f"p{n}") for n in range(5)])
     assert mine.refused == 3
@@ -223,7 +229,11 @@ def test_pods_have_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_bad_message(text: bytes) -> None:
-    for read in (lambda: read_items(text, Pod), lambda: read_object(text, Node), lambda: read_change(text)):
+    for read in (
+        lambda: read_items(text, KubernetesPod),
+        lambda: read_object(text, KubernetesNode),
+        lambda: read_change(text),
+    ):
         try:
             read()
         except BadMessage:
@@ -233,10 +243,10 @@ def test_garbage_is_a_bad_message(text: bytes) -> None:
 def test_single_bad_objects_are_told() -> None:
     good = '{"metadata": {"name": "a", "unknown": {}}, "spec": {"nodeName": null}, "status": null}'
     text = f'{{"items": [{good}, 7, {{"metadata": {{"name": "b"}}}}, {{"metadata": {{}}}}]}}'
-    found, bad = read_items(text.encode(), Pod)
+    found, bad = read_items(text.encode(), KubernetesPod)
     assert [p.metadata.name for p in found] == ["b"]
     assert len(bad) == 3
-    assert read_items(b'{"items": null}', Pod) == ([], [])
+    assert read_items(b'{"items": null}', KubernetesPod) == ([], [])
     deep = b'{"type": "ADDED", "object": ' + b"[" * 100_000
     with pytest.raises(BadMessage):
         read_change(deep)

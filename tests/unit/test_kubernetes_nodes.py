@@ -7,34 +7,33 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.kubernetes_nodes import (
+from connectors.kubernetes import Hosts
+from connectors.kubernetes.nodes import (
     COMMAND,
     CONDITION,
     EPOCH,
     LEVEL,
     LEVELS,
     TAINT,
-    Hosts,
-    Order,
+    NodeCommand,
     condition_patch,
     level_of,
     owner_of,
     plan,
 )
-from connectors.kubernetes_objects import Node
-from tests.builders import site_of, two_racks
-from twin.errors import ConfigError
+from connectors.kubernetes.objects import KubernetesNode
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import ConfigError
 
 READY = {"type": "Ready", "status": "True"}
 OURS = {"key": TAINT, "value": "draining", "effect": "NoSchedule"}
 GONE = {**OURS, "value": "replace"}
 
 
-def node(tree: dict[str, Any]) -> Node:
-    return msgspec.convert(tree, Node)
+def node(tree: dict[str, Any]) -> KubernetesNode:
+    return msgspec.convert(tree, KubernetesNode)
 
 
 def tree(
@@ -119,22 +118,26 @@ def test_who_took_a_node_out(found: dict[str, Any], owner: int | None) -> None:
 @pytest.mark.parametrize(
     "found, order, refusal",
     [
-        (tree(epoch="9"), Order(3, 8, 1, ""), "a daemon of epoch 9 has spoken; this one has epoch 8"),
-        (tree(closed=True, epoch="9", level="drained"), Order(0, 8, 1, ""), "epoch 9"),
-        (tree(epoch="-1"), Order(3, 8, 1, ""), "expected a number"),
-        (tree(epoch="9" * 40), Order(3, 8, 1, ""), "expected a number"),
-        (tree(closed=True), Order(0, 8, 1, ""), "was cordoned by others"),
-        (tree(level="drained", epoch="8", command="8-1"), Order(3, 8, 1, ""), "made it schedulable again"),
+        (tree(epoch="9"), NodeCommand(3, 8, 1, ""), "a daemon of epoch 9 has spoken; this one has epoch 8"),
+        (tree(closed=True, epoch="9", level="drained"), NodeCommand(0, 8, 1, ""), "epoch 9"),
+        (tree(epoch="-1"), NodeCommand(3, 8, 1, ""), "expected a number"),
+        (tree(epoch="9" * 40), NodeCommand(3, 8, 1, ""), "expected a number"),
+        (tree(closed=True), NodeCommand(0, 8, 1, ""), "was cordoned by others"),
+        (
+            tree(level="drained", epoch="8", command="8-1"),
+            NodeCommand(3, 8, 1, ""),
+            "made it schedulable again",
+        ),
     ],
 )
-def test_what_is_refused(found: dict[str, Any], order: Order, refusal: str) -> None:
+def test_what_is_refused(found: dict[str, Any], order: NodeCommand, refusal: str) -> None:
     wanted = plan(node(found), order)
     assert wanted.patch is None
     assert refusal in wanted.refusal
 
 
 def test_a_patch_names_the_version_that_it_is_for() -> None:
-    wanted = plan(node(tree()), Order(1, 3, 1, "x" * 1000))
+    wanted = plan(node(tree()), NodeCommand(1, 3, 1, "x" * 1000))
     assert wanted.patch is not None
     assert wanted.patch["metadata"]["resourceVersion"] == "7"
     assert len(wanted.patch["metadata"]["annotations"]["racktwin.io/reason"]) == 250
@@ -157,7 +160,7 @@ def test_whatever_was_ordered_a_release_gives_back_what_was_found(
     now = copy.deepcopy(start)
     withdrawn = False
     for number, level in enumerate([*levels, 0], 1):
-        order = Order(level, 3, number, "why")
+        order = NodeCommand(level, 3, number, "why")
         wanted = plan(node(now), order)
         if wanted.refusal:
             assert level == 0
@@ -183,7 +186,7 @@ def test_whatever_was_ordered_a_release_gives_back_what_was_found(
 def test_the_latest_epoch_always_wins(orders: list[tuple[int, int]]) -> None:
     now, highest, level = tree(), 0, 0
     for number, (epoch, wanted) in enumerate(orders, 1):
-        done = plan(node(now), Order(wanted, epoch, number, "why"))
+        done = plan(node(now), NodeCommand(wanted, epoch, number, "why"))
         if not done.refusal:
             now = merged(now, done.patch or {})
             level = wanted
@@ -236,6 +239,6 @@ def test_hosts() -> None:
 
 
 def test_commands_are_named_as_acknowledged() -> None:
-    wanted = plan(node(tree()), Order(1, 3, 12, ""))
+    wanted = plan(node(tree()), NodeCommand(1, 3, 12, ""))
     assert wanted.patch is not None
     assert wanted.patch["metadata"]["annotations"][COMMAND] == "3-12"

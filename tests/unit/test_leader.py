@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from twin.app import leader
-from twin.app.config import load_config
-from twin.app.leader import MAX_HEAD, EpochFile, HostElection, Term, clock_s, lock_path, make_election, told
-from twin.errors import StorageError
+from twin.catalogue import StorageError
+from twin.config import load_config
+from twin.daemon import leader
+from twin.daemon.leader import MAX_HEAD, EpochFile, HostElection, Term, clock_s, lock_path, told
+from twin.daemon.leadership import make_election
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +75,7 @@ def test_one_leads_and_the_other_takes_over_with_what_it_left(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_head_is_handed_on_although_its_leader_was_killed(tmp_path: Path) -> None:
     program = (
-        "import asyncio, os, sys\nfrom pathlib import Path\nfrom twin.app.leader import *\n"
+        "import asyncio, os, sys\nfrom pathlib import Path\nfrom twin.daemon.leader import *\n"
         "async def main():\n"
         "    here = Path(sys.argv[1])\n"
         "    e = HostElection(here / 'lock', 'a', EpochFile(here / 'a' / 'epoch'))\n"

@@ -9,9 +9,9 @@ import pytest
 
 from policies.leak_guard import GRACE_S, HOLD_S, LeakGuard
 from policies.operator import Operator
-from tests.builders import Twin, two_racks
-from twin import events as ev
-from twin.frame import NS
+from tests.support.builders import Twin, two_racks
+from twin.catalogue import NS
+from twin.telemetry import events as ev
 
 LIQUID, ELECTRICAL = "rack.liquid_isolation", "rack.electrical_isolation"
 SAVE, CAP, SERVICE = "job.checkpoint_since_s", "gpu.power_cap_w", "node.service_level"

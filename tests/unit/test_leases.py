@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, Wish, eight_nodes
-from twin.events import CommandAcked, EntityReplaced, JobStarted
-from twin.frame import NS
-from twin.leases import _ACK, DONE, EXPIRED, FAILED, IN_PROGRESS, MAX_ATTEMPTS, MISMATCH_S, NONE, SENT, Leases
-from twin.signals import Control, find_control
+from tests.support.builders import Twin, Wish, eight_nodes
+from twin.catalogue import NS, Control, find_control
+from twin.control import DONE, EXPIRED, FAILED, IN_PROGRESS, MISMATCH_S, NONE, SENT, Leases
+from twin.control.leases import _ACK, MAX_ATTEMPTS
+from twin.telemetry import CommandAcked, EntityReplaced, JobStarted
 
 T0 = 1_000 * NS
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"

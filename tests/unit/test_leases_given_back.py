@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, Wish, two_racks
+from tests.support.builders import Twin, Wish, two_racks
 from tests.unit.test_leases import CAP, twin, values
-from twin.events import CommandAcked
-from twin.leases import MAX_ATTEMPTS
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from twin.control.leases import MAX_ATTEMPTS
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import CommandAcked
 
 
 def capped_pod() -> tuple[Twin, Wish]:
@@ -176,15 +177,15 @@ def test_one_strange_reading_before_a_silence_does_not_end_the_debt() -> None:
 def test_a_debt_survives_a_restart_and_a_snapshot_of_before_knows_of_none() -> None:
     pod, _ = capped_pod()
     pod.tick({"gpu.power_limit_w": [300.0, *[350.0] * 7]})
-    tree = decode(encode(dump_engine(pod.engine)))
+    tree = decode(encode(pod.engine.dump()))
     back, _ = twin()
-    restore_engine(back.engine, tree)
+    back.engine.restore(tree)
     assert back.engine.arbiter.leases[CAP].given[0] == 350.0
     for lease in tree["arbiter"]["leases"].values():
         for name in ("given", "given_ns", "strays_ns", "losses", "seen"):
             del lease[name]
     old, _ = twin()
-    restore_engine(old.engine, tree)
+    old.engine.restore(tree)
     assert np.isnan(old.engine.arbiter.leases[CAP].given).all()
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import nbinom, poisson
 
-from tests.builders import START_NS, eight_nodes, site_of
-from tests.looks import Look
-from twin.events import JobEnded, JobStarted, MaintenanceBegun, OperatorRequest
-from twin.frame import NS
+from tests.support.builders import START_NS, eight_nodes, site_of
+from tests.support.health_contexts import Look
+from twin.catalogue import NS
+from twin.contracts import FailureLog
+from twin.health import SIGNALS, LemonCounts, score
 from twin.health.failure_words import CLASSES
-from twin.health.lemon_score import AGAINS, Counts, log_clustered, score
-from twin.health.lemons import DAY_NS, DAYS, SIGNALS, Lemons
-from twin.health.records import FailureLog
+from twin.health.lemons import AGAINS, DAY_NS, DAYS, Lemons, log_clustered
+from twin.telemetry import JobEnded, JobStarted, MaintenanceBegun, OperatorRequest
 
 SITE = site_of(eight_nodes())
 FLEET = site_of({"site": "lab", "halls": [{"name": "h", "racks": [
@@ -267,7 +266,7 @@ def test_trains_of_incidents_follow_polya_and_aeppli(again, mean):
 def test_a_fleet_without_counts_has_no_lemons():
     none = np.zeros(5, np.int64)
     for n in (0, 5):
-        found = score(Counts(none[:n], none[:n], np.full(n, 28.0), none[:n], none[:n]))
+        found = score(LemonCounts(none[:n], none[:n], np.full(n, 28.0), none[:n], none[:n]))
         assert not found.lemon.any()
         assert (found.innocent_pu == 1.0).all()
 
@@ -278,13 +277,13 @@ def test_one_outstanding_node_is_found_and_two_soft_incidents_are_not_enough():
     counts[:60] = 1
     counts[7] = 12
     days, none = np.full(n, 28.0), np.zeros(n, np.int64)
-    found = score(Counts(counts, counts, days, none, none))
+    found = score(LemonCounts(counts, counts, days, none, none))
     assert np.flatnonzero(found.lemon).tolist() == [7]
     assert found.rate_pu[7] > 5.0
     assert found.innocent_pu[7] < 1e-3
     assert found.innocent_pu[100] > 0.5
     soft = np.minimum(counts, 1)
-    assert not score(Counts(counts, soft, days, none, none)).lemon.any()
+    assert not score(LemonCounts(counts, soft, days, none, none)).lemon.any()
 
 
 def test_failed_jobs_of_its_own_raise_the_suspicion():
@@ -297,8 +296,8 @@ def test_failed_jobs_of_its_own_raise_the_suspicion():
     usual[7] = 10
     many = usual.copy()
     many[7] = 40
-    without = score(Counts(counts, counts, days, jobs, usual)).innocent_pu[7]
-    assert score(Counts(counts, counts, days, jobs, many)).innocent_pu[7] < 0.2 * without
+    without = score(LemonCounts(counts, counts, days, jobs, usual)).innocent_pu[7]
+    assert score(LemonCounts(counts, counts, days, jobs, many)).innocent_pu[7] < 0.2 * without
 
 
 def drawn(n: int, times: float, per_day: float, again: float, seed: int, lemons: int = 15) -> tuple:
@@ -309,7 +308,7 @@ def drawn(n: int, times: float, per_day: float, again: float, seed: int, lemons:
     more = rng.negative_binomial(np.maximum(first, 1), 1 - again) * (first > 0) if again else 0
     counts = first + more
     none = np.zeros(n, np.int64)
-    return true, score(Counts(counts, counts, np.full(n, 28.0), none, none)).lemon
+    return true, score(LemonCounts(counts, counts, np.full(n, 28.0), none, none)).lemon
 
 
 @pytest.mark.parametrize("again", [0.0, 0.25])
@@ -414,7 +413,8 @@ def test_a_changed_site_keeps_the_signals_of_its_nodes():
     stand.job([3], "failed")
     stand.job([0], "failed", "k")
     stand.update(3600)
-    moved = stand.lemons.remapped(SITE, {"node": np.array([3, -1, 2, 1, 0, 5, 6, 7], np.int32)})
+    moved = Lemons(SITE)
+    moved.adopt(stand.lemons, {"node": np.array([3, -1, 2, 1, 0, 5, 6, 7], np.int32)})
     assert moved.signals()[:, SIGNALS.index("single_node_failures")].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
     moved.update(stand.look.pass_s(10), stand.look, NOTHING)
     assert moved.since_ns.tolist() == [MIDNIGHT_NS, stand.look.now_ns, *[MIDNIGHT_NS] * 6]

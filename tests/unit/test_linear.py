@@ -5,19 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models import linear
-from models.forecaster import Grid, Parameters
-from models.lessons import Lesson
-from models.linear import Linear
-from models.panel import Panel
-from twin.errors import ContractError
-from twin.frame import F64
+from models.load import ForecastGrid, Parameters, SeriesPanel, linear
+from models.load.linear import LinearForecaster
+from models.load.training_set import TrainingSet
+from twin.catalogue import F64, ContractError
 
-GRID = Grid(900.0, (1, 8))
+GRID = ForecastGrid(900.0, (1, 8))
 
 
-def panel_of(values: F64, **known: F64) -> Panel:
-    return Panel(0, GRID.step_s, values, known=known)
+def panel_of(values: F64, **known: F64) -> SeriesPanel:
+    return SeriesPanel(0, GRID.step_s, values, known=known)
 
 
 def returning(n: int = 1500, seed: int = 0, phi: float = 0.7) -> F64:
@@ -29,8 +26,8 @@ def returning(n: int = 1500, seed: int = 0, phi: float = 0.7) -> F64:
     return 100 + x * np.array([1.0, 40.0])
 
 
-def fitted(past: Panel, grid: Grid = GRID) -> tuple[Linear, Parameters]:
-    model = Linear(grid)
+def fitted(past: SeriesPanel, grid: ForecastGrid = GRID) -> tuple[LinearForecaster, Parameters]:
+    model = LinearForecaster(grid)
     parameters = model.fit(past, 1)
     model.load(parameters)
     return model, parameters
@@ -59,9 +56,9 @@ def test_without_a_ridge_it_is_median_regression() -> None:
     every = np.ones(600, bool)
     columns = np.full((600, 5), np.nan)
     columns[:, [1, 3]] = x
-    lesson = Lesson(1, columns, y, np.ones(600), np.arange(600), every, every, 600.0)
+    lesson = TrainingSet(1, columns, y, np.ones(600), np.arange(600), every, every, 600.0)
     rule = linear._rule(lesson, every, np.array([False, True, False, True, False]), 0.0)
-    bent = linear.bent(x)
+    bent = linear.compress(x)
     design = np.column_stack([np.ones(600), bent])
     best = design @ smf.QuantReg(y, design).fit(q=0.5).params
     loss = np.abs(y - rule.change(columns.T)).mean() / np.abs(y - best).mean()
@@ -106,7 +103,7 @@ def test_a_constant_is_forecast_exactly_and_what_is_new_not_at_all() -> None:
 
 
 def test_little_past_and_long_horizons_teach_nothing() -> None:
-    model = Linear(GRID)
+    model = LinearForecaster(GRID)
     assert model.fit(panel_of(returning(70)), 1) == {}
     assert sorted(model.fit(panel_of(returning(300)[:, :1]), 1)) == [
         "1.belief",
@@ -115,7 +112,7 @@ def test_little_past_and_long_horizons_teach_nothing() -> None:
         "8.weights",
         "known",
     ]
-    long = Linear(Grid(900.0, (1, 100)))
+    long = LinearForecaster(ForecastGrid(900.0, (1, 100)))
     assert sorted(long.fit(panel_of(returning(390)), 1)) == ["1.belief", "1.weights", "known"]
     assert np.isnan(model.predict(panel_of(returning()), np.array([5, 900])).point).all()
 

@@ -6,16 +6,17 @@ Experts are few here, since it is the daemon's side that is tested; each expert 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from models.load import Load
-from tests.builders import START_NS, Twin, spec_of, two_racks
-from twin import events as ev
+from tests.support.builders import START_NS, Twin, spec_of, two_racks
+from twin.catalogue import F64, NS
 from twin.contracts import Forecast
-from twin.frame import F64, NS
+from twin.telemetry import events as ev
 
 POWER = "rack.power_w"
 FEW = "last,ewma5"
@@ -150,10 +151,10 @@ def test_a_clock_that_goes_back_or_stands_still_is_no_trouble() -> None:
     model = load_of()
     twin = twin_of(model)
     drive(twin, rng_walk(30))
-    view = twin.engine._view(60.0)
+    view = twin.engine.view(60.0)
     rows = panel(model).copy()
     for back_s in (0, 30, 3600):
-        view.now_ns = twin.now_ns - back_s * NS
+        view = replace(view, now_ns=twin.now_ns - back_s * NS)
         model.update(view)
         assert all(np.isfinite(f.mean).all() for f in model.predict(view))
     np.testing.assert_array_equal(panel(model), rows)

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.load import KNOWN, SIGNALS, Load
+from models.load import Load
+from models.load.model import KNOWN, SIGNALS
 from models.persistence import Persistence
-from tests.builders import START_NS, Twin, two_racks
+from tests.support.builders import START_NS, Twin, two_racks
 from tests.unit.test_load import FEW, HOUR, MIN, POWER, drive, load_of, panel, rng_walk, said, twin_of
-from twin import events as ev
-from twin.app.fitting import Fitter, run_fit
-from twin.app.wiring import make_model, make_models
+from twin.catalogue import NS, ConfigError, ContractError, digest, pack, unpack
+from twin.config.engine import make_model, make_models
 from twin.contracts import FitRequest
-from twin.errors import ConfigError, ContractError
-from twin.frame import NS
-from twin.sitefile import ModelEntry, SiteFile, convert
-from twin.snapshot import decode, encode, restore_engine
-from twin.tree import digest, pack, unpack
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.run import Fitter
+from twin.run.fitting import run_fit
+from twin.site import ModelEntry, SiteFile, convert
+from twin.telemetry import events as ev
 
 # Restarts.
 
@@ -82,7 +83,7 @@ def test_a_snapshot_of_other_settings_or_another_version_begins_afresh(changed: 
     drive(twin, rng_walk(40))
     other = other_settings()[changed]
     again = twin_of(other)
-    restore_engine(again.engine, decode(encode(twin.engine.dump())))
+    again.engine.restore(decode(encode(twin.engine.dump())))
     again.now_ns, again.number = twin.now_ns, twin.number
     drive(again, rng_walk(20))
     key = other.signals[-1] if changed != 2 else POWER
@@ -306,10 +307,10 @@ def test_the_tick_imports_no_library_of_statistics() -> None:
     """With all experts, and in a process of its own: here they have long been imported."""
     program = """
 import sys
-from tests.builders import Twin, two_racks
-from twin.app.wiring import make_models
+from tests.support.builders import Twin, two_racks
+from twin.config.engine import make_models
 twin = Twin(two_racks())
-from twin.sitefile import SiteFile
+from twin.site.file import SiteFile
 twin = Twin(two_racks(), models=make_models(SiteFile("s")))
 for i in range(30):
     twin.tick({"rack.power_w": 5e4 + i}, dt_s=60.0)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, two_racks
-from twin.contracts import Memory, Proposal, View
-from twin.events import LoadTargetSet, LoadTargetWithdrawn
-from twin.frame import NS
-from twin.load_targets import KEPT_FREE, MAX_TARGETS, LoadTarget, LoadTargets
+from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS
+from twin.contracts import MAX_TARGETS, LoadTarget, LoadTargets, Memory, Proposal, View
+from twin.contracts.load_targets import KEPT_FREE
+from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn
 
 FEEDS = [{"name": "a", "side": "A", "budget_w": 5e5, "serves": ["r[1-2]"]},
          {"name": "b", "side": "B", "budget_w": 5e5, "serves": ["r[1-2]"]}]  # fmt: skip
@@ -43,7 +44,7 @@ def target(**change: Any) -> LoadTargetSet:
 
 
 def refusals(twin: Twin) -> list[str]:
-    return [r["refused"] for r in twin.decision.records if "refused" in r]
+    return [r["refused"] for r in bodies_of(twin.decision) if "refused" in r]
 
 
 def test_a_target_is_seen_until_it_is_over() -> None:
@@ -63,7 +64,7 @@ def test_a_target_is_seen_until_it_is_over() -> None:
     assert not seen.runs(START_NS + 100 * NS)
     twin.tick(None, dt_s=200.0)
     assert ear.seen == ()
-    assert {"kind": "load_target_over", "target": "t"} in twin.decision.records
+    assert {"kind": "load_target_over", "target": "t"} in bodies_of(twin.decision)
 
 
 def test_a_later_one_takes_its_place_and_it_can_be_taken_back() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.load import KNOWN, Load
-from tests.builders import START_NS, Twin, two_racks
-from twin import events as ev
-from twin.frame import NS
-from twin.tree import digest
+from models.load import Load
+from models.load.model import KNOWN
+from tests.support.builders import START_NS, Twin, two_racks
+from twin.catalogue import NS, digest
+from twin.telemetry import events as ev
 
 TEMP = "site.outdoor_temp_c"
 MIN = 60.0

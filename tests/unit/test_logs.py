@@ -15,13 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from twin.app import logs
-from twin.app.logs import Limit, Lines, LineWriter, clean, conceal, fields, set_up, take_down
+from twin.config import logs, set_up, take_down
+from twin.config.logs import Lines, LineWriter, LogLimiter, clean, conceal, fields
 
 
-def record(
-    text: str, *args: object, level: int = logging.INFO, name: str = "twin.app.x"
-) -> logging.LogRecord:
+def record(text: str, *args: object, level: int = logging.INFO, name: str = "twin.x") -> logging.LogRecord:
     return logging.LogRecord(name, level, __file__, 1, text, args, None)
 
 
@@ -124,7 +122,7 @@ def test_arguments_that_do_not_fit_cost_no_line() -> None:
 
 def test_a_flood_of_one_kind_is_counted_and_others_pass() -> None:
     said: list[str] = []
-    limit = Limit(lambda r: said.append(r.getMessage()), burst=3, window_s=60)
+    limit = LogLimiter(lambda r: said.append(r.getMessage()), burst=3, window_s=60)
     now = [0.0]
     limit._clock = lambda: now[0]
     passed = [limit.filter(record("bad message from %s", i)) for i in range(10)]
@@ -137,7 +135,7 @@ def test_a_flood_of_one_kind_is_counted_and_others_pass() -> None:
 
 def test_kinds_are_bounded_and_none_is_forgotten_silently() -> None:
     said: list[str] = []
-    limit = Limit(lambda r: said.append(r.getMessage()), burst=1)
+    limit = LogLimiter(lambda r: said.append(r.getMessage()), burst=1)
     for i in range(3 * logs.MAX_KEYS):
         limit.filter(record(f"kind {i}"))
         limit.filter(record(f"kind {i}"))
@@ -148,8 +146,8 @@ def test_kinds_are_bounded_and_none_is_forgotten_silently() -> None:
 
 def test_lines_reach_the_stream_and_libraries_are_quiet(out: io.StringIO) -> None:
     writer = set_up(stream=out)
-    logging.getLogger("twin.app.y").info("hello %s", "there", extra=fields(n=1))
-    logging.getLogger("twin.app.y").debug("too much")
+    logging.getLogger("twin.y").info("hello %s", "there", extra=fields(n=1))
+    logging.getLogger("twin.y").debug("too much")
     logging.getLogger("aiohttp.access").warning("GET /")
     logging.getLogger("mqtt").warning("reconnecting")
     take_down(writer)
@@ -161,7 +159,7 @@ def test_lines_reach_the_stream_and_libraries_are_quiet(out: io.StringIO) -> Non
 def test_what_was_suppressed_is_said_at_the_end(out: io.StringIO) -> None:
     writer = set_up(stream=out)
     for i in range(logs.BURST + 5):
-        logging.getLogger("twin.app.z").warning("again %d", i)
+        logging.getLogger("twin.z").warning("again %d", i)
     take_down(writer)
     lines = out.getvalue().splitlines()
     assert len(lines) == logs.BURST + 1
@@ -189,9 +187,9 @@ def test_a_slow_reader_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_journals_own_stream_is_recognised(tmp_path: Path) -> None:
     program = (
-        "import os, sys, logging\nfrom twin.app.logs import set_up\n"
+        "import os, sys, logging\nfrom twin.config.logs import set_up\n"
         "s = os.fstat(2)\nos.environ['JOURNAL_STREAM'] = f'{s.st_dev}:{s.st_ino}'\n"
-        "set_up()\nlogging.getLogger('twin.app.q').error('two\\nlines')\n"
+        "set_up()\nlogging.getLogger('twin.q').error('two\\nlines')\n"
     )
     root = Path(__file__).parents[2]
     answer = subprocess.run(

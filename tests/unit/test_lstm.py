@@ -7,16 +7,14 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from models.audit import SPOILS, spoiled
-from models.forecaster import Grid
-from models.lstm import Lstm, candidates, network_says
-from models.lstm_windows import Windows
-from models.panel import Panel
-from tests.lstms import HOURLY, drawn, loaded, panel_of, swinging
-from twin.errors import ContractError
+from models.backtest.audit import SPOILS, spoil
+from models.load import ForecastGrid, SeriesPanel
+from tests.evaluation.forecasts.lstm import Lstm, candidates, network_says
+from tests.evaluation.forecasts.lstm_windows import Windows
+from tests.support.lstm_panels import HOURLY, drawn, loaded, panel_of, swinging
+from twin.catalogue import ContractError
 
 
 def test_one_cell_by_hand() -> None:
@@ -46,7 +44,7 @@ def test_one_cell_by_hand() -> None:
 
 def test_forecasts_import_no_torch() -> None:
     code = (
-        "import sys; import numpy as np; from tests.lstms import *;"
+        "import sys; import numpy as np; from tests.support.lstm_panels import *;"
         "assert np.isfinite(loaded().predict(panel_of(swinging(300)), np.array([200])).point).all();"
         "sys.exit('torch' in sys.modules)"
     )
@@ -67,18 +65,18 @@ def test_nothing_to_say_before_a_fit_and_from_little() -> None:
 
 
 def test_it_sees_no_later_row_and_no_further_back_than_it_says() -> None:
-    grid = Grid(3600.0, (1, 30))
+    grid = ForecastGrid(3600.0, (1, 30))
     lstm = loaded(grid)
     n = lstm.reach_rows + 100
     panel = panel_of(swinging(n), swinging(n, 3))
     row = n - 50
     said = lstm.predict(panel, np.array([row])).point
     for how in SPOILS:
-        np.testing.assert_array_equal(lstm.predict(spoiled(panel, row, how), np.array([row])).point, said)
+        np.testing.assert_array_equal(lstm.predict(spoil(panel, row, how), np.array([row])).point, said)
     first = row - lstm.reach_rows + 1
     values = panel.values.copy()
     values[:first] = np.nan
-    before = Panel(0, 3600.0, values)
+    before = SeriesPanel(0, 3600.0, values)
     np.testing.assert_array_equal(lstm.predict(before, np.array([row])).point, said)
 
 
@@ -136,7 +134,12 @@ def test_a_step_is_the_mean_of_its_rows() -> None:
 
 
 def test_every_candidate_fits_its_reach() -> None:
-    for grid in (HOURLY, Grid(60.0, (1, 5, 1440)), Grid(7.0, (1, 400)), Grid(86_400.0, (1,))):
+    for grid in (
+        HOURLY,
+        ForecastGrid(60.0, (1, 5, 1440)),
+        ForecastGrid(7.0, (1, 400)),
+        ForecastGrid(86_400.0, (1,)),
+    ):
         lstm = Lstm(grid)
         assert len(candidates(grid)) >= lstm.budget_fits
         for candidate in candidates(grid):

@@ -8,19 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import lstm as lstm_module
-from models import lstm_training
-from models.audit import spoiled
-from models.forecaster import Grid
-from models.lstm import Lstm, candidates, network_says
-from models.lstm_training import MAX_EPOCHS, Sample, Settings, Trained, judge, search, train
-from models.lstm_windows import Windows
-from tests.extras import needs_torch
-from tests.lstms import HOURLY, drawn, panel_of, ratio, swinging
-from twin.errors import ContractError
+from models.backtest.audit import spoil
+from models.load import ForecastGrid
+from tests.evaluation.forecasts import lstm as lstm_module, lstm_training
+from tests.evaluation.forecasts.lstm import Lstm, candidates, network_says
+from tests.evaluation.forecasts.lstm_training import (
+    MAX_EPOCHS,
+    Sample,
+    Settings,
+    Trained,
+    judge,
+    search,
+    train,
+)
+from tests.evaluation.forecasts.lstm_windows import Windows
+from tests.support.extras import needs_torch
+from tests.support.lstm_panels import HOURLY, drawn, panel_of, ratio, swinging
+from twin.catalogue import ContractError
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize("layers", [1, 2])
 def test_numpy_says_what_torch_says(layers: int) -> None:
     torch = needs_torch()
@@ -39,7 +46,7 @@ def test_numpy_says_what_torch_says(layers: int) -> None:
     np.testing.assert_allclose(network_says(arrays, sequence, beside), expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_it_learns_a_season_and_an_error_that_fades() -> None:
     needs_torch()
     panel = panel_of(swinging(2500), 1e6 * swinging(2500, 2))
@@ -51,7 +58,7 @@ def test_it_learns_a_season_and_an_error_that_fades() -> None:
     assert found[1] < 0.22
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_it_says_the_last_value_of_a_walk() -> None:
     needs_torch()
     panel = panel_of(np.cumsum(np.random.default_rng(2).normal(size=2500)))
@@ -60,20 +67,20 @@ def test_it_says_the_last_value_of_a_walk() -> None:
     assert np.all(ratio(lstm, panel, 1500) < 1.04)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_it_uses_what_is_known_ahead() -> None:
     needs_torch()
     rng = np.random.default_rng(4)
     known = 50.0 + 7.0 * rng.normal(size=1510)
     values = 3.0 * known[:1500] + rng.normal(size=1500)
     panel = panel_of(values, plan=known)
-    lstm = Lstm(Grid(3600.0, (1,)), budget_fits=1)
+    lstm = Lstm(ForecastGrid(3600.0, (1,)), budget_fits=1)
     lstm.load(lstm.fit(panel.upto(1199), 0))
     assert ratio(lstm, panel, 1200)[0] < 0.35
     assert np.isnan(lstm.predict(panel_of(values), np.array([1300])).point).all()
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_fits_are_the_same_and_leave_torch_as_it_was() -> None:
     torch = needs_torch()
     panel = panel_of(swinging(400))
@@ -91,7 +98,7 @@ def test_fits_are_the_same_and_leave_torch_as_it_was() -> None:
     assert not np.array_equal(first["mix.weight"], other["mix.weight"])
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_stops_early_and_keeps_the_best() -> None:
     needs_torch()
     rng = np.random.default_rng(7)
@@ -150,7 +157,7 @@ def test_candidates_are_judged_on_a_later_block_and_searched_again_when_the_past
     for rows, searches in ((1200, 1), (1599, 1), (1600, 2), (2000, 2)):
         lstm.load(lstm.fit(panel.upto(rows - 1), 0))
         assert len(seen) == searches
-    Lstm(HOURLY, 3).fit(spoiled(panel, 599, "wild values").upto(799), 0)
+    Lstm(HOURLY, 3).fit(spoil(panel, 599, "wild values").upto(799), 0)
     (earlier, later), (again, spoiled_later) = seen[0], seen[-1]
     np.testing.assert_array_equal(earlier.sequence, again.sequence)
     np.testing.assert_array_equal(earlier.beside, again.beside)

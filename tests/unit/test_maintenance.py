@@ -9,14 +9,14 @@ import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
-from tests.builders import START_NS, Twin, Wish, eight_nodes, profile_tree, site_of, two_racks
-from twin import events as ev
-from twin import maintenance
+from tests.support.builders import START_NS, Twin, Wish, eight_nodes, profile_tree, site_of, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS, digest
+from twin.contracts import Windows, below, maintenance
+from twin.contracts.maintenance import MAX_LENGTH_S
 from twin.engine import Engine
-from twin.frame import NS, Frame
-from twin.maintenance import MAX_LENGTH_S, Windows, below
 from twin.site import SiteSpec
-from twin.tree import digest
+from twin.telemetry import Frame, events as ev
 
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 OK = {"gpu.temp_c": 60.0, "gpu.power_limit_w": 1200.0}
@@ -298,18 +298,18 @@ def test_after_a_window_silence_counts_from_its_end() -> None:
     twin.tick(OK, begun("r1", seconds=9000.0))
     quiet = {"gpu.power_limit_w": 1200.0}
     twin.tick(quiet, dt_s=3600.0)
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     assert (view.worst("gpu.temp_c") == 130.0).all()
     twin.tick(quiet, ended())
     after = []
     for _ in range(4):
-        after.append(twin.engine._view(1.0).worst("gpu.temp_c").copy())
+        after.append(twin.engine.view(1.0).worst("gpu.temp_c").copy())
         twin.tick(quiet)
     for step, worst in enumerate(after):
         assert worst[72:].tolist() == [130.0] * 72
         np.testing.assert_allclose(worst[:72], 60.0 + max(0.0, step - 1.5) * 8.0, atol=1e-3)
     twin.run(20, quiet)
-    assert (twin.engine._view(1.0).worst("gpu.temp_c") == 130.0).all()
+    assert (twin.engine.view(1.0).worst("gpu.temp_c") == 130.0).all()
 
 
 @pytest.mark.parametrize("stands, expected", [(750.0, 1200.0), (400.0, 400.0)])
@@ -364,7 +364,7 @@ def test_windows_survive_a_restart_and_change_the_checksum() -> None:
     assert back.engine.checksum() == twin.engine.checksum()
     for _ in range(60):
         one, other = (p.tick(OK | {"gpu.temp_c": 88.0}) for p in (twin, back))
-        assert digest(one.records) == digest(other.records)
+        assert digest(bodies_of(one)) == digest(bodies_of(other))
     assert back.engine.checksum() == twin.engine.checksum()
 
 
@@ -388,10 +388,10 @@ def test_the_same_frames_give_the_same_decisions() -> None:
             events.append(ended(f"w{second - 3}"))
         temp = 60.0 + 35.0 * (rng.random(144) < 0.2)
         twin.tick({"gpu.temp_c": temp, "gpu.power_limit_w": 1200.0}, *events)
-        said.append(digest(twin.decision.records))
+        said.append(digest(bodies_of(twin.decision)))
     again = Engine(site_of(two_racks()), [ThermalGuard(), Operator()], [],
                    {"thermal_guard": "act", "operator": "act"})  # fmt: skip
-    assert [digest(again.tick(frame).records) for frame in frames] == said
+    assert [digest(bodies_of(again.tick(frame))) for frame in frames] == said
     assert again.checksum() == twin.engine.checksum()
 
 
@@ -416,7 +416,7 @@ def test_who_has_spoken_since_a_window_drifts_as_ever(temp_c: float) -> None:
     row = {"gpu.temp_c": np.full(8, np.nan)} if np.isnan(temp_c) else None
     for step in range(1, 6):
         twin.tick(row)
-        worst = twin.engine._view(1.0).worst("gpu.temp_c")
+        worst = twin.engine.view(1.0).worst("gpu.temp_c")
         assert worst[0] == pytest.approx(40.0 + max(0.0, step - 1.5) * slew, abs=1e-3)
         assert worst[1] == pytest.approx(50.0 + max(0.0, step + 1 - 1.5) * slew, abs=1e-3)
 

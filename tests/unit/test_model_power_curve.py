@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from models.power_curve import KEY, PowerCurve
-from tests.builders import Twin, eight_nodes
+from tests.support.builders import Twin, eight_nodes
+from twin.catalogue import ContractError, digest
 from twin.contracts import Forecast
-from twin.errors import ContractError
-from twin.events import Event, JobEnded, JobStarted
-from twin.physics.gpu_power import capped, performance_pu
-from twin.snapshot import decode, encode, restore_engine
-from twin.tree import digest
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.physics import capped, performance_pu
+from twin.telemetry import Event, JobEnded, JobStarted
 
 MOST_W, SAFE_W, IDLE_W = 350.0, 200.0, 50.0
 CAPS = (350.0, 260.0, 300.0, 350.0, 220.0, 350.0)
@@ -196,12 +196,12 @@ def test_silence_is_no_progress_and_no_standstill() -> None:
 def test_a_snapshot_and_another_site_keep_what_was_learned() -> None:
     lab = Lab().moved()
     other = Twin(eight_nodes(max_jobs=4), [], [PowerCurve()])
-    restore_engine(other.engine, decode(encode(lab.twin.engine.dump())))
+    other.engine.restore(decode(encode(lab.twin.engine.dump())))
     assert other.engine.checksum() == lab.twin.engine.checksum()
     before, memory = lab.said, lab.model.memory()
     gpus = np.array([-1, 7, 6, 5, 4, 3, 2, 1, 0], np.int32)
     lab.model.remap({"job": np.array([0, 1], np.int32), "gpu": gpus})
-    [said] = lab.model.predict(lab.twin.engine._view(1.0))
+    [said] = lab.model.predict(lab.twin.engine.view(1.0))
     assert said.mean == pytest.approx(before.mean[:2])
     assert lab.model.memory()["wants_w"][1:] == pytest.approx(memory["wants_w"][::-1])
     fresh = PowerCurve()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.job_wire import REPORT
-from connectors.mqtt_lane import (
+from connectors.jobs import REPORT
+from connectors.mqtt.lane import (
     ALL_AT_ONCE,
     ALL_PER_S,
     EACH_AT_ONCE,
@@ -17,8 +16,8 @@ from connectors.mqtt_lane import (
     NS,
     Lane,
 )
-from connectors.mqtt_source import flood_of
-from connectors.mqtt_wire import Backlog, Parcel
+from connectors.mqtt.source import flood_of
+from connectors.mqtt.wire import MessageBacklog, Parcel
 
 T = 1_700_000_000 * NS
 
@@ -63,7 +62,7 @@ def test_who_floods_is_named_once_a_look() -> None:
 
 
 def test_readings_go_before_reports_and_reports_are_not_left_for_ever() -> None:
-    backlog = Backlog(1000, 10**9, Lane(REPORT))
+    backlog = MessageBacklog(1000, 10**9, Lane(REPORT))
     backlog.put([parcel(f"{REPORT}{k}") for k in range(20)])
     backlog.put([parcel(f"IT/v1/PUB/Frame/{k}") for k in range(100)])
     out = [backlog.pop().topic.startswith(REPORT) for _ in range(len(backlog))]
@@ -73,7 +72,7 @@ def test_readings_go_before_reports_and_reports_are_not_left_for_ever() -> None:
 
 
 def test_a_full_lane_costs_the_queue_of_readings_nothing() -> None:
-    backlog = Backlog(100, 10**6, Lane(REPORT))
+    backlog = MessageBacklog(100, 10**6, Lane(REPORT))
     backlog.put([parcel("reading") for _ in range(90)])
     backlog.put([parcel(f"{REPORT}{k}", mid=1 + k % 65535) for k in range(3 * MAX_WAITING)])
     assert backlog.dropped == 0
@@ -86,7 +85,7 @@ def test_a_full_lane_costs_the_queue_of_readings_nothing() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 400)), max_size=300))
 def test_nothing_is_lost_but_what_is_counted(steps: list[tuple[bool, int, int]]) -> None:
     """Every publication is popped, refused or dropped; bytes and numbers always add up."""
-    backlog, number, popped = Backlog(20, 10**6, Lane(REPORT)), 0, 0
+    backlog, number, popped = MessageBacklog(20, 10**6, Lane(REPORT)), 0, 0
     for put, kind, count in steps:
         if put:
             topic = (REPORT + "a", REPORT + "b", "reading", "event")[kind]

@@ -7,10 +7,9 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.mqtt_wire import PARCEL_BYTES, Backlog, Parcel, Splitter, WireError
+from connectors.mqtt.wire import PARCEL_BYTES, MessageBacklog, Parcel, Splitter, WireError
 
 
 def packet(kind: int, body: bytes) -> bytes:
@@ -129,7 +128,7 @@ def parcel(name: str, mid: int = 0, retained: bool = False, size: int = 1) -> Pa
 
 
 def test_a_full_queue_loses_its_oldest_of_qos_0() -> None:
-    backlog = Backlog(10, 10**6)
+    backlog = MessageBacklog(10, 10**6)
     assert backlog.put([parcel("kept", mid=1), parcel("old"), parcel("meta", retained=True)]) == 0
     assert backlog.put([parcel(str(i)) for i in range(8)]) == 2
     assert [backlog.pop().topic for _ in range(len(backlog))] == ["kept", "meta", *"1234567"]
@@ -137,7 +136,7 @@ def test_a_full_queue_loses_its_oldest_of_qos_0() -> None:
 
 
 def test_a_queue_full_of_what_comes_only_once_wants_no_more_until_half_is_gone() -> None:
-    backlog = Backlog(10, 10**6)
+    backlog = MessageBacklog(10, 10**6)
     assert backlog.put([parcel(str(i), mid=i) for i in range(1, 13)]) == 0
     assert backlog.blocked
     for _ in range(6):
@@ -148,7 +147,7 @@ def test_a_queue_full_of_what_comes_only_once_wants_no_more_until_half_is_gone()
 
 
 def test_bytes_are_bounded_too() -> None:
-    backlog = Backlog(10**6, 1000)
+    backlog = MessageBacklog(10**6, 1000)
     for i in range(100):
         backlog.put([parcel(str(i), size=100)])
         assert backlog.bytes <= 1000
@@ -157,7 +156,7 @@ def test_bytes_are_bounded_too() -> None:
 
 
 def test_a_flood_costs_little_for_each_message() -> None:
-    backlog = Backlog(20_000, 2**40)
+    backlog = MessageBacklog(20_000, 2**40)
     waiting = [parcel("m", mid=1)] * 5000
     backlog.put(waiting)
     piece = [parcel("x")] * 100

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from twin.app import notify
-from twin.app.alarms import AlarmBook, AlarmChange
-from twin.app.config import Config, Loaded, Notify, Tls
-from twin.app.notify import Notifier
+from twin.catalogue import NS, ConfigError
+from twin.config import Config, Loaded, Notify, Tls
 from twin.contracts import Finding
-from twin.errors import ConfigError
-from twin.frame import NS
+from twin.daemon import notify
+from twin.daemon.alarms import AlarmBook, AlarmChange
+from twin.daemon.notify import Notifier
 
 T0 = 1_700_000_000 * NS
 SECRET = "s3cr3t-token-value"

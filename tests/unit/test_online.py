@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.forecaster import BANDS, LEVELS, MEDIAN
-from models.online import Issue, Online, stride
-from twin.errors import ContractError
+from models.load import BANDS, LEVELS, MEDIAN, ExpertAggregation, Issue, stride
+from twin.catalogue import ContractError
 
 NAN = float("nan")
 EXPERTS = ("last", "mean", "wild")
@@ -31,11 +30,11 @@ def issue_of(values: np.ndarray, row: int, horizon: int, quantum: float = 0.0) -
 
 
 def run(
-    values: np.ndarray, horizon: int = 1, quantum: float = 0.0, online: Online | None = None
+    values: np.ndarray, horizon: int = 1, quantum: float = 0.0, online: ExpertAggregation | None = None
 ) -> np.ndarray:
     """Quantiles [n_time, n, n_level] issued at each row."""
     n_time, n = values.shape
-    online = online or Online(horizon, n, EXPERTS, stride(horizon))
+    online = online or ExpertAggregation(horizon, n, EXPERTS, stride(horizon))
     said = np.full((n_time, n, len(LEVELS)), NAN)
     for row in range(n_time):
         online.learn(row, values[row])
@@ -104,7 +103,7 @@ def test_a_series_that_hardly_ever_moves_is_forecast_as_still() -> None:
     n_time, lives = 6000, (1.0, 2.0, 5.0, 15.0, 60.0, 240.0)
     values = np.repeat(np.random.default_rng(16).integers(0, 40, n_time // 500) * 10.0, 500)[:, None]
     means, error = np.full(len(lives), values[0, 0]), np.zeros(n_time)
-    online = Online(1, 1, ("last", *(f"ewma{life:.0f}" for life in lives)))
+    online = ExpertAggregation(1, 1, ("last", *(f"ewma{life:.0f}" for life in lives)))
     for row in range(n_time - 1):
         now = values[row]
         online.learn(row, now)
@@ -127,7 +126,7 @@ def test_a_wild_expert_does_no_harm() -> None:
 def test_the_better_expert_is_followed_in_each_series() -> None:
     rng = np.random.default_rng(15)
     values = np.column_stack([walk(rng, 600, 1), rng.normal(size=(600, 1))])
-    online = Online(1, 2, EXPERTS)
+    online = ExpertAggregation(1, 2, EXPERTS)
     run(values, online=online)
     weight = online.weights()
     assert weight.shape == (2, 3)
@@ -137,7 +136,7 @@ def test_the_better_expert_is_followed_in_each_series() -> None:
 
 
 def test_a_forecast_exists_with_a_last_value_and_bands_with_a_change() -> None:
-    online = Online(1, 2, ("last",))
+    online = ExpertAggregation(1, 2, ("last",))
     last = np.array([5.0, NAN])
     said = online.issue(0, Issue(last[None], last, np.full(2, NAN), np.zeros(2), recent=last[None]))
     assert said[0, MEDIAN] == 5.0
@@ -159,7 +158,7 @@ def test_a_series_seen_at_nothing_is_never_forecast_below_it() -> None:
 
 def test_a_gap_teaches_nothing() -> None:
     values = walk(np.random.default_rng(17), 200, 2)
-    online = Online(3, 2, EXPERTS)
+    online = ExpertAggregation(3, 2, EXPERTS)
     run(values, 3, online=online)
     before = online.memory()
     online.learn(200, np.array([NAN, 1.0]))
@@ -171,7 +170,7 @@ def test_a_gap_teaches_nothing() -> None:
 
 def test_an_outcome_is_judged_once_and_only_at_its_row() -> None:
     values = walk(np.random.default_rng(18), 100, 1)
-    online = Online(4, 1, EXPERTS)
+    online = ExpertAggregation(4, 1, EXPERTS)
     run(values, 4, online=online)
     before = online.memory()
     for row in (99, 90, 104, 3):  # judged already, long gone, not issued, before the first
@@ -182,7 +181,7 @@ def test_an_outcome_is_judged_once_and_only_at_its_row() -> None:
 
 def test_only_forecasts_a_stride_apart_are_judged() -> None:
     horizon = 40
-    online = Online(horizon, 1, ("last",), stride(horizon))
+    online = ExpertAggregation(horizon, 1, ("last",), stride(horizon))
     value = np.ones(1)
     for row in range(7, 207):  # need not start at a multiple of the stride
         online.learn(row, value * row)
@@ -194,9 +193,9 @@ def test_only_forecasts_a_stride_apart_are_judged() -> None:
 
 def test_memory_is_exact() -> None:
     values = walk(np.random.default_rng(19), 260, 3)
-    one = Online(5, 3, EXPERTS)
+    one = ExpertAggregation(5, 3, EXPERTS)
     run(values[:200], 5, online=one)
-    two = Online(5, 3, EXPERTS)
+    two = ExpertAggregation(5, 3, EXPERTS)
     two.restore({name: np.array(column) for name, column in one.memory().items()})
     for row in range(200, 260):
         said = []
@@ -207,7 +206,7 @@ def test_memory_is_exact() -> None:
 
 
 def test_memory_has_a_fixed_size() -> None:
-    online = Online(60, 10, tuple(f"e{i}" for i in range(14)), stride(60))
+    online = ExpertAggregation(60, 10, tuple(f"e{i}" for i in range(14)), stride(60))
     empty = {name: (a.shape, a.dtype) for name, a in online.memory().items()}
     values = walk(np.random.default_rng(20), 200, 10)
     for row in range(200):
@@ -220,7 +219,7 @@ def test_memory_has_a_fixed_size() -> None:
 
 def test_moved_series_go_on_as_if_nothing_had_been() -> None:
     values = walk(np.random.default_rng(21), 200, 3)
-    stay, move = Online(2, 3, EXPERTS), Online(2, 3, EXPERTS)
+    stay, move = ExpertAggregation(2, 3, EXPERTS), ExpertAggregation(2, 3, EXPERTS)
     for online in (stay, move):
         run(values[:150], 2, online=online)
     move.remap(np.array([2, -1, 0, 1], np.int32))
@@ -237,15 +236,15 @@ def test_moved_series_go_on_as_if_nothing_had_been() -> None:
 @pytest.mark.parametrize("arguments", [(0, 1, ("last",), 1), (1, 1, (), 1), (1, 1, ("last",), 0)])
 def test_nonsense_is_refused(arguments: tuple[int, int, tuple[str, ...], int]) -> None:
     with pytest.raises(ContractError):
-        Online(*arguments)
+        ExpertAggregation(*arguments)
 
 
 def test_memory_and_points_of_another_shape_are_refused() -> None:
-    online = Online(1, 2, ("last", "mean"))
+    online = ExpertAggregation(1, 2, ("last", "mean"))
     with pytest.raises(ContractError, match="row"):
         online.restore({})
     with pytest.raises(ContractError, match="expected"):
-        online.restore(Online(1, 3, ("last", "mean")).memory())
+        online.restore(ExpertAggregation(1, 3, ("last", "mean")).memory())
     with pytest.raises(ContractError, match="points"):
         online.issue(0, Issue(np.zeros((3, 2)), np.zeros(2), np.ones(2), np.zeros(2)))
 
@@ -255,7 +254,7 @@ def test_strides() -> None:
 
 
 def test_a_series_that_never_changed_has_a_band_without_width_and_a_new_one_has_none() -> None:
-    online = Online(1, 2, ("last",))
+    online = ExpertAggregation(1, 2, ("last",))
     for row in range(20):
         value = np.array([5.0, 5.0 if row >= 15 else NAN])
         online.learn(row, value)

@@ -9,9 +9,9 @@ import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
-from tests.builders import Twin, eight_nodes, two_racks
-from twin.events import OperatorRequest, RequestWithdrawn
-from twin.frame import NS
+from tests.support.builders import Twin, eight_nodes, two_racks
+from twin.catalogue import NS
+from twin.telemetry import OperatorRequest, RequestWithdrawn
 
 CAP = "gpu.power_cap_w"
 NAN, INF = float("nan"), float("inf")

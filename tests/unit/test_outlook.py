@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.builders import START_NS, Twin, site_of, spec_of, two_racks
-from twin import events as ev
-from twin import outlook as held_in
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.outlook import MAX_OUTLOOKS, MAX_VALUES, Outlooks
-from twin.records import brief_event
-from twin.snapshot import decode, dump_engine, encode, restore_engine
-from twin.tree import digest, pack, unpack
+from tests.support.builders import START_NS, Twin, site_of, spec_of, two_racks
+from twin.catalogue import NS, ContractError, digest, pack, unpack
+from twin.contracts import brief_event
+from twin.engine import MAX_VALUES, encode, outlook as held_in
+from twin.engine.outlook import MAX_OUTLOOKS, Outlooks
+from twin.engine.snapshot import decode
+from twin.telemetry import events as ev
 
 SITE = site_of(two_racks(racks="r[1-3]"))
 RACKS = ("lab/h/r1", "lab/h/r2", "lab/h/r3")
@@ -266,7 +264,7 @@ def story(twin: Twin) -> None:
 
 
 def view(twin: Twin) -> Any:
-    return twin.engine._view(1.0)
+    return twin.engine.view(1.0)
 
 
 def test_a_model_is_told_through_its_view() -> None:
@@ -296,9 +294,9 @@ def test_the_journal_says_what_was_told_and_what_was_refused() -> None:
 def test_a_snapshot_brings_them_back() -> None:
     twin = engine()
     story(twin)
-    raw = encode(dump_engine(twin.engine))
+    raw = encode(twin.engine.dump())
     again = Twin(two_racks(racks="r[0-3]", max_jobs=2))
-    restore_engine(again.engine, decode(raw))
+    again.engine.restore(decode(raw))
     assert again.engine.checksum() == twin.engine.checksum()
     assert len(twin.engine.intake.outlooks.dump()) == 3
     instant = START_NS + 7200 * NS
@@ -312,15 +310,15 @@ def test_a_snapshot_brings_them_back() -> None:
 def test_a_snapshot_of_a_version_before_has_none() -> None:
     twin = engine()
     story(twin)
-    data = dump_engine(twin.engine)
+    data = twin.engine.dump()
     del data["intake"]["outlooks"]
     again = Twin(two_racks(racks="r[0-3]", max_jobs=2))
-    restore_engine(again.engine, decode(encode(data)))
+    again.engine.restore(decode(encode(data)))
     assert again.engine.intake.outlooks.dump() == []
 
 
 def test_a_trace_of_them_replays_identically() -> None:
-    from twin.trace import Decoder, Encoder
+    from twin.run.trace import TraceDecoder, TraceEncoder
 
     twin, frames = engine(), list[Any]()
     take = twin.inbox.take
@@ -331,7 +329,7 @@ def test_a_trace_of_them_replays_identically() -> None:
 
     twin.inbox.take = taken  # type: ignore[method-assign]
     story(twin)
-    encoder, decoder, again = Encoder(), Decoder(), engine()
+    encoder, decoder, again = TraceEncoder(), TraceDecoder(), engine()
     for frame in frames:
         again.engine.tick(decoder.decode(encoder.encode(frame)))
     assert again.engine.checksum() == twin.engine.checksum()

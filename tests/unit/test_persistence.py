@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from models.persistence import Persistence
-from tests.builders import Twin, eight_nodes, two_racks
+from tests.support.builders import Twin, eight_nodes, two_racks
+from twin.catalogue import NS, ContractError, digest, pack
 from twin.contracts import Forecast
-from twin.errors import ContractError
-from twin.events import ModelFitted
-from twin.frame import NS
-from twin.tree import digest, pack
+from twin.telemetry import ModelFitted
 
 KEY = "rack.power_w"
 

@@ -7,20 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.job_wire import Advice, JobDecoder, advice_topic, encode_advice
-from tests.builders import START_NS, site_of, two_racks
-from twin.app.plant_jobs import PlantJobs
-from twin.app.plant_live import LivePlant
-from twin.app.plant_orders import Publication
-from twin.errors import BadMessage
-from twin.events import CheckpointTold, JobEnded, JobStarted
-from twin.frame import NS
-from twin.plant.jobs_drawn import Mix
-from twin.plant.plant import Plant
-from twin.plant.scenario import Scenario
-from twin.plant.sensors import Sensors
+from connectors.jobs import Advice, JobDecoder
+from connectors.jobs.wire import advice_topic, encode_advice
+from tests.support.builders import START_NS, site_of, two_racks
+from twin.catalogue import NS, BadMessage
+from twin.plant import Mix, Plant, Scenario, Sensors
 from twin.plant.workload import Workload
-from twin.reading import Ignored, Message
+from twin.simulation import LivePlant
+from twin.simulation.plant_jobs import PlantJobs
+from twin.simulation.plant_orders import Publication
+from twin.telemetry import CheckpointTold, Ignored, JobEnded, JobStarted, Message
 
 SITE = site_of(two_racks())
 WORK = Mix(1.0, 0.0, 0.0, job_hours=(40.0, 48.0), checkpoint_interval_s=(2000.0, 2000.0),

@@ -11,27 +11,34 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors.capture import read_capture
-from connectors.discovery import discover
-from connectors.routing import Router
-from tests.builders import START_NS, eight_nodes, site_of, spec_of, two_racks
-from tests.stills import StillPlant
-from twin.app.plant_wire import NOT_SENT, POINTS, PlantWire, write_capture
-from twin.app.replay import replay_arrivals
-from twin.app.simulating import ReportInbox, Simulation
-from twin.app.sources import open_source
+from connectors.dsx import discover
+from connectors.files import encode_row, read_capture
+from connectors.mqtt import Router
+from tests.support.builders import START_NS, eight_nodes, site_of, spec_of, two_racks
+from tests.support.static_plant import StillPlant
+from twin.catalogue import NS, TABLES, ConfigError, find_signal
 from twin.engine import Engine
-from twin.errors import ConfigError
-from twin.events import Event, FaultReported, JobEnded, JobStarted
-from twin.frame import NS
-from twin.inbox import Inbox
+from twin.plant import Observation, Sensors
 from twin.plant.disturbance import SensorFault
-from twin.plant.observation import Observation
-from twin.plant.sensors import Periods, Sensors
-from twin.reading import Block, Ignored, Message, Reading
-from twin.signals import TABLES, find_signal
+from twin.plant.sensors import Periods
+from twin.run import open_source, replay_arrivals
+from twin.simulation import Simulation
+from twin.simulation.closed_loop import ReportInbox
+from twin.simulation.plant_wire import NOT_SENT, POINTS, PlantWire
 from twin.site import Site
-from twin.state import GOOD, State
+from twin.telemetry import (
+    GOOD,
+    Block,
+    Event,
+    FaultReported,
+    Ignored,
+    Inbox,
+    JobEnded,
+    JobStarted,
+    Message,
+    Reading,
+    State,
+)
 
 EVERY_SECOND = Periods(1.0, 1.0, 1.0, 1.0)
 
@@ -220,11 +227,13 @@ def test_a_capture_replays_as_the_run_went(tmp_path: Path, name: str) -> None:
             yield simulation.observation
 
     path = tmp_path / name
-    many = write_capture(path, site, run(), START_NS)
+    wire = PlantWire(site)
+    sent = wire.metadata(START_NS) + [m for observation in run() for m in wire.messages(observation)]
+    packed = gzip.compress if name.endswith(".gz") else bytes
+    path.write_bytes(packed(b"".join(encode_row(message, START_NS) for message in sent)))
     rows = list(read_capture(path))
-    assert len(rows) == many
+    assert len(rows) == len(sent)
     assert all(isinstance(r, Message) for r in rows)
-    assert (path.read_bytes()[:2] == gzip.compress(b"")[:2]) == name.endswith(".gz")
     engine = Engine(site, [], [])
     source = open_source([path], site, None)
     outcome = replay_arrivals(engine, spec_of(tree), source, 1.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.optimize import linprog
 
-from policies.power_allocation import Allocated, Budgets, Devices, allocate
-from twin.frame import F64
+from policies.power_capping import Budgets, Devices, allocate
+from policies.power_capping.allocation import Allocated
+from twin.catalogue import F64
 
 
 def a_site(

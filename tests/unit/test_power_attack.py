@@ -11,24 +11,22 @@ from typing import Any
 
 import pytest
 
-from connectors import redfish
-from connectors.bmc import GPU_CAP, Cap, Fleet, Key, Seen
-from connectors.dcmi import parse_power
-from connectors.dsx_flex import MAX_EVENTS, FlexDecoder
-from connectors.dsx_flex_keys import KeySet
-from connectors.redfish import Map, RedfishBmc, Spot
-from connectors.redfish_client import Answer, RedfishClient
-from policies.power_cap import PowerCap
-from policies.power_guard import PowerGuard
-from tests.bmc_driven import Driven
-from tests.builders import START_NS, Twin, site_of, two_racks
-from tests.flexing import CORRELATION, envelope, key, key_set, message, signer, target
-from tests.powered import Loop
-from twin.app.target_files import WatchedFile, read_targets
-from twin.errors import ActuationError, BadMessage, ConfigError, ConnectorError
-from twin.events import LoadTargetSet
-from twin.load_targets import MAX_TARGETS, LoadTargets
-from twin.reading import Ignored
+from connectors.bmc import GPU_CAP, Fleet, Key, RedfishBmc, RedfishClient, redfish
+from connectors.bmc.dcmi import parse_power
+from connectors.bmc.limits import BmcReading, Cap
+from connectors.bmc.redfish import Map, Spot
+from connectors.bmc.redfish_client import HttpAnswer
+from connectors.dsx import FlexDecoder, KeySet
+from connectors.dsx.flex import MAX_EVENTS
+from policies.power_capping import PowerCap, PowerGuard
+from tests.support.bmc_harness import Driven
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from tests.support.flex_messages import CORRELATION, envelope, key, key_set, message, signer, target
+from tests.support.powered_plant import Loop
+from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
+from twin.contracts import MAX_TARGETS, LoadTargets
+from twin.telemetry import Ignored, LoadTargetSet
+from twin.wiring.target_files import WatchedFile, read_targets
 
 FEEDS = {"main-a": "lab/h/a", "main-b": "lab/h/b"}
 
@@ -208,11 +206,11 @@ class Bloated:
     async def root(self) -> dict[str, Any]:
         return {"Systems": {"@odata.id": "/redfish/v1/S"}, "Chassis": {"@odata.id": "/redfish/v1/C"}}
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         self.asked += 1
         members = [{"@odata.id": f"/redfish/v1/C/{n}"} for n in range(256)]
         body = {"Members": members, "Controls": {"@odata.id": path + "/X"}, "ControlType": "Power"}
-        return Answer(self.body or body, "", self.size)
+        return HttpAnswer(self.body or body, "", self.size)
 
     async def close(self) -> None: ...
 
@@ -242,9 +240,9 @@ class Tarpit:
     name, node = "slow", 0
     keys: tuple[Key, ...] = ()
 
-    async def look(self) -> Seen:
+    async def look(self) -> BmcReading:
         await asyncio.sleep(3600)
-        return Seen(())
+        return BmcReading(())
 
     async def cap(self, key: Key) -> Cap:
         raise NotImplementedError
@@ -255,9 +253,9 @@ class Tarpit:
 
 
 def test_a_bmc_that_answers_slowly_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    import connectors.bmc
+    import connectors.bmc.limits
 
-    monkeypatch.setattr(connectors.bmc, "VISIT_S", 0.05)
+    monkeypatch.setattr(connectors.bmc.limits, "VISIT_S", 0.05)
 
     async def visit() -> None:
         slow = Tarpit()
@@ -285,8 +283,8 @@ class Steps:
     def __init__(self) -> None:
         self.begun, self.done = 0, 0
 
-    async def look(self) -> Seen:
-        return Seen(())
+    async def look(self) -> BmcReading:
+        return BmcReading(())
 
     async def cap(self, key: Key) -> Cap:
         return Cap(key, 1200.0, 200.0, 1200.0)

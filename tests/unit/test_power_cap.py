@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import MARGIN_PU, PowerCap
-from policies.power_release import DWELL_S, SPREAD_S
-from tests.builders import two_racks
-from tests.powered import CAP, Loop
-from twin.errors import ContractError
-from twin.events import BudgetGranted, JobStarted
-from twin.frame import NS
+from policies.power_capping import PowerCap
+from policies.power_capping.power_cap import MARGIN_PU
+from policies.power_capping.release import DWELL_S, SPREAD_S
+from tests.support.builders import two_racks
+from tests.support.powered_plant import CAP, Loop
+from twin.catalogue import NS, ContractError
+from twin.telemetry import JobStarted
+from twin.telemetry.events import BudgetGranted
 
 
 def site(a_w: float = 3e5, b_w: float = 3e5, rack_w: float = 132_000) -> dict[str, Any]:

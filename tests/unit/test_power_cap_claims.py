@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from policies.power_curves import Curve, energy_minimum_w
-from policies.power_demand import HIGH, USUAL, WAITED_FOR, classes, tenants_of
-from tests.powered import Loop
+from policies.power_capping import Curve, classes, energy_minimum_w, tenants_of
+from policies.power_capping.demand import HIGH, USUAL, WAITED_FOR
+from tests.support.powered_plant import Loop
 from tests.unit.test_power_cap import gpus, loop_of, site
 from tests.unit.test_power_cap_outside import price
+from twin.catalogue import NS
 from twin.contracts import Forecast
-from twin.events import JobStarted
-from twin.frame import NS
+from twin.telemetry import JobStarted
 
 
 def held(name: str, nodes: range, **more: Any) -> JobStarted:
@@ -63,7 +64,7 @@ def test_tenants_raise_the_class_of_their_jobs_and_never_lower_it() -> None:
     loop.tick(held("c", range(18, 27), tenant="x"), held("d", range(27, 36), tenant="acme", kind="inference"))
     tenants = tenants_of("acme=7:0, beta=0:0.5")
     assert tenants == {"acme": (7, 0.0), "beta": (0, 0.5)}
-    found = classes(loop.twin.engine._view(1.0), 5, tenants).reshape(4, -1)[:, 0]
+    found = classes(loop.twin.engine.view(1.0), 5, tenants).reshape(4, -1)[:, 0]
     assert found.tolist() == [HIGH, HIGH, USUAL, WAITED_FOR]
     assert tenants_of("") == {}
 
@@ -77,8 +78,8 @@ def with_curves(loop: Loop, *compute_pu: float) -> None:
         of_slot = np.full(view.jobs.n, np.nan, np.float32)
         of_slot[: len(compute_pu)] = compute_pu
         told = Forecast("job.compute_pu", 0.0, of_slot, of_slot, of_slot, "told@0")
-        view.forecasts = dict(view.forecasts) | {("job.compute_pu", 0.0): told}
-        return propose(view, memory)
+        forecasts = dict(view.forecasts) | {("job.compute_pu", 0.0): told}
+        return propose(replace(view, forecasts=forecasts), memory)
 
     policy.propose = asked  # type: ignore[method-assign]
 

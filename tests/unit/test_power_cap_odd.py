@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_cap import MARGIN_PU, MOST_REASONS, PowerCap
-from policies.power_demand import HIGH, USUAL, classes, wants
-from tests.builders import Twin, two_racks
-from tests.powered import CAP, Loop
+from policies.power_capping import PowerCap, classes
+from policies.power_capping.demand import HIGH, USUAL, wants
+from policies.power_capping.power_cap import MARGIN_PU, MOST_REASONS
+from tests.support.builders import Twin, two_racks
+from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import ROUNDED_W, gpus, job, loop_of, site
 
 GB200 = {"name": "r1", "profile": "gb200-nvl72"}
@@ -43,7 +44,7 @@ def test_gpus_without_caps_count_with_all_that_they_draw_on_the_way() -> None:
 def test_gpus_without_caps_that_were_never_heard_may_draw_all_that_their_racks_profile_says() -> None:
     twin = Twin(two_racks(), [PowerCap()])
     twin.tick({"rack.power_w": 50e3})
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     envelope = view.envelope(CAP)
     old = envelope.low, envelope.high
     nothing = np.full(len(old[0]), np.nan)
@@ -174,7 +175,7 @@ def test_huge_priorities() -> None:
     tree = site(150_000, 150_000)
     loop = loop_of(tree, high_priority=2**31 - 1)
     loop.tick(job("high", range(0, 18), priority=2**31 - 1), job("low", range(18, 36), priority=1 - 2**31))
-    got = classes(loop.twin.engine._view(1.0), 2**31 - 1)
+    got = classes(loop.twin.engine.view(1.0), 2**31 - 1)
     assert (got[:72] == HIGH).all()
     assert (got[72:] == USUAL).all()
 

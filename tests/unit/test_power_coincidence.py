@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.power_cap import MARGIN_PU, PowerCap
-from tests.powered import Loop
+from policies.power_capping import PowerCap
+from policies.power_capping.power_cap import MARGIN_PU
+from tests.support.powered_plant import Loop
 from tests.unit.test_power_cap import ROUNDED_W, gpus, job, loop_of, site
 
 BUDGET_W = 150_000

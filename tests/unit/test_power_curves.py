@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.power_curves import Curve, energy_minimum_w, fit, perf, power, segments, static_w
+from policies.power_capping import Curve, energy_minimum_w, fit, perf
+from policies.power_capping.curves import power, segments, static_w
 
 SHARE = st.floats(0.0, 1.0)
 GAMMA = st.floats(1.2, 4.0)

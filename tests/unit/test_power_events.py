@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.builders import START_NS
-from twin.app import power_carbon, power_response
-from twin.app.cli import main as racktwin
-from twin.app.power_arms import START_NS as BEGIN_NS
-from twin.app.power_carbon import Task, outlooks, shaved_hours, week_of
-from twin.app.power_demand import recorded
-from twin.app.power_events import say_carbon, say_response
-from twin.app.power_grid import LATE_H, MONTH_H, Grid, foreseen, grid_of, thresholds
-from twin.app.power_response import CLOSE_S, HOLD_S, LAG_S, RAMP_W_PER_S
-from twin.errors import ConfigError
-from twin.events import OutlookTold
-from twin.frame import NS
+from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.power import carbon as power_carbon, response
+from tests.evaluation.power.arms import START_NS as BEGIN_NS
+from tests.evaluation.power.carbon import CarbonWeek, outlooks, shaved_hours, week_of
+from tests.evaluation.power.demand import recorded
+from tests.evaluation.power.events import say_carbon, say_response
+from tests.evaluation.power.grid import LATE_H, MONTH_H, Grid, foreseen, grid_of, thresholds
+from tests.evaluation.power.response import CLOSE_S, HOLD_S, LAG_S, RAMP_W_PER_S
+from tests.support.builders import START_NS
+from twin.catalogue import NS, ConfigError
+from twin.telemetry import OutlookTold
 
 HOURS = 60 * 24
 
@@ -92,7 +91,7 @@ def test_what_is_told_in_an_hour_is_the_price_of_the_day_and_the_carbon_foreseen
 
 def test_hours_that_are_shaved_are_dear_or_foreseen_to_be_dirty() -> None:
     grid = made()
-    task = Task("made", 40 * 24, 1, "price_and_carbon", np.zeros(0), grid, hours=48)
+    task = CarbonWeek("made", 40 * 24, 1, "price_and_carbon", np.zeros(0), grid, hours=48)
     found = shaved_hours(task, 0.12, 390.0)
     span = slice(40 * 24, 42 * 24)
     np.testing.assert_array_equal(found, (grid.price[span] >= 0.12) | (grid.foreseen[span] >= 390.0))
@@ -130,25 +129,25 @@ def loads(below_s: int) -> np.ndarray:
 
 def test_how_soon_and_how_well_a_response_is_kept() -> None:
     begin, end, limit_w = 600, 600 + HOLD_S, 70e3
-    held = power_response._held(loads(7), limit_w, begin, end)
+    held = response._held(loads(7), limit_w, begin, end)
     assert held == {"below_s": 7, "late_s": 0, "worst_over_pu": 0.0, "used_pu": pytest.approx(0.95)}
-    late = power_response._held(loads(30), limit_w, begin, end)
+    late = response._held(loads(30), limit_w, begin, end)
     assert (late["below_s"], late["late_s"]) == (30, 20)
     assert late["worst_over_pu"] == pytest.approx(100 / 70 - 1)
     never = loads(7)
     never[begin + CLOSE_S - 1] = 1e5
-    assert power_response._held(never, limit_w, begin, end)["below_s"] is None
+    assert response._held(never, limit_w, begin, end)["below_s"] is None
 
 
 def test_how_it_comes_back() -> None:
     begin, end, limit_w = 600, 600 + HOLD_S, 70e3
-    back = power_response._back(loads(7), limit_w, begin, end)
+    back = response._back(loads(7), limit_w, begin, end)
     assert back["ahead_of_ramp_pu"] == 0.0
     assert back["steepest_w_per_s"] == pytest.approx(RAMP_W_PER_S, rel=0.02)
     assert back["back_s"] == pytest.approx((98e3 - limit_w) / RAMP_W_PER_S, abs=1)
     at_once = loads(7)
     at_once[end:] = 1e5
-    ahead = power_response._back(at_once, limit_w, begin, end)["ahead_of_ramp_pu"]
+    ahead = response._back(at_once, limit_w, begin, end)["ahead_of_ramp_pu"]
     assert ahead == pytest.approx(1e5 / (limit_w + LAG_S * RAMP_W_PER_S) - 1)
 
 
@@ -159,16 +158,16 @@ def test_tables_name_arms_and_goals() -> None:
     say_carbon({"site": "a", "seeds": [1], "hours": 168, "shave_pu": 0.5, "above_pu": 0.25,
                 "zones": [{"zone": "made", "arms": arms}]}, out)  # fmt: skip
     run = {"arm": "racktwin", "trips": 0, "lost_high_pu": 0.001, "lost_low_pu": 0.2}
-    run |= power_response._held(loads(7), 70e3, 600, 600 + HOLD_S)
-    run |= power_response._back(loads(7), 70e3, 600, 600 + HOLD_S)
-    arm = power_response._of_arm("racktwin", [run])
+    run |= response._held(loads(7), 70e3, 600, 600 + HOLD_S)
+    run |= response._back(loads(7), 70e3, 600, 600 + HOLD_S)
+    arm = response._of_arm("racktwin", [run])
     say_response({"site": "a", "seeds": [1], "less_pu": 0.3, "hold_h": 3.0, "ramp_w_per_s": 250.0,
-                  "arms": [arm], "goals": power_response._goals(arm)}, out)  # fmt: skip
+                  "arms": [arm], "goals": response._goals(arm)}, out)  # fmt: skip
     text = out.export_text()
     for word in ("simulated", "budgets alone", "price and carbon", ["95.00", "USD"][0], "racktwin", "met:"):
         assert word in text
     assert "MISSED" not in text
-    missed = power_response._goals(arm | {"missed": 1, "lost_high_pu_worst": 0.02})
+    missed = response._goals(arm | {"missed": 1, "lost_high_pu_worst": 0.02})
     assert [goal["met"] for goal in missed] == [False, True, False, True, True, True]
 
 
@@ -180,7 +179,7 @@ def test_a_zone_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> Non
 
 
 def main(*words: str) -> int:
-    return racktwin(["backtest", "power", *words])
+    return evaluate(["power", *words])
 
 
 def test_a_response_is_lived_beside_rivals_and_printed_as_data(
@@ -209,20 +208,20 @@ def test_a_response_is_lived_beside_rivals_and_printed_as_data(
     assert told["goals"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_our_response_is_kept_and_follows_the_ramp_and_a_day_of_prices_saves_more_than_it_costs_later(
     recording: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_pu = recorded(recording("gpu-demand-helios-earth"))
-    monkeypatch.setattr(power_response, "HOLD_S", 600)
-    monkeypatch.setattr(power_response, "AFTER_S", 600)
-    told = power_response.response(running_pu, [100], arms=("racktwin",))
+    monkeypatch.setattr(response, "HOLD_S", 600)
+    monkeypatch.setattr(response, "AFTER_S", 600)
+    told = response.response(running_pu, [100], arms=("racktwin",))
     met = {goal["goal"]: goal["met"] for goal in told["goals"] if "steepest" not in goal["goal"]}
     assert list(met.values()) == [True] * 4, met
     (ours,) = told["arms"]
-    assert ours["steepest_5min_w_per_s_worst"] <= 1.25 * power_response.RAMP_W_PER_S
+    assert ours["steepest_5min_w_per_s_worst"] <= 1.25 * response.RAMP_W_PER_S
     # Within a minute jobs that dip and come back rise faster than any ramp
-    assert ours["steepest_w_per_s_worst"] <= 2.5 * power_response.RAMP_W_PER_S
+    assert ours["steepest_w_per_s_worst"] <= 2.5 * response.RAMP_W_PER_S
     root = recording("grid-hourly").parent
     week = power_carbon.carbon(root, running_pu, [8], ["germany"], ("budgets", "price_and_carbon"), hours=6)
     (_, ours) = week["zones"][0]["arms"]

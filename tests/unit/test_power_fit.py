@@ -6,30 +6,39 @@ from math import erf, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from twin.app.power_fit import MIN_DAYS, MOST_RACKS, Fit, Past, Places, by_nameplate, fit
+from policies.power_capping.rack_fit import (
+    MIN_DAYS,
+    MOST_RACKS,
+    FitPlaces,
+    PowerHistory,
+    RackFit,
+    by_nameplate,
+    fit,
+)
 
 SLOT_S = 300
 
 
-def places(limit_w: float, n_rack: int, share: float = 1.0, **more: float) -> Places:
+def places(limit_w: float, n_rack: int, share: float = 1.0, **more: float) -> FitPlaces:
     """One place that carries all racks; `new`: what it carries of a new one."""
-    return Places(np.array([limit_w]), np.full((1, n_rack), share), np.array([more.get("new", share)]))
+    return FitPlaces(np.array([limit_w]), np.full((1, n_rack), share), np.array([more.get("new", share)]))
 
 
-def past(power_w: np.ndarray, slot_s: int = SLOT_S) -> Past:
+def past(power_w: np.ndarray, slot_s: int = SLOT_S) -> PowerHistory:
     """Slots from the beginning of a day on."""
     t_s = np.arange(len(power_w), dtype=np.int64) * slot_s
-    return Past(power_w, t_s // 3600, t_s // 86_400)
+    return PowerHistory(power_w, t_s // 3600, t_s // 86_400)
 
 
-def steady(power_w: float, n_rack: int, days: int = 20) -> Past:
+def steady(power_w: float, n_rack: int, days: int = 20) -> PowerHistory:
     return past(np.full((days * 24, n_rack), power_w), 3600)
 
 
-def asked(where: Places, before: Past | None, risk_pu: float = 0.01, new_w: float = 130.0) -> Fit:
+def asked(
+    where: FitPlaces, before: PowerHistory | None, risk_pu: float = 0.01, new_w: float = 130.0
+) -> RackFit:
     n = where.share.shape[1]
     return fit(where, before, np.full(n, 130.0), new_w, np.arange(n), risk_pu)
 
@@ -57,7 +66,7 @@ def test_racks_that_never_change_fit_as_often_as_they_divide_the_room(
 
 
 def test_the_tightest_of_several_places_counts_and_is_named() -> None:
-    where = Places(np.array([1000.0, 700.0]), np.ones((2, 3)), np.array([1.0, 0.5]))
+    where = FitPlaces(np.array([1000.0, 700.0]), np.ones((2, 3)), np.array([1.0, 0.5]))
     found = asked(where, steady(100.0, 3))
     assert (found.diverse, found.binds) == (7, 0)  # 700 W left for 100 W each, and 400 W for 50 W each
     assert (found.nameplate, found.peaks) == (4, 7)
@@ -153,7 +162,7 @@ def test_nothing_to_learn_from() -> None:
     assert "no rack of this kind" in nobody.why_not
     mute = steady(10.0, 3)
     mute.power_w[:, 2] = np.nan  # of the kind that is asked for, and not on this feeder
-    where = Places(np.array([1000.0]), np.array([[1.0, 1.0, 0.0]]), np.array([1.0]))
+    where = FitPlaces(np.array([1000.0]), np.array([[1.0, 1.0, 0.0]]), np.array([1.0]))
     silent = fit(where, mute, np.full(3, 130.0), 130.0, np.array([2]), 0.01)
     assert ("no rack of this kind" in silent.why_not, silent.nameplate) == (True, 5)
     assert fit(where, mute, np.full(3, 130.0), 130.0, np.array([1, 2]), 0.01).diverse == 70

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.power_guard import CALM_S, RELEASE_S, SPREAD_S, PowerGuard
-from tests.builders import Twin
-from tests.powered import CAP, Loop
+from policies.power_capping import PowerGuard
+from policies.power_capping.power_guard import CALM_S, RELEASE_S, SPREAD_S
+from tests.support.builders import Twin
+from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import gpus, job, site
-from twin.errors import ContractError
-from twin.events import BudgetGranted, LoadTargetSet
-from twin.frame import NS
+from twin.catalogue import NS, ContractError
+from twin.telemetry import LoadTargetSet
+from twin.telemetry.events import BudgetGranted
 
 
 def loop_of(a_w: float = 80_000, b_w: float = 80_000, **settings: Any) -> Loop:

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from policies.power_guard import PowerGuard
-from policies.power_loads import lifted, unfed_feeders
-from tests.builders import Twin
-from tests.powered import CAP, Loop
+from policies.power_capping import PowerGuard
+from policies.power_capping.loads import lifted, unfed_feeders
+from tests.support.builders import Twin
+from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import site
 
 SOME, HALF = np.arange(36) < 2, np.arange(36) < 18  # of the nodes
@@ -36,7 +35,7 @@ def test_all_racks_of_a_feeder_have_to_say_that_it_feeds_them_no_more(
 ) -> None:
     twin = Twin(site())
     twin.tick({"node.power_w": 4000.0, "node.psu1_power_w": psu1_w, "node.psu2_power_w": psu2_w})
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     assert unfed_feeders(view, np.zeros(2, np.bool_)).tolist() == found
 
 
@@ -44,7 +43,7 @@ def test_supplies_that_contradict_the_feeds_are_not_believed() -> None:
     """B is known to be dead, and all supplies on A say that it is: something feeds the racks all the same."""
     twin = Twin(site())
     twin.tick({"node.power_w": 4000.0, "node.psu1_power_w": 0.0, "node.psu2_power_w": 4000.0})
-    assert not unfed_feeders(twin.engine._view(1.0), np.array([False, True])).any()
+    assert not unfed_feeders(twin.engine.view(1.0), np.array([False, True])).any()
 
 
 @given(

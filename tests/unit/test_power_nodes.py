@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_budgets import by_node, gain_of
-from policies.power_cap import MARGIN_PU, PowerCap
-from policies.power_nodes import NODE_CONTROL, nodes_of
-from tests.builders import Twin
+from policies.power_capping import PowerCap, gain_of
+from policies.power_capping.budgets import by_node
+from policies.power_capping.nodes import NODE_CONTROL, nodes_of
+from policies.power_capping.power_cap import MARGIN_PU
+from tests.support.builders import Twin
 from tests.unit.test_power_cap import job, site
 from tests.unit.test_power_cap_odd import of_racks
-from twin.events import Event
 from twin.site import Site
+from twin.telemetry import Event
 
 CAP = "gpu.power_cap_w"
 SWITCHES_W = 8_000.0  # of a rack beside its nodes

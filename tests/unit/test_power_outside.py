@@ -6,10 +6,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.power_outside import (
+from policies.power_capping.external_limits import (
     ARRIVE_S,
     BACK_PU,
     CARBON,
@@ -21,24 +20,22 @@ from policies.power_outside import (
     RESERVE_PU,
     SHAVE_S,
     SLACK_PU,
-    Course,
-    Outside,
+    ExternalLimits,
+    LimitMemory,
     Settings,
     outside,
     targets_now,
 )
-from tests.builders import site_of, two_racks
-from twin.contracts import View
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.load_targets import LoadTarget
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS, ContractError
+from twin.contracts import LoadTarget, View
 
 SITE = site_of(two_racks("gb300-nvl72"))
 QUARTER_NS = 1_700_000_100 * NS  # begin of a quarter hour
 assert QUARTER_NS % (QUARTER_S * NS) == 0
 C = 200e3
 RANGE_W = float(np.nansum(SITE.envelopes["gpu.power_cap_w"].high - SITE.envelopes["gpu.power_cap_w"].low))
-NONE, FRESH = Settings(), Course()
+NONE, FRESH = Settings(), LimitMemory()
 
 
 class Fake:
@@ -75,14 +72,14 @@ def target(
 class Walk:
     """Calls in a row; the load between two calls is `wants_w` or the limit."""
 
-    def __init__(self, given: Settings = NONE, *targets: LoadTarget, course: Course = FRESH) -> None:
+    def __init__(self, given: Settings = NONE, *targets: LoadTarget, course: LimitMemory = FRESH) -> None:
         self.settings, self.targets, self.course = given.checked(), targets, course
         self.load_w, self.limit_w = float("nan"), np.inf
         self.drawn: dict[int, float] = {}  # W s of each quarter
         self.at_s: float | None = None
-        self.found = Outside(np.inf, np.empty(0), 0.0, "", (), "")
+        self.found = ExternalLimits(np.inf, np.empty(0), 0.0, "", (), "")
 
-    def to(self, now_s: float, wants_w: float = np.inf, obeys: bool = True, **told: float) -> Outside:
+    def to(self, now_s: float, wants_w: float = np.inf, obeys: bool = True, **told: float) -> ExternalLimits:
         load_w = min(wants_w, self.found.site_w) if obeys else wants_w
         if self.at_s is not None:
             edge, at_s = QUARTER_S, self.at_s
@@ -257,7 +254,7 @@ def test_what_was_drawn_in_a_gap_counts_as_no_less_than_before_and_after() -> No
     {"shave_pu": np.nan},
 ])  # fmt: skip
 def test_a_memory_that_cannot_be_is_none(bad: dict[str, Any]) -> None:
-    good = Course(QUARTER_NS, 0.0, 0.0, QUARTER_NS, -1.0, 1e5, 0.5, 1.0, 0.0, 0.0, 0)
+    good = LimitMemory(QUARTER_NS, 0.0, 0.0, QUARTER_NS, -1.0, 1e5, 0.5, 1.0, 0.0, 0.0, 0)
     found = Walk(Settings(contract_w=C, ramp_up_w_per_s=1.0), course=good._replace(**bad)).to(450.0, 1e5)
     assert found.site_w == pytest.approx((1 - RESERVE_PU) * C)
     assert found.shave_pu == 0.0
@@ -343,7 +340,7 @@ def test_settings_become_floats_and_a_price_may_be_negative() -> None:
     found = Settings(contract_w=1000, dear_usd_per_kwh=-1).checked()
     assert isinstance(found.contract_w, float)
     assert found.dear_usd_per_kwh == -1.0
-    assert Course._fields == COURSE
+    assert LimitMemory._fields == COURSE
 
 
 steps = st.lists(
@@ -362,7 +359,7 @@ def test_the_contract_is_never_exceeded_by_a_load_that_obeys(
     for i, (dt_s, wants) in enumerate(walked):
         at_s += dt_s
         if restarts and i % 50 == 49:
-            walk.course = Course()
+            walk.course = LimitMemory()
         walk.to(at_s, wants * C)
         assert walk.found.site_w >= LEAST_PU * (1 - RESERVE_PU) * C
     assert all(ws <= C * QUARTER_S * (1 + 1e-9) for ws in walk.drawn.values())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.app.power_demand import BATCH, Demand
-from twin.app.power_plant import FeedLoss, Reading
-from twin.app.power_rivals import Proportional, Static, Thresholds, Uncapped, static_caps
-from twin.app.power_site import GPU_IDLE_W, GPU_MAX_W, PowerSite, power_site, shares_at_worst
-from twin.app.power_week import ARMS, Week, arm_of
+from tests.evaluation.power.demand import BATCH, Demand
+from tests.evaluation.power.plant import FeedLoss, Reading
+from tests.evaluation.power.rivals import Proportional, Static, Thresholds, Uncapped, static_caps
+from tests.evaluation.power.site import GPU_IDLE_W, GPU_MAX_W, PowerSite, power_site, shares_at_worst
+from tests.evaluation.power.week import ARMS, Week, arm_of
 
 A, B = power_site("a"), power_site("b")
 

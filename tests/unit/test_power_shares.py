@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.power_budgets import Carried, budgets_of, gain_of, pairs_of, sums_w
-from policies.power_curves import Curve, perf
-from policies.power_demand import HIGH, USUAL, WAITED_FOR, Wants
-from policies.power_shares import Claims, Shared, gpus_w, shared_out
-from tests.builders import site_of
+from policies.power_capping import Carried, Curve, gain_of, pairs_of, perf, sums_w
+from policies.power_capping.budgets import budgets_of
+from policies.power_capping.demand import HIGH, USUAL, WAITED_FOR, Wants
+from policies.power_capping.shares import Claims, Shared, gpus_w, shared_out
+from tests.support.builders import site_of
 
 RACKS, GPUS = 4, 8  # of the site, and of a rack
 N = RACKS * GPUS
@@ -227,7 +226,7 @@ def test_watts_go_where_they_buy_most(left_pu: float, together: bool) -> None:
 def test_too_many_curves_of_single_gpus_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("policies.power_shares.MOST_CURVED", 3)
+    monkeypatch.setattr("policies.power_capping.shares.MOST_CURVED", 3)
     job = np.where(EACH == 0, 0, -1)
     found = one_budget(0.5, np.full(N, USUAL), job, compute_pu=np.full(N, 0.2))
     np.testing.assert_allclose(found.mean(), 0.5, rtol=1e-6)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.evaluation.power.arms import CAP, Ours, jobs_told
+from tests.evaluation.power.demand import Demand, draw
+from tests.evaluation.power.plant import FeedLoss, Plant, Reading
+from tests.evaluation.power.rivals import Proportional, Static
+from tests.evaluation.power.scores import CapWeek, goals, live
+from tests.evaluation.power.site import GPU_MAX_W, SAFE_W, power_site
+from tests.evaluation.power.troubled import Agents, Instruments, TroubledOurs, TroubledRival
+from tests.evaluation.power.troubles import BUSY_PU, KINDS, Trouble, Troubles, drawn, metered
+from tests.evaluation.power.week import Week, worst_loss
 from tests.unit.test_power_week import B, flat, running
-from twin.app.power_arms import CAP, Ours, jobs_told
-from twin.app.power_demand import Demand, draw
-from twin.app.power_plant import FeedLoss, Plant, Reading
-from twin.app.power_rivals import Proportional, Static
-from twin.app.power_scores import Task, goals, live
-from twin.app.power_site import GPU_MAX_W, SAFE_W, power_site
-from twin.app.power_troubled import Agents, Instruments, TroubledOurs, TroubledRival
-from twin.app.power_troubles import BUSY_PU, KINDS, Trouble, Troubles, drawn, metered
-from twin.app.power_week import Week, worst_loss
-from twin.signals import find_signal
+from twin.catalogue import find_signal
 
 GPUS, RACKS, FEEDERS = B.gpus, B.site.sizes["rack"], len(B.budget_w)
 NODE_0 = B.site.node_of_gpu == 17  # of low priority
@@ -235,7 +235,7 @@ def test_a_rival_goes_by_the_last_reading_and_its_caps_stay() -> None:
     assert TroubledRival(Static(B), B, told).still
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize("name", ["racktwin", "proportional"])
 def test_no_trouble_is_the_plain_run(name: str) -> None:
     demand = flat(B, 5, 0.85)
@@ -247,7 +247,7 @@ def test_no_trouble_is_the_plain_run(name: str) -> None:
     assert plain["lost_pu"] > 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_no_breaker_opens_in_any_of_them(kind: str) -> None:
     """A feed is lost amid it, at a demand of 130 kW more than the other one carries."""
@@ -267,7 +267,7 @@ def test_no_breaker_opens_in_any_of_them(kind: str) -> None:
 
 
 def test_a_run_in_troubles_is_judged_by_its_breakers_alone() -> None:
-    row: dict[str, Any] = live(Task("b", "none", 1, 2, 1.0, tuple(running(24).tolist()), True))
+    row: dict[str, Any] = live(CapWeek("b", "none", 1, 2, 1.0, tuple(running(24).tolist()), True))
     assert sum(row["troubles"].values()) >= len(KINDS)
     told = goals([{"site": "b", "rows": [row | {"arm": "racktwin", "late_s": 9}], "troubles": {}}])
     assert [g["met"] for g in told] == [True]

@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.app.power_arms import CAP, Ours, jobs_told
-from twin.app.power_demand import BATCH, INFERENCE, TRAINING, Demand, draw, recorded, weeks_of
-from twin.app.power_plant import FeedLoss, Plant
-from twin.app.power_rivals import Uncapped
-from twin.app.power_scores import Task as ScoreTask
-from twin.app.power_scores import agreement, compared, counts, goals, live, suite
-from twin.app.power_site import (
+from tests.evaluation.power.arms import CAP, Ours, jobs_told
+from tests.evaluation.power.demand import BATCH, INFERENCE, TRAINING, Demand, draw, recorded, weeks_of
+from tests.evaluation.power.plant import FeedLoss, Plant
+from tests.evaluation.power.rivals import Uncapped
+from tests.evaluation.power.scores import (
+    CapWeek as ScoreTask,
+    agreement,
+    compared,
+    counts,
+    goals,
+    live,
+    suite,
+)
+from tests.evaluation.power.site import (
     GPU_IDLE_W,
     GPU_MAX_W,
     LOSS_PU,
@@ -24,11 +31,10 @@ from twin.app.power_site import (
     shares_at_worst,
     shares_of,
 )
-from twin.app.power_week import Watch, Week, worst_loss
-from twin.errors import ConfigError, StorageError
-from twin.events import JobEnded, JobStarted
-from twin.frame import F64
+from tests.evaluation.power.week import Watch, Week, worst_loss
+from twin.catalogue import F64, ConfigError, StorageError
 from twin.physics import breaker
+from twin.telemetry import JobEnded, JobStarted
 
 A, B = power_site("a"), power_site("b")
 
@@ -280,7 +286,7 @@ def test_the_feed_is_lost_when_most_is_wanted() -> None:
     assert loss.begin_s // 60 == 41
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_with_our_policies_it_does_not_and_little_work_is_lost() -> None:
     demand = flat(B, 5, 0.85)  # 15 kW beyond what a feed carries alone, and beyond all PDUs
     ours = Ours(B)
@@ -294,7 +300,7 @@ def test_with_our_policies_it_does_not_and_little_work_is_lost() -> None:
     assert np.isfinite(ours.engine.arbiter.leases[CAP].value).any()
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_suite_tells_the_same_twice_and_pairs_by_seed() -> None:
     told = [suite(["a"], running(24), [1, 2], ["none", "static"], days=1 / 24) for _ in range(2)]
     for part in (x["sites"][0] for x in told):
@@ -305,7 +311,7 @@ def test_a_suite_tells_the_same_twice_and_pairs_by_seed() -> None:
     assert told[0]["goals"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_both_rates_agree_on_a_few_minutes() -> None:
     found = agreement(ScoreTask("b", "racktwin", 1, 2, 1.0, tuple(running(24).tolist())), 3, warm=1)
     assert found["agrees"], found

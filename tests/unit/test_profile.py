@@ -10,10 +10,9 @@ import msgspec
 import pytest
 import yaml
 
-from twin.errors import ConfigError
-from twin.profile import ESTIMATE, Profile, Sourced, parse_profile
-from twin.signals import find_control, find_signal
-from twin.units import unit_of
+from twin.catalogue import ConfigError, find_control, find_signal, unit_of
+from twin.site import Profile, parse_profile
+from twin.site.profile import ESTIMATE, Sourced
 
 FOLDER = Path(__file__).resolve().parents[2] / "twin" / "profiles"
 FILES = sorted(FOLDER.glob("*.yaml"))

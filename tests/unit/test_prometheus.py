@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from connectors import prometheus
 from connectors.prometheus import PageDecoder, PrometheusSource
 from connectors.series_map import load_map
-from tests.builders import site_of, two_racks
-from twin.errors import BadMessage, ConfigError
-from twin.reading import Block, Reading
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage, ConfigError
 from twin.site import Site
+from twin.telemetry import Block, Reading
 
 T = 1_700_000_000 * 10**9
 PLAIN = site_of(two_racks())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from policies.operator import Operator
-from tests.builders import Twin, Wish, eight_nodes
-from twin import events as ev
+from tests.support.builders import Twin, Wish, eight_nodes
+from twin.telemetry import events as ev
 
 LEVEL, CAP = "node.service_level", "gpu.power_cap_w"
 IDLE = ev.JobStarted(job="elsewhere", nodes=())
@@ -81,7 +81,7 @@ def test_caps_are_no_disturbance() -> None:
 
 def test_policies_see_it() -> None:
     twin = driven()
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     assert view.protected_nodes().all()
     assert not view.jobs.known
     with pytest.raises(ValueError, match="read-only"):

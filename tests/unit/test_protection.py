@@ -9,11 +9,10 @@ import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
-from tests.builders import NS, Twin, two_racks
-from twin import events as ev
+from tests.support.builders import NS, Twin, two_racks
+from twin.catalogue import TwinError, find_signal
 from twin.contracts import Memory, Proposal, View
-from twin.errors import TwinError
-from twin.signals import find_signal
+from twin.telemetry import events as ev
 
 CAP = "gpu.power_cap_w"
 OK = {"gpu.temp_c": 60.0, "gpu.power_limit_w": 1200.0}
@@ -192,7 +191,8 @@ def test_a_replaced_rack_is_learned_afresh() -> None:
 
 
 def test_a_pause_is_no_silence_but_what_was_silent_before_it_stays_so() -> None:
-    twin = Twin(two_racks(), [ThermalGuard()], act=True)
+    periods_s = {"rack.supply_temp_c": 1.0}
+    twin = Twin(two_racks(periods_s=periods_s), [ThermalGuard()], act=True)
     twin.run(3, {"gpu.temp_c": 50.0, "rack.supply_temp_c": 30.0})
     twin.run(60, {"gpu.temp_c": 50.0})  # the rack's sensor died, the GPUs' live
     row = find_signal("rack.supply_temp_c")
@@ -200,7 +200,6 @@ def test_a_pause_is_no_silence_but_what_was_silent_before_it_stays_so() -> None:
     assert row is not None
     assert gpu is not None
     racks, gpus = twin.engine.state.tables["rack"], twin.engine.state.tables["gpu"]
-    racks.period_s[row.row] = 1.0
     before = racks.worst(row, twin.now_ns)[0]
     assert before > 30.0
     twin.tick(None, ev.TicksSkipped(count=600, why="restart"), dt_s=600.0)

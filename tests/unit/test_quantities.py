@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.builders import START_NS, Twin, two_racks
-from twin import events as ev
-from twin.frame import F64, NS
-from twin.quantities import find_quantity, good, measured
-from twin.signals import TABLES
-from twin.state import STALE_PERIODS
+from tests.support.builders import START_NS, Twin, two_racks
+from twin.catalogue import F64, NS, TABLES, find_quantity
+from twin.contracts import good, measured
+from twin.telemetry import STALE_PERIODS, events as ev
 
 
 def now(twin: Twin, key: str) -> F64:
     """A quantity as a model would see it."""
-    return measured(twin.engine._view(1.0), key)
+    return measured(twin.engine.view(1.0), key)
 
 
 def hall(*racks: str, served: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def test_what_is_impossible_is_unknown() -> None:
     twin = Twin(hall("r1", "r2"))
     twin.tick({"rack.power_w": [5e6, 7000.0]})  # a megawatt is the bound of a rack
     assert now(twin, "rack.power_w") == pytest.approx([np.nan, 7000.0], nan_ok=True)
-    assert good(twin.engine._view(1.0), "rack.power_w").dtype == np.float64
+    assert good(twin.engine.view(1.0), "rack.power_w").dtype == np.float64
 
 
 def test_demand_needs_both_counts() -> None:

@@ -8,14 +8,13 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from connectors.bmc import GPU_CAP, NODE_CAP, Key
-from connectors.redfish import MAX_GETS, RedfishBmc, _natural
-from connectors.redfish_client import Answer, Gone, RedfishClient, decoded, is_path
-from tests.redfish import ROOT, Service
-from twin.errors import ActuationError, ConnectorError
+from connectors.bmc import GPU_CAP, NODE_CAP, Key, RedfishBmc, RedfishClient
+from connectors.bmc.redfish import MAX_GETS, _natural
+from connectors.bmc.redfish_client import Gone, HttpAnswer, decoded, is_path
+from tests.support.redfish_service import ROOT, Service
+from twin.catalogue import ActuationError, ConnectorError
 
 WORDS = ["@odata.id", "Members", "Members@odata.nextLink", "Links", "Systems", "Chassis", "Processors",
          "ProcessorType", "EnvironmentMetrics", "PowerLimitWatts", "PowerWatts", "SetPoint", "Reading",
@@ -41,13 +40,13 @@ class Fake:
     def __init__(self, bodies: dict[str, Any], other: Any = None) -> None:
         self.bodies, self.other, self.asked = bodies, other, 0
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         assert is_path(path)
         self.asked += 1
         body = self.bodies.get(path, self.other)
         if body is None:
             raise Gone(path)
-        return Answer(decoded(json.dumps(body).encode(), path), '"1"')
+        return HttpAnswer(decoded(json.dumps(body).encode(), path), '"1"')
 
     async def root(self) -> Any:
         return self.bodies.get(f"{ROOT}/", {})
@@ -92,11 +91,12 @@ def test_whatever_a_service_says_is_a_look_or_an_error_of_ours(changes: dict[str
 
 def test_a_service_without_end_is_left_at_a_limit() -> None:
     class Endless(Fake):
-        async def get(self, path: str) -> Answer:
+        async def get(self, path: str) -> HttpAnswer:
             self.asked += 1
             more = [{"@odata.id": f"{path[:200]}/{i}"} for i in range(50)]
             here = {"@odata.id": f"{path[:200]}/x"}
-            return Answer({"Members": more, "Members@odata.nextLink": f"{path[:200]}/n", "Processors": here,
+            return HttpAnswer({"Members": more, "Members@odata.nextLink": f"{path[:200]}/n",
+                              "Processors": here,
                            "Controls": here}, "")  # fmt: skip
 
     fake = Endless(

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from policies.replacement_costs import (
+from policies.node_replacement.costs import (
     AT_NEXT,
     AT_ONCE,
     CORDON,
@@ -23,22 +22,32 @@ from policies.replacement_costs import (
     SAVE_NOW,
     SPARE_PU,
     WATCH,
-    Prices,
+    Chances,
+    Delays,
     Stakes,
-    people_pay,
+    inspection_pays,
+    option_costs,
     stakes_of,
-    weigh,
 )
-from tests.replacing import EIGHT, Replacing
-from twin import events as ev
+from tests.support.replacement_site import EIGHT, Replacing
+from twin.telemetry import events as ev
 
 DAY_S, HOUR_S = 86_400.0, 3600.0
-PRICES = Prices()
+PRICES = Delays()
 USUAL: dict[str, Any] = {
-    "job_gpus": 512.0, "node_gpus": 8.0, "lost_s": 1500.0, "next_s": 2100.0, "usual_s": 1800.0,
-    "block_s": 60.0, "durable_s": 90.0, "restart_s": 600.0, "left_s": 7 * DAY_S, "asks": True, "busy": True,
+    "job_gpus": 512.0,
+    "node_gpus": 8.0,
+    "lost_s": 1500.0,
+    "next_s": 2100.0,
+    "usual_s": 1800.0,
+    "block_s": 60.0,
+    "durable_s": 90.0,
+    "restart_s": 600.0,
+    "left_s": 7 * DAY_S,
+    "asks": True,
+    "busy": True,
     "spare": False,
-}  # fmt: skip
+}
 
 
 def stakes(**given: Any) -> Stakes:
@@ -47,12 +56,18 @@ def stakes(**given: Any) -> Stakes:
     return Stakes(**{k: np.array([v], kinds.get(k, np.float64)) for k, v in (USUAL | given).items()})
 
 
-def costs(day_pu: float, hour_pu: float | None = None, sure_pu: float = 0.9, stays: bool = False,
-          prices: Prices = PRICES, **given: Any) -> Any:  # fmt: skip
+def costs(
+    day_pu: float,
+    hour_pu: float | None = None,
+    sure_pu: float = 0.9,
+    stays: bool = False,
+    delays: Delays = PRICES,
+    **given: Any,
+) -> Any:
     hour = -np.expm1(np.log1p(-min(day_pu, 1 - 1e-9)) / 24.0) if hour_pu is None else hour_pu
-    found = weigh(np.array([hour]), np.array([day_pu]), np.array([sure_pu]), np.array([stays]),
-                  stakes(**given), prices, np.array([False]))  # fmt: skip
-    return found.gpu_h[:, 0], int(found.course[0])
+    chances = Chances(np.array([hour]), np.array([day_pu]), np.array([sure_pu]))
+    found = option_costs(chances, np.array([stays]), np.array([False]), stakes(**given), delays)
+    return found.gpu_h[:, 0], int(found.option[0])
 
 
 def test_by_hand() -> None:
@@ -79,8 +94,12 @@ def test_a_false_alarm_costs_the_nodes_time() -> None:
 
 def test_a_broken_part_works_for_nobody_while_it_is_watched() -> None:
     whole, broken = (
-        weigh(
-            *(np.array([x]) for x in (0.1, 0.3, 0.8)), np.array([True]), stakes(), PRICES, np.array([b])
+        option_costs(
+            Chances(*(np.array([x]) for x in (0.1, 0.3, 0.8))),
+            np.array([True]),
+            np.array([b]),
+            stakes(),
+            PRICES,
         ).gpu_h
         for b in (False, True)
     )
@@ -96,11 +115,15 @@ COURSE = {
     "nothing is lost yet": (dict(day_pu=0.9, hour_pu=0.85, lost_s=5.0, spare=True), AT_ONCE),
     "its job ends soon": (dict(day_pu=0.5, left_s=600.0, stays=True), CORDON),
     "it never saves": (dict(day_pu=0.98, hour_pu=0.95, asks=False, lost_s=60.0), AT_ONCE),
-    "idle, and surely bad": (dict(day_pu=0.2, stays=True, sure_pu=0.95, busy=False, asks=False, left_s=0.0,
-                                  job_gpus=16.0), CORDON),
-    "idle, and hardly bad": (dict(day_pu=0.02, sure_pu=0.1, busy=False, asks=False, left_s=0.0, job_gpus=4.0),
-                             WATCH),
-}  # fmt: skip
+    "idle, and surely bad": (
+        dict(day_pu=0.2, stays=True, sure_pu=0.95, busy=False, asks=False, left_s=0.0, job_gpus=16.0),
+        CORDON,
+    ),
+    "idle, and hardly bad": (
+        dict(day_pu=0.02, sure_pu=0.1, busy=False, asks=False, left_s=0.0, job_gpus=4.0),
+        WATCH,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", COURSE)
@@ -119,9 +142,9 @@ def test_what_stays_broken_is_not_only_of_today() -> None:
 def test_a_margin_on_acting_does_not_make_for_a_milder_course_either() -> None:
     """What is the same in both courses, the chance that it fails meanwhile, has no part in the margin."""
     given: dict[str, Any] = {"asks": False, "lost_s": 1e6, "stays": True, "sure_pu": 0.05}
-    free = Prices(test_s=0.0)
-    assert costs(0.02, prices=free, **given)[1] == CORDON
-    assert costs(0.95, prices=free, **given)[1] == CORDON
+    free = Delays(test_s=0.0)
+    assert costs(0.02, delays=free, **given)[1] == CORDON
+    assert costs(0.95, delays=free, **given)[1] == CORDON
 
 
 def test_an_idle_node_takes_no_course_that_asks_a_job() -> None:
@@ -131,15 +154,29 @@ def test_an_idle_node_takes_no_course_that_asks_a_job() -> None:
 
 
 POSITIVE = {
-    "job_gpus": st.floats(1, 1e5), "node_gpus": st.floats(1, 16), "lost_s": st.floats(0, 1e5),
-    "next_s": st.one_of(st.floats(0, 1e5), st.just(np.inf)), "usual_s": st.floats(0, 1e5),
-    "block_s": st.floats(0, 1e3), "durable_s": st.floats(0, 1e4), "restart_s": st.floats(0, 1e4),
-    "left_s": st.floats(0, 1e6), "asks": st.booleans(), "busy": st.booleans(), "spare": st.booleans(),
-}  # fmt: skip
+    "job_gpus": st.floats(1, 1e5),
+    "node_gpus": st.floats(1, 16),
+    "lost_s": st.floats(0, 1e5),
+    "next_s": st.one_of(st.floats(0, 1e5), st.just(np.inf)),
+    "usual_s": st.floats(0, 1e5),
+    "block_s": st.floats(0, 1e3),
+    "durable_s": st.floats(0, 1e4),
+    "restart_s": st.floats(0, 1e4),
+    "left_s": st.floats(0, 1e6),
+    "asks": st.booleans(),
+    "busy": st.booleans(),
+    "spare": st.booleans(),
+}
 
 
-@given(st.fixed_dictionaries(POSITIVE), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1),
-       st.booleans())  # fmt: skip
+@given(
+    st.fixed_dictionaries(POSITIVE),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
+)
 def test_more_danger_never_makes_for_a_milder_course(
     at: dict[str, Any], one: float, other: float, burst: float, sure: float, stays: bool
 ) -> None:
@@ -174,15 +211,17 @@ def test_people_look_where_the_doubt_that_a_test_leaves_costs_more_by_hand() -> 
     sure = np.array([0.6])
     for gpus, wanted in ((0.99 * break_even, False), (1.01 * break_even, True)):
         at = stakes(busy=False, job_gpus=gpus, left_s=0.0)
-        assert people_pay(sure, at).tolist() == [wanted]
-    assert people_pay(np.array([np.nan, 0.0]), Stakes(*(np.repeat(c, 2) for c in stakes()))).tolist() == [
-        False, False]  # fmt: skip
+        assert inspection_pays(sure, at).tolist() == [wanted]
+    assert inspection_pays(np.array([np.nan, 0.0]), stakes().rows(np.array([0, 0]))).tolist() == [
+        False,
+        False,
+    ]
 
 
 def test_of_its_time_limit_a_job_is_expected_to_take_half_of_what_is_left() -> None:
     twin = Replacing({"a": EIGHT}, told={"time_limit_s": 36_000.0})
     twin.wait(7200.0, dt_s=600.0)
-    at = stakes_of(twin.engine._view(1.0), np.array([0], np.int32), np.zeros(1, np.bool_))
+    at = stakes_of(twin.engine.view(1.0), np.array([0], np.int32), np.zeros(1, np.bool_))
     assert at.left_s[0] == pytest.approx((36_000.0 - 7200.0) / 2, abs=30.0)
 
 
@@ -192,7 +231,7 @@ def test_stakes_are_of_the_whole_job_where_it_is_synchronous() -> None:
         ev.JobStarted(id="b", job="b", nodes=("r2/node0", "r2/node1"), kind="batch", coupling="independent")
     )
     twin.saves(ago_s=1000.0)
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     nodes = np.array([0, 9, 18], np.int32)
     at = stakes_of(view, nodes, np.zeros(3, np.bool_))
     assert at.node_gpus.tolist() == [4.0, 4.0, 4.0]
@@ -209,7 +248,7 @@ def test_stakes_are_of_the_whole_job_where_it_is_synchronous() -> None:
 def test_stakes_of_a_job_that_says_nothing_of_saves() -> None:
     twin = Replacing({"a": EIGHT}, told={})
     twin.wait(7200.0, dt_s=600.0)
-    at = stakes_of(twin.engine._view(1.0), np.array([0], np.int32), np.zeros(1, np.bool_))
+    at = stakes_of(twin.engine.view(1.0), np.array([0], np.int32), np.zeros(1, np.bool_))
     assert not at.asks[0]
     assert at.lost_s[0] == PRIOR_WORK_S
     assert at.left_s[0] == pytest.approx(7200.0 + HOUR_S, abs=30.0)

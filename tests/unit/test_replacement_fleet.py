@@ -8,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from tests.quarters import SITE, SMALL, N, Says, lived, one_fault, small
-from twin.app.fault_file import read_faults
-from twin.app.replacement_fleet import (
+from tests.evaluation.replacement.fleet import (
     AGAIN_PU,
     AGAIN_S,
     DAY_S,
@@ -24,14 +21,15 @@ from twin.app.replacement_fleet import (
     SCENARIOS,
     draw,
 )
-from twin.app.replacement_jobs import RESTART_S, SAVE_S, Floor, Run, arrivals
-from twin.app.replacement_nodes import EXCHANGE_S, NOTHING_S, REPLACE, TEST_S
-from twin.app.replacement_quarter import SAVE, SERVICE, TEST, Quarter
-from twin.app.replacement_rivals import Counted, at
-from twin.app.replacement_view import START_NS, FleetView
-from twin.contracts import Proposal
-from twin.frame import NS, Bool
-from twin.service_book import FAILED_TEST, PASSED
+from tests.evaluation.replacement.jobs import RESTART_S, SAVE_S, Floor, Run, arrivals
+from tests.evaluation.replacement.nodes import EXCHANGE_S, NOTHING_S, REPLACE, TEST_S
+from tests.evaluation.replacement.quarter import SAVE, SERVICE, TEST, Quarter
+from tests.evaluation.replacement.rivals import Counted, at
+from tests.evaluation.replacement.view import START_NS, FleetView
+from tests.support.small_fleet import SITE, SMALL, N, Says, lived, one_fault, small
+from twin.catalogue import NS, Bool
+from twin.contracts import FAILED_TEST, PASSED, Proposal
+from twin.tables import read_faults
 
 
 def test_the_same_seed_gives_the_same_truth_and_another_does_not() -> None:
@@ -88,7 +86,7 @@ def test_a_defect_that_a_repair_left_fails_after_the_return() -> None:
     assert quarter.view.rows.start_ns[1] == START_NS + round(41 * HOUR_S) * NS
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize(("since_h", "failures", "visited"), [(29.0, 0, True), (27.5, 1, False)])
 def test_people_mend_what_a_warning_names_before_it_fails(
     since_h: float, failures: int, visited: bool
@@ -189,7 +187,7 @@ def test_a_test_of_a_good_node_takes_its_time_and_passes() -> None:
     assert quarter.nodes.counts["false"] == 1, "it would not have failed within a week"
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_save_that_is_asked_for_keeps_the_work_of_a_move() -> None:
     """A drain without a save loses what is not durable; with one a minute before, next to nothing."""
 
@@ -224,7 +222,7 @@ def test_work_adds_up_however_a_stretch_is_cut(need_s: float, interval_s: float,
     assert done_s == pytest.approx(need_s, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_an_exchange_takes_days_and_ends_what_a_lemon_would_have_done() -> None:
     """It is told of when the other node stands there, not before."""
     truth = one_fault(90.0)
@@ -291,7 +289,7 @@ def test_nodes_that_come_last_are_used_where_no_others_are_free(size: int) -> No
     assert floor.last[floor.runs[other].nodes].sum() == N // 2, "all that is left, as nothing else is"
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_no_node_has_two_jobs_and_none_runs_on_what_is_out() -> None:
     truth = small(4, 6.0)
     quarter = Quarter(SITE, truth, 4, SMALL.rate, SMALL.job_s, 0.67, 0.0)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.faultlog import FaultLog
-from tests.quarters import SITE, SMALL, N, Says, lived, one_fault, small
-from twin.app.replacement_fleet import DAY_S, HOUR_S, MEASURED, NONE, draw
-from twin.app.replacement_jobs import SAVE_S
-from twin.app.replacement_nodes import RIGHT_S
-from twin.app.replacement_quarter import SERVICE, Quarter
-from twin.app.replacement_replay import Replayed, scored
-from twin.app.replacement_rivals import AfterTest, Counted, Oracle, at
-from twin.app.replacement_scores import FIGURES, Task, compared, goals, live_task, paired
-from twin.app.replacement_view import START_NS, FleetView
+from models.failure import FaultLog
+from tests.evaluation.replacement.fleet import DAY_S, HOUR_S, MEASURED, NONE, draw
+from tests.evaluation.replacement.jobs import SAVE_S
+from tests.evaluation.replacement.nodes import RIGHT_S
+from tests.evaluation.replacement.quarter import SERVICE, Quarter
+from tests.evaluation.replacement.replay import Replayed, scored
+from tests.evaluation.replacement.rivals import AfterTest, Counted, Oracle, at
+from tests.evaluation.replacement.scores import FIGURES, FleetQuarter, compared, goals, live_task, paired
+from tests.evaluation.replacement.view import START_NS, FleetView
+from tests.support.small_fleet import SITE, SMALL, N, Says, lived, one_fault, small
+from twin.catalogue import NS
 from twin.contracts import Proposal
-from twin.frame import NS
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_the_oracle_is_struck_by_nothing_and_the_rivals_by_less() -> None:
     truth = small(2, 12.0)
     reactive = lived(truth).floor.tally
@@ -32,7 +32,7 @@ def test_the_oracle_is_struck_by_nothing_and_the_rivals_by_less() -> None:
     assert tested.interruptions < reactive.interruptions
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_what_is_told_ahead_never_comes_from_a_fault_without_a_warning() -> None:
     """With no warnings, no verdict ever speaks: the view has nothing of the truth."""
     truth = draw(SMALL, NONE, 1, 5 * DAY_S, N)
@@ -47,7 +47,7 @@ def test_what_is_told_ahead_never_comes_from_a_fault_without_a_warning() -> None
     assert not any(told)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_forecasts_rest_on_the_past_alone() -> None:
     """Two fleets that differ in what is to come are forecast alike."""
 
@@ -75,10 +75,10 @@ def test_a_drain_is_right_for_a_week_before_a_fault() -> None:
     assert not quarter.nodes.would_fail(0)
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 @pytest.mark.parametrize("arm", ["reactive", "replacement"])
 def test_an_arm_lives_and_its_figures_are_whole(arm: str) -> None:
-    row = live_task(Task(SMALL, MEASURED, 1, arm, 3.0, 1.0, 2))
+    row = live_task(FleetQuarter(SMALL, MEASURED, 1, arm, 3.0, 1.0, 2))
     assert row["total_gpu_h"] == pytest.approx(row["lost_gpu_h"] + row["out_gpu_h"])
     assert 0.0 < row["goodput_pu"] <= 1.0
     assert row["lost_gpu_h"] == pytest.approx(

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.replacement_gate import Outcome, Terms, forward
-from tests.gated import DAY, HOUR, hour_of
+from policies.node_replacement.cost_benefit import OptionOutcome, OutcomeTerms, expected_outcome
+from tests.support.replacement_gate import DAY, HOUR, hour_of
+
+TERMS = tuple(f.name for f in fields(OutcomeTerms))
 
 
-def terms(**given: Any) -> Terms:
+def terms(**given: Any) -> OutcomeTerms:
     """One idle node that never fails and never leaves, unless told; what is given may be arrays."""
-    plain = dict.fromkeys(Terms._fields, 0.0) | {
-        "job_gpus": 64.0, "node_gpus": 8.0, "next_s": np.inf, "period_s": HOUR, "repair_s": 20 * HOUR,
-        "test_s": 2 * HOUR, "idle_pu": 1.0, "act_in_s": np.inf,
-    } | given  # fmt: skip
+    plain = (
+        dict.fromkeys(TERMS, 0.0)
+        | {
+            "job_gpus": 64.0,
+            "node_gpus": 8.0,
+            "next_s": np.inf,
+            "period_s": HOUR,
+            "repair_s": 20 * HOUR,
+            "test_s": 2 * HOUR,
+            "idle_pu": 1.0,
+            "act_in_s": np.inf,
+        }
+        | given
+    )
     columns = (np.atleast_1d(v).astype(float) for v in plain.values())
-    return Terms(*(np.array(x) for x in np.broadcast_arrays(*columns)))
+    return OutcomeTerms(**dict(zip(plain, map(np.array, np.broadcast_arrays(*columns)), strict=True)))
 
 
 # ---------------------------------------------------------------- closed forms
@@ -28,7 +40,7 @@ def terms(**given: Any) -> Terms:
 def test_a_constant_hazard_without_a_job_is_a_closed_form(day_pu: float) -> None:
     """Out from T on for what is left of the day: 8 GPUs x integral of (24 h - t) r exp(-r t)."""
     for hour_pu in (hour_of(day_pu), np.nan):
-        found = forward(terms(hour_pu=hour_pu, day_pu=day_pu, job_gpus=0.0, repair_s=1e9))
+        found = expected_outcome(terms(hour_pu=hour_pu, day_pu=day_pu, job_gpus=0.0, repair_s=1e9))
         rate = -np.log1p(-day_pu) / 24.0
         hours = 24.0 - (day_pu / rate if rate > 0 else 24.0)
         assert found.wait_pu[0] == pytest.approx(day_pu)
@@ -38,39 +50,56 @@ def test_a_constant_hazard_without_a_job_is_a_closed_form(day_pu: float) -> None
 
 
 def test_a_job_that_loses_always_the_same_costs_its_chance() -> None:
-    found = forward(terms(day_pu=0.4, hour_pu=hour_of(0.4), usual_s=1800.0, restart_s=600.0, notice_s=300.0,
-                          queue_s=900.0, node_gpus=0.0))  # fmt: skip
+    found = expected_outcome(
+        terms(
+            day_pu=0.4,
+            hour_pu=hour_of(0.4),
+            usual_s=1800.0,
+            restart_s=600.0,
+            notice_s=300.0,
+            queue_s=900.0,
+            node_gpus=0.0,
+        )
+    )
     assert found.wait_gpu_h[0] == pytest.approx(0.4 * 64.0 * 1.0)
 
 
 def test_leaving_at_once_costs_what_is_not_saved_and_the_node_its_repair_or_its_test() -> None:
-    found = forward(terms(day_pu=0.4, act_in_s=0.0, pays_s=1800.0,
-                          sure_pu=0.25))  # fmt: skip
+    found = expected_outcome(terms(day_pu=0.4, act_in_s=0.0, pays_s=1800.0, sure_pu=0.25))
     assert found.act_pu[0] == 0.0
     assert found.act_gpu_h[0] == pytest.approx(64.0 * 0.5 + 8.0 * (0.25 * 20.0 + 0.75 * 2.0))
-    spared = forward(terms(day_pu=0.4, act_in_s=0.0, pays_s=1800.0,
-                           sure_pu=0.25, idle_pu=0.25))  # fmt: skip
+    spared = expected_outcome(terms(day_pu=0.4, act_in_s=0.0, pays_s=1800.0, sure_pu=0.25, idle_pu=0.25))
     assert spared.act_gpu_h[0] == pytest.approx(64.0 * 0.5 + 2.0 * (0.25 * 20.0 + 0.75 * 2.0))
 
 
 def test_nothing_after_the_day_counts() -> None:
     for sure_pu in (0.0, 0.5, 1.0):
-        found = forward(terms(act_in_s=10 * HOUR, sure_pu=sure_pu, repair_s=1e9, test_s=20 * HOUR))
+        found = expected_outcome(terms(act_in_s=10 * HOUR, sure_pu=sure_pu, repair_s=1e9, test_s=20 * HOUR))
         assert found.act_gpu_h[0] == pytest.approx(8.0 * 14.0)
 
 
 def test_the_first_hour_has_a_hazard_of_its_own() -> None:
-    found = forward(terms(hour_pu=0.5, day_pu=0.6, act_in_s=HOUR))
+    found = expected_outcome(terms(hour_pu=0.5, day_pu=0.6, act_in_s=HOUR))
     assert found.act_pu[0] == pytest.approx(0.5)
     assert found.wait_pu[0] == pytest.approx(0.6)
     # An hour's chance greater than the day's is believed
-    assert forward(terms(hour_pu=0.5, day_pu=0.2)).wait_pu[0] == pytest.approx(0.5)
+    assert expected_outcome(terms(hour_pu=0.5, day_pu=0.2)).wait_pu[0] == pytest.approx(0.5)
 
 
 def test_leaving_after_the_day_is_staying() -> None:
     for act_in_s in (DAY, 2 * DAY, np.inf):
-        found = forward(terms(day_pu=0.3, lost_s=500.0, next_s=100.0, durable_s=50.0, act_in_s=act_in_s,
-                              pays_s=900.0, act_use_pu=2.0, wait_use_pu=0.5))  # fmt: skip
+        found = expected_outcome(
+            terms(
+                day_pu=0.3,
+                lost_s=500.0,
+                next_s=100.0,
+                durable_s=50.0,
+                act_in_s=act_in_s,
+                pays_s=900.0,
+                act_use_pu=2.0,
+                wait_use_pu=0.5,
+            )
+        )
         assert found.act_gpu_h == pytest.approx(found.wait_gpu_h)
         assert found.act_pu == pytest.approx(found.wait_pu)
         assert found.act_use_pu[0] == 0.5
@@ -78,27 +107,27 @@ def test_leaving_after_the_day_is_staying() -> None:
 
 def test_the_spare_may_fail_too() -> None:
     given = {"act_in_s": 0.0, "pays_s": 60.0, "usual_s": HOUR, "restart_s": HOUR, "node_gpus": 0.0}
-    sure, risky = forward(terms(**given)), forward(terms(**given, spare_day_pu=0.1))
+    sure, risky = expected_outcome(terms(**given)), expected_outcome(terms(**given, spare_day_pu=0.1))
     assert risky.act_pu[0] == pytest.approx(0.1)
     assert risky.act_gpu_h[0] - sure.act_gpu_h[0] == pytest.approx(0.1 * 64.0 * 2.0)
 
 
 def test_what_nobody_knows_is_not_foretold() -> None:
-    found = forward(terms(day_pu=[np.nan, 0.1], hour_pu=[np.nan, np.nan]))
+    found = expected_outcome(terms(day_pu=[np.nan, 0.1], hour_pu=[np.nan, np.nan]))
     assert np.isnan([found.wait_pu[0], found.wait_gpu_h[0]]).all()
     assert np.isfinite([found.wait_pu[1], found.wait_gpu_h[1]]).all()
 
 
 def test_many_nodes_are_as_one_by_one() -> None:
     rng = np.random.default_rng(3)
-    drawn = {name: rng.uniform(0.0, 1.0, 50) for name in Terms._fields}
-    for name in Terms._fields:
+    drawn = {name: rng.uniform(0.0, 1.0, 50) for name in TERMS}
+    for name in TERMS:
         if name.endswith("_s"):
             drawn[name] *= 2 * HOUR
-    together = forward(terms(**drawn))
+    together = expected_outcome(terms(**drawn))
     for i in range(0, 50, 7):
-        alone = forward(terms(**{k: v[i] for k, v in drawn.items()}))
-        for name in Outcome._fields:
+        alone = expected_outcome(terms(**{k: v[i] for k, v in drawn.items()}))
+        for name in OptionOutcome._fields:
             assert getattr(alone, name)[0] == pytest.approx(getattr(together, name)[i]), name
 
 
@@ -122,8 +151,11 @@ def drawn_lives(x: dict[str, float], n: int, seed: int) -> tuple[np.ndarray, ...
     out = []
     for leaves in (x["act_in_s"], np.inf):
         mark = rng.exponential(size=n)
-        fails = np.where(mark < hour, mark / max(hour, 1e-12) * HOUR,
-                         HOUR + (mark - hour) / max(day - hour, 1e-12) * (DAY - HOUR))  # fmt: skip
+        fails = np.where(
+            mark < hour,
+            mark / max(hour, 1e-12) * HOUR,
+            HOUR + (mark - hour) / max(day - hour, 1e-12) * (DAY - HOUR),
+        )
         broken = fails < min(leaves, DAY)
         at = np.where(broken, fails, 0.0)
         stop = x["restart_s"] + x["queue_s"]
@@ -154,18 +186,33 @@ def drawn_lives(x: dict[str, float], n: int, seed: int) -> tuple[np.ndarray, ...
 def test_both_courses_are_what_drawn_lives_give(
     chances: tuple[float, float], times: tuple[float, ...], leaves: float, flags: Any, seed: int
 ) -> None:
-    x = {"hour_pu": min(chances), "day_pu": max(chances), "sure_pu": flags[0], "job_gpus": 512.0,
-         "node_gpus": 8.0, "lost_s": times[0] * HOUR, "next_s": times[1] * HOUR,
-         "usual_s": times[2] * HOUR,
-         "period_s": (0.3 + times[3]) * HOUR, "durable_s": 0.1 * times[4] * HOUR,
-         "restart_s": 0.3 * times[5] * HOUR, "queue_s": 0.3 * times[6] * HOUR, "notice_s": 600.0,
-         "test_s": 4 * HOUR, "repair_s": 20.0 * times[7] * HOUR, "idle_pu": 0.25 if flags[1] else 1.0,
-         "act_in_s": 0.7 * leaves * HOUR, "pays_s": 900.0 * float(flags[2]),
-         "spare_day_pu": flags[3], "wait_use_pu": 0.0, "act_use_pu": 0.0}  # fmt: skip
+    x = {
+        "hour_pu": min(chances),
+        "day_pu": max(chances),
+        "sure_pu": flags[0],
+        "job_gpus": 512.0,
+        "node_gpus": 8.0,
+        "lost_s": times[0] * HOUR,
+        "next_s": times[1] * HOUR,
+        "usual_s": times[2] * HOUR,
+        "period_s": (0.3 + times[3]) * HOUR,
+        "durable_s": 0.1 * times[4] * HOUR,
+        "restart_s": 0.3 * times[5] * HOUR,
+        "queue_s": 0.3 * times[6] * HOUR,
+        "notice_s": 600.0,
+        "test_s": 4 * HOUR,
+        "repair_s": 20.0 * times[7] * HOUR,
+        "idle_pu": 0.25 if flags[1] else 1.0,
+        "act_in_s": 0.7 * leaves * HOUR,
+        "pays_s": 900.0 * float(flags[2]),
+        "spare_day_pu": flags[3],
+        "wait_use_pu": 0.0,
+        "act_use_pu": 0.0,
+    }
     if leaves == 2.0:  # just as a planned save becomes durable
         x["act_in_s"] = x["next_s"] + x["durable_s"]
     n = 40_000
-    found = forward(terms(**x))
+    found = expected_outcome(terms(**x))
     act_pu, act_h, wait_pu, wait_h = drawn_lives(x, n, seed)
     for mine, drawn in ((found.act_pu, act_pu), (found.wait_pu, wait_pu)):
         assert mine[0] == pytest.approx(drawn.mean(), abs=5.0 * np.sqrt(0.25 / n))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.replacement_costs import (
+from policies.node_replacement import score
+from policies.node_replacement.cost_benefit import expected_outcome, terms_of_option
+from policies.node_replacement.costs import (
     AT_NEXT,
     AT_ONCE,
     CORDON,
@@ -14,14 +16,15 @@ from policies.replacement_costs import (
     SAVE_NOW,
     SPARE_PU,
     WATCH,
-    Prices,
+    Chances,
+    Delays,
     stakes_of,
 )
-from policies.replacement_gate import forward, score, terms_of, uses
-from policies.replacement_headroom import load_w
-from tests.gated import DAY, HOUR, Pod
-from twin import events as ev
-from twin.frame import NS
+from policies.node_replacement.headroom import load_w
+from policies.node_replacement.predictions import limit_use
+from tests.support.replacement_gate import DAY, HOUR, Pod
+from twin.catalogue import NS
+from twin.telemetry import events as ev
 
 
 def test_the_terms_of_each_course() -> None:
@@ -30,7 +33,7 @@ def test_the_terms_of_each_course() -> None:
     at = stakes_of(pod.view(), nodes, np.array([0, 0, 0, 1, 1, 0], np.bool_))
     course = np.array([WATCH, CORDON, AT_NEXT, SAVE_NOW, AT_ONCE, CORDON], np.int8)
     some = np.full(6, 0.1)
-    found = terms_of(some, some, some, course, at, Prices(test_s=7.0, queue_s=11.0), 99.0)
+    found = terms_of_option(Chances(some, some, some), course, at, Delays(test_s=7.0, queue_s=11.0), 99.0)
     assert found.act_in_s[0] == np.inf
     assert found.act_in_s[1] == at.left_s[1]
     assert found.act_in_s[2] == pytest.approx(at.next_s[2] + at.durable_s[2])
@@ -43,7 +46,7 @@ def test_the_terms_of_each_course() -> None:
     assert found.period_s[0] == pytest.approx(3660.0)
     assert (found.notice_s == NOTICE_S).all()
     # Ten minutes after a save, a save now spares most of what to leave at once loses
-    outcome = forward(found)
+    outcome = expected_outcome(found)
     assert outcome.act_gpu_h[3] < outcome.act_gpu_h[4]
 
 
@@ -55,7 +58,7 @@ def test_the_use_of_limits_is_that_of_both_places() -> None:
         "node.power_w_max": np.where(busy, 5000.0, 1500.0),
     }
     pod.tick({"rack.power_w": [60_000.0, 30_000.0], **watts})
-    now, then = uses(pod.view(), np.array([0, 1, 2], np.int32), np.array([-1, 20, 10], np.int32))
+    now, then = limit_use(pod.view(), np.array([0, 1, 2], np.int32), np.array([-1, 20, 10], np.int32))
     most_w = min(pod.site.design.rack_max_w[0], pod.site.limits["rack.power_w"].guard[0])
     total = 90_000.0 / 300_000.0
     assert now == pytest.approx(np.full(3, max(60_000.0 / most_w, total)))
@@ -88,12 +91,14 @@ def test_a_failure_under_the_job_costs_its_work_and_its_restart() -> None:
     pod.ill.failed(3, pod.now_ns, kind="memory")
     pod.look(5.0, None, ev.JobEnded(id="e", job="a"))
     pod.look(600.0)
-    assert pod.memory["gate_failed"][3] == 1
+    assert pod.memory["prediction_failed"][3] == 1
     lost_h = 32 * (lost_s + 300.0) / HOUR
     down_h = 4 * (5.0 + 600.0) / HOUR
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(lost_h + down_h, rel=0.01)
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(lost_h + down_h, rel=0.01)
     pod.look(600.0)  # counted once; the node is still down
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(lost_h + down_h + 4 * 600.0 / HOUR, rel=0.01)
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(
+        lost_h + down_h + 4 * 600.0 / HOUR, rel=0.01
+    )
     (account,) = pod.look(DAY)
     assert account["what"] == "outcome"
     assert account["failed"] is True
@@ -123,12 +128,12 @@ def test_a_failure_that_is_known_only_later_counts_all_the_same() -> None:
     pod.look(1200.0)
     began_ns = pod.now_ns
     pod.look(5.0, None, ev.JobEnded(id="e", job="a"))
-    assert pod.memory["gate_came_gpu_h"][3] == 0.0
+    assert pod.memory["prediction_actual_gpu_h"][3] == 0.0
     pod.look(300.0)
     pod.ill.failed(3, began_ns, kind="memory")
     pod.look(10.0)
-    assert pod.memory["gate_failed"][3] == 1
-    assert pod.memory["gate_came_gpu_h"][3] > 32 * 1800.0 / HOUR
+    assert pod.memory["prediction_failed"][3] == 1
+    assert pod.memory["prediction_actual_gpu_h"][3] > 32 * 1800.0 / HOUR
 
 
 def test_a_job_that_ends_by_itself_loses_nothing() -> None:
@@ -137,21 +142,21 @@ def test_a_job_that_ends_by_itself_loses_nothing() -> None:
     pod.look(1200.0)
     pod.look(5.0, None, ev.JobEnded(id="e", job="a"))
     pod.look(DAY)
-    assert pod.memory["gate_came_gpu_h"][3] == 0.0
+    assert pod.memory["prediction_actual_gpu_h"][3] == 0.0
     found = score(pod.memory)
     assert (found.settled, found.failed, found.came_gpu_h) == (1, 0, 0.0)
     # So does one that ends before it is drained
     pod = Pod()
     pod.open([3], AT_NEXT)
     pod.look(5.0, None, ev.JobEnded(id="e", job="a"))
-    assert pod.memory["gate_came_gpu_h"][3] == 0.0
+    assert pod.memory["prediction_actual_gpu_h"][3] == 0.0
     # A failure long after the job was gone interrupted nobody
     pod = Pod()
     pod.open([3], CORDON)
     pod.look(5.0, None, ev.JobEnded(id="e", job="a"))
     pod.ill.failed(3, pod.now_ns + 7200 * NS, kind="memory")
     pod.look(8000.0)
-    assert pod.memory["gate_failed"][3] == 0
+    assert pod.memory["prediction_failed"][3] == 0
 
 
 def test_a_drain_costs_what_was_not_saved_and_the_node_its_time_out() -> None:
@@ -164,12 +169,12 @@ def test_a_drain_costs_what_was_not_saved_and_the_node_its_time_out() -> None:
     pod.look(5.0, {"node.service_level_state": level}, ev.JobEnded(id="e", job="a"))
     pod.look(3600.0, {"node.service_level_state": level})
     lost_h = 32 * (lost_s + 300.0) / HOUR
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(lost_h + 4 * 3605.0 / HOUR, rel=0.01)
-    assert pod.memory["gate_failed"][3] == 0
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(lost_h + 4 * 3605.0 / HOUR, rel=0.01)
+    assert pod.memory["prediction_failed"][3] == 0
     level[3] = 0.0
     pod.look(60.0, {"node.service_level_state": level})
     pod.look(DAY, {"node.service_level_state": level})
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(lost_h + 4 * 3605.0 / HOUR, rel=0.01)
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(lost_h + 4 * 3605.0 / HOUR, rel=0.01)
 
 
 def test_a_job_that_is_requeued_in_its_place_was_stopped() -> None:
@@ -181,7 +186,7 @@ def test_a_job_that_is_requeued_in_its_place_was_stopped() -> None:
     pod.tick({"node.service_level_state": level}, dt_s=5.0)
     pod.start("a", [f"r1/node{i}" for i in range(8)])  # the scheduler tells of its start once more
     pod.look()
-    assert pod.memory["gate_came_gpu_h"][3] > 32 * 600.0 / HOUR
+    assert pod.memory["prediction_actual_gpu_h"][3] > 32 * 600.0 / HOUR
 
 
 def test_a_cordoned_node_that_works_on_is_not_idle() -> None:
@@ -190,10 +195,10 @@ def test_a_cordoned_node_that_works_on_is_not_idle() -> None:
     level = np.zeros(36)
     level[3] = 1.0
     pod.look(3600.0, {"node.service_level_state": level})
-    assert pod.memory["gate_came_gpu_h"][3] == 0.0
+    assert pod.memory["prediction_actual_gpu_h"][3] == 0.0
     pod.look(5.0, {"node.service_level_state": level}, ev.JobEnded(id="e", job="a"))
     pod.look(3600.0, {"node.service_level_state": level})
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(4.0, rel=0.01)
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(4.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("course", "failed"), [(WATCH, 1), (CORDON, 0)])
@@ -202,7 +207,7 @@ def test_an_idle_node_that_fails_was_foretold_only_if_it_stayed(course: int, fai
     pod.open([20], course)
     pod.ill.failed(20, pod.now_ns + 5 * NS)
     pod.look(60.0)
-    assert pod.memory["gate_failed"][20] == failed
+    assert pod.memory["prediction_failed"][20] == failed
 
 
 def test_what_fails_after_it_was_drained_interrupts_nobody() -> None:
@@ -211,12 +216,12 @@ def test_what_fails_after_it_was_drained_interrupts_nobody() -> None:
     level = np.zeros(36)
     level[3] = 3.0
     pod.look(5.0, {"node.service_level_state": level}, ev.JobEnded(id="e", job="a"))
-    before = pod.memory["gate_came_gpu_h"][3]
+    before = pod.memory["prediction_actual_gpu_h"][3]
     assert before > 32 * 300.0 / HOUR
     pod.ill.failed(3, pod.now_ns)
     pod.look(60.0, {"node.service_level_state": level})
-    assert pod.memory["gate_failed"][3] == 0
-    assert pod.memory["gate_came_gpu_h"][3] == pytest.approx(before + 4 * 60.0 / HOUR)
+    assert pod.memory["prediction_failed"][3] == 0
+    assert pod.memory["prediction_actual_gpu_h"][3] == pytest.approx(before + 4 * 60.0 / HOUR)
 
 
 def test_tests_and_repairs_tell_whether_a_node_that_left_was_bad() -> None:
@@ -240,7 +245,7 @@ def test_a_prediction_that_another_replaces_is_counted_as_lost() -> None:
     pod.look(600.0)
     pod.open([3], AT_ONCE)
     pod.look(DAY + 10.0)
-    assert score(pod.memory)[0] == 1
+    assert score(pod.memory).settled == 1
     assert score(pod.memory).lost == 1
 
 
@@ -250,7 +255,7 @@ def test_what_was_unknown_is_not_scored() -> None:
     assert account["wait_pu"] is None
     pod.look(DAY + 10.0)
     assert score(pod.memory).settled == 0
-    assert not (pod.memory["gate_ns"] > 0).any()
+    assert not (pod.memory["prediction_ns"] > 0).any()
 
 
 def test_the_score_of_a_fair_gate_is_that_of_its_chances() -> None:

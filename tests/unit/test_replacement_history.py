@@ -9,16 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from twin.app import replacement_journal as journal
-from twin.app.journal_files import OPEN
-from twin.app.replacement_history import predicted, rows_of, score_of, tail_of
-from twin.app.replacement_journal import JournalReader
-from twin.errors import StorageError
-from twin.frame import NS
-from twin.journal import Chain, Entry
+from twin.catalogue import NS, StorageError
+from twin.contracts import OtherRecord
+from twin.report import JournalReader, replacement_journal as journal, rows_of, score_of
+from twin.report.replacement_history import predicted, tail_of
+from twin.run import OPEN, Entry
+from twin.run.journal import Chain
 
 T0 = 1_800_000_000 * NS
 NODE, OTHER = "lab/h/r1/node3", "lab/h/r1/node4"
@@ -38,7 +36,7 @@ def gate(**more: Any) -> dict[str, Any]:
 def command(index: list[int], first: str, last: str, **more: Any) -> dict[str, Any]:
     return {"control": "node.service_level", "policy": "replacement", "from": first, "to": last,
             "index": np.array(index, np.int32), "value": np.full(len(index), 3.0),
-            "reason": "row remaps fail",
+            "reason": "row remaps fail", "epoch": 1, "first_command": 1, "expires_ns": 1, "deadline_ns": 1,
             **more}  # fmt: skip
 
 
@@ -54,7 +52,7 @@ def write(
     with (folder / name).open("ab") as file:
         for kind, at_s, body in lines:
             now_ns = 0 if kind == "manifest" else T0 + at_s * NS
-            file.write(chain.line(kind, at_s, now_ns, body) + b"\n")
+            file.write(chain.line(OtherRecord(kind, body), at_s, now_ns) + b"\n")
     return chain
 
 
@@ -76,7 +74,8 @@ STORY = (
     ("event", 11, told("JobStarted", job="j", nodes=[NODE])),
     ("event", 12, told("AuthorityChanged", author="ada", policy="replacement", authority="act")),
     ("finding", 13, {"id": f"health/node/{NODE}", "severity": "warning", "title": "drain it",
-                     "entities": [f"node:{NODE}"], "evidence": ["row remaps fail"]}),
+                     "entities": [f"node:{NODE}"], "evidence": ["row remaps fail"],
+                     "confidence_pu": 1.0, "action": "", "count": 1}),
 )  # fmt: skip
 
 
@@ -176,7 +175,7 @@ def test_a_journal_that_was_cut_is_read_again(tmp_path: Path) -> None:
     assert len(reader.read(0).entries) == 10
     lines = (tmp_path / OPEN).read_bytes().splitlines(keepends=True)
     (tmp_path / OPEN).write_bytes(b"".join(lines[:4]))
-    assert [e.body["account"]["what"] for e in reader.read(0).entries] == ["phase", "gate"]
+    assert [e.record.account["what"] for e in reader.read(0).entries] == ["phase", "gate"]
 
 
 def test_no_journal_is_said(tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_everything_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write(tmp_path, MANIFEST, *(("account", i, gate(why=f"g{i}")) for i in range(400)))
     found = JournalReader(tmp_path).read(0)
     assert len(found.entries) == 50
-    assert found.entries[-1].body["account"]["why"] == "g399"
+    assert found.entries[-1].record.account["why"] == "g399"
     assert "earlier lines on replacement were left out" in found.notes[0]
     (tmp_path / OPEN).rename(tmp_path / "journal-000000.jsonl")
     write(tmp_path, ("account", 500, gate()), chain=Chain(401, "a"))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.replacement import SERVICE, SINCE, Replacement
-from policies.replacement_phases import QUIET_S, WITHDRAWN
-from tests.drained import QUICK, WHOLE, drained
-from tests.replacing import EIGHT, ROOMY, Replacing
-from twin import events as ev
-from twin.frame import NS
-from twin.health.levels import DEGRADED, FAILED
-from twin.snapshot import decode, encode
+from policies.node_replacement import Replacement
+from policies.node_replacement.phases import QUIET_S, WITHDRAWN
+from policies.node_replacement.policy import SERVICE, SINCE
+from tests.support.drained_node import QUICK, WHOLE, drained
+from tests.support.replacement_site import EIGHT, ROOMY, Replacing
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, FAILED
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import events as ev
 
 
 def test_a_large_job_saves_before_its_node_leaves() -> None:

@@ -6,19 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.replacement_breaker import MOST_HELD_S, QUIET_S
-from policies.replacement_limits import FREE, Limits, breaker, room
-from tests.ailing import ailing
-from tests.builders import Twin, site_of, two_racks
-from twin import events as ev
-from twin.contracts import Fault
-from twin.frame import NS
-from twin.health.levels import DEGRADED
-from twin.jobs import Jobs
+from policies.node_replacement.circuit_breaker import MOST_HELD_S, QUIET_S, check_breaker
+from policies.node_replacement.limits import FREE, WithdrawalLimits, admit
+from tests.support.builders import Twin, site_of, two_racks
+from tests.support.scripted_health import ailing
+from twin.catalogue import NS
+from twin.contracts import DEGRADED, Fault
 from twin.site import Site
+from twin.telemetry import JobSlots, events as ev
 
 
 def fleet(racks: int = 8, nodes: int = 8, profile: str = "air-8gpu", **more: Any) -> dict[str, Any]:
@@ -39,7 +36,9 @@ def fleet(racks: int = 8, nodes: int = 8, profile: str = "air-8gpu", **more: Any
     }  # fmt: skip
 
 
-def one_by_one(site: Site, jobs: Jobs, out: np.ndarray, wanted: list[int], limits: Limits) -> list[bool]:
+def one_by_one(
+    site: Site, jobs: JobSlots, out: np.ndarray, wanted: list[int], limits: WithdrawalLimits
+) -> list[bool]:
     """The rival: ask each in turn."""
     gone, answers = out.copy(), []
 
@@ -68,8 +67,8 @@ SITES = {
 }
 
 
-def jobs_of(site: Site, held: list[int]) -> Jobs:
-    jobs = Jobs(8, site.sizes["node"])
+def jobs_of(site: Site, held: list[int]) -> JobSlots:
+    jobs = JobSlots(8, site.sizes["node"])
     jobs.job_of_node[:] = np.resize(np.array(held, np.int32), site.sizes["node"])
     return jobs
 
@@ -82,18 +81,18 @@ shares = st.floats(0.0, 1.0)
     which=st.sampled_from(sorted(SITES)),
     held=st.lists(st.integers(-1, 7), min_size=1, max_size=36),
     share_out=st.floats(0, 0.5),
-    limits=st.builds(Limits, st.integers(0, 40), shares, shares, shares, shares),
+    limits=st.builds(WithdrawalLimits, st.integers(0, 40), shares, shares, shares, shares),
     seed=st.integers(0, 2**32 - 1),
     k=st.integers(0, 40),
 )
 def test_room_is_what_asking_one_by_one_gives(
-    which: str, held: list[int], share_out: float, limits: Limits, seed: int, k: int
+    which: str, held: list[int], share_out: float, limits: WithdrawalLimits, seed: int, k: int
 ) -> None:
     site, rng = SITES[which], np.random.default_rng(seed)
     n = site.sizes["node"]
     jobs, out = jobs_of(site, held), rng.random(n) < share_out
     wanted = rng.integers(0, n, k).astype(np.int32)
-    allowed, why = room(site, jobs, out, wanted, limits)
+    allowed, why = admit(site, jobs, out, wanted, limits)
     rival = np.array(one_by_one(site, jobs, out, wanted.tolist(), limits), np.bool_)
     # A second mention has the answer of the first
     first = dict(reversed(list(zip(wanted.tolist(), rival.tolist(), strict=True))))
@@ -112,7 +111,7 @@ def test_room_is_what_asking_one_by_one_gives(
     # What is out may always go on, and greedy-maximal: no refused one would fit now
     assert allowed[out[wanted]].all()
     for node in np.unique(wanted[~allowed]).tolist():
-        assert not room(site, jobs, gone, np.array([node], np.int32), limits)[0][0]
+        assert not admit(site, jobs, gone, np.array([node], np.int32), limits)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -120,34 +119,36 @@ def test_room_is_what_asking_one_by_one_gives(
 )
 def test_a_share_allows_at_least_one_and_no_fraction(share: float, members: int, most: int) -> None:
     site = site_of(fleet(2, members))
-    jobs, out = Jobs(4, 2 * members), np.zeros(2 * members, np.bool_)
-    limits = Limits(site_share=1.0, rack_share=share, domain_share=1.0, job_share=1.0)
-    allowed, _ = room(site, jobs, out, np.arange(members, dtype=np.int32), limits)
+    jobs, out = JobSlots(4, 2 * members), np.zeros(2 * members, np.bool_)
+    limits = WithdrawalLimits(site_share=1.0, rack_share=share, domain_share=1.0, job_share=1.0)
+    allowed, _ = admit(site, jobs, out, np.arange(members, dtype=np.int32), limits)
     assert allowed.sum() == most
     assert allowed[:most].all()
 
 
 def test_jobs_of_one_node_are_never_held_up_by_their_own_limit() -> None:
     site = SITES["air"]
-    jobs = Jobs(64, site.sizes["node"])
+    jobs = JobSlots(64, site.sizes["node"])
     jobs.job_of_node[:] = np.arange(site.sizes["node"])
-    limits = Limits(site_share=1.0, rack_share=1.0, domain_share=1.0, job_share=0.0)
+    limits = WithdrawalLimits(site_share=1.0, rack_share=1.0, domain_share=1.0, job_share=0.0)
     out = np.zeros(site.sizes["node"], np.bool_)
-    assert room(site, jobs, out, np.arange(site.sizes["node"], dtype=np.int32), limits)[0].all()
+    assert admit(site, jobs, out, np.arange(site.sizes["node"], dtype=np.int32), limits)[0].all()
 
 
 def test_what_others_took_out_counts_and_a_refusal_says_which_group_is_full() -> None:
     site = SITES["domains"]  # three racks of 18
-    jobs, out = Jobs(4, 54), np.zeros(54, np.bool_)
+    jobs, out = JobSlots(4, 54), np.zeros(54, np.bool_)
     out[[0, 1, 2, 3]] = True
     wanted = np.array([4, 18, 3], np.int32)
-    allowed, why = room(site, jobs, out, wanted, Limits(site_share=0.5))
+    allowed, why = admit(site, jobs, out, wanted, WithdrawalLimits(site_share=0.5))
     assert allowed.tolist() == [False, True, True]
     assert why.tolist() == [2, 0, 0]
     jobs.job_of_node[18:22] = 0
-    _, why = room(site, jobs, out, np.array([18, 19], np.int32), Limits(site_share=0.5, job_share=0.25))
+    _, why = admit(
+        site, jobs, out, np.array([18, 19], np.int32), WithdrawalLimits(site_share=0.5, job_share=0.25)
+    )
     assert why.tolist() == [0, 4]
-    assert room(site, jobs, out, wanted, Limits(site_count=4))[1].tolist() == [1, 1, 0]
+    assert admit(site, jobs, out, wanted, WithdrawalLimits(site_count=4))[1].tolist() == [1, 1, 0]
 
 
 # ---------------------------------------------------------------- breaker
@@ -163,11 +164,11 @@ class Pod(Twin):
         self.tick(None)
 
     def ask(self, newly: list[int], faults: tuple[Fault, ...] = (), **more: Any) -> Any:
-        view = self.engine._view(1.0)
-        view._faults = faults
+        self.engine.diagnosis.faults = faults
+        view = self.engine.view(1.0)
         mask = np.zeros(self.site.sizes["node"], np.bool_)
         mask[newly] = True
-        return breaker(view, mask, more.pop("usual", USUAL_PER_H), **more)
+        return check_breaker(view, mask, more.pop("usual", USUAL_PER_H), **more)
 
 
 def fault(kind: str, table: str, entity: int, sure: float = 0.9, signal: str = "") -> Fault:

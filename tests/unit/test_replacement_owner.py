@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.replacement import SERVICE
-from policies.replacement_phases import QUIET_S, REST_S
-from tests.replacing import EIGHT, Replacing
-from twin import events as ev
-from twin.frame import NS
-from twin.health.levels import FAILED
+from policies.node_replacement.phases import QUIET_S, REST_S
+from policies.node_replacement.policy import SERVICE
+from tests.support.replacement_site import EIGHT, Replacing
+from twin.catalogue import NS
+from twin.contracts import FAILED
+from twin.telemetry import events as ev
 
 NODE0 = "lab/h/r1/node0"
 OURS, OTHERS = 1.0, 2.0
@@ -102,7 +102,7 @@ def test_what_the_leader_before_withdrew_is_taken_up_and_comes_back(bad: bool) -
     assert twin.phase() in ("out", "testing")
     assert twin.memory["offences"][0] == 1
     (first,) = [a for a in twin.accounts if a["what"] == "phase" and a["to"] == "out"]
-    assert "not remembered" in first["why"]
+    assert "not in memory" in first["why"]
     twin.wait(60)
     assert twin.test_asked()
     twin.well()

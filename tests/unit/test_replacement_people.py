@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from policies.replacement import SERVICE
-from policies.replacement_phases import QUIET_S, REST_S
-from tests.drained import NODE0, drained
-from tests.replacing import EIGHT, Replacing
-from twin import events as ev
-from twin.frame import NS
-from twin.health.levels import FAILED
+from policies.node_replacement.phases import QUIET_S, REST_S
+from policies.node_replacement.policy import SERVICE
+from tests.support.drained_node import NODE0, drained
+from tests.support.replacement_site import EIGHT, Replacing
+from twin.catalogue import NS
+from twin.contracts import FAILED
+from twin.telemetry import events as ev
 
 
 def test_who_is_drained_by_people_is_theirs() -> None:
@@ -75,7 +75,7 @@ def test_a_node_of_others_that_is_exchanged_stays_theirs() -> None:
 def test_without_a_snapshot_what_is_drained_is_others() -> None:
     twin = drained()
     for column in twin.memory.values():
-        column[:] = 0
+        column[...] = 0
     twin.well()
     twin.wait(QUIET_S * 2, dt_s=60.0)
     assert twin.level[0] >= 3

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.replacement import Replacement
-from policies.replacement_evidence import CAUSES, evidence_of
-from policies.replacement_phases import QUIET_S
-from tests.builders import two_racks
-from tests.drained import QUICK, WHOLE
-from tests.replacing import EIGHT, Replacing
-from twin import events as ev
-from twin.contracts import Fault
-from twin.errors import ContractError
-from twin.frame import NS
-from twin.health.levels import BY_FACILITY, DEGRADED, FAILED
+from policies.node_replacement import CAUSES, Replacement
+from policies.node_replacement.evidence import evidence_of
+from policies.node_replacement.phases import QUIET_S
+from tests.support.builders import two_racks
+from tests.support.drained_node import QUICK, WHOLE
+from tests.support.replacement_site import EIGHT, Replacing
+from twin.catalogue import NS, ContractError
+from twin.contracts import BY_FACILITY, DEGRADED, FAILED, Fault
+from twin.telemetry import events as ev
 
 
 def test_a_quiet_site_is_left_alone() -> None:
@@ -182,15 +180,15 @@ def test_a_bad_setting_is_refused(given: dict[str, Any]) -> None:
 
 def test_causes_have_words() -> None:
     twin = Replacing()
-    found = evidence_of(twin.engine._view(1.0))
+    found = evidence_of(twin.engine.view(1.0))
     assert not found.cause.any()
     assert len(CAUSES) == 8
 
 
 def test_the_sites_file_can_set_it() -> None:
     tree = two_racks(policies={"replacement": {"authority": "advise", "settings": {"burn_in": True}}})
-    from tests.builders import site_of
-    from twin.app.wiring import make_engine
+    from tests.support.builders import site_of
+    from twin.config import make_engine
 
     engine = make_engine(site_of(tree))
     (mine,) = (p for p in engine.policies if p.name == "replacement")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.replacement import SERVICE
-from policies.replacement_evidence import CAUSES, evidence_of
-from policies.replacement_phases import REST_S
-from tests.drained import NODE0, WHOLE, drained
-from tests.replacing import EIGHT, Replacing
-from twin import events as ev
-from twin.frame import NS
-from twin.health.levels import FAILED
+from policies.node_replacement import CAUSES
+from policies.node_replacement.evidence import evidence_of
+from policies.node_replacement.phases import REST_S
+from policies.node_replacement.policy import SERVICE
+from tests.support.drained_node import NODE0, WHOLE, drained
+from tests.support.replacement_site import EIGHT, Replacing
+from twin.catalogue import NS
+from twin.contracts import FAILED
+from twin.telemetry import events as ev
 
 
 def test_an_idle_node_is_drained_and_a_test_brings_it_back() -> None:
@@ -82,7 +83,7 @@ def test_a_test_without_a_result_is_asked_for_again_and_then_people_are() -> Non
         twin.tests(0, None)
         twin.wait(30)
     assert twin.phase() == "out"
-    assert twin.memory["repairs"][0] == 1
+    assert twin.memory["needs_repair"][0] == 1
 
 
 def test_trouble_in_probation_counts_double() -> None:
@@ -184,7 +185,7 @@ def test_a_cordoned_node_that_fails_is_ours_to_bring_back() -> None:
     twin.level[0] = 3.0
     twin.wait(60)
     assert twin.phase() == "out"
-    assert twin.memory["repairs"][0] == 1
+    assert twin.memory["needs_repair"][0] == 1
     twin.well()
     twin.wait(30, ev.NodeRepaired(id="r", author="ada", name=NODE0))
     twin.tests(0, True)
@@ -199,12 +200,12 @@ def test_recurring_trouble_ends_in_a_failure_some_hours_later() -> None:
     values[0, 1] = 9.0
     twin.engine.health._features = type(features)(("lemon", "recurs"), values)
     twin.bad(0, sure_pu=0.67)
-    found = evidence_of(twin.engine._view(1.0))
+    found = evidence_of(twin.engine.view(1.0))
     assert CAUSES[found.cause[0]] == "recurring"
     assert found.chance_24h_pu[0] == pytest.approx(0.67 * 0.70, abs=0.01)
     assert found.chance_1h_pu[0] == pytest.approx(0.67 * 0.009, abs=0.003)
     twin.now_ns += 5 * 86_400 * NS
     twin.look()
-    later = evidence_of(twin.engine._view(1.0))
+    later = evidence_of(twin.engine.view(1.0))
     assert later.sure_pu[0] < 0.15, "who lived so long was no true one"
     assert later.chance_24h_pu[0] < found.chance_24h_pu[0]

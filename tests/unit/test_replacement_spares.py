@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import nbinom, poisson
 
-from policies.replacement_headroom import bounds, load_w, moved, use_now
-from policies.replacement_pool import LARGE_PU, MOST_OUT, SHORT_PU, tail_pu
-from policies.replacement_spares import choose, pool, roles
-from tests.ailing import ailing
-from tests.builders import Twin, site_of, two_racks
-from twin import events as ev
-from twin.contracts import Fault
-from twin.errors import ConfigError
-from twin.health.levels import DEGRADED, UNKNOWN, WATCH
-from twin.jobs import Jobs
+from policies.node_replacement import free_spares
+from policies.node_replacement.headroom import load_limits, load_w, present_use, shift_load
+from policies.node_replacement.spare_count import LARGE_PU, MOST_OUT, SHORT_PU, spare_pool, tail_pu
+from policies.node_replacement.spares import assign_spares
+from tests.support.builders import Twin, site_of, two_racks
+from tests.support.scripted_health import ailing
+from twin.catalogue import ConfigError
+from twin.contracts import DEGRADED, UNKNOWN, WATCH, Fault
+from twin.telemetry import JobSlots, events as ev
 
 DAY_S = 86_400.0
 
@@ -68,10 +66,10 @@ def test_spares_that_cannot_be_are_refused(group: dict[str, Any], says: str) -> 
 
 def test_roles_are_the_kept_nodes_that_are_free_and_in_service() -> None:
     site = site_of(racks_of({"name": "r1", "profile": "air-8gpu", "nodes": 6, "spare_nodes": 4}))
-    jobs = Jobs(2, 6)
+    jobs = JobSlots(2, 6)
     jobs.job_of_node[2] = 0
     level = np.array([0.0, 0.0, 0.0, 1.0, np.nan, 0.0])
-    assert np.flatnonzero(roles(site, jobs, level)).tolist() == [4, 5]
+    assert np.flatnonzero(free_spares(site, jobs, level)).tolist() == [4, 5]
 
 
 # ---------------------------------------------------------------- the choice
@@ -117,15 +115,14 @@ class Pod(Twin):
         return found
 
     def view(self, faults: tuple[Fault, ...] = ()) -> Any:
-        view = self.engine._view(1.0)
-        view._faults = faults
-        return view
+        self.engine.diagnosis.faults = faults
+        return self.engine.view(1.0)
 
     def pick(self, *leaving: str, taken: tuple[str, ...] = (), faults: tuple[Fault, ...] = ()) -> Any:
         mask = np.zeros(self.site.sizes["node"], np.bool_)
         mask[[self.node(t) for t in taken]] = True
         nodes = np.array([self.node(x) for x in leaving], np.int32)
-        chosen, score, why = choose(self.view(faults), nodes, self.site.spare_node, mask)
+        chosen, score, why = assign_spares(self.view(faults), nodes, self.site.spare_node, mask)
         assert ((chosen >= 0) == np.isfinite(score)).all()
         assert [w == "" for w in why] == (chosen >= 0).tolist()
         used = chosen[chosen >= 0]
@@ -177,7 +174,7 @@ def test_a_node_without_a_job_needs_none_and_without_a_source_of_jobs_nobody_kno
     ailing(silent.engine)
     silent.tick(None)
     n = silent.site.sizes["node"]
-    _, _, why = choose(silent.engine._view(1.0), np.array([0], np.int32), silent.site.spare_node,
+    _, _, why = assign_spares(silent.engine.view(1.0), np.array([0], np.int32), silent.site.spare_node,
                        np.zeros(n, np.bool_))  # fmt: skip
     assert why == ["nobody told what runs on it"]
 
@@ -291,19 +288,21 @@ def test_loads_that_moved_before_count_for_those_that_come_after() -> None:
 def test_what_is_not_measured_counts_with_its_most() -> None:
     pod = Pod(hall(1e9), **ONE)
     view = pod.view()
-    known = bounds(view)
+    known = load_limits(view)
     design = pod.site.design
     assert known.now_w[0] == pytest.approx(6000.0 + 3 * 1000.0 + np.nan_to_num(design.rack_overhead_w[0]))
     silent = Twin(hall(1e9))
-    held = bounds(silent.engine._view(1.0))
+    held = load_limits(silent.engine.view(1.0))
     assert held.now_w[:8] == pytest.approx(design.rack_max_w)
     assert held.now_w[8] == pytest.approx(design.rack_max_w[:4].sum())
     assert not held.measured.any()
-    busy, idle = load_w(silent.engine._view(1.0))
+    busy, idle = load_w(silent.engine.view(1.0))
     assert (busy > idle).all()
-    load = moved(silent.engine._view(1.0), held, np.array([0], np.int32), np.array([7], np.int32), busy, idle)
+    load = shift_load(
+        silent.engine.view(1.0), held, np.array([0], np.int32), np.array([7], np.int32), busy, idle
+    )
     assert load.fits.all()
-    now = use_now(silent.engine._view(1.0), held, np.array([7], np.int32))
+    now = present_use(silent.engine.view(1.0), held, np.array([7], np.int32))
     assert load.use_pu == pytest.approx(now)
 
 
@@ -321,11 +320,11 @@ def test_no_budget_is_ever_broken_by_all_moves_together(seed: int, budget_w: flo
     pod = Pod(hall(budget_w), a=[SHAPE.name("node", i) for i in busy.tolist()])
     watts = np.where(pod.engine.jobs.job_of_node >= 0, rng.uniform(2000, 9000, 32), 800.0)
     pod.draw(watts)
-    watts = pod.engine._view(1.0).value("node.power_w").astype(np.float64)
+    watts = pod.engine.view(1.0).value("node.power_w").astype(np.float64)
     leaving = rng.permutation(busy)[: rng.integers(0, len(busy) + 1)]
     names, _, _ = pod.pick(*(pod.site.name("node", i) for i in leaving.tolist()))
     view = pod.view()
-    before, (most, idle) = bounds(view), load_w(view)
+    before, (most, idle) = load_limits(view), load_w(view)
     then = watts.copy()
     for node, name in zip(leaving.tolist(), names, strict=True):
         if name is not None:
@@ -353,7 +352,7 @@ def test_the_number_out_is_poisson(mean: float) -> None:
     law = poisson.sf(n, mean)
     assert tail == pytest.approx(law, rel=1e-6, abs=1e-12)
     assert tail[-1] <= 1e-6
-    wanted = pool(VIEW, mean, (24.0, 24.0), 0, np.inf).wanted
+    wanted = spare_pool(VIEW, mean, (24.0, 24.0), 0, np.inf).wanted
     assert wanted == int(poisson.ppf(1.0 - SHORT_PU, mean))
 
 
@@ -363,9 +362,9 @@ def test_a_rate_that_is_only_believed_needs_more(shape: float) -> None:
         tail = tail_pu(mean, shape)
         law = nbinom.sf(np.arange(len(tail)), shape, shape / (shape + mean))
         assert tail == pytest.approx(law, rel=1e-5, abs=1e-7)
-        unsure = pool(VIEW, mean, (24.0, 24.0), 0, shape).wanted
+        unsure = spare_pool(VIEW, mean, (24.0, 24.0), 0, shape).wanted
         assert unsure == int(nbinom.ppf(1.0 - SHORT_PU, shape, shape / (shape + mean)))
-        assert unsure >= pool(VIEW, mean, (24.0, 24.0), 0, np.inf).wanted
+        assert unsure >= spare_pool(VIEW, mean, (24.0, 24.0), 0, np.inf).wanted
 
 
 def test_only_the_mean_of_repairs_counts() -> None:
@@ -377,22 +376,22 @@ def test_only_the_mean_of_repairs_counts() -> None:
     ends = begins + rng.lognormal(np.log(20.0), sigma, len(begins)) / 24.0
     at = np.arange(3000.0, days, 5.0)
     out = np.searchsorted(begins, at) - np.searchsorted(np.sort(ends), at)
-    found = pool(VIEW, per_day, (20.0, 133.0), 0, np.inf)
+    found = spare_pool(VIEW, per_day, (20.0, 133.0), 0, np.inf)
     assert found.mean_out == pytest.approx(per_day * 133.0 / 24.0)
     assert (out > found.wanted).mean() == pytest.approx(SHORT_PU, abs=0.006)
     assert (out > found.wanted - 8).mean() > 0.03
 
 
 def test_the_sentence_says_how_many_are_missing_or_too_many() -> None:
-    found = pool(VIEW, 6.66, (20.0, 133.0), 40, np.inf)
+    found = spare_pool(VIEW, 6.66, (20.0, 133.0), 40, np.inf)
     assert found.short
     assert f"{found.wanted} spares are wanted and 40 are there: nodes leave" in found.sentence
     assert 0.2 < found.chance_short_pu < 0.5
-    enough = pool(VIEW, 6.66, (20.0, 133.0), found.wanted, np.inf)
+    enough = spare_pool(VIEW, 6.66, (20.0, 133.0), found.wanted, np.inf)
     assert not enough.short
     assert not enough.large
     assert f"{found.wanted} are there: " in enough.sentence
-    many = pool(VIEW, 6.66, (20.0, 133.0), 200, np.inf)
+    many = spare_pool(VIEW, 6.66, (20.0, 133.0), 200, np.inf)
     assert many.large
     assert f"{200 - found.wanted} more than needed" in many.sentence
     assert many.chance_short_pu < LARGE_PU
@@ -400,19 +399,23 @@ def test_the_sentence_says_how_many_are_missing_or_too_many() -> None:
 
 def test_a_fleet_that_never_fails_needs_none_and_nonsense_is_none() -> None:
     for rate in (0.0, -1.0, float("nan"), float("inf")):
-        found = pool(VIEW, rate, (20.0, 133.0), 0)
+        found = spare_pool(VIEW, rate, (20.0, 133.0), 0)
         assert (found.wanted, found.short, found.chance_short_pu) == (0, False, 0.0)
-    assert pool(VIEW, 1e9, (20.0, 133.0), 0, 1.0).wanted <= MOST_OUT
-    assert pool(VIEW, 1.0, (50.0, 20.0), 0, np.inf).mean_out == pytest.approx(50.0 / 24.0)
+    assert spare_pool(VIEW, 1e9, (20.0, 133.0), 0, 1.0).wanted <= MOST_OUT
+    assert spare_pool(VIEW, 1.0, (50.0, 20.0), 0, np.inf).mean_out == pytest.approx(50.0 / 24.0)
 
 
 def test_the_band_of_the_forecast_is_the_belief() -> None:
     pod = Pod(**ONE)
     day = np.full(pod.site.sizes["node"], 0.01)
     pod.ill.forecast(DAY_S, day, half=0.0)
-    sure = pool(pod.view(), 20.0, (20.0, 133.0), 0).wanted
+    sure = spare_pool(pod.view(), 20.0, (20.0, 133.0), 0).wanted
     pod.ill.forecast(DAY_S, day, half=0.015)
-    assert pool(pod.view(), 20.0, (20.0, 133.0), 0).wanted > sure == pool(VIEW, 20.0, (20.0, 133.0), 0).wanted
+    assert (
+        spare_pool(pod.view(), 20.0, (20.0, 133.0), 0).wanted
+        > sure
+        == spare_pool(VIEW, 20.0, (20.0, 133.0), 0).wanted
+    )
 
 
 def test_a_cdu_without_room_for_the_heat_is_a_limit_too() -> None:

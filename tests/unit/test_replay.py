@@ -11,18 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.plugins import START_NS, engine_of, site
-from twin import events as ev
-from twin.app import sources
-from twin.app.cli import main
-from twin.app.replay import Outcome, Recorder, replay_frames, summary
-from twin.app.sources import Arrival, Cutter, Messages, check_fits
-from twin.app.storage import TraceReader, TraceWriter
-from twin.app.wiring import spec_of
-from twin.errors import StorageError
-from twin.frame import NS, Counts, Frame, Update
-from twin.reading import Block, Reading
+from tests.support.contract_plugins import START_NS, engine_of, site
+from twin.catalogue import NS, StorageError
+from twin.cli.main import main
+from twin.config import spec_of
+from twin.run import (
+    Arrival,
+    Cutter,
+    Outcome,
+    Recorder,
+    TraceReader,
+    TraceWriter,
+    recordings,
+    replay_frames,
+    summary,
+)
+from twin.run.recordings import Messages, check_fits
 from twin.site import SiteSpec
+from twin.telemetry import Block, Counts, Frame, Reading, TableUpdate, events as ev
 
 
 def arrival(seconds: float, *items: Any) -> Arrival:
@@ -67,7 +73,7 @@ def test_an_urgent_reading_closes_the_frame_but_not_at_once_again() -> None:
 
 
 def test_a_long_gap_is_skipped_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_QUIET_TICKS", 100)
+    monkeypatch.setattr(recordings, "MAX_QUIET_TICKS", 100)
     frames, _ = cut([arrival(0.5, power(0.5)), arrival(1e6, power(1e6)), arrival(1e6 + 1)])
     assert len(frames) < 10
     skipped = [e for f in frames for e in f.events if isinstance(e, ev.TicksSkipped)]
@@ -137,9 +143,11 @@ def test_behind_a_change_of_the_site_readings_are_in_its_numbers() -> None:
     assert frames[1].events == (change,)
 
 
-def update(table: str, row: int, entity: list[int] | None, m: int) -> Update:
+def update(table: str, row: int, entity: list[int] | None, m: int) -> TableUpdate:
     index = None if entity is None else np.array(entity, np.int32)
-    return Update(table, np.array([row], np.int32), index, np.zeros((1, m), np.int32), np.zeros(m, np.int64))
+    return TableUpdate(
+        table, np.array([row], np.int32), index, np.zeros((1, m), np.int32), np.zeros(m, np.int64)
+    )
 
 
 def counts(row: int, entity: int) -> Counts:
@@ -198,7 +206,7 @@ def test_a_recorder_without_a_folder_keeps_the_chain_only(tmp_path: Path) -> Non
 def test_racks_of_the_same_name_in_two_halls_are_told_apart() -> None:
     halls = [{"name": h, "racks": [{"name": "r1"}]} for h in ("h1", "h2")]
     halls[0]["racks"].append({"name": "only"})  # type: ignore[union-attr, attr-defined]
-    where = sources.build(spec_of({"site": "s", "halls": halls}, None, "s"))
+    where = recordings.build_site(spec_of({"site": "s", "halls": halls}, None, "s"))
     result = summary(engine_of(where, [], []), Outcome(), Messages().summary(), 0.0)
     assert set(result["racks"]) == {"s/h1/r1", "only", "s/h2/r1"}
     assert result["power_tree"]["residual_pu"] is None

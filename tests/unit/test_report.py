@@ -13,12 +13,10 @@ import pytest
 from rich.console import Console
 
 from tests.unit.test_collect import block, run, site_of
-from twin.app.collect import Collector
-from twin.app.report import render, render_terminal, write_report
-from twin.app.report_svg import nice_ticks
-from twin.app.report_text import TimeAxis, clean, duration, number, percent, quantity, utc
-from twin.errors import StorageError
-from twin.frame import NS
+from twin.catalogue import NS, StorageError, TimeAxis, clean, duration, number, percent, quantity, utc
+from twin.report import Collector, render_terminal, write_report
+from twin.report.svg import nice_ticks
+from twin.report.writer import render
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x \u202e\x00\ud800"
 VOID = {"meta", "line", "path", "rect", "circle", "br"}

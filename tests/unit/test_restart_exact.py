@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import START_NS, Twin, site_of, two_racks
-from tests.contract.plugins import site as contract_site
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from tests.support.contract_plugins import site as contract_site
+from twin.catalogue import NS, digest
+from twin.diagnosis import Places
 from twin.diagnosis.bank import COLUMNS, FLAGS, SETTLED, WATCHED, Bank, traits_of
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.places import Places
-from twin.diagnosis.wake import Wake
+from twin.diagnosis.downstream_mask import Wake
 from twin.diagnosis.xids import XID_S, Xids
-from twin.events import OperatorRequest
-from twin.frame import NS
-from twin.health.fault_book import FaultBook
+from twin.engine import encode
+from twin.engine.remap import slots_kept
+from twin.engine.snapshot import decode
+from twin.health.error_log import FaultBook
 from twin.health.lemons import Lemons
-from twin.jobs import Jobs
-from twin.remap import slots_kept
-from twin.snapshot import decode, dump_engine, encode
-from twin.tree import digest
+from twin.telemetry import JobSlots, OperatorRequest
 
 COLD = {"rack.power_w": 1e5, "rack.supply_temp_c": 32.0, "rack.return_temp_c": 47.0, "rack.flow_lpm": 90.0,
         "cdu.flow_lpm": 180.0, "cdu.supply_temp_c": 32.0, "cdu.return_temp_c": 47.0,
@@ -29,7 +28,7 @@ COLD = {"rack.power_w": 1e5, "rack.supply_temp_c": 32.0, "rack.return_temp_c": 4
 
 
 def state_of(twin: Twin) -> dict[str, Any]:
-    return decode(encode(dump_engine(twin.engine)))
+    return decode(encode(twin.engine.dump()))
 
 
 def live(twin: Twin, tick: int) -> None:
@@ -96,7 +95,7 @@ def test_what_stirs_a_rack_stirs_no_cdu_where_none_serves_it() -> None:
 
 
 def test_signals_of_lemons_know_at_once_what_is_heard_of() -> None:
-    lemons, jobs = Lemons(contract_site()), Jobs(4, 4)
+    lemons, jobs = Lemons(contract_site()), JobSlots(4, 4)
     assert np.isnan(lemons.signals()[:, 0]).all()
     request = OperatorRequest(author="me", control="node.service_level", names=(), lo=0.0, hi=3.0)
     lemons.take(request, jobs, START_NS)

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from policies.replacement_phases import RMA
-from tests.ailing import Ailing, ailing
-from tests.builders import START_NS
-from tests.leaving import Leaving, outed
-from tests.serving import Pod
-from twin.app import replacement_plan as planned
-from twin.app.replacement_history import rows_of
-from twin.app.rma_markdown import fenced, markdown, quoted
-from twin.app.rma_report import MOST_ROWS, MOST_TESTS, record
-from twin.frame import NS
-from twin.health.levels import DEGRADED
-from twin.journal import Entry
+from policies.node_replacement.phases import RMA
+from tests.support.builders import START_NS
+from tests.support.in_process_daemon import Pod
+from tests.support.leaving_nodes import Leaving, outed
+from tests.support.scripted_health import Ailing, ailing
+from twin.api import markdown
+from twin.api.replacement import explained
+from twin.api.rma import MOST_ROWS, MOST_TESTS, record
+from twin.api.rma_markdown import fenced, quoted
+from twin.catalogue import NS
+from twin.contracts import DEGRADED
+from twin.report import rows_of
+from twin.run import Entry
 
 NODE = "lab/h/r1/node3"
 DAY_NS = 86_400 * NS
@@ -63,7 +63,7 @@ def burnt(at_ns: int, passed: bool | None, detail: str = "") -> Entry:
 def made(pod: Pod, entries: list[Entry]) -> dict[str, Any]:
     live = pod.live
     rows = rows_of(entries, lambda i: live.engine.site.name("node", i), NODE, True)
-    mine = planned.rows(live, planned.on_their_way(live.engine.memory["replacement"]))
+    mine = explained(live, "plan")["nodes"]
     return record(live, 3, rows, ["the journal has gaps"], START_NS - 90 * DAY_NS, mine[0])
 
 
@@ -73,7 +73,8 @@ def test_all_that_a_ticket_needs_is_on_the_page(pod: Pod) -> None:
     serials[f"node:{NODE}"], serials[f"gpu:{NODE}/gpu2"] = "SN-77", "GPU-2"
     command = Entry(0, "", "command", 1, START_NS - 3 * DAY_NS, {
         "control": "node.service_level", "policy": "replacement", "index": [3], "value": [3.0], "from": NODE,
-        "to": NODE, "reason": "row remaps fail"})  # fmt: skip
+        "to": NODE, "reason": "row remaps fail", "epoch": 1, "first_command": 1, "expires_ns": 1,
+        "deadline_ns": 1})  # fmt: skip
     page = markdown(made(pod, [
         command, burnt(START_NS - 2 * DAY_NS, False, "step 1\nGPU 2: **hangs**"),
         event(START_NS - DAY_NS, "NodeRepaired", author="ada", note="reseated GPU 2"), burnt(START_NS, True),

@@ -7,14 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.dsx_bms import BmsDecoder
-from connectors.it_frame import encode_json
-from connectors.routing import Router, extra_route, matcher
-from tests.builders import eight_nodes, site_of
-from twin.errors import BadMessage, ConfigError
-from twin.events import CommandAcked
-from twin.reading import Block, Ignored, Message, Reading
+from connectors.agents import encode_json
+from connectors.dsx import BmsDecoder
+from connectors.mqtt import Router, extra_route, matcher
+from tests.support.builders import eight_nodes, site_of
+from twin.catalogue import BadMessage, ConfigError
 from twin.site import Site
+from twin.telemetry import Block, CommandAcked, Ignored, Message, Reading
 
 T = 1_790_000_000_000_000_000
 NODE = "lab/h/r1/node3"

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import eight_nodes, site_of, spec_of, two_racks
-from twin.profile import Profile, parse_profile
-from twin.safety import lapse_faults, lapse_power_w
-from twin.sitebuild import build
+from tests.support.builders import eight_nodes, site_of, spec_of, two_racks
+from twin.site import Profile, build_site, lapse_faults, parse_profile
+from twin.site.safety import lapse_power_w
 
 # NVL72, by hand: 72 GPUs at 750 W; 18 nodes of 6667 W less four GPUs of 1200 W; 12 kW of switches and losses
 NVL72_W = 72 * 750 + 18 * (6667 - 4 * 1200) + 12_000
@@ -88,7 +87,7 @@ def test_a_parent_carries_what_its_children_reach_once() -> None:
 def test_what_a_profile_does_not_state_is_unknown_not_zero(missing: str) -> None:
     spec = spec_of(two_racks())
     profiles = profiles_of(two_racks())
-    site = build(spec)
+    site = build_site(spec)
     stated = profiles["gb200-nvl72"].power
     del stated[missing]
     rack_w = lapse_power_w(site, profiles)

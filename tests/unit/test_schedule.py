@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.schedule import falls
-from tests.builders import Twin, eight_nodes, two_racks
-from twin import events as ev
-from twin.frame import F64
+from models.load.schedule import load_drops
+from tests.support.builders import Twin, eight_nodes, two_racks
+from twin.catalogue import F64
+from twin.telemetry import events as ev
 
 MIN = 60.0
 # Of a tray of gb200-nvl72: four GPUs that idle at 200 W, two CPUs at 50 W, 1,000 W in all.
@@ -26,7 +26,7 @@ def trays(rack: str, n: int, first: int = 0) -> list[str]:
 
 
 def fall(twin: Twin, *horizons_s: float) -> dict[str, F64]:
-    return falls(twin.engine._view(1.0), horizons_s)
+    return load_drops(twin.engine.view(1.0), horizons_s)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_feeder_carries_what_is_below_it() -> None:
 
 
 def test_a_site_that_changes_keeps_the_ends_of_its_jobs(twin: Twin) -> None:
-    from tests.builders import spec_of
+    from tests.support.builders import spec_of
 
     twin.tick({"node.power_w": 5000.0}, job("a", trays("r1", 2), 10 * MIN))
     later = spec_of(two_racks(racks="r[0-2]"))

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from connectors.burn_in import BurnIn
-from connectors.slurm_placement import SlurmPlacement
-from connectors.slurm_sink import SlurmSink
-from tests.builders import START_NS, Twin, site_of, two_racks
-from twin.app.config import load_config
-from twin.app.config_schedulers import BurnIn as BurnInPart
-from twin.app.config_schedulers import Kubernetes, Slurm, burn_in_notes, scheduler_notes
-from twin.app.schedulers import Nodes, make_schedulers
-from twin.errors import ConfigError
-from twin.events import JobEnded, JobStarted, NodeTested
-from twin.frame import NS
+from connectors.jobs import BurnInSink
+from connectors.slurm import SlurmPlacement, SlurmSink
+from tests.support.builders import START_NS, Twin, site_of, two_racks
+from twin.catalogue import NS, ConfigError
+from twin.config import Kubernetes, Slurm, burn_in_notes, load_config, scheduler_notes
+from twin.config.schedulers import BurnIn as BurnInPart
+from twin.telemetry import JobEnded, JobStarted, NodeTested
+from twin.wiring import make_schedulers
+from twin.wiring.schedulers import Nodes
 
 NODE = "lab/h/r1/node0"
 
@@ -109,7 +107,7 @@ def test_what_is_made_of_it(tmp_path: Path) -> None:
     assert ([s.name for s in reads.sources], reads.sinks) == (["slurm"], [])
     acts = made(jobs={"slurm": {"command": True}}, burn_in={"command": ["x"]})
     assert acts.sources[0]._placement
-    assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, BurnIn]
+    assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, BurnInSink]
     assert list(acts.works) == ["burn-in-work"]
     assert set(acts.counts) == {"slurm", "slurm-placement", "burn-in"}
     assert acts.sinks[2].places.folder == tmp_path / "state" / "burn-in"

@@ -7,29 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import norm, poisson
 from statsmodels.stats.proportion import proportion_confint
 
-from models import scores
-from models.backtest import Course, Result
-from models.forecaster import BANDS, LEVELS, MEDIAN
-from models.panel import Panel
-from models.scores import (
-    binomial,
+from models.backtest import BacktestResult, HorizonForecasts, binomial, scores
+from models.backtest.scores import (
+    band_share,
     cells,
+    count_independent,
     ewma,
-    inside,
     interval,
     persistence_bands,
     pinball,
     score,
     seasonal_naive,
-    spaced,
     unchanged_share,
 )
-from twin.frame import F64
+from models.load import BANDS, LEVELS, MEDIAN, SeriesPanel
+from twin.catalogue import F64
 
 
 def wave(n: int = 600, k: int = 2, seed: int = 1) -> F64:
@@ -37,18 +33,20 @@ def wave(n: int = 600, k: int = 2, seed: int = 1) -> F64:
     return 100 + 20 * np.sin(np.arange(n) / 9.0)[:, None] + rng.normal(size=(n, k)).cumsum(axis=0)
 
 
-def course_of(values: F64, horizon: int, said: F64, width: float = 1.0, stride: int = 1) -> Course:
+def course_of(values: F64, horizon: int, said: F64, width: float = 1.0, stride: int = 1) -> HorizonForecasts:
     """Issued: `said` [k, n] as the median from every row of the second half, bands `width` apart."""
     origins = np.arange(len(values) // 2, len(values))[::stride]
     offsets = width * (np.arange(len(LEVELS)) - MEDIAN)
-    return Course(horizon, stride, origins, said[..., None] + offsets, np.ones((values.shape[1], 1)), 0.5)
+    return HorizonForecasts(
+        horizon, stride, origins, said[..., None] + offsets, np.ones((values.shape[1], 1)), 0.5
+    )
 
 
 def result_of(
-    values: F64, *courses: Course, step_s: float = 60.0, names: Sequence[str] = ("a", "b")
-) -> Result:
-    panel = Panel(0, step_s, values, tuple(names))
-    return Result(panel, len(values) // 2, ("x",), courses, 2.0, (), 7)
+    values: F64, *courses: HorizonForecasts, step_s: float = 60.0, names: Sequence[str] = ("a", "b")
+) -> BacktestResult:
+    panel = SeriesPanel(0, step_s, values, tuple(names))
+    return BacktestResult(panel, len(values) // 2, ("x",), courses, 2.0, (), 7)
 
 
 def future(values: F64, horizon: int) -> F64:
@@ -139,7 +137,7 @@ def test_coverage_of_ties_is_that_of_the_randomised_transform(steps: list[int], 
     u = low + (high - low) * (np.arange(4000) + 0.5) / 4000
     for band, (a, b) in BANDS.items():
         share = ((u > LEVELS[a]) & (u < LEVELS[b])).mean()
-        assert inside(quantiles[None, None], y, band)[0, 0] == pytest.approx(share, abs=2e-3)
+        assert band_share(quantiles[None, None], y, band)[0, 0] == pytest.approx(share, abs=2e-3)
 
 
 def test_right_quantiles_cover_what_they_should() -> None:
@@ -150,14 +148,14 @@ def test_right_quantiles_cover_what_they_should() -> None:
     of_counts = np.broadcast_to(poisson.ppf(LEVELS, 1.2), (20_000, 1, len(LEVELS)))
     for band, (low, high) in BANDS.items():
         share = LEVELS[high] - LEVELS[low]
-        assert inside(q, y, band).mean() == pytest.approx(share, abs=0.012)
+        assert band_share(q, y, band).mean() == pytest.approx(share, abs=0.012)
         if band != "50":  # its edges are too coarse for counts of 0, 1 and 2
-            assert inside(of_counts, counts, band).mean() == pytest.approx(share, abs=0.03)
+            assert band_share(of_counts, counts, band).mean() == pytest.approx(share, abs=0.03)
 
 
 def test_an_outcome_that_is_unknown_or_a_band_that_is_missing_is_in_no_band() -> None:
     q = np.array([[[0, 1, 2, 3, 4, 5, 6.0]], [[np.nan, 1, 2, 3, 4, 5, 6.0]]])
-    assert np.isnan(inside(q, np.array([[np.nan], [3.0]]), "90")).all()
+    assert np.isnan(band_share(q, np.array([[np.nan], [3.0]]), "90")).all()
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5))
@@ -255,7 +253,7 @@ def test_coverage_has_its_interval_where_targets_are_few_only() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(1, 9))
 def test_targets_that_are_counted_as_apart_are_apart(counts: list[bool], horizon: int) -> None:
     rows = np.arange(len(counts)) * 2
-    number = spaced(rows, np.array(counts), horizon)
+    number = count_independent(rows, np.array(counts), horizon)
     held = rows[np.array(counts, bool)]
     # Rival: the greatest number of points a horizon apart, by dynamic programming.
     best = [0] * (len(held) + 1)
@@ -273,7 +271,7 @@ def test_unchanged_share_leaves_gaps_out() -> None:
 def test_a_season_is_used_where_the_grid_has_days() -> None:
     values = np.tile(np.arange(24.0) ** 2, 20)[:, None]
     course = course_of(values, 5, np.zeros((240, 1)))
-    hourly = cells(Panel(0, 3600.0, values), course, 240, ewma(values))
+    hourly = cells(SeriesPanel(0, 3600.0, values), course, 240, ewma(values))
     assert np.nansum(hourly.rivals["seasonal"]) == 0.0
-    odd = cells(Panel(0, 3601.0, values), course, 240, ewma(values))
+    odd = cells(SeriesPanel(0, 3601.0, values), course, 240, ewma(values))
     np.testing.assert_array_equal(odd.rivals["seasonal"], odd.rivals["naive"])

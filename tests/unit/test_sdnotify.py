@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.app.sdnotify import SdNotify
+from twin.daemon import SdNotify
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
-from connectors.hostlist import MAX_HOSTS, expand_hosts, expand_names
-from connectors.series import Sample, SeriesTable, Sums, packed
+from connectors.series import SeriesSample, SeriesTable, Sums, packed
 from connectors.series_map import EXPORTERS, load_map, mapping_of
-from tests.builders import site_of, two_racks
-from twin.errors import ConfigError
-from twin.inbox import Inbox
-from twin.reading import Block, Reading
+from connectors.slurm import expand_names
+from connectors.slurm.hostlist import MAX_HOSTS, expand_hosts
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import ConfigError
 from twin.site import Site
+from twin.telemetry import Block, Inbox, Reading
 
 T = 1_700_000_000 * 10**9
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -46,8 +46,8 @@ def test_labels_name_the_entity_and_units_are_converted(site: Site) -> None:
     }
     found = table(site, rule).read(
         [
-            Sample("p", {"host": "r1/node0", "i": "3"}, 0.5),
-            Sample("u", {"host": "lab/h/r2/node0", "i": "0"}, 50, 7),
+            SeriesSample("p", {"host": "r1/node0", "i": "3"}, 0.5),
+            SeriesSample("u", {"host": "lab/h/r2/node0", "i": "0"}, 50, 7),
         ],
         T,
     )
@@ -56,17 +56,17 @@ def test_labels_name_the_entity_and_units_are_converted(site: Site) -> None:
 
 def test_a_place_stands_for_what_the_labels_do_not_say(site: Site) -> None:
     t = table(site, {**GPU, "signals": {"p": "power_w"}}, place="lab/h/r1/node1")
-    assert t.read([Sample("p", {"host": "stranger", "i": "0"}, 1.0)], T)[0].entity == 4
-    assert t.read([Sample("p", {"i": "1"}, 1.0)], T)[0].entity == 5
-    assert t.read([Sample("p", {"i": "4"}, 1.0)], T) == []
+    assert t.read([SeriesSample("p", {"host": "stranger", "i": "0"}, 1.0)], T)[0].entity == 4
+    assert t.read([SeriesSample("p", {"i": "1"}, 1.0)], T)[0].entity == 5
+    assert t.read([SeriesSample("p", {"i": "4"}, 1.0)], T) == []
     assert t.strangers == 1
 
 
 def test_hosts_by_other_names(site: Site) -> None:
     t = table(site, {**GPU, "signals": {"p": "power_w"}}, names={"gpu[001-018]": "lab/h/r2/node[0-17]"})
-    assert t.read([Sample("p", {"host": "gpu003", "i": "1"}, 1.0)], T)[0].entity == 72 + 8 + 1
-    assert t.read([Sample("p", {"host": "gpu003.hpc.example", "i": "1"}, 1.0)], T)[0].entity == 81
-    assert t.read([Sample("p", {"host": "gpu019", "i": "1"}, 1.0)], T) == []
+    assert t.read([SeriesSample("p", {"host": "gpu003", "i": "1"}, 1.0)], T)[0].entity == 72 + 8 + 1
+    assert t.read([SeriesSample("p", {"host": "gpu003.hpc.example", "i": "1"}, 1.0)], T)[0].entity == 81
+    assert t.read([SeriesSample("p", {"host": "gpu019", "i": "1"}, 1.0)], T) == []
 
 
 def test_patterns_choose_and_name(site: Site) -> None:
@@ -81,14 +81,16 @@ def test_patterns_choose_and_name(site: Site) -> None:
         place=None,
     )
     at = {"host": "r1/node0", "port": "1"}
-    assert t.read([Sample("rx", {**at, "device": "mlx5_2"}, 5)], T) == [Reading("link", 2, "rx_bytes", 5, T)]
+    assert t.read([SeriesSample("rx", {**at, "device": "mlx5_2"}, 5)], T) == [
+        Reading("link", 2, "rx_bytes", 5, T)
+    ]
     for labels in (
         {**at, "device": "mlx5_2x"},
         {**at, "device": "mlx5_2", "port": "11"},
         at,
         {**at, "device": "mlx5_" + "1" * 500},
     ):
-        assert t.read([Sample("rx", labels, 5)], T) == []
+        assert t.read([SeriesSample("rx", labels, 5)], T) == []
 
 
 def test_numbers_are_counted_otherwise(site: Site) -> None:
@@ -99,9 +101,11 @@ def test_numbers_are_counted_otherwise(site: Site) -> None:
         "signals": {"u": "util_pu"},
     }
     t = table(site, rule, place="r1/node0")
-    cores = [Sample("u", {"core": str(c)}, 0.5) for c in (0, 1, 8, 9, 32, 33)]
+    cores = [SeriesSample("u", {"core": str(c)}, 0.5) for c in (0, 1, 8, 9, 32, 33)]
     assert [r.entity for r in t.read(cores, T)] == [0, 0, 1, 3]
-    assert t.read([Sample("u", {"core": "x"}, 0.5), Sample("u", {"core": "9" * 40}, 0.5)], T) == []
+    assert (
+        t.read([SeriesSample("u", {"core": "x"}, 0.5), SeriesSample("u", {"core": "9" * 40}, 0.5)], T) == []
+    )
 
 
 def test_no_reading_is_said_and_nonsense_is_told(site: Site) -> None:
@@ -117,7 +121,7 @@ def test_no_reading_is_said_and_nonsense_is_told(site: Site) -> None:
     at = {"host": "r1/node0", "i": "0"}
 
     def value(name: str, raw: Any) -> Any:
-        (found,) = t.read([Sample(name, at, raw)], T)
+        (found,) = t.read([SeriesSample(name, at, raw)], T)
         return found.value
 
     for nothing in (None, float("nan"), 0, 2147483632, 2147483632.0):
@@ -147,17 +151,20 @@ def test_shares_need_all_their_parts(site: Site) -> None:
     g0, g1 = ({"host": "r1/node0", "i": i} for i in "01")
     found = t.read(
         [
-            Sample("used", g0, 30),
-            Sample("used", g1, 1),
-            Sample("free", g0, 10),
-            Sample("avail", {"fs": "fs2"}, 25.0),
-            Sample("size", {"fs": "fs2"}, 100.0),
+            SeriesSample("used", g0, 30),
+            SeriesSample("used", g1, 1),
+            SeriesSample("free", g0, 10),
+            SeriesSample("avail", {"fs": "fs2"}, 25.0),
+            SeriesSample("size", {"fs": "fs2"}, 100.0),
         ],
         T,
     )
     assert found == [Reading("gpu", 0, "mem_used_pu", 0.75, T), Reading("storage", 1, "used_pu", 0.75, T)]
     for size in (0, float("nan"), float("inf"), "x"):
-        assert t.read([Sample("avail", {"fs": "fs2"}, 25.0), Sample("size", {"fs": "fs2"}, size)], T) == []
+        assert (
+            t.read([SeriesSample("avail", {"fs": "fs2"}, 25.0), SeriesSample("size", {"fs": "fs2"}, size)], T)
+            == []
+        )
 
 
 def test_parts_of_a_counter_add_up_by_their_growth(site: Site) -> None:
@@ -170,7 +177,7 @@ def test_parts_of_a_counter_add_up_by_their_growth(site: Site) -> None:
     one, other = (SeriesTable(mapping_of({"rules": [rule]}), site, sums=sums) for _ in range(2))
 
     def total(t: SeriesTable, **targets: int) -> Any:
-        (found,) = t.read([Sample("w", {"fs": "fs1", "target": k}, v) for k, v in targets.items()], T)
+        (found,) = t.read([SeriesSample("w", {"fs": "fs1", "target": k}, v) for k, v in targets.items()], T)
         return found.value
 
     assert total(one, a=1000, b=500) == 0

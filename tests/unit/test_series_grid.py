@@ -8,12 +8,11 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
-from tests.series import hours_from, read_of, same_panels, table_of, told_of, values_of, written
-from twin.app.series_file import read_series
-from twin.frame import NS
+from tests.support.series_files import hours_from, read_of, same_panels, table_of, told_of, values_of, written
+from twin.catalogue import NS
+from twin.tables import read_series
 
 HOUR_NS = 3600 * NS
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from twin import events as ev
-from twin.frame import NS
-from twin.remap import slots_kept
-from twin.service_book import FAILED_TEST, NO_RESULT, PASSED, UNTESTED, ServiceBook
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS
+from twin.contracts import FAILED_TEST, NO_RESULT, PASSED, UNTESTED, ServiceBook
+from twin.engine.remap import slots_kept
+from twin.telemetry import events as ev
 
 NOW = 1_800_000_000 * NS
 

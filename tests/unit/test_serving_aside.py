@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Desk, serving_aside
+from tests.support.in_process_daemon import Desk, serving_aside
 
 
 class Broken(Desk):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.extras import needs_torch
+from tests.support.extras import needs_torch
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from tests.builders import START_NS, site_of, two_racks
-from tests.looks import Look
+from tests.support.builders import START_NS, site_of, two_racks
+from tests.support.health_contexts import Look
 from tests.unit.test_health_failures import Watch
+from twin.catalogue import NS
 from twin.contracts import Fault
-from twin.events import JobEnded, JobStarted
-from twin.frame import NS
+from twin.health import log_tail
+from twin.health.common_cause import MAX_SHOCKS, Fallen, Shocks
 from twin.health.failure_words import CLASSES
-from twin.health.shocks import MAX_SHOCKS, Fallen, Shocks, log_tail
+from twin.telemetry import JobEnded, JobStarted
 
 # 40 racks of 18 nodes in two halls, a CDU for four racks, and a feeder for ten with one above
 TREE = {

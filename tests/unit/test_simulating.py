@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 
 from policies.thermal_guard import ThermalGuard
-from tests.builders import START_NS, Wish, site_of, spec_of, two_racks
-from tests.stills import StillPlant
-from twin.app.replay import Recorder, replay_frames
-from twin.app.simulating import ReportInbox, Simulation
-from twin.app.storage import TraceReader
+from tests.support.builders import START_NS, Wish, site_of, spec_of, two_racks
+from tests.support.journal_bodies import bodies_of
+from tests.support.static_plant import StillPlant
+from twin.catalogue import NS
 from twin.engine import Engine
-from twin.events import EntityReplaced, IdentityTold, JobStarted, OperatorRequest, SiteChanged
-from twin.frame import NS, Counts, Frame, Update
-from twin.inbox import Inbox
-from twin.plant.campaign import Campaign
+from twin.plant import Campaign, Script, Sensors
 from twin.plant.disturbance import SensorFault
-from twin.plant.faults import Script
-from twin.plant.sensors import Sensors
 from twin.plant.workload import Workload
+from twin.run import Recorder, TraceReader, replay_frames
+from twin.simulation import Simulation
+from twin.simulation.closed_loop import ReportInbox
 from twin.site import Site
+from twin.telemetry import (
+    Counts,
+    EntityReplaced,
+    Frame,
+    IdentityTold,
+    Inbox,
+    JobStarted,
+    OperatorRequest,
+    SiteChanged,
+    TableUpdate,
+)
 
 CAP = "gpu.power_cap_w"
 
@@ -45,7 +53,7 @@ def content(frame: Frame) -> list[Any]:
     """A frame as plain data."""
     parts: list[Any] = [frame.tick, frame.now_ns, frame.dt_s, frame.urgent, frame.events]
     for part in (*frame.updates, *frame.counts):
-        cells = (part.q,) if isinstance(part, Update) else (part.raw, part.gain)
+        cells = (part.q,) if isinstance(part, TableUpdate) else (part.raw, part.gain)
         arrays = (part.rows, part.entity, *cells, part.t_ns)
         parts.append((part.table, [None if a is None else a.tolist() for a in arrays]))
     return parts
@@ -178,13 +186,13 @@ def test_commands_reach_the_plant_and_its_answers_the_twin(pod: Site) -> None:
     limit = simulation.engine.state.tables["gpu"].value[9]
     assert simulation.engine.state.tables["gpu"].signals[9].name == "power_limit_w"
     assert limit[4] == 850.0
-    acked = [r for r in simulation.decision.records if r["kind"] == "acks"]
+    acked = [r for r in bodies_of(simulation.decision) if r["kind"] == "acks"]
     assert acked == []
     wish.ask(CAP, [4, 5], 700.0, 900.0, 750.0)
     kinds = []
     for _ in range(4):
         simulation.step()
-        kinds += [(r["control"], r["count"]) for r in simulation.decision.records if r["kind"] == "acks"]
+        kinds += [(r["control"], r["count"]) for r in bodies_of(simulation.decision) if r["kind"] == "acks"]
     assert kinds
     assert sum(count for _, count in kinds) >= 2
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, eight_nodes, site_of, two_racks
+from tests.support.builders import Twin, eight_nodes, site_of, two_racks
+from twin.catalogue import TABLES, ConfigError
 from twin.contracts import Columns
-from twin.errors import ConfigError
-from twin.events import SiteChanged
-from twin.remap import remap_memory, slots_kept
-from twin.signals import TABLES
-from twin.site import Relation, SiteSpec
-from twin.sitefile import MAX_PROBLEMS, SiteFile, salvage, short
+from twin.engine.remap import slots_kept
+from twin.site import SiteFile, SiteSpec, salvage, short
+from twin.site.file import MAX_PROBLEMS
+from twin.site.site import Relation
+from twin.telemetry import SiteChanged
 
 
 def matrix() -> dict[str, Any]:
@@ -134,9 +134,8 @@ def test_slots_follow_their_paths() -> None:
     assert kept["gpu"].tolist() == [*range(72, 144), *[-1] * 72]
     assert kept["job"].tolist() == [0, 1, 2, 3, 4]
     memory = {"x": np.arange(144.0)}
-    moved = remap_memory(memory, Columns("gpu", {"x": "f8"}), kept, new)
+    moved = Columns(gpu={"x": "f8"}).moved(memory, kept, new.sizes)
     assert moved["x"].tolist() == [*range(72, 144), *[0.0] * 72]
-    assert remap_memory(memory, None, kept, new) == {}
 
 
 def test_a_changed_site_moves_leases_and_calibration() -> None:
@@ -167,7 +166,7 @@ def test_a_changed_site_moves_leases_and_calibration() -> None:
 
 
 def _profiles(*names: str) -> dict[str, Any]:
-    from tests.builders import profile_tree
+    from tests.support.builders import profile_tree
 
     return {n: profile_tree(n) for n in names}
 
@@ -241,7 +240,7 @@ def test_huge_values_are_quoted_in_brief() -> None:
 
 
 def test_a_file_of_wrong_form_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.site.SiteSpec.digest", lambda self: pytest.fail("hashed"))
+    monkeypatch.setattr("twin.site.site.SiteSpec.digest", lambda self: pytest.fail("hashed"))
     assert len(problems_of(two_racks(q0=[["x"]]))) == 1
 
 

@@ -8,18 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from policies.replacement_spares import CDU_PU, HALL_PU, LEAF_PU, RACK_PU, _far_pu
-from tests.builders import Twin, site_of, spec_of
+from policies.node_replacement.spares import CDU_PU, HALL_PU, LEAF_PU, RACK_PU, _far_pu
+from tests.support.builders import Twin, site_of, spec_of
 from tests.unit.test_replacement_spares import Pod, hall
-from twin.errors import ConfigError
-from twin.events import SiteChanged
-from twin.signals import TABLES
-from twin.site import SiteSpec
-from twin.sitebuild import build
-from twin.sitefile import expand
+from twin.catalogue import TABLES, ConfigError
+from twin.site import SiteSpec, build_site, expand
+from twin.telemetry import SiteChanged
 
 
 def leafed(*groups: Any, racks: str = "r[1-4]", halls: str = "h", **more: Any) -> dict[str, Any]:
@@ -119,10 +115,10 @@ def test_leaves_of_all_halls_count_towards_the_names_of_one_site() -> None:
 def test_a_site_without_leaves_keeps_its_hash_and_one_with_leaves_opens_again() -> None:
     """Traces and snapshots carry the hash: those that were written before there were leaves must open."""
     tree = {"site": "lab", "halls": [{"name": "h", "racks": [{"name": "r[1-2]", "nodes": 2}]}]}
-    assert build(SiteSpec(tree, {})).spec_hash == "a15a8fd57bb7008d54252cfe7b0acdde"
+    assert build_site(SiteSpec(tree, {})).spec_hash == "a15a8fd57bb7008d54252cfe7b0acdde"
     spec = spec_of(leafed({"name": "leaf1", "serves": ["r[1-3]"]}))
     assert spec.digest() != spec_of(leafed()).digest()
-    again = build(msgspec.json.decode(spec.packed(), type=SiteSpec))
+    again = build_site(msgspec.json.decode(spec.packed(), type=SiteSpec))
     assert again.spec_hash == spec.digest()
     assert again.leaf_of_rack.tolist() == [0, 0, 0, -1]
 
@@ -185,7 +181,7 @@ def test_a_scale_up_domain_is_one_place_whatever_its_leaves() -> None:
     tree = {"site": "lab", "halls": [{
         "name": "h", "racks": [{"name": "r[01-32]", "profile": "cloudmatrix384"}],
         "leaves": [{"name": "l[1-4]", "serves": ["r[01-32]"]}]}]}  # fmt: skip
-    view = Twin(tree).engine._view(1.0)
+    view = Twin(tree).engine.view(1.0)
     near, far = view.site.entity("node", "r09/node0"), view.site.entity("node", "r17/node0")
     assert _far_pu(view, 0, np.array([near, far], np.int32)).tolist() == [0.0, HALL_PU]
 
@@ -233,13 +229,13 @@ def sites(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=60, deadline=None)
 @given(tree=sites())
 def test_who_shares_more_is_never_further(tree: dict[str, Any]) -> None:
-    view = Twin(tree).engine._view(1.0)
+    view = Twin(tree).engine.view(1.0)
     site, everyone = view.site, np.arange(view.site.sizes["node"], dtype=np.int32)
     far = np.stack([_far_pu(view, i, everyone) for i in everyone.tolist()])
     bare = copy.deepcopy(tree)
     for part in bare["halls"]:
         del part["leaves"]
-    before_view = Twin(bare).engine._view(1.0)
+    before_view = Twin(bare).engine.view(1.0)
     before = np.stack([_far_pu(before_view, i, everyone) for i in everyone.tolist()])
     assert ((far >= 0.0) & (far <= 1.0)).all()
     assert (far == far.T).all()

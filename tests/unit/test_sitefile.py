@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.builders import site_of, spec_of, two_racks
-from twin.errors import ConfigError
-from twin.sitebuild import build
-from twin.sitefile import MAX_PATTERN, SiteFile, convert, expand, salvage, short
+from tests.support.builders import site_of, spec_of, two_racks
+from twin.catalogue import ConfigError
+from twin.site import SiteFile, build_site, convert, expand, salvage, short
+from twin.site.file import MAX_PATTERN
 
 SITES = Path(__file__).resolve().parents[2] / "deploy" / "sites"
 
@@ -337,7 +337,7 @@ def test_the_faults_of_a_profile_come_with_those_of_the_site() -> None:
     spec.profiles["gb200-nvl72"]["layout"]["nodes"]["value"] = -1
     spec.file["schema"] = 7
     with pytest.raises(ConfigError) as caught:
-        build(spec, "s.yaml")
+        build_site(spec, "s.yaml")
     found = str(caught.value)
     assert "s.yaml: $.schema: expected 1, got 7" in found
     assert "profile gb200-nvl72: $.layout.nodes.value" in found

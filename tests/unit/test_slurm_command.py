@@ -6,11 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from connectors.hostlist import expand_hosts
-from connectors.slurm_command import (
+from connectors.slurm.command import (
     MAX_LINE,
     MAX_REASON,
-    Update,
+    NodeUpdate,
     Wanted,
     answer_of,
     compress_hosts,
@@ -21,7 +20,8 @@ from connectors.slurm_command import (
     refused_jobs,
     to_empty,
 )
-from connectors.slurm_nodes import Node, parse_nodes
+from connectors.slurm.hostlist import expand_hosts
+from connectors.slurm.nodes import SlurmNode, parse_nodes
 
 # What nodes may be found as
 FREE, DOWN, MAINT = "idle|none", "down*|Not responding", "maint|none"
@@ -32,7 +32,7 @@ def ours(level: int, busy: bool = False, silent: bool = False) -> str:
     return f"{'draining' if busy else 'drained'}{'*' if silent else ''}|racktwin:{level}:why a|b"
 
 
-def found(text: str) -> Node:
+def found(text: str) -> SlurmNode:
     return parse_nodes(f"gpu1|{text}\n")["gpu1"]
 
 
@@ -72,7 +72,7 @@ def test_only_what_differs_is_asked_for(level: int, text: str, state: str | None
     nodes = {"gpu1": found(text)}
     updates = plan({"gpu1": Wanted(level, "why")}, nodes)
     reason = "" if level == 0 else f"racktwin:{level}:why"
-    assert updates == ([] if state is None else [Update(state, reason, ("gpu1",))])  # type: ignore[arg-type]
+    assert updates == ([] if state is None else [NodeUpdate(state, reason, ("gpu1",))])  # type: ignore[arg-type]
     assert answer_of("gpu1", level, nodes["gpu1"]).state == answer
 
 

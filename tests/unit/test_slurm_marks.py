@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from connectors.slurm import SlurmSource
-from connectors.slurm_marks import (
+from connectors.slurm.marks import (
     END_S,
     KEPT,
     LAST,
@@ -33,10 +33,10 @@ from connectors.slurm_marks import (
     raised,
     reserve,
 )
-from tests.builders import site_of, two_racks
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage, ConnectorError
 from twin.contracts import Item
-from twin.errors import BadMessage, ConnectorError
-from twin.reading import Reading
+from twin.telemetry import Reading
 
 ROW = "NodeName={} Arch=x86_64 State=IDLE TmpDisk=0 Weight={} Owner=N/A MCS_label=N/A {}"
 LINE = (
@@ -227,10 +227,10 @@ class Kept:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.staged += items
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.told.append(why)
 
-    def ignore(self, what: str, why: str) -> None: ...
+    def skip(self, what: str, why: str) -> None: ...
     def drop(self, where: str, why: str, count: int = 1) -> None: ...
 
 
@@ -298,7 +298,7 @@ def test_weights_are_read_once_a_minute_at_most(
 
     monkeypatch.setattr(source, "ask", ask)
     clock = SimpleNamespace(monotonic=lambda: now_s, time_ns=lambda: round(now_s * 1e9))
-    monkeypatch.setattr("connectors.slurm.time", clock)
+    monkeypatch.setattr("connectors.slurm.source.time", clock)
     for number in range(13):
         now_s = number * period_s + (0.01 if number % 2 else 0.05) * period_s
         told = listed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.slurm_nodes import parse_nodes
+from connectors.slurm.nodes import parse_nodes
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from connectors.slurm import SlurmSource
-from connectors.slurm_jobs import Ledger, Listed, parse_listing
-from tests.builders import site_of, two_racks
+from connectors.slurm.jobs import JobLedger, Listed, parse_listing
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage, ConfigError, ConnectorError
 from twin.contracts import Item
-from twin.errors import BadMessage, ConfigError, ConnectorError
-from twin.events import JobEnded, JobStarted
 from twin.site import Site
+from twin.telemetry import JobEnded, JobStarted
 
 NAMES = {"gpu[01-18]": "r1/node[0-17]", "gpu[19-36]": "lab/h/r2/node[0-17]"}
 
@@ -47,7 +47,7 @@ def listed(*lines: str) -> list[Listed]:
 
 
 def test_a_job_is_told_once_and_ends_once(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     ledger.cluster = "lab"
     assert ledger.changes(listed(line())) == [
         JobStarted(
@@ -68,7 +68,7 @@ def test_a_job_is_told_once_and_ends_once(site: Site) -> None:
 
 
 def test_how_a_job_ended_is_said_where_slurm_says_it(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     ledger.changes(listed(line()))
     (ended,) = ledger.changes(listed(line(state="TIMEOUT")))
     assert isinstance(ended, JobEnded)
@@ -77,7 +77,7 @@ def test_how_a_job_ended_is_said_where_slurm_says_it(site: Site) -> None:
 
 
 def test_a_requeued_job_starts_anew_even_if_nobody_saw_it_wait(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     (first,) = ledger.changes(listed(line()))
     (same,) = ledger.changes(listed(line(start="1700000400")))
     assert same.id == "slurm:cluster:7:1700000400"
@@ -88,17 +88,24 @@ def test_a_requeued_job_starts_anew_even_if_nobody_saw_it_wait(site: Site) -> No
     assert second.nodes == ("lab/h/r1/node2", "lab/h/r1/node3")
 
 
+def test_each_resize_has_an_id_of_its_own(site: Site) -> None:
+    ledger = JobLedger(site, NAMES)
+    sizes = ("gpu[01-02]", "gpu[01-03]", "gpu[01-02]", "gpu[01-03]", "gpu[01-02]")
+    ids = [event.id for hosts in sizes for event in ledger.changes(listed(line(hosts=hosts)))]
+    assert len(set(ids)) == len(sizes)
+
+
 def test_a_resized_job_is_told_with_its_nodes(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     ids = [ledger.changes(listed(line(hosts=h)))[0].id for h in ("gpu[01-02]", "gpu01", "gpu[01-04]")]
     assert len(set(ids)) == 3
     assert ledger.changes(listed(line(hosts="gpu[01-04]"))) == []
-    again = Ledger(site, NAMES)
+    again = JobLedger(site, NAMES)
     assert again.changes(listed(line()))[0].id == ids[0]
 
 
 def test_hosts_by_configuration_by_own_name_and_in_racks_of_one(site: Site) -> None:
-    ledger = Ledger(site, {"x": "lab/h/r1/node5"})
+    ledger = JobLedger(site, {"x": "lab/h/r1/node5"})
     (event,) = ledger.changes(listed(line(hosts="x,cn[2-3],stranger,r1")))
     assert isinstance(event, JobStarted)
     assert event.nodes == ("lab/h/r1/node5", "lab/h/cn2/node0", "lab/h/cn3/node0")
@@ -106,13 +113,13 @@ def test_hosts_by_configuration_by_own_name_and_in_racks_of_one(site: Site) -> N
 
 
 def test_a_job_on_strangers_only_is_none_of_ours(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     assert ledger.changes(listed(line(hosts="login1"))) == []
     assert ledger.changes([]) == []
 
 
 def test_jobs_that_ended_while_nobody_watched(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     known = ("slurm:cluster:7", "slurm:cluster:8", "slurm:other:9", "mqtt-job")
     events = ledger.changes(listed(line()), known)
     assert [type(e).__name__ + e.job for e in events if isinstance(e, JobEnded | JobStarted)] == [
@@ -122,14 +129,14 @@ def test_jobs_that_ended_while_nobody_watched(site: Site) -> None:
 
 
 def test_a_listing_in_part_ends_nothing(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     ledger.changes(listed(line(), line(8, hosts="gpu03")))
     assert ledger.changes(listed(line()), whole=False) == []
     assert len(ledger.changes(listed(line(), line(8, state="FAILED", hosts="gpu03")), whole=False)) == 1
 
 
 def test_kinds_by_partition(site: Site) -> None:
-    (event,) = Ledger(site, NAMES, {"train": "training"}).changes(listed(line()))
+    (event,) = JobLedger(site, NAMES, {"train": "training"}).changes(listed(line()))
     assert isinstance(event, JobStarted)
     assert event.kind == "training"
 
@@ -157,7 +164,7 @@ def test_time_limits(text: str, seconds: float) -> None:
 def test_cells_that_hold_nothing(site: Site) -> None:
     (job,) = listed(line(hosts="(null)", account="(null)", start="N/A", priority=str(2**32 - 9)))
     assert (job.hosts, job.account, job.start_s, job.priority) == ("", "", 0, 2**31 - 1)
-    assert Ledger(site, NAMES).changes([job]) == []
+    assert JobLedger(site, NAMES).changes([job]) == []
     assert listed(line(state="PENDING"), line(state="CONFIGURING"), "\n") == []
 
 
@@ -182,7 +189,7 @@ def test_a_line_of_another_form_is_told(bad: str) -> None:
 
 
 def test_a_host_list_that_cannot_be_read_is_told(site: Site) -> None:
-    ledger = Ledger(site, NAMES)
+    ledger = JobLedger(site, NAMES)
     assert ledger.changes(listed(line(hosts="gpu[01-"))) == []
     assert len(ledger.faults) == 1
 
@@ -202,10 +209,10 @@ class Kept:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.staged += items
 
-    def ignore(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         self.told.append(why)
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.told.append(why)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
@@ -226,7 +233,7 @@ class Kept:
 def test_a_scheduler_that_does_not_answer_ends_no_job(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
-    monkeypatch.setattr("connectors.slurm.MAX_OUTPUT", 2**20)
+    monkeypatch.setattr("connectors.slurm.source.MAX_OUTPUT", 2**20)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def write(name: str, body: str) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from connectors.hostlist import expand_hosts
-from connectors.slurm_nodes import Node, parse_nodes
-from connectors.slurm_sink import CONTROL, RESUMED_S, SINGLY, SlurmSink
-from tests.builders import site_of, two_racks
+from connectors.slurm import CONTROL, SlurmSink
+from connectors.slurm.hostlist import expand_hosts
+from connectors.slurm.nodes import SlurmNode, parse_nodes
+from connectors.slurm.sink import RESUMED_S, SINGLY
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import CommandBatch, Item
-from twin.errors import ActuationError, ConnectorError
-from twin.events import CommandAcked
-from twin.frame import NS
+from twin.telemetry import CommandAcked
 
 SITE = site_of(two_racks())
 THEIRS = "fan broke"
@@ -45,7 +45,7 @@ class Slurm:
     def entity_of(self, host: str) -> int | None:
         return int(host[3:])
 
-    async def nodes(self) -> dict[str, Node]:
+    async def nodes(self) -> dict[str, SlurmNode]:
         if self.away:
             raise ConnectorError("sinfo: Unable to contact slurm controller")
         lines = [f"{h}|{('draining' if h in self.busy else 'drained') if r else 'idle'}|{r or 'none'}"

@@ -10,14 +10,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from connectors import sparkplug
 from connectors.series_map import load_map, mapping_of
-from connectors.sparkplug import SparkplugDecoder
-from connectors.sparkplug_payload import MAX_METRICS, MAX_PAYLOAD, read_payload, rebirth
-from tests.builders import site_of, two_racks
-from twin.errors import BadMessage
-from twin.reading import Block, Ignored, Message, Reading
+from connectors.sparkplug import SparkplugDecoder, rebirth, source
+from connectors.sparkplug.payload import MAX_METRICS, MAX_PAYLOAD, read_payload
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import BadMessage
 from twin.site import Site
+from twin.telemetry import Block, Ignored, Message, Reading
 
 T = 1_700_000_000 * 10**9
 INT8, INT16, INT32, INT64, UINT32, UINT64, FLOAT, DOUBLE, BOOL, TEXT = 1, 2, 3, 4, 7, 8, 9, 10, 11, 12
@@ -282,8 +281,8 @@ def test_too_much_is_refused(decoder: SparkplugDecoder, monkeypatch: pytest.Monk
     for body in (b"\0" * (MAX_PAYLOAD + 1), text(2, b"") * (MAX_METRICS + 1), b"\x0a", b"\xff" * 40):
         with pytest.raises(BadMessage):
             send(decoder, "NBIRTH", body)
-    monkeypatch.setattr(sparkplug, "MAX_EDGES", 3)
-    monkeypatch.setattr(sparkplug, "MAX_ALIASES", 1)
+    monkeypatch.setattr(source, "MAX_EDGES", 3)
+    monkeypatch.setattr(source, "MAX_ALIASES", 1)
     assert send(decoder, "DBIRTH", CDU_BORN, "cdu1")
     assert "more than 1 metrics announced" in decoder.faults.take()[0][0]
     for n in range(2):

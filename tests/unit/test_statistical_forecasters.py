@@ -8,20 +8,18 @@ import warnings
 import numpy as np
 import pytest
 
-from models.autoregression import LARGEST_ROOT, AutoRegression, _iterated, _shrunk, fit_series
-from models.forecaster import Forecaster, Grid
-from models.panel import Panel
-from models.state_space import KEYS, NO_SEASON, StateSpace, _largest_root, _stable, smoothed
-from twin.errors import ContractError
-from twin.frame import F64, NS
+from models.load import Forecaster, ForecastGrid, SeriesPanel
+from models.load.autoregression import LARGEST_ROOT, AutoRegression, _iterated, _shrunk, fit_series
+from models.load.state_space import KEYS, NO_SEASON, StateSpace, _largest_root, _stable, smooth
+from twin.catalogue import F64, NS, ContractError
 
 BOTH: tuple[type[Forecaster], ...] = (AutoRegression, StateSpace)
-HOUR = Grid(3600.0, (1, 2, 6, 24, 30))
+HOUR = ForecastGrid(3600.0, (1, 2, 6, 24, 30))
 MONDAY_NS = 1_699_833_600 * NS  # 13 November 2023, midnight UTC
 
 
-def panel(values: F64, step_s: float = 3600.0, zone: str = "UTC") -> Panel:
-    return Panel(MONDAY_NS, step_s, values, zone=zone)
+def panel(values: F64, step_s: float = 3600.0, zone: str = "UTC") -> SeriesPanel:
+    return SeriesPanel(MONDAY_NS, step_s, values, zone=zone)
 
 
 def noise(seed: int, n_time: int, n: int, memory: float = 0.9, daily: float = 2.0) -> F64:
@@ -33,7 +31,7 @@ def noise(seed: int, n_time: int, n: int, memory: float = 0.9, daily: float = 2.
     return 50.0 + out + daily * np.sin(np.arange(n_time) / 24 * 2 * np.pi)[:, None]
 
 
-def ready(kind: type[Forecaster], grid: Grid, past: Panel) -> Forecaster:
+def ready(kind: type[Forecaster], grid: ForecastGrid, past: SeriesPanel) -> Forecaster:
     rule = kind(grid)
     found = rule.fit(past, 0)
     assert found
@@ -54,7 +52,7 @@ def holed(values: F64, seed: int = 0) -> F64:
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("step_s, n_time", [(3600.0, 1100), (900.0, 1500), (7.0, 1300)])
 def test_only_the_reach_before_an_origin_counts(kind: type[Forecaster], step_s: float, n_time: int) -> None:
-    grid = Grid(step_s, (1, 7, 30, 200))
+    grid = ForecastGrid(step_s, (1, 7, 30, 200))
     values = holed(noise(3, n_time, 3))
     whole = panel(values, step_s, "Europe/Berlin")
     rule = ready(kind, grid, whole)
@@ -65,7 +63,7 @@ def test_only_the_reach_before_an_origin_counts(kind: type[Forecaster], step_s: 
     for place, origin in enumerate(origins):
         begin = max(0, int(origin) - rule.reach_rows + 1)
         start_ns = int(whole.t_ns(np.array([begin]))[0])
-        cut = Panel(start_ns, step_s, values[begin : origin + 1], zone=whole.zone)
+        cut = SeriesPanel(start_ns, step_s, values[begin : origin + 1], zone=whole.zone)
         alone = rule.predict(cut, np.array([origin - begin])).point[:, 0]
         np.testing.assert_allclose(alone, said[:, place], rtol=1e-9, equal_nan=True)
         for future in (np.nan, -1e12):
@@ -166,7 +164,7 @@ def test_a_step_ahead_beats_the_last_value_where_it_can(kind: type[Forecaster]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BOTH)
 def test_fits_and_forecasts_are_quick(kind: type[Forecaster]) -> None:
-    grid = Grid(60.0, (1, 5, 15, 60))
+    grid = ForecastGrid(60.0, (1, 5, 15, 60))
     past = panel(noise(6, 20_160, 1), 60.0)
     kind(grid).fit(past, 0)  # imports its libraries
     begin = time.process_time()
@@ -187,7 +185,7 @@ def test_autoregression_is_that_of_statsmodels(step_s: float) -> None:
     from statsmodels.tsa.ar_model import AutoReg
 
     values = noise(7, 168, 1, memory=0.7)[:, 0]
-    grid = Grid(step_s, HOUR.horizons)
+    grid = ForecastGrid(step_s, HOUR.horizons)
     rule = ready(AutoRegression, grid, panel(values[:, None], step_s))
     said = rule.predict(panel(values[:, None], step_s), np.array([167])).point[:, 0, 0]
     parameters = rule.fit(panel(values[:, None], step_s), 0)
@@ -232,7 +230,7 @@ def test_explosive_roots_are_shrunk(phi: list[float]) -> None:
 
 
 def test_an_exploding_series_does_not_explode_the_forecast() -> None:
-    grid = Grid(10.0, (1, 100, 5000))
+    grid = ForecastGrid(10.0, (1, 100, 5000))
     values = 1.02 ** np.arange(400.0)[:, None]
     rule = ready(AutoRegression, grid, panel(values, 10.0))
     said = rule.predict(panel(values, 10.0), np.array([399])).point
@@ -241,14 +239,14 @@ def test_an_exploding_series_does_not_explode_the_forecast() -> None:
 
 def test_the_day_follows_local_clocks() -> None:
     """Berlin turns its clocks back on 29 October 2023: the wave of the local day stays where people are."""
-    grid = Grid(3600.0, (1, 24, 48))
+    grid = ForecastGrid(3600.0, (1, 24, 48))
     start_ns = 1_696_118_400 * NS  # 1 October 2023, midnight UTC
     hours = np.arange(24 * 35)
     change = 28 * 24 + 1  # row at which UTC is 01:00 on the 29th
     local = hours + 2 - (hours >= change)
     dice = np.random.default_rng(0)
     values = (np.sin(2 * np.pi * local / 24) + 0.01 * dice.normal(size=len(hours)))[:, None]
-    here = Panel(start_ns, 3600.0, values, zone="Europe/Berlin")
+    here = SeriesPanel(start_ns, 3600.0, values, zone="Europe/Berlin")
     rule = ready(AutoRegression, grid, here.upto(27 * 24))
     origins = np.arange(27 * 24, 28 * 24)
     said = rule.predict(here, origins).point[2, :, 0]
@@ -290,7 +288,7 @@ def test_smoothing_is_that_of_statsmodels(period: int) -> None:
                          seasonal_periods=period or None, initialization_method="heuristic")  # fmt: skip
         with model.fix_params(fixed):
             theirs = model.fit(disp=False).forecast(24)
-    states = smoothed(values, (level, slope, season, damping), period, 2)
+    states = smooth(values, (level, slope, season, damping), period, 2)
     said = states.level[-1] + np.cumsum(damping ** np.arange(1, 25)) * states.slope[-1]
     if period:
         said += states.season[-24:, 0]
@@ -304,7 +302,7 @@ def test_a_forecast_is_that_of_the_smoothed_window(season: float) -> None:
     rule.load(gains_of(0.3, 0.02, season, 0.9))
     said = rule.predict(panel(values), np.array([999])).point[:, 0]
     begin = next(b for b in range(1000 - rule.reach_rows, 1000) if (rule_rows(b) + 336) % 128 == 0)
-    states = smoothed(values[begin:], (0.3, 0.02, season, 0.9), 24 if season > 0 else 0, 14)
+    states = smooth(values[begin:], (0.3, 0.02, season, 0.9), 24 if season > 0 else 0, 14)
     for place, h in enumerate(HOUR.horizons):
         expected = states.level[-1] + states.slope[-1] * (0.9 - 0.9 ** (h + 1)) / 0.1
         if season > 0:
@@ -330,7 +328,7 @@ def test_gains_under_which_errors_would_grow_are_not_taken() -> None:
 def test_a_gap_changes_nothing_but_time() -> None:
     values = noise(10, 60, 1, daily=0.0)
     values[40:] = np.nan
-    states = smoothed(values, (0.4, 0.2, 0.0, 0.9), 0, 0)
+    states = smooth(values, (0.4, 0.2, 0.0, 0.9), 0, 0)
     fading = 0.9 ** np.arange(1, 21)
     np.testing.assert_allclose(
         states.level[40:, 0], states.level[39, 0] + np.cumsum(fading) * states.slope[39, 0]
@@ -341,7 +339,7 @@ def test_a_gap_changes_nothing_but_time() -> None:
 def test_a_small_gain_starts_as_a_running_mean() -> None:
     values = noise(11, 30, 2)
     values[:3] = np.nan
-    states = smoothed(values, (1e-9, 0.0, 0.0, 1.0), 0, 0)
+    states = smooth(values, (1e-9, 0.0, 0.0, 1.0), 0, 0)
     np.testing.assert_allclose(states.level[-1], values[3:].mean(axis=0), rtol=1e-6)
     assert np.isnan(states.level[:3]).all()
 
@@ -352,7 +350,7 @@ def test_a_fading_trend_is_found() -> None:
     for row in range(1, 1500):
         slope[row] = 0.95 * slope[row - 1] + 0.3 * dice.normal()
     values = np.cumsum(slope)[:, None]
-    found = StateSpace(Grid(90_000.0, (1,))).fit(panel(values, 90_000.0), 0)
+    found = StateSpace(ForecastGrid(90_000.0, (1,))).fit(panel(values, 90_000.0), 0)
     assert found["slope"][0] > 0.3
     assert found["season"][0] == NO_SEASON
 
@@ -363,4 +361,4 @@ def test_the_shape_of_the_day_is_taken_where_it_pays() -> None:
     short = noise(0, 200, 1, daily=0.0)  # on which a shape that costs nothing would win
     assert StateSpace(HOUR).fit(panel(short), 0)["season"][0] == NO_SEASON
     assert StateSpace(HOUR).fit(panel(daily), 0)["season"][0] >= 0.0
-    assert StateSpace(Grid(900.0, (1,))).fit(panel(daily, 900.0), 0)["season"][0] == NO_SEASON
+    assert StateSpace(ForecastGrid(900.0, (1,))).fit(panel(daily, 900.0), 0)["season"][0] == NO_SEASON

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.app import storage
-from twin.app.storage import KEEP_SNAPSHOTS, TraceReader, TraceWriter, read_snapshot, write_snapshot
-from twin.errors import StorageError
-from twin.events import TicksSkipped
-from twin.frame import NS, Frame, Update
+from twin.catalogue import NS, StorageError
+from twin.run import TraceReader, TraceWriter, storage, write_snapshot
+from twin.run.storage import KEEP_SNAPSHOTS, read_snapshot
+from twin.telemetry import Frame, TableUpdate, TicksSkipped
 
 T0 = 1_700_000_000 * NS
 
@@ -22,7 +21,7 @@ T0 = 1_700_000_000 * NS
 def frame(tick: int) -> Frame:
     q = np.array([[tick * 7, tick * tick]], np.int32)
     return Frame(
-        tick, T0 + tick * NS, 1.0, (Update("gpu", np.array([2], np.int32), None, q, np.full(2, T0)),)
+        tick, T0 + tick * NS, 1.0, (TableUpdate("gpu", np.array([2], np.int32), None, q, np.full(2, T0)),)
     )
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from twin.app import supervise
-from twin.app.live import Part
-from twin.app.supervise import Supervisor
-from twin.errors import ConnectorError
+from twin.api import Part
+from twin.catalogue import ConnectorError
+from twin.daemon import supervision
+from twin.daemon.supervision import Supervisor
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FIRST_S", 0.002)
-    monkeypatch.setattr(supervise, "LONGEST_S", 0.02)
-    monkeypatch.setattr(supervise, "ALARM_S", 0.05)
-    monkeypatch.setattr(supervise, "BACK_S", 0.05)
-    monkeypatch.setattr(supervise, "STOP_S", 0.2)
+    monkeypatch.setattr(supervision, "FIRST_S", 0.002)
+    monkeypatch.setattr(supervision, "LONGEST_S", 0.02)
+    monkeypatch.setattr(supervision, "ALARM_S", 0.05)
+    monkeypatch.setattr(supervision, "BACK_S", 0.05)
+    monkeypatch.setattr(supervision, "STOP_S", 0.2)
 
 
 class World:

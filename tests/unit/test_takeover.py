@@ -9,12 +9,12 @@ import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
-from tests.builders import START_NS, Twin, Wish, eight_nodes, profile_tree, two_racks
-from twin import events as ev
-from twin.frame import NS
-from twin.leases import DONE, SENT
+from tests.support.builders import START_NS, Twin, Wish, eight_nodes, profile_tree, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.catalogue import NS, digest
+from twin.control import DONE, SENT
 from twin.site import SiteSpec
-from twin.tree import digest
+from twin.telemetry import events as ev
 
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 NAN = float("nan")
@@ -283,7 +283,7 @@ def test_settling_survives_a_restart() -> None:
     assert back.engine.arbiter.settling == twin.engine.arbiter.settling != {}
     for _ in range(50):
         one, other = (t.tick({"gpu.power_limit_w": FOUND}) for t in (twin, back))
-        assert digest(one.records) == digest(other.records)
+        assert digest(bodies_of(one)) == digest(bodies_of(other))
     assert back.engine.checksum() == twin.engine.checksum()
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.builders import START_NS, Twin, two_racks
-from twin.app.target_files import OutlookFileSource, TargetsSource, WatchedFile, read_targets
+from tests.support.builders import START_NS, Twin, two_racks
+from twin.catalogue import NS, ConfigError
 from twin.contracts import Item
-from twin.errors import ConfigError
-from twin.events import LoadTargetSet, LoadTargetWithdrawn, OutlookTold
-from twin.frame import NS
+from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, OutlookTold
+from twin.wiring.target_files import OutlookFileSource, TargetsSource, WatchedFile, read_targets
 
 HEAD = "name,limit,feeders,begin,end,kind,best_effort\n"
 YAML = """targets:
@@ -37,11 +36,11 @@ class Taken:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.items += items
 
-    def ignore(self, what: str, why: str) -> None: ...
+    def skip(self, what: str, why: str) -> None: ...
 
     def drop(self, where: str, why: str, count: int = 1) -> None: ...
 
-    def spoil(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str) -> None:
         self.spoiled.append(why)
 
 
@@ -255,7 +254,7 @@ def test_prices_come_as_an_outlook_and_are_told_again_as_time_goes_on(tmp_path: 
 
     (told,) = look()
     twin.tick(None, told)
-    view = twin.engine._view(1.0)
+    view = twin.engine.view(1.0)
     price = view.outlook("site.grid_price_usd_per_kwh", START_NS + 3600 * NS)
     assert (price.tolist(), told.step_s, told.values) == ([0.4], 3600.0, (0.3, 0.4, 0.5))
     assert look() == []

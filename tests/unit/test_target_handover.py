@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.builders import Twin, two_racks
-from twin.app.handover import Handover, read_handover
-from twin.app.leader import MAX_HEAD
-from twin.app.target_handover import taken_over
-from twin.events import LoadTargetSet, LoadTargetWithdrawn, MaintenanceBegun
+from tests.support.builders import Twin, two_racks
+from twin.daemon.handover import Handover, read_handover, targets_after
+from twin.daemon.leader import MAX_HEAD
+from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, MaintenanceBegun
 
 ISV, FILE = "//grid/v1/isv/acme", "targets_file"
 
@@ -21,7 +20,7 @@ def after(left: list[LoadTargetSet] | None, own: list[LoadTargetSet]) -> dict[st
     """What a successor holds that had `own`."""
     twin = Twin(two_racks())
     twin.tick(None, *own)
-    twin.tick(None, *taken_over(left, twin.engine.intake.load_targets.events()))
+    twin.tick(None, *targets_after(left, twin.engine.intake.load_targets.events()))
     assert not [r for r in twin.records("event") if "refused" in r]
     return {t.target: t.limit_w for t in twin.engine.intake.load_targets.events()}
 
@@ -47,7 +46,7 @@ def test_one_that_was_withdrawn_here_under_the_same_id_counts_again() -> None:
     twin = Twin(two_racks())
     twin.tick(None, goal("t"))
     twin.tick(None, LoadTargetWithdrawn(author="x", target="t"))
-    twin.tick(None, *taken_over([goal("t")], ()))
+    twin.tick(None, *targets_after([goal("t")], ()))
     assert len(twin.engine.intake.load_targets.events()) == 1
 
 

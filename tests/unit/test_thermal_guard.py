@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from policies.thermal_guard import RELEASE_S, ThermalGuard, strain
-from tests.builders import Twin, Wish, profile_tree, two_racks
-from twin.events import EntityReplaced, Held, SiteChanged
+from tests.support.builders import Twin, Wish, profile_tree, two_racks
 from twin.site import SiteSpec
+from twin.telemetry import EntityReplaced, Held, SiteChanged
 
 CAP = "gpu.power_cap_w"
 NAN, INF = float("nan"), float("inf")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from twin.app import tokens
-from twin.app.tokens import PREFIX, Tokens, add_token, hash_of, read_secret, read_tokens, revoke_token
-from twin.errors import ConfigError
+from twin.api import tokens
+from twin.api.tokens import PREFIX, Tokens, add_token, hash_of, read_secret, read_tokens, revoke_token
+from twin.catalogue import ConfigError
 
 
 @pytest.fixture

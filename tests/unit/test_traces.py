@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from twin.app import traces
-from twin.errors import ConfigError, ConnectorError, StorageError
+from twin.catalogue import ConfigError, ConnectorError, StorageError
+from twin.cli import traces
 
 CSV = b"time,x\n2020-01-01,1\n" * 50
 EVENTS = [{"node_id": "a", "event_time": 3.5}, {"node_id": "b", "event_time": 231.9999}]

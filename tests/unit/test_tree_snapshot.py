@@ -15,13 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from twin import snapshot
-from twin.errors import StorageError
-from twin.tree import digest, pack, unpack
+from twin.catalogue import StorageError, digest, pack, unpack
+from twin.engine import snapshot
 
 KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 arrays = st.sampled_from(KINDS).flatmap(
@@ -298,7 +296,7 @@ def test_sealed_but_not_ours(tree: Any, reason: str) -> None:
 def test_a_snapshot_of_another_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its columns are rows of the catalogue: they would be read as other signals."""
     raw = snapshot.encode(DATA)
-    monkeypatch.setattr(snapshot, "CATALOGUE", "another")
+    monkeypatch.setattr(snapshot, "CATALOGUE_HASH", "another")
     with pytest.raises(StorageError, match="this version has another"):
         snapshot.decode(raw)
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from models.trees import KEYS, check_trees, pack_trees, predict_trees, unpack_grove, unpack_trees
-from twin.errors import ContractError
-from twin.frame import F64
+from twin.catalogue import F64, ContractError
 
 Packed = dict[str, np.ndarray]
 

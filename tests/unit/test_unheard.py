@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.builders import Twin, eight_nodes, spec_of, two_racks
-from twin import events as ev
+from tests.support.builders import Twin, eight_nodes, spec_of, two_racks
+from tests.support.journal_bodies import bodies_of
+from twin.alerts import reported_counts
+from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.frame import NS
-from twin.inbox import Inbox
-from twin.unheard import heard_counts
+from twin.telemetry import Inbox, events as ev
 
 
 def unheard(twin: Twin) -> dict[str, Finding]:
@@ -19,7 +19,7 @@ def unheard(twin: Twin) -> dict[str, Finding]:
 
 
 def journaled(twin: Twin) -> list[str]:
-    return [r["id"] for r in twin.decision.records if str(r.get("id", "")).startswith("unheard/")]
+    return [r["id"] for r in bodies_of(twin.decision) if str(r.get("id", "")).startswith("unheard/")]
 
 
 def some(n: int, of: int, value: float = 50.0) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def test_what_is_declared_and_never_spoke_is_told_once_per_table_after_a_minute(
         "gpu": 61, "node": 91, "rack": 151, "cdu": 151, "feeder": 151
     }, "after a minute, or one and a half periods"  # fmt: skip
     found = unheard(twin)
-    assert found["gpu"].title == "140 of 144 gpu entities were never heard"
+    assert found["gpu"].title == "140 of 144 gpu entities have never reported"
     assert found["gpu"].entities[0] == "lab/h/r1/node1/gpu0"
     assert found["node"].count == 35, "a node whose GPUs speak is heard"
     assert found["rack"].entities == ("lab/h/r2",)
-    assert heard_counts(twin.site, twin.engine.state)["gpu"] == {"heard": 4, "of": 144}
+    assert reported_counts(twin.site, twin.engine.state)["gpu"] == {"heard": 4, "of": 144}
 
 
 def test_it_is_over_when_the_last_one_speaks() -> None:

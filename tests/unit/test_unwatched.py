@@ -6,21 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from models.failure import Failure
-from models.failure_fits import fit_all
-from models.failure_rates import fleet, past_of
-from policies.checkpoint_costs import terms_of
-from policies.checkpoint_hazard import HALF_D, held_by, of_late, rates_of
-from tests.ailing import ailing, days_ago_ns
-from tests.failing import DAY_NS, START_NS, View, log_of, quiet
-from tests.saving import DAY_S, EIGHT, Saving
-from twin import events as ev
-from twin.frame import NS
-from twin.snapshot import dump_engine, restore_engine
-from twin.unwatched import LEAST_S, MOST, ago_d, noted, nothing, watched_ns
+from models.failure import Failure, failure_history
+from models.failure.fits import fit_all
+from models.failure.rates import fleet_posterior
+from policies.checkpointing import interruption_rates, job_nodes, recent_factor, save_terms
+from policies.checkpointing.hazard import HALF_LIFE_D
+from tests.support.failing_fleet import DAY_NS, START_NS, View, log_of, quiet
+from tests.support.saving_jobs import DAY_S, EIGHT, Saving
+from tests.support.scripted_health import ailing, days_ago_ns
+from twin.catalogue import NS
+from twin.telemetry import ago_d, events as ev, noted, nothing, watched_ns
+from twin.telemetry.observation_gaps import LEAST_S, MOST
 
 ROWS = [(k % 16, 0.5 + 0.5 * k, 0.6 + 0.5 * k, 0, False) for k in range(10)]  # ten failures in five days
 
@@ -52,17 +50,17 @@ def test_the_clock_of_the_watch_stands_still_in_gaps_alone(steps: list[int], at:
 def test_a_gap_is_no_time_without_failures() -> None:
     """Five days watched and thirty not say what five days say."""
     log, later = log_of(ROWS), START_NS + round(35.6 * DAY_NS)
-    watched = past_of(log, 16, START_NS + round(5.6 * DAY_NS))
-    paused = past_of(replace(log, unwatched_ns=gap(5.6, 35.6)), 16, later)
-    blind = past_of(log, 16, later)
-    assert fleet(paused) == pytest.approx(fleet(watched))
+    watched = failure_history(log, 16, START_NS + round(5.6 * DAY_NS))
+    paused = failure_history(replace(log, unwatched_ns=gap(5.6, 35.6)), 16, later)
+    blind = failure_history(log, 16, later)
+    assert fleet_posterior(paused) == pytest.approx(fleet_posterior(watched))
     assert paused.now_d == pytest.approx(5.6)
-    assert fleet(blind)[0] < 0.75 * fleet(watched)[0], "else nothing would be shown"
+    assert fleet_posterior(blind)[0] < 0.75 * fleet_posterior(watched)[0], "else nothing would be shown"
 
 
 def test_a_failure_over_a_gap_lasts_only_as_long_as_it_was_watched() -> None:
     log = replace(log_of([(3, 1.0, 31.5, 0, False), (4, 2.0, 0, 0, False)]), unwatched_ns=gap(1.25, 31.25))
-    past = past_of(log, 16, START_NS + round(32.0 * DAY_NS))
+    past = failure_history(log, 16, START_NS + round(32.0 * DAY_NS))
     assert past.own.end_d[0] - past.own.start_d[0] == pytest.approx(0.5)
     assert past.down[4]
     assert not past.down[3]
@@ -107,13 +105,13 @@ def test_fits_of_an_older_kind_are_refused_in_words() -> None:
 def test_days_off_do_not_make_the_fleet_look_well_of_late() -> None:
     per_d = np.full(100, 0.2)
     steady = np.arange(0.025, 3.0, 0.05)  # as expected, until the daemon was off
-    whole = of_late(steady, per_d, 3.0)
+    whole = recent_factor(steady, per_d, 3.0)
     assert whole == pytest.approx(1.0, abs=0.05)
-    off = of_late(steady + 4.0, per_d, 7.0, np.array([[4.0, 0.0]]))
+    off = recent_factor(steady + 4.0, per_d, 7.0, np.array([[4.0, 0.0]]))
     assert off == pytest.approx(1.0, abs=0.2)
-    assert of_late(steady + 4.0, per_d, 7.0) < 0.5
-    closed = 20.0 * HALF_D / np.log(2.0) * (2.0**-4.0 - 2.0**-7.0)
-    none = of_late(np.zeros(0), per_d, 7.0, np.array([[4.0, 0.0]]))
+    assert recent_factor(steady + 4.0, per_d, 7.0) < 0.5
+    closed = 20.0 * HALF_LIFE_D / np.log(2.0) * (2.0**-4.0 - 2.0**-7.0)
+    none = recent_factor(np.zeros(0), per_d, 7.0, np.array([[4.0, 0.0]]))
     assert none == pytest.approx(5.0 / (5.0 + closed))
 
 
@@ -128,12 +126,12 @@ def test_a_daemon_that_was_off_for_days_counts_as_watching_no_longer() -> None:
     slots = np.array([0], np.int32)
 
     def rate() -> float:
-        view = twin.engine._view(1.0)
-        return float(rates_of(view, held_by(view, slots)).per_s[0])
+        view = twin.engine.view(1.0)
+        return float(interruption_rates(view, job_nodes(view, slots)).per_s[0])
 
     before = rate()
     twin.tick(None, ev.TicksSkipped(count=1, why="restart"), dt_s=3 * DAY_S)
-    gaps = twin.engine._view(1.0).failures().unwatched_ns
+    gaps = twin.engine.view(1.0).failures().unwatched_ns
     assert ago_d(gaps, twin.now_ns) == pytest.approx(np.array([[3.0, 0.0]]))
     after = rate()
     twin.engine.state.unwatched_ns = nothing()
@@ -141,18 +139,18 @@ def test_a_daemon_that_was_off_for_days_counts_as_watching_no_longer() -> None:
     assert blind < 0.5 * before
     assert after == pytest.approx(before, rel=0.3)
     twin.engine.state.unwatched_ns = gaps
-    view = twin.engine._view(1.0)
-    held = held_by(view, slots)
-    soft = terms_of(view, slots, held, rates_of(view, held))[0].soft_per_s[0]
+    view = twin.engine.view(1.0)
+    held = job_nodes(view, slots)
+    soft = save_terms(view, slots, held, interruption_rates(view, held))[0].soft_per_s[0]
     twin.engine.state.unwatched_ns = nothing()
-    assert soft > terms_of(view, slots, held, rates_of(view, held))[0].soft_per_s[0]
+    assert soft > save_terms(view, slots, held, interruption_rates(view, held))[0].soft_per_s[0]
 
 
 def test_gaps_outlive_a_restart() -> None:
     twin, again = Saving({"a": EIGHT}), Saving({"a": EIGHT})
     twin.tick(None, ev.TicksSkipped(count=1, why="restart"), dt_s=3 * DAY_S)
     assert len(twin.engine.state.unwatched_ns) == 1
-    restore_engine(again.engine, dump_engine(twin.engine))
+    again.engine.restore(twin.engine.dump())
     assert np.array_equal(again.engine.state.unwatched_ns, twin.engine.state.unwatched_ns)
     assert again.engine.state.checksum() == twin.engine.state.checksum()
 
@@ -160,4 +158,4 @@ def test_gaps_outlive_a_restart() -> None:
 def test_a_long_tick_that_nobody_calls_a_pause_is_watched() -> None:
     twin = Saving({"a": EIGHT})
     twin.tick(None, dt_s=DAY_S)
-    assert not len(twin.engine._view(1.0).failures().unwatched_ns)
+    assert not len(twin.engine.view(1.0).failures().unwatched_ns)

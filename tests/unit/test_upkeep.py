@@ -12,17 +12,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.golden.story import engine_for, spec
-from twin.app import upkeep
-from twin.app.config import Quotas
-from twin.app.journal_files import OPEN, closed_segments
-from twin.app.recorded import open_recorded
-from twin.app.replay import Keeping, Recorder, replay_frames
-from twin.app.startup import resume
-from twin.app.storage import JournalWriter, TraceReader, read_holes, verify_journal
-from twin.app.upkeep import Upkeep
+from tests.support.golden_story import engine_for, spec
+from twin.catalogue import NS
+from twin.config import Quotas
+from twin.contracts import OtherRecord
 from twin.engine import Engine
-from twin.frame import NS, Frame
+from twin.run import (
+    OPEN,
+    JournalWriter,
+    Keeping,
+    Recorder,
+    TraceReader,
+    Upkeep,
+    closed_segments,
+    open_recorded,
+    replay_frames,
+    resume,
+    retention,
+    verify_journal,
+)
+from twin.run.storage import read_holes
+from twin.telemetry import Frame
 
 T0 = 1_700_000_000 * NS
 TICKS, PER_SEGMENT, PER_SNAPSHOT = 120, 10, 30
@@ -74,9 +84,9 @@ def test_the_ring_by_hours(folder: Path, source: tuple[Path, Engine]) -> None:
     notes = keeper.run(now())
     # Tick 45 and later are young enough; segment 4 holds ticks 40 to 49.
     assert segments(folder) == list(range(4, 12))
-    assert notes[0][0] == "upkeep"
-    assert notes[0][1]["trace"] == [f"trace-{i:06d}.rt" for i in range(4)]
-    assert notes[0][1]["ticks"][0] == [0, 9]
+    assert notes[0].trace == tuple(f"trace-{i:06d}.rt" for i in range(4))
+    assert notes[0].ticks is not None
+    assert notes[0].ticks[0] == (0, 9)
     assert read_holes(folder) == [(0, 39)]
     assert keeper.run(now()) == []
     back = resume(folder, engine_for)
@@ -112,7 +122,7 @@ def test_declared_history_stays(tmp_path: Path) -> None:
 def test_the_ring_by_size(folder: Path) -> None:
     sizes = [p.stat().st_size for p in sorted(folder.glob("trace-*.rt"))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "MB", 1)
+        patch.setattr(retention, "MB", 1)
         Upkeep(folder, Quotas(trace_mb=sum(sizes[6:]), snapshots=2)).run(now())
     assert segments(folder)[0] in (5, 6)
 
@@ -121,7 +131,7 @@ def test_a_quota_that_cannot_be_kept_is_said(folder: Path) -> None:
     for path in folder.glob("snapshot-*.rts"):
         path.unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "MB", 1)
+        patch.setattr(retention, "MB", 1)
         keeper = Upkeep(folder, Quotas(trace_mb=1, trace_hours=0.01))
         assert keeper.run(now()) == []
     assert "look whether snapshots are written" in keeper.fault
@@ -131,7 +141,7 @@ def test_a_quota_that_cannot_be_kept_is_said(folder: Path) -> None:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four minutes to each side, so that a window of a pin can lie within a segment."""
-    monkeypatch.setattr(upkeep, "WINDOW_S", 4 * STEP_S)
+    monkeypatch.setattr(retention, "WINDOW_S", 4 * STEP_S)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -233,21 +243,21 @@ def test_sides_that_no_line_names_go(tmp_path: Path) -> None:
     names = []
     for i in range(4):
         body: dict[str, Any] = {"x": f"{i // 3}" * 2_100_000}  # the first three bodies are the same
-        writer.append([writer.chain.line("daemon", i, i, body)])
+        writer.append([writer.chain.line(OtherRecord("daemon", body), i, i)])
         names.append(sorted(p.stem for p in (tmp_path / "sides").iterdir()))
         writer.rotate()
     assert len(names[-1]) == 2
     orphan = tmp_path / "sides" / ("f" * 32 + ".json")
     orphan.write_text("{}")
-    old = time.time() - 2 * upkeep.SIDE_AGE_S
+    old = time.time() - 2 * retention.SIDE_AGE_S
     for path in (tmp_path / "sides").iterdir():
         os.utime(path, (old, old))
     fresh = tmp_path / "sides" / ("e" * 32 + ".json")
     fresh.write_text("{}")  # its line is about to be written
     (tmp_path / "snapshot-000000000009.rts").write_bytes(b"")
     for _ in range(2):
-        for kind, note in keeper.run(0):
-            writer.append([writer.chain.line(kind, 9, 9, note)])
+        for record in keeper.run(0):
+            writer.append([writer.chain.line(record, 9, 9)])
     writer.close()
     assert [p.name for p in closed_segments(tmp_path)] == ["journal-000003.jsonl"]
     assert verify_journal(writer.path).fault is None
@@ -258,11 +268,11 @@ def test_sides_that_no_line_names_go(tmp_path: Path) -> None:
 
 
 def test_what_was_set_aside_is_bounded_too(folder: Path) -> None:
-    for i in range(upkeep.KEPT_EVIDENCE + 5):
+    for i in range(retention.KEPT_EVIDENCE + 5):
         path = folder / f"journal.torn.{i}"
         path.write_bytes(b"half a line")
         os.utime(path, (i, i))
     (folder / "trace-000099.lost").write_bytes(b"x")
-    ((_, body),) = Upkeep(folder, Quotas(snapshots=9)).run(now())
-    assert body["set_aside"] == [f"journal.torn.{i}" for i in range(6)]
+    (record,) = Upkeep(folder, Quotas(snapshots=9)).run(now())
+    assert record.set_aside == tuple(f"journal.torn.{i}" for i in range(6))
     assert (folder / "trace-000099.lost").exists()

@@ -10,16 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.story import engine_for, spec
-from twin.app import upkeep
-from twin.app.config import Quotas
-from twin.app.journal_files import OPEN
-from twin.app.recorded import open_recorded
-from twin.app.replay import Keeping, Recorder, replay_frames
-from twin.app.startup import resume
-from twin.app.storage import TraceReader, verify_journal
-from twin.app.upkeep import Upkeep
-from twin.frame import NS, Frame
+from tests.support.golden_story import engine_for, spec
+from twin.catalogue import NS
+from twin.config import Quotas
+from twin.contracts import OtherRecord
+from twin.run import (
+    OPEN,
+    Keeping,
+    Recorder,
+    TraceReader,
+    Upkeep,
+    open_recorded,
+    replay_frames,
+    resume,
+    retention,
+    verify_journal,
+)
+from twin.telemetry import Frame
 
 ROOT = Path(__file__).parents[2]
 T0 = 1_700_000_000 * NS
@@ -29,7 +36,7 @@ CHILD = "import sys; from tests.unit.test_upkeep_killed import live; live(sys.ar
 def live(path: str) -> None:
     """A daemon in small: starts again where it was, ticks as fast as it can, keeps its files small."""
     folder, site = Path(path), spec(["r1"])
-    upkeep.MB = 1
+    retention.MB = 1
     keeping = Keeping(trace_s=7.0, journal_bytes=2500, reserve_bytes=4096)
     keeper = Upkeep(folder, Quotas(trace_hours=0.01, snapshots=2, journal_mb=8000, pinned_mb=30_000))
     if any(folder.glob("trace-*.rt")) or any(folder.glob("snapshot-*.rts")):
@@ -48,14 +55,14 @@ def live(path: str) -> None:
         frame = Frame(tick, T0 + tick * NS, 1.0)
         recorder.before(frame)
         recorder.after(engine, engine.tick(frame))
-        recorder.note("daemon", {"tick": tick, "padding": "x" * 100})
+        recorder.note(OtherRecord("daemon", {"tick": tick, "padding": "x" * 100}))
         if tick % 23 == 0:
             keeper.pin(frame.now_ns, "finding")
         if tick % 10 == 0:
             recorder.snapshot_job(engine)()
         if tick % 5 == 0:
-            for kind, body in keeper.run(frame.now_ns):
-                recorder.note(kind, body)
+            for record in keeper.run(frame.now_ns):
+                recorder.note(record)
         tick += 1
 
 

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import Twin, site_of, two_racks
-from tests.ward import WELL, Ward, fault, on
-from twin.events import FaultReported, MaintenanceBegun, MaintenanceEnded
-from twin.frame import NS
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, PAIRED, PARTS, UNKNOWN, WATCH, action
+from tests.support.builders import Twin, site_of, two_racks
+from tests.support.health_site import WELL, Ward, fault, on
+from twin.catalogue import NS, find_signal
+from twin.contracts import DEGRADED, FAILED, HEALTHY, PAIRED, PARTS, UNKNOWN, WATCH, action
+from twin.engine import encode
+from twin.engine.remap import slots_kept
+from twin.engine.snapshot import decode
 from twin.health.verdicts import KEPT_S, Verdicts
-from twin.remap import slots_kept
-from twin.signals import find_signal
-from twin.snapshot import decode, encode
-from twin.state import STALE_PERIODS
+from twin.telemetry import STALE_PERIODS, FaultReported, MaintenanceBegun, MaintenanceEnded
 
 N = 144
 FAILED_ROW, PENDING = "gpu.row_remap_failed_state", "gpu.row_remap_pending_state"

@@ -14,18 +14,28 @@ from typing import Any
 
 import pytest
 
-from tests.golden.story import engine_for, spec
-from twin import journal, snapshot, trace
-from twin.app import alarms, journal_files, replay, storage
-from twin.app.alarms import AlarmBook
-from twin.app.journal_files import OPEN
-from twin.app.replay import Keeping, Recorder, replay_frames
-from twin.app.startup import resume
-from twin.app.storage import JournalWriter, TraceReader, verify_journal
-from twin.contracts import Finding
-from twin.engine import Engine
-from twin.errors import StorageError
-from twin.frame import NS, Frame
+from tests.support.golden_story import engine_for, spec
+from twin.catalogue import NS, StorageError
+from twin.contracts import Finding, OtherRecord
+from twin.daemon import alarms
+from twin.daemon.alarms import AlarmBook
+from twin.engine import Engine, snapshot
+from twin.run import (
+    OPEN,
+    JournalWriter,
+    Keeping,
+    Recorder,
+    TraceReader,
+    journal,
+    journal_files,
+    replay,
+    replay_frames,
+    resume,
+    storage,
+    trace,
+    verify_journal,
+)
+from twin.telemetry import Frame
 
 T0 = 1_700_000_000 * NS
 
@@ -62,7 +72,7 @@ def go_on(folder: Path, ticks: int = 10) -> Engine:
         frame = Frame(tick, T0 + tick * NS, 1.0)
         recorder.before(frame)
         recorder.after(engine, engine.tick(frame))
-        recorder.note("daemon", {"tick": tick, "padding": "x" * 200})
+        recorder.note(OtherRecord("daemon", {"tick": tick, "padding": "x" * 200}))
     recorder.snapshot_job(engine)()
     recorder.close()
     return engine
@@ -132,7 +142,7 @@ def test_a_trace_of_another_catalogue_is_left_alone(tmp_path: Path, monkeypatch:
     """Its records name signals by rows that mean something else now."""
     go_on(tmp_path)
     before = content(tmp_path)
-    monkeypatch.setattr(trace, "CATALOGUE", "another")
+    monkeypatch.setattr(trace, "CATALOGUE_HASH", "another")
     with pytest.raises(StorageError, match="start the version that wrote it"):
         resume(tmp_path, engine_for)
     assert content(tmp_path) == before
@@ -163,7 +173,7 @@ def test_a_header_with_fields_that_we_do_not_know(tmp_path: Path) -> None:
 
     packed = zstandard.compress(msgspec.msgpack.encode({"format": trace.FORMAT + 1, "site": [1, 2]}))
     with pytest.raises(trace.OtherFormat, match="trace format"):
-        trace.Decoder().header(packed)
+        trace.TraceDecoder().header(packed)
 
 
 @pytest.mark.parametrize("move", ["up", "down"])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.builders import site_of, two_racks
-from tests.looks import Look
-from twin.estimate.parameter import Parameter
-from twin.frame import NS
+from tests.support.builders import site_of, two_racks
+from tests.support.health_contexts import Look
+from twin.catalogue import NS, find_signal
+from twin.estimation import Parameter
 from twin.health import wear as bounds
-from twin.health.wear import POINT_S, POINTS, REMAPS, Wear
-from twin.health.wear_trend import LEAST_POINTS, SURE_T, trend, until, until_counted
-from twin.signals import find_signal
+from twin.health.wear import LEAST_POINTS, POINT_S, POINTS, REMAPS, SURE_T, Wear, trend, until, until_counted
 
 DAY_S = 86_400.0
 SITE = site_of(two_racks())

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from policies import REGISTRY
-from tests.asking import BASE, FROM, SCENARIO, SITE, asked, lab, question_of, recorded
-from twin.app.cli import main
-from twin.app.whatif import Case, Question, begin, run_course
-from twin.app.whatif_report import FIGURES
-from twin.app.whatif_trail import CURVES
-from twin.app.wiring import load_site
-from twin.plant.scenario import Scenario, cases_of
+from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, question_of, recorded
+from twin.cli.main import main
+from twin.config import load_site
+from twin.plant import Scenario, cases_of
+from twin.simulation import Case, Question
+from twin.simulation.whatif import begin, run_course
+from twin.simulation.whatif_report import FIGURES
+from twin.simulation.whatif_trail import CURVES
 
 __all__ = ["lab", "recorded"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.asking import BASE, FROM, SCENARIO, SITE, asked, lab, recorded
-from twin.app import whatif_sweep
-from twin.app.cli import main
-from twin.app.whatif import Case, Course, Question, run_course
+from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, recorded
+from twin.cli.main import main
+from twin.simulation import Case, Question, whatif_sweep
+from twin.simulation.whatif import Course, run_course
 
 __all__ = ["lab", "recorded"]
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ class Workers:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nobody_is_left_behind(lab: Path, how: signal.Signals) -> None:
-    words = [sys.executable, "-m", "twin.app.cli", *FROM, "--jobs", "2", "--horizon", "1000000"]
+    words = [sys.executable, "-m", "twin.cli.main", *FROM, "--jobs", "2", "--horizon", "1000000"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     workers, children = Workers(process.pid), list[int]()

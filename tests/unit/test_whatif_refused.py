@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.asking import BASE, FROM, SCENARIO, SITE, lab, recorded
-from twin.app.cli import main
-from twin.app.whatif import newest_snapshot
-from twin.errors import StorageError
+from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, lab, recorded
+from twin.catalogue import StorageError
+from twin.cli.main import main
+from twin.simulation import newest_snapshot
 
 __all__ = ["lab", "recorded"]
 ERROR = re.compile(r"^error [^\n]+\n$")

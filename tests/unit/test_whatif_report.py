@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.asking import lab, question_of, recorded
-from twin.app.whatif import ARMS, Case, Course
-from twin.app.whatif_report import FIGURES, groups_of, render, spread, summary_of
-from twin.app.whatif_sweep import CaseBar, Result, run_cases
-from twin.app.whatif_trail import Trail
-from twin.plant.scenario import Scenario
+from tests.support.recorded_site import lab, question_of, recorded
+from twin.plant import Scenario
+from twin.run import ProgressBar
+from twin.simulation import Case, Result, run_cases, summary_of
+from twin.simulation.whatif import ARMS, Course
+from twin.simulation.whatif_report import FIGURES, groups_of, render, spread
+from twin.simulation.whatif_trail import Trail
 
 __all__ = ["lab", "recorded"]
 
@@ -72,8 +73,7 @@ def test_what_a_scenario_is_called_is_not_markup() -> None:
 
 def test_the_bar_is_silent_where_there_is_no_terminal(lab: Path) -> None:
     said = io.StringIO()
-    with CaseBar(Console(file=said), 2.0, "what if") as bar:
+    with ProgressBar(Console(file=said), "what if") as bar:
         results = run_cases(question_of(lab, horizon_s=3.0), [Case(0, {}, Scenario("calm"))], 1, bar)
-    assert bar.done == 2.0
     assert said.getvalue() == ""
     assert list(results[0].courses) == list(ARMS)

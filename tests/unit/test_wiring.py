@@ -12,18 +12,11 @@ import pytest
 
 import models
 import policies
-from twin.app.wiring import (
-    load_site,
-    make_engine,
-    make_model,
-    make_policies,
-    packaged_profiles,
-    profile_path,
-    read_yaml,
-    uncooled,
-)
-from twin.errors import ConfigError
-from twin.sitefile import ModelEntry, PolicyEntry, SiteFile
+from twin.catalogue import ConfigError
+from twin.config import load_site, make_engine, make_policies, read_yaml, uncooled
+from twin.config.engine import make_model, packaged_profiles, profile_path
+from twin.site import ModelEntry, SiteFile
+from twin.site.file import PolicyEntry
 
 ROOT = Path(__file__).parents[2]
 # Libraries of statistics and learning: workers alone import them.
@@ -160,11 +153,11 @@ def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "module, unwanted",
     [
-        ("twin.engine", (*STATISTICS, "asyncio", "rich")),  # its catalogue of fault codes is YAML
+        ("twin.engine.engine", (*STATISTICS, "asyncio", "rich")),  # its catalogue of fault codes is YAML
         ("policies, models", (*STATISTICS, "asyncio")),
-        ("twin.app.cli", (*STATISTICS, "numpy", "yaml", "asyncio")),
-        ("twin.app.cli_replay", STATISTICS),
-        ("twin.app.cli_run, twin.app.daemon, twin.app.fitting", STATISTICS),
+        ("twin.cli.main", (*STATISTICS, "numpy", "yaml", "asyncio")),
+        ("twin.cli.replay", STATISTICS),
+        ("twin.cli.run, twin.daemon.daemon, twin.run.fitting", STATISTICS),
     ],
 )
 def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...]) -> None:
@@ -211,13 +204,13 @@ def test_a_daemon_that_loads_its_site_imports_no_statistics() -> None:
     """With every model that is registered, and an engine as the daemon has it."""
     code = """
 from pathlib import Path
-from twin.app.cli import main
-from twin.app.wiring import load_site, make_engine
+from twin.cli.main import main
+from twin.config.engine import load_site, make_engine
 assert main(["run", "--check", "--config", "deploy/config/lab.yaml"]) == 0
 make_engine(load_site(Path("deploy/sites/lab.yaml"))[1])
 import models
-from twin.app.wiring import make_model
-from twin.sitefile import ModelEntry
+from twin.config.engine import make_model
+from twin.site.file import ModelEntry
 for name in models.REGISTRY:
     signal = "node.failure_pu" if name == "failure" else "gpu.power_w"
     entry = ModelEntry() if name == "power_curve" else ModelEntry(signals=[signal], horizons_s=[3600.0])

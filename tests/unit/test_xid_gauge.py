@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.builders import Twin, two_racks
-from tests.ward import WELL, on
-from twin.events import EntityReplaced, FaultReported
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, WATCH
-from twin.snapshot import decode, dump_engine, encode, restore_engine
+from tests.support.builders import Twin, two_racks
+from tests.support.health_site import WELL, on
+from twin.contracts import DEGRADED, FAILED, HEALTHY, WATCH
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import EntityReplaced, FaultReported
 
 N = 144
 
@@ -43,7 +44,7 @@ def test_a_new_value_is_a_fault_and_is_heard_once() -> None:
     pod.show(on(N, 5, 79, 0) * np.nan)  # not read once: nothing new
     pod.show(on(N, 5, 79) + on(N, 9, 94))
     assert pod.heard() == 4
-    restore_engine(pod.engine, decode(encode(dump_engine(pod.engine))))
+    pod.engine.restore(decode(encode(pod.engine.dump())))
     pod.show(on(N, 5, 79) + on(N, 9, 94))
     assert pod.heard() == 4
 
@@ -73,7 +74,7 @@ def test_a_grave_one_that_goes_is_watched_for_a_day() -> None:
     for _ in range(20):
         pod.show(0.0)  # its node, or DCGM alone, was restarted
     assert (pod.asks(5), pod.level(5)) == (0, WATCH)
-    restore_engine(pod.engine, decode(encode(dump_engine(pod.engine))))
+    pod.engine.restore(decode(encode(pod.engine.dump())))
     pod.tick(WELL, dt_s=80_000.0)
     assert pod.level(5) == WATCH
     pod.tick(WELL, dt_s=7000.0)

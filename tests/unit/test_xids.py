@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from twin.catalogue import NS, digest, pack, unpack
 from twin.diagnosis.xids import OFF_BUS_XID, XID_KEPT, XID_S, XIDS, Xids, codes_of
-from twin.frame import NS
-from twin.tree import digest, pack, unpack
 
 N = 5
 TICK = st.tuples(
@@ -50,7 +48,7 @@ def test_of_more_bursts_than_are_wanted_those_that_last_longest_stay() -> None:
         xids.advance(at_s * NS)
     assert xids.bursts(None, 2).tolist() == [0, 3]
     assert xids.bursts(np.arange(N) == 3, 2).tolist() == [0, 4]
-    xids.forget(0)
+    xids.forget("gpu", 0)
     assert xids.bursts(None, 9).tolist() == [1, 3, 4]
 
 

@@ -1,7 +1,7 @@
-"""A bank of meters: how each usually behaves, learned side by side for many, and which stand still or jump.
+"""Meter bank: the usual noise and jumps of many meters, learned side by side, and the meters that stand still
+or jump.
 
-What is learned costs a few calls for all cells; what is rare is asked of the few cells that may be odd.
-May import frames and the catalogue.
+Learning costs a few calls for all cells; rare tests run only on the few cells that may be odd.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.frame import F32, I64, Bool
+from twin.catalogue import F32, I64, Bool
 
 # Gauges that a healthy device reports on and on, and whose last digit moves.
 WATCHED: dict[str, tuple[str, ...]] = {
@@ -64,7 +64,7 @@ AT_FIRST = {"last": np.nan, "before": np.nan, "moves": 1.0}  # all else is zero
 
 
 def traits_of(table: str) -> dict[str, Any]:
-    """What is asked of each watched gauge of a table, by name [k]."""
+    """Return the test limits of each watched gauge of a table, by name [k]."""
     names = WATCHED[table]
     warm = np.array([name.endswith("temp_c") for name in names])
     # The air and the CPUs of a node follow its work, its supplies the feeds: they may jump
@@ -168,7 +168,7 @@ class Bank:
         np.copyto(last, value, where=where)
 
     def _cells(self, where: Bool, part: slice) -> tuple[I64, I64]:
-        """Where that is, as places in the part and on the whole bank."""
+        """Return the positions of the set cells within the part and within the whole bank."""
         at = where.reshape(-1).nonzero()[0]
         w = where.shape[1]
         return at, at if w == self.n else at + (at // w) * (self.n - w) + part.start

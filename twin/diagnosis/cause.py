@@ -1,7 +1,7 @@
-"""A cause: one hypothesis of what is wrong, with what it accounts for; and the book of those that were told.
+"""Cause: one hypothesis of what is wrong, with the symptoms it accounts for; and the book of reported causes.
 
-A cause is told when it has been the best account for its `hold_s`, and stays until it has found no support
-for `clear_s`: neither its kind nor its entity flaps. May import contracts, kinds, places and the site.
+A cause is reported once it has been the best account for its `hold_s`, and stays until it has found no
+support for `clear_s`: neither its kind nor its entity flaps.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from twin.catalogue import I32, NS
 from twin.contracts import Fault, Finding
-from twin.diagnosis.kinds import KINDS
-from twin.diagnosis.places import Places
-from twin.frame import I32, NS
+from twin.diagnosis.fault_kinds import FAULT_KINDS
+from twin.diagnosis.topology import Places
 from twin.site import Site
 
 HOLD_S, CLEAR_S = 5.0, 30.0
@@ -116,7 +116,9 @@ class Book:
             self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
-        """What is told, gravest first, then oldest; more than a few of a kind are one of what is above."""
+        """Return the reported faults, gravest first, then oldest; many of one kind are merged into one of
+        their ancestor.
+        """
         alike: dict[tuple[str, str, str], list[Told]] = {}
         for t in self.told.values():
             alike.setdefault((t.cause.kind, t.cause.table, t.cause.signal), []).append(t)
@@ -146,7 +148,7 @@ class Book:
                 del book[key]
 
     def remapped(self, old_of_new: dict[str, I32], places: Places | None = None) -> Book:
-        """What is told, on a changed site; what was waiting waits anew."""
+        """Return the reported causes for a changed site; pending causes start again."""
         out = Book(places)
         for t in self.told.values():
             if t.cause.table != "site":
@@ -179,12 +181,13 @@ class Book:
 
 
 def _gravity(key: Key) -> int:
-    return _GRAVITY[KINDS[key[0]].severity]
+    return _GRAVITY[FAULT_KINDS[key[0]].severity]
 
 
 def _fault(t: Told) -> Fault:
     c = t.cause
-    return Fault(c.kind, c.table, c.entity, c.signal, KINDS[c.kind].severity, c.confidence_pu, t.since_ns,
+    severity = FAULT_KINDS[c.kind].severity
+    return Fault(c.kind, c.table, c.entity, c.signal, severity, c.confidence_pu, t.since_ns,
                  c.evidence[:MAX_EVIDENCE], c.count)  # fmt: skip
 
 
@@ -203,19 +206,19 @@ def _crowd(some: list[Told], places: Places) -> Fault:
     name = places.site.name(cause.table, cause.entity)
     text = (f"{len(some)} {cause.table} at once: {name} and {len(some) - 1} more",
             *(f"{name}: {e}" for e in cause.evidence))  # fmt: skip
-    return Fault(cause.kind, table, entity, cause.signal, KINDS[cause.kind].severity,
+    return Fault(cause.kind, table, entity, cause.signal, FAULT_KINDS[cause.kind].severity,
                  min(t.cause.confidence_pu for t in some), first.since_ns, text[:MAX_EVIDENCE],
                  len(some))  # fmt: skip
 
 
 def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
-    """Whether two causes account for a symptom of the same entity."""
+    """Return True if two causes account for a symptom of the same entity."""
     return any(name in b and len(np.intersect1d(index, b[name])) > 0 for name, index in a.items())
 
 
 def finding_of(fault: Fault, site: Site) -> Finding:
     """A fault as people are told of it; the id is the same as long as it lasts."""
-    kind = KINDS[fault.kind]
+    kind = FAULT_KINDS[fault.kind]
     name = site.name(fault.table, fault.entity)
     title = kind.title.format(name=name)
     if fault.signal:

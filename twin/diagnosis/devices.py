@@ -1,7 +1,4 @@
-"""Devices as a whole: pumps that stop, filters that take all, the weather, odd sensors.
-
-May import the state, the site and causes.
-"""
+"""Faults of whole devices: stopped pumps, blocked filters, the weather, odd sensors."""
 
 from __future__ import annotations
 
@@ -9,19 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from twin.confidence import Residual
-from twin.design import CDU_FILTER_DROP_PA
-from twin.diagnosis.board import WILD_SIGMAS
+from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
+from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.places import Places
-from twin.diagnosis.reports import good, heard
+from twin.diagnosis.cusum import WILD_SIGMAS
+from twin.diagnosis.deviations import SLICE, Tracks
+from twin.diagnosis.device_reports import good, heard
+from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, NODE_POWER, PSU1, PSU2
-from twin.diagnosis.tracks import SLICE, Tracks
+from twin.diagnosis.topology import Places
 from twin.diagnosis.verdict import amount
-from twin.diagnosis.watch import Meters, Watch
-from twin.frame import F32, F64, I32, NS, Bool
-from twin.signals import TABLES
-from twin.state import GOOD, State
+from twin.site import CDU_FILTER_DROP_PA
+from twin.telemetry import GOOD, EntityState, State, column, scalar
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
 RAN_S = 30.0  # a pump that ran so long and stands now has stopped
@@ -47,27 +43,36 @@ POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "fe
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
 
-class Devices:
+class DeviceFaults(EntityState):
     """Remembers which pumps ran, the usual weather, and how much hotter GPUs' memory is than their chips."""
 
+    ran_s: F64 = column("cdu", "f8", trail=(2,))
+    stopped_ns: I64 = column("cdu", "i8", trail=(2,))
+    # The weather: outdoor dry and wet bulb, usual and last; for how long it was watched; readings since the
+    # last step; spikes among about the last ten readings
+    usual_c: F64 = scalar(np.full(2, np.nan))
+    weather_c: F64 = scalar(np.full(2, np.nan))
+    weather_s: float = scalar(0.0)
+    warmer_k: float = 0.0
+    weather_ns: int = scalar(0)
+    weather_kept: int = scalar(0)
+    weather_spikes: float = scalar(0.0)
+    weather_step_k: float = scalar(0.0)
+    # Of each GPU: mean memory activity squared, and its product with the gap
+    gap_xx: F32 = column("gpu", "f4")
+    gap_xy: F32 = column("gpu", "f4")
+    gap_mean: F32 = column("gpu", "f4")
+    gap_var: F32 = column("gpu", "f4", 1.0)
+    gap_z: F32 = column("gpu", "f4")
+    gap_count: int = scalar(0)
+    slowed_ns: I64 = column("gpu", "i8")
+    loop_c: F64 = column("loop", "f8", np.nan)
+    loop_var: F64 = column("loop", "f8")
+    loop_count: I64 = column("loop", "i8")
+
     def __init__(self, places: Places) -> None:
-        self.places, n = places, places.sizes
-        self.ran_s = np.zeros((n["cdu"], 2))
-        self.stopped_ns = np.zeros((n["cdu"], 2), np.int64)
-        self.usual_c = np.full(2, np.nan)  # outdoor dry and wet bulb
-        self.weather_s = self.warmer_k = 0.0  # outdoors over usual
-        self.weather_ns = self.weather_kept = 0  # kept: readings since the last step
-        self.weather_spikes = self.weather_step_k = 0.0  # spikes among about the last ten readings
-        self.weather_c = np.full(2, np.nan)
-        # Of each GPU: mean memory activity squared, and its product with the gap
-        self.gap_xx, self.gap_xy = np.zeros(n["gpu"], np.float32), np.zeros(n["gpu"], np.float32)
-        self.gap_mean, self.gap_var = np.zeros(n["gpu"], np.float32), np.ones(n["gpu"], np.float32)
-        self.gap_z = np.zeros(n["gpu"], np.float32)
-        self.gap_count = 0
-        self.slowed_ns = np.zeros(n["gpu"], np.int64)
-        loops = n["loop"]
-        self.loop_c, self.loop_var = np.full(loops, np.nan), np.zeros(loops)
-        self.loop_count = np.zeros(loops, np.int64)
+        super().__init__(places.sizes)
+        self.places = places
 
     def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
@@ -139,7 +144,7 @@ class Devices:
 
     def sensors(
         self,
-        watch: Watch,
+        watch: SensorChecks,
         tracks: Tracks,
         dark: dict[str, Bool],
         still: dict[str, Bool],
@@ -180,8 +185,11 @@ class Devices:
         return out
 
     def _crowds(self, kind: str, table: str, name: str, found: Bool) -> list[Cause]:
-        """Where more of a rack do the same than fail by chance: silent or jumping together they follow
-        their source or their work; standing still they are one fault of the rack's source. Clears them."""
+        """Report racks in which more sensors misbehave than fail by chance, and clear them.
+
+        Sensors that fall silent or jump together follow their source or their work; sensors that stand still
+        together are one fault of the rack's source.
+        """
         rack_of = self.places.above(table, "rack")
         many = np.bincount(rack_of[found], minlength=self.places.sizes["rack"])
         out = []
@@ -196,7 +204,7 @@ class Devices:
         return out
 
     def _busy(self, meters: Meters, gpu: int) -> bool:
-        """Whether a GPU draws so much that its temperature cannot stand still."""
+        """Return True if a GPU draws so much power that its temperature cannot stand still."""
         rated_w = self.places.site.design.gpu_max_w[self.places.site.rack_of_gpu[gpu]]
         return bool(meters.last[meters.index("power_w"), gpu] > BUSY_PU * rated_w)
 
@@ -297,43 +305,6 @@ class Devices:
         self.gap_z[part] = mean / (np.float32(0.25) * np.sqrt(np.maximum(var, np.float32(0.02))))
         return self.gap_z
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
-        if table == "cdu":
-            self.ran_s[entity] = 0.0
-        elif table == "gpu":
-            self.gap_xx[entity] = self.gap_xy[entity] = self.gap_mean[entity] = 0.0
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {name: getattr(self, name) for name in _KEPT}
-
-    def adopt(self, old: Devices, old_of_new: dict[str, I32]) -> None:
-        """What was known of the same devices at their old places; the weather is the same."""
-        for name in _KEPT:
-            value = getattr(old, name)
-            if (table := _TABLE_OF.get(name)) is None:
-                setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
-            else:
-                kept = np.flatnonzero(old_of_new[table] >= 0)
-                getattr(self, name)[kept] = value[old_of_new[table][kept]]
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        for name in _KEPT:
-            value = data[name]
-            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
-
-
-_KEPT = ("ran_s", "stopped_ns", "usual_c", "weather_s", "weather_ns", "weather_kept", "weather_spikes",
-         "weather_step_k", "weather_c",
-         "gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z", "gap_count",
-         "loop_c", "loop_var", "loop_count", "slowed_ns")  # fmt: skip
-_TABLE_OF = {
-    "ran_s": "cdu", "stopped_ns": "cdu", "slowed_ns": "gpu", "loop_c": "loop", "loop_var": "loop",
-    "loop_count": "loop", **dict.fromkeys(("gap_xx", "gap_xy", "gap_mean", "gap_var", "gap_z"), "gpu"),
-}  # fmt: skip
-
 
 def _part(state: State, name: str, part: slice) -> F32:
     """Good values of a part of the GPUs, NaN elsewhere."""
@@ -357,7 +328,7 @@ def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
 
 
 def _with_node(gpu: int, places: Places, tracks: Tracks, known: Residual | None) -> bool:
-    """Whether the node's meter did not jump with its GPU's: its comparison with its GPUs jumped, then."""
+    """Return True unless the node's meter jumped with its GPU's: their comparison jumped, then."""
     node, track = int(places.site.node_of_gpu[gpu]), tracks.tracks.get(NODE_POWER)
     if known is None or track is None or not WILD_SIGMAS * known.sigma[node] < SEEN_W:
         return True  # it would not show

@@ -1,8 +1,8 @@
-"""The diagnosis: what is wrong, told once, at the lowest entity that accounts for all that deviates.
+"""Diagnosis: reports each fault once, at the lowest entity that accounts for all that deviates.
 
-Each tick: deviations of the estimator's comparisons that last, sensors that misbehave, and what devices
-report become symptoms; hypotheses are covered greedily, the one that accounts for most first, and what is
-left over is looked at again, so that two faults at once are two. May import the core; never the plant.
+Each tick, lasting deviations of the estimator's comparisons, misbehaving sensors and device reports become
+symptoms. Hypotheses are covered greedily, the one that accounts for most first, and the rest is examined
+again, so that two faults at once are two.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from twin.confidence import Residual
-from twin.contracts import Fault, Finding
+from twin.catalogue import I32, Bool
+from twin.contracts import Fault, Finding, Residual, Windows
 from twin.diagnosis.cause import Book, Cause, finding_of, overlap
-from twin.diagnosis.devices import LOOP_USUAL, Devices
+from twin.diagnosis.deviations import NewReadings, Tracks
+from twin.diagnosis.device_reports import Reports
+from twin.diagnosis.devices import LOOP_USUAL, DeviceFaults
+from twin.diagnosis.downstream_mask import Wake
 from twin.diagnosis.growth import Growth
-from twin.diagnosis.places import Places
-from twin.diagnosis.pursuit import Pursuit
-from twin.diagnosis.reports import Reports
+from twin.diagnosis.idle_mask import Still
+from twin.diagnosis.isolation import Pursuit
+from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
     DRIFTS,
     GPU_CLOCK,
@@ -30,21 +33,14 @@ from twin.diagnosis.signature import (
     PSU2,
     SPLIT,
     Hypothesis,
-    Now,
+    TickValues,
 )
 from twin.diagnosis.silence import Silence
-from twin.diagnosis.still import Still
-from twin.diagnosis.tracks import Readings, Tracks
-from twin.diagnosis.verdict import Verdicts
-from twin.diagnosis.wake import Wake
-from twin.diagnosis.watch import Watch
-from twin.estimator import Estimator
-from twin.events import Event
-from twin.frame import I32, Bool
-from twin.jobs import Jobs
-from twin.maintenance import Windows
+from twin.diagnosis.topology import Places
+from twin.diagnosis.verdict import DiagnosisVerdicts
+from twin.estimation import Estimator
 from twin.site import Site
-from twin.state import State
+from twin.telemetry import EntityState, Event, JobSlots, State
 
 FORMAT = 5
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
@@ -60,10 +56,10 @@ class Diagnosis:
 
     def __init__(self, site: Site) -> None:
         self.site, self.places = site, Places(site)
-        self.readings, self.tracks = Readings(), Tracks()
-        self.reports, self.devices = Reports(self.places), Devices(self.places)
-        self.watch, self.growth = Watch(site.sizes), Growth(site)
-        self.pursuit, self.verdicts = Pursuit(self.places), Verdicts(self.watch)
+        self.readings, self.tracks = NewReadings(), Tracks()
+        self.reports, self.devices = Reports(self.places), DeviceFaults(self.places)
+        self.watch, self.growth = SensorChecks(site.sizes), Growth(site)
+        self.pursuit, self.verdicts = Pursuit(self.places), DiagnosisVerdicts(self.watch)
         self.wake, self.silence = Wake(self.places), Silence(self.places)
         self.book = Book(self.places)
         self.faults: tuple[Fault, ...] = ()
@@ -76,7 +72,7 @@ class Diagnosis:
         self,
         state: State,
         estimator: Estimator,
-        jobs: Jobs,
+        jobs: JobSlots,
         windows: Windows,
         events: Sequence[Event],
         dt_s: float,
@@ -109,7 +105,7 @@ class Diagnosis:
         dt_s: float,
         node_power: Residual | None,
     ) -> list[Cause]:
-        """What needs no comparison: reports, silences, stopped pumps, counters, single sensors."""
+        """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
         causes = self.reports.causes(state, spared, dt_s)
         causes += self.devices.pumps(state, spared, dt_s)
         causes += self.devices.filters(state, spared)
@@ -135,11 +131,11 @@ class Diagnosis:
     def _deduced(
         self, state: State, residuals: dict[str, Residual], outright: list[Cause], gaps: np.ndarray
     ) -> list[Cause]:
-        """What only comparisons tell, of what is not explained by reports already."""
+        """Return causes that only comparisons show, of deviations that no report explains."""
         self.wake.update(outright, [t.cause for t in self.book.told.values()], state.now_ns)
         if not self.tracks.active():
             return []
-        now = Now(state, self.places)
+        now = TickValues(state, self.places)
         found = self.pursuit.find(self.tracks, residuals, now, self._covered(), self._told)
         causes = [self._as_told(self.verdicts.cause(f, now, residuals, gaps)) for f in found]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
@@ -215,24 +211,27 @@ class Diagnosis:
         """The faults as people are told of them."""
         return [finding_of(f, site) for f in self.faults]
 
+    def _kept(self) -> tuple[EntityState, ...]:
+        return (self.growth, self.devices, self.reports, self.silence)
+
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what was wrong with the old one is not true of it."""
-        for part in (self.tracks, self.watch, self.growth, self.devices, self.silence):
-            part.forget(table, entity)
+        self.tracks.forget(table, entity)
+        self.watch.forget(table, entity)
         self.book.forget(table, entity)
+        for part in self._kept():
+            part.forget(table, entity)
         self.faults = self.book.faults()
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Diagnosis:
-        """What is told, for a changed site; what was not yet sure is looked at anew."""
+        """Return the reported faults for a changed site; the search for unconfirmed ones starts again."""
         out = Diagnosis(site)
         out.book = self.book.remapped(old_of_new, out.places)
         out.tracks = self.tracks.remapped(old_of_new, site.sizes)
         out.watch = self.watch.remapped(old_of_new, site.sizes)
-        out.verdicts = Verdicts(out.watch)
-        out.growth = self.growth.remapped(site, old_of_new)
-        out.devices.adopt(self.devices, old_of_new)
-        out.reports.adopt(self.reports, old_of_new)
-        out.silence.adopt(self.silence, old_of_new)
+        out.verdicts = DiagnosisVerdicts(out.watch)
+        for mine, theirs in zip(out._kept(), self._kept(), strict=True):
+            mine.adopt(theirs, old_of_new)
         out.faults = out.book.faults()
         return out
 
@@ -264,7 +263,7 @@ class Diagnosis:
 
 
 def _drifts(estimator: Estimator) -> dict[str, Residual]:
-    """What was learned of devices beside what it was at first, as comparisons."""
+    """Return comparisons of the learned device parameters with their first values."""
     out: dict[str, Residual] = {}
     known = estimator.parameters
     for name, share in DRIFTS.items():

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from twin.catalogue import F64, I64, NS, TABLES, Bool
 from twin.diagnosis.cause import MAX_TOLD, Cause
 from twin.diagnosis.xids import Xids, codes_of
-from twin.events import Event, FaultReported
-from twin.frame import F64, I32, I64, NS, Bool
-from twin.signals import TABLES
 from twin.site import Site
-from twin.state import State
+from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part, scalar
 
 EVERY_S = 2.0  # between looks at counters
 RECENT_S, USUAL_S = 60.0, 3600.0
@@ -48,20 +45,23 @@ COUNTED = (
 )
 
 
-class Growth:
+class Growth(EntityState):
     """Recent and usual growth per counter and entity, and the instants of XIDs."""
 
+    last: dict[str, I64] = keyed("i8")
+    recent: dict[str, F64] = keyed("f8")
+    usual: dict[str, F64] = keyed("f8")
+    looked_ns: int = scalar(0)
+    xids: Xids = part()
+
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         self.site = site
-        self.last: dict[str, I64] = {}
-        self.recent: dict[str, F64] = {}
-        self.usual: dict[str, F64] = {}
-        self.looked_ns = 0
         self.xids = Xids(site.sizes["gpu"])
         self._burst: dict[int, Cause] = {}  # as last told, so that a storm makes few anew
 
     def causes(self, state: State, events: Sequence[Event], spared: dict[str, Bool]) -> list[Cause]:
-        """What grows now."""
+        """Return the causes that grow now."""
         self._hear(events, state.now_ns)
         if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
             self._look(state)
@@ -137,29 +137,3 @@ class Growth:
     def xid_of(self, gpu: int) -> list[int]:
         """Codes heard of a GPU within the last minutes."""
         return self.xids.of(gpu)
-
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
-        for key in self.recent:
-            if key.partition(".")[0] == table:
-                self.recent[key][entity] = self.usual[key][entity] = 0.0
-        if table == "gpu":
-            self.xids.forget(entity)
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Growth:
-        """XIDs move along; counters are looked at anew."""
-        out = Growth(site)
-        out.xids = self.xids.remapped(site.sizes["gpu"], old_of_new["gpu"])
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"last": dict(self.last), "recent": dict(self.recent), "usual": dict(self.usual),
-                "looked_ns": self.looked_ns, "xids": self.xids.dump()}  # fmt: skip
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        for name in ("last", "recent", "usual"):
-            setattr(self, name, {k: np.array(v) for k, v in data[name].items()})
-        self.looked_ns = int(data["looked_ns"])
-        self.xids.restore(data["xids"])

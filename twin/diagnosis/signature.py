@@ -1,8 +1,8 @@
-"""Signatures: how each hypothesis would show in the estimator's comparisons, per unit of what it changes.
+"""Signatures: the effect of each hypothesis on the estimator's comparisons, per unit of what it changes.
 
 A sensor that reads too much by one unit, a branch that passes less: each moves the residuals of several
 relations by known amounts. The signs and sizes follow from the relations themselves. An absent relation or an
-unknown value takes no part. May import the design's constants and the site.
+unknown value takes no part.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.design import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
-from twin.diagnosis.places import Places
-from twin.diagnosis.reports import good
-from twin.frame import F64
-from twin.state import State
+from twin.catalogue import F64
+from twin.diagnosis.device_reports import good
+from twin.diagnosis.topology import Places
+from twin.site import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
+from twin.telemetry import State
 
 # Flow goes with the resistance of a plate by about this power: share of convection times its exponent
 PLATE_FLOW_POWER = 0.42
@@ -30,7 +30,7 @@ FLOW_SHARE, WATER_SHARE = 0.5, 0.4
 DRIFTS = {"cdu.pump_head": 0.02, "cdu.ua": 0.04, "cdu.filter": 0.08, "gpu.resistance": 0.05}
 
 
-class Term(NamedTuple):
+class SignatureTerm(NamedTuple):
     """One relation's share in a signature: the change of its residual per unit.
 
     `child` "" is the hypothesis's own entity or, where the relation is of a table above, its ancestor; else
@@ -44,7 +44,7 @@ class Term(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """What could be wrong of every entity of a table at once. `sign` +1 or -1: only changes of this sign."""
+    """Possible fault of every entity of a table at once. `sign` +1 or -1: only changes of this sign."""
 
     kind: str
     table: str
@@ -52,10 +52,10 @@ class Hypothesis(NamedTuple):
     sign: int
     weight: float
     relations: tuple[str, ...]  # in which it shows
-    terms: Callable[[Now], list[Term]]
+    terms: Callable[[TickValues], list[SignatureTerm]]
 
 
-class Now:
+class TickValues:
     """The values of this tick, read when they are asked for."""
 
     def __init__(self, state: State, places: Places) -> None:
@@ -88,7 +88,7 @@ class Now:
         return np.maximum(self["gpu.temp_c"] - np.where(np.isfinite(supply), supply, 25.0), 2.0)
 
     def inner_pa(self) -> F64:
-        """What a CDU loses inside itself, with what its pumps lose of their shut-off head [n_cdu]."""
+        """Return the pressure loss inside a CDU, with its pumps' loss from their shut-off head [n_cdu]."""
         nominal = self.places.site.design.cdu_flow_lpm
         at_nominal = CDU_INNER_DROP_PA + (PUMP_SHUTOFF_RATIO - 1.0) * (CDU_INNER_DROP_PA + RACK_DROP_PA)
         return np.maximum(at_nominal * (self["cdu.flow_lpm"] / nominal) ** 2, 1000.0)
@@ -106,14 +106,14 @@ PSU1, PSU2 = "node.psu1_power_w", "node.psu2_power_w"
 SPLIT = "feeder.power_w/split"
 
 
-def _rack_flow(now: Now) -> list[Term]:
+def _rack_flow(now: TickValues) -> list[SignatureTerm]:
     rise, flow = now.rise(), now["rack.flow_lpm"]
     return [
-        Term(BRANCH, now.one("rack")),
-        Term(HEAT_FLOW, now.one("rack")),
-        Term(HEAT, rise / np.maximum(flow, 5.0)),
-        Term(SUM, -now.one("rack")),
-        Term(
+        SignatureTerm(BRANCH, now.one("rack")),
+        SignatureTerm(HEAT_FLOW, now.one("rack")),
+        SignatureTerm(HEAT, rise / np.maximum(flow, 5.0)),
+        SignatureTerm(SUM, -now.one("rack")),
+        SignatureTerm(
             GPU_TEMP,
             PLATE_FLOW_POWER * now.over_supply() / np.maximum(now.up("rack.flow_lpm", "gpu"), 5.0),
             "gpu",
@@ -121,163 +121,180 @@ def _rack_flow(now: Now) -> list[Term]:
     ]
 
 
-def _branch(now: Now) -> list[Term]:
+def _branch(now: TickValues) -> list[SignatureTerm]:
     """GPUs feel it some seconds before the flow's reading comes."""
     felt = -PLATE_FLOW_POWER * now.over_supply() / np.maximum(now.up("rack.flow_lpm", "gpu"), 20.0)
-    return [Term(BRANCH, now.one("rack")), Term(GPU_TEMP, felt, "gpu")]
+    return [SignatureTerm(BRANCH, now.one("rack")), SignatureTerm(GPU_TEMP, felt, "gpu")]
 
 
-def _rack_supply(now: Now) -> list[Term]:
+def _rack_supply(now: TickValues) -> list[SignatureTerm]:
     rise, flow = now.rise(), now["rack.flow_lpm"]
     return [
-        Term(RACK_SUPPLY, now.one("rack")),
-        Term(HEAT, -now.one("rack")),
-        Term(HEAT_FLOW, -flow / rise),
-        Term(GPU_TEMP, -now.one("gpu"), "gpu"),
+        SignatureTerm(RACK_SUPPLY, now.one("rack")),
+        SignatureTerm(HEAT, -now.one("rack")),
+        SignatureTerm(HEAT_FLOW, -flow / rise),
+        SignatureTerm(GPU_TEMP, -now.one("gpu"), "gpu"),
     ]
 
 
-def _rack_return(now: Now) -> list[Term]:
+def _rack_return(now: TickValues) -> list[SignatureTerm]:
     flow = now["rack.flow_lpm"]
     return [
-        Term(HEAT, now.one("rack")),
-        Term(HEAT_FLOW, flow / now.rise()),
-        Term(MIX, -flow / np.maximum(now.up("cdu.flow_lpm", "rack"), 5.0)),
+        SignatureTerm(HEAT, now.one("rack")),
+        SignatureTerm(HEAT_FLOW, flow / now.rise()),
+        SignatureTerm(MIX, -flow / np.maximum(now.up("cdu.flow_lpm", "rack"), 5.0)),
     ]
 
 
-def _rack_drop(now: Now) -> list[Term]:
+def _rack_drop(now: TickValues) -> list[SignatureTerm]:
     drop = np.maximum(now["rack.diff_pressure_pa"], 2000.0)
-    return [Term(DROP, now.one("rack")), Term(BRANCH, -now["rack.flow_lpm"] / (2.0 * drop))]
+    return [SignatureTerm(DROP, now.one("rack")), SignatureTerm(BRANCH, -now["rack.flow_lpm"] / (2.0 * drop))]
 
 
-def _rack_power(now: Now) -> list[Term]:
+def _rack_power(now: TickValues) -> list[SignatureTerm]:
     power = np.maximum(now["rack.power_w"], 1000.0)
     return [
-        Term(RACK_POWER, now.one("rack")),
-        Term(HEAT, -now.rise() / power),
-        Term(HEAT_FLOW, -now["rack.flow_lpm"] / power),
-        Term("feeder.balance", -now.one("rack")),
+        SignatureTerm(RACK_POWER, now.one("rack")),
+        SignatureTerm(HEAT, -now.rise() / power),
+        SignatureTerm(HEAT_FLOW, -now["rack.flow_lpm"] / power),
+        SignatureTerm("feeder.balance", -now.one("rack")),
     ]
 
 
-def _cdu_flow(now: Now) -> list[Term]:
+def _cdu_flow(now: TickValues) -> list[SignatureTerm]:
     flow = np.maximum(now["cdu.flow_lpm"], 5.0)
     carried = now["cdu.facility_return_temp_c"] - now["cdu.facility_supply_temp_c"]
     return [
-        Term(SUM, now.one("cdu")),
-        Term(PUMP, now.one("cdu")),
-        Term(FILTER, -2.0 * now["cdu.filter_diff_pressure_pa"] / flow),
-        Term(WATER_BACK, -carried / flow),
-        Term(SUPPLY, -FLOW_SHARE * _drawn_k(now) / flow),
+        SignatureTerm(SUM, now.one("cdu")),
+        SignatureTerm(PUMP, now.one("cdu")),
+        SignatureTerm(FILTER, -2.0 * now["cdu.filter_diff_pressure_pa"] / flow),
+        SignatureTerm(WATER_BACK, -carried / flow),
+        SignatureTerm(SUPPLY, -FLOW_SHARE * _drawn_k(now) / flow),
     ]
 
 
-def _drawn_k(now: Now) -> F64:
-    """What an exchanger takes from the racks' water [n_cdu]."""
+def _drawn_k(now: TickValues) -> F64:
+    """Return the temperature drop that an exchanger causes in the racks' water [n_cdu]."""
     return np.maximum(now["cdu.return_temp_c"] - now["cdu.supply_temp_c"], 0.0)
 
 
-def _water_ratio(now: Now) -> F64:
+def _water_ratio(now: TickValues) -> F64:
     """Kelvin of the facility water per kelvin of the racks' water [n_cdu]."""
     return now["cdu.flow_lpm"] / np.maximum(now["cdu.facility_flow_lpm"], 5.0)
 
 
-def _cdu_supply(now: Now) -> list[Term]:
+def _cdu_supply(now: TickValues) -> list[SignatureTerm]:
     return [
-        Term(SUPPLY, now.one("cdu")),
-        Term(SETPOINT, now.one("cdu")),
-        Term(WATER_BACK, _water_ratio(now)),
-        Term(RACK_SUPPLY, -now.one("rack"), "rack"),
+        SignatureTerm(SUPPLY, now.one("cdu")),
+        SignatureTerm(SETPOINT, now.one("cdu")),
+        SignatureTerm(WATER_BACK, _water_ratio(now)),
+        SignatureTerm(RACK_SUPPLY, -now.one("rack"), "rack"),
     ]
 
 
-def _cdu_return(now: Now) -> list[Term]:
-    return [Term(MIX, now.one("cdu")), Term(SUPPLY, -_left(now)), Term(WATER_BACK, -_water_ratio(now))]
+def _cdu_return(now: TickValues) -> list[SignatureTerm]:
+    return [
+        SignatureTerm(MIX, now.one("cdu")),
+        SignatureTerm(SUPPLY, -_left(now)),
+        SignatureTerm(WATER_BACK, -_water_ratio(now)),
+    ]
 
 
-def _left(now: Now) -> F64:
+def _left(now: TickValues) -> F64:
     """Share of the difference of its entries that the warm stream keeps [n_cdu]."""
     back, cool = now["cdu.return_temp_c"], now["cdu.facility_supply_temp_c"]
     return np.clip((now["cdu.supply_temp_c"] - cool) / np.maximum(back - cool, 1.0), 0.05, 0.95)
 
 
-def _cdu_drop(now: Now) -> list[Term]:
+def _cdu_drop(now: TickValues) -> list[SignatureTerm]:
     return [
-        Term(DROP, -now.one("rack"), "rack"),
-        Term(PUMP, now["cdu.flow_lpm"] / (2.0 * now.inner_pa())),
+        SignatureTerm(DROP, -now.one("rack"), "rack"),
+        SignatureTerm(PUMP, now["cdu.flow_lpm"] / (2.0 * now.inner_pa())),
     ]
 
 
-def _filter(now: Now) -> list[Term]:
-    return [Term(FILTER, now.one("cdu")), Term(PUMP, -now["cdu.flow_lpm"] / (2.0 * now.inner_pa()))]
+def _filter(now: TickValues) -> list[SignatureTerm]:
+    return [
+        SignatureTerm(FILTER, now.one("cdu")),
+        SignatureTerm(PUMP, -now["cdu.flow_lpm"] / (2.0 * now.inner_pa())),
+    ]
 
 
-def _water_flow(now: Now) -> list[Term]:
+def _water_flow(now: TickValues) -> list[SignatureTerm]:
     flow = np.maximum(now["cdu.facility_flow_lpm"], 5.0)
     carried = now["cdu.facility_return_temp_c"] - now["cdu.facility_supply_temp_c"]
     return [
-        Term(VALVE, now.one("cdu")),
-        Term(WATER_BACK, carried / flow),
-        Term(LOOP_FLOW, -now.one("cdu")),
-        Term(SUPPLY, WATER_SHARE * _drawn_k(now) / flow),
+        SignatureTerm(VALVE, now.one("cdu")),
+        SignatureTerm(WATER_BACK, carried / flow),
+        SignatureTerm(LOOP_FLOW, -now.one("cdu")),
+        SignatureTerm(SUPPLY, WATER_SHARE * _drawn_k(now) / flow),
     ]
 
 
-def _water_supply(now: Now) -> list[Term]:
+def _water_supply(now: TickValues) -> list[SignatureTerm]:
     return [
-        Term(WATER, now.one("cdu")),
-        Term(WATER_BACK, -now.one("cdu")),
-        Term(SUPPLY, -(1.0 - _left(now))),
+        SignatureTerm(WATER, now.one("cdu")),
+        SignatureTerm(WATER_BACK, -now.one("cdu")),
+        SignatureTerm(SUPPLY, -(1.0 - _left(now))),
     ]
 
 
-def _water_back(now: Now) -> list[Term]:
+def _water_back(now: TickValues) -> list[SignatureTerm]:
     share = now["cdu.facility_flow_lpm"] / np.maximum(now.up("loop.flow_lpm", "cdu"), 5.0)
-    return [Term(WATER_BACK, now.one("cdu")), Term(LOOP_BACK, -share)]
+    return [SignatureTerm(WATER_BACK, now.one("cdu")), SignatureTerm(LOOP_BACK, -share)]
 
 
-def _loop_supply(now: Now) -> list[Term]:
+def _loop_supply(now: TickValues) -> list[SignatureTerm]:
     return [
-        Term(APPROACH, now.one("loop")),
-        Term(LOOP_USUAL, now.one("loop")),
-        Term(WATER, -now.one("cdu"), "cdu"),
+        SignatureTerm(APPROACH, now.one("loop")),
+        SignatureTerm(LOOP_USUAL, now.one("loop")),
+        SignatureTerm(WATER, -now.one("cdu"), "cdu"),
     ]
 
 
-def _gpu_power(now: Now) -> list[Term]:
+def _gpu_power(now: TickValues) -> list[SignatureTerm]:
     power = np.maximum(now["gpu.power_w"], 50.0)
     return [
-        Term(GPU_POWER, now.one("gpu")),
-        Term(NODE_POWER, -now.one("gpu")),
-        Term(GPU_TEMP, -now.over_supply() / power),
+        SignatureTerm(GPU_POWER, now.one("gpu")),
+        SignatureTerm(NODE_POWER, -now.one("gpu")),
+        SignatureTerm(GPU_TEMP, -now.over_supply() / power),
     ]
 
 
-def _node_power(now: Now) -> list[Term]:
+def _node_power(now: TickValues) -> list[SignatureTerm]:
     one = now.one("node")
-    return [Term(NODE_POWER, one), Term(PSU1, -0.5 * one), Term(PSU2, -0.5 * one), Term(RACK_POWER, -one)]
+    return [
+        SignatureTerm(NODE_POWER, one),
+        SignatureTerm(PSU1, -0.5 * one),
+        SignatureTerm(PSU2, -0.5 * one),
+        SignatureTerm(RACK_POWER, -one),
+    ]
 
 
-def _only(relation: str, table: str) -> Callable[[Now], list[Term]]:
-    return lambda now: [Term(relation, now.one(table))]
+def _only(relation: str, table: str) -> Callable[[TickValues], list[SignatureTerm]]:
+    return lambda now: [SignatureTerm(relation, now.one(table))]
 
 
-def _drifts(parameter: str) -> Callable[[Now], list[Term]]:
+def _drifts(parameter: str) -> Callable[[TickValues], list[SignatureTerm]]:
     table = parameter.partition(".")[0]
-    return lambda now: [Term(f"{parameter}/drift", now.one(table))]
+    return lambda now: [SignatureTerm(f"{parameter}/drift", now.one(table))]
 
 
-def _plates(now: Now) -> list[Term]:
-    return [Term(GPU_TEMP, now.over_supply())]
+def _plates(now: TickValues) -> list[SignatureTerm]:
+    return [SignatureTerm(GPU_TEMP, now.over_supply())]
 
 
-def _tray(now: Now) -> list[Term]:
-    return [Term(GPU_TEMP, now.over_supply(), "gpu")]
+def _tray(now: TickValues) -> list[SignatureTerm]:
+    return [SignatureTerm(GPU_TEMP, now.over_supply(), "gpu")]
 
 
 def _of(
-    kind: str, key: str, sign: int, weight: float, terms: Callable[[Now], list[Term]], *relations: str
+    kind: str,
+    key: str,
+    sign: int,
+    weight: float,
+    terms: Callable[[TickValues], list[SignatureTerm]],
+    *relations: str,
 ) -> Hypothesis:
     table, _, signal = key.partition(".")
     return Hypothesis(kind, table, signal, sign, weight, relations, terms)
@@ -306,7 +323,7 @@ _node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
     _of("filter_blocked", "cdu", 1, 0.9, _drifts("cdu.filter"), "cdu.filter/drift"),
     _of("plate_degraded", "gpu", 1, 0.9, _drifts("gpu.resistance"), "gpu.resistance/drift"),
     _of("tray_blocked", "node", 1, 0.95,
-        lambda now: [Term("gpu.resistance/drift", now.one("gpu"), "gpu")], "gpu.resistance/drift"),
+        lambda now: [SignatureTerm("gpu.resistance/drift", now.one("gpu"), "gpu")], "gpu.resistance/drift"),
     _of("valve_stuck", "cdu", 0, 1.0, _only(SETPOINT, "cdu"), SETPOINT),
     _of(_BIASED, "cdu.flow_lpm", 0, 1.0, _cdu_flow, SUM, PUMP, FILTER, WATER_BACK, SUPPLY),
     _of(_BIASED, "cdu.supply_temp_c", 0, 1.0, _cdu_supply, SUPPLY, SETPOINT, WATER_BACK, RACK_SUPPLY),
@@ -317,12 +334,12 @@ _node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
     _of(_BIASED, "cdu.facility_supply_temp_c", 0, 1.0, _water_supply, WATER, WATER_BACK, SUPPLY),
     _of(_BIASED, "cdu.facility_return_temp_c", 0, 1.0, _water_back, WATER_BACK, LOOP_BACK),
     _of("cooler_failed", "loop", 1, 1.0,
-        lambda now: [Term(APPROACH, now.one("loop")), Term(LOOP_USUAL, now.one("loop"))],
+        lambda now: [SignatureTerm(APPROACH, now.one("loop")), SignatureTerm(LOOP_USUAL, now.one("loop"))],
         APPROACH, LOOP_USUAL),
     _of(_BIASED, "loop.supply_temp_c", 0, 1.0, _loop_supply, APPROACH, LOOP_USUAL, WATER),
     _of(_BIASED, "loop.return_temp_c", 0, 1.0, _only(LOOP_BACK, "loop"), LOOP_BACK),
     _of(_BIASED, "loop.flow_lpm", 0, 1.0, _only(LOOP_FLOW, "loop"), LOOP_FLOW),
     _of(_BIASED, "feeder.power_w", 0, 1.0,
-        lambda now: [Term("feeder.balance", now.one("feeder")), Term(SPLIT, now.one("feeder"))],
+        lambda now: [SignatureTerm(name, now.one("feeder")) for name in ("feeder.balance", SPLIT)],
         "feeder.balance", SPLIT),
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Silence: nodes that are off or not heard, GPUs that fell off the bus, agents that took many along.
+"""Silent devices: nodes that are off or not reporting, GPUs that fell off the bus, agents that took many
+along.
 
-Silence is told at the lowest device that accounts for all of it: a node with its GPUs is one node. What falls
-silent together, as the nodes of a rack, has lost its source or its network, and is nobody's fault here: that
-telemetry stopped is a finding of its own. May import the state, the site and causes.
+Silence is reported at the lowest device that accounts for all of it: a node with its GPUs is one node.
+Devices that fall silent together, as the nodes of a rack, have lost their source or their network and are not
+at fault: stopped telemetry is a finding of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from twin.catalogue import I64, NS, Bool
 from twin.diagnosis.cause import Cause
+from twin.diagnosis.device_reports import good, heard
 from twin.diagnosis.growth import Growth
-from twin.diagnosis.places import Places
-from twin.diagnosis.reports import good, heard
-from twin.diagnosis.watch import Watch
+from twin.diagnosis.sensor_checks import SensorChecks
+from twin.diagnosis.topology import Places
 from twin.diagnosis.xids import OFF_BUS_XID
-from twin.frame import I32, I64, NS, Bool
-from twin.state import State
+from twin.telemetry import EntityState, State, column
 
 TOGETHER_S = (
     60.0  # what falls silent within this of another beside it has a source in common; source: estimate
@@ -29,17 +30,25 @@ HOLD_S = 3.0  # for those that are still to fall silent with it
 BURNT_K = 6.0  # below slowdown, when last heard: it shut down by heat
 
 
-class Silence:
+class Silence(EntityState):
     """Since when nothing is heard of each node and GPU."""
 
+    node_ns: I64 = column("node", "i8")
+    gpu_ns: I64 = column("gpu", "i8")
+    burnt: Bool = column("gpu", "?")  # silent since heat shut them down
+
     def __init__(self, places: Places) -> None:
-        self.places, n = places, places.sizes
-        self.node_ns, self.gpu_ns = np.zeros(n["node"], np.int64), np.zeros(n["gpu"], np.int64)
-        self.burnt: Bool = np.zeros(n["gpu"], np.bool_)  # silent since heat shut them down
+        super().__init__(places.sizes)
+        self.places = places
         self.hidden: dict[str, Bool] = {}  # devices of which nothing is heard or expected [n per table]
 
     def causes(
-        self, state: State, watch: Watch, growth: Growth, spared: dict[str, Bool], heated: Bool | None = None
+        self,
+        state: State,
+        watch: SensorChecks,
+        growth: Growth,
+        spared: dict[str, Bool],
+        heated: Bool | None = None,
     ) -> list[Cause]:
         """Nodes that are off or silent, and GPUs off the bus; `heated` [n_gpu]: short of cooling."""
         site, n = self.places.site, self.places.sizes
@@ -84,7 +93,7 @@ class Silence:
                 out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
         return _not_of_source(out, off, site.rack_of_node)
 
-    def _shut_down(self, watch: Watch, growth: Growth, heated: Bool | None) -> Bool:
+    def _shut_down(self, watch: SensorChecks, growth: Growth, heated: Bool | None) -> Bool:
         """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault. That
         several of a node say that they fell off the bus is no silence of its agent either."""
         meters, site = watch.meters["gpu"], self.places.site
@@ -114,29 +123,8 @@ class Silence:
                 off &= ~mask
         return off
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
-        if table in ("node", "gpu"):
-            (self.node_ns if table == "node" else self.gpu_ns)[entity] = 0
 
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"node_ns": self.node_ns, "gpu_ns": self.gpu_ns, "burnt": self.burnt}
-
-    def adopt(self, old: Silence, old_of_new: dict[str, I32]) -> None:
-        """Since when the same devices were silent at their old places."""
-        for table, mine, its in (("node", self.node_ns, old.node_ns), ("gpu", self.gpu_ns, old.gpu_ns),
-                                 ("gpu", self.burnt, old.burnt)):  # fmt: skip
-            kept = np.flatnonzero(old_of_new[table] >= 0)
-            mine[kept] = its[old_of_new[table][kept]]
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.node_ns, self.gpu_ns = np.array(data["node_ns"]), np.array(data["gpu_ns"])
-        self.burnt = np.array(data["burnt"], np.bool_)
-
-
-def _quiet(watch: Watch, table: str, n: int) -> tuple[Bool, Bool]:
+def _quiet(watch: SensorChecks, table: str, n: int) -> tuple[Bool, Bool]:
     """(entities of which nothing that was ever heard is heard any more, those ever heard) [n]."""
     meters = watch.meters.get(table)
     none: Bool = np.zeros(n, np.bool_)

@@ -1,19 +1,20 @@
-"""Verdicts: what a hypothesis that was found is called, how long it must hold, and the words that say why.
+"""Diagnosis verdict: the kind of fault for an isolated hypothesis, its hold time, and the sentence that says
+why.
 
-Where the comparisons alone cannot tell two kinds apart, what else is known decides: the memory of a GPU for
-its temperature sensor, the position of a valve, the digits of a meter. May import the core's data types.
+Where the comparisons alone cannot tell two kinds apart, other evidence decides: the memory of a GPU for
+its temperature sensor, the position of a valve, the digits of a meter.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.confidence import Residual
+from twin.catalogue import find_signal
+from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.pursuit import CONFIRMING, Found
-from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, Now
-from twin.diagnosis.watch import Watch
-from twin.signals import find_signal
+from twin.diagnosis.isolation import CONFIRMING, IsolatedFault
+from twin.diagnosis.sensor_checks import SensorChecks
+from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, TickValues
 
 # Seconds for which a cause must be the best account before it is told: loss of flow cannot wait.
 HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
@@ -80,7 +81,7 @@ def amount(key: str, value: float) -> str:
     return f"{text} {unit}".strip()
 
 
-def sentence(relation: str, row: int, residual: Residual, now: Now, who: str = "") -> str:
+def sentence(relation: str, row: int, residual: Residual, now: TickValues, who: str = "") -> str:
     """One comparison: what is read, what was expected, and from what."""
     table, _, rest = relation.partition(".")
     signal = rest.partition("/")[0]
@@ -111,19 +112,19 @@ _WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power",
           "facility_return_temp_c": "facility return"}  # fmt: skip
 
 
-def _felt(found: Found) -> bool:
-    """Whether GPUs confirm what one reading of a flow says: then the second one need not be waited for."""
+def _felt(found: IsolatedFault) -> bool:
+    """Return True if GPUs confirm one reading of a flow: then the second one need not be waited for."""
     return found.hypothesis.kind == "branch_blocked" and len(found.rows.get(GPU_TEMP, ())) >= CONFIRMING
 
 
-class Verdicts:
+class DiagnosisVerdicts:
     """Turns what was found into causes."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: SensorChecks) -> None:
         self.watch = watch
 
     def cause(
-        self, found: Found, now: Now, residuals: dict[str, Residual], gap_z: np.ndarray
+        self, found: IsolatedFault, now: TickValues, residuals: dict[str, Residual], gap_z: np.ndarray
     ) -> Cause | None:
         """The cause, or None where it is better to wait or where it is nobody's fault."""
         h, entity = found.hypothesis, found.entity
@@ -160,8 +161,10 @@ class Verdicts:
                      CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
 
     @staticmethod
-    def _decided(found: Found, residuals: dict[str, Residual]) -> bool:
-        """Whether more than a heat balance, or a node's work, speaks of it: they do not say what is wrong."""
+    def _decided(found: IsolatedFault, residuals: dict[str, Residual]) -> bool:
+        """Return True if more than a heat balance or a node's work supports it: these do not say what is
+        wrong.
+        """
         if found.hypothesis.table == "node" and found.rows.keys().isdisjoint((PSU1, PSU2)):
             supplies = (residuals.get(name) for name in (PSU1, PSU2))
             return not any(r is not None and np.isfinite(r.expected[found.entity]) for r in supplies)
@@ -176,14 +179,16 @@ class Verdicts:
         return MIX in found.hypothesis.relations and mix is not None and bool(np.isfinite(mix.expected).any())
 
     @staticmethod
-    def _slight(table: str, signal: str, entity: int, size: float, now: Now) -> bool:
-        """Whether a sensor is off by no more than models are."""
+    def _slight(table: str, signal: str, entity: int, size: float, now: TickValues) -> bool:
+        """Return True if a sensor is off by no more than the error of the models."""
         if signal.endswith("temp_c"):
             return abs(size) < (LEAST_GPU_K if table == "gpu" else LEAST_K)
         least_pu = LEAST_GPU_PU if table == "gpu" else LEAST_PU
         return abs(size) < least_pu * abs(float(now[f"{table}.{signal}"][entity]) - size)
 
-    def _evidence(self, kind: str, found: Found, now: Now, residuals: dict[str, Residual]) -> list[str]:
+    def _evidence(
+        self, kind: str, found: IsolatedFault, now: TickValues, residuals: dict[str, Residual]
+    ) -> list[str]:
         h, out = found.hypothesis, []
         site = now.places.site
         for name, rows in found.rows.items():
@@ -215,8 +220,10 @@ class Verdicts:
         k = meters.index(signal)
         return int(meters.run[k, entity]), float(meters.moves[k, entity])
 
-    def _stuck(self, now: Now, cdu: int, error_k: float) -> bool:
-        """Whether the valve could do more against the error and does not move: too warm and not open, say."""
+    def _stuck(self, now: TickValues, cdu: int, error_k: float) -> bool:
+        """Return True if the valve could do more against the error and does not move: too warm and not open,
+        say.
+        """
         valve = float(now["cdu.facility_valve1_pu"][cdu])
         run, _ = self._run("cdu", "facility_valve1_pu", cdu)
         if not np.isfinite(valve) or run < VALVE_RUN:

@@ -1,6 +1,6 @@
 """The last XIDs of each GPU, and which GPUs report them again and again.
 
-A ring of instants and codes per GPU; rows of GPUs that report nothing are never touched. May import frames.
+A ring of instants and codes per GPU; rows of GPUs that report nothing are never touched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from twin.frame import I32, I64, NS, Bool
+from twin.catalogue import I32, I64, NS, Bool
+from twin.telemetry import EntityState, OldOfNew
 
 # The catalogue of NVIDIA says "again": domain.md C has 5 of the same in 24 h for support; three within ten
 # minutes are a burst; source: estimate.
@@ -21,10 +22,11 @@ _FAR = 2**31 - 1  # stands for all codes that are no number of 31 bits
 _NONE: I32 = np.zeros(0, np.int32)
 
 
-class Xids:
+class Xids(EntityState):
     """XIDs of n GPUs within about ten minutes, the newest `XID_KEPT` of each."""
 
     def __init__(self, n: int) -> None:
+        super().__init__({"gpu": n}, "gpu")
         self.n = n
         self.many: I64 = np.zeros(n, np.int64)  # heard since the last long silence
         self._newest_ns: I64 = np.zeros(n, np.int64)
@@ -90,7 +92,7 @@ class Xids:
         return found
 
     def texts(self, gpus: I32, now_ns: int) -> list[str]:
-        """How many XIDs these GPUs reported within ten minutes, and which."""
+        """Return the number of XIDs that these GPUs reported within ten minutes, and their codes."""
         place = np.arange(XID_KEPT)
         late = (now_ns - self._at_ns[gpus] <= XID_S * NS) & (place < self.many[gpus, None])
         counts, many = np.count_nonzero(late, axis=1).tolist(), self.many[gpus].tolist()
@@ -115,9 +117,10 @@ class Xids:
         said = np.flatnonzero(self._off_bus) if self._any else _NONE.astype(np.int64)
         return said[self.many[said] - self._off_bus[said] < XID_KEPT] if len(said) else said
 
-    def forget(self, gpu: int) -> None:
+    def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
-        self._clear(np.array([gpu]))
+        if table == "gpu":
+            self._clear(np.array([entity]))
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum: GPUs [k], and of each its XIDs, the oldest first."""
@@ -144,16 +147,14 @@ class Xids:
         self._off_bus[of[off]] = nth[off] + 1
         self._any = len(gpu) > 0
 
-    def remapped(self, n: int, old_of_new: I32) -> Xids:
-        """The same on a changed site: GPU i was `old_of_new[i]`, -1 if new."""
-        out = Xids(n)
-        there = np.flatnonzero(old_of_new >= 0)
-        new = there[self.many[old_of_new[there]] > 0]
-        old = old_of_new[new]
+    def adopt(self, old: Xids, old_of_new: OldOfNew) -> None:
+        """Take over the XIDs of GPUs that the new site still has; rows of others are not touched."""
+        source = old_of_new["gpu"]
+        there = np.flatnonzero(source >= 0)
+        new = there[old.many[source[there]] > 0]
         for name in ("many", "_newest_ns", "_burst_from_ns", "burst_ns", "_off_bus", "_at_ns", "_code"):
-            getattr(out, name)[new] = getattr(self, name)[old]
-        out._any = len(new) > 0
-        return out
+            getattr(self, name)[new] = getattr(old, name)[source[new]]
+        self._any = len(new) > 0
 
 
 def codes_of(codes: list[int]) -> I32:

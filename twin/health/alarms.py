@@ -1,8 +1,8 @@
-"""Findings of health: which nodes people should look after and why, one finding per node, not per GPU.
+"""Health findings: the nodes that operators should look after and the reasons, one finding per node, not per
+GPU.
 
-What the diagnosis tells already is not told twice, what the facility does to a GPU is no GPU's fault, and a
-storm ends in one finding that counts the rest. May import the health of a site, contracts, maintenance
-windows and the site; decides nothing.
+A fault that the diagnosis reports is not reported twice, a disturbance by the facility is no GPU's fault, and
+a storm ends in one finding that counts the rest. Decides nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.contracts import Fault, Finding, Forecast
-from twin.frame import F64, I32, NS, Bool
-from twin.health.failure_words import is_failure
-from twin.health.health import HealthState
-from twin.health.levels import (
+from twin.catalogue import F64, I32, NS, Bool
+from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
     BY_FACILITY,
@@ -27,15 +24,22 @@ from twin.health.levels import (
     PAIRED,
     PARTS,
     WATCH,
+    Evidence,
+    FailureLog,
+    Fault,
+    Finding,
+    Forecast,
+    Windows,
     action,
     name_of_part,
     todo_words,
 )
-from twin.health.records import Evidence, FailureLog
+from twin.health.alarm_texts import heading
+from twin.health.failure_words import is_failure
+from twin.health.health import HealthState
+from twin.health.rules import Rule
 from twin.health.rules_node import RECURS
-from twin.health.titles import heading
-from twin.health.told import is_over, is_told
-from twin.maintenance import Windows
+from twin.health.verdict_specs import SPECS
 from twin.site import Site
 
 CHANCE, DAY_S = "node.failure_pu", 86_400.0
@@ -49,6 +53,7 @@ MOST_LOOKED_AT = 4 * MOST  # suspects whose reasons are looked up, the gravest f
 MOST_EVIDENCE, MOST_ENTITIES, MOST_TITLE = 6, 8, 160
 _NOTHING_TO_CURE = (action("none"), action("watch"), action("check_facility"))
 _OF_SOFTWARE = action("restart_app")
+_RUNS_ON = ("psu_lost",)  # a part fails, and its node runs on: as grave as the diagnosis says
 _RANK = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -72,10 +77,10 @@ def findings(
     faults: Sequence[Fault] = (),
     active: Collection[str] = (),
 ) -> list[Finding]:
-    """What people should know of the health of this site now, the gravest first, at most MOST + 1.
+    """Return the health findings of this site now, the gravest first, at most MOST + 1.
 
-    `faults` are what the diagnosis tells anyway; `active` the ids of the findings that stand. The result
-    depends on nothing else. Nothing is said of what people work at.
+    `faults` are those that the diagnosis reports anyway; `active` the ids of the findings that stand. The
+    result depends on nothing else. Parts under maintenance give no finding.
     """
     look = _Look(health, forecasts, site, windows, faults, active)
     found = [*look.nodes(), *look.shared(), *look.lemons(), *look.wear()]
@@ -199,7 +204,7 @@ class _Look:
                        len(entities))  # fmt: skip
 
     def _reason(self, part: str, index: int, name: str, node: int = -1) -> _Reason | None:
-        """What is not well of a part, unless it is told elsewhere or no doing of its own."""
+        """Return the reasons against a part, unless they are reported elsewhere or not caused by it."""
         held = self.health.health(part)
         level, todo = int(held.level[index]), int(held.action[index])
         if level < DEGRADED or todo == action("check_facility"):
@@ -207,26 +212,30 @@ class _Look:
         if int(held.lowered[index]) in (BY_FACILITY, BY_POWER) and todo in _NOTHING_TO_CURE:
             return None
         told = self._told_of(part, index, node)
-        speaks = [e for e in self._speaks[part].get(index, []) if not is_over(e, told)]
+        speaks = [e for e in self._speaks[part].get(index, []) if not is_over(SPECS[part].rule(e.rule), told)]
         if not speaks and (part == "node" or not self._stands(part, index, node)):
             return None  # all is in its members, or the level is only kept a little longer than its reasons
         if speaks and told:
-            speaks.sort(key=lambda e: (is_told(e, told), -e.level))
-            if is_told(speaks[0], told):  # then all are
+            alarmed = [is_alarmed(SPECS[part].rule(e.rule), e.level, told) for e in speaks]
+            if all(alarmed):
                 return None
-            level = max(e.level for e in speaks if not is_told(e, told))
+            level = max(e.level for e, known in zip(speaks, alarmed, strict=True) if not known)
+            order = sorted(range(len(speaks)), key=lambda k: (alarmed[k], -speaks[k].level))
+            speaks = [speaks[k] for k in order]
         sure = float(held.sure_pu[index])
         return _Reason(part, name, level, todo, sure if np.isfinite(sure) else 0.0, tuple(speaks))
 
     def _stands(self, part: str, index: int, node: int) -> bool:
-        """Whether people are told of a part already."""
+        """Return True if a finding on this part is active already."""
         if node >= 0:
             return f"health/{self.site.name('node', node)}" in self.active
         owner = self.site.name(PARTS[part], index // 2 if part in PAIRED else index)
         return f"health/{part}/{name_of_part(part, index, owner)}" in self.active
 
     def _told_of(self, part: str, index: int, node: int = -1) -> dict[str, int]:
-        """What the diagnosis tells of a part, and of the whole node of a GPU: kinds with their gravity."""
+        """Return the faults that the diagnosis reports of a part, and of the whole node of a GPU: kinds with
+        their gravity.
+        """
         own = self._told.get((PARTS[part], index // 2 if part in PAIRED else index), {})
         return own if node < 0 else self._told.get(("node", node), {}) | own
 
@@ -341,6 +350,23 @@ class _Look:
         return index
 
 
+def is_alarmed(rule: Rule | None, level: int, told: Mapping[str, int]) -> bool:
+    """Return True if the diagnosis reports a fault that accounts for a rule's evidence, as gravely as its
+    level is.
+
+    `told`: by kind of fault, 0 info, 1 warning, 2 critical.
+    """
+    if rule is None:
+        return False
+    rank = 2 if level >= FAILED and rule.id not in _RUNS_ON else 1
+    return any(gravity >= rank and rule.sign_of(kind) for kind, gravity in told.items())
+
+
+def is_over(rule: Rule | None, told: Mapping[str, int]) -> bool:
+    """Return True if a rule only repeats a fault of the diagnosis and adds nothing."""
+    return rule is not None and rule.echo and not any(rule.sign_of(kind) for kind in told)
+
+
 def _down_together(log: FailureLog) -> Bool:
     """Rows of failures that last and had a cause in common [k]."""
     return np.asarray((log.end_ns == 0) & log.shared & is_failure(log), np.bool_)
@@ -374,7 +400,9 @@ def _heading(reason: _Reason) -> str:
 
 
 def _todo(place: int, at_once: bool) -> str:
-    """What to do, and when: what works and is not likely to fail soon costs no running job."""
+    """Return the recommended action and its time: a part that works and is not likely to fail soon costs no
+    running job.
+    """
     words = ACTION_WORDS[ACTIONS[place]]
     return _sentence(words if at_once or place <= action("check_facility") else f"between jobs, {words}")
 

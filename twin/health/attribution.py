@@ -1,22 +1,20 @@
-"""Whose doing it is that a GPU's clock is lowered: its own, the facility's, power's, or nobody can tell.
+"""Attribution of lowered GPU clocks: to the GPU itself, the facility, the power limit, or unknown.
 
 A GPU that heat slows while its loop, its rack or its neighbours are hot too has no fault of its own: a reset
-cures nothing there. One that is slowed alone, beside neighbours that are heard and run free, does it by
-itself. May import the look of the rules, kinds of faults, words, the site and frames.
+cures nothing there. One that is slowed alone, beside neighbours that report and run free, is itself the
+cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from twin.diagnosis.kinds import KINDS
-from twin.frame import F32, I32, I64, NS, U8, Bool
-from twin.health.levels import BY_FACILITY, BY_ITSELF, BY_POWER, BY_WHOM_IS_UNKNOWN, NOT_LOWERED
+from twin.catalogue import F32, I32, I64, NS, U8, Bool
+from twin.contracts import BY_FACILITY, BY_ITSELF, BY_POWER, BY_WHOM_IS_UNKNOWN, NOT_LOWERED
+from twin.diagnosis import FAULT_KINDS
 from twin.health.rules import Look
 from twin.site import Site
+from twin.telemetry import EntityState, column
 
 # Bits of clock events. source: NVML, nvmlClocksEventReasons; DCGM field 112
 POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
@@ -37,14 +35,15 @@ WARM = (("rack.supply_temp_c", "rack"), ("rack.inlet_temp_c", "rack"), ("node.in
         ("node.water_inlet_temp_c", "node"))  # fmt: skip
 
 
-class Attribution:
+class Attribution(EntityState):
     """Of each GPU [n]: whose doing a lowered clock is, when it last was, and how often hardware slowed it."""
 
+    lowered: U8 = column("gpu", "u1", NOT_LOWERED)
+    at_ns: I64 = column("gpu", "i8")
+    slowed_pu: F32 = column("gpu", "f4")  # share of the window in which hardware slowed it
+
     def __init__(self, site: Site) -> None:
-        n = site.sizes["gpu"]
-        self.lowered: U8 = np.zeros(n, np.uint8)
-        self.at_ns: I64 = np.zeros(n, np.int64)
-        self.slowed_pu: F32 = np.zeros(n, np.float32)  # share of the window in which hardware slowed it
+        super().__init__(site.sizes)
         self._some = False  # anything but zeros
 
     def update(self, look: Look) -> None:
@@ -110,7 +109,7 @@ class Attribution:
 
     @staticmethod
     def _of_heat(look: Look, index: I32, by_heat: Bool) -> U8:
-        """Whose doing it is that heat slows these GPUs."""
+        """Attribute the slowdown by heat of these GPUs."""
         site = look.site
         rack_of = site.rack_of_gpu
         free, heard = _running_free(look, by_heat)
@@ -134,46 +133,19 @@ class Attribution:
         alone = np.bincount(rack_of, weights=free, minlength=racks)[rack] >= LEAST_HEARD
         return np.where(crowd, BY_FACILITY, np.where(alone, BY_ITSELF, BY_WHOM_IS_UNKNOWN)).astype(np.uint8)
 
-    def forget(self, entity: int) -> None:
-        """Another GPU sits here."""
-        self.lowered[entity], self.at_ns[entity], self.slowed_pu[entity] = NOT_LOWERED, 0, 0.0
-
-    def remapped(self, site: Site, source: I32) -> Attribution:
-        """The same for a changed site: GPU i was `source[i]`, -1 if new."""
-        out = Attribution(site)
-        kept = np.flatnonzero(source >= 0)
-        for name in ("lowered", "at_ns", "slowed_pu"):
-            getattr(out, name)[kept] = getattr(self, name)[source[kept]]
-        out._some = self._some
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"lowered": self.lowered, "at_ns": self.at_ns, "slowed_pu": self.slowed_pu}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.lowered = np.array(data["lowered"], np.uint8)
-        self.at_ns = np.array(data["at_ns"], np.int64)
-        self.slowed_pu = np.array(data["slowed_pu"], np.float32)
+    def derive(self) -> None:
+        """Recompute the flag that some GPU is or was slowed."""
         self._some = bool(self.lowered.any() or self.slowed_pu.any())
 
 
 def _many(hot: np.ndarray, heard: np.ndarray) -> Bool:
-    """Where so many are slowed at once that it is no chance."""
+    """Return the groups in which more GPUs are slowed at once than by chance."""
     return np.asarray((hot >= LEAST_NEIGHBOURS) & (hot >= NEIGHBOURS_PU * np.maximum(heard, 1)), np.bool_)
 
 
 def _running_free(look: Look, by_heat: Bool) -> tuple[Bool, Bool]:
     """(GPUs known to run without heat slowing them, GPUs of which that is heard) [n]."""
-    if look.all_current(BITS):
-        heard = np.ones(len(by_heat), np.bool_)
-    elif look.known(BITS):
-        heard = look.current(BITS, np.arange(len(by_heat), dtype=np.int32))
-    else:
-        heard = np.zeros(len(by_heat), np.bool_)
-    if look.known(HEAT_NS):
-        heard = heard | look.current(HEAT_NS, np.arange(len(by_heat), dtype=np.int32))
+    heard = look.now.fresh(BITS) | look.now.fresh(HEAT_NS)
     return heard & ~by_heat, heard | by_heat
 
 
@@ -195,7 +167,7 @@ def below_facility(look: Look) -> Bool | None:
     site = look.site
     racks = nodes = None
     for fault in look.now.faults:
-        kind = KINDS.get(fault.kind)
+        kind = FAULT_KINDS.get(fault.kind)
         if kind is None or fault.signal or not (kind.cooling or fault.kind in FEEDS):
             continue
         if racks is None or nodes is None:

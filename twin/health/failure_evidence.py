@@ -1,7 +1,4 @@
-"""What makes a node unusable now, and of what class that is.
-
-May import verdicts, the fault book, the catalogue of codes, levels and the moment.
-"""
+"""Failure evidence: the reasons that make a node unusable now, and their class."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.frame import I32, I64, NS, U8, Bool
-from twin.health.catalogue import find
+from twin.catalogue import I32, I64, NS, U8, Bool, find_signal
+from twin.contracts import DEGRADED, FAILED, HEALTHY, action
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.failure_words import CLASSES
-from twin.health.fault_book import FaultBook
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, action
-from twin.health.now import Now
+from twin.health.fault_codes import find
 from twin.health.verdicts import MAX_TOLD, Verdicts
-from twin.signals import find_signal
 from twin.site import Site
 
 # What the catalogue's kinds of code mean; what is not here is `other`
@@ -58,10 +54,10 @@ class Causes:
     told: dict[int, str]  # node -> class by the diagnosis
 
 
-def causes_of(now: Now, verdicts: Verdicts, book: FaultBook, down: Bool) -> Causes:
-    """What speaks against each node at this moment; `down` are known to be [n_node].
+def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Bool) -> Causes:
+    """Return the reasons against each node at this moment; `down` are known to be [n_node].
 
-    A GPU that is only not heard, without a code, may have lost no more than its telemetry: its node is
+    A GPU that only does not report, without a code, may have lost no more than its telemetry: its node is
     silent, not failed.
     """
     site, n = now.site, now.n("node")
@@ -90,7 +86,7 @@ def causes_of(now: Now, verdicts: Verdicts, book: FaultBook, down: Bool) -> Caus
 
 
 def _only_silent(
-    now: Now, verdicts: Verdicts, book: FaultBook, lost: I64, failed: Bool, silent: Bool, down: Bool
+    now: HealthContext, verdicts: Verdicts, book: FaultBook, lost: I64, failed: Bool, silent: Bool, down: Bool
 ) -> None:
     """Move nodes from `failed` to `silent` of which all that failed are GPUs that are not heard."""
     of = now.site.node_of_gpu
@@ -106,7 +102,7 @@ def _only_silent(
             failed[node], silent[node] = False, True
 
 
-def class_of_node(nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, causes: Causes) -> U8:
+def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes) -> U8:
     """Class of the failure of each node [m], a place in CLASSES.
 
     What a device says of itself goes before what the diagnosis found, that before the rule of the verdict,
@@ -175,8 +171,10 @@ def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
     return out
 
 
-def _told(now: Now) -> tuple[dict[int, str], list[int]]:
-    """What the diagnosis holds against nodes and their GPUs: (node -> class, nodes that are silent)."""
+def _told(now: HealthContext) -> tuple[dict[int, str], list[int]]:
+    """Return the faults that the diagnosis reports of nodes and their GPUs: (node -> class, nodes that are
+    silent).
+    """
     classes: dict[int, str] = {}
     silent: list[int] = []
     for kind, table, entity, _ in now.diagnosis.book.told:

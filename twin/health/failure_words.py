@@ -1,14 +1,11 @@
-"""Words of failures: their classes, which of them count, and the ends of jobs that tell of one.
-
-May import records.
-"""
+"""Failure classes: their names, the ones that count as failures, and the job ends that indicate one."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.frame import Bool
-from twin.health.records import FailureLog
+from twin.catalogue import Bool
+from twin.contracts import FailureLog
 
 CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other",
            "restarted")  # fmt: skip

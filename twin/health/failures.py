@@ -1,8 +1,7 @@
-"""Failures: nodes that became unusable, since when, of what class, and when they were back.
+"""Failures: nodes that became unusable, with the start, the class and the recovery of each failure.
 
-A node that was taken out of service while it worked, by people or by us and for whatever suspicion, is no
-failure; its row is of the class `taken_out` and says only that nobody could see it fail meanwhile. May import
-verdicts, the fault book, the evidence of a failure, shocks, events, jobs and the moment.
+A node that was taken out of service while it worked, by operators or by us and for whatever suspicion, is no
+failure; its row is of the class `taken_out` and says only that nobody could see it fail meanwhile.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from twin.events import Event, JobEnded
-from twin.frame import I32, I64, NS, Bool
+from twin.catalogue import I32, I64, NS, Bool
+from twin.contracts import UNKNOWN, FailureLog
+from twin.health.common_cause import WINDOW_S, Fallen, Shock, Shocks
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.failure_evidence import MAX_ASKED, Causes, causes_of, class_of_node, said_so
 from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, RESTARTED_S, is_failure
-from twin.health.fault_book import FaultBook
-from twin.health.levels import UNKNOWN
-from twin.health.now import Now
-from twin.health.records import FailureLog
-from twin.health.shocks import WINDOW_S, Fallen, Shock, Shocks
 from twin.health.verdicts import KEPT_S, Verdicts
-from twin.jobs import Jobs
 from twin.site import Site
+from twin.telemetry import Event, JobEnded, JobSlots
 
 __all__ = ["CLASSES", "NO_FAILURES", "Failures", "is_failure"]
 
@@ -65,7 +62,7 @@ class Failures:
         self._retired = np.zeros(0, np.bool_)
         self._shocks = Shocks(site)
 
-    def take(self, event: Event, jobs: Jobs, now_ns: int) -> None:
+    def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note a job that ends, before that is applied: Slurm says so where a node failed."""
         if not isinstance(event, JobEnded):
             return
@@ -79,7 +76,7 @@ class Failures:
             if len(nodes) == 1:
                 self.bad_ns[nodes] = np.where(self.bad_ns[nodes] == 0, now_ns, self.bad_ns[nodes])
 
-    def update(self, now: Now, verdicts: Verdicts, book: FaultBook) -> None:
+    def update(self, now: HealthContext, verdicts: Verdicts, book: FaultBook) -> None:
         """Begin and end failures by what is judged now; mark those with a cause in common."""
         t_ns = self.now_ns = now.now_ns
         self.begin_ns = self.begin_ns or t_ns
@@ -113,7 +110,9 @@ class Failures:
         """Nodes of which the end of a job told just now [n_node]."""
         return np.asarray((self.accused_ns > 0) & (self.now_ns - self.accused_ns <= WELL_S * NS), np.bool_)
 
-    def _begin(self, nodes: I32, now: Now, verdicts: Verdicts, book: FaultBook, causes: Causes) -> None:
+    def _begin(
+        self, nodes: I32, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes
+    ) -> None:
         fault = causes.failed | causes.off | causes.silent
         asked = ~causes.out | fault | self._accused()
         taken = CLASSES.index("taken_out")
@@ -139,8 +138,8 @@ class Failures:
         self.first += count
         self._log = None
 
-    def _recover(self, now: Now, verdicts: Verdicts, book: FaultBook, bad: Bool, t_ns: int) -> None:
-        """Who is well, and since when; what is not known is not well."""
+    def _recover(self, now: HealthContext, verdicts: Verdicts, book: FaultBook, bad: Bool, t_ns: int) -> None:
+        """Record the nodes that are well, and since when; a node of unknown state is not well."""
         asked = ~bad & ((self.row >= 0) | ~self.seen_well)
         self.well_ns[bad] = 0
         if not asked.any():
@@ -194,8 +193,8 @@ class Failures:
             state[nodes] = 0
         self._log = None
 
-    def _refine(self, now: Now, verdicts: Verdicts, book: FaultBook, causes: Causes) -> None:
-        """What came to light after a failure had begun may tell its class."""
+    def _refine(self, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes) -> None:
+        """Refine the class of a failure by evidence that came after it had begun."""
         rows = self._rows
         young = (rows["start_ns"] >= now.now_ns - round(REFINE_S * NS)) & (rows["end_ns"] == 0)
         vague = np.flatnonzero(young)
@@ -208,7 +207,7 @@ class Failures:
             rows["kind"][vague[better]] = found[better]
             self._log = None
 
-    def _share(self, now: Now, begun: int) -> None:
+    def _share(self, now: HealthContext, begun: int) -> None:
         """Mark failures with a cause in common."""
         rows = self._rows
         fails = ~np.isin(rows["kind"], _NONE)
@@ -294,7 +293,7 @@ class Failures:
             self._log = None
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Failures:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new.
+        """Return the log for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new.
 
         Failures of nodes that have left go with them. A new node counts as well until it is seen otherwise.
         """

@@ -1,6 +1,8 @@
 """Open actions: what the codes of each device ask for, until it is done or lapses.
 
-What is grave is kept apart, so that nothing milder hides it. May import frames and the words of health.
+What is grave is kept apart, so that nothing milder hides it. `Remediation` closes actions on restarts, resets
+and returns to service. A restart is learnt of late, by a counter, when the node speaks again: what was
+reported shortly before that is of the new start and stays open.
 """
 
 from __future__ import annotations
@@ -10,8 +12,78 @@ from typing import Any
 
 import numpy as np
 
-from twin.frame import I32, I64, NS, U8, Bool
-from twin.health.levels import action
+from twin.catalogue import I32, I64, NS, U8, Bool
+from twin.contracts import action
+from twin.health.context import HealthContext
+from twin.site import Site
+from twin.telemetry import OWN, EntityState, column, keyed, scalar
+
+STARTED_S = 120.0  # a server takes longer to start, and tells of it within this. source: estimate
+UNKNOWN = -1
+OFF, ON = 0, 1  # of node.power_on_state
+IN_SERVICE, DRAINED = 0, 3  # of node.service_level_state
+DBE = "gpu.ecc_dbe_count"
+# `dbe`: what the counter of double-bit errors had come to when the GPU was last reset
+_KEPT = {"reboots": "node", "power": "node", "service": "node", "recovery": "gpu", "dbe": "gpu"}
+
+
+class Remediation(EntityState):
+    """Last reports of nodes and GPUs on restarts and service [n]; UNKNOWN where there was none."""
+
+    last: dict[str, I64] = keyed("i8", UNKNOWN, keys=_KEPT)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.site = site
+
+    def update(self, now: HealthContext, opened: Mapping[str, OpenActions]) -> None:
+        """Close what is done since the last look."""
+        restarted = self._restarted(now)
+        self._close(now, opened, restarted, "reboot_node", now.now_ns - round(STARTED_S * NS))
+        service, before = self._take("service", now.good("node.service_level_state"))
+        back = np.flatnonzero((before >= DRAINED) & (service == IN_SERVICE)).astype(np.int32)
+        # The furthest that it was out of service, until it is back
+        self.last["service"] = np.where(service == IN_SERVICE, service, np.maximum(service, before))
+        self._close(now, opened, back, "replace", now.now_ns)
+        recovery, before = self._take("recovery", now.good("gpu.recovery_action_state"))
+        reset = np.flatnonzero((before > 0) & (recovery == 0)).astype(np.int32)
+        if len(reset):
+            self._reset(now, reset)
+            if "gpu" in opened:
+                opened["gpu"].resolve(reset, action("reboot_node"), now.now_ns)
+
+    def _restarted(self, now: HealthContext) -> I32:
+        power, before = self._take("power", now.good("node.power_on_state"))
+        on = (before == OFF) & (power == ON)
+        total = np.where(now.fresh("node.reboot_count"), now.total("node.reboot_count"), np.nan)
+        reboots, before = self._take("reboots", total)
+        return np.flatnonzero(on | ((before >= 0) & (reboots > before))).astype(np.int32)
+
+    def _take(self, name: str, values: Any) -> tuple[I64, I64]:
+        """(what is known now, what was known before); what is not heard stays as it was."""
+        before = self.last[name]
+        known = np.where(np.isfinite(values), np.nan_to_num(values), before).astype(np.int64)
+        self.last[name] = known
+        return known, before
+
+    def _close(
+        self, now: HealthContext, opened: Mapping[str, OpenActions], nodes: I32, upto: str, until_ns: int
+    ) -> None:
+        """For these nodes and their GPUs."""
+        if not len(nodes):
+            return
+        mine = np.zeros(now.n("node"), np.bool_)
+        mine[nodes] = True
+        gpus = np.flatnonzero(mine[self.site.node_of_gpu]).astype(np.int32)
+        self._reset(now, gpus)
+        for table, index in (("node", nodes), ("gpu", gpus)):
+            if table in opened:
+                opened[table].resolve(index, action(upto), until_ns)
+
+    def _reset(self, now: HealthContext, gpus: I32) -> None:
+        """Take the counts of these GPUs up to now as cleared by their reset."""
+        self.last["dbe"][gpus] = now.total(DBE)[gpus]
+
 
 SOFT = action("check_facility")  # up to here nothing is to be undone: the application is restarted, heat goes
 SOFT_S = 3600.0  # source: estimate; a job is long restarted, or its code came again
@@ -20,22 +92,24 @@ LOOK_S = 60.0  # between looks for what lapses
 _COLUMNS = ("action", "code", "since_ns", "last_ns", "late_action", "late_code", "late_ns")
 
 
-class OpenActions:
+class OpenActions(EntityState):
     """The actions open for n devices of a table; [2, n]: what is mild, what is grave."""
 
-    def __init__(self, n: int) -> None:
+    action: U8 = column(OWN, "u1", lead=(2,))
+    code: I32 = column(OWN, "i4", lead=(2,))
+    since_ns: I64 = column(OWN, "i8", lead=(2,))
+    last_ns: I64 = column(OWN, "i8", lead=(2,))
+    # What was asked last, be it less: it stays when the stronger one is done
+    late_action: U8 = column(OWN, "u1", lead=(2,))
+    late_code: I32 = column(OWN, "i4", lead=(2,))
+    late_ns: I64 = column(OWN, "i8", lead=(2,))
+    done_upto: U8 = column(OWN, "u1")  # by the last resolution, and when
+    done_ns: I64 = column(OWN, "i8")
+    _lapsed_ns: int = scalar(0)  # when it was last looked for what lapses
+
+    def __init__(self, n: int, table: str = OWN) -> None:
+        super().__init__({table: n}, table)
         self.n = n
-        self.action = np.zeros((2, n), np.uint8)
-        self.code = np.zeros((2, n), np.int32)
-        self.since_ns = np.zeros((2, n), np.int64)
-        self.last_ns = np.zeros((2, n), np.int64)
-        # What was asked last, be it less: it stays when the stronger one is done
-        self.late_action = np.zeros((2, n), np.uint8)
-        self.late_code = np.zeros((2, n), np.int32)
-        self.late_ns = np.zeros((2, n), np.int64)
-        self.done_upto = np.zeros(n, np.uint8)  # by the last resolution, and when
-        self.done_ns = np.zeros(n, np.int64)
-        self._lapsed_ns = 0  # when it was last looked for what lapses
 
     def ask(
         self, entity: I32, code: I64, asked: U8, grave: Bool, at_ns: I64, told: Bool, now_ns: int
@@ -80,11 +154,6 @@ class OpenActions:
             of = open_now[now_ns - self.last_ns[0, open_now] > span_s * NS]
             self._close(0, of, now_ns - self.late_ns[0, of] <= SOFT_S * NS)
 
-    def forget(self, entity: int) -> None:
-        """Another device sits here."""
-        for name in (*_COLUMNS, "done_upto", "done_ns"):
-            getattr(self, name)[..., entity] = 0
-
     def _close(self, layer: int, index: I32, later: Bool) -> None:
         """These are done; where something was asked `later` [k], that is what is open now."""
         at_ns = self.late_ns[layer, index[later]]
@@ -93,21 +162,13 @@ class OpenActions:
             getattr(self, name)[layer, index] = 0
         for name in _COLUMNS[4:]:
             getattr(self, name)[layer, index[~later]] = 0
-        for name, column in zip(_COLUMNS[:4], asked, strict=True):
-            getattr(self, name)[layer, index[later]] = column
+        for name, values in zip(_COLUMNS[:4], asked, strict=True):
+            getattr(self, name)[layer, index[later]] = values
 
     def shown(self, name: str) -> Any:
         """A column as it counts: of the grave action where there is one, else of the mild one [n]."""
         column = getattr(self, name)
         return np.where(self.action[1] > 0, column[1], column[0])
-
-    def remapped(self, n: int, old_of_new: I32) -> OpenActions:
-        """The same for another site."""
-        out, kept = OpenActions(n), np.flatnonzero(old_of_new >= 0)
-        out._lapsed_ns = self._lapsed_ns
-        for name in (*_COLUMNS, "done_upto", "done_ns"):
-            getattr(out, name)[..., kept] = getattr(self, name)[..., old_of_new[kept]]
-        return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum: of the devices of which there is something to tell."""

@@ -1,7 +1,6 @@
-"""Counts of faults by device and code: the last ten minutes, day and 28 days, and the newest of each code.
+"""Fault counts by device and code: the last ten minutes, day and 28 days, and the newest of each code.
 
-One row per pair of device and code that was heard, in arrays; old rows are given up. May import frames and
-the catalogue.
+One row per pair of device and reported code, in arrays; old rows are dropped.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.frame import F32, I32, I64, NS, Bool
-from twin.health.catalogue import CATALOGUE, CLASSES, MAX_CODE
+from twin.catalogue import F32, I32, I64, NS, Bool
+from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE
 
 SPANS_S = (600, 86_400, 2_419_200)  # source: NVIDIA and gpud rules of thumb; lemon nodes (arXiv 2410.21680)
 DAY_S = 86_400
@@ -61,7 +60,7 @@ class FaultCounts:
 
     @property
     def most(self) -> int:
-        """How many pairs there may be."""
+        """Return the largest number of pairs."""
         return 2 * self.n + SPARE_PAIRS
 
     def _allocate(self, capacity: int) -> None:
@@ -184,7 +183,7 @@ class FaultCounts:
         self._per_device = np.minimum(self._per_device + count, 255).astype(np.uint8)
 
     def _fresh(self, pair: I32, batch: Batch) -> Bool:
-        """Where a fault was not heard before, as far as the device's own times tell [k]."""
+        """Return the faults that were not reported before, as far as the device's own times tell [k]."""
         fresh = np.ones(len(pair), np.bool_)
         told = np.flatnonzero(batch.told)
         if len(told):

@@ -1,8 +1,7 @@
-"""Features: what is known of each node that may tell of a failure to come, as numbers.
+"""Failure features: numbers of each node that may predict a failure.
 
 A node's GPUs and links are folded into the worst or the sum of them. NaN = unknown, which may itself tell: a
-GPU that falls off the bus is first of all silent. What was never heard costs nothing. May import the fault
-book, rates, verdicts, lemons, records, levels and the moment.
+GPU that falls off the bus is first of all silent. A signal that was never reported costs nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from twin.frame import F32, F64, NS, Bool
-from twin.health.catalogue import CLASSES
+from twin.catalogue import F32, F64, NS, Bool
+from twin.contracts import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH, FailureLog, NodeFeatures
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.failure_words import is_failure
-from twin.health.fault_book import FaultBook
+from twin.health.fault_codes import CLASSES
 from twin.health.lemons import SIGNALS, Lemons
-from twin.health.levels import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH
-from twin.health.now import Now
 from twin.health.rates import Rates
-from twin.health.records import FailureLog, NodeFeatures
 from twin.health.recurring import STREAMS, Recurring
 from twin.health.verdicts import Verdicts
 from twin.site import Site
@@ -81,7 +79,7 @@ def unusual(features: NodeFeatures) -> Bool:
 
 
 def node_features(
-    now: Now,
+    now: HealthContext,
     book: FaultBook,
     rates: Rates,
     verdicts: Verdicts,
@@ -185,7 +183,7 @@ class _Fold:
         return self.most(values.astype(np.float32))
 
 
-def _judged(columns: _Columns, fold: _Fold, now: Now, verdicts: Verdicts) -> None:
+def _judged(columns: _Columns, fold: _Fold, now: HealthContext, verdicts: Verdicts) -> None:
     node, gpu = verdicts.health("node"), verdicts.health("gpu")
     columns.put("level", node.level)
     columns.put("action", node.action)
@@ -253,7 +251,7 @@ def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
     return out
 
 
-def _measured(columns: _Columns, fold: _Fold, now: Now) -> None:
+def _measured(columns: _Columns, fold: _Fold, now: HealthContext) -> None:
     for key in STATES:
         if now.heard(key):
             columns.put(_short(key), fold.most(now.good(key)))
@@ -279,7 +277,7 @@ def _measured(columns: _Columns, fold: _Fold, now: Now) -> None:
         columns.put("psu_unlike_pu", np.abs(one - two) / (one + two))
 
 
-def _links(columns: _Columns, now: Now, rates: Rates) -> None:
+def _links(columns: _Columns, now: HealthContext, rates: Rates) -> None:
     site = now.site
     known = np.flatnonzero(site.node_of_link >= 0)
     if not len(known):
@@ -297,7 +295,7 @@ def _links(columns: _Columns, now: Now, rates: Rates) -> None:
 
 
 def _recurring(columns: _Columns, recurring: Recurring) -> None:
-    """How much speaks for each kind of trouble having come to stay, of the device that has most of it."""
+    """Write the evidence that each kind of trouble recurs, of the device that has most of it."""
     columns.put("recurs", recurring.score())
     for s in STREAMS:
         row = columns.values[columns.row[f"recurs_{s.key.replace('.', '_').removesuffix('_count')}"]]
@@ -307,8 +305,8 @@ def _recurring(columns: _Columns, recurring: Recurring) -> None:
             np.maximum.at(row, recurring.node_of(s.table, index), score.astype(np.float32))
 
 
-def _past(columns: _Columns, now: Now, log: FailureLog) -> None:
-    """What a node's own failures tell: those with a cause in common tell nothing of it."""
+def _past(columns: _Columns, now: HealthContext, log: FailureLog) -> None:
+    """Write the features of a node's own failures: those with a cause in common are left out."""
     own = ~log.shared & is_failure(log)
     node, n = log.node[own], now.n("node")
     age_d = np.maximum(now.now_ns - log.start_ns[own], 0) / DAY_NS

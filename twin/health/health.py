@@ -1,7 +1,7 @@
-"""The health of a site: how well each part is and why, which nodes failed, who is a lemon, what wears out.
+"""Site health: the level of each part with its reasons, failed nodes, lemons, and wear.
 
-Faults are heard in each tick; all parts are judged every few seconds, and at once where a device reports
-something grave. May import its parts, the engine's state, and contracts; decides nothing.
+Faults are taken in at each tick; all parts are judged every few seconds, and at once where a device reports
+something grave. Decides nothing.
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from twin.diagnosis.diagnosis import Diagnosis
-from twin.estimator import Estimator
-from twin.events import EntityReplaced, Event, FaultReported, SiteChanged
-from twin.frame import I32, NS
+from twin.catalogue import I32, NS
+from twin.contracts import FailureLog, Health, NodeFeatures, Windows
+from twin.diagnosis import Diagnosis
+from twin.estimation import Estimator
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.failures import Failures
-from twin.health.fault_book import FaultBook
 from twin.health.features import node_features
 from twin.health.lemons import Lemons
-from twin.health.now import Now
 from twin.health.rates import Rates
-from twin.health.records import FailureLog, Health, NodeFeatures
 from twin.health.recurring import Recurring
 from twin.health.verdicts import Verdicts
 from twin.health.wear import Wear
-from twin.jobs import Jobs
-from twin.maintenance import Windows
 from twin.site import Site
-from twin.state import State
+from twin.telemetry import EntityReplaced, EntityState, Event, FaultReported, JobSlots, SiteChanged, State
 
 EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
 FORMAT = 1
@@ -49,7 +46,7 @@ class HealthState:
         self._heard: list[FaultReported] = []  # since the last tick
         self._features = _no_features(site)
 
-    def take(self, event: Event, jobs: Jobs, now_ns: int) -> None:
+    def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note an event that is about to be applied."""
         if isinstance(event, FaultReported):
             self._heard.append(event)
@@ -61,7 +58,7 @@ class HealthState:
         self.lemons.take(event, jobs, now_ns)
 
     def update(
-        self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: Jobs, windows: Windows
+        self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: JobSlots, windows: Windows
     ) -> None:
         """Look at this tick, after the diagnosis. Raises nothing for bad or missing data."""
         if self._heard:
@@ -70,7 +67,9 @@ class HealthState:
         since_s = (state.now_ns - self.looked_ns) / NS
         if self.looked_ns and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
             return
-        now = Now(self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0)
+        now = HealthContext(
+            self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
+        )
         self.looked_ns, self._grave = state.now_ns, False
         self.book.look(now)
         self.rates.update(now)
@@ -93,7 +92,7 @@ class HealthState:
         return self.failures.log()
 
     def features(self) -> NodeFeatures:
-        """What may tell of failures to come, as at the last look."""
+        """Return the failure features as of the last evaluation."""
         return self._features
 
     def forget(self, table: str, entity: int) -> None:
@@ -102,10 +101,14 @@ class HealthState:
             getattr(self, name).forget(table, entity)
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> HealthState:
-        """What is known, for a changed site."""
+        """Return the health state for a changed site."""
         out = HealthState(site)
         for name in _PARTS:
-            setattr(out, name, getattr(self, name).remapped(site, old_of_new))
+            part = getattr(out, name)
+            if isinstance(part, EntityState):
+                part.adopt(getattr(self, name), old_of_new)
+            else:
+                setattr(out, name, getattr(self, name).remapped(site, old_of_new))
         return out
 
     def dump(self) -> dict[str, Any]:

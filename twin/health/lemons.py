@@ -1,27 +1,176 @@
 """Lemons: nodes that fail more than others, by seven signals over 28 days (source: arXiv 2410.21680).
 
-What speaks of a node is gathered by day; once an hour all nodes are judged. May import events, jobs, the
-fault book, records, words of failures, the score and the moment.
+Signals of a node are gathered by day; once an hour all nodes are judged. The score is empirical Bayes: the
+fleet's own distribution of incident rates is found from all counts, then each node's from it and its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from math import lgamma, log
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.events import Event, JobEnded, MaintenanceBegun, OperatorRequest
-from twin.frame import F32, F64, I32, I64, NS, Bool
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.contracts import FailureLog, action
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.failure_words import NODE_ENDS, is_failure
-from twin.health.fault_book import FaultBook
-from twin.health.lemon_score import Counts, Score, score
-from twin.health.levels import action
-from twin.health.now import Now
-from twin.health.records import FailureLog
-from twin.jobs import Jobs
-from twin.signals import find_signal
 from twin.site import Site
+from twin.telemetry import (
+    ColumnSpec,
+    EntityState,
+    Event,
+    JobEnded,
+    JobSlots,
+    MaintenanceBegun,
+    OldOfNew,
+    OperatorRequest,
+    column,
+    keyed,
+    scalar,
+)
+
+# Rates of nodes over the fleet's mean that are told apart, and from which one is a lemon's. source: estimate;
+# the lemons of arXiv 2410.21680 fail several times as often as the rest
+MULTIPLES = np.array([0.25, 0.5, 1.0, 1.7, 3.0, 5.0, 8.0, 13.0, 20.0])
+LEMON_FROM = 3.0
+# What is taken for granted of a fleet before it is seen, worth so many nodes: hardly any lemons. source: 1.2
+# % of nodes were, arXiv 2410.21680; the weight is an estimate
+PRIOR_NODES, LEMONS_PU = 100.0, 0.012
+TURNS = 60  # of the search for the fleet's distribution
+FALSE_PU = 0.1  # of those called lemons may be none, on average
+# After an incident another one follows so often that has the same cause, as the repair cured nothing: what
+# is taken for granted, worth so many incidents, and what is tried. source: 0.42 within 30 days against 0.12
+# of all in a public trace of GPU servers is 0.34, lemons included; estimate
+AGAIN_PU, AGAIN_COUNT = 0.25, 20.0
+AGAINS = (0.02, 0.1, 0.18, 0.26, 0.34, 0.42)
+MOST = 40  # more incidents say no more
+LEAST_HARD = 2  # incidents of the hardware in 28 days
+# Share of failed jobs of a single node that are its own doing in a usual fleet; source: estimate
+OWN_PU = 0.1
+
+
+class LemonCounts(NamedTuple):
+    """Counts per node [n]: incidents, days in service, jobs of the node alone, how many failed."""
+
+    incidents: I64
+    hard: I64  # incidents that speak of the hardware
+    days: F64
+    jobs: I64
+    jobs_failed: I64
+
+
+class Score(NamedTuple):
+    """The judgement per node [n]."""
+
+    lemon: Bool
+    innocent_pu: F64  # probability that its rate is not a lemon's
+    rate_pu: F64  # rate over the fleet's mean, as best known
+    per_day: float  # incidents of the fleet per node-day
+    job_failed_pu: float  # of the fleet
+
+
+def score(counts: LemonCounts) -> Score:
+    """Judge all nodes.
+
+    Incidents follow a Poisson law with the node's multiple of the fleet's rate; failed jobs likewise, where
+    only `OWN_PU` of the fleet's grow with that multiple. Of the nodes that are called, `FALSE_PU` may be
+    innocent on average, the form of Benjamini and Hochberg's rule for posterior probabilities (source: Efron,
+    Large-Scale Inference, 2010, chapter 5).
+    """
+    n = len(counts.days)
+    days, jobs = float(counts.days.sum()), float(counts.jobs.sum())
+    if n == 0 or days <= 0.0 or not counts.incidents.any():
+        return Score(np.zeros(n, np.bool_), np.ones(n), np.ones(n), 0.0, np.nan)
+    per_day = float(counts.incidents.sum()) / max(days, 1.0 / 24.0)  # a rate within an hour is none
+    failed_pu = float(counts.jobs_failed.sum()) / jobs if jobs else 0.0
+    # Nodes with about the same counts are judged as one
+    key = np.stack([counts.incidents, np.round(counts.days).astype(np.int64), _step(counts.jobs),
+                    _step(counts.jobs_failed)])  # fmt: skip
+    _, first, inverse, many = np.unique(key, axis=1, return_index=True, return_inverse=True,
+                                        return_counts=True)  # fmt: skip
+    alike = LemonCounts(counts.incidents[first], counts.hard[first], counts.days[first], counts.jobs[first],
+                   counts.jobs_failed[first])  # fmt: skip
+    best, posterior = -np.inf, np.zeros((len(first), len(MULTIPLES)))
+    for again in AGAINS:
+        like = _log_likelihood(alike, per_day, failed_pu, again)
+        worth, found = _fleet(like, many)
+        worth += AGAIN_COUNT * (AGAIN_PU * log(again) + (1.0 - AGAIN_PU) * log(1.0 - again))
+        if worth > best:
+            best, posterior = worth, found
+    posterior = posterior[inverse.reshape(-1)]
+    innocent = posterior[:, MULTIPLES < LEMON_FROM].sum(axis=1)
+    return Score(_chosen(innocent, counts.hard), innocent, posterior @ MULTIPLES, per_day,
+                 failed_pu if jobs else np.nan)  # fmt: skip
+
+
+def _step(count: I64) -> I64:
+    """Counts in steps of about a sixth."""
+    return np.round(6.0 * np.log1p(count / 6.0)).astype(np.int64)
+
+
+def _fleet(log_pu: F64, many: I64) -> tuple[float, F64]:
+    """(log likelihood of all, probability of each multiple [n, n_multiple]) under the fleet's distribution.
+
+    Found by expectation and maximisation.
+    """
+    # Counts that no rate explains, as they overflow, tell nothing
+    log_pu = np.where(np.isfinite(log_pu).any(axis=1, keepdims=True), log_pu, 0.0)
+    top = log_pu.max(axis=1, keepdims=True)
+    like = np.exp(log_pu - top)
+    lemons = MULTIPLES >= LEMON_FROM
+    prior = np.where(lemons, LEMONS_PU / lemons.sum(), (1.0 - LEMONS_PU) / (~lemons).sum())
+    weight = prior
+    for _ in range(TURNS):
+        weight = (many / (like @ weight)) @ like * weight + PRIOR_NODES * prior
+        weight = weight / weight.sum()
+    total = like @ weight
+    return float(many @ (np.log(total) + top[:, 0])), like * weight / total[:, None]
+
+
+def _log_likelihood(counts: LemonCounts, per_day: float, failed_pu: float, again: float) -> F64:
+    """Of each node's counts under each multiple [n, n_multiple], up to a constant per node."""
+    # One that was hardly ever in service is judged as if it had been for an hour
+    mean = per_day * (1.0 - again) * np.maximum(counts.days, 1.0 / 24.0)
+    seen = np.minimum(counts.incidents, MOST)
+    value, place = np.unique(seen, return_inverse=True)
+    out = np.zeros((len(mean), len(MULTIPLES)))
+    log_mean = np.log(np.outer(mean, MULTIPLES))
+    for k, count in enumerate(value.tolist()):
+        mine = place.reshape(-1) == k
+        out[mine] = log_clustered(count, log_mean[mine], again)
+    out -= np.outer(mean, MULTIPLES)
+    grown = 1.0 - OWN_PU + OWN_PU * MULTIPLES
+    out += np.outer(counts.jobs_failed, np.log(grown)) - np.outer(failed_pu * counts.jobs, grown)
+    return out
+
+
+def log_clustered(count: int, log_mean: F64, again: float) -> F64:
+    """Logarithm of the sum over the number of first ones, without the factor e^-mean.
+
+    Incidents come in trains: a first one by Poisson's law, after each with the probability `again` a next
+    one (the law of Polya and Aeppli): sum over j of C(count - 1, j - 1) mean^j / j! p^(count - j) (1 - p)^j.
+    """
+    if count == 0:
+        return np.zeros_like(log_mean)
+    terms = [
+        lgamma(count) - lgamma(j) - lgamma(count - j + 1) - lgamma(j + 1)
+        + (count - j) * log(again) + j * (log(1.0 - again) + log_mean)
+        for j in range(1, count + 1)
+    ]  # fmt: skip
+    return np.asarray(np.logaddexp.reduce(np.stack(terms)), np.float64)
+
+
+def _chosen(innocent: F64, hard: I64) -> Bool:
+    """The largest set that is innocent by no more than `FALSE_PU` on average."""
+    out: Bool = np.zeros(len(innocent), np.bool_)
+    able = np.flatnonzero(hard >= LEAST_HARD)
+    order = able[np.argsort(innocent[able], kind="stable")]
+    mean = np.cumsum(innocent[order]) / np.arange(1, len(order) + 1)
+    out[order[: int(np.count_nonzero(mean <= FALSE_PU))]] = True
+    return out
+
 
 SIGNALS = (
     "excluded",
@@ -46,43 +195,54 @@ MAX_IDS = 1000
 # How much codes of the catalogue's classes speak of the hardware of a GPU; source: estimate
 HARDWARE = {"memory": 1.0, "nvlink": 1.0, "pcie": 1.0, "bus": 1.0, "firmware": 0.5, "driver": 0.25}
 CROWD, CROWD_PU = 5, 0.01  # so many nodes at once report for a reason in common
-_BY_DAY = {"excluded": np.uint16, "xids": np.float32, "tickets": np.uint16, "multi": np.uint16,
-           "single": np.uint16, "runs": np.uint16, "incidents": np.uint8, "hard": np.uint8}  # fmt: skip
-_OF_NODE = ("since_ns", "evidence_ns", "excluded_ns", "level", "xids_seen", "lemon", "innocent_pu", "rate_pu")
-_FLAGS = ("jobs_heard", "people_heard", "xids_heard")
-_TIMES = ("day", "judged_ns", "asked_ns", "taken_ns")
+_BY_DAY = {
+    name: ColumnSpec(kind, 0, (DAYS,), (), "node")
+    for name, kind in (
+        ("excluded", "u2"), ("xids", "f4"), ("tickets", "u2"), ("multi", "u2"), ("single", "u2"),
+        ("runs", "u2"), ("incidents", "u1"), ("hard", "u1"),
+    )
+}  # fmt: skip
 
 
-class Lemons:
+class Lemons(EntityState):
     """Daily counts of the signals per node [28, n_node], and who is a lemon."""
 
+    by_day: dict[str, Any] = keyed(keys=_BY_DAY)
+    since_ns: I64 = column("node", "i8")
+    evidence_ns: I64 = column("node", "i8")
+    excluded_ns: I64 = column("node", "i8")
+    level: F32 = column("node", "f4", np.nan)  # of service, as last heard
+    xids_seen: F32 = column("node", "f4")
+    out: I64 = column("node", "i8")  # times out of service
+    lemon: Bool = column("node", "?")
+    innocent_pu: F64 = column("node", "f8", 1.0)
+    rate_pu: F64 = column("node", "f8", 1.0)
+    day: int = scalar(0)
+    judged_ns: int = scalar(0)
+    asked_ns: int = scalar(0)
+    taken_ns: int = scalar(0)
+    per_day: float = scalar(0.0)
+    job_failed_pu: float = scalar(np.nan)
+    jobs_heard: bool = scalar(False)
+    people_heard: bool = scalar(False)
+    xids_heard: bool = scalar(False)
+    _ids: list[str] = scalar([])  # of maintenance windows that were counted
+    _named: list[int] = scalar([])  # nodes that people took out since the last look
+
     def __init__(self, site: Site) -> None:
-        self.site, n = site, site.sizes["node"]
-        self.by_day: dict[str, Any] = {k: np.zeros((DAYS, n), kind) for k, kind in _BY_DAY.items()}
-        self.day = self.judged_ns = self.asked_ns = self.taken_ns = 0
-        self.since_ns, self.evidence_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.excluded_ns = np.zeros(n, np.int64)
-        self.level = np.full(n, np.nan, np.float32)  # of service, as last heard
-        self.xids_seen = np.zeros(n, np.float32)
-        self.out: I64 = np.zeros(n, np.int64)  # times out of service
-        self.lemon: Bool = np.zeros(n, np.bool_)
-        self.innocent_pu, self.rate_pu = np.ones(n), np.ones(n)
-        self.per_day, self.job_failed_pu = 0.0, float("nan")
-        self.jobs_heard = self.people_heard = self.xids_heard = False
-        self._ids: dict[str, None] = {}  # of maintenance windows that were counted
-        self._named: list[int] = []  # nodes that people took out since the last look
+        super().__init__(site.sizes)
+        self.site = site
         self._signals: F32 | None = None
         self._told_of = (False, False, False)  # what had been heard of when `_signals` was made
 
-    def take(self, event: Event, jobs: Jobs, now_ns: int) -> None:
+    def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note what an event says of nodes, before it is applied: a job that ends still has its nodes."""
         if isinstance(event, JobEnded):
             self._ended(event, jobs, now_ns)
         elif isinstance(event, MaintenanceBegun) and event.table in ("node", "gpu"):
             if event.until_ns > now_ns and len(event.names) <= MAX_NAMED and event.id not in self._ids:
-                self._ids[event.id] = None
-                if len(self._ids) > MAX_IDS:
-                    del self._ids[next(iter(self._ids))]
+                self._ids.append(event.id)
+                del self._ids[:-MAX_IDS]
                 self._by_people("tickets", self._nodes(event.table, event.names), now_ns)
         elif isinstance(event, OperatorRequest) and event.control == "node.service_level":
             self.people_heard = True
@@ -95,7 +255,7 @@ class Lemons:
         at = self.site.node_of_gpu[found].tolist() if table == "gpu" else found
         return sorted(set(at))
 
-    def _ended(self, event: JobEnded, jobs: Jobs, now_ns: int) -> None:
+    def _ended(self, event: JobEnded, jobs: JobSlots, now_ns: int) -> None:
         slot = jobs.slot_of.get(event.job)
         nodes = jobs.unslotted.get(event.job) if slot is None else jobs.nodes[slot]
         if nodes is None or not len(nodes) or event.reason not in ENDED:
@@ -140,12 +300,14 @@ class Lemons:
         if today <= self.day:
             return
         gone = np.arange(max(self.day + 1, today - DAYS + 1), today + 1) % DAYS
-        for column in self.by_day.values():
-            column[gone] = 0
+        for counts in self.by_day.values():
+            counts[gone] = 0
         self.day = today
         self._signals = None
 
-    def update(self, now: Now, book: FaultBook, failures: FailureLog, suspects: Bool | None = None) -> None:
+    def update(
+        self, now: HealthContext, book: FaultBook, failures: FailureLog, suspects: Bool | None = None
+    ) -> None:
         """Take in the faults and failures that are new; judge once an hour.
 
         `suspects` [n_node]: where health itself spoke against a node lately, so that to exclude it is no
@@ -163,7 +325,7 @@ class Lemons:
             self.judged_ns = t_ns
             self._judge(failures, t_ns)
 
-    def _excluded(self, now: Now, book: FaultBook, suspects: Bool | None) -> None:
+    def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
         """Nodes that were taken out of service although nothing is known against them."""
         signal = find_signal("node.service_level_state")
         assert signal is not None
@@ -200,7 +362,7 @@ class Lemons:
             self._incident(log.node[k : k + 1], log.start_ns[k : k + 1], True)
 
     def _ask(self, book: FaultBook, log: FailureLog, t_ns: int) -> None:
-        """What the fault book has gained of codes that mean hardware."""
+        """Read the fault book's new codes that mean hardware."""
         # As long as a node is down, what is heard of it is of the same incident
         broken = log.node[(log.end_ns == 0) & is_failure(log)]
         self.evidence_ns[broken] = np.where(self.evidence_ns[broken] > 0, t_ns, 0)
@@ -234,7 +396,9 @@ class Lemons:
         down_d = np.bincount(log.node, down_ns / DAY_NS, n)
         days = np.maximum(watched_ns / DAY_NS - down_d, 0.0)
         found: Score = score(
-            Counts(self._sum("incidents"), self._sum("hard"), days, self._sum("runs"), self._sum("single"))
+            LemonCounts(
+                self._sum("incidents"), self._sum("hard"), days, self._sum("runs"), self._sum("single")
+            )
         )
         self.lemon, self.innocent_pu, self.rate_pu = found.lemon, found.innocent_pu, found.rate_pu
         self.per_day, self.job_failed_pu = found.per_day, found.job_failed_pu
@@ -289,48 +453,11 @@ class Lemons:
                 out.append(f"{words}: {value:.3g}")
         return tuple(out)
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot. A node with a new GPU is the same node still."""
-        if table != "node":
-            return
-        for column in self.by_day.values():
-            column[:, entity] = 0
-        for name in ("since_ns", "evidence_ns", "excluded_ns", "xids_seen", "lemon"):
-            getattr(self, name)[entity] = 0
-        self.out[entity], self.level[entity] = 0, np.nan
-        self.innocent_pu[entity] = self.rate_pu[entity] = 1.0
+    def derive(self) -> None:
+        """The signals are added up anew."""
         self._signals = None
 
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Lemons:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
-        out = Lemons(site)
-        to = np.flatnonzero(old_of_new["node"] >= 0)
-        source = old_of_new["node"][to]
-        for name, column in out.by_day.items():
-            column[:, to] = self.by_day[name][:, source]
-        for name in (*_OF_NODE, "out"):
-            getattr(out, name)[to] = getattr(self, name)[source]
-        for name in (*_FLAGS, *_TIMES, "per_day", "job_failed_pu"):
-            setattr(out, name, getattr(self, name))
-        out._ids = dict(self._ids)
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        kept = {name: getattr(self, name) for name in (*_OF_NODE, "out", *_FLAGS, *_TIMES)}
-        own = {"ids": list(self._ids), "named": list(self._named), "by_day": dict(self.by_day)}
-        return kept | own | {"per_day": self.per_day, "job_failed_pu": self.job_failed_pu}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.by_day = {k: np.array(data["by_day"][k], kind) for k, kind in _BY_DAY.items()}
-        for name in (*_OF_NODE, "out"):
-            setattr(self, name, np.array(data[name]))
-        for name in _FLAGS:
-            setattr(self, name, bool(data[name]))
-        for name in _TIMES:
-            setattr(self, name, int(data[name]))
-        self.per_day, self.job_failed_pu = float(data["per_day"]), float(data["job_failed_pu"])
-        self._ids = dict.fromkeys(data["ids"])
-        self._named = [int(i) for i in data["named"]]
-        self._signals = None
+    def adopt(self, old: Lemons, old_of_new: OldOfNew) -> None:
+        """Take over what is known on another site; who was named there is not looked at again."""
+        super().adopt(old, old_of_new)
+        self._named = []

@@ -1,23 +1,18 @@
-"""Rates: how fast error counters grow, recently and usually, and how the telemetry of a device gaps.
+"""Growth rates of error counters, recent and usual, and the telemetry gaps of each device.
 
 Each counter has two sums of its growth that fade: over ten minutes and over a day. Growth that comes after a
 silence is spread over that silence, so that neither a restart nor a gap looks like a burst. The sums are
-kept in units of one instant (the epoch), so that nothing needs to be done where nothing grows. May import the
-moment, the site, the catalogue and frames.
+kept in units of one instant (the epoch), so that nothing needs to be done where nothing grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from twin.frame import F32, F64, I32, I64, NS, Bool
-from twin.health.now import Now
-from twin.signals import TABLES
+from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Bool
+from twin.health.context import HealthContext
 from twin.site import Site
-from twin.state import GOOD, STALE_PERIODS, TableState
+from twin.telemetry import OWN, EntityState, TableState, column, keyed, part, scalar
 
 RECENT_S, DAILY_S, GAP_S = 600.0, 86_400.0, 3600.0
 WATCHED: dict[str, tuple[str, ...]] = {
@@ -38,27 +33,25 @@ REBASE = 20.0
 NOTHING = 1e-3  # counts: less than this of a sum is no growth any more
 
 
-class Counter:
+class CounterGrowth(EntityState):
     """One counter of a table [n]: its total as last seen, and its fading sums in units of the epoch."""
 
-    __slots__ = ("daily", "heard", "last", "lively", "most", "moved", "recent", "whole")
+    last: I64 = column(OWN, "i8")
+    recent: F32 = column(OWN, "f4")
+    daily: F32 = column(OWN, "f4")
+    heard: Bool = column(OWN, "?")
 
-    def __init__(self, total: I64) -> None:
-        n = len(total)
-        self.last = total.copy()
-        self.recent, self.daily = np.zeros(n, np.float32), np.zeros(n, np.float32)
-        self.heard: Bool = np.zeros(n, np.bool_)
+    def __init__(self, n: int, table: str) -> None:
+        super().__init__({table: n}, table)
         self.lively = False  # whether any sum is more than nothing
-        self.most: dict[
-            bool, float
-        ] = {}  # the largest sum, recent or daily, once asked; empty after a change
+        self.most: dict[bool, float] = {}  # the largest sum, recent or daily, once asked, until a change
         self.whole = False  # whether all are heard
         self.moved: I32 = np.zeros(0, np.int32)  # who grew at the last look
 
     def take(
         self, total: I64, t_ns: I64, known_ns: I64 | None, looked_ns: int, up: tuple[float, float]
     ) -> None:
-        """What has grown since the last look, with the instants of these readings and of those before."""
+        """Add the growth since the last evaluation, with the instants of these readings and the last."""
         self.moved = self.moved[:0]
         if np.array_equal(total, self.last):
             return
@@ -81,35 +74,43 @@ class Counter:
         for sums, factor, scale in zip((self.recent, self.daily), keep, up, strict=True):
             sums *= np.float32(factor)
             sums[sums < NOTHING * scale] = 0.0
-        self.look()
+        self.derive()
 
-    def look(self) -> None:
-        """Find out whether anything is left."""
+    def derive(self) -> None:
+        """Find out whether anything is left, and of whom nothing is heard."""
         self.lively = bool(self.recent.any() or self.daily.any())
+        self.whole = False
         self.most.clear()
 
-    def forget(self, entity: int) -> None:
-        self.last[entity], self.recent[entity], self.daily[entity] = 0, 0.0, 0.0
-        self.heard[entity] = self.whole = False
-        self.most.clear()
-        self.moved = self.moved[self.moved != entity]
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot."""
+        super().forget(table, entity)
+        if table == self.table:
+            self.moved = self.moved[self.moved != entity]
 
 
-class Rates:
+class Rates(EntityState):
     """Decayed growth per counter and device, by keys such as `gpu.ecc_sbe_count`; and gaps of telemetry."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.counters: dict[str, Counter] = {}
-        self.epoch_ns = self.looked_ns = 0
-        self.seen_ns: dict[tuple[str, int], I64] = {}  # (table, group of rows) -> instants of readings [n]
-        self.gap: dict[str, F32] = {t: np.zeros(site.sizes[t], np.float32) for t in SPEAKING}
-        self.spoke: dict[str, Bool] = {t: np.zeros(site.sizes[t], np.bool_) for t in SPEAKING}
-        # Who is silent though anybody listens, and who fell silent at the last look
-        self.hushed: dict[str, Bool] = {t: np.zeros(site.sizes[t], np.bool_) for t in SPEAKING}
-        self.fell: dict[str, I32] = {t: np.zeros(0, np.int32) for t in SPEAKING}
+    counters: dict[str, CounterGrowth] = part(make="_counter")
+    epoch_ns: int = scalar(0)
+    looked_ns: int = scalar(0)
+    seen_ns: dict[str, I64] = keyed("i8")  # by table and group of rows: instants of readings
+    gap: dict[str, F32] = keyed("f4", keys=tuple(SPEAKING))
+    spoke: dict[str, Bool] = keyed("?", keys=tuple(SPEAKING))
+    hushed: dict[str, Bool] = keyed("?", keys=tuple(SPEAKING))  # who is silent though anybody listens
 
-    def update(self, now: Now) -> None:
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.site = site
+        self.counters = {}
+        self.fell: dict[str, I32] = {t: np.zeros(0, np.int32) for t in SPEAKING}  # silent since this look
+
+    def _counter(self, key: str) -> CounterGrowth:
+        table = key.partition(".")[0]
+        return CounterGrowth(self.site.sizes[table], table)
+
+    def update(self, now: HealthContext) -> None:
         """Look at all counters."""
         up = self._age(now.now_ns)
         for table, names in WATCHED.items():
@@ -122,7 +123,9 @@ class Rates:
         self.looked_ns = now.now_ns
 
     def _age(self, now_ns: int) -> tuple[float, float]:
-        """What one count of now is in units of the epoch, which moves on when those become too small."""
+        """Return the value of one count of now in units of the epoch, which moves on when those become too
+        small.
+        """
         if self.epoch_ns == 0:
             self.epoch_ns = now_ns
         age_s = (now_ns - self.epoch_ns) / NS
@@ -137,35 +140,33 @@ class Rates:
     def _counters(
         self, table: str, names: tuple[str, ...], column: TableState, up: tuple[float, float]
     ) -> None:
-        before: dict[int, I64 | None] = {}
+        before: dict[str, I64 | None] = {}
         gauges = len(column.signals)
         for name in names:
             row = TABLES[table].by_name[name].row
-            group = int(column.partition.group_of_row[row + gauges])
-            t_ns = column.t_ns[group]
+            row_group = int(column.partition.group_of_row[row + gauges])
+            t_ns, group = column.t_ns[row_group], f"{table}.{row_group}"
             if group not in before:
-                known = self.seen_ns.get((table, group))
-                if known is not None and np.array_equal(t_ns, known):
-                    before[group] = known
-                else:
-                    before[group] = known
-                    self.seen_ns[table, group] = t_ns.copy()
+                known = before[group] = self.seen_ns.get(group)
+                if known is None or not np.array_equal(t_ns, known):
+                    self.seen_ns[group] = t_ns.copy()
             key = f"{table}.{name}"
             counter = self.counters.get(key)
             if counter is None:
                 if not (column.raw[row] >= 0).any():
                     continue
-                counter = self.counters[key] = Counter(column.total[row])
+                counter = self.counters[key] = self._counter(key)
+                counter.last[:] = column.total[row]
             if not counter.whole:
                 counter.heard |= column.raw[row] >= 0
                 counter.whole = bool(counter.heard.all())
             known = before[group]
-            if known is self.seen_ns[table, group]:  # no new reading at all
+            if known is self.seen_ns[group]:  # no new reading at all
                 counter.moved = counter.moved[:0]
                 continue
             counter.take(column.total[row], t_ns, known, self.looked_ns, up)
 
-    def _gaps(self, now: Now, table: str) -> None:
+    def _gaps(self, now: HealthContext, table: str) -> None:
         """Move on the share of silence."""
         column, gap, spoke = now.state.tables[table], self.gap[table], self.spoke[table]
         silent, quiet_s = _silence(column, table, now.now_ns)
@@ -203,7 +204,9 @@ class Rates:
         return (counter.recent if recent else counter.daily) * np.float32(self._down(recent))
 
     def above(self, key: str, least: float, recent: bool = True) -> I32:
-        """Who grew by `least` or more in about ten minutes, or a day; at no cost where nothing grows."""
+        """Return the entities that grew by `least` or more in about ten minutes, or a day; at no cost where
+        nothing grows.
+        """
         counter = self.counters.get(key)
         if counter is None or not counter.lively:
             return np.zeros(0, np.int32)
@@ -216,7 +219,7 @@ class Rates:
         return (sums >= bound).nonzero()[0].astype(np.int32)
 
     def moved(self, key: str) -> I32:
-        """Who grew at the last look, ascending."""
+        """Return the entities that grew at the last evaluation, ascending."""
         counter = self.counters.get(key)
         return np.zeros(0, np.int32) if counter is None else counter.moved
 
@@ -253,70 +256,13 @@ class Rates:
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
-        for key, counter in self.counters.items():
-            if key.partition(".")[0] == table:
-                counter.forget(entity)
-        for (of, _), seen in self.seen_ns.items():
-            if of == table:
-                seen[entity] = 0
-        if table in self.gap:
-            self.gap[table][entity], self.spoke[table][entity] = 0.0, False
-            self.hushed[table][entity] = False
+        super().forget(table, entity)
+        if table in self.fell:
             self.fell[table] = self.fell[table][self.fell[table] != entity]
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Rates:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
-        out = Rates(site)
-        out.epoch_ns, out.looked_ns = self.epoch_ns, self.looked_ns
-        at = {t: np.flatnonzero(source >= 0) for t, source in old_of_new.items()}
-        for key, old in self.counters.items():
-            table = key.partition(".")[0]
-            kept = at[table]
-            source = old_of_new[table][kept]
-            new = out.counters[key] = Counter(np.zeros(site.sizes[table], np.int64))
-            for name in ("last", "recent", "daily", "heard"):
-                getattr(new, name)[kept] = getattr(old, name)[source]
-            new.look()
-        for (table, group), seen in self.seen_ns.items():
-            moved = np.zeros(site.sizes[table], np.int64)
-            moved[at[table]] = seen[old_of_new[table][at[table]]]
-            out.seen_ns[table, group] = moved
-        for table in SPEAKING:
-            source = old_of_new[table][at[table]]
-            out.gap[table][at[table]] = self.gap[table][source]
-            out.spoke[table][at[table]] = self.spoke[table][source]
-            out.hushed[table][at[table]] = self.hushed[table][source]
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {
-            "counters": {k: [c.last, c.recent, c.daily, c.heard] for k, c in self.counters.items()},
-            "epoch_ns": self.epoch_ns, "looked_ns": self.looked_ns,
-            "seen_ns": [[table, group, seen] for (table, group), seen in sorted(self.seen_ns.items())],
-            "gap": self.gap, "spoke": self.spoke, "hushed": self.hushed,
-        }  # fmt: skip
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        if "counters" not in data:
-            return
-        self.counters = {}
-        for key, (last, recent, daily, heard) in data["counters"].items():
-            counter = self.counters[key] = Counter(np.array(last, np.int64))
-            counter.recent, counter.daily = np.array(recent, np.float32), np.array(daily, np.float32)
-            counter.heard = np.array(heard, np.bool_)
-            counter.look()
-        self.epoch_ns, self.looked_ns = int(data["epoch_ns"]), int(data["looked_ns"])
-        self.seen_ns = {(str(t), int(g)): np.array(seen, np.int64) for t, g, seen in data["seen_ns"]}
-        self.gap = {t: np.array(gap, np.float32) for t, gap in data["gap"].items()}
-        self.spoke = {t: np.array(spoke, np.bool_) for t, spoke in data["spoke"].items()}
-        if "hushed" in data:
-            self.hushed = {t: np.array(hushed, np.bool_) for t, hushed in data["hushed"].items()}
 
 
 def mute(column: TableState) -> bool:
-    """Whether nothing was ever reported of a table: it costs nothing then, however large."""
+    """Return True if no entity of a table ever reported: it costs nothing then, however large."""
     return column.partition.n_groups == 1 and not column.t_ns[0].any()
 
 
@@ -325,16 +271,13 @@ def _silence(column: TableState, table: str, now_ns: int) -> tuple[Bool | None, 
     newest_ns = np.zeros(column.n, np.int64)
     silent: Bool = np.ones(column.n, np.bool_)
     for name in SPEAKING[table]:
-        row = TABLES[table].by_name[name].row
-        if column.bad_count[row] == column.n:
+        signal = TABLES[table].by_name[name]
+        if column.bad_count[signal.row] == column.n:
             continue
-        t_ns = column.t_ns[column.partition.group_of_row[row]]
-        oldest_ns = now_ns - round(STALE_PERIODS * float(column.period_s[row]) * NS)
-        if not column.bad_count[row] and int(t_ns.min()) >= max(oldest_ns, 1):
+        if column.all_current(signal, now_ns):
             return None, 0.0
-        good = (column.quality[row] == GOOD) & (t_ns > 0)
-        silent &= ~(good & (t_ns >= oldest_ns))
-        np.maximum(newest_ns, np.where(good, t_ns, column.good_ns[row]), out=newest_ns)
+        silent &= ~column.current(signal, now_ns)
+        np.maximum(newest_ns, column.last_good_ns(signal), out=newest_ns)
         if not silent.any():
             return None, 0.0
     age_s = np.where(newest_ns > 0, (now_ns - newest_ns) / NS, 0.0)

@@ -3,25 +3,23 @@
 One retried transfer, one short silence, one flap tells nothing; the fifth within hours does. For each device
 and each kind of trouble the times at which it came are weighed by a sequential test (Wald 1945, restarted as
 in Page 1954): how much likelier are they if trouble comes every few hours than if it comes as it did before
-on this device and on its like? What a device usually has is a Gamma-Poisson rate, learned from the fleet and
-from the device itself. What many have at once, or as a rule, is no sign of one. May import rates, the
-moment, the site and frames.
+on this device and on its like? The usual rate of a device is a Gamma-Poisson rate, learned from the fleet and
+from the device itself. Trouble that many have at once, or as a rule, is no sign of recurrence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from twin.frame import F32, F64, I32, NS, Bool
-from twin.health.cycles import RECURS_PER_DAY, Cycles
-from twin.health.fault_book import FaultBook
-from twin.health.now import Now
+from twin.catalogue import F32, F64, I32, I64, NS, Bool
+from twin.health.baseline_rate import RECURS_PER_DAY, BaselineRate, Cycles
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.rates import Rates
-from twin.health.usual import Usual
 from twin.site import Site
+from twin.telemetry import EntityState, column, part, scalar
 
 DAY_NS = 86_400 * NS
 # What comes within so long of what was counted before is the same trouble. source: estimate
@@ -61,7 +59,7 @@ class Stream(NamedTuple):
 
     @property
     def table(self) -> str:
-        """Whose it is."""
+        """Return the table of the stream's devices."""
         return self.key.partition(".")[0]
 
 
@@ -90,26 +88,29 @@ STREAMS: tuple[Stream, ...] = (
     Stream("link.symbol_error_count", "symbol errors", "link"),
 )
 KEYS = tuple(s.key for s in STREAMS)
-_OF_NODE = ("free_ns", "standing", "out")
 FAMILIES = tuple(dict.fromkeys(s.family for s in STREAMS))
 
 
-class Recurring:
-    """What comes again and again, by stream and device; and how much of it speaks against each node."""
+class Recurring(EntityState):
+    """Recurring troubles by stream and device, and the evidence against each node."""
+
+    now_ns: int = scalar(0)
+    free_ns: I64 = column("node", "i8")  # from when on trouble is counted again
+    standing: Bool = column("node", "?")
+    out: Bool = column("node", "?")  # who is down or out of service
+    usual: dict[str, BaselineRate] = part()
+    cycles: dict[str, Cycles] = part()
 
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         self.site = site
-        self.usual = {s.key: Usual(site.sizes[s.table]) for s in STREAMS}
-        self.cycles = {s.key: Cycles(s.per_day) for s in STREAMS}
-        self.now_ns = 0
-        self.free_ns = np.zeros(site.sizes["node"], np.int64)  # from when on trouble is counted again
-        self.standing: Bool = np.zeros(site.sizes["node"], np.bool_)
-        self.out: Bool = np.zeros(site.sizes["node"], np.bool_)  # who is down or out of service
+        self.usual = {s.key: BaselineRate(site.sizes[s.table], s.table) for s in STREAMS}
+        self.cycles = {s.key: Cycles(s.per_day, s.table) for s in STREAMS}
         self._score: F32 = np.zeros(site.sizes["node"], np.float32)
         self._since_ns = self._before_ns = 0  # from the look before to this one, and when that was
         self._paused: dict[str, I32] = {}  # devices of nodes that are out, by table
 
-    def update(self, now: Now, rates: Rates, broken: Bool, book: FaultBook | None = None) -> None:
+    def update(self, now: HealthContext, rates: Rates, broken: Bool, book: FaultBook | None = None) -> None:
         """Take in what has come since the last look. broken [n_node]: who is down, but for short silences."""
         self._before_ns = self.now_ns
         self._since_ns = max(now.now_ns - self.now_ns, 0) if self.now_ns else 0
@@ -122,8 +123,10 @@ class Recurring:
                 self._stream(s, rates, book)
         self._weigh()
 
-    def _work(self, now: Now) -> None:
-        """Who works at a device works at its node; what it had before may be cured, and begins anew."""
+    def _work(self, now: HealthContext) -> None:
+        """Restart the history of devices under maintenance, and of their nodes: the trouble before it may be
+        cured.
+        """
         for s in STREAMS:
             if (work := now.under_work(s.table)) is None:
                 continue
@@ -210,8 +213,8 @@ class Recurring:
         whole = np.diff(self.site.node_start_of_rack)
         return np.asarray((many >= RACK) & (many >= RACK_PU * whole), np.bool_)
 
-    def _close(self, stream: Stream, cycles: Cycles, usual: Usual) -> None:
-        """What has become unlikely, or has gone on for long, or is common, is how those devices are."""
+    def _close(self, stream: Stream, cycles: Cycles, usual: BaselineRate) -> None:
+        """Move cycles that became unlikely, lasted long or are common into the usual rate."""
         score, whole = cycles.scores(self.now_ns)
         over = (whole <= 0.0) | (self.now_ns - cycles.first_ns >= LONGEST_NS)
         strong = score >= STILL
@@ -228,7 +231,7 @@ class Recurring:
             cycles.keep(~over)
 
     def _weigh(self) -> None:
-        """How much speaks against each node: for each family, by the device and kind that have most of it."""
+        """Weigh the evidence against each node: per family, by the device and kind with most of it."""
         if not any(len(c.index) for c in self.cycles.values()):
             if self._score.any() or self.standing.any():
                 self._score, self.standing = np.zeros_like(self._score), np.zeros_like(self.standing)
@@ -242,7 +245,7 @@ class Recurring:
         self.standing = (self._score >= ALARM) | (self.standing & (self._score >= STILL))
 
     def weights(self) -> F64:
-        """What a nat of each family counts: the more, the seldomer its trouble begins [n_family].
+        """Return the weight of a nat of each family: the more, the seldomer its trouble begins [n_family].
 
         Until a node-month is watched, hardly more or less than 1.
         """
@@ -259,7 +262,7 @@ class Recurring:
         return np.asarray(ALARM / np.clip(np.log(begins / FALSE_PER_MONTH), LEAST_A, MOST_A), np.float64)
 
     def score(self) -> F32:
-        """How much speaks against each node [n_node]: ALARM and more is a drain; 0 where nothing does.
+        """Return the evidence against each node [n_node]: ALARM and more is a drain; 0 where there is none.
 
         Not to be written to.
         """
@@ -273,11 +276,11 @@ class Recurring:
         return cycles.index[some], score[some]
 
     def _scores(self, cycles: Cycles) -> F64:
-        """How much each has [k]; what came once does not recur."""
+        """Return the score of each cycle [k]; trouble that came once does not recur."""
         return np.where(cycles.count > 1, cycles.scores(self.now_ns)[0], 0.0)
 
     def told(self, node: int) -> str:
-        """What recurs at a node, the gravest first, in words; empty where nothing does."""
+        """Return the text of a node's recurrences, the gravest first; empty where there is none."""
         found: list[tuple[float, str]] = []
         for s in STREAMS:
             cycles = self.cycles[s.key]
@@ -303,58 +306,18 @@ class Recurring:
             f"(usual: once in {_span(float(cycles.b[k] / cycles.a[k]))})"
         )
 
+    def derive(self) -> None:
+        """Weigh anew what speaks against each node."""
+        self._paused = {}
+        self._weigh()
+
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot."""
-        for s in STREAMS:
-            cycles = self.cycles[s.key]
-            if s.table == table:
-                self.usual[s.key].forget(entity)
-                cycles.keep(cycles.index != entity)
-            elif table == "node":  # what its GPUs and links had may have been its doing
+        if table == "node":  # what its GPUs and links had may have been its doing
+            for s in STREAMS:
+                cycles = self.cycles[s.key]
                 cycles.keep(self.node_of(s.table, cycles.index) != entity)
-        if table == "node":
-            self.free_ns[entity], self.standing[entity], self.out[entity] = 0, False, False
-            self._paused = {}
-        if self._score.any():
-            self._weigh()
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Recurring:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
-        out = Recurring(site)
-        out.now_ns = self.now_ns
-        for s in STREAMS:
-            source = old_of_new[s.table]
-            out.usual[s.key] = self.usual[s.key].remapped(source)
-            new_of_old = np.full(self.site.sizes[s.table], -1, np.int32)
-            kept = np.flatnonzero(source >= 0)
-            new_of_old[source[kept]] = kept
-            out.cycles[s.key] = self.cycles[s.key].moved(new_of_old)
-        node = old_of_new["node"]
-        kept = np.flatnonzero(node >= 0)
-        for name in _OF_NODE:
-            getattr(out, name)[kept] = getattr(self, name)[node[kept]]
-        out._weigh()
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {
-            "now_ns": self.now_ns, **{name: getattr(self, name) for name in _OF_NODE},
-            "usual": {k: u.dump() for k, u in self.usual.items()},
-            "cycles": {k: c.dump() for k, c in self.cycles.items()},
-        }  # fmt: skip
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.now_ns = int(data["now_ns"])
-        for name in _OF_NODE:
-            setattr(self, name, np.array(data[name], getattr(self, name).dtype))
-        self._paused = {}
-        for s in STREAMS:
-            if s.key in data["usual"]:
-                self.usual[s.key].restore(data["usual"][s.key])
-                self.cycles[s.key].restore(data["cycles"][s.key])
-        self._weigh()
+        super().forget(table, entity)
 
 
 def _many(n: int, share_pu: float = MANY_PU) -> float:

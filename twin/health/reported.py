@@ -1,7 +1,4 @@
-"""What is reported of each part now, kind by kind: how sure "healthy" is, and what is not known at all.
-
-May import rules, words, the state, signals and frames.
-"""
+"""Report coverage of each part now, by kind: the certainty of "healthy", and the evidence that is missing."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.frame import F32, Bool
-from twin.health.levels import PAIRED
+from twin.catalogue import F32, Bool, find_signal
+from twin.contracts import PAIRED
 from twin.health.rules import Look
-from twin.signals import find_signal
-from twin.state import STALE_PERIODS
 
 U16 = NDArray[np.uint16]
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
@@ -112,29 +107,25 @@ def _of_table(look: Look, n: int, kinds: Kinds, vital: tuple[str, ...]) -> tuple
 
 
 def _lately(look: Look, key: str) -> Bool:
-    """Where the last good reading of the one signal that shows life is not too old [n].
+    """Return the entities whose last good reading of the one signal that shows life is not too old [n].
 
-    A reading that is missed once is no silence, be it told as missing or not told at all.
+    A reading that is missed once is no silence, whether it is reported as missing or not at all.
     """
     signal = find_signal(key)
     assert signal is not None, key
-    period_s = float(look.now.state.tables[signal.table].period_s[signal.row])
-    return np.asarray(look.now.age_s(key) <= STALE_PERIODS * period_s, np.bool_)
+    return look.now.state.tables[signal.table].lately_good(signal, look.now.now_ns)
 
 
 def _any(look: Look, keys: tuple[str, ...]) -> bool | Bool:
-    """Where one of these is heard now [n]; True everywhere, False nowhere."""
-    some = []
-    for key in keys:
-        state = look.all_current(key)
-        if state:
-            return True
-        if state is None:
-            some.append(key)
+    """Return the entities of which one of these signals is current [n]; True for all, False for none."""
     out: Bool | None = None
-    for key in some:
-        mask = look.current_everywhere(key)
-        out = mask if out is None else out | mask
+    for key in keys:
+        signal = find_signal(key)
+        assert signal is not None, key
+        if look.now.state.tables[signal.table].all_current(signal, look.now.now_ns):
+            return True
+        current = look.now.fresh(key)
+        out = current if out is None else out | current
     if out is None or not out.any():
         return False
     return True if out.all() else out

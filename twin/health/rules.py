@@ -1,34 +1,30 @@
-"""What a rule of health is, where it holds now, and how long what it found is held.
+"""Health rule: a condition on parts, the parts that meet it now, and the hold time of a match.
 
-A rule is a line of a table: what it finds, how grave that is, what to do, and where the figures come from. It
-looks at all parts of a kind at once and gives those it holds of, with two figures each; the sentence is made
-of these when someone asks, so that it is the same after a restart. What was found counts once it has lasted
-and is held for a while after it has gone, and as long as nobody hears otherwise. May import the moment, the
-fault book, rates, lemons, wear, records, words, the site and frames.
+A rule is a line of a table: its condition, level, action, and the source of the figures. It
+evaluates all parts of a kind at once and gives those that match, with two figures each; the sentence is made
+of these on request, so that it is the same after a restart. A match counts once it has lasted
+and is kept for a while after it has gone, and as long as no newer reading contradicts it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from twin.contracts import Fault
-from twin.frame import F32, F64, I32, I64, NS, U8, Bool
-from twin.health.fault_book import FaultBook
+from twin.catalogue import F32, F64, I32, I64, NS, U8, Bool, Signal, find_signal
+from twin.contracts import PARTS, Evidence, Fault, action
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
 from twin.health.lemons import Lemons
-from twin.health.levels import PARTS, action
-from twin.health.now import Now
 from twin.health.rates import Rates
-from twin.health.records import Evidence
 from twin.health.recurring import Recurring
 from twin.health.wear import Wear
-from twin.signals import Signal, find_signal
 from twin.site import Site
-from twin.state import GOOD, STALE_PERIODS
 
+DIAGNOSIS = "diagnosis of racktwin"
 CLEAR_S = 120.0  # for which most of what was found is held after it has gone; source: estimate
 KEEP_S = 86_400.0  # and at most so long where nobody hears whether it has; source: estimate
 APART_S = 600.0  # two sights so far apart do not show that something lasted in between; source: estimate
@@ -43,7 +39,7 @@ class Look:
 
     def __init__(
         self,
-        now: Now,
+        now: HealthContext,
         book: FaultBook,
         rates: Rates,
         lemons: Lemons,
@@ -61,8 +57,6 @@ class Look:
         self.lowered: U8 | None = None  # whose doing a lowered clock is
         self.slowed_pu: F32 | None = None  # share of about ten minutes in which hardware slowed it
         self.fewest_down: F32 | None = None  # ports of each switch that always were down
-        self._current: dict[tuple[str, int, float], Bool] = {}
-        self._groups: dict[tuple[str, int], int] = {}
         self._faults: dict[str, list[Fault]] | None = None
 
     def value(self, key: str) -> F32:
@@ -72,7 +66,7 @@ class Look:
         return row
 
     def known(self, key: str) -> bool:
-        """Whether any cell holds a good reading, however old."""
+        """Return True if any cell holds a good reading, however old."""
         signal = _signal(key)
         column = self.now.state.tables[signal.table]
         if column.n == 0:
@@ -82,55 +76,9 @@ class Look:
         return bool(column.bad_count[signal.row] < column.n)
 
     def current(self, key: str, index: I32) -> Bool:
-        """Where a signal or counter is good and not stale, of these entities [k]."""
+        """Return the mask of these entities of which a signal or counter is good and not stale [k]."""
         signal = _signal(key)
-        column = self.now.state.tables[signal.table]
-        if signal.kind == "counter":
-            row, good = signal.row + len(column.signals), column.raw[signal.row, index] >= 0
-        else:
-            row, good = signal.row, column.quality[signal.row, index] == GOOD
-        t_ns = column.t_ns[column.partition.group_of_row[row], index]
-        late_ns = self.now_ns - round(STALE_PERIODS * float(column.period_s[row]) * NS)
-        return np.asarray(good & (t_ns > 0) & (t_ns >= late_ns), np.bool_)
-
-    def current_everywhere(self, key: str) -> Bool:
-        """Where a signal or counter is good and not stale [n]. Not to be written to."""
-        signal = _signal(key)
-        column = self.now.state.tables[signal.table]
-        counter = signal.kind == "counter"
-        row = signal.row + len(column.signals) if counter else signal.row
-        clean = not counter and not column.bad_count[row]
-        group, period_s = int(column.partition.group_of_row[row]), float(column.period_s[row])
-        # Signals that come together, and are all good, are current together
-        shared = (signal.table, group, period_s)
-        known = self._current.get(shared)
-        if known is None:
-            t_ns = column.t_ns[group]
-            known = t_ns >= max(self.now_ns - round(STALE_PERIODS * period_s * NS), 1)
-            self._current[shared] = known
-        if clean:
-            return known
-        return cast(Bool, known & (column.raw[signal.row] >= 0 if counter else column.quality[row] == GOOD))
-
-    def all_current(self, key: str) -> bool | None:
-        """Whether all entities have it now; None where some have, or may have."""
-        signal = _signal(key)
-        column = self.now.state.tables[signal.table]
-        row = signal.row
-        if signal.kind == "counter":
-            bad, row = 0, row + len(column.signals)
-        else:
-            bad = int(column.bad_count[row])
-        if column.n == 0 or (signal.kind != "counter" and bad == column.n):
-            return False
-        group = int(column.partition.group_of_row[row])
-        oldest = self._groups.get((signal.table, group))
-        if oldest is None:
-            oldest = self._groups[signal.table, group] = int(column.t_ns[group].min())
-        late_ns = self.now_ns - round(STALE_PERIODS * float(column.period_s[row]) * NS)
-        if bad or oldest < max(late_ns, 1):
-            return None
-        return True if signal.kind != "counter" or bool((column.raw[signal.row] >= 0).all()) else None
+        return self.now.state.tables[signal.table].current(signal, self.now_ns, index)
 
     def state_is(self, key: str, code: int) -> I32:
         """Entities whose state is `code` now, ascending."""
@@ -155,7 +103,7 @@ class Look:
         return index[self.current(key, index)] if len(index) else index
 
     def faults(self, kind: str) -> list[Fault]:
-        """What the diagnosis tells of one kind."""
+        """Return the faults of one kind that the diagnosis reports."""
         if self._faults is None:
             self._faults = {}
             for fault in self.now.faults:
@@ -164,8 +112,8 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where a rule holds: entities [k], unique and ascending, with what differs from the rule's own line."""
+class RuleMatches:
+    """Matches of a rule: entities [k], unique and ascending, with what differs from the rule's own line."""
 
     index: I32
     a: F64 | F32 | I32 | None = None  # figures for the words
@@ -177,7 +125,7 @@ class Found:
     say: Callable[[int], str] | None = None  # the same for the entity at a place, made for those kept
 
 
-NOTHING = Found(NONE)
+NOTHING = RuleMatches(NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +139,20 @@ class Rule:
     sure_pu: float  # that it is the part itself
     words: str
     source: str
-    find: Callable[[Look], Found]
+    find: Callable[[Look], RuleMatches]
     keys: tuple[str, ...] = ()  # signals that would say if it were over; none: the finding itself says
     after_s: float = 0.0  # counts once it has lasted so long
     clear_s: float = CLEAR_S
+    faults: tuple[str, ...] = ()  # kinds of `FAULT_KINDS`, beside that of its own name, that it is a sign of
+
+    @property
+    def echo(self) -> bool:
+        """Return True if the rule repeats the diagnosis and reads no signal itself."""
+        return self.source == DIAGNOSIS and not self.keys
+
+    def sign_of(self, kind: str) -> bool:
+        """Return True if a fault of this kind accounts for a match of the rule."""
+        return kind == self.id or kind in self.faults
 
     def text(self, a: float, b: float, note: str) -> str:
         """The sentence for one entity."""
@@ -208,8 +166,8 @@ _COLUMNS = {"index": np.int32, "since_ns": np.int64, "seen_ns": np.int64, "level
 
 
 @dataclass(slots=True)
-class Held:
-    """What one rule has found and holds, in columns [k] by entity, ascending."""
+class ActiveMatches:
+    """Matches that one rule has found and keeps, in columns [k] by entity, ascending."""
 
     index: I32 = field(default_factory=lambda: NONE)
     since_ns: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -221,7 +179,7 @@ class Held:
     b: F64 = field(default_factory=lambda: np.zeros(0))
     notes: dict[int, str] = field(default_factory=dict)
 
-    def take(self, rule: Rule, found: Found, look: Look) -> None:
+    def take(self, rule: Rule, found: RuleMatches, look: Look) -> None:
         """Hold what is found now beside what was, and let go of what is over."""
         index, now_ns = found.index, look.now_ns
         if not len(index) and not len(self.index):
@@ -247,7 +205,7 @@ class Held:
         if len(hit) < len(self.index):
             self._let_go(rule, look)
 
-    def _write(self, rule: Rule, found: Found, hit: Any) -> None:
+    def _write(self, rule: Rule, found: RuleMatches, hit: Any) -> None:
         given = (
             ("level", found.level, rule.level), ("action", found.action, action(rule.action)),
             ("sure_pu", found.sure_pu, rule.sure_pu), ("a", found.a, np.nan), ("b", found.b, np.nan),
@@ -290,11 +248,13 @@ class Held:
             self.notes = {i: self.notes[i] for i in left if i in self.notes}
 
     def counts(self, rule: Rule, at: slice | I64 = slice(None)) -> Bool:
-        """Which entries, all or those at some places, have lasted long enough [k]."""
+        """Return the mask of entries, all or those at some places, that have lasted long enough [k]."""
         return np.asarray(self.seen_ns[at] - self.since_ns[at] >= rule.after_s * NS, np.bool_)
 
     def places(self, rule: Rule, index: I32, least: int) -> list[int]:
-        """Where the entries of these entities (ascending) stand that have lasted, of this level or more."""
+        """Return the positions of the entries of these entities (ascending) that have lasted, of this level
+        or more.
+        """
         if not len(self.index):
             return []
         at = np.minimum(np.searchsorted(self.index, index), len(self.index) - 1)
@@ -310,9 +270,9 @@ class Held:
             rule.id, int(self.level[k]), text, int(self.since_ns[k]), round(sure_pu, 4), rule.source
         )
 
-    def moved(self, new_of_old: I32) -> Held:
+    def moved(self, new_of_old: I32) -> ActiveMatches:
         """The same for other places; those that went to -1 are gone."""
-        out = Held()
+        out = ActiveMatches()
         to = new_of_old[self.index]
         kept = np.flatnonzero(to >= 0)
         order = kept[np.argsort(to[kept], kind="stable")]

@@ -1,7 +1,6 @@
-"""The rules that judge GPUs: what they report, what grows, what deviates, and what is theirs alone.
+"""GPU rules: reported states, growing counters, deviations, and faults of the GPU itself.
 
-Data with a finder per line. No rule blames a GPU for what the facility or a job does. May import rules, what
-rules share, words and frames.
+Data with a finder per line. No rule blames a GPU for an effect of the facility or a job.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from twin.frame import F64, I32, Bool
-from twin.health.levels import (
+from twin.catalogue import F64, I32, Bool
+from twin.contracts import (
     BY_FACILITY,
     BY_ITSELF,
     BY_POWER,
@@ -23,14 +22,14 @@ from twin.health.levels import (
     WATCH,
     action,
 )
-from twin.health.rules import NOTHING, Found, Look, Rule
+from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
     DCGM,
-    DIAGNOSIS,
     ESTIMATE,
     FACTS,
     REBOOTS,
+    SILENT,
     UNUSUAL,
     by_diagnosis,
     gaps,
@@ -57,10 +56,17 @@ CROWD, CROWD_PU = 3, 0.25  # GPUs of a rack that deviate alike: no GPU's fault; 
 # that restarts does. source: estimate
 LOST_S = 1800.0
 MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
+# Kinds of fault (`twin.diagnosis.FAULT_KINDS`) that several rules are signs of
+MEMORY = ("ecc_growth",)
+HEAT = ("plate_degraded", "tray_blocked")
+NVLINK = ("nvlink_flaps",)
+XID = ("gpu_off_bus", "xid_burst")
 
 
 def _blameless(look: Look, index: I32) -> Bool:
-    """Which of these GPUs [k] deviate below a fault of the facility, or with many of their rack."""
+    """Return the mask of these GPUs [k] that deviate below a fault of the facility, or with many of their
+    rack.
+    """
     rack_of = look.site.rack_of_gpu
     rack = rack_of[index]
     racks = look.site.sizes["rack"]
@@ -71,7 +77,7 @@ def _blameless(look: Look, index: I32) -> Bool:
     return out if look.facility is None else out | look.facility[index]
 
 
-def _near_limit(look: Look) -> Found:
+def _near_limit(look: Look) -> RuleMatches:
     """GPUs near or beyond the limit of their temperature, by margin where they tell it. `a`: K left to the
     highest that is allowed. Where no profile states a limit, nothing is judged."""
     parts: list[tuple[I32, F64]] = []
@@ -95,10 +101,10 @@ def _near_limit(look: Look) -> Found:
     acts = np.where(spared, action("check_facility"), action("run_diagnostics")).astype(np.uint8)
     whose = {True: "with its facility or its rack", False: "alone"}
     notes = {i: whose[s] for i, s in zip(index.tolist(), spared.tolist(), strict=True)}
-    return Found(index, left, None, level, acts, np.where(spared, 0.1, 0.7), notes)
+    return RuleMatches(index, left, None, level, acts, np.where(spared, 0.1, 0.7), notes)
 
 
-def _hotter(look: Look) -> Found:
+def _hotter(look: Look) -> RuleMatches:
     """GPUs that are hotter than their power and coolant explain, alone. `a`: by how many K; `b`: read."""
     residual = look.now.residual(TEMP)
     if residual is None or not look.known(TEMP):
@@ -110,10 +116,10 @@ def _hotter(look: Look) -> Found:
     if not len(index):
         return NOTHING
     index = index[~_blameless(look, index)]
-    return Found(index, off[index], residual.measured[index])
+    return RuleMatches(index, off[index], residual.measured[index])
 
 
-def _slower(look: Look) -> Found:
+def _slower(look: Look) -> RuleMatches:
     """GPUs that miss clock at their power and cap, alone. `a`: share that is missing, %; `b`: MHz read."""
     residual = look.now.residual("gpu.sm_clock_hz")
     if residual is None or not look.known("gpu.sm_clock_hz"):
@@ -129,27 +135,27 @@ def _slower(look: Look) -> Found:
     if look.lowered is not None:
         whose = look.lowered[index]
         index = index[(whose != BY_FACILITY) & (whose != BY_POWER)]
-    return Found(index, 100.0 * (1.0 - ratio[index]), residual.measured[index] / 1e6)
+    return RuleMatches(index, 100.0 * (1.0 - ratio[index]), residual.measured[index] / 1e6)
 
 
-def _slowed(look: Look) -> Found:
+def _slowed(look: Look) -> RuleMatches:
     """GPUs that their hardware slows most of the time. `a`: share of about ten minutes, %."""
     if look.slowed_pu is None or look.lowered is None or not look.slowed_pu.any():
         return NOTHING
     index = np.flatnonzero((look.slowed_pu >= SLOWED_PU) & (look.lowered != BY_FACILITY)).astype(np.int32)
-    return Found(index, 100.0 * look.slowed_pu[index])
+    return RuleMatches(index, 100.0 * look.slowed_pu[index])
 
 
-def _lowered(whose: int) -> Callable[[Look], Found]:
-    def find(look: Look) -> Found:
+def _lowered(whose: int) -> Callable[[Look], RuleMatches]:
+    def find(look: Look) -> RuleMatches:
         if look.lowered is None or not look.lowered.any():
             return NOTHING
-        return Found(np.flatnonzero(look.lowered == whose).astype(np.int32))
+        return RuleMatches(np.flatnonzero(look.lowered == whose).astype(np.int32))
 
     return find
 
 
-def _not_cured(look: Look) -> Found:
+def _not_cured(look: Look) -> RuleMatches:
     """GPUs whose faults stay although their node was restarted twice. `a`: restarts in about a day."""
     restarted = look.rates.above("node.reboot_count", REBOOTS, recent=False)
     if not len(restarted):
@@ -158,10 +164,10 @@ def _not_cured(look: Look) -> Found:
     index = np.flatnonzero(asked >= action("reset_gpu")).astype(np.int32)
     times = look.rates.counted("node.reboot_count", recent=False)[look.site.node_of_gpu[index]]
     again = times >= REBOOTS
-    return Found(index[again], np.round(times[again]))
+    return RuleMatches(index[again], np.round(times[again]))
 
 
-def _recovery(look: Look) -> Found:
+def _recovery(look: Look) -> RuleMatches:
     """GPUs that say what would recover them. `a`: which, of the signal's states."""
     key = "gpu.recovery_action_state"
     if not look.known(key):
@@ -174,14 +180,16 @@ def _recovery(look: Look) -> Found:
     level = np.where(said == 2, FAILED, DEGRADED).astype(np.uint8)
     words = ("", "a reset", "a restart of its node", "a drain of its peers", "a drain and a reset")
     notes = {i: words[min(s, 4)] for i, s in zip(index.tolist(), said.tolist(), strict=True)}
-    return Found(index, said, level=level, action=acts[np.minimum(said, 4)].astype(np.uint8), notes=notes)
+    return RuleMatches(
+        index, said, level=level, action=acts[np.minimum(said, 4)].astype(np.uint8), notes=notes
+    )
 
 
-def _mild(key: str, least: float, grave: float) -> Callable[[Look], Found]:
+def _mild(key: str, least: float, grave: float) -> Callable[[Look], RuleMatches]:
     """Growth that is watched, and degraded from `grave` on."""
     grows = growing(key, least, UNUSUAL)
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         found = grows(look)
         if found.a is None or not len(found.index):
             return NOTHING
@@ -193,33 +201,33 @@ def _mild(key: str, least: float, grave: float) -> Callable[[Look], Found]:
     return find
 
 
-def _came(key: str) -> Callable[[Look], Found]:
+def _came(key: str) -> Callable[[Look], RuleMatches]:
     """Anything at all of this counter within about a day. `a`: how much is left of it."""
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         index = look.rates.above(key, ONE_LEFT, recent=False)
         if not len(index):
             return NOTHING
-        return Found(index, np.maximum(np.round(look.rates.counted(key, recent=False)[index]), 1.0))
+        return RuleMatches(index, np.maximum(np.round(look.rates.counted(key, recent=False)[index]), 1.0))
 
     return find
 
 
-def _xid_before(look: Look) -> Found:
+def _xid_before(look: Look) -> RuleMatches:
     """GPUs whose gauge held a grave XID before anybody watched. `a`: the code."""
     codes = look.book.xid_before()
     index = np.flatnonzero(codes).astype(np.int32)
-    return Found(index, codes[index]) if len(index) else NOTHING
+    return RuleMatches(index, codes[index]) if len(index) else NOTHING
 
 
-def _double_bits(look: Look) -> Found:
+def _double_bits(look: Look) -> RuleMatches:
     """Double-bit errors within about a day that no reset has undone since. `a`: how many."""
     key = "gpu.ecc_dbe_count"
     found = _came(key)(look)
     if found.a is None or not len(found.index):
         return NOTHING
     left = look.now.total(key)[found.index] > look.book.dbe_undone()[found.index]
-    return Found(found.index[left], found.a[left])
+    return RuleMatches(found.index[left], found.a[left])
 
 
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
@@ -227,59 +235,64 @@ _OTHERS = "{a:.0f} {what} in about ten minutes, others {b:.1f}"
 
 
 def _grown(id_: str, key: str, least: float, what: str, sure: float, source: str,
-           level: int = WATCH, act: str = "watch", grave: float = np.inf) -> Rule:  # fmt: skip
+           level: int = WATCH, act: str = "watch", grave: float = np.inf,
+           faults: tuple[str, ...] = ()) -> Rule:  # fmt: skip
     find = _mild(key, least, grave) if np.isfinite(grave) else growing(key, least, UNUSUAL)
     return Rule(id_, "gpu", level, act, sure, _OTHERS.replace("{what}", what), source, find, (key,),
-                clear_s=1800.0)  # fmt: skip
+                clear_s=1800.0, faults=faults)  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("xid", "gpu", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG, open_codes("gpu"), clear_s=0.0),
+    Rule("xid", "gpu", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG, open_codes("gpu"), clear_s=0.0,
+         faults=XID),
     Rule("xid_repeated", "gpu", DEGRADED, "contact_support", 0.9, "{note} came {b:.0f} times within 24 h",
-         FACTS, repeated_codes("gpu"), clear_s=3600.0),
+         FACTS, repeated_codes("gpu"), clear_s=3600.0, faults=("xid_burst",)),
     Rule("xid_before", "gpu", WATCH, "run_diagnostics", 0.5,
          "XID {a:.0f} was its last, before watching began or DCGM started anew: nobody tells if it is cured",
-         "DCGM field 230, which holds the last one", _xid_before, clear_s=0.0),
+         "DCGM field 230, which holds the last one", _xid_before, clear_s=0.0, faults=XID),
     Rule("xid_of_job", "gpu", HEALTHY, "restart_app", 0.05,
          "exceptions or page faults on several nodes of its job: the software, not this GPU", FACTS,
-         software_codes, clear_s=0.0),
+         software_codes, clear_s=0.0, faults=XID),
     Rule("not_cured", "gpu", DEGRADED, "contact_support", 0.85,
          "its faults stay although its node was restarted {a:.0f} times", FACTS, _not_cured),
     Rule("row_remap_failed", "gpu", FAILED, "replace", 0.97, "remapping a row of its memory failed", FACTS,
-         state_is("gpu.row_remap_failed_state", 1), ("gpu.row_remap_failed_state",)),
+         state_is("gpu.row_remap_failed_state", 1), ("gpu.row_remap_failed_state",), faults=MEMORY),
     Rule("row_remap_pending", "gpu", DEGRADED, "reset_gpu", 0.95,
          "a row of its memory waits to be remapped: that takes a reset", FACTS,
-         state_is("gpu.row_remap_pending_state", 1), ("gpu.row_remap_pending_state",)),
+         state_is("gpu.row_remap_pending_state", 1), ("gpu.row_remap_pending_state",), faults=MEMORY),
     Rule("row_remap_growth", "gpu", WATCH, "watch", 0.8,
          "{a:.0f} rows of its memory were remapped in about a day", ESTIMATE, _came("gpu.row_remap_count"),
-         ("gpu.row_remap_count",)),
+         ("gpu.row_remap_count",), faults=MEMORY),
     Rule("ecc_dbe", "gpu", DEGRADED, "reset_gpu", 0.95, "double-bit errors of its memory in a day: {a:.0f}",
-         CATALOG + ", 48", _double_bits, ("gpu.ecc_dbe_count",)),
-    _grown("ecc_sbe", "gpu.ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, DCGM),
+         CATALOG + ", 48", _double_bits, ("gpu.ecc_dbe_count",), faults=MEMORY),
+    _grown("ecc_sbe", "gpu.ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, DCGM, faults=MEMORY),
     Rule("ecc_sbe_daily", "gpu", WATCH, "run_diagnostics", 0.7,
          "{a:.0f} single-bit errors of its memory in about a day, others {b:.1f}", ESTIMATE,
-         growing("gpu.ecc_sbe_count", SBES_A_DAY, UNUSUAL, recent=False), ("gpu.ecc_sbe_count",)),
+         growing("gpu.ecc_sbe_count", SBES_A_DAY, UNUSUAL, recent=False), ("gpu.ecc_sbe_count",),
+         faults=MEMORY),
     Rule("health_fault", "gpu", FAILED, "run_diagnostics", 0.9, "it reports that it is faulty", "the device",
          state_is("gpu.health_state", 1), ("gpu.health_state",)),
     Rule("recovery_action", "gpu", DEGRADED, "reset_gpu", 0.95, "it asks for {note}",
-         "DCGM field 1523, and XID 154", _recovery, ("gpu.recovery_action_state",)),
+         "DCGM field 1523, and XID 154", _recovery, ("gpu.recovery_action_state",), faults=("gpu_off_bus",)),
     _grown("nvlink_errors", "gpu.nvlink_error_count", NVLINK_ERRORS, "errors of its NVLinks", 0.6, DCGM,
-           grave=NVLINK_ERRORS_GRAVE),
-    _grown("nvlink_replays", "gpu.nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks", 0.6, DCGM),
+           grave=NVLINK_ERRORS_GRAVE, faults=NVLINK),
+    _grown("nvlink_replays", "gpu.nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks", 0.6, DCGM,
+           faults=NVLINK),
     _grown("nvlink_recoveries", "gpu.nvlink_recovery_count", NVLINK_RECOVERIES, "recoveries of its NVLinks",
-           0.7, DCGM, DEGRADED, "run_diagnostics"),
+           0.7, DCGM, DEGRADED, "run_diagnostics", faults=NVLINK),
     _grown("pcie_replays", "gpu.pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, DCGM),
     Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "{a:.1f} K left to its limit, {note}",
-         "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0),
+         "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,
+         faults=HEAT),
     Rule("temp_residual", "gpu", WATCH, "watch", 0.7,
          "{b:.0f} degC, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
-         _hotter, (TEMP,), after_s=120.0),
+         _hotter, (TEMP,), after_s=120.0, faults=HEAT),
     Rule("clock_residual", "gpu", WATCH, "run_diagnostics", 0.6,
          "{b:.0f} MHz, {a:.0f} % less than its power and cap account for", "estimator of racktwin", _slower,
-         ("gpu.sm_clock_hz",), after_s=300.0),
+         ("gpu.sm_clock_hz",), after_s=300.0, faults=HEAT),
     Rule("thermal_slowdown", "gpu", DEGRADED, "run_diagnostics", 0.85,
          "its hardware slowed it in {a:.0f} % of about ten minutes, its neighbours run free", FACTS, _slowed,
-         ("gpu.clock_event_bits",), clear_s=600.0),
+         ("gpu.clock_event_bits",), clear_s=600.0, faults=HEAT),
     Rule("lowered_itself", "gpu", WATCH, "watch", 0.8, "heat lowers its clock, its neighbours run free",
          "attribution of racktwin", _lowered(BY_ITSELF), ("gpu.clock_event_bits",), after_s=30.0),
     Rule("lowered_facility", "gpu", HEALTHY, "check_facility", 0.05,
@@ -289,7 +302,8 @@ RULES: tuple[Rule, ...] = (
          "heat lowers its clock; nothing is heard of neighbours that would say whose doing it is",
          "attribution of racktwin", _lowered(BY_WHOM_IS_UNKNOWN), ("gpu.clock_event_bits",), after_s=30.0),
     Rule("telemetry_gap", "gpu", WATCH, "watch", 0.6, "it was not heard in {a:.0f} % of the last hour",
-         "arXiv 2603.28781: gaps come before a GPU falls off the bus", gaps("gpu"), clear_s=600.0),
+         "arXiv 2603.28781: gaps come before a GPU falls off the bus", gaps("gpu"), clear_s=600.0,
+         faults=SILENT),
     Rule("plate_degraded", "gpu", DEGRADED, "watch", 0.9, "its cold plate conducts badly: {note}", DIAGNOSIS,
          by_diagnosis("plate_degraded", "gpu")),
     Rule("gpu_off_bus", "gpu", FAILED, "reboot_node", 0.97, "it has fallen off the bus: {note}", DIAGNOSIS,
@@ -297,7 +311,7 @@ RULES: tuple[Rule, ...] = (
     Rule("ecc_growth", "gpu", DEGRADED, "reset_gpu", 0.9, "errors of its memory grow: {note}", DIAGNOSIS,
          by_diagnosis("ecc_growth", "gpu")),
     Rule("xid_burst", "gpu", DEGRADED, "run_diagnostics", 0.9, "it reports errors again and again: {note}",
-         DIAGNOSIS, by_diagnosis("xid_burst", "gpu")),
+         DIAGNOSIS, by_diagnosis("xid_burst", "gpu"), faults=("gpu_off_bus",)),
     Rule("nvlink_flaps", "gpu", DEGRADED, "run_diagnostics", 0.8, "its NVLinks retrain: {note}", DIAGNOSIS,
          by_diagnosis("nvlink_flaps", "gpu")),
     *(Rule(kind, "gpu", WATCH, "watch", 0.9, "a sensor of it is not to be trusted: {note}", DIAGNOSIS,

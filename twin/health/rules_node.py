@@ -1,19 +1,18 @@
-"""The rules that judge nodes by themselves; that of its GPUs and supplies comes to a node with the verdicts.
-
-May import rules, what rules share, words and frames.
+"""Node rules: the rules that judge nodes by themselves; the verdicts pass on those of their GPUs and
+supplies.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import NOTHING, Found, Look, Rule
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
+from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
-    DIAGNOSIS,
     FACTS,
     REBOOTS,
+    SILENT,
     by_diagnosis,
     gaps,
     open_codes,
@@ -30,46 +29,46 @@ RECURS = "recurs"
 SERVICE = ("", "cordoned", "being drained", "drained", "marked to be replaced")
 
 
-def _hot_cpu(look: Look) -> Found:
+def _hot_cpu(look: Look) -> RuleMatches:
     """Nodes whose CPU is above its guard, where a profile states one. `a`: degC; `b`: K left to the limit."""
     index = look.beyond("node.cpu_temp_c")
     if not len(index):
         return NOTHING
     value = look.value("node.cpu_temp_c")[index]
-    return Found(index, value, look.site.limits["node.cpu_temp_c"].max[index] - value)
+    return RuleMatches(index, value, look.site.limits["node.cpu_temp_c"].max[index] - value)
 
 
-def _warm_air(look: Look) -> Found:
+def _warm_air(look: Look) -> RuleMatches:
     """Nodes whose inlet is above its guard. `a`: degC."""
     index = look.beyond("node.inlet_temp_c")
-    return Found(index, look.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
+    return RuleMatches(index, look.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
 
 
-def _restarted(look: Look) -> Found:
+def _restarted(look: Look) -> RuleMatches:
     """Nodes that restarted twice or more in about a day. `a`: how often."""
     index = look.rates.above("node.reboot_count", REBOOTS, recent=False)
     if not len(index):
         return NOTHING
-    return Found(index, np.round(look.rates.counted("node.reboot_count", recent=False)[index]))
+    return RuleMatches(index, np.round(look.rates.counted("node.reboot_count", recent=False)[index]))
 
 
-def _lemons(look: Look) -> Found:
+def _lemons(look: Look) -> RuleMatches:
     """Nodes that fail more than others."""
     index = np.flatnonzero(look.lemons.is_lemon()).astype(np.int32)
     notes = {i: "; ".join(look.lemons.evidence(i)[:3]) for i in index[:MAX_LEMONS].tolist()}
-    return Found(index, notes=notes)
+    return RuleMatches(index, notes=notes)
 
 
-def _recurring(look: Look) -> Found:
+def _recurring(look: Look) -> RuleMatches:
     """Nodes on which something harmless comes again and again. `a`: how much speaks for it, in nats."""
     recurring = look.recurring
     if recurring is None or not recurring.standing.any():
         return NOTHING
     index = np.flatnonzero(recurring.standing).astype(np.int32)
-    return Found(index, recurring.score()[index], say=lambda k: recurring.told(int(index[k])))
+    return RuleMatches(index, recurring.score()[index], say=lambda k: recurring.told(int(index[k])))
 
 
-def _taken_out(look: Look) -> Found:
+def _taken_out(look: Look) -> RuleMatches:
     """Nodes that others took out of service. `a`: the state."""
     key = "node.service_level_state"
     if not look.known(key):
@@ -79,7 +78,7 @@ def _taken_out(look: Look) -> Found:
         index = look.those(key, value >= 1.0)
     said = value[index].astype(np.int32)
     notes = {i: SERVICE[min(s, len(SERVICE) - 1)] for i, s in zip(index.tolist(), said.tolist(), strict=True)}
-    return Found(index, said, notes=notes)
+    return RuleMatches(index, said, notes=notes)
 
 
 RULES: tuple[Rule, ...] = (
@@ -96,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     Rule("leak", "node", FAILED, "drain", 0.9, "its leak detector is wet", "the device",
          state_is("node.leak_state", 1), ("node.leak_state",)),
     Rule("leak_told", "node", FAILED, "drain", 0.95, "it leaks: {note}", DIAGNOSIS,
-         by_diagnosis("leak", "node")),
+         by_diagnosis("leak", "node"), faults=("leak",)),
     Rule("tray_blocked", "node", DEGRADED, "check_facility", 0.8, "its coolant is blocked: {note}", DIAGNOSIS,
          by_diagnosis("tray_blocked", "node", 0.8)),
     Rule("cpu_temp", "node", WATCH, "run_diagnostics", 0.6, "CPU at {a:.0f} degC, {b:.0f} K below its limit",
@@ -115,7 +114,7 @@ RULES: tuple[Rule, ...] = (
     Rule("service_level", "node", HEALTHY, "none", 0.0, "others have it {note}: no fault by itself",
          "the scheduler", _taken_out, ("node.service_level_state",), clear_s=0.0),
     Rule("telemetry_gap", "node", WATCH, "watch", 0.6, "it was not heard in {a:.0f} % of the last hour",
-         "arXiv 2603.28781: gaps come before failures", gaps("node"), clear_s=600.0),
+         "arXiv 2603.28781: gaps come before failures", gaps("node"), clear_s=600.0, faults=SILENT),
     *(Rule(kind, "node", WATCH, "watch", 0.9, "a sensor of it is not to be trusted: {note}", DIAGNOSIS,
            by_diagnosis(kind, "node")) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
     Rule("wear", "node", WATCH, "watch", 0.6, "{note}", "trend of a learned parameter", wearing("node"),

@@ -1,7 +1,6 @@
-"""The rules that judge switches, links, pumps and power supplies.
+"""Part rules: the rules that judge switches, links, pumps and power supplies.
 
-Pumps and supplies come in pairs: part 2 * entity + side. May import rules, what rules share, words and
-frames.
+Pumps and supplies come in pairs: part 2 * entity + side.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin.frame import F64, I32
-from twin.health.levels import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import NOTHING, Found, Look, Rule
+from twin.catalogue import F64, I32
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
+from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
-    DIAGNOSIS,
     ESTIMATE,
     FACTS,
     UNUSUAL,
@@ -33,21 +31,23 @@ DISCARDS = 1000.0
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed; as in the diagnosis
 EMPTY_PU, LEAST_W = 0.03, 50.0  # share of a node's power that is none; as in the diagnosis
 PUMP, PSU = ("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), ("node.psu1_power_w", "node.psu2_power_w")
+# Kinds of fault (`twin.diagnosis.FAULT_KINDS`) that several rules are signs of
+LINK_LOST = ("link_down",)
 
 
-def _flaps(look: Look) -> Found:
+def _flaps(look: Look) -> RuleMatches:
     """Links that went down and up. `a`: how often in about ten minutes."""
     key = "link.flap_count"
     index = look.rates.above(key, FLAPS)
     if not len(index):
         return NOTHING
     times = look.rates.counted(key)[index]
-    return Found(
+    return RuleMatches(
         index, np.round(times), level=np.where(times >= FLAPS_GRAVE, DEGRADED, WATCH).astype(np.uint8)
     )
 
 
-def _ports(look: Look) -> Found:
+def _ports(look: Look) -> RuleMatches:
     """Switches with more ports down than ever were at least. `a`: how many more."""
     key = "switch.port_down_count"
     if look.fewest_down is None or not look.known(key):
@@ -55,7 +55,7 @@ def _ports(look: Look) -> Found:
     value = look.value(key)
     with np.errstate(invalid="ignore"):
         index = look.those(key, value > look.fewest_down)
-    return Found(index, value[index] - look.fewest_down[index], look.fewest_down[index])
+    return RuleMatches(index, value[index] - look.fewest_down[index], look.fewest_down[index])
 
 
 def _speeds(look: Look) -> F64:
@@ -64,15 +64,15 @@ def _speeds(look: Look) -> F64:
 
 
 def _pairs(look: Look, keys: tuple[str, str]) -> F64:
-    """What is heard now of both sides, side by side [2 * n]."""
+    """Return the current readings of both sides, side by side [2 * n]."""
     return np.stack([look.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
 
 
-def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look], Found]:
+def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look], RuleMatches]:
     """Finds pumps of CDUs of which the diagnosis tells this; `only`: those that stand, or those that run."""
     told = by_diagnosis(kind, "cdu", itself_pu)
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         found = told(look)
         if not len(found.index):
             return NOTHING
@@ -87,12 +87,14 @@ def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look
         assert found.sure_pu is not None
         sure = dict(zip(found.index.tolist(), found.sure_pu.tolist(), strict=True))
         notes = {i: found.notes[i // 2] for i in index}
-        return Found(np.array(index, np.int32), sure_pu=np.array([sure[i // 2] for i in index]), notes=notes)
+        return RuleMatches(
+            np.array(index, np.int32), sure_pu=np.array([sure[i // 2] for i in index]), notes=notes
+        )
 
     return find
 
 
-def _standing(look: Look) -> Found:
+def _standing(look: Look) -> RuleMatches:
     """Pumps that stand while nothing is told of it: the other one carries the flow."""
     if not (look.known(PUMP[0]) or look.known(PUMP[1])):
         return NOTHING
@@ -100,23 +102,23 @@ def _standing(look: Look) -> Found:
         stand = _speeds(look) < STOPPED_PU
     for fault in look.faults("pump_trip"):
         stand[2 * fault.entity : 2 * fault.entity + 2] = False
-    return Found(np.flatnonzero(stand).astype(np.int32))
+    return RuleMatches(np.flatnonzero(stand).astype(np.int32))
 
 
-def _worn_pumps(look: Look) -> Found:
+def _worn_pumps(look: Look) -> RuleMatches:
     """Both pumps of a CDU whose head drifts: which of them it is cannot be told."""
     found = _WEAR(look)
     if not len(found.index) or found.a is None:
         return NOTHING
     index = np.stack([2 * found.index, 2 * found.index + 1], axis=1).reshape(-1).astype(np.int32)
     notes = {2 * i + side: note for i, note in (found.notes or {}).items() for side in (0, 1)}
-    return Found(index, np.repeat(np.asarray(found.a), 2), notes=notes)
+    return RuleMatches(index, np.repeat(np.asarray(found.a), 2), notes=notes)
 
 
 _WEAR = wearing("cdu", "cdu.pump_head")
 
 
-def _lost_supplies(look: Look) -> Found:
+def _lost_supplies(look: Look) -> RuleMatches:
     """The supply that gives less at nodes that run on one. `a`: W that it gives; `b`: the other."""
     told = by_diagnosis("psu_lost", "node")(look)
     if not len(told.index):
@@ -125,10 +127,10 @@ def _lost_supplies(look: Look) -> Found:
     side = np.argmin(np.where(np.isfinite(both), both, np.inf), axis=1)
     rows = np.arange(len(side))
     index = (2 * told.index + side).astype(np.int32)
-    return Found(index, both[rows, side], both[rows, 1 - side], sure_pu=told.sure_pu)
+    return RuleMatches(index, both[rows, side], both[rows, 1 - side], sure_pu=told.sure_pu)
 
 
-def _empty_supplies(look: Look) -> Found:
+def _empty_supplies(look: Look) -> RuleMatches:
     """Supplies that give nothing although nothing is told of them: their feed is dark, or they rest.
 
     `a`: W that they give; `b`: the other one.
@@ -145,13 +147,13 @@ def _empty_supplies(look: Look) -> Found:
     index = np.array([i for i in index.tolist() if i not in lost], np.int32)
     side = (other[index] < one[index]).astype(np.int32)
     low, high = np.minimum(one[index], other[index]), np.maximum(one[index], other[index])
-    return Found((2 * index + side).astype(np.int32), low, high)
+    return RuleMatches((2 * index + side).astype(np.int32), low, high)
 
 
-def _odd_supplies(kind: str) -> Callable[[Look], Found]:
+def _odd_supplies(kind: str) -> Callable[[Look], RuleMatches]:
     """Supplies whose meter is not to be trusted."""
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         found = {
             2 * f.entity + PSU.index(f"node.{f.signal}"): f
             for f in look.faults(kind)
@@ -159,17 +161,19 @@ def _odd_supplies(kind: str) -> Callable[[Look], Found]:
         }
         index: I32 = np.array(sorted(found), np.int32)
         sure = np.array([found[i].confidence_pu for i in index.tolist()])
-        return Found(index, sure_pu=sure, notes={i: "; ".join(f.evidence[:2]) for i, f in found.items()})
+        return RuleMatches(
+            index, sure_pu=sure, notes={i: "; ".join(f.evidence[:2]) for i, f in found.items()}
+        )
 
     return find
 
 
 def _grows(id_: str, part: str, counter: str, least: float, what: str, level: int = WATCH,
-           sure: float = 0.6) -> Rule:  # fmt: skip
+           sure: float = 0.6, faults: tuple[str, ...] = ()) -> Rule:  # fmt: skip
     key = f"{part}.{counter}"
     words = "{a:.0f} " + what + " in about ten minutes, others {b:.1f}"
     return Rule(id_, part, level, "watch" if level else "none", sure, words, ESTIMATE,
-                growing(key, least, UNUSUAL), (key,), clear_s=900.0)  # fmt: skip
+                growing(key, least, UNUSUAL), (key,), clear_s=900.0, faults=faults)  # fmt: skip
 
 
 SWITCH: tuple[Rule, ...] = (
@@ -193,13 +197,14 @@ LINK: tuple[Rule, ...] = (
          state_is("link.up_state", 1), ("link.up_state",), clear_s=60.0),
     Rule("link_flaps", "link", WATCH, "run_diagnostics", 0.8,
          "it went down and up {a:.0f} times in about ten minutes", ESTIMATE, _flaps, ("link.flap_count",),
-         clear_s=1800.0),
-    _grows("link_errors", "link", "error_count", ERRORS, "errors"),
-    _grows("link_symbols", "link", "symbol_error_count", SYMBOLS, "symbol errors"),
-    _grows("link_recoveries", "link", "recovery_count", RECOVERIES, "recoveries"),
-    _grows("link_discards", "link", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1),
+         clear_s=1800.0, faults=LINK_LOST),
+    _grows("link_errors", "link", "error_count", ERRORS, "errors", faults=LINK_LOST),
+    _grows("link_symbols", "link", "symbol_error_count", SYMBOLS, "symbol errors", faults=LINK_LOST),
+    _grows("link_recoveries", "link", "recovery_count", RECOVERIES, "recoveries", faults=LINK_LOST),
+    _grows("link_discards", "link", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1,
+           faults=LINK_LOST),
     Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
-         DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1)),
+         DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1), faults=LINK_LOST),
 )  # fmt: skip
 
 PUMPS: tuple[Rule, ...] = (
@@ -221,7 +226,7 @@ PSUS: tuple[Rule, ...] = (
          _lost_supplies, PSU),
     Rule("psu_empty", "psu", UNKNOWN, "check_facility", 0.1,
          "it gives {a:.0f} W, the other one {b:.0f} W: its feed may be dark, or it rests", ESTIMATE,
-         _empty_supplies, PSU, after_s=10.0, clear_s=60.0),
+         _empty_supplies, PSU, after_s=10.0, clear_s=60.0, faults=("psu_lost",)),
     *(Rule(kind, "psu", WATCH, "watch", 0.9, "its meter is not to be trusted: {note}", DIAGNOSIS,
            _odd_supplies(kind)) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
 )  # fmt: skip

@@ -1,7 +1,5 @@
-"""Finders that rules of several parts share: fault codes, states, counters,
-gaps of telemetry, wear, what the diagnosis tells; and the sources.
-
-May import rules, the catalogue of codes, words, the site and frames.
+"""Finders that rules of several parts share: fault codes, states, counters, gaps of telemetry, wear, faults
+of the diagnosis; and the sources.
 """
 
 from __future__ import annotations
@@ -10,16 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin.frame import F32, F64, I32, Bool
-from twin.health import catalogue
-from twin.health.levels import DEGRADED, FAILED, WATCH, action
-from twin.health.rules import NOTHING, Found, Look
+from twin.catalogue import F32, F64, I32, Bool
+from twin.contracts import DEGRADED, FAILED, WATCH, action
+from twin.health import fault_codes
+from twin.health.rules import NOTHING, Look, RuleMatches
 from twin.site import Site
 
 CATALOG = "NVIDIA XID catalogue (docs.nvidia.com/deploy/xid-errors)"
 FACTS = "domain.md C, rules of thumb of gpud"
 DCGM = "DCGM, limits of its health checks (dcgm_gpu_hardware_limits.h)"
-DIAGNOSIS = "diagnosis of racktwin"
+# Kinds of fault (`twin.diagnosis.FAULT_KINDS`) of which silence is a sign
+SILENT = ("gpu_off_bus", "node_silent", "node_down")
 ESTIMATE = "estimate"
 UNUSUAL = 10.0  # times the usual, and the others'; source: estimate, as in the diagnosis
 # Shares of the last hour without a word that are gaps, from three minutes on; more than the most is silence,
@@ -30,40 +29,40 @@ MAX_WORN = 200  # parts that are told of one trend in words
 # That the device itself is to blame for a code: of those that speak of it, of those that an application or
 # the facility brings about as a rule, and of those that nobody explains; source: estimate
 OF_CODE_PU, OF_OTHERS_PU, OF_UNKNOWN_PU = 0.8, 0.2, 0.5
-_RESET, _APP, _FACILITY = action("reset_gpu"), catalogue.CLASSES.index("app"), action("check_facility")
+_RESET, _APP, _FACILITY = action("reset_gpu"), fault_codes.CLASSES.index("app"), action("check_facility")
 REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source: domain.md C, 2 reboots
 
 
-def open_codes(table: str) -> Callable[[Look], Found]:
+def open_codes(table: str) -> Callable[[Look], RuleMatches]:
     """Finds devices whose fault codes ask for something that has not been done. `a`: the code."""
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         asked = look.book.open_action(table)
         index = np.flatnonzero(asked).astype(np.int32)
         if not len(index):
             return NOTHING
         codes = look.book.open_code(table)[index]
         index, codes = _of_device(look, table, index, codes)
-        acts, row = asked[index], catalogue.CATALOGUE.rows(codes.astype(np.int64), table)
+        acts, row = asked[index], fault_codes.CATALOGUE.rows(codes.astype(np.int64), table)
         known = row > 0
-        others = catalogue.CATALOGUE.app[row] | (acts == _FACILITY)
+        others = fault_codes.CATALOGUE.app[row] | (acts == _FACILITY)
         sure = np.where(others, OF_OTHERS_PU, np.where(known, OF_CODE_PU, OF_UNKNOWN_PU))
         level = np.where(known & (acts >= _RESET), DEGRADED, WATCH).astype(np.uint8)
         level[look.book.open_grave(table)[index]] = FAILED  # the words may tell more of it than the catalogue
 
         def say(k: int) -> str:
-            entry = catalogue.find(int(codes[k]), table)
+            entry = fault_codes.find(int(codes[k]), table)
             return f"{entry.label} ({entry.name})"
 
-        return Found(index, codes, level=level, action=acts, sure_pu=sure, say=say)
+        return RuleMatches(index, codes, level=level, action=acts, sure_pu=sure, say=say)
 
     return find
 
 
-def repeated_codes(table: str) -> Callable[[Look], Found]:
+def repeated_codes(table: str) -> Callable[[Look], RuleMatches]:
     """Finds devices with the same code again and again. `a`: the code; `b`: how often."""
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         entity, code, count = look.book.repeated(table)
         if not len(entity):
             return NOTHING
@@ -73,8 +72,8 @@ def repeated_codes(table: str) -> Callable[[Look], Found]:
         entity, code, count = entity[order], code[order], count[order]
         index, first = np.unique(entity, return_index=True)
         code = code[first]
-        return Found(index.astype(np.int32), code, count[first],
-                     say=lambda k: catalogue.find(int(code[k]), table).label)  # fmt: skip
+        return RuleMatches(index.astype(np.int32), code, count[first],
+                     say=lambda k: fault_codes.find(int(code[k]), table).label)  # fmt: skip
 
     return find
 
@@ -86,32 +85,32 @@ def _of_device(look: Look, table: str, index: I32, codes: I32) -> tuple[I32, I32
 
 
 def _not_software(look: Look, table: str, index: I32, codes: I32) -> Bool:
-    """Where a code [k] is not one that a job's software brings about on several nodes."""
+    """Return the mask of codes [k] that a job's software does not cause on several nodes."""
     kept: Bool = np.ones(len(index), np.bool_)
     if table == "gpu" and (software := look.book.of_software).any():
-        row = catalogue.CATALOGUE.rows(codes.astype(np.int64), table)
-        kept = ~(software[index] & (catalogue.CATALOGUE.kind[row] == _APP))
+        row = fault_codes.CATALOGUE.rows(codes.astype(np.int64), table)
+        kept = ~(software[index] & (fault_codes.CATALOGUE.kind[row] == _APP))
     return kept
 
 
-def software_codes(look: Look) -> Found:
+def software_codes(look: Look) -> RuleMatches:
     """Finds GPUs whose exceptions and page faults are most likely those of a job's software."""
     software = look.book.of_software
-    return Found(np.flatnonzero(software).astype(np.int32)) if software.any() else NOTHING
+    return RuleMatches(np.flatnonzero(software).astype(np.int32)) if software.any() else NOTHING
 
 
-def state_is(key: str, code: int) -> Callable[[Look], Found]:
+def state_is(key: str, code: int) -> Callable[[Look], RuleMatches]:
     """Finds entities that report this state."""
-    return lambda look: Found(look.state_is(key, code))
+    return lambda look: RuleMatches(look.state_is(key, code))
 
 
-def gaps(table: str) -> Callable[[Look], Found]:
+def gaps(table: str) -> Callable[[Look], RuleMatches]:
     """Finds devices that were often silent within the last hour, alone. `a`: share of it, %.
 
     A node whose GPUs all fell silent has a silent agent, and a rack a silent source: none of theirs.
     """
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         gap = look.rates.gap[table]
         if not gap.any():
             return NOTHING
@@ -123,15 +122,15 @@ def gaps(table: str) -> Callable[[Look], Found]:
             whole = (np.bincount(of[mask], minlength=n) == every) & (every > 1)
             mask &= ~whole[of]
         index = np.flatnonzero(mask).astype(np.int32)
-        return Found(index, 100.0 * gap[index])
+        return RuleMatches(index, 100.0 * gap[index])
 
     return find
 
 
-def wearing(table: str, only: str = "") -> Callable[[Look], Found]:
+def wearing(table: str, only: str = "") -> Callable[[Look], RuleMatches]:
     """Finds entities of which a learned parameter will soon reach its limit. `a`: days left."""
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         soonest = np.full(look.site.sizes[table], np.inf)
         for left in look.wear.remaining():
             if left.table == table and (not only or left.what == only):
@@ -143,18 +142,18 @@ def wearing(table: str, only: str = "") -> Callable[[Look], Found]:
         notes = {}
         for i, d in zip(index[:MAX_WORN].tolist(), days.tolist(), strict=False):
             notes[i] = "; ".join(look.wear.evidence(table, i)[:2]) or f"it wears: about {d:.0f} days are left"
-        return Found(index, days, notes=notes)
+        return RuleMatches(index, days, notes=notes)
 
     return find
 
 
-def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Look], Found]:
+def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Look], RuleMatches]:
     """Finds what the diagnosis tells of this kind in the part of its table.
 
     How sure the diagnosis is counts `itself_pu` times: so likely is it the part itself, if it is so.
     """
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         mine = [f for f in look.faults(kind) if f.table == table]
         if not mine:
             return NOTHING
@@ -162,12 +161,12 @@ def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Loo
         index = np.array(sorted(best), np.int32)
         sure = itself_pu * np.array([best[i].confidence_pu for i in index.tolist()])
         notes = {i: "; ".join(f.evidence[:3]) for i, f in best.items()}
-        return Found(index, sure_pu=sure, notes=notes)
+        return RuleMatches(index, sure_pu=sure, notes=notes)
 
     return find
 
 
-def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], Found]:
+def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], RuleMatches]:
     """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
 
     `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
@@ -175,7 +174,7 @@ def growing(key: str, least: float, unusual: float, recent: bool = True) -> Call
     """
     table = key.partition(".")[0]
 
-    def find(look: Look) -> Found:
+    def find(look: Look) -> RuleMatches:
         index = look.rates.above(key, least, recent)
         if not len(index):
             return NOTHING
@@ -185,7 +184,7 @@ def growing(key: str, least: float, unusual: float, recent: bool = True) -> Call
         odd = grown > unusual * others
         if recent:
             odd &= grown * 6.0 > unusual * look.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
-        return Found(index[odd], grown[odd], others[odd])
+        return RuleMatches(index[odd], grown[odd], others[odd])
 
     return find
 
@@ -201,7 +200,7 @@ def _of_others(look: Look, table: str, counted: F32, index: I32) -> F64:
 
 
 def kinds_of(site: Site, table: str) -> I32:
-    """Which entities are alike [n]: a number per kind."""
+    """Return the kind of each entity [n]: entities that are alike have one number."""
     if table == "link":
         return site.plane_of_link
     if table in ("gpu", "node"):

@@ -1,6 +1,7 @@
-"""By what each kind of part is judged: its rules, the evidence there should be, and what shows its life.
+"""Verdict specs: for each kind of part its rules, the evidence there should be, and the signals that show its
+life.
 
-Data. May import the rules and what is reported.
+Data.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from twin.health.rules import Rule
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a kind of part is judged by: rules, kinds of evidence, and signals of which one shows life."""
+    """Specification of a kind of part: its rules, kinds of evidence, and signals of which one shows life."""
 
     rules: tuple[Rule, ...]
     kinds: Kinds
     vital: tuple[str, ...]
     condition: tuple[str, ...] = ()  # of which one must have been told; none: what shows life is enough
+
+    def rule(self, rule_id: str) -> Rule | None:
+        """The rule with this id; None: such evidence is of no rule."""
+        return next((rule for rule in self.rules if rule.id == rule_id), None)
 
 
 # In this order, since a node is judged by its GPUs and supplies

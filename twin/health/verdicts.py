@@ -1,8 +1,7 @@
 """Verdicts: the rules of health put together: a level, an action and the evidence for each part.
 
-A part is as bad as the worst that speaks against it; where nothing that shows its life is heard and nothing
-speaks against it, it is unknown, never healthy. A node is no better than its GPUs. May import rules, the
-fault book, rates, lemons, wear and the moment.
+A part is as bad as the worst evidence against it; where no signal shows its life and nothing speaks against
+it, it is unknown, never healthy. A node is no better than its GPUs.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from twin.frame import F32, I32, I64, NS, U8, Bool
+from twin.catalogue import F32, I32, I64, NS, U8, Bool
+from twin.contracts import DEGRADED, HEALTHY, LEVELS, PAIRED, PARTS, UNKNOWN, WATCH, Evidence, Health
 from twin.health.attribution import Attribution
-from twin.health.fault_book import FaultBook
+from twin.health.context import HealthContext
+from twin.health.error_log import FaultBook
+from twin.health.incidents import IncidentHistory
 from twin.health.lemons import Lemons
-from twin.health.levels import DEGRADED, HEALTHY, LEVELS, PAIRED, PARTS, UNKNOWN, WATCH
-from twin.health.now import Now
-from twin.health.past import Past
 from twin.health.rates import Rates, mute
-from twin.health.records import Evidence, Health
 from twin.health.recurring import Recurring
 from twin.health.reported import Reported, look_at, never_told
-from twin.health.rules import Found, Held, Look, Rule
+from twin.health.rules import ActiveMatches, Look, Rule, RuleMatches
 from twin.health.verdict_specs import SPECS, Spec
 from twin.health.wear import Wear
 from twin.site import Site
@@ -43,18 +41,18 @@ class Verdicts:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._held = {part: {rule.id: Held() for rule in spec.rules} for part, spec in SPECS.items()}
+        self._held = {part: {rule.id: ActiveMatches() for rule in spec.rules} for part, spec in SPECS.items()}
         self._health = {part: _unknown(part, site) for part in PARTS}
         self._reported = {part: Reported(size_of(part, site)) for part in PARTS}
         self._work: dict[str, Bool | None] = dict.fromkeys(PARTS)  # where people worked at the last look
         self._plain: dict[str, float | None] = dict.fromkeys(PARTS)  # share, where all was healthy
         self._guards: dict[str, float] = {}
-        self.attribution, self.past = Attribution(site), Past(site)
+        self.attribution, self.past = Attribution(site), IncidentHistory(site)
         self.fewest_down: F32 = np.full(site.sizes["switch"], np.inf, np.float32)  # ports of each switch
 
     def update(
         self,
-        now: Now,
+        now: HealthContext,
         book: FaultBook,
         rates: Rates,
         lemons: Lemons,
@@ -120,16 +118,16 @@ class Verdicts:
         self._plain[part] = plain if plain is not None and not self._health[part].level.any() else None
 
     def _no_gpus(self, look: Look) -> bool:
-        """Whether no GPU has anything to say of its node."""
+        """Return True if no GPU or supply has evidence for its node."""
         alone = mute(look.now.state.tables["gpu"]) and not self._health["gpu"].since_ns.any()
         return alone and not (self._health["psu"].level >= WATCH).any()
 
     def _untouched(self, part: str, look: Look) -> bool:
-        """Whether a part of which nothing was ever heard stands as it began: all unknown."""
+        """Return True if a part that never reported stands as it began: all unknown."""
         return not self._health[part].since_ns.any() and look.now.under_work(PARTS[part]) is None
 
     def _below(self) -> bool:
-        """Whether any GPU or supply is other than healthy."""
+        """Return True if any GPU or supply is other than healthy."""
         return self._plain["gpu"] is None or bool((self._health["psu"].level >= WATCH).any())
 
     def _lowered_moved(self) -> bool:
@@ -184,7 +182,7 @@ class Verdicts:
         return self._health[part]
 
     def evidence(self, part: str, index: int) -> tuple[Evidence, ...]:
-        """What speaks for a verdict, the gravest first; what is missing is told too."""
+        """Return the evidence for a verdict, the gravest first, with the missing evidence."""
         out = self._own(part, index)
         if part == "node":
             out += self._members(index)
@@ -199,9 +197,10 @@ class Verdicts:
         return tuple(out)
 
     def reasons(self, part: str, index: I32, least: int) -> dict[int, list[Evidence]]:
-        """What rules found of many parts (ascending), from this level on, the gravest first; for alarms.
+        """Return the rules' evidence on many parts (ascending), from this level on, the gravest first; for
+        alarms.
 
-        Of a node, what its GPUs and supplies say is not among it.
+        The evidence on a node leaves out that of its GPUs and supplies.
         """
         out: dict[int, list[Evidence]] = {}
         for rule in SPECS[part].rules:
@@ -292,14 +291,13 @@ class Verdicts:
             columns["action"][places], columns["sure_pu"][places] = 0, np.nan
             columns["lowered"][places] = 0
             self._health[part], self._plain[part] = Health(part, **columns), None
-        if table == "gpu":
-            self.attribution.forget(entity)
+        self.attribution.forget(table, entity)
         if table == "switch":
             self.fewest_down[entity] = np.inf
-        self.past.forget(table, entity, self.past.now_ns)
+        self.past.forget(table, entity)
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Verdicts:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
+        """Return the verdicts for a changed site: entity i was `old_of_new[table][i]`, -1 if new."""
         out = Verdicts(site)
         for part, table in PARTS.items():
             source = old_of_new[table]
@@ -312,8 +310,8 @@ class Verdicts:
             out._held[part] = {name: held.moved(new_of_old) for name, held in self._held[part].items()}
             for name in _COLUMNS:
                 getattr(out._health[part], name)[kept] = getattr(self._health[part], name)[source[kept]]
-        out.attribution = self.attribution.remapped(site, old_of_new["gpu"])
-        out.past = self.past.remapped(site, old_of_new)
+        out.attribution.adopt(self.attribution, old_of_new)
+        out.past.adopt(self.past, old_of_new)
         kept = np.flatnonzero(old_of_new["switch"] >= 0)
         out.fewest_down[kept] = self.fewest_down[old_of_new["switch"][kept]]
         return out
@@ -357,7 +355,7 @@ def size_of(part: str, site: Site) -> int:
     return site.sizes[PARTS[part]] * (2 if part in PAIRED else 1)
 
 
-def _weigh(rule: Rule, held: Held, level: U8, act: U8, sure: F32) -> None:
+def _weigh(rule: Rule, held: ActiveMatches, level: U8, act: U8, sure: F32) -> None:
     """Add what one rule holds to levels, actions and how sure it is."""
     if not len(held.index):
         return
@@ -370,8 +368,8 @@ def _weigh(rule: Rule, held: Held, level: U8, act: U8, sure: F32) -> None:
     act[index] = np.maximum(act[index], held.action[counts])
 
 
-def _without(found: Found, mask: Bool) -> Found:
-    """What was found but where people work."""
+def _without(found: RuleMatches, mask: Bool) -> RuleMatches:
+    """Return the matches without those under maintenance."""
     kept = ~mask
     columns: Any = {name: None if (c := getattr(found, name)) is None else np.asarray(c)[kept]
                for name in ("index", "a", "b", "level", "action", "sure_pu")}  # fmt: skip

@@ -1,23 +1,129 @@
-"""Wear: what is left of parts whose learned parameter drifts, with an interval.
+"""Wear: the time left of parts whose learned parameter drifts, with an interval.
 
-A point of each trend is taken every few hours; of GPUs only of those that drift beyond noise. A drift is
-taken to go on as it did. May import the moment, trends, parameters and the site.
+A point of each trend is taken every few hours; of GPUs only of those that drift beyond noise. A trend is a
+least-squares line, and allows for what its scatter owes to slow swings; it is taken to go on as it did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.estimate.parameter import Parameter
-from twin.frame import F64, I32, I64, NS, Bool
-from twin.health.now import Now
-from twin.health.wear_trend import Left, Trend, trend, until, until_counted
-from twin.signals import find_signal
+from twin.catalogue import F64, I32, I64, NS, Bool, find_signal
+from twin.estimation import Parameter
+from twin.health.context import HealthContext
 from twin.site import Site
+
+Z = 1.645  # of a 90 % interval
+LEAST_POINTS, LEAST_SPAN_S = 12, 1.5 * 86_400.0  # source: estimate
+SURE_T = 4.0  # slope over its standard error from which there is a drift; source: estimate
+LONGEST_S = 10 * 365.25 * 86_400.0  # what lasts longer is not told
+
+
+class Trend(NamedTuple):
+    """A straight line through each series [k]: where it is at its end, and its slope per second.
+
+    NaN where there are too few points, or over too short a time.
+    """
+
+    level: F64
+    slope: F64
+    level_sigma: F64
+    slope_sigma: F64
+    free: F64  # degrees of freedom, fewer where the scatter swings slowly
+    first: F64  # value of the line at its first point
+    span_s: F64
+
+
+class Left(NamedTuple):
+    """Seconds until a limit [k]: middle, and 90 % interval; NaN: unknown."""
+
+    mid_s: F64
+    lo_s: F64
+    hi_s: F64
+
+
+def trend(t_s: F64, y: F64) -> Trend:
+    """The lines through the points y [m, k], NaN where one is missing, at the instants t_s [m].
+
+    Ordinary least squares. Points whose errors follow each other with the correlation r (a series of first
+    order, from the residuals) count as (1 - r) / (1 + r) of their number. source: Bartlett, J. R. Stat. Soc.
+    98 (1935) 536.
+    """
+    known = np.isfinite(y)
+    n = known.sum(axis=0).astype(np.float64)
+    t = np.where(known, t_s[:, None], np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = np.where(known, t_s[:, None], np.inf).min(axis=0, initial=np.inf)
+        high = np.where(known, t_s[:, None], -np.inf).max(axis=0, initial=-np.inf)
+        enough = (n >= LEAST_POINTS) & (high - low >= LEAST_SPAN_S)
+        mean_t, mean_y = _sum(t) / n, _sum(np.where(known, y, np.nan)) / n
+        dt, dy = t - mean_t, y - mean_y
+        square = _sum(dt * dt)
+        slope = _sum(dt * dy) / square
+        off = dy - slope * dt
+        pairs = off[1:] * off[:-1]
+        linked = np.clip(_sum(pairs) / np.maximum(_sum(off * off), 1e-300), 0.0, 0.95)
+        worth = (1.0 - linked) / (1.0 + linked)
+        free = np.maximum(n * worth - 2.0, 1.0)
+        # The sum of squares is over all points, what they are worth is less
+        variance = _sum(off * off) / np.maximum(n - 2.0, 1.0)
+        slope_sigma = np.sqrt(variance / (square * worth))
+        level_sigma = np.sqrt(variance / (n * worth) + (high - mean_t) ** 2 * slope_sigma**2)
+        level = mean_y + slope * (high - mean_t)
+        first = mean_y + slope * (low - mean_t)
+        none = np.where(enough, 0.0, np.nan)
+    return Trend(level + none, slope + none, level_sigma + none, slope_sigma + none, free + none,
+                 first + none, high - low + none)  # fmt: skip
+
+
+def _sum(values: F64) -> F64:
+    return np.asarray(np.nansum(values, axis=0), np.float64)
+
+
+def sure(found: Trend, floor: F64 | float) -> Bool:
+    """Return the mask of drifts that exceed the noise [k]: of more than `floor` over the points' time."""
+    with np.errstate(invalid="ignore"):
+        moved = np.abs(found.slope) * found.span_s > floor
+        return np.asarray(moved & (np.abs(found.slope) >= SURE_T * found.slope_sigma))
+
+
+def until(found: Trend, limit: F64, rising: bool, floor: F64 | float) -> Left:
+    """Time until each line meets its limit, if it goes on as it did; 0 where it has.
+
+    NaN where no drift towards it can be told from noise, or it takes longer than `LONGEST_S`.
+    """
+    sign = 1.0 if rising else -1.0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap, speed = sign * (limit - found.level), sign * found.slope
+        z = Z + (Z**3 + Z) / (4.0 * found.free)  # of Student's law. source: Abramowitz, Stegun 26.7.5
+        mid = gap / speed
+        lo = (gap - z * found.level_sigma) / (speed + z * found.slope_sigma)
+        hi = (gap + z * found.level_sigma) / np.maximum(speed - z * found.slope_sigma, 1e-300)
+        told = sure(found, floor) & (speed > 0.0) & (mid <= LONGEST_S)
+        over = gap <= 0.0
+    out = [np.where(over, 0.0, np.where(told, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
+    return Left(*out)
+
+
+def until_counted(grown: F64, span_s: F64, left: F64, least: float) -> Left:
+    """Time until `left` more events [k], after `grown` of them within `span_s`; 0 where none is left.
+
+    Events are taken to come one by one by Poisson's law, so that a rate of k events is known to its root; NaN
+    below `least` events.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        each_s = span_s / grown
+        mid, spread = left * each_s, Z / np.sqrt(grown)
+        lo, hi = mid / (1.0 + spread), mid / np.maximum(1.0 - spread, 1e-3)
+        told = (grown >= least) & (span_s >= LEAST_SPAN_S) & (mid <= LONGEST_S)
+        over = left <= 0.0
+    out = [np.where(over, 0.0, np.where(told, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
+    return Left(*out)
+
 
 POINT_S, POINTS = 4 * 3600.0, 128  # between points, and how many are kept: three weeks
 MAX_TRACKS = 2000  # of GPUs, for each parameter
@@ -38,7 +144,7 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class Worn:
-    """What wears: the parameter, where its limit is over its early value, and a change that is but noise.
+    """Wearing parameter, with its limit over its early value, and the change that is only noise.
 
     `heard` is the signal without which nothing is learned of it. `sparse`: only those that drift are tracked.
     """
@@ -52,7 +158,7 @@ class Worn:
 
     @property
     def rising(self) -> bool:
-        """Whether it grows as it wears."""
+        """Return True if the parameter grows as the device wears."""
         return self.limit_pu > 1.0
 
 
@@ -107,7 +213,7 @@ class Wear:
         self._found: dict[str, tuple[Trend, Left]] | None = None
         self._remaining: tuple[Remaining, ...] = ()
 
-    def update(self, now: Now) -> None:
+    def update(self, now: HealthContext) -> None:
         """Take a point of each trend once in a while."""
         if self.point_ns and now.now_ns - self.point_ns < POINT_S * NS:
             return
@@ -124,7 +230,7 @@ class Wear:
         self._take_remaps(now, row)
         self._found = None
 
-    def _take(self, worn: Worn, points: Points, parameter: Parameter, now: Now, row: int) -> None:
+    def _take(self, worn: Worn, points: Points, parameter: Parameter, now: HealthContext, row: int) -> None:
         with np.errstate(invalid="ignore", divide="ignore"):
             value = np.where(now.fresh(worn.heard) & (parameter.reference > 0.0), parameter.value, np.nan)
             if (work := now.under_work(parameter.table)) is not None:
@@ -145,7 +251,7 @@ class Wear:
         points.value[row] = value[at]
 
     def _choose(self, points: Points, drift: F64, noise: F64) -> None:
-        """Which GPUs are tracked: those that drift the most; one goes on till it drifts half as much."""
+        """Choose the GPUs to track: those that drift the most; one goes on till it drifts half as much."""
         with np.errstate(invalid="ignore"):
             points.keep(~(drift[points.entity] < 0.5 * noise[points.entity]))
             wanted = drift > noise
@@ -156,7 +262,7 @@ class Wear:
             new = np.sort(new[np.argsort(-drift[new], kind="stable")[: max(room, 0)]])
         points.add(new.astype(np.int32))
 
-    def _take_remaps(self, now: Now, row: int) -> None:
+    def _take_remaps(self, now: HealthContext, row: int) -> None:
         """The counts of GPUs that have used rows up since they are heard."""
         signal = find_signal(REMAPS)
         assert signal is not None
@@ -200,12 +306,12 @@ class Wear:
         return tuple(out)
 
     def remaining(self) -> tuple[Remaining, ...]:
-        """What is left, by parameter; of a parameter of which nothing drifts nothing is told."""
+        """Return the remaining life, by parameter; a parameter without drift has none."""
         self._fitted()
         return self._remaining
 
     def evidence(self, table: str, entity: int) -> tuple[str, ...]:
-        """What drifts at an entity and how long it lasts, in sentences with figures."""
+        """Return the drifts of an entity and their remaining time, in sentences with figures."""
         out = []
         for worn in WORN:
             if worn.what.partition(".")[0] == table:
@@ -264,7 +370,7 @@ class Wear:
                 self._found = None
 
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Wear:
-        """What is known, for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
+        """Return the wear for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
         out = Wear(site)
         out.t_ns, out.count, out.point_ns = self.t_ns.copy(), self.count, self.point_ns
         for what, points in self.points.items():
@@ -310,7 +416,7 @@ def _n(site: Site, what: str) -> int:
 
 
 def _counted(t_s: F64, count: F64) -> tuple[Trend, Left]:
-    """What is left of rows to remap, by the counts [m, k]; a count that falls was another GPU's."""
+    """Return the rest of rows to remap, by the counts [m, k]; a count that falls was another GPU's."""
     line = trend(t_s, count)
     with np.errstate(invalid="ignore"):
         last = np.fmax.reduce(count, axis=0) if len(count) else np.zeros(count.shape[1])

@@ -1,7 +1,7 @@
-"""A breaker: a thermal accumulator that forgets, and a magnetic trip. NumPy only; imports nothing of ours.
+"""Breaker: a thermal accumulator and a magnetic trip.
 
 tau d(theta)/dt = (x / hold)^2 - theta, with x the current over the rating; trips at theta = 1. `hold` is the
-load that it would just carry for ever. All steps are exact while the load is constant.
+largest load that it carries for ever. All steps are exact while the load is constant.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def load_pu(power_w: F64, rating_w: F64, voltage_pu: F64 | float = 1.0) -> F64:
 
 
 def theta_steady(load_pu: F64, hold_pu: F64 | float = HOLD_PU) -> F64:
-    """Where theta goes under this load for ever [n]; above 1 = it trips."""
+    """Steady state of theta under a constant load [n]; above 1 the breaker trips."""
     return np.asarray((load_pu / hold_pu) ** 2, np.float64)
 
 
@@ -57,17 +57,3 @@ def seconds_to_trip(
         time_s = tau_s * np.log((aim - theta) / (aim - 1.0))
     time_s = np.where(aim > 1.0, time_s, np.where(np.isnan(aim + theta), np.nan, np.inf))
     return np.where(trips(theta, load_pu, magnetic_pu), 0.0, time_s)
-
-
-def load_held_for_pu(
-    theta: F64,
-    time_s: F64 | float,
-    tau_s: F64 | float = TAU_S,
-    hold_pu: F64 | float = HOLD_PU,
-    magnetic_pu: F64 | float = MAGNETIC_PU,
-) -> F64:
-    """The highest constant load that holds for `time_s` > 0, over the rating [n]; 0 once tripped."""
-    left = np.exp(-np.asarray(time_s, np.float64) / tau_s)
-    aim = np.maximum(1.0 - theta * left, 0.0) / (1.0 - left)
-    held = np.minimum(hold_pu * np.sqrt(aim), magnetic_pu)
-    return np.where(theta >= 1.0, 0.0, held)

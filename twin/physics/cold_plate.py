@@ -1,7 +1,6 @@
-"""What stands between silicon and coolant: a resistance that falls with the flow, and first-order storage.
+"""Cold plate: the thermal resistance between silicon and coolant, which falls with the flow.
 
-T = T_in + P R(Q) at rest; C dT/dt = P - (T - T_in)/R on the way there, stepped exactly. NumPy only; imports
-nothing of ours.
+At rest T = T_in + P R(Q).
 """
 
 from __future__ import annotations
@@ -45,35 +44,3 @@ def convection(flow_ratio: F64, exponent: F64 | float, stagnant_pu: float = STAG
 def air_resistance_k_per_w(nominal_k_per_w: F64, flow_ratio: F64) -> F64:
     """The same for a heat sink, K/W [n]; `flow_ratio` of air, which is the ratio of fan speeds."""
     return resistance_k_per_w(nominal_k_per_w, flow_ratio, AIR_CONVECTIVE_SHARE, AIR_EXPONENT, STILL_AIR_PU)
-
-
-def relaxation(tau_s: F64 | float, dt_s: F64 | float) -> tuple[F64, F64]:
-    """What is left of a distance to the aim after `dt_s`, and its mean over the step, both in 0..1.
-
-    exp(-x) and (1 - exp(-x))/x with x = dt/tau. tau = 0 follows at once, tau = inf never moves. A caller
-    keeps them while neither tau nor dt changes: level += (1 - left) * (aim - level).
-    """
-    tau, dt = np.asarray(tau_s, np.float64), np.asarray(dt_s, np.float64)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        x = np.where((dt == 0.0) & (tau == 0.0), 0.0, dt / tau)
-        gone = -np.expm1(-x)
-        mean = np.where(x == 0.0, 1.0, gone / x)
-    return 1.0 - gone, mean
-
-
-def relax(level: F64, aim: F64, tau_s: F64 | float, dt_s: float) -> tuple[F64, F64]:
-    """The exact step of dx/dt = (aim - x)/tau with a constant aim: (level after `dt_s`, mean over the step).
-
-    Two half steps give one whole step. From the mean follow exact sums: heat out = (mean - aim)/R * dt. It
-    holds that (level1 - level0)/dt = (aim - mean)/tau.
-    """
-    left, mean = relaxation(tau_s, dt_s)
-    away = level - aim
-    return aim + away * left, aim + away * mean
-
-
-def tank_tau_s(volume_l: F64, flow_lpm: F64) -> F64:
-    """Time constant of a stirred tank, s [n]: its volume over the flow through it; inf without flow."""
-    with np.errstate(divide="ignore"):
-        tau: F64 = 60.0 * volume_l / np.abs(flow_lpm)
-    return tau

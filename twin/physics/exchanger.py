@@ -1,4 +1,4 @@
-"""A counterflow heat exchanger: effectiveness from NTU and back. NumPy only; imports nothing of ours.
+"""Counterflow heat exchanger: effectiveness from NTU, and back.
 
 eps = (1 - e^(-N (1 - C)))/(1 - C e^(-N (1 - C))), N = UA/C_min, C = C_min/C_max. Written here with
 f = (1 - e^(-N (1 - C)))/(1 - C), so that eps = 1/(1/f + C): smooth through C = 1, where f = N.
@@ -19,7 +19,7 @@ PRIMARY_SHARE = 0.5  # of the clean resistance, on the primary side at nominal f
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What comes across, [n] each."""
+    """Heat transferred and outlet temperatures, [n] each."""
 
     heat_w: F64  # from warm to cold; below 0 if "warm" comes in colder
     warm_out_c: F64
@@ -51,22 +51,6 @@ def ntu_of(eps: F64, capacity_ratio: F64) -> F64:
     return np.where((eps >= 0.0) & (eps <= 1.0), np.where(eps == 1.0, np.inf, ntu), np.nan)
 
 
-def ua_w_per_k(
-    nominal_w_per_k: F64,
-    primary_ratio: F64,
-    secondary_ratio: F64,
-    fouling_k_per_w: F64 | float = 0.0,
-    primary_share: float = PRIMARY_SHARE,
-) -> F64:
-    """Conductance at these flows over nominal flows, W/K [n]: two films and fouling in series.
-
-    1/UA = 1/(k_p m_p^0.8) + 1/(k_s m_s^0.8) + R_foul. `nominal_w_per_k` is clean and at nominal flows. 0
-    without flow on either side, and monotonic in both flows.
-    """
-    films = film_factor(primary_ratio, secondary_ratio, primary_share)
-    return nominal_w_per_k / (films + fouling_k_per_w * nominal_w_per_k)
-
-
 def film_factor(primary_ratio: F64, secondary_ratio: F64, primary_share: float = PRIMARY_SHARE) -> F64:
     """Clean resistance over that at nominal flows, [n]: what UA is divided by; inf without flow."""
     with np.errstate(divide="ignore"):
@@ -75,20 +59,6 @@ def film_factor(primary_ratio: F64, secondary_ratio: F64, primary_share: float =
             + (1.0 - primary_share) * np.maximum(secondary_ratio, 0.0) ** -FLOW_EXPONENT
         )
     return factor
-
-
-def fouling_k_per_w(
-    ua: F64,
-    nominal_w_per_k: F64,
-    primary_ratio: F64,
-    secondary_ratio: F64,
-    primary_share: float = PRIMARY_SHARE,
-) -> F64:
-    """Resistance that deposits add, K/W [n], from a UA at these flows; the inverse of `ua_w_per_k`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        clean = film_factor(primary_ratio, secondary_ratio, primary_share) / nominal_w_per_k
-        fouling: F64 = 1.0 / ua - clean
-    return fouling
 
 
 def transfer(ua: F64, warm_w_per_k: F64, cold_w_per_k: F64, warm_in_c: F64, cold_in_c: F64) -> Transfer:

@@ -1,7 +1,7 @@
-"""Figures of a site from sums over a span of time: PUE, TUE, WUE, carbon and cost. NumPy only.
+"""Efficiency figures of a site from energies over a span of time: PUE, TUE and WUE.
 
-All from energies in J: figures of two spans come from the sums of both, never from means of ratios. NaN where
-nothing was used. Imports nothing of ours.
+The figure of two spans together comes from the sums of their energies in J, never from the mean of two
+ratios. A figure is NaN where nothing was used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,6 @@ def pue(total_j: F64 | float, it_j: F64 | float) -> F64:
     return _ratio(total_j, it_j)
 
 
-def itue(it_j: F64 | float, compute_j: F64 | float) -> F64:
-    """IT equipment's energy over that of its chips, boards and links: what its fans and supplies cost.
-
-    Source: Patterson et al., TUE, a new energy-efficiency metric, ISC 2013.
-    """
-    return _ratio(it_j, compute_j)
-
-
 def tue(total_j: F64 | float, compute_j: F64 | float) -> F64:
     """Total usage effectiveness, PUE times ITUE: fans and pumps inside racks do not hide; as `itue`."""
     return _ratio(total_j, compute_j)
@@ -40,13 +32,3 @@ def tue(total_j: F64 | float, compute_j: F64 | float) -> F64:
 def wue_l_per_kwh(water_l: F64 | float, it_j: F64 | float) -> F64:
     """Water usage effectiveness, l per kWh of IT equipment; source: ISO/IEC 30134-9."""
     return _ratio(np.asarray(water_l, np.float64) * J_PER_KWH, it_j)
-
-
-def carbon_g(energy_j: F64 | float, carbon_g_per_kwh: F64 | float) -> F64:
-    """Carbon dioxide that this energy stands for, g."""
-    return np.asarray(np.asarray(energy_j, np.float64) / J_PER_KWH * carbon_g_per_kwh, np.float64)
-
-
-def cost_usd(energy_j: F64 | float, price_usd_per_kwh: F64 | float) -> F64:
-    """What this energy costs at one price, USD."""
-    return np.asarray(np.asarray(energy_j, np.float64) / J_PER_KWH * price_usd_per_kwh, np.float64)

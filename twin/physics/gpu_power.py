@@ -1,6 +1,6 @@
-"""Power of a GPU against temperature, activity, clock and cap. NumPy only; imports nothing of ours.
+"""GPU power as a function of activity, clock and cap.
 
-P = P_static(T) + P_dynamic * activity * r(s), where s is the clock over the highest clock and r the dynamic
+P = P_static + P_dynamic * activity * r(s), where s is the clock over the highest clock and r the dynamic
 power over that at the highest clock: r = s^gamma while voltage follows the clock, and in proportion to s
 below the knee at which the voltage has reached its lowest.
 """
@@ -12,39 +12,12 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
-REF_TEMP_C = 40.0  # at which an idle power is stated; source: estimate
-# Leakage grows by e over so many kelvin, near double in 40 K; source: estimate
-LEAKAGE_SCALE_K = 60.0
 EXPONENT = 2.7  # of power over clock, with voltage following; domain facts give 2.5-3
 # Shares of full dynamic power that streaming multiprocessors, tensor cores and memory draw; source: estimate
 ACTIVITY_WEIGHTS = (0.35, 0.40, 0.25)
 # An H100 goes from 345 to 1980 MHz; a cap that is not met at that clock is exceeded. source: estimate
 CLOCK_MIN_PU = 0.17
 _LEAST_W = 1e-9
-
-
-def static_power_w(idle_w: F64, leakage_w_per_k: F64, temp_c: F64) -> F64:
-    """Power that no work is needed for, W [n].
-
-    `idle_w` holds at 40 degC, where leakage rises by `leakage_w_per_k`. Leakage is exponential in
-    temperature; its series is cut after the second order, so that nothing overflows, and held where it is
-    lowest.
-    """
-    away_k = np.maximum(temp_c - REF_TEMP_C, -LEAKAGE_SCALE_K)
-    return np.asarray(
-        idle_w + leakage_w_per_k * away_k * (1.0 + away_k / (2.0 * LEAKAGE_SCALE_K)), np.float64
-    )
-
-
-def activity_pu(sm_pu: F64, tensor_pu: F64, dram_pu: F64) -> F64:
-    """Activities 0..1 as one share of the full dynamic power [n]; 1 when all three are 1."""
-    sm, tensor, dram = ACTIVITY_WEIGHTS
-    return sm * sm_pu + tensor * tensor_pu + dram * dram_pu
-
-
-def demand_w(static_w: F64, dynamic_w: F64, activity_pu: F64) -> F64:
-    """Power at the highest clock, W [n]; `dynamic_w` is what all activity at once adds."""
-    return static_w + dynamic_w * activity_pu
 
 
 def dynamic_share_pu(clock_pu: F64, exponent: F64 | float, knee_pu: F64 | float = 0.0) -> F64:

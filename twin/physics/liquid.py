@@ -1,4 +1,4 @@
-"""Coolants, and the heat that a stream of one carries. NumPy only; imports nothing of ours.
+"""Coolant: its properties, and the heat that a stream of it carries.
 
 Q = rho * V * c_p * dT, with properties at the mean of supply and return.
 """

@@ -1,4 +1,4 @@
-"""Water in air: dew point, wet bulb, relative humidity. NumPy only; imports nothing of ours.
+"""Moist air: wet bulb temperature and relative humidity.
 
 Saturation over water by Magnus with the coefficients of Alduchov and Eskridge (1996), good to 0.4 % from
 -40 to 50 degC; the wet bulb from the psychrometer equation with the WMO's coefficient.
@@ -24,13 +24,6 @@ def saturation_pa(temp_c: F64) -> F64:
     """Vapour pressure of saturated air, Pa [n]."""
     pressure: F64 = SATURATION_PA * np.exp(MAGNUS * temp_c / (MAGNUS_C + temp_c))
     return pressure
-
-
-def dew_point_c(temp_c: F64, rh_pu: F64) -> F64:
-    """Temperature at which this air is saturated, degC [n]; humidity is taken within 0.001..1."""
-    g = np.log(np.clip(rh_pu, DRIEST_PU, 1.0)) + MAGNUS * temp_c / (MAGNUS_C + temp_c)
-    dew: F64 = MAGNUS_C * g / (MAGNUS - g)
-    return dew
 
 
 def rh_pu(temp_c: F64, dew_c: F64) -> F64:

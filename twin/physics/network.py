@@ -1,4 +1,4 @@
-"""How the coolant of a CDU divides over its racks: pumps, inner resistance, and a ladder of branches.
+"""Coolant network: the flows of a CDU over its racks, from pumps, inner resistance and a ladder of branches.
 
 Every drop is quadratic, dp = k Q|Q|. Segment i of the manifold (supply and return together) carries the flow
 of rack i and all racks beyond it, so that far racks see less pressure. A ladder is made of series and
@@ -9,7 +9,7 @@ parallel parts only, and their quadratic laws add up exactly:
 So the ladder is folded from its far end into one resistance (`Network.fold`, no iteration, and a blocked
 branch is simply a conductance of 0), and Newton is left with one unknown per CDU: the flow of its weaker
 pump. That equation is convex and rising, so Newton from its right comes down to the root without overshoot.
-NumPy only, all CDUs at once; imports nothing of ours. Resistances are Pa per (l/min)^2.
+All CDUs are solved at once. Resistances are Pa per (l/min)^2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_PA = 1e-9  # a pump that gives less stands still: far below any sensor, fa
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """A folded manifold: how any flow divides and what it loses. Holds until a branch or segment changes."""
+    """A folded manifold: how any flow divides and loses pressure. Valid until a resistance changes."""
 
     share_pu: F64  # [n_rack] of the flow of its CDU; they add up to 1, or are 0 where every branch is blocked
     drop_share_pu: F64  # [n_rack] drop across the rack over the drop at the head of the manifold
@@ -41,7 +41,7 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Where pumps and circuit meet, per CDU."""
+    """The operating point of pumps and circuit, per CDU."""
 
     cdu_lpm: F64  # [n_cdu]
     pump_lpm: F64  # [n_cdu, 2]; below 0 only without check valves
@@ -66,7 +66,7 @@ class Flow:
 
     @property
     def failures(self) -> int:
-        """How many CDUs did not converge."""
+        """Number of CDUs that did not converge."""
         return int(np.count_nonzero(~self.converged))
 
 
@@ -125,7 +125,7 @@ class Network:
         return out
 
     def flow(self, ladder: Ladder, duty: Duty) -> Flow:
-        """What each rack gets where pumps and circuit meet at `duty`."""
+        """The flow of each rack at the operating point `duty`."""
         return Flow(
             rack_lpm=self._to_racks(duty.cdu_lpm) * ladder.share_pu,
             rack_drop_pa=self._to_racks(duty.drop_pa) * ladder.drop_share_pu,
@@ -160,25 +160,6 @@ class Network:
             ladder, duty(pump_speed, head0, curve, inner, ladder.conductance, begin, check_valves)
         )
 
-    def at_speed(self, unit: Flow, speed_pu: F64) -> Flow:
-        """`unit`, solved with its running pumps at speed 1, at this speed [n_cdu]: Q ~ n, dp ~ n^2.
-
-        Exact where all resistances are quadratic and unchanged, and every pump of the CDU either runs at this
-        one speed (as it ran at 1 in `unit`) or stands still (as it stood in `unit`). Two pumps at different
-        speeds scale only together, by one factor: otherwise call `duty`.
-        """
-        squared = speed_pu * speed_pu
-        return Flow(
-            rack_lpm=unit.rack_lpm * self._to_racks(speed_pu),
-            rack_drop_pa=unit.rack_drop_pa * self._to_racks(squared),
-            cdu_lpm=unit.cdu_lpm * speed_pu,
-            drop_pa=unit.drop_pa * squared,
-            pump_lpm=unit.pump_lpm * speed_pu[:, None],
-            pump_head_pa=unit.pump_head_pa * squared,
-            steps=0,
-            converged=unit.converged,
-        )
-
 
 def duty(
     pump_speed: F64,
@@ -189,7 +170,7 @@ def duty(
     start_lpm: F64 | None = None,
     check_valves: bool = True,
 ) -> Duty:
-    """Where two parallel pumps, H = n^2 H0 - a Q|Q|, meet a circuit, for all CDUs at once.
+    """Duty point of two parallel pumps, H = n^2 H0 - a Q|Q|, on a circuit, for all CDUs at once.
 
     With A the stronger and B the weaker head at no flow, and q the flow through B (forwards, s = 1) or back
     through it (s = -1), the sum of the flows must be what the circuit takes at that head:

@@ -1,5 +1,5 @@
-"""A simulated site: what a site would do, from causes that the twin does not know."""
+"""Simulated site: the plant that demo, what-if and evaluation run against."""
 
-from twin.plant.plant import Plant
+import lazy_loader
 
-__all__ = ["Plant"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

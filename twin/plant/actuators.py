@@ -1,7 +1,7 @@
-"""What a plant's devices make of commands: they obey, answer, and fall back when a lease runs out.
+"""Actuators of a plant: the commands in force on its devices, their acknowledgements and their expiry.
 
-Leases are kept by their length from the moment a command is heard, as agents do, so that no clock needs to
-agree with another. May import contracts, events, the site and NumPy.
+A lease runs for its length from the moment its command arrives, as in the node agents, so that no two clocks
+need to agree.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twin.catalogue import F64, NS, find_control
 from twin.contracts import CommandBatch
-from twin.events import CommandAcked
-from twin.frame import F64, NS
-from twin.signals import find_control
 from twin.site import Site
+from twin.telemetry import CommandAcked
 
 OBEYED = (
     "gpu.power_cap_w", "node.power_cap_w", "cdu.supply_temp_target_c", "rack.liquid_isolation",
@@ -79,11 +78,11 @@ class Actuators:
         return changed
 
     def get(self, control: str) -> F64 | None:
-        """What is in force [n]; None if nothing ever was."""
+        """The values in force [n]; None if no command ever was."""
         return self.value.get(control)
 
     def answers(self) -> list[CommandAcked]:
-        """What devices said since last asked."""
+        """Acknowledgements since the last call."""
         out: list[CommandAcked] = []
         while self._answers:
             batch, state = self._answers.popleft()

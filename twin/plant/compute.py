@@ -1,15 +1,15 @@
-"""Nodes and their GPUs in a plant: activity becomes power, power becomes heat, heat lowers clocks.
+"""Compute: the nodes of a plant and their GPUs. Activity becomes power, power becomes heat, heat lowers
+clocks.
 
-Each GPU is a heat capacity behind a plate, C dT/dt = P - (T - T_ref)/R, stepped exactly while P and T_ref
-hold. What flows into the coolant is what P leaves after the capacity took its part, so no energy is lost. May
-import the truth, disturbances, hidden parameters and NumPy.
+Each GPU is a heat capacity behind a plate, C dT/dt = P - (T - T_ref)/R, stepped exactly while P and T_ref are
+constant. The coolant receives what the capacity does not store, so no energy is lost.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.frame import F64, Bool
+from twin.catalogue import F64, Bool
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Runs
 from twin.plant.parameters import LEAKAGE_SCALE_K, Parameters
@@ -98,7 +98,7 @@ class Compute:
             self.tuned_dt_s = 0.0
 
     def set_feeds(self, p: Parameters, site: Site, ok: Bool, share_a: F64) -> None:
-        """Which supplies work [n_node, 2], and how two that do share the load [n_node].
+        """Set the supplies that work [n_node, 2], and the share of two that do [n_node].
 
         One that carries all alone loses twice as much by its resistance.
         """
@@ -142,7 +142,7 @@ class Compute:
         self._nodes(t, p)
 
     def _slow(self, t: Truth, p: Parameters, demand: F64, static: F64, dt_s: float) -> None:
-        """Where a cap binds or heat has lowered the clock: less power, and a lower clock."""
+        """Lower power and clock where a cap binds or heat has lowered the clock."""
         if self.slowed:
             t.gpu_clock_pu[:] = 1.0
             t.gpu_event_bits[:] = 0

@@ -1,9 +1,8 @@
-"""The way of the heat in a plant: racks' coolant, CDU, exchanger to the facility water, and the air of halls.
+"""Cooling of a plant: the heat path through rack coolant, CDU, exchanger to the facility water, and hall air.
 
-Every volume is a mixed tank. What a tank gives in a step is its mean over the step, by the exact exponential;
-only the pipe that closes the circle gives what it held when the step began. Each exchange is one number that
-leaves one tank and enters another, so energy is kept to rounding. May import the truth, disturbances, hidden
-parameters, `twin.physics` and NumPy.
+Every volume is a mixed tank. The outflow of a tank in a step is its mean over the step, by the exact
+exponential; only the pipe that closes the circuit gives what it held when the step began. Each exchange is
+one number that leaves one tank and enters another, so energy is kept to rounding.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import math
 
 import numpy as np
 
-from twin.frame import F64
-from twin.physics.exchanger import effectiveness, film_factor
+from twin.catalogue import F64
+from twin.physics import effectiveness, film_factor
 from twin.plant.disturbance import Disturbance
-from twin.plant.hydraulics import LEAST_W_PER_K, Hydraulics
+from twin.plant.hydraulics import LEAST_W_PER_K, ROOM_C, Hydraulics
 from twin.plant.layout import Groups
-from twin.plant.leaks import ROOM_C
 from twin.plant.parameters import AIR_RISE_K, FACILITY_MARGIN_K, STAGNANT_SHARE, Parameters
 from twin.plant.truth import Truth
 from twin.site import Site
@@ -81,7 +79,6 @@ class Cooling:
             self.hot_c, self.cold_c, self.pipe_c))  # fmt: skip
         self.into_w, self.across_w_per_k, self.moved, self.far = (np.zeros(n["cdu"]) for _ in range(4))
         self.film_w_per_k, self.film_slope = np.zeros(n["cdu"]), np.zeros(n["cdu"])
-        self.setpoint_stale = True
         self.hall_of_cdu = np.where(site.hall_of_cdu >= 0, site.hall_of_cdu, 0)
 
     def read_disturbance(self, d: Disturbance) -> None:
@@ -109,7 +106,7 @@ class Cooling:
         self.film_at[:] = np.nan
 
     def plates(self, t: Truth, p: Parameters) -> F64:
-        """What the plates of each rack, or its heat sinks in air, stand against, degC [n_rack]."""
+        """Reference temperature of the plates of each rack, or of its heat sinks in air, degC [n_rack]."""
         ref = self.reference_c
         self.racks.spread(self.pipe_c, t.rack_supply_c)
         np.subtract(t.rack_return_c, t.rack_supply_c, out=ref)

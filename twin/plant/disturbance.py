@@ -1,7 +1,7 @@
-"""What is wrong with a simulated site now: factors and switches that fault scripts set and the plant reads.
+"""Disturbance: the factors and switches of a simulated site that fault scripts set and the plant reads.
 
-Neutral values change nothing. Several scripts may act at once: factors multiply, so a script that ends
-divides its own out again by rebuilding all from neutral each step. May import events and the site.
+Neutral values change nothing. Several scripts may act at once: their factors multiply, and all fields are
+rebuilt from neutral in each step.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from twin.events import Event
-from twin.frame import F64, I64, Bool
+from twin.catalogue import F64, I64, Bool
 from twin.site import Site
+from twin.telemetry import Event
 
 SensorTrouble = Literal["frozen", "biased", "spiking", "silent"]
 

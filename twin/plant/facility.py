@@ -1,9 +1,7 @@
-"""The loops that give a plant's heat to the outside: coolers with fans, a chiller where needed.
+"""Facility loops of a plant: coolers with fans, and chillers, that reject its heat to the outside.
 
-One integrator per loop: up to 1 it is the speed of the fans, from 1 to 2 the share of the chiller. What the
-chiller takes from the water leaves with its work by the same fans. A site has few loops, so they are gone
-through one by one. May import the truth, disturbances, hidden parameters,
-weather, `twin.physics` and NumPy.
+One integrator per loop: up to 1 it is the speed of the fans, from 1 to 2 the share of the chiller. The heat
+and the work of the chiller leave by the same fans. A site has few loops, so they are stepped one by one.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import math
 
 import numpy as np
 
-from twin.frame import F64
-from twin.physics.facility import (
+from twin.catalogue import F64
+from twin.physics import (
     FAN_RATED_W_PER_W,
     chilled_max_w,
     chiller_work_w,
     evaporated_l_per_s,
     makeup_l_per_s,
+    wet_bulb_c,
 )
-from twin.physics.moist_air import wet_bulb_c
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Groups
 from twin.plant.parameters import Parameters

@@ -1,23 +1,22 @@
-"""Fault scripts: what goes wrong, where, when and how badly, and what that does to a Disturbance.
+"""Fault script: one physical cause with its entity, time and severity, and its effect on a Disturbance.
 
-One script is one physical cause; its kind has the name by which a diagnosis should tell it. What a severity
-means is stated beside each kind. Drawing scripts is `twin.plant.draws`, running them `twin.plant.campaign`.
-Months of a fleet have failures of the classes in `FAILURES`, drawn by `twin.plant.fleet_life`. May import
-disturbances, the kinds of fault and the table of classes.
+The kind of a script is the kind of fault that the diagnosis should report for it. Each kind states what its
+severity means. A `Campaign` runs scripts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple, cast
 
-from twin.diagnosis.kinds import KINDS
-from twin.plant.disturbance import SensorFault, SensorTrouble
-from twin.plant.failure_classes import BENIGN, FAILURES, NODE_DAY_RATE
+import numpy as np
 
-__all__ = ["ALL_SIGNALS", "BENIGN", "BOTH", "FAILURES", "NODE_DAY_RATE", "PUBLISHED", "Effect", "Script",
-           "neutral_value"]  # fmt: skip
+from twin.catalogue import Bool
+from twin.diagnosis import FAULT_KINDS
+from twin.plant.disturbance import Disturbance, SensorFault, SensorTrouble
+from twin.site import Site
 
 BOTH = -1  # `part` of a script that acts on both pumps or supplies
 ALL_SIGNALS = ""  # signal of a sensor fault that takes a whole device: a node with its GPUs
@@ -83,7 +82,7 @@ class Script:
     part: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.table not in KINDS[self.kind].tables:
+        if self.kind not in FAULT_KINDS or self.table not in FAULT_KINDS[self.kind].tables:
             raise ValueError(f"no fault {self.kind!r} of a {self.table!r} is known")
         if not 0.0 <= self.severity <= 1.0 or not self.ramp_s >= 0.0 or self.part not in (BOTH, 0, 1):
             raise ValueError("expected a severity in 0..1, a ramp of no less than 0 s and a part -1, 0 or 1")
@@ -98,7 +97,7 @@ class Script:
         return self.kind.startswith("sensor_")
 
     def level(self, time_s: float, dt_s: float = 1.0) -> float:
-        """How far it has grown at the end of a step from `time_s` on: 1 = to its whole severity, 0 = nothing.
+        """Share of the full severity reached at the end of a step from `time_s` on, 0..1.
 
         It acts in every step that overlaps [begin_s, end_s).
         """
@@ -108,12 +107,12 @@ class Script:
         return 1.0 if grown >= self.ramp_s else grown / self.ramp_s
 
     def effects(self, level: float) -> tuple[Effect, ...]:
-        """What it does at a level above 0; empty where it acts through its sensor fault or reports alone."""
+        """Effects at a level above 0; empty for sensor faults and faults that are only reported."""
         found = _EFFECTS.get(self.kind)
         return () if found is None else found(self, self.severity * level)
 
     def sensor_fault(self, level: float) -> SensorFault | None:
-        """What it does to a sensor at a level above 0."""
+        """The sensor fault at a level above 0."""
         if self.kind == "node_silent":
             return SensorFault("node", self.entity, ALL_SIGNALS, "silent")
         if not self.is_sensor:
@@ -129,12 +128,12 @@ class Script:
 
     @property
     def xid_code(self) -> int:
-        """What it reports."""
+        """The XID that it reports."""
         return int(self.amount) or XID_CODE
 
 
 def neutral_value(field: str) -> float | bool:
-    """What a field of a Disturbance holds where all is well."""
+    """The neutral value of a field of a Disturbance."""
     if field.endswith(("_factor", "_voltage_pu")):
         return 1.0
     if field.endswith(("_ok", "_alive")):
@@ -204,3 +203,117 @@ _EFFECTS: dict[str, Callable[[Script, float], tuple[Effect, ...]]] = {
     "link_congested": _congested,
     "link_down": _one("link_down", "put", lambda _: True),
 }
+
+
+class Campaign:
+    """Scripts over one site; the seed spreads the instants of XIDs. Raises ValueError on unknown entities."""
+
+    def __init__(self, site: Site, scripts: Sequence[Script], seed: int = 0) -> None:
+        for script in scripts:
+            if not 0 <= script.entity < site.sizes[script.table]:
+                raise ValueError(f"{site.file.site} has no {script.table} {script.entity}")
+            if script.part == 1 and script.kind not in ("pump_trip", "pump_worn", "psu_lost"):
+                raise ValueError(f"a fault {script.kind} has no second part")
+        self._scripts = tuple(sorted(scripts, key=lambda s: s.begin_s))
+        self._rng = np.random.default_rng([seed, 4])
+        self._level = np.zeros(len(self._scripts))
+        self._next_xid_s = np.array([s.begin_s for s in self._scripts])
+        self._raised: list[int] = []  # GPUs with an XID in this step
+        self._counting = False  # a rate of errors acts
+        self._quiet_until_s = -inf  # until then nothing changes
+
+    @property
+    def scripts(self) -> tuple[Script, ...]:
+        """All scripts, by their beginning."""
+        return self._scripts
+
+    @property
+    def acting(self) -> tuple[Script, ...]:
+        """Those that acted in the last step."""
+        return tuple(s for s, x in zip(self._scripts, self._level, strict=True) if x > 0)
+
+    def apply(self, disturbance: Disturbance, time_s: float, dt_s: float) -> bool:
+        """Set `disturbance` to what acts in the step from `time_s` on.
+
+        True if that is not what it was, or if it holds rates of errors, which add up in every step.
+
+        A script acts in every step that it overlaps; its ramp is taken at the step's end. Two of a kind on
+        one entity multiply or add; a switch that both turn stays turned.
+        """
+        if time_s + dt_s <= self._quiet_until_s:
+            return False
+        changed = self._levels(time_s, dt_s)
+        if changed.any():
+            self._rebuild(disturbance, changed)
+        reported = self._xids(disturbance, time_s, dt_s)
+        self._quiet_until_s = self._next_change(time_s)
+        return bool(changed.any()) or reported or self._counting
+
+    def _levels(self, time_s: float, dt_s: float) -> Bool:
+        """Move all levels; which ones changed."""
+        now = np.array([s.level(time_s, dt_s) for s in self._scripts])
+        changed: Bool = now != self._level
+        self._level = now
+        return changed
+
+    def _rebuild(self, disturbance: Disturbance, changed: Bool) -> None:
+        touched = [s for s, c, x in zip(self._scripts, changed, self._level, strict=True) if c or x > 0]
+        for script in touched:
+            for effect in script.effects(1.0):
+                _set(disturbance, effect._replace(how="put", value=neutral_value(effect.field)))
+        sensors = []
+        self._counting = False
+        for script, level in zip(self._scripts, self._level.tolist(), strict=True):
+            if level > 0:
+                for effect in script.effects(level):
+                    _set(disturbance, effect)
+                    self._counting |= effect.field.endswith("_per_s")
+                fault = script.sensor_fault(level)
+                sensors += [] if fault is None else [fault]
+        disturbance.sensors[:] = sensors
+
+    def _xids(self, disturbance: Disturbance, time_s: float, dt_s: float) -> bool:
+        """Raise the XIDs that are due; True if any was raised, or the last ones were taken back."""
+        before = bool(self._raised)
+        for gpu in self._raised:
+            disturbance.gpu_xid[gpu] = 0
+        self._raised.clear()
+        for i, script in enumerate(self._scripts):
+            due = script.xid_period_s > 0 and self._level[i] > 0
+            if due and self._next_xid_s[i] < time_s + dt_s:
+                disturbance.gpu_xid[script.entity] = script.xid_code
+                self._raised.append(script.entity)
+                self._next_xid_s[i] = time_s + dt_s + script.xid_period_s * self._rng.uniform(0.5, 1.5)
+        return before or bool(self._raised)
+
+    def _next_change(self, time_s: float) -> float:
+        """Nothing can change in a step that ends by then; -inf: at any time."""
+        if self._raised or self._counting:
+            return -inf
+        soonest = inf
+        for i, script in enumerate(self._scripts):
+            end_s = inf if script.end_s is None else script.end_s
+            if self._level[i] > 0:
+                if self._level[i] < 1.0:
+                    return -inf
+                soonest = min(soonest, end_s)
+                if script.xid_period_s > 0:
+                    soonest = min(soonest, float(self._next_xid_s[i]))
+            elif end_s > time_s:
+                soonest = min(soonest, script.begin_s)
+        return soonest
+
+
+def _set(disturbance: Disturbance, effect: Effect) -> None:
+    if effect.at is None:
+        old = getattr(disturbance, effect.field)
+        setattr(disturbance, effect.field, _combined(old, effect))
+    else:
+        array: np.ndarray = getattr(disturbance, effect.field)
+        array[effect.at] = _combined(array[effect.at], effect)
+
+
+def _combined(old: float, effect: Effect) -> float | bool:
+    if effect.how == "put":
+        return effect.value
+    return old * effect.value if effect.how == "times" else old + effect.value

@@ -1,7 +1,7 @@
-"""Entities that lie in runs, one run per rack or node: how values go down to them and sums come up.
+"""Layout: entities in runs, one run per rack or node, with sums up to the owner and copies down to the
+members.
 
-Where all runs are equally long, a column is looked at as a matrix [runs, length], so that nothing is
-gathered. May import NumPy only.
+Where all runs are equally long, a column is viewed as a matrix [runs, length], so that nothing is gathered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.frame import F64, I32
+from twin.catalogue import F64, I32
 
 Index = NDArray[np.intp]
 DENSE_MAX = 40_000  # cells of an incidence matrix up to which a product beats counting

@@ -1,7 +1,4 @@
-"""The books of a plant: whether energy and mass are kept in each step, and what a run has cost so far.
-
-May import the plant's parts, hidden parameters, the truth, `twin.physics` and NumPy.
-"""
+"""Ledger of a plant: balances of energy and mass in each step, and the costs of a run so far."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.frame import F64
-from twin.physics.figures import J_PER_KWH, pue, tue, wue_l_per_kwh
+from twin.catalogue import F64
+from twin.physics import J_PER_KWH, pue, tue, wue_l_per_kwh
 from twin.plant.compute import Compute
 from twin.plant.cooling import Cooling
 from twin.plant.facility import Facility
 from twin.plant.hydraulics import Hydraulics
 from twin.plant.parameters import Parameters
-from twin.plant.power import Power
+from twin.plant.power import PlantPower
 from twin.plant.truth import Truth
 
 CARBON_G_PER_KWH, COST_USD_PER_KWH = 350.0, 0.08  # where a scenario says nothing; source: estimate
@@ -24,7 +21,7 @@ CARBON_G_PER_KWH, COST_USD_PER_KWH = 350.0, 0.08  # where a scenario says nothin
 
 @dataclass(slots=True)
 class Prices:
-    """What a kilowatt-hour from the utility costs and emits."""
+    """Price and carbon intensity of energy from the utility."""
 
     usd_per_kwh: float = COST_USD_PER_KWH
     carbon_g_per_kwh: float = CARBON_G_PER_KWH
@@ -89,7 +86,7 @@ class Ledger:
             self.filled = t.cdu_coolant_l - t.cdu_filled_l + t.cdu_leaked_l
 
     def balances(
-        self, t: Truth, p: Parameters, c: Compute, h: Hydraulics, w: Cooling, f: Facility, power: Power,
+        self, t: Truth, p: Parameters, c: Compute, h: Hydraulics, w: Cooling, f: Facility, power: PlantPower,
         dt_s: float,
     ) -> dict[str, float]:  # fmt: skip
         """Relative errors of the last step; the scale is what went through."""

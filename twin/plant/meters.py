@@ -1,22 +1,97 @@
-"""Meters: how a true quantity becomes a reading: late, with an error, noisy, in steps, or not at all.
+"""Meter: turns a true quantity into a reading, with gain, noise, resolution, delay and gaps.
 
 A panel is a set of meters that report together, for all entities of a table. Rows are written in place, in
-float32, since a plant is observed thousands of times per second. May import NumPy, the catalogue, and what a
-report is.
+float32, since a plant is observed thousands of times per second.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from twin.frame import F32, F64, I64, Bool
+from twin.catalogue import F32, F64, I64, TABLES, Bool
 from twin.plant.disturbance import SensorFault
-from twin.plant.observation import Report
-from twin.signals import TABLES
+from twin.telemetry import Block, Event
+
+
+@dataclass(slots=True)
+class Report:
+    """Columns of all of a table. Shapes: values [len(signals), n], counts [len(counters), n], t_ns [n].
+
+    NaN and negative counts are "no reading", as in a Block. `present` [n]: entities of which nothing came at
+    all are False; None = all spoke. It has arrived as a whole at `arrival_ns`, never before its last instant.
+    """
+
+    table: str
+    signals: tuple[str, ...]
+    values: F32
+    counters: tuple[str, ...]
+    counts: I64
+    t_ns: I64
+    arrival_ns: int
+    present: Bool | None = None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, end) of neighbours that spoke; those that kept silent lie between."""
+        if self.present is None:
+            return [(0, len(self.t_ns))] if len(self.t_ns) else []
+        edge = np.flatnonzero(np.diff(self.present, prepend=False, append=False))
+        return list(zip(edge[::2].tolist(), edge[1::2].tolist(), strict=True))
+
+    def blocks(self) -> list[Block]:
+        """Runs of neighbours that spoke at one instant. Their arrays are views of this report's."""
+        out: list[Block] = []
+        step = np.flatnonzero(np.diff(self.t_ns)) + 1
+        for first, end in self.runs():
+            cuts = [first, *step[(step > first) & (step < end)].tolist(), end]
+            for a, b in pairwise(cuts):
+                out.append(
+                    Block(self.table, a, self.signals, self.values[:, a:b], self.counters,
+                          self.counts[:, a:b], int(self.t_ns[a]))
+                )  # fmt: skip
+        return out
+
+    def column(self, signal: str) -> F32:
+        """The values [n] of one signal. Raises ValueError for one that is not in it."""
+        row: F32 = self.values[self.signals.index(signal)]
+        return row
+
+    def copy(self) -> Report:
+        """The same with arrays of its own."""
+        present = None if self.present is None else self.present.copy()
+        return Report(self.table, self.signals, self.values.copy(), self.counters, self.counts.copy(),
+                      self.t_ns.copy(), self.arrival_ns, present)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Observation:
+    """All that came in up to `now_ns`, in order of arrival.
+
+    The arrays belong to the sensors, which write over them at the next observation: `copy` what is kept.
+    """
+
+    reports: list[Report]
+    events: Sequence[Event]
+    now_ns: int
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Blocks of all reports, in order of arrival."""
+        return [block for report in self.reports for block in report.blocks()]
+
+    def find(self, table: str, signal: str) -> Report | None:
+        """The report that has this signal, or None where it was not due."""
+        return next((r for r in self.reports if r.table == table and signal in r.signals), None)
+
+    def copy(self) -> Observation:
+        """The same with arrays of its own."""
+        return Observation([r.copy() for r in self.reports], tuple(self.events), self.now_ns)
+
 
 POOL_SIZE = 2**18  # numbers, at least; source: estimate, many times what a round of the largest site needs
 REFRESH = 256  # of them are drawn anew at each round: all within 1024 rounds
@@ -69,7 +144,8 @@ class Noise:
         return self._walk * many >> 32
 
 
-class Meter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Meter:
     """One signal's meter. Errors are 1 sigma: `absolute` in its unit, `relative` and `gain` as shares.
 
     `gain` is fixed per meter, the others change with each reading. `step` is the resolution, 0 = none; `top`
@@ -130,7 +206,7 @@ class Panel:
         return np.float32(1.0) + np.float32(meter.gain * self.scale) * drawn
 
     def due(self, now_ns: int) -> bool:
-        """Whether a round is due; half a millisecond early is in time."""
+        """True if a round is due; half a millisecond early is in time."""
         return self.last_ns is None or now_ns - self.last_ns >= self.period_s * 1e9 - 5e5
 
     def read(
@@ -195,7 +271,7 @@ class Panel:
         row[at] = np.nan
 
     def spoil(self, faults: Sequence[SensorFault]) -> None:
-        """What sensors that lie make of their readings. A fault of the signal "" is one of all signals."""
+        """Apply sensor faults to the readings. A fault of the signal "" is one of all signals."""
         if not faults and not self._held:
             return
         self.marred = True
@@ -283,7 +359,7 @@ class DelayedPanel(Panel):
 
 
 class Gateway:
-    """What a building's panels hang on: their cells lie in one row, since calls cost more than cells."""
+    """The common row of cells of a building's panels, since calls cost more than cells."""
 
     def __init__(self, panels: Sequence[DelayedPanel], noise: Noise, scale: float) -> None:
         self.panels, self.noise, self.scale = tuple(panels), noise, scale

@@ -1,8 +1,10 @@
-"""A plant that stands where the twin stands: what is learned becomes its parameters, what is read its state.
+"""Mirror: a plant in the state of the twin, with parameters learned from the site and levels as read.
 
-For questions of what would happen from now on. What nobody knows is as in a settled plant of the same design;
-faults that the diagnosis tells go on as disturbances where their size can be known. May import the core and
-everything in `twin.plant`.
+It answers questions of what would happen from now on. Parameters and levels that are unknown stay as in a
+settled plant of the same design. Diagnosed faults continue as disturbances where their size can be known.
+
+Calibration: flows and pressures of one moment give resistances and pump heads without delay. Parameters with
+memory (plates, exchangers, the share of the liquid) are taken as the estimator has learned them.
 """
 
 from __future__ import annotations
@@ -12,23 +14,237 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from twin.catalogue import F64, NS, Bool, find_signal
 from twin.contracts import Fault
-from twin.frame import F64, NS
-from twin.plant.calibrated import BIT_ANY_SLOW, RUNNING_PU, Seen, calibrate
 from twin.plant.compute import CLOCK_MIN_PU, Compute
 from twin.plant.cooling import Cooling
 from twin.plant.disturbance import Disturbance, SensorFault, SensorTrouble, neutral
 from twin.plant.faults import LEAK_LPM, PUBLISHED
-from twin.plant.held import HeldWorkload
+from twin.plant.frozen_workload import FrozenWorkload
 from twin.plant.hydraulics import Hydraulics
 from twin.plant.meters import DelayedPanel, Panel
-from twin.plant.obedience import set_caps, set_points
+from twin.plant.parameters import Parameters
 from twin.plant.plant import Plant
 from twin.plant.sensors import Sensors
 from twin.plant.weather import DAY_S
+from twin.telemetry import GOOD, MISSING, STALE
 
 if TYPE_CHECKING:
     from twin.engine import Engine
+
+LEAST_FLOW_PU, LEAST_DROP_PA = 0.05, 500.0  # below, a reading tells no resistance; source: estimate
+RUNNING_PU = 0.05  # a pump below this speed stands; source: estimate
+FULL_SPEED_PU = 0.98  # above it a pump can give no more, and its pressure is no set point
+BUSY_PU = 0.10  # of the dynamic power, below which it tells no coefficient; source: estimate
+FEED_SHARES = (0.35, 0.65)  # of one side of a rack's feeds, while both carry; source: estimate
+LATELY_S = 10.0  # source: estimate
+TRUST = (0.5, 2.0)  # a reading that asks for more or less of a parameter than that is not believed
+BIT_ANY_SLOW = 0x4 | 0x20 | 0x40  # power cap and thermal slowdown, DCGM field 112
+
+
+class TwinReadings:
+    """Readings of the twin that are good or at most stale, and its learned parameters."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.site = engine, engine.site
+        self.now_ns = engine.state.now_ns
+        self._parameters = getattr(engine.estimator, "parameters", {})
+
+    def reading(self, key: str) -> F64:
+        """The last value of a gauge or state [n]; NaN where there is none that may be used."""
+        signal = find_signal(key)
+        assert signal is not None, key
+        column = self.engine.state.tables[signal.table]
+        quality = column.quality_of(signal, self.now_ns)
+        value = column.value[signal.row].astype(np.float64)
+        # One reading that was left out does not make a device unknown
+        lately = (quality == MISSING) & (column.age_s(signal, self.now_ns) <= LATELY_S)
+        return np.where((quality == GOOD) | (quality == STALE) | lately, value, np.nan)
+
+    def count(self, key: str) -> F64:
+        """The raw value of a counter [n]; 0 where it never spoke."""
+        signal = find_signal(key)
+        assert signal is not None, key
+        raw = self.engine.state.tables[signal.table].raw[signal.row]
+        out: F64 = np.maximum(raw, 0).astype(np.float64)
+        return out
+
+    def learned(self, name: str, n: int, reference: bool = False) -> F64:
+        """A parameter of the estimator [n], or what it was when it had settled; NaN where it has none."""
+        found = self._parameters.get(name)
+        if found is None or len(found.value) != n:
+            return np.full(n, np.nan)
+        return np.array(found.reference if reference else found.value, np.float64)
+
+    def told(self, kind: str, table: str) -> Bool:
+        """Entities [n] of which the diagnosis tells this fault now."""
+        out = np.zeros(self.site.sizes[table], np.bool_)
+        for fault in self.engine.diagnosis.faults:
+            if fault.kind == kind and fault.table == table:
+                out[fault.entity] = True
+        return out
+
+
+def calibrate(seen: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
+    """Set parameters to what is known; returns factors [n] of a Disturbance where a fault is told.
+
+    `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a told fault
+    has changed goes into the factor of that fault, over what the parameter was when it was well.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        _gpus(seen, p, activity)
+        _nodes(seen, p, activity, fan_w)
+        _racks(seen, p)
+        factors = _circuits(seen, p)
+        factors |= _exchangers(seen, p) | _plates(seen, p)
+    return factors
+
+
+def _near(wanted: F64, drawn: F64, low: float = TRUST[0], high: float = TRUST[1]) -> F64:
+    """The value that a reading implies, bounded to a trusted range; else the drawn one."""
+    known = np.isfinite(wanted) & (wanted > 0.0)
+    return np.where(known, np.clip(wanted, low * drawn, high * drawn), drawn)
+
+
+def _gpus(seen: TwinReadings, p: Parameters, activity: F64) -> None:
+    """Power coefficients, so that a GPU that is not held back draws what it is seen to draw."""
+    sm, tensor, dram = activity
+    power, temp = seen.reading("gpu.power_w"), seen.reading("gpu.temp_c")
+    bits = np.nan_to_num(seen.reading("gpu.clock_event_bits")).astype(np.int64)
+    free = (bits & BIT_ANY_SLOW) == 0
+    over_k = np.where(np.isfinite(temp), temp, 45.0) - 40.0
+    static = p.gpu_idle_w + p.gpu_leak_w_per_k * over_k * (1.0 + over_k / 120.0)
+    dynamic = sm * (p.gpu_sm_w + tensor * p.gpu_cross_w) + tensor * p.gpu_tensor_w + dram * p.gpu_dram_w
+    most = p.gpu_sm_w + p.gpu_tensor_w + p.gpu_dram_w + p.gpu_cross_w
+    tells = free & (dynamic >= BUSY_PU * most)
+    factor = np.where(tells, _near((power - static) / dynamic, np.ones_like(dynamic)), 1.0)
+    for name in ("gpu_sm_w", "gpu_tensor_w", "gpu_dram_w", "gpu_cross_w"):
+        getattr(p, name)[:] *= factor
+
+
+def _nodes(seen: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> None:
+    """Power of a node beside its GPUs, from its own meter."""
+    site, n = seen.site, seen.site.sizes["node"]
+    count = np.maximum(np.diff(site.gpu_start_of_node), 1)
+    use = np.bincount(site.node_of_gpu, weights=activity[0], minlength=n) / count
+    cpu = seen.reading("node.cpu_power_w")
+    p.node_cpu_idle_w[:] = _near(cpu - p.node_cpu_dynamic_w * use, p.node_cpu_idle_w, 0.2, 5.0)
+    cpu = np.where(np.isfinite(cpu), cpu, p.node_cpu_idle_w + p.node_cpu_dynamic_w * use)
+    gpus = np.bincount(site.node_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
+    delivered = (seen.reading("node.power_w") - p.node_loss0_w) / (1.0 + p.node_loss1)
+    fans = (fan_w / np.maximum(np.diff(site.node_start_of_rack), 1))[site.rack_of_node]
+    p.node_other_w[:] = _near(delivered - gpus - cpu - fans, p.node_other_w, 0.1, 5.0)
+
+
+def _racks(seen: TwinReadings, p: Parameters) -> None:
+    """Overhead, and the share of the heat that the coolant takes."""
+    site, n = seen.site, seen.site.sizes["rack"]
+    power = seen.reading("rack.power_w")
+    nodes = np.bincount(site.rack_of_node, weights=seen.reading("node.power_w"), minlength=n)
+    overhead, factor = seen.learned("rack.overhead", n), seen.learned("rack.loss_factor", n)
+    learned = np.isfinite(overhead) & np.isfinite(factor)
+    p.rack_overhead_pu[learned] = np.maximum(factor[learned] - 1.0, 0.0)
+    rest = np.where(learned, overhead, power - nodes * (1.0 + p.rack_overhead_pu))
+    p.rack_overhead_w[:] = _near(rest, np.maximum(p.rack_overhead_w, 1.0), 0.0, 5.0)
+    one, two = (
+        np.bincount(site.rack_of_node, weights=seen.reading(f"node.psu{k}_power_w"), minlength=n)
+        for k in (1, 2)
+    )
+    share = one / (one + two)
+    # Where one side is lost, its share says nothing of both
+    both = (share > FEED_SHARES[0]) & (share < FEED_SHARES[1])
+    p.rack_share_a_pu[both] = share[both]
+    capture = seen.engine.estimator.liquid_capture()
+    gpus = np.bincount(site.rack_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
+    to_air = p.rack_to_air_w_per_k * (seen.reading("rack.return_temp_c") - seen.reading("rack.inlet_temp_c"))
+    wanted = capture * power + np.nan_to_num(to_air)
+    others = np.maximum(power - gpus, 1.0)
+    part = np.clip((wanted - p.rack_plate_capture_pu * gpus) / others, 0.0, 0.99)
+    known = np.isfinite(part) & p.rack_liquid
+    p.rack_rest_capture_pu[known] = part[known]
+    plates = np.clip((wanted - part * others) / gpus, 0.5, 1.0)
+    known &= np.isfinite(plates)
+    p.rack_plate_capture_pu[known] = plates[known]
+
+
+def _circuits(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+    """Resistances of branches and filters, pressure set points and pumps."""
+    flow, drop = seen.reading("rack.flow_lpm"), seen.reading("rack.diff_pressure_pa")
+    tells = p.rack_liquid & (flow >= LEAST_FLOW_PU * p.rack_flow_lpm) & (drop >= LEAST_DROP_PA)
+    now = np.where(tells, drop / flow**2, seen.learned("rack.branch", len(flow)))
+    blocked = seen.told("branch_blocked", "rack")
+    well = np.where(blocked, seen.learned("rack.branch", len(flow), reference=True), now)
+    p.rack_branch[:] = np.where(p.rack_liquid, _near(well, p.rack_branch, 0.1, 10.0), p.rack_branch)
+    # Where nothing flows any more, nothing tells how little: it is shut
+    shut = blocked & ~(flow >= LEAST_FLOW_PU * p.rack_flow_lpm)
+    factors = {
+        "rack_branch_factor": _factor(blocked, np.where(shut, 1e12 * p.rack_branch, now), p.rack_branch)
+    }
+
+    through, across = seen.reading("cdu.flow_lpm"), seen.reading("cdu.diff_pressure_pa")
+    running = through >= LEAST_FLOW_PU * p.cdu_flow_lpm
+    now = np.where(running, seen.reading("cdu.filter_diff_pressure_pa") / through**2, np.nan)
+    clogged = seen.told("filter_blocked", "cdu")
+    well = np.where(clogged, seen.learned("cdu.filter", len(through), reference=True), now)
+    p.cdu_filter[:] = _near(well, p.cdu_filter, 0.1, 10.0)
+    factors["cdu_filter_factor"] = _factor(clogged, now, p.cdu_filter)
+
+    speeds = np.stack([seen.reading("cdu.pump1_speed_pu"), seen.reading("cdu.pump2_speed_pu")], axis=1)
+    on = speeds > RUNNING_PU
+    pumps = np.maximum(on.sum(axis=1), 1)
+    squared = np.where(on, speeds**2, 0.0).sum(axis=1) / pumps
+    filter_now = p.cdu_filter * factors["cdu_filter_factor"]
+    inner = (p.cdu_inner + filter_now) * through**2
+    head = across + inner + p.cdu_curve.mean(axis=1) * (through / pumps) ** 2
+    drawn = p.cdu_head0_pa.mean(axis=1)
+    tells = running & on.any(axis=1) & (across >= LEAST_DROP_PA)
+    factor = _near(np.where(tells, head / squared, np.nan), drawn) / drawn
+    p.cdu_head0_pa[:] *= factor[:, None]
+    held = seen.reading("cdu.diff_pressure_setpoint_pa")
+    steady = tells & (np.nanmax(np.where(on, speeds, 0.0), axis=1, initial=0.0) < FULL_SPEED_PU)
+    steady &= ~clogged & on.all(axis=1)
+    held = np.where(np.isfinite(held), held, np.where(steady, across, np.nan))
+    p.cdu_drop_set_pa[:] = _near(held, p.cdu_drop_set_pa)
+    return factors
+
+
+def _exchangers(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+    n = len(p.cdu_flow_lpm)
+    ua = seen.learned("cdu.ua", n)
+    fouled = seen.told("exchanger_fouled", "cdu")
+    well = np.where(fouled, seen.learned("cdu.ua", n, reference=True), ua)
+    p.cdu_ua_w_per_k[:] = _near(well, p.cdu_ua_w_per_k, 0.2, 3.0)
+    valve, primary = seen.reading("cdu.facility_valve1_pu"), seen.reading("cdu.facility_flow_lpm")
+    full = np.where(valve >= 0.05, primary / valve, seen.learned("cdu.valve_full_lpm", n))
+    p.cdu_primary_lpm[:] = _near(full, p.cdu_primary_lpm, 0.2, 5.0)
+    return {"cdu_ua_factor": np.minimum(_factor(fouled, ua, p.cdu_ua_w_per_k), 1.0)}
+
+
+def _plates(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+    """Cold plates. The estimator's resistance stands over the rack's supply: what the first half of a tray
+    adds to the water of the second is no resistance of the second."""
+    site, n = seen.site, seen.site.sizes["gpu"]
+    now, was = seen.learned("gpu.resistance", n), seen.learned("gpu.resistance", n, reference=True)
+    bad = seen.told("plate_degraded", "gpu") | seen.told("tray_blocked", "node")[site.node_of_gpu]
+    drawn = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
+    count = np.diff(site.gpu_start_of_node)[site.node_of_gpu]
+    place = np.arange(n) - site.gpu_start_of_node[site.node_of_gpu]
+    later = (count > 1) & (count % 2 == 0) & (place >= count // 2)
+    added = np.where(later, p.rack_upstream_k_per_w[site.rack_of_gpu], 0.0)
+    well = np.where(bad, was, now) - added
+    ratio = _near(well, drawn, 0.3, 4.0) / drawn
+    p.gpu_conduction_k_per_w[:] *= ratio
+    p.gpu_convection_k_per_w[:] *= ratio
+    capacity = seen.learned("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
+    p.gpu_heat_capacity_j_per_k[:] = _near(capacity, p.gpu_heat_capacity_j_per_k)
+    return {"gpu_plate_factor": np.maximum(_factor(bad, now - added, drawn * ratio), 1.0)}
+
+
+def _factor(told: Bool, now: F64, well: F64) -> F64:
+    """By how much a told fault has changed a parameter [n]; 1 where none is told or nothing is known."""
+    ratio = now / well
+    return np.where(told & np.isfinite(ratio) & (ratio > 0.0), ratio, 1.0)
+
 
 MAX_CLOCK_HZ = 1.98e9  # highest SM clock of an H100 SXM, NVIDIA data sheet; where no profile says
 SHARES = (
@@ -57,7 +273,7 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
         or plant.truth.time_s != 0.0
     ):
         raise ValueError("expected a fresh plant of the same site, its GPUs each by itself")
-    seen = Seen(engine)
+    seen = TwinReadings(engine)
     plant.start_ns = engine.state.now_ns
     plant.job_names = {slot: name for name, slot in sorted(engine.jobs.slot_of.items())}
     activity = activity_of(seen, plant)
@@ -67,7 +283,7 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
     if hold_weather:
         _hold_weather(seen, plant)
     if hold_work:
-        plant.workload = HeldWorkload(
+        plant.workload = FrozenWorkload(
             engine.site, engine.jobs, activity, seen.reading("job.checkpoint_age_s"), engine.state.now_ns
         )
     _commanded(seen, plant)
@@ -84,8 +300,8 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
     return left
 
 
-def activity_of(seen: Seen, plant: Plant) -> F64:
-    """What every GPU does now [3, n_gpu]: as reported, else from its power, else as a job holds it or not."""
+def activity_of(seen: TwinReadings, plant: Plant) -> F64:
+    """Present activity of every GPU [3, n_gpu]: as reported, else from its power, else from its job."""
     site, p = seen.site, plant.parameters
     sm, tensor, dram = (seen.reading(f"gpu.{name}_active_pu") for name in ("sm", "tensor", "dram"))
     most = p.gpu_sm_w + p.gpu_tensor_w + p.gpu_dram_w + p.gpu_cross_w
@@ -114,10 +330,10 @@ def _rebuild(plant: Plant) -> None:
     site, p = plant.site, plant.parameters
     plant.compute, plant.hydraulics = Compute(site, p), Hydraulics(site, p)
     plant.cooling = Cooling(site, p, plant.hydraulics)
-    plant._begin()
+    plant.switch_on()
 
 
-def _hold_weather(seen: Seen, plant: Plant) -> None:
+def _hold_weather(seen: TwinReadings, plant: Plant) -> None:
     """The day of the plant's weather, moved so that it now is as warm as it is read to be."""
     outdoor = float(seen.reading("site.outdoor_temp_c")[0])
     weather = dataclasses.replace(
@@ -129,8 +345,8 @@ def _hold_weather(seen: Seen, plant: Plant) -> None:
     plant.facility.look_outside(plant.truth, plant.parameters)
 
 
-def _commanded(seen: Seen, plant: Plant) -> None:
-    """What is in force: running leases with the time they have left, and what devices report beside them."""
+def _commanded(seen: TwinReadings, plant: Plant) -> None:
+    """Put in force the running leases with their remaining time, and the limits that devices report."""
     engine, actuators, p = seen.engine, plant.actuators, plant.parameters
     base = seen.reading("cdu.supply_temp_setpoint_c")
     lease = engine.arbiter.leases["cdu.supply_temp_target_c"]
@@ -155,8 +371,8 @@ def _commanded(seen: Seen, plant: Plant) -> None:
         actuators.until_s[key] = np.where(ends, left_s, np.inf)
         actuators.next_s = min(actuators.next_s, float(actuators.until_s[key].min(initial=np.inf)))
     t = plant.truth
-    set_caps(plant)
-    set_points(plant)
+    plant.apply_caps()
+    plant.apply_set_points()
     for key, column in (("rack.liquid_isolation", t.rack_isolated), ("rack.electrical_isolation", None)):
         value = actuators.get(key)
         if value is not None:
@@ -165,7 +381,7 @@ def _commanded(seen: Seen, plant: Plant) -> None:
     plant.power.stale = True
 
 
-def _as_read(seen: Seen, plant: Plant) -> None:
+def _as_read(seen: TwinReadings, plant: Plant) -> None:
     """Levels as they are read, in a plant that has settled; what it went through meanwhile is forgotten."""
     t, p = plant.truth, plant.parameters
     c, w, h, f = plant.compute, plant.cooling, plant.hydraulics, plant.facility
@@ -201,7 +417,7 @@ def _as_read(seen: Seen, plant: Plant) -> None:
     plant.power.stale = True
 
 
-def _slowed(seen: Seen, plant: Plant) -> None:
+def _slowed(seen: TwinReadings, plant: Plant) -> None:
     """GPUs that heat has slowed already go on from the clock that they have."""
     t, c = plant.truth, plant.compute
     bits = np.nan_to_num(seen.reading("gpu.clock_event_bits")).astype(np.int64)
@@ -214,7 +430,7 @@ def _slowed(seen: Seen, plant: Plant) -> None:
     t.throttle_s[:], t.trips[:] = 0.0, 0
 
 
-def _carry_over(seen: Seen, plant: Plant, d: Disturbance) -> list[str]:
+def _carry_over(seen: TwinReadings, plant: Plant, d: Disturbance) -> list[str]:
     """Told faults and what stands still as disturbances; returns those that go on in no other way."""
     site = seen.site
     for k, name in enumerate(("pump1", "pump2")):
@@ -235,7 +451,7 @@ def _carry_over(seen: Seen, plant: Plant, d: Disturbance) -> list[str]:
     return left
 
 
-def _carried(seen: Seen, plant: Plant, d: Disturbance, fault: Fault) -> bool:
+def _carried(seen: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> bool:
     """Let one told fault go on; False for one that has no place in a disturbance, or of unknown size."""
     at = fault.entity
     if fault.kind == "pump_trip":
@@ -260,7 +476,7 @@ def _carried(seen: Seen, plant: Plant, d: Disturbance, fault: Fault) -> bool:
     return True
 
 
-def _sensor(seen: Seen, d: Disturbance, fault: Fault) -> bool:
+def _sensor(seen: TwinReadings, d: Disturbance, fault: Fault) -> bool:
     """A sensor that lies goes on lying: as far off as it is now, if it is off."""
     if fault.signal not in PUBLISHED.get(fault.table, ()):
         return False

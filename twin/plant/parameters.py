@@ -1,7 +1,6 @@
-"""The hidden parameters of a simulated site: drawn once around its design, and never told to the twin.
+"""Hidden parameters of a simulated site, drawn once around its design and unknown to the twin.
 
-Spreads are one standard deviation, cut at two; `spread` scales them all, 0 gives the design itself. May
-import the site, coolants and NumPy.
+Spreads are one standard deviation, cut at two; `spread` scales them all, 0 gives the design itself.
 """
 
 from __future__ import annotations
@@ -11,7 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.design import (
+from twin.catalogue import F64, Bool
+from twin.physics import COOLANTS, heat_rate_w_per_k
+from twin.plant.layout import Index
+from twin.site import (
     APPROACH_K,
     CDU_FILTER_DROP_PA,
     CDU_INNER_DROP_PA,
@@ -27,11 +29,8 @@ from twin.design import (
     RACK_DROP_PA,
     RACK_VOLUME_MIN,
     Design,
+    Site,
 )
-from twin.frame import F64, Bool
-from twin.physics.liquid import COOLANTS, heat_rate_w_per_k
-from twin.plant.layout import Index
-from twin.site import Site
 
 # Shares of a GPU's dynamic power: SMs, tensor cores, memory, and what SMs and tensor cores together add
 # beyond their sum. The last has no place in a linear model of power; source: estimate.
@@ -60,7 +59,7 @@ LUMPED = 4  # GPUs that one stands for where a plant is lumped without saying ho
 
 @dataclass(slots=True)
 class Parameters:
-    """What is true of this plant. Shapes as the names say; W, K, s, l/min, Pa."""
+    """The true parameters of one plant. Shapes as the names say; W, K, s, l/min, Pa."""
 
     lump: int
     # [n_gpu]
@@ -364,7 +363,7 @@ def _cdus(site: Site, values: dict[str, object], rack: dict[str, F64], draw: _Dr
 
 
 def _cooling_of(site: Site) -> dict[str, str]:
-    from twin.sitefile import expand
+    from twin.site import expand
 
     return {name: group.cooling for group in site.file.loops for name in expand(group.name)}
 

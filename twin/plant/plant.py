@@ -1,8 +1,7 @@
-"""The plant: a seeded simulated site with hidden parameters, that obeys commands and suffers faults.
+"""Plant: a seeded simulated site with hidden parameters that carries out commands and suffers faults.
 
-`Plant.step` moves it by a step, in the order of causes: faults, work, commands, power, flow, heat. It
-shares no equation with the estimator but textbook physics, and its structure has more to it. May import
-everything in `twin.plant`, contracts and events.
+`Plant.step` advances it in the order of causes: faults, work, commands, power, flow, heat. The plant shares
+no equation with the estimator but textbook physics, and models more than the estimator does.
 """
 
 from __future__ import annotations
@@ -10,50 +9,49 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twin.catalogue import F64, NS, Bool
 from twin.contracts import CommandBatch
-from twin.events import CommandAcked, Event, FaultReported
-from twin.frame import F64, NS, Bool
-from twin.physics.moist_air import rh_pu
+from twin.physics import output_of_input_w, rh_pu
 from twin.plant.actuators import Actuators
-from twin.plant.befalling import befall
-from twin.plant.beginning import begin, settle
-from twin.plant.campaign import Campaign
 from twin.plant.compute import XID_OFF_BUS, Compute
 from twin.plant.cooling import Cooling
 from twin.plant.disturbance import Disturbance, neutral
 from twin.plant.facility import Facility
-from twin.plant.fleet_life import FleetLife
-from twin.plant.hydraulics import Hydraulics
-from twin.plant.leaks import Leaks
+from twin.plant.failure_timeline import TimelinePlayer
+from twin.plant.faults import Campaign
+from twin.plant.hydraulics import Hydraulics, Leaks
 from twin.plant.ledger import Costs, Ledger, Prices
-from twin.plant.obedience import obey
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
-from twin.plant.power import Power
-from twin.plant.saves import dated
+from twin.plant.power import PlantPower
+from twin.plant.scenario import Scenario
 from twin.plant.truth import Truth, blank
 from twin.plant.weather import Weather
-from twin.plant.work import Work
+from twin.plant.work import Work, dated
 from twin.plant.workload import Workload
 from twin.site import Site
-
-if TYPE_CHECKING:
-    from twin.plant.scenario import Scenario
+from twin.telemetry import CommandAcked, EntityReplaced, Event, FaultReported
 
 STEP_MAX_S = 2.0  # longer steps are done in equal parts
 _ONES = np.ones(4096)  # a product with ones is a quicker sum of few
 MAX_EVENTS = 100_000  # that nobody has asked for; older ones are lost
-SETTLE_S = 900.0
+SETTLE_S, SETTLE_STEP_S = 900.0, 2.0
+BUSY_PU = (0.6, 0.35, 0.3)  # activities where no workload sets them
 INLET_MOVED_K = 0.02
 LINK_BYTES_PER_S = 2e10  # of a link while its node is fully busy; source: estimate
 FAN_PERIOD_S = 5.0  # of the control of fans in racks; source: estimate
+# Counters that a new device starts at zero
+COUNTERS_OF = {
+    "gpu": ("gpu_xid_code", "gpu_sbe_count", "gpu_dbe_count", "gpu_nvlink_errors", "gpu_nvlink_replays",
+            "gpu_nvlink_recoveries", "gpu_pcie_replays", "gpu_row_remaps"),
+    "node": ("node_reboots",),
+}  # fmt: skip
 
 
 class Plant:
-    """A simulated site. `truth` is what is, `disturbance` what is wrong; both may be changed."""
+    """A simulated site. `truth` is its true state, `disturbance` its present faults; both may be changed."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class Plant:
         self._watched = False  # somebody outside holds it and may change it at any time
         self.workload: Work | None = None
         self.campaign: Campaign | None = None
-        self.life: FleetLife | None = None
+        self.failures: TimelinePlayer | None = None
         self.prices = Prices()
         # Months may be run more coarsely: at 4 s the control of a building is still calm, at 10 s it is not
         self.step_max_s = STEP_MAX_S
@@ -91,7 +89,7 @@ class Plant:
         self.hydraulics = Hydraulics(site, p)
         self.cooling = Cooling(site, p, self.hydraulics)
         self.facility = Facility(site, p, air)
-        self.power = Power(site, float(_rated_w(site, p).sum()))
+        self.power = PlantPower(site, float(_rated_w(site, p).sum()))
         self.leaks = Leaks(site, p)
         self.actuators = Actuators(site)
         self.ledger, self.costs = Ledger(site.sizes["rack"]), Costs()
@@ -107,18 +105,18 @@ class Plant:
         self._unsettled, self._was_unsettled = True, True  # something that seldom changes does
         self.truth.seldom_count = 0
         self.last_dt_s, self._fans_due_s = 1.0, 0.0
-        self._begin()
+        self.switch_on()
         self.settle()
 
     @property
     def disturbance(self) -> Disturbance:
-        """What is wrong; whoever holds it may change it between steps."""
+        """The present faults; the caller may change them between steps."""
         self._watched = True
         return self._disturbance
 
     @property
     def present(self) -> Disturbance:
-        """What is wrong, to look at only: then the plant need not search for changes in each step."""
+        """The present faults, read only: the plant then need not search for changes in each step."""
         return self._disturbance
 
     @property
@@ -141,21 +139,24 @@ class Plant:
         for _ in range(parts):
             self._part(dt_s / parts)
 
-    def live(self, life: FleetLife) -> None:
-        """Let this life go on beside the campaign; from now on agents also tell of the health of parts.
+    def play(self, failures: TimelinePlayer) -> None:
+        """Play this failure timeline beside the campaign; agents report the health of parts from now on.
 
-        A campaign may not do the same to the same entity. Raises ValueError for a life of another site.
+        A campaign may not act on the same entity in the same way. Raises ValueError for a timeline of another
+        site.
         """
-        if life.site is not self.site and life.site.spec_hash != self.site.spec_hash:
-            raise ValueError(f"this life is of {life.site.file.site}, not of {self.site.file.site}")
-        self.life, self.truth.health_count, self._unsettled = life, 0, True
+        if failures.site is not self.site and failures.site.spec_hash != self.site.spec_hash:
+            raise ValueError(
+                f"the failure timeline is of {failures.site.file.site}, not of {self.site.file.site}"
+            )
+        self.failures, self.truth.health_count, self._unsettled = failures, 0, True
 
     def acks(self) -> list[CommandAcked]:
-        """What devices answered since last asked."""
+        """Acknowledgements since the last call."""
         return self.actuators.answers()
 
     def events(self) -> list[Event]:
-        """What happened since last asked: jobs, faults that devices report."""
+        """Events since the last call: jobs, and faults that devices report."""
         out = [dated(event, self.start_ns) for event in self._events]
         self._events.clear()
         return out
@@ -184,17 +185,13 @@ class Plant:
         memo = {id(x): x for x in shared}  # tidy: allow id because the memo of deepcopy is keyed by it
         return copy.deepcopy(self, memo)
 
-    def unsettle(self) -> None:
-        """Something that seldom changes did."""
-        self._unsettled = True
-
     # One part of a step.
 
     def _part(self, dt_s: float) -> None:
         t, p, d = self.truth, self.parameters, self._disturbance
         moved = self.campaign.apply(d, t.time_s, dt_s) if self.campaign is not None else False
-        if self.life is not None and self.life.due(t.time_s + dt_s):
-            moved = befall(self, self.life, dt_s) or moved
+        if self.failures is not None and self.failures.due(t.time_s + dt_s):
+            moved = self._play(self.failures, dt_s) or moved
         if self.workload is not None:
             self.happened(self.workload.step(t, t.time_s, dt_s))
         self._obey(self.actuators.lapse(t.time_s))
@@ -221,10 +218,10 @@ class Plant:
     def _obey(self, controls: Sequence[str]) -> None:
         if controls:
             self._unsettled = True
-            obey(self, controls)
+            self._carry_out(controls)
 
     def _troubles(self, dt_s: float) -> None:
-        """What goes on by itself once something went wrong: coolant that leaves, counters that grow."""
+        """Advance the consequences of faults: coolant that leaks, error counters that grow."""
         t, p, d = self.truth, self.parameters, self._disturbance
         self.leaks.step(t, p, d, self.hydraulics, dt_s)
         self.cooling.leak_heat(self.leaks.lost_w_per_k)
@@ -349,14 +346,144 @@ class Plant:
         self.compute.shut_down = np.zeros(0, np.intp)
         self.power.stale = True
 
-    # The beginning.
+    # Commands.
 
-    def _begin(self) -> None:
-        begin(self)
+    def _carry_out(self, controls: Sequence[str]) -> None:
+        """Apply the values in force on these controls."""
+        t, p = self.truth, self.parameters
+        for control in controls:
+            value = self.actuators.value[control]
+            known = np.isfinite(value)
+            if control in ("gpu.power_cap_w", "node.power_cap_w"):
+                self.apply_caps()
+            elif control == "cdu.supply_temp_target_c":
+                self.cooling.target_c = np.where(known, value, p.cdu_supply_c)
+                self.apply_set_points()
+            elif control == "rack.liquid_isolation":
+                t.rack_isolated[:] = known & (value >= 0.5)
+                self.hydraulics.read_disturbance(p, self.present, t.rack_isolated)
+            elif control == "rack.electrical_isolation":
+                self.power.isolated[:] = known & (value >= 0.5)
+                self.power.stale = True
+            elif control == "node.service_level":
+                t.node_service_level[known] = value[known].astype(np.int64)
+            else:
+                self._pass_to_jobs(control, value)
+
+    def apply_caps(self) -> None:
+        """Set the limit of every GPU: its own cap, and its part of its node's cap less CPUs and fans.
+
+        The limit of a node also holds while one supply carries all and loses more.
+        """
+        p, site, t = self.parameters, self.site, self.truth
+        cap = p.gpu_cap_max_w.copy()
+        own, node = self.actuators.get("gpu.power_cap_w"), self.actuators.get("node.power_cap_w")
+        if own is not None:
+            cap = np.minimum(cap, np.where(np.isfinite(own), own * p.lump, np.inf))
+        t.node_cap_w[:] = p.node_cap_max_w
+        if node is not None:
+            t.node_cap_w[:] = np.fmin(node, p.node_cap_max_w)
+            gpus = np.maximum(np.diff(site.gpu_start_of_node), 1)
+            fans = (p.rack_fan_w * self.compute.per_node)[site.rack_of_node]
+            rest = (
+                p.node_other_w + fans + p.node_cpu_idle_w + p.node_cpu_dynamic_w
+            )  # its GPUs get what these leave
+            out = output_of_input_w(node, p.node_loss0_w, p.node_loss1, 2.0 * p.node_loss2_per_w)
+            each = np.where(np.isfinite(node), (out - rest) / gpus, np.inf)
+            cap = np.minimum(cap, np.maximum(each, 0.0)[site.node_of_gpu])
+        t.gpu_cap_w[:] = cap
+        self.compute.cap_least_w = float(cap.min(initial=np.inf))
+
+    def apply_set_points(self) -> None:
+        """Apply the supply set points of the CDUs, and of the loops behind them."""
+        self.cooling.set_points(self.truth, self.parameters)
+        self.facility.aim_c = self.cooling.facility_aim_c(self.truth, self.parameters)
+
+    def _pass_to_jobs(self, control: str, value: F64) -> None:
+        if self.workload is None:
+            return
+        for slot, name in sorted(self.job_names.items()):
+            wanted = float(value[slot])
+            if np.isfinite(wanted) and control == "job.checkpoint_since_s":
+                self.workload.checkpoint(name, wanted - self.start_ns / NS)
+            elif np.isfinite(wanted) and control == "job.checkpoint_interval_s":
+                self.workload.checkpoint_interval(name, wanted)
+        value[:] = np.nan  # one-shot: not for the next job in this slot
+
+    # Failures.
+
+    def _play(self, failures: TimelinePlayer, dt_s: float) -> bool:
+        """Apply what the failure timeline does in this step. True if the disturbance changed."""
+        t, d = self.truth, self.present
+        moved = failures.apply(d, t.time_s, dt_s, self.start_ns)
+        for counter, entity, growth in d.counts:
+            getattr(t, counter)[entity] += growth
+        for event in d.told:
+            if isinstance(event, FaultReported):
+                t.gpu_xid_code[self.site.entity(event.table, event.name)] = event.code
+            elif isinstance(event, EntityReplaced):
+                slot = self.site.entity(event.table, event.name)
+                for column in COUNTERS_OF.get(event.table, ()):
+                    getattr(t, column)[slot] = 0
+        self.happened(d.told)
+        d.counts.clear()
+        d.told.clear()
+        np.copyto(t.node_unfit, d.node_unfit)
+        t.health_count += 1
+        self._unsettled = True
+        return moved
+
+    # Initial state.
+
+    def switch_on(self) -> None:
+        """Set the initial state: everything on, half warm, at the workload's first activity."""
+        t, p, site = self.truth, self.parameters, self.site
+        t.gpu_clock_pu[:], t.gpu_alive[:], t.node_on[:] = 1.0, True, True
+        self.apply_caps()
+        for column, level in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), BUSY_PU, strict=True):
+            column[:] = level
+        t.hall_cold_c[:], t.hall_rh_pu[:] = p.hall_set_c, 0.45
+        t.rack_inlet_c[:] = p.hall_set_c[site.hall_of_rack] + p.rack_inlet_add_k
+        t.rack_valve_pu[:] = p.rack_valve_pu
+        t.cdu_coolant_l[:] = p.cdu_volume_l + p.cdu_reserve_l
+        t.cdu_valve_pu[:] = 0.5
+        t.gpu_temp_c[:], t.gpu_slowdown_c[:] = 45.0, p.gpu_slowdown_c
+        supply = np.append(p.cdu_supply_c, 24.0)[site.cdu_of_rack]
+        t.rack_supply_c[:], t.rack_return_c[:] = supply, supply + 8.0 * p.rack_liquid
+        self.apply_set_points()
+        self.facility.cold_c[:] = self.facility.aim_c
+        self.facility.hot_c[:] = self.facility.aim_c + 8.0
+        self.facility.supply(self.cooling.primary_supply_c)
+        self.facility.look_outside(t, p)
+        self.connect()
+        self.compute.store(t, p, self.compute.stored_j)
 
     def settle(self, seconds: float = SETTLE_S) -> None:
         """Bring the plant to rest under its present activity: no time passes, nothing is counted."""
-        settle(self, seconds)
+        t = self.truth
+        counted = ("gpu_energy_j", "throttle_s", "trips", "cdu_leaked_l", "cdu_filled_l", "feeder_theta")
+        before = {name: getattr(t, name).copy() for name in counted}
+        begun_s, lost_s, water_l = t.time_s, self.compute.lost_gpu_s, self.facility.water_l.copy()
+        if self.workload is not None and begun_s == 0.0:
+            memo = {id(self.site): self.site}  # tidy: allow id because the memo of deepcopy is keyed by it
+            copy.deepcopy(self.workload, memo).step(t, 0.0, 1.0)
+        for _ in range(round(seconds / SETTLE_STEP_S)):
+            self.ledger.open(t)
+            self.physics(SETTLE_STEP_S)
+        for name, value in before.items():
+            getattr(t, name)[:] = value
+        t.feeder_theta[:] = self.power.theta_steady()
+        t.time_s, self.compute.lost_gpu_s = begun_s, lost_s
+        self.facility.water_l[:] = water_l
+        self._set_means()
+
+    def _set_means(self) -> None:
+        t = self.truth
+        t.cooling_power_w = self.cooling.air_power_w() + float(
+            t.cdu_pump_power_w.sum() + self.facility.power_w.sum()
+        )
+        t.utility_power_w = self.power.utility_w(float(t.rack_power_w.sum()), t.cooling_power_w)
+        self.last_dt_s = SETTLE_STEP_S
 
 
 def _total(values: F64) -> float:

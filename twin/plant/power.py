@@ -1,17 +1,15 @@
-"""The power of a plant: which rack hangs on which feed, what feeders carry, breakers, and the utility.
+"""Power of a plant: the feeders of each rack, their load and breakers, and the utility.
 
-A rack with feeds on sides A and B draws from both; where one has no voltage the other takes all. Feeders
-lose nothing themselves; UPS and transformer lose above the roots. May import the truth, disturbances, hidden
-parameters, `twin.physics` and NumPy.
+A rack with feeds on sides A and B draws from both; where one has no voltage the other takes all. Feeders lose
+nothing themselves; UPS and transformer lose above the roots.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.frame import F64
-from twin.physics.breaker import HOLD_PU, MAGNETIC_PU, TAU_S
-from twin.physics.electrical import TRANSFORMER, UPS, PowerTree
+from twin.catalogue import F64
+from twin.physics import HOLD_PU, MAGNETIC_PU, TAU_S, TRANSFORMER, UPS, PowerTree
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import DENSE_MAX
 from twin.plant.parameters import Parameters
@@ -21,7 +19,7 @@ from twin.site import Site
 VOLTAGE_LEAST_PU = 0.5  # below it supplies let go; source: estimate
 
 
-class Power:
+class PlantPower:
     """Feeders and breakers."""
 
     def __init__(self, site: Site, it_max_w: float) -> None:
@@ -55,7 +53,7 @@ class Power:
             self.stale = True
 
     def sense(self, t: Truth, d: Disturbance) -> None:
-        """Which feeders have voltage, and so which sides of each rack."""
+        """Update which feeders have voltage, and so which sides of each rack."""
         self.stale = False
         self.ok = d.feeder_ok & ~t.feeder_tripped
         t.feeder_energised[:] = self.tree.alive(self.ok) & (self.grid_pu > VOLTAGE_LEAST_PU)
@@ -69,7 +67,7 @@ class Power:
         self.all_alive = bool(t.feeder_energised.all())
 
     def connect(self, t: Truth, share_a: F64) -> None:
-        """What share of a rack's power each feeder carries; `share_a` [n_rack] is drawn from side A.
+        """Set the share of a rack's power on each feeder; `share_a` [n_rack] is drawn from side A.
 
         The feeders of one side share evenly what the side carries.
         """
@@ -132,12 +130,12 @@ class Power:
                 self.stale = True
 
     def theta_steady(self) -> F64:
-        """Where the accumulators go under the present load [n_feeder], short of a trip."""
+        """Steady state of the accumulators under the present load [n_feeder], short of a trip."""
         aim: F64 = np.minimum((self.x / HOLD_PU) ** 2, 0.999)
         return aim
 
     def utility_w(self, it_w: float, cooling_w: float) -> float:
-        """What the utility delivers: IT through UPS and transformer, cooling through the transformer."""
+        """Power from the utility: IT through UPS and transformer, cooling through the transformer."""
         ups = it_w + _loss(it_w, self.ups_rating_w, UPS)
         return ups + cooling_w + _loss(ups + cooling_w, 1.3 * self.ups_rating_w, TRANSFORMER)
 

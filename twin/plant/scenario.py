@@ -1,8 +1,7 @@
-"""The scenario file: what a simulated site works on, what weather it has, what goes wrong, for how long.
+"""Scenario file: the workload, weather, faults and length of a simulated run.
 
-YAML is read by the shell; this file turns the parsed tree into a Scenario and finds every fault of it at
-once, as `twin.sitefile` does of a site. A sweep becomes one tree per case, each judged like a file of its
-own. May import the site, its file, fault scripts and the workload.
+The parsed YAML tree becomes a Scenario, and all errors of a file are reported at once, as `twin.site.file`
+does for a site. A sweep becomes one tree per case, each checked like a file of its own.
 """
 
 from __future__ import annotations
@@ -11,28 +10,19 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from itertools import product
 from typing import Any, Literal
 
 import msgspec
 
-from twin.errors import ConfigError
-from twin.frame import NS
-from twin.plant.faults import BOTH, Script
-from twin.plant.jobs_drawn import Mix
+from twin.catalogue import NS, ConfigError
+from twin.diagnosis import FAULT_KINDS
+from twin.plant.faults import BOTH, PUBLISHED, Script
+from twin.plant.jobs import Mix
 from twin.plant.ledger import CARBON_G_PER_KWH, COST_USD_PER_KWH, Prices
-from twin.plant.paths import put
-from twin.plant.scenario_faults import (
-    MAX_GUESSED,
-    MAX_HOURS,
-    FaultEntry,
-    in_range,
-    judge_fault,
-    place_of,
-)
 from twin.plant.weather import DAY_S, Weather
-from twin.site import Site
-from twin.sitefile import salvage, short, told
+from twin.site import Site, salvage, short, told
 
 PARTS = {"1": 0, "2": 1, "both": BOTH}
 MAX_FAULTS, MAX_CASES = 10_000, 10_000
@@ -134,11 +124,11 @@ class Scenario:
 
     @property
     def hours(self) -> float:
-        """How long it lasts."""
+        """Length of the run."""
         return self.duration_s / 3600.0
 
     def remarks(self, seconds: float) -> list[str]:
-        """What a run of so many seconds leaves out, in words: half a step, a sweep, faults after its end."""
+        """Notes on what a run of this length leaves out: half a step, a sweep, faults after its end."""
         out, run_s = [], round(seconds / self.dt_s) * self.dt_s
         if abs(run_s - seconds) > 1e-6 * self.dt_s:
             out.append(f"{seconds:g} s is no whole number of steps of {self.dt_s:g} s: {run_s:g} s are run")
@@ -216,7 +206,7 @@ def _words(varied: dict[str, Any]) -> str:
 
 
 def _judge(file: ScenarioFile, site: Site) -> list[str]:
-    """What is wrong with the meaning of a file whose form is right."""
+    """Errors in the meaning of a file whose form is right."""
     out: list[str] = []
     if (file.hours is None) == (file.duration_s is None):
         got = "neither" if file.hours is None else "both"
@@ -355,3 +345,130 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
         policies=dict(file.policies),
         swept=file.sweep is not None,
     )
+
+
+def put(kind: type[msgspec.Struct], tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set what stands at a path of a tree of this kind; sections that the tree leaves out are made.
+
+    Raises KeyError, IndexError, TypeError or ValueError where the kind has no such place, or a list of the
+    tree is too short.
+    """
+    steps = _steps(path)
+    inner: Any = kind
+    at: Any = tree
+    for step in steps[:-1]:
+        inner = _inside(inner, step)
+        at = at[step] if isinstance(step, int) else at.setdefault(step, {})
+    _inside(inner, steps[-1])
+    at[steps[-1]] = value
+
+
+def _steps(path: str) -> list[str | int]:
+    """`faults[0].severity` -> ["faults", 0, "severity"]."""
+    out: list[str | int] = []
+    for part in path.split("."):
+        head, *indices = part.split("[")
+        out.append(head)
+        for index in indices:
+            digits = index.removesuffix("]")
+            if not (index.endswith("]") and digits.isascii() and digits.isdigit() and len(digits) < 6):
+                raise ValueError(path)
+            out.append(int(digits))
+    return out
+
+
+def _inside(kind: Any, step: str | int) -> Any:
+    """The kind of what stands one step below this kind."""
+    origin = getattr(kind, "__origin__", None)
+    if origin is list and isinstance(step, int):
+        return kind.__args__[0]
+    if origin is dict and isinstance(step, str):
+        return kind.__args__[1]
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        raise KeyError(step)
+    return {f.name: f.type for f in msgspec.structs.fields(kind)}[str(step)]
+
+
+MAX_HOURS = 24.0 * 366.0
+KINDS_IN_PARTS = ("pump_trip", "pump_worn", "psu_lost")
+MAX_GUESSED = 20  # faults whose place is guessed at
+MAX_NAMED, MAX_COMPARED = 50_000, 2000  # names looked through for one, and compared with it
+
+
+class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One fault. `entity` is a path of the site; no `end_s`: it lasts. `part` of a pair: 1, 2 or both."""
+
+    kind: str
+    begin_s: float
+    entity: str = ""
+    end_s: float | None = None
+    severity: float = 1.0
+    ramp_s: float = 0.0
+    signal: str = ""
+    amount: float = 0.0
+    part: Literal["1", "2", "both"] = "1"
+
+
+def judge_fault(path: str, f: FaultEntry, site: Site, guess: bool) -> list[str]:
+    """Errors of one fault at this path of the file; `guess`: with suggestions of names."""
+    out: list[str] = []
+    out += in_range(f"{path}.begin_s", f.begin_s, 0.0, MAX_HOURS * 3600.0)
+    out += in_range(f"{path}.severity", f.severity, 0.0, 1.0)
+    out += in_range(f"{path}.ramp_s", f.ramp_s, 0.0, MAX_HOURS * 3600.0)
+    out += in_range(f"{path}.amount", f.amount, -1e12, 1e12)
+    if f.end_s is not None and not f.begin_s < f.end_s <= MAX_HOURS * 3600.0:
+        out.append(f"{path}.end_s: expected an instant after begin_s ({f.begin_s:g}), got {f.end_s:g}")
+    if f.kind not in FAULT_KINDS:
+        return [*out, f"{path}.kind: expected one of {', '.join(FAULT_KINDS)}, got {short(f.kind)}"]
+    if f.part != "1" and f.kind not in KINDS_IN_PARTS:
+        out.append(f"{path}.part: expected none, as a {f.kind} has no second part, got {short(f.part)}")
+    found = place_of(f, site)
+    tables = FAULT_KINDS[f.kind].tables
+    if found is None:
+        at, hint = " or ".join(tables), _near(f.entity, tables, site) if guess else ""
+        out.append(
+            f"{path}.entity: expected the path of a {at} of {site.file.site}, got {short(f.entity)}{hint}"
+        )
+        return out
+    if f.kind.startswith("sensor_"):
+        signals = PUBLISHED[found[0]]
+        if f.signal not in signals:
+            out.append(f"{path}.signal: expected one of {', '.join(signals)}, got {short(f.signal)}")
+        if f.amount == 0.0 and f.kind in ("sensor_biased", "sensor_spiking"):
+            out.append(f"{path}.amount: expected how far it is off, in the unit of the signal, got 0")
+    elif f.signal:
+        out.append(f"{path}.signal: expected none, as a {f.kind} is of no sensor, got {short(f.signal)}")
+    return out
+
+
+def place_of(f: FaultEntry, site: Site) -> tuple[str, int] | None:
+    """(table, index) that a fault's path means among the tables that its kind can befall."""
+    for table in FAULT_KINDS[f.kind].tables:
+        if table == "site":
+            if f.entity in ("", site.file.site):
+                return "site", 0
+        elif (entity := site.entity(table, f.entity)) is not None:
+            return table, entity
+    return None
+
+
+def _near(wanted: str, tables: tuple[str, ...], site: Site) -> str:
+    """A suggestion: the names nearest to a wrong one, or that the site has none at all."""
+    if "site" in tables:
+        return f"; such as {site.file.site}"
+    names = [site.name(t, i) for t in tables for i in range(min(site.sizes[t], MAX_NAMED))]
+    if not names:
+        return "; this site has none"
+    above = wanted.rpartition("/")[0]
+    nearby = [n for n in names if above and n.rpartition("/")[0].endswith(above)]
+    some = (nearby or names)[:MAX_COMPARED]
+    found = get_close_matches(wanted[:200], some, 3, 0.4) or some[:3]
+    return f"; such as {', '.join(found)}"
+
+
+def in_range(path: str, value: float | None, low: float, high: float, open_low: bool = False) -> list[str]:
+    """A problem, if a value lies outside; None is no value."""
+    if value is None or (low <= value <= high and not (open_low and value == low)):
+        return []
+    words = f"above {low:g} and at most {high:g}" if open_low else f"of {low:g} to {high:g}"
+    return [f"{path}: expected a number {words}, got {short(value)}"]

@@ -1,8 +1,8 @@
-"""The sensors of a simulated site: its truth as devices would report it, with errors, steps, delays and gaps.
+"""Sensors of a simulated site: its truth as devices report it, with errors, steps, delays and gaps.
 
 IT side: agents report GPUs and nodes each second, each rack at an instant of its own. Building side: a BMS
-reports racks, CDUs, loops, feeders and halls each 2 s, values 1 to 3 s late. Seeded: equal seeds and truths
-give equal observations. May import the core's data types and what else is in the plant, never the plant.
+reports racks, CDUs, loops, feeders and halls each 2 s, values 1 to 3 s late. Equal seeds and truths give
+equal observations.
 """
 
 from __future__ import annotations
@@ -13,14 +13,55 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.events import Event
-from twin.frame import I64, Bool
+from twin.catalogue import F32, I64, Bool
 from twin.plant.disturbance import Disturbance, SensorFault
-from twin.plant.health_panels import HealthPanels
-from twin.plant.meters import Column, DelayedPanel, Gateway, Meter, Noise, Panel
-from twin.plant.observation import Observation, Report
+from twin.plant.meters import Column, DelayedPanel, Gateway, Meter, Noise, Observation, Panel, Report
 from twin.plant.truth import Truth
 from twin.site import Site
+from twin.telemetry import Event
+
+GPU_HEALTH = (
+    Meter("thermal_margin_k"),
+    Meter("row_remap_pending_state", seldom=True),
+    Meter("row_remap_failed_state", seldom=True),
+    Meter("recovery_action_state", seldom=True),
+)
+GPU_HEALTH_COUNTERS = ("pcie_replay_count", "nvlink_replay_count", "nvlink_recovery_count", "row_remap_count")
+NODE_HEALTH_COUNTERS = ("reboot_count",)
+
+
+class HealthPanels:
+    """The panels of GPUs and nodes; `ahead_ns` [n_node] as of the agents' other reports."""
+
+    def __init__(self, site: Site, ahead_ns: I64, period_s: float, noise: Noise) -> None:
+        of_gpu = ahead_ns[site.node_of_gpu]
+        self.gpu = Panel("gpu", GPU_HEALTH, GPU_HEALTH_COUNTERS, of_gpu, period_s, noise, 0.0)
+        self.node = Panel("node", (), NODE_HEALTH_COUNTERS, ahead_ns, period_s, noise, 0.0)
+        self.gpu.often = self.node.often = 0
+        self._margin_k = np.empty(site.sizes["gpu"])
+        self._seen = -1  # the truth's count of changes
+
+    def reports(
+        self, t: Truth, d: Disturbance, temp_c: F32, now_ns: int, agent: Bool | None, of_gpu: Bool | None
+    ) -> list[Report]:
+        """A round. `temp_c` [n_gpu] is what GPUs report, NaN = nothing: the margin is that of it.
+
+        `agent` [n_node] and `of_gpu` [n_gpu]: who speaks; None = all. A GPU off the bus reads nothing.
+        """
+        changed = t.health_count != self._seen
+        self._seen = t.health_count
+        np.subtract(t.gpu_slowdown_c, temp_c, out=self._margin_k)
+        self.gpu.read((
+            self._margin_k, d.gpu_remap_pending, d.gpu_remap_failed, d.gpu_recovery_action,
+        ), (
+            t.gpu_pcie_replays, t.gpu_nvlink_replays, t.gpu_nvlink_recoveries, t.gpu_row_remaps,
+        ), now_ns, changed)  # fmt: skip
+        self.node.read((), (t.node_reboots,), now_ns, changed)
+        if not t.gpu_alive.all():
+            self.gpu.blank(~t.gpu_alive)
+        panels = ((self.node, agent), (self.gpu, of_gpu))
+        return [panel.report(who) for panel, who in panels if panel.n and (who is None or who.any())]
+
 
 # Errors, 1 sigma; source: estimate. DCGM gives whole degrees and clocks in steps of 15 MHz; shares come
 # without a step: the catalogue's quantum is coarser than theirs.
@@ -139,7 +180,7 @@ LINK_COUNTERS = ("error_count", "flap_count", "discard_count")
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """How often each side reports."""
+    """Reporting periods of each side."""
 
     it_s: float = 1.0
     bms_s: float = 2.0
@@ -220,7 +261,7 @@ class Sensors:
     def observe(
         self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
     ) -> Observation:
-        """What came in within the round that ends at `now_ns`; `events` are passed on."""
+        """The reports of the round that ends at `now_ns`; `events` are passed on."""
         dt_s = 0.0 if self._last_ns is None else (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
         self.noise.refresh()
@@ -345,7 +386,7 @@ class Sensors:
         return out
 
     def _sample(self, t: Truth, now_ns: int) -> None:
-        """What the building's own sensors have of this moment; it comes out later."""
+        """Sample the building's own sensors now; the values are reported later."""
         tray, zero = self._rack_dry, self._rack_zero
         if t.node_leak.any():
             tray = tray.copy()

@@ -1,7 +1,7 @@
-"""The truth of a simulated site: every quantity as it really is, before any sensor has looked at it.
+"""Truth of a simulated site: every quantity as it really is, before any sensor.
 
-float64 columns per entity, in the order of the site's tables. The plant moves them, sensors read them,
-checkers of tests and benches compare with them; the twin never sees this file. May import the site.
+float64 columns per entity, in the order of the site's tables. The plant moves them, sensors read them, checks
+compare with them; the twin never sees them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.frame import F64, I64, Bool
+from twin.catalogue import F64, I64, Bool
 from twin.site import Site
 
 
@@ -157,6 +157,6 @@ def blank(site: Site) -> Truth:
 
 
 def alive_in(truth: Truth) -> tuple[int, int, int]:
-    """How many GPUs are on the bus, nodes on, and nodes unfit: while all stay, no work need be moved."""
+    """Numbers of GPUs on the bus, nodes on, and nodes unfit: while all stay, no work need be moved."""
     alive, on = np.count_nonzero(truth.gpu_alive), np.count_nonzero(truth.node_on)
     return int(alive), int(on), int(np.count_nonzero(truth.node_unfit))

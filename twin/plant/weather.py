@@ -1,6 +1,6 @@
-"""The weather of a simulated site: a daily swing, and fronts that pass in half a day.
+"""Weather of a simulated site: a daily swing, and fronts that pass in half a day.
 
-A closed form in time and seed, so that it needs no state and every fork sees the same sky. May import NumPy.
+A closed form in time and seed, so that it needs no state and every fork has the same weather.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from twin.frame import F64
+from twin.catalogue import F64
 
 WARMEST_S = 54_000.0  # three in the afternoon; source: estimate
 DAY_S = 86_400.0

@@ -42,12 +42,12 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, expires_ns: int, span_ns: int, at: Instant) -> Deadline:
-        """What ends at `expires_ns` by the sender's clock, but no later than its stated span from now."""
+        """Return the deadline `expires_ns` of the sender's clock, at most its stated span from now."""
         left = min(expires_ns - at.wall_ns, span_ns)
         return cls(at.boot_ns + left, at.wall_ns + left, span_ns)
 
     def over(self, at: Instant) -> bool:
-        """Whether it has ended."""
+        """Return True once the deadline has passed."""
         return at.boot_ns >= self.boot_ns
 
     def rebooted(self, at: Instant) -> Deadline:

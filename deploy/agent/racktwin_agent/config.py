@@ -25,7 +25,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Where the broker is and who we are there; `ca_file` turns TLS on."""
+    """Address of the broker and our name there; `ca_file` turns TLS on."""
 
     host: str
     port: int

@@ -32,7 +32,7 @@ class Armed:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a step changed: ceilings to put in force (none: to be taken away), and a sentence for people."""
+    """Result of a step: ceilings to put in force (empty: to remove), and a sentence for the log."""
 
     caps: dict[str, float]
     text: str

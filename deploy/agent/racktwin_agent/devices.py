@@ -1,5 +1,4 @@
-"""What the agent asks of a node's devices, whichever they are: a sample of columns, and settings with
-limits.
+"""Devices of a node as the agent drives them: a sample of columns, and settings with limits.
 
 `nvml.py` is the real thing, `simulated.py` a stand-in; whoever drives a fleet may bring another. Imports
 nothing of the agent.
@@ -55,11 +54,11 @@ class Devices(Protocol):
         ...
 
     def limits(self, key: Key) -> tuple[float, float] | None:
-        """What a setting may be; None where there is no such device or it has no such setting."""
+        """Return the range of a setting; None without such a device or setting."""
         ...
 
     def get(self, key: Key) -> float | None:
-        """What a setting is now; None where it cannot be read."""
+        """Return the value of a setting; None where it cannot be read."""
         ...
 
     def set(self, key: Key, value: float) -> None:
@@ -67,7 +66,7 @@ class Devices(Protocol):
         ...
 
     def serials(self) -> list[str | None]:
-        """Which device each GPU is, in order; None where that cannot be read now."""
+        """Return the serial of each GPU, in order; None where it cannot be read now."""
         ...
 
     def gpu_at(self, bus_id: str) -> int | None:

@@ -28,7 +28,7 @@ def _nothing(seconds: float) -> list[Out]:  # noqa: ARG001
 
 
 def _silent(text: str) -> None:
-    """Where nobody listens."""
+    """Drop the sentence: nobody listens."""
 
 
 class Fleet:

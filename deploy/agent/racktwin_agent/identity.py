@@ -1,4 +1,4 @@
-"""Which devices sit in this node: told to racktwin at the start, when another one is there, and now and then.
+"""Identity of the devices in a node: reported at the start, after a replacement, and now and then.
 
 A serial that cannot be read tells nothing: a GPU off the bus is still the same GPU. One that several GPUs of
 the node show at once is no name of one, and neither is what firmware writes where nobody wrote a serial; the
@@ -39,7 +39,7 @@ def plain_serial(text: str) -> str | None:
 
 
 class Identity:
-    """What was told last of each device of the node at `path`, and when."""
+    """Last report on each device of the node at `path`, with its instant."""
 
     def __init__(self, path: str, boot: str) -> None:
         self.path, self.boot = path, boot
@@ -48,7 +48,7 @@ class Identity:
         self._phase_ns = zlib.crc32(path.encode()) % round(AGAIN_S) * NS
 
     def tell(self, gpus: Sequence[str | None], board: str | None, at: Instant) -> list[Out]:
-        """What is to be told now of the node ("") and its GPUs, in order.
+        """Return the reports that are due on the node ("") and its GPUs, in order.
 
         An id is made of the boot, the slot, the serial and the second: a board that is put back within one
         boot is news again, and a second delivery of one message is not.

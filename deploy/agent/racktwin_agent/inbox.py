@@ -1,4 +1,4 @@
-"""What waits to be taken in: one queue of bounded count and bytes, filled by threads, emptied by the loop.
+"""Inbox of the agent: one queue of bounded count and bytes, filled by threads, emptied by the loop.
 
 In a flood the newest is lost, and counted: the daemon repeats its requests. Imports nothing of the agent.
 """

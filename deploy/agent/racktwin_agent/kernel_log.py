@@ -103,13 +103,13 @@ def read_fault(record: Record, boot: str, devices: Devices, wall_ns: int = 0) ->
 
 
 class Repeats:
-    """Which events were just told, so that their further lines are not told as well."""
+    """Recent events, so that further lines of one event are not reported again."""
 
     def __init__(self) -> None:
         self._told_ns: dict[str, int] = {}
 
     def has(self, fault: Fault) -> bool:
-        """Whether this is a further line of an event; notes it if not. Needs a time to tell."""
+        """Return True for a further line of an event, else remember it. Needs the time of the line."""
         if fault.at_ns == 0 or not fault.same:
             return False
         in_words = "fallen off" in fault.detail and fault.code == OFF_BUS
@@ -251,7 +251,7 @@ class KernelLog:
 
 
 def line_age_s(text: str, wall_ns: int) -> float:
-    """How old a line of a log file is, if it begins with an instant as RFC 3339 has it; else NaN."""
+    """Return the age of a log line that begins with an RFC 3339 instant; NaN for others."""
     head = text.partition(" ")[0]
     if not 19 <= len(head) <= 40:
         return math.nan

@@ -38,7 +38,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one order. `state` is accepted, done or failed, as racktwin knows them."""
+    """Outcome of one order. `state` is accepted, done or failed, as racktwin knows them."""
 
     name: str
     generation: int
@@ -198,7 +198,7 @@ class LeaseBook:
         return min((x.until.boot_ns for x in self.leases.values() if x.phase == RUNNING), default=None)
 
     def running(self) -> int:
-        """How many leases run."""
+        """Return the number of running leases."""
         return sum(x.phase == RUNNING for x in self.leases.values())
 
     def dump(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Link:
         self._client.loop_start()
 
     def is_alive(self) -> bool:
-        """Whether the thread that keeps the connection runs; without it nothing would ever come back."""
+        """Return True while the thread that keeps the connection runs; without it nothing reconnects."""
         name = f"paho-mqtt-client-{self.broker.client_id}"
         return any(t.name == name for t in threading.enumerate())
 

@@ -27,7 +27,7 @@ CODE_OF_TRIGGER = {"psu_lost": 1_000_001, "power_brake": 1_000_002, "broker_gone
 
 
 def _silent(text: str) -> None:
-    """Where nobody listens."""
+    """Drop the sentence: nobody listens."""
 
 
 class Node:
@@ -55,7 +55,7 @@ class Node:
         self._status_ns = 0
 
     def topics(self) -> list[str]:
-        """What this node listens to."""
+        """Return the topics that this node subscribes to."""
         return [
             *(f"IT/v1/{self.integration}/Request/{c}/{self.rack}" for c in sorted(self.controls)),
             f"IT/v1/{self.integration}/Contingency/{self.rack}",

@@ -1,5 +1,4 @@
-"""What systemd is told: ready, alive, stopping. Without systemd it does nothing. Imports nothing of the
-agent."""
+"""Notifications to systemd: ready, alive, stopping. Without systemd they do nothing."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class NvmlDevices:
         return value if isinstance(value, int | float) and value >= -1e6 else None
 
     def _is_there(self, gpu: _Gpu) -> bool:
-        """Whether it answers; one that was lost is looked for now and then, as after a reset."""
+        """Return True if the GPU answers; a lost one is looked for now and then, as after a reset."""
         if gpu.handle is None and time.monotonic() >= gpu.retry_s:
             gpu.retry_s = time.monotonic() + RETRY_LOST_S
             try:

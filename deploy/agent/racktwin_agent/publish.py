@@ -1,4 +1,4 @@
-"""What an agent publishes: topics and payloads as racktwin reads them, in JSON. Pure.
+"""Publications of an agent: topics and payloads as racktwin reads them, in JSON. Pure.
 
 Frames are lost when nobody listens; events, results and states are not. Imports the agent's devices and
 leases.
@@ -93,7 +93,7 @@ def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail:
 
 
 def identity_of(path: str, event_id: str, table: str, name: str, serial: str) -> Out:
-    """What the node or one of its devices (`name` within the node, "" for itself) says of itself."""
+    """Return the identity of the node or of one of its devices (`name` within the node, "" for itself)."""
     body: dict[str, Any] = {
         "type": "IdentityTold",
         "id": event_id[:200],

@@ -1,4 +1,4 @@
-"""What devices are set to: what leases want of them, below the ceilings of a contingency while there is one.
+"""Settings of devices: the values of leases, below the ceilings of a contingency while one stands.
 
 Only this file changes a device. While a ceiling stands, what leases want is held back and given when it goes.
 Imports the agent's devices and stored.
@@ -91,7 +91,7 @@ class Settings:
             self.devices.set(key, value)
 
     def dump(self) -> dict[str, Any]:
-        """What a restart must know: ceilings in force, and what stands behind them."""
+        """Return the state that a restart needs: ceilings in force, and the values behind them."""
         return {
             "ceilings": [[*k, v] for k, v in self.ceilings.items()],
             "held": [[*k, v] for k, v in self.held.items()],

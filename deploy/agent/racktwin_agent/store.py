@@ -1,5 +1,4 @@
-"""Where an agent's state outlives it: one small JSON file, replaced as a whole, and a lock that keeps it to
-one agent.
+"""State store of an agent: one small JSON file, replaced as a whole, and a lock that admits one agent.
 
 Imports nothing of the agent.
 """

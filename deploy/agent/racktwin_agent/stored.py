@@ -1,4 +1,4 @@
-"""What a state file holds, read strictly: a file that somebody or a bad disk changed must give an error here.
+"""Contents of the state file, read strictly: a damaged or edited file gives an error here.
 
 Taken over as it is, it would fail at some later moment, with every start anew, and no lease would end.
 Imports the agent's clock.

@@ -16,7 +16,7 @@ from racktwin_agent.devices import HW_SLOWDOWN, POWER_BRAKE
 
 @dataclass(frozen=True, slots=True)
 class PsuInput:
-    """Where to read whether a power supply has input: a file, or a command whose status 0 is yes and 1 is no.
+    """Source for the input of a power supply: a file, or a command with status 0 for yes and 1 for no.
 
     A file's text is compared with `lost`; with `min` its number must be at least that.
     """
@@ -66,7 +66,7 @@ class Watch:
     _bits: int = 0
 
     def connected(self, is_connected: bool, at: Instant) -> None:
-        """Whether the broker is there now."""
+        """Note that the broker is or is not connected."""
         if is_connected:
             self._apart_ns = None
         elif self._apart_ns is None:
@@ -82,7 +82,7 @@ class Watch:
             self._braked_ns = None
 
     def inputs(self, found: dict[str, bool | None]) -> list[str]:
-        """What the power supplies say now; which ones changed."""
+        """Note the inputs of the power supplies; return those that changed."""
         said = []
         for name, has_input in found.items():
             if name not in self.lost or self.lost[name] is not has_input:

@@ -50,7 +50,7 @@ class Request:
 
     @property
     def span_ns(self) -> int:
-        """How long the sender meant the lease to last."""
+        """Duration of the lease as the sender meant it."""
         return self.expires_ns - self.issued_ns
 
 

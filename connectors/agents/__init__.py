@@ -1,0 +1,5 @@
+"""Node agents: frames of telemetry in, leases on caps out, over MQTT."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

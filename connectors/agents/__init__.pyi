@@ -1,0 +1,24 @@
+from .command import (
+    MAX_EPOCH as MAX_EPOCH,
+    MAX_NAMES as MAX_NAMES,
+    MAX_RESULT as MAX_RESULT,
+    TABLES_OF_AGENTS as TABLES_OF_AGENTS,
+    Publication as Publication,
+    ResultDecoder as ResultDecoder,
+    contingency_of as contingency_of,
+    presence_of as presence_of,
+)
+from .command_sink import (
+    BmsSink as BmsSink,
+    MqttSink as MqttSink,
+    Publish as Publish,
+    publish_all as publish_all,
+)
+from .frame import (
+    EVENT as EVENT,
+    FRAME as FRAME,
+    JOBS as JOBS,
+    ItDecoder as ItDecoder,
+    encode_frame as encode_frame,
+    encode_json as encode_json,
+)

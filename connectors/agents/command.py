@@ -1,0 +1,288 @@
+"""Commands on the IT tree: requests and contingency caps out, results and the state of agents in. Bytes
+only.
+
+`IT/v1/{integration}/Request/{control}/{rack path}` carries the leases of one rack as columns, and
+`.../Result/{control}/{node path}` an agent's answers. Names are relative to the path of the topic, so that
+nobody can speak of what is not below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from connectors.allowance import Allowance
+from twin.catalogue import F64, I32, TABLES, ActuationError, BadMessage, find_control
+from twin.contracts import CommandBatch
+from twin.site import Site
+from twin.telemetry import CommandAcked, Ignored, Message, Reading
+
+AGENT = "IT/v1/PUB/Agent/"
+TABLES_OF_AGENTS = ("rack", "node", "gpu")
+MAX_NAMES = 4096  # in one message; a rack with more gets several
+MAX_RESULT, MAX_STATUS = 2 * 2**20, 16 * 2**10
+MAX_DETAIL = 500
+ANSWER_BURST, ANSWER_PER_S = 2**22, 2**18  # bytes of a node or rack
+MAX_EPOCH = 2**53
+Publication = tuple[str, bytes]
+
+
+def requests_of(
+    batch: CommandBatch, site: Site, integration: str, lapse: F64 | None = None
+) -> list[Publication]:
+    """The (topic, payload) of a batch, one for each rack, renewals likewise.
+
+    `lapse` [n of the table] is what a device takes when its lease ends, NaN where it keeps what it has;
+    without it the site's safe value, or for a control that keeps, nothing. Raises ActuationError where it
+    is needed.
+    """
+    control = find_control(batch.control)
+    if control is None or control.table not in TABLES_OF_AGENTS:
+        raise ActuationError(
+            f"{batch.control}: no control of a rack, node or GPU, so no agent carries it out"
+        )
+    if lapse is None:
+        if control.on_expiry == "restore":
+            raise ActuationError(
+                f"{batch.control}: gives back what was found, so the values found are needed"
+            )
+        keeps = control.on_expiry == "keep"
+        n = site.sizes[control.table]
+        lapse = np.full(n, np.nan) if keeps else site.envelopes[batch.control].safe
+    ends = lapse[batch.index]
+    if control.on_expiry == "safe" and not batch.final and np.isnan(ends).any():
+        at = int(batch.index[int(np.flatnonzero(np.isnan(ends))[0])])
+        raise ActuationError(f"{batch.control} of {site.name(control.table, at)}: no safe value to lapse to")
+    head: dict[str, Any] = {
+        "v": 1,
+        "control": batch.control,
+        "policy": batch.policy,
+        "epoch": batch.epoch,
+        "issued_ns": batch.issued_ns,
+        "expires_ns": batch.expires_ns,
+        "deadline_ns": batch.deadline_ns,
+        "renewal": batch.renewal,
+        "final": batch.final,
+        "on_expiry": control.on_expiry,
+        "reason": batch.reason[:MAX_DETAIL],
+    }
+    names, rack = _relative(site, control.table, batch.index)
+    generation, command = batch.generation.tolist(), batch.command.tolist()
+    value = batch.value.tolist()
+    lapses = [None if x != x else x for x in ends.tolist()]
+    out = []
+    for first, last in _runs(rack):
+        part = slice(first, last)
+        path = site.names["rack"][int(rack[first])]
+        body = head | {
+            "path": path,
+            "names": names[part],
+            "generations": generation[part],
+            "commands": command[part],
+            "values": value[part],
+            "lapse": lapses[part],
+        }
+        out.append((f"IT/v1/{integration}/Request/{batch.control}/{path}", msgspec.json.encode(body)))
+    return out
+
+
+def contingency_of(
+    site: Site,
+    index: I32,
+    caps_w: F64,
+    *,
+    integration: str,
+    epoch: int,
+    issued_ns: int,
+    expires_ns: int,
+    triggers: Sequence[str] = ("psu_lost", "power_brake", "broker_gone"),
+    hold_s: float = 300.0,
+) -> list[Publication]:
+    """The retained (topic, payload) per rack of the caps [len(index)] of GPUs for when the daemon is not
+    there.
+
+    A retained message replaces the one before: name all GPUs of a rack at once.
+    """
+    names, rack = _relative(site, "gpu", index)
+    caps = caps_w.tolist()
+    if not all(math.isfinite(c) and c >= 0 for c in caps):
+        raise ActuationError("contingency caps: expected watts >= 0 for every GPU that is named")
+    out = []
+    for first, last in _runs(rack, len(rack)):
+        path = site.names["rack"][int(rack[first])]
+        body = {
+            "v": 1,
+            "path": path,
+            "epoch": epoch,
+            "issued_ns": issued_ns,
+            "expires_ns": expires_ns,
+            "names": names[first:last],
+            "caps_w": caps[first:last],
+            "triggers": list(triggers),
+            "hold_s": hold_s,
+        }
+        out.append((f"IT/v1/{integration}/Contingency/{path}", msgspec.json.encode(body)))
+    return out
+
+
+def presence_of(
+    integration: str, name: str, state: Literal["online", "offline"], role: str, epoch: int, t_ns: int
+) -> Publication:
+    """The retained (topic, payload) by which a daemon says that it is there; `offline` is its last will."""
+    body = {"v": 1, "state": state, "role": role, "epoch": epoch, "t_ns": t_ns}
+    return f"IT/v1/{integration}/Daemon/{name}", msgspec.json.encode(body)
+
+
+def _relative(site: Site, table: str, index: I32) -> tuple[list[str], I32]:
+    """(names relative to the rack, rack of each)."""
+    if table == "rack":
+        return [""] * len(index), index
+    node = site.node_of_gpu[index] if table == "gpu" else index
+    rack = site.rack_of_node[node].astype(np.int32)
+    ordinal = (node - site.node_start_of_rack[rack]).tolist()
+    if table == "node":
+        return [f"node{i}" for i in ordinal], rack
+    gpu = (index - site.gpu_start_of_node[node]).tolist()
+    return [f"node{i}/gpu{k}" for i, k in zip(ordinal, gpu, strict=True)], rack
+
+
+def _runs(rack: I32, at_most: int = MAX_NAMES) -> list[tuple[int, int]]:
+    """(first, last + 1) of each rack's members, which are contiguous, in pieces."""
+    starts = [*np.flatnonzero(np.diff(rack, prepend=-1)).tolist(), len(rack)]
+    return [
+        (at, min(at + at_most, last))
+        for first, last in pairwise(starts)
+        for at in range(first, last, at_most)
+    ]
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Name = Annotated[str, msgspec.Meta(max_length=64)]
+_Generation = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class _Result(msgspec.Struct):
+    v: Literal[1]
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=MAX_EPOCH)]
+    t_ns: _Whole
+    names: Annotated[list[_Name], msgspec.Meta(max_length=MAX_NAMES)]
+    generations: Annotated[list[_Generation], msgspec.Meta(max_length=MAX_NAMES)]
+    commands: Annotated[list[_Whole], msgspec.Meta(max_length=MAX_NAMES)]
+    states: Annotated[
+        list[Literal["accepted", "in_progress", "done", "failed"]], msgspec.Meta(max_length=MAX_NAMES)
+    ]
+    details: Annotated[list[str], msgspec.Meta(max_length=MAX_NAMES)]
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
+class _Status(msgspec.Struct):
+    state: Literal["online", "offline"]
+    t_ns: _Whole
+    epoch: _Whole = 0
+    version: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    contingency: Annotated[str, msgspec.Meta(max_length=200)] = "none"
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
+class ResultDecoder:
+    """Decodes agents' answers and states for one site.
+
+    `integration` is ours: answers to others are ignored. While `epoch` is set, answers of another are
+    refused.
+    """
+
+    def __init__(self, site: Site, integration: str | None = None, epoch: int | None = None) -> None:
+        self.site, self.integration, self.epoch = site, integration, epoch
+        self._allowance = Allowance("answers", ANSWER_BURST, ANSWER_PER_S)
+        self._result, self._status = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Status)
+
+    def rebind(self, site: Site) -> None:
+        """Read by a changed site from now on."""
+        self.site = site
+
+    def decode(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
+        """Acknowledgements, or the state of an agent. Raises BadMessage for what is neither."""
+        if message.topic.startswith(AGENT):
+            return self._agent(message)
+        parts = message.topic[:1024].split("/", 5)
+        if len(parts) < 6 or parts[:2] != ["IT", "v1"] or parts[3] != "Result":
+            return Ignored(message.topic[:40], "no result and no agent")
+        if self.integration is not None and parts[2] != self.integration:
+            return Ignored("Result", "an answer to another integration")
+        return list(self._answers(message, parts[4], parts[5]))
+
+    def _answers(self, message: Message, key: str, path: str) -> list[CommandAcked]:
+        if len(message.payload) > MAX_RESULT:
+            raise BadMessage(f"{len(message.payload)} bytes of result; expected at most {MAX_RESULT}")
+        control = find_control(key)
+        if control is None or control.table not in TABLES_OF_AGENTS:
+            raise BadMessage(f"a result for {key[:80]!r}, which is no control of a rack, node or GPU")
+        base = self._base(path)
+        self._allowance.spend(base, len(message.payload), message.t_ns)
+        try:
+            result = self._result.decode(message.payload)
+        except (ValueError, RecursionError) as error:
+            raise BadMessage(f"not a result: {str(error)[:200]}") from error
+        _check_sender(result.sender, path)
+        if self.epoch is not None and result.epoch != self.epoch:
+            raise BadMessage(f"an answer of epoch {result.epoch}; expected {self.epoch}")
+        n = len(result.names)
+        columns = (result.generations, result.commands, result.states, result.details)
+        if any(len(c) != n for c in columns):
+            raise BadMessage(f"columns of unequal length; expected {n} of each")
+        if len(set(result.names)) != n:
+            raise BadMessage("a name comes twice; expected one answer for each")
+        out = []
+        for name, generation, command, state, detail in zip(result.names, *columns, strict=True):
+            full = f"{base}/{name}" if name else base
+            if self.site.entity(control.table, full) is None:
+                raise BadMessage(f"{name!r} is no {control.table} of {base}")
+            if len(detail) > MAX_DETAIL:
+                raise BadMessage(f"a detail of {len(detail)} characters; expected at most {MAX_DETAIL}")
+            out.append(
+                CommandAcked(
+                    control=key,
+                    name=full,
+                    generation=generation,
+                    command=f"{result.epoch}-{command}",
+                    state=state,
+                    detail=detail,
+                )
+            )
+        return out
+
+    def _base(self, path: str) -> str:
+        for table in ("node", "rack"):
+            entity = self.site.entity(table, path) if len(path) <= 512 else None
+            if entity is not None:
+                return self.site.name(table, entity)
+        raise BadMessage(f"a result of {path[:200]!r}, which is no rack or node of this site")
+
+    def _agent(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
+        if len(message.payload) > MAX_STATUS:
+            raise BadMessage(f"{len(message.payload)} bytes of agent state; expected at most {MAX_STATUS}")
+        path = message.topic[len(AGENT) :]
+        node = self.site.entity("node", path) if len(path) <= 512 else None
+        if node is None:
+            return Ignored("Agent", "its node is not in the site file")
+        if not message.payload:
+            return Ignored("Agent", "a retained state that was cleared")
+        try:
+            status = self._status.decode(message.payload)
+        except (ValueError, RecursionError) as error:
+            raise BadMessage(f"not the state of an agent: {str(error)[:200]}") from error
+        _check_sender(status.sender, path)
+        signal = TABLES["node"].by_name["agent_state"]
+        # A last will bears the time of the connection that it ends; it is news when it arrives.
+        t_ns = message.t_ns if status.state == "offline" else min(status.t_ns, message.t_ns)
+        return [Reading("node", node, "agent_state", float(signal.states.index(status.state)), t_ns)]
+
+
+def _check_sender(sender: str | None, path: str) -> None:
+    if sender is not None and sender != path:
+        raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")

@@ -1,0 +1,321 @@
+"""The IT side's own messages: batched frames of a node or a rack, and events. Pure functions of bytes.
+
+`IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
+msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault or the serial of
+what is below it, `IT/v1/PUB/Event/jobs/{source}` a job event, `IT/v1/PUB/Event/outlooks/{source}` values to
+come, each with an id, in JSON or msgpack. Columns are keyed by signal name or by DCGM field number. A
+payload may say whom it is `from`: then it must be its topic's path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from connectors.allowance import Allowance
+from twin.catalogue import TABLES, BadMessage
+from twin.engine import MAX_VALUES, check_serial
+from twin.telemetry import (
+    Block,
+    FaultReported,
+    IdentityTold,
+    Ignored,
+    JobEnded,
+    JobStarted,
+    Message,
+    Names,
+    OutlookTold,
+)
+
+FRAME, EVENT, JOBS, OUTLOOKS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/", "outlooks/"
+MAX_PAYLOAD = 16 * 2**20
+MAX_COLUMNS = 200
+MAX_PLACES = 1_000_000
+MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
+MAX_NODE_NAME = 512
+MAX_COUNT = 1_000_000  # faults that one event may stand for
+FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
+IDENTITY_BURST, IDENTITY_PER_S = 2**16, 2**8  # of a node or rack: two hundred, then one a second
+JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
+OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
+# DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
+DCGM: dict[str, tuple[str, float]] = {
+    "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
+    "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0),
+    "155": ("power_w", 1.0), "156": ("energy_mj", 1.0),
+    "164": ("power_limit_w", 1.0), "160": ("power_limit_w", 1.0),  # as enforced; as set
+    "202": ("pcie_replay_count", 1.0), "203": ("util_pu", 0.01), "230": ("xid_code", 1.0),
+    "312": ("ecc_sbe_count", 1.0), "313": ("ecc_dbe_count", 1.0), "396": ("row_remap_pending_state", 1.0),
+    "1523": ("recovery_action_state", 1.0), "1002": ("sm_active_pu", 1.0),
+    "1004": ("tensor_active_pu", 1.0), "1005": ("dram_active_pu", 1.0),
+    "1009": ("pcie_tx_bytes_per_s", 1.0), "1010": ("pcie_rx_bytes_per_s", 1.0),
+    "1011": ("nvlink_tx_bytes_per_s", 1.0), "1012": ("nvlink_rx_bytes_per_s", 1.0),
+}  # fmt: skip
+
+
+# A limit as enforced says more than the limit as set.
+_STRONGER = {"160": "164"}
+
+
+_NUMBERS = frozenset((float, int))
+
+
+class _Frame(msgspec.Struct):
+    """`t_ns` is the instant of all columns; a column is a list, or raw bytes (float32; counters int64)."""
+
+    t_ns: int
+    gpu: dict[str, Any] = {}
+    node: dict[str, Any] = {}
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
+class _Sender(msgspec.Struct):
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
+_JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
+_ItEvent = FaultReported | IdentityTold | JobStarted | JobEnded | OutlookTold
+
+
+class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
+    """As it is sent: who the author is, the topic says."""
+
+    author: str = ""
+
+
+_Sent = FaultReported | IdentityTold | JobStarted | JobEnded | _Outlook
+_EVENT, _SENDER = msgspec.json.Decoder(_Sent), msgspec.json.Decoder(_Sender)
+_EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.Decoder(_Sender)
+
+
+class ItDecoder:
+    """Decodes frames and events for one site. Keeps only a cache of the names it has met."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._place: dict[str, tuple[str, int]] = {}
+        self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
+        self._identities = Allowance("identities", IDENTITY_BURST, IDENTITY_PER_S)
+        self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
+        self._outlooks = Allowance("outlooks", OUTLOOK_BURST, OUTLOOK_PER_S)
+
+    def decode(self, message: Message) -> list[Block | _ItEvent] | Ignored:
+        """Blocks and events of one message. Raises BadMessage for what is neither."""
+        if len(message.payload) > MAX_PAYLOAD:
+            raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
+        if message.topic.startswith(EVENT):
+            return [self._event(message)]
+        if not message.topic.startswith(FRAME):
+            return Ignored(message.topic[:40], "not a topic of the IT side")
+        place = self._find(message.topic[len(FRAME) :])
+        if place is None:
+            return Ignored("Frame", "its rack or node is not in the site file")
+        try:
+            decoder = _MSGPACK if message.payload[:1] and message.payload[0] >= 0x80 else _JSON
+            frame = decoder.decode(message.payload)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+            raise BadMessage(f"not an IT frame: {str(error)[:200]}") from error
+        if not 0 < frame.t_ns < 2**62:
+            raise BadMessage(f"t_ns {frame.t_ns}; expected UTC nanoseconds")
+        _check_sender(frame.sender, message.topic[len(FRAME) :])
+        table, entity = place
+        blocks: list[Any] = []
+        for kind, columns in (("gpu", frame.gpu), ("node", frame.node)):
+            if columns:
+                blocks.append(self._block(kind, columns, table, entity, frame.t_ns))
+        return blocks
+
+    def _event(self, message: Message) -> _ItEvent:
+        payload, path = message.payload, message.topic[len(EVENT) :]
+        if len(payload) > MAX_EVENT:
+            raise BadMessage(f"{len(payload)} bytes of event; expected at most {MAX_EVENT}")
+        try:
+            is_packed = payload[:1] >= b"\x80"
+            event: _ItEvent = (_EVENT_PACKED if is_packed else _EVENT).decode(payload)
+            _check_sender((_SENDER_PACKED if is_packed else _SENDER).decode(payload).sender, path)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+            raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
+        if not event.id:
+            raise BadMessage("an event needs an id, so that a repeated delivery counts once")
+        _check_size(event)
+        if isinstance(event, FaultReported | IdentityTold):
+            is_fault = isinstance(event, FaultReported)
+            speaker = self._check_speaker(event, path, "a fault" if is_fault else "a serial")
+            if isinstance(event, IdentityTold) and (why := check_serial(event.serial)):
+                raise BadMessage(f"of {event.name[:200]}: {why}")
+            (self._faults if is_fault else self._identities).spend(speaker, len(payload), message.t_ns)
+            # An id is one among those of its speaker: nobody uses up the ids of another.
+            return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
+        if isinstance(event, OutlookTold):
+            return self._outlook(event, path, message)
+        if not path.startswith(JOBS):
+            raise BadMessage(f"a job event on the topic of {path[:200]!r}; expected it on {EVENT}{JOBS}...")
+        self._jobs.spend("all sources", len(payload), message.t_ns)
+        return event
+
+    def _outlook(self, event: OutlookTold, path: str, message: Message) -> OutlookTold:
+        """As its source told it: in its own name, under an id that is one among its own."""
+        if not path.startswith(OUTLOOKS):
+            raise BadMessage(
+                f"an outlook on the topic of {path[:200]!r}; expected it on {EVENT}{OUTLOOKS}..."
+            )
+        self._outlooks.spend("all sources", len(message.payload), message.t_ns)
+        source = path[:MAX_ID]
+        return OutlookTold(
+            id=f"{source}#{event.id}", author=source, quantity=event.quantity, name=event.name,
+            start_ns=event.start_ns, step_s=event.step_s, values=event.values,
+        )  # fmt: skip
+
+    def _check_speaker(self, event: FaultReported | IdentityTold, path: str, what: str) -> str:
+        """A node speaks of itself and what is below it; its full name."""
+        place = self._find(path)
+        if place is None:
+            raise BadMessage(f"{what} on the topic of {path[:200]!r}, which is no rack or node of this site")
+        site: Any = self.names
+        full: str = site.name(*place)
+        if event.name != full and not event.name.startswith(f"{full}/"):
+            raise BadMessage(f"{what} of {event.name[:200]!r} on the topic of {full}; expected what is below")
+        return full
+
+    def _find(self, path: str) -> tuple[str, int] | None:
+        found = self._place.get(path)
+        if found is None and len(path) <= 512:
+            for table in ("node", "rack"):
+                entity = self.names.entity(table, path)
+                if entity is not None:
+                    found = table, entity
+                    break
+            # only what the site has is remembered: strangers' names have no end
+            if found is not None and len(self._place) < MAX_PLACES:
+                self._place[path] = found
+        return found
+
+    def _block(self, kind: str, columns: dict[str, Any], table: str, entity: int, t_ns: int) -> Block:
+        start, n = self._run(kind, table, entity)
+        if len(columns) > MAX_COLUMNS:
+            raise BadMessage(f"{len(columns)} columns; expected at most {MAX_COLUMNS}")
+        spec = TABLES[kind].by_name
+        values: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        signals: list[str] = []
+        counters: list[str] = []
+        for key, column in columns.items():
+            if _STRONGER.get(key) in columns:
+                continue
+            name, factor = DCGM.get(key, (key, 1.0)) if kind == "gpu" else (key, 1.0)
+            signal = spec.get(name)
+            if signal is None:
+                continue  # a newer agent may know more than we do
+            array = _array(column, name, n, signal.kind == "counter")
+            if signal.kind == "counter":
+                if name not in counters:  # by its number and by its name: the first counts
+                    counters.append(name)
+                    counts.append(array)
+            elif name not in signals:
+                signals.append(name)
+                if factor != 1.0:
+                    with np.errstate(
+                        over="ignore", invalid="ignore"
+                    ):  # too large becomes infinite: out of range
+                        array = array * np.float32(factor)
+                values.append(array)
+        if not signals and not counters:
+            raise BadMessage(
+                f"no column of {kind} that the catalogue knows among "
+                f"{', '.join(k[:40] for k in list(columns)[:5])}"
+            )
+        matrix = np.array(values, np.float32) if values else np.empty((0, n), np.float32)
+        raw = np.array(counts, np.int64) if counts else np.empty((0, n), np.int64)
+        return Block(kind, start, tuple(signals), matrix, tuple(counters), raw, t_ns)
+
+    def _run(self, kind: str, table: str, entity: int) -> tuple[int, int]:
+        """(first entity, how many) of this kind under the node or rack."""
+        site: Any = self.names
+        if table == "node":
+            if kind == "node":
+                return entity, 1
+            return int(site.gpu_start_of_node[entity]), int(
+                np.diff(site.gpu_start_of_node[entity : entity + 2])[0]
+            )
+        first, last = int(site.node_start_of_rack[entity]), int(site.node_start_of_rack[entity + 1])
+        if kind == "node":
+            return first, last - first
+        start = int(site.gpu_start_of_node[first])
+        return start, int(site.gpu_start_of_node[last]) - start
+
+
+def _check_size(event: _ItEvent) -> None:
+    for name in event.__struct_fields__:
+        held = getattr(event, name)
+        if isinstance(held, str) and len(held) > (MAX_ID if name == "id" else MAX_TEXT):
+            raise BadMessage(
+                f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
+            )
+        if name in ("start_ns", "at_ns"):
+            if not (0 if name == "at_ns" else 1) <= held < 2**62:  # a fault may not know when it happened
+                raise BadMessage(f"{name} {str(held)[:40]}; expected UTC nanoseconds")
+        elif name == "count" and not 1 <= held <= MAX_COUNT:
+            raise BadMessage(f"count {str(held)[:40]}; expected 1 to {MAX_COUNT}")
+        elif isinstance(held, int) and abs(held) >= 2**31:
+            raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
+        if name == "values":
+            if not 0 < len(held) <= MAX_VALUES:
+                raise BadMessage(f"{len(held)} values; expected 1 to {MAX_VALUES}")
+            if not all(v is None or math.isfinite(v) for v in held):
+                raise BadMessage("values: expected finite numbers or null")
+        elif isinstance(held, tuple) and any(len(text) > MAX_NODE_NAME for text in held):
+            raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
+
+
+def _check_sender(sender: str | None, path: str) -> None:
+    if sender is not None and sender != path:
+        raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")
+
+
+def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
+    try:
+        if isinstance(column, bytes):
+            array = np.frombuffer(column, "<i8" if is_counter else "<f4")
+        elif is_counter:
+            if any(isinstance(v, bool) for v in column):
+                raise BadMessage(f"{name}: expected whole numbers or null")
+            array = np.array([-1 if v is None else v for v in column])
+            if array.dtype.kind not in "iu" or (n and array.max(initial=0) >= 2**63):
+                raise BadMessage(f"{name}: expected whole numbers below 2^63 or null")
+            array = array.astype(np.int64)
+        else:
+            if not _NUMBERS.issuperset(map(type, column)):  # nearly always plain numbers
+                if any(isinstance(v, str | bool | list | dict) for v in column):
+                    raise BadMessage(f"{name}: expected numbers or null")
+                column = [np.nan if v is None else v for v in column]
+            with np.errstate(over="ignore"):
+                array = np.array(column, np.float64).clip(-1e38, 1e38).astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadMessage(f"{name}: {str(error)[:100]}") from error
+    if array.shape != (n,):
+        raise BadMessage(f"{name}: {array.shape} values; expected {n}")
+    return array
+
+
+def encode_frame(t_ns: int, gpu: dict[str, np.ndarray], node: dict[str, np.ndarray] | None = None) -> bytes:
+    """A msgpack frame with raw columns, as agents send it."""
+
+    def raw(columns: dict[str, np.ndarray]) -> dict[str, bytes]:
+        return {k: v.astype("<i8" if v.dtype.kind == "i" else "<f4").tobytes() for k, v in columns.items()}
+
+    return msgspec.msgpack.encode({"t_ns": t_ns, "gpu": raw(gpu), "node": raw(node or {})})
+
+
+def encode_json(
+    t_ns: int,
+    gpu: dict[str, Iterable[float | int | None]],
+    node: dict[str, Any] | None = None,
+    sender: str | None = None,
+) -> bytes:
+    """The same as columnar JSON, the open format."""
+    body: dict[str, Any] = {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
+    return msgspec.json.encode(body | ({"from": sender} if sender is not None else {}))

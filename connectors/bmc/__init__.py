@@ -1,0 +1,5 @@
+"""BMCs: power limits of nodes by Redfish and by IPMI DCMI."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,12 @@
+from .dcmi import MAX_SECRET as MAX_SECRET, DcmiBmc as DcmiBmc
+from .limits import (
+    GPU_CAP as GPU_CAP,
+    NODE_CAP as NODE_CAP,
+    Bmc as Bmc,
+    BmcSource as BmcSource,
+    Fleet as Fleet,
+    Key as Key,
+)
+from .redfish import RedfishBmc as RedfishBmc
+from .redfish_client import RedfishClient as RedfishClient
+from .sink import BmcSink as BmcSink

@@ -1,0 +1,203 @@
+"""The power limit of a node by IPMI DCMI: the program `ipmitool dcmi power`, run once for each question.
+
+The password goes by the environment, never on the command line. Before a limit is activated its exception
+action is made harmless: a BMC as found may be set to switch the node off where a limit cannot be met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from connectors.bmc.limits import NODE_CAP, BmcReading, Cap, Key
+from twin.catalogue import ActuationError, ConfigError, ConnectorError
+
+Exception_ = Literal["none", "log"]
+MAX_OUTPUT = 64 * 2**10
+MAX_NODE_W = 20_000  # of no node; ipmitool shows what happens to be in memory where an answer is too short
+MAX_LIMIT_W = 0xFFFF  # source: DCMI 1.5, 6.6.3 Set Power Limit: two bytes
+MAX_SECRET = 20  # characters. source: IPMI 2.0, 13.28 RAKP: 160 bits
+KILL_S = 1.0
+# What ipmitool calls the actions (lib/ipmi_dcmi.c) when told, and when it tells
+ACTIONS: dict[str, tuple[str, str]] = {
+    "none": ("no_action", "No Action"),
+    "log": ("sel_logging", "Log Event"),
+}
+# Words of refusals that another try does not mend; source: completion codes of DCMI 1.5 and IPMI 2.0
+FOR_GOOD = ("out of range", "Invalid command", "Command not", "Insufficient privilege", "not supported")
+_LINE = re.compile(r"^\s*(?P<label>[A-Za-z ]{4,60}?)\s*:\s*(?P<value>.*?)\s*$", re.MULTILINE)
+_WATTS = re.compile(r"([0-9]{1,6})\s*Watts?\b", re.IGNORECASE)
+_MS = re.compile(r"([0-9]{1,10})\s*milliseconds", re.IGNORECASE)
+_S = re.compile(r"([0-9]{1,10})\s*sec", re.IGNORECASE)
+
+
+class DcmiLimit(NamedTuple):
+    """Answer of `get_limit`. `action` in ipmitool's words."""
+
+    active: bool
+    limit_w: float
+    action: str
+    correction_ms: int
+    sample_s: int
+
+
+def parse_limit(text: str) -> DcmiLimit:
+    """Parse what `get_limit` printed. Raises ConnectorError where one of the parts is not there."""
+    said = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
+    state, action = said.get("current limit state", ""), said.get("exception actions", "")
+    watts, ms = _WATTS.search(said.get("power limit", "")), _MS.search(said.get("correction time", ""))
+    seconds = _S.search(said.get("sampling period", ""))
+    if state.lower() not in ("power limit active", "no active power limit") or not (watts and ms and seconds):
+        raise ConnectorError(f"expected a power limit, got {_short(text)!r}")
+    return DcmiLimit(
+        state.lower() == "power limit active", float(watts[1]), action, int(ms[1]), int(seconds[1])
+    )
+
+
+def parse_power(text: str) -> float | None:
+    """The power of now in W that `reading` printed; None where the BMC does not measure.
+
+    Raises ConnectorError for what is no reading.
+    """
+    said = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
+    watts = _WATTS.search(said.get("instantaneous power reading", ""))
+    if watts is None:
+        raise ConnectorError(f"expected a power reading, got {_short(text)!r}")
+    if said.get("power reading state is", "").lower() != "activated":
+        return None
+    if float(watts[1]) > MAX_NODE_W:
+        raise ConnectorError(f"says that it draws {watts[1]} W, which no node draws")
+    return float(watts[1])
+
+
+class DcmiBmc:
+    """One node's BMC. `most_w` is the site's highest cap of the node: where no limit is active, that is read.
+
+    A command turns the limit on, with our `correction_ms` and `action`; one that gives back the highest cap
+    turns it off.
+    """
+
+    def __init__(
+        self, name: str, node: int, host: str, port: int, user: str, secret: Callable[[], str], *,
+        most_w: float, command: bool = False, timeout_s: float = 10.0, correction_ms: int = 1000,
+        action: Exception_ = "log", program: str = "ipmitool", options: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.name, self.node, self._secret = name, node, secret
+        self.keys: tuple[Key, ...] = (Key(NODE_CAP, node),) if command else ()
+        self._most_w, self._timeout_s = most_w, timeout_s
+        self._correction_ms, self._action = correction_ms, ACTIONS[action]
+        self._words = [program, "-I", "lanplus", "-H", host, "-p", str(port), "-U", user, "-E", "-N", "2",
+                       "-R", "2", *options, "dcmi", "power"]  # fmt: skip
+        self._limit: DcmiLimit | None = None
+
+    async def look(self) -> BmcReading:
+        """The limit and the power of the node. Raises ConnectorError."""
+        cap = await self.cap(Key(NODE_CAP, self.node))
+        faults: tuple[str, ...] = ()
+        try:
+            watts = parse_power(await self._run("reading"))
+        except (ConnectorError, ActuationError) as error:
+            watts, faults = None, (str(error),)
+        return BmcReading((cap,), () if watts is None else (("node", self.node, watts),), faults)
+
+    async def cap(self, key: Key) -> Cap:
+        """The limit, asked anew. Raises ConnectorError, ActuationError."""
+        text = await self._run("get_limit")
+        try:
+            limit = self._limit = parse_limit(text)
+        except ConnectorError as error:
+            raise ConnectorError(f"{self.name}: {error}") from None
+        if limit.active and limit.limit_w > MAX_NODE_W:
+            raise ConnectorError(f"{self.name}: says it enforces {limit.limit_w:g} W, which no node draws")
+        most_w = min(self._most_w, MAX_LIMIT_W)
+        return Cap(key, limit.limit_w if limit.active else most_w, 0.0, most_w, not limit.active)
+
+    async def put(self, cap: Cap, value_w: float, final: bool) -> None:
+        """Set the limit, in whole watts and none above what was asked; see `Bmc.put`."""
+        if final and value_w >= cap.high_w:
+            await self._run("deactivate")
+            return
+        if not cap.free and not self._harmless(self._limit):  # before a lower limit may be missed
+            await self._set(cap.limit_w)
+        await self._set(value_w, check=cap.free)
+        if cap.free:
+            await self._run("activate")
+
+    def _harmless(self, limit: DcmiLimit | None) -> bool:
+        return limit is not None and limit.action.startswith(self._action[1])
+
+    async def _set(self, value_w: float, check: bool = True) -> None:
+        """Set limit and exception action. With `check`, raises ActuationError where it is not taken."""
+        sample_s = self._limit.sample_s if self._limit is not None else 1
+        await self._run(
+            "set_limit", "action", self._action[0], "limit", str(math.floor(value_w + 1e-6)),
+            "correction", str(self._correction_ms), "sample", str(sample_s),
+        )  # fmt: skip
+        if not check:
+            return
+        held = parse_limit(await self._run("get_limit"))
+        if not self._harmless(held):
+            raise ActuationError(
+                f"{self.name}: its exception action is {held.action[:40]!r} and stays so; the limit is not "
+                "set, as the node might be switched off"
+            )
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    async def _run(self, *words: str) -> str:
+        """Output of ipmitool. Raises ConnectorError, and ActuationError where the BMC refuses for good."""
+        try:
+            secret = await asyncio.to_thread(self._secret)
+        except ConfigError as error:
+            raise ConnectorError(f"{self.name}: {str(error)[:200]}") from None
+        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "IPMI_PASSWORD": secret}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._words, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env=env,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "a word that cannot be passed on"
+            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}") from None
+        what = f"{self.name}: dcmi power {words[0]}"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                out, told = await asyncio.gather(_some(process.stdout), _some(process.stderr))
+                code = await process.wait()
+        except TimeoutError:
+            raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s") from None
+        finally:
+            await _end(process)
+        if code != 0:
+            why = _short((told or out).replace(secret, "***")) or f"exit {code}"
+            kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
+            raise kind(f"{what}: {why}")
+        return out
+
+
+async def _some(stream: asyncio.StreamReader | None) -> str:
+    """The beginning of what a stream says; the rest is read and thrown away."""
+    assert stream is not None
+    kept = bytearray()
+    while part := await stream.read(2**14):
+        kept += part[: MAX_OUTPUT - len(kept)]
+    return kept.decode("utf-8", "replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_S):
+                await process.wait()
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:160]

@@ -1,0 +1,328 @@
+"""The power limits of one node by its Redfish service: where they are, how they are read and set.
+
+GPUs by their `EnvironmentMetrics.PowerLimitWatts` or a Control that names them; the node by the one power
+Control, or power limit, of its chassis. Paths are found by walking from the service root, once, and again
+where one is gone; what cannot be told apart is not guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from connectors.bmc.limits import GPU_CAP, NODE_CAP, BmcReading, Cap, Changed, Key
+from connectors.bmc.redfish_client import JSON, Gone, HttpAnswer, RedfishClient, is_path, link
+from twin.catalogue import ActuationError, ConnectorError
+
+MAX_GETS = 600  # of one walk
+MAX_WALK_BYTES = 8 * 2**20  # of one walk, or look; in memory they are some twenty times as much
+MAX_MEMBERS, MAX_PAGES = 256, 8  # of a collection
+MAX_W = 1e6
+WALK_S = 60.0  # what was not found is looked for again after this long. source: estimate
+# Contexts of controls that cap a part, not the node. source: DSP8010 PhysicalContext
+PARTS = ("GPU", "CPU", "Accelerator", "Memory", "ASIC", "FPGA", "GPUSubsystem", "CPUSubsystem",
+         "AcceleratorSubsystem", "MemorySubsystem", "NetworkingDevice", "StorageDevice", "PowerSupply", "Fan",
+         "Pump", "Rack", "Room")  # fmt: skip
+
+
+class Spot(NamedTuple):
+    """Location of a cap: a `Control`, or `PowerLimitWatts` of `EnvironmentMetrics`."""
+
+    path: str
+    kind: Literal["control", "metrics"]
+
+
+@dataclass
+class Map:
+    """Result of a walk. `gpus` in the order of the node's GPUs; `why` says what is not there, by control."""
+
+    gpus: list[Spot] = field(default_factory=list)
+    gpu_power: list[str] = field(default_factory=list)
+    node: Spot | None = None
+    node_power: str = ""
+    why: dict[str, str] = field(default_factory=dict)
+
+
+class RedfishBmc:
+    """One node's service. `gpus` are the indices of the node's GPUs in the site, `most_w` by control.
+
+    `gpu_ids` are Ids of processors in the order of the GPUs (else their natural order); `node_control` the
+    Id or path of the node's Control, for a chassis with several.
+    """
+
+    def __init__(
+        self, name: str, node: int, client: RedfishClient, gpus: Sequence[int], *,
+        command: Sequence[str] = (), most_w: dict[Key, float] | None = None, gpu_ids: Sequence[str] = (),
+        node_control: str = "",
+    ) -> None:  # fmt: skip
+        self.name, self.node, self._client = name, node, client
+        self._gpus, self._gpu_ids, self._node_control = tuple(gpus), tuple(gpu_ids), node_control
+        self._most_w = most_w or {}
+        self.keys = (
+            *(Key(GPU_CAP, gpu) for gpu in self._gpus if "gpus" in command),
+            *((Key(NODE_CAP, node),) if "node" in command else ()),
+        )
+        self._map: Map | None = None
+        self._walked_s = 0.0
+        self._found_off: set[Key] = set()  # caps that were off before we set them
+
+    async def look(self) -> BmcReading:
+        """All that the node's service says. Raises ConnectorError."""
+        found = await self._mapped()
+        caps: list[Cap] = []
+        power: list[tuple[str, int, float]] = []
+        bodies: dict[str, HttpAnswer] = {}
+        try:
+            for number, gpu in enumerate(self._gpus if found.gpus else ()):
+                caps.append(await self._read(Key(GPU_CAP, gpu), found.gpus[number], bodies))
+                if path := found.gpu_power[number]:
+                    power += _power("gpu", gpu, await self._get(path, bodies))
+            if found.node is not None:
+                caps.append(await self._read(Key(NODE_CAP, self.node), found.node, bodies))
+            if found.node_power:
+                power += _power("node", self.node, await self._get(found.node_power, bodies))
+        except Gone:
+            self._map = None
+            raise
+        wanted = {key.control for key in self.keys}
+        return BmcReading(tuple(caps), tuple(power), tuple(w for c, w in found.why.items() if c in wanted))
+
+    async def cap(self, key: Key) -> Cap:
+        """One cap, asked anew. Raises ConnectorError, or ActuationError where there is none."""
+        found = await self._mapped()
+        spot = found.node
+        if key.control == GPU_CAP:
+            spot = found.gpus[self._gpus.index(key.entity)] if found.gpus else None
+        if spot is None:
+            why = found.why.get(key.control, "has no power limit for it")
+            raise ActuationError(f"{self.name}: {why}")
+        try:
+            return await self._read(key, spot, {})
+        except Gone:
+            self._map = None
+            raise
+
+    async def put(self, cap: Cap, value_w: float, final: bool) -> None:
+        """Set a cap, in whole watts and none above what was asked; see `Bmc.put`."""
+        found, number = self._map, self._gpus.index(cap.key.entity) if cap.key.control == GPU_CAP else 0
+        spots = () if found is None else found.gpus if cap.key.control == GPU_CAP else (found.node,)
+        spot = spots[number] if number < len(spots) else None
+        if spot is None:  # not looked for now: whether we still lead was asked just before
+            raise Changed(f"{self.name}: what was read is no longer known; it is read again")
+        change: JSON = {"SetPoint": max(math.floor(value_w + 1e-6), math.ceil(cap.low_w))}
+        if cap.free:
+            self._found_off.add(cap.key)
+            change["ControlMode"] = "Automatic"
+        elif final and cap.key in self._found_off and value_w >= cap.high_w:
+            self._found_off.discard(cap.key)
+            change["ControlMode"] = "Disabled"
+        await self._client.patch(
+            spot.path, change if spot.kind == "control" else {"PowerLimitWatts": change}, cap.tag
+        )
+
+    async def close(self) -> None:
+        """Sign out."""
+        await self._client.close()
+
+    async def _get(self, path: str, bodies: dict[str, HttpAnswer]) -> HttpAnswer:
+        if path not in bodies:
+            bodies[path] = await self._client.get(path)
+            if sum(answer.size for answer in bodies.values()) > MAX_WALK_BYTES:
+                raise ConnectorError(f"{self.name}: a look of more than {MAX_WALK_BYTES} bytes in all")
+        return bodies[path]
+
+    async def _read(self, key: Key, spot: Spot, bodies: dict[str, HttpAnswer]) -> Cap:
+        answer = await self._get(spot.path, bodies)
+        limit = answer.body if spot.kind == "control" else answer.body.get("PowerLimitWatts")
+        if not isinstance(limit, dict):
+            raise ConnectorError(f"{self.name}{spot.path}: has no power limit now")
+        low, high, value = (_number(limit.get(k)) for k in ("AllowableMin", "AllowableMax", "SetPoint"))
+        low_w, high_w = low or 0.0, high or self._most_w.get(key, MAX_W)
+        if low_w > high_w:
+            raise ConnectorError(f"{self.name}{spot.path}: allows {low_w:g} to {high_w:g} W, which is none")
+        if "SetPoint" not in limit:
+            raise ConnectorError(f"{self.name}{spot.path}: has no SetPoint")
+        if limit["SetPoint"] is not None and value is None:
+            raise ConnectorError(f"{self.name}{spot.path}: SetPoint is no number of watts")
+        free = value is None or limit.get("ControlMode") == "Disabled"
+        return Cap(key, high_w if free or value is None else value, low_w, high_w, free, answer.tag)
+
+    async def _mapped(self) -> Map:
+        lacks = self._map is not None and any(key.control in self._map.why for key in self.keys)
+        if self._map is None or (lacks and time.monotonic() - self._walked_s >= WALK_S):
+            self._walked_s = time.monotonic()
+            walk = Walk(self._client, self.name)
+            self._map = await walk.map(len(self._gpus), self._gpu_ids, self._node_control)
+        return self._map
+
+
+class Walk:
+    """One walk from the service root, with a limit to how much is asked for."""
+
+    def __init__(self, client: RedfishClient, name: str) -> None:
+        self._client, self._name, self._left = client, name, MAX_GETS
+        self._bytes = 0
+
+    async def map(self, gpus: int, gpu_ids: Sequence[str], node_control: str) -> Map:
+        """Locations of the caps of a node with so many GPUs. Raises ConnectorError."""
+        root, out = await self._client.root(), Map()
+        systems = [await self._get(p) for p in await self._members(link(root, "Systems"))]
+        controls, metrics, inside = await self._chassis(link(root, "Chassis"), systems)
+        paths = [p for s in systems for p in await self._members(link(s, "Processors"))]
+        processors = [await self._get(path) for path in dict.fromkeys(paths)]
+        processors = [p for p in processors if p.get("ProcessorType") in ("GPU", "Accelerator")]
+        await self._gpus(out, _ordered(processors, gpu_ids), gpus, controls)
+        self._node(out, node_control, [c for c in controls if c[0] in inside], metrics)
+        return out
+
+    async def _chassis(
+        self, path: str | None, systems: list[JSON]
+    ) -> tuple[list[tuple[str, str, JSON]], list[tuple[str, str, JSON]], set[str]]:
+        """((chassis, path, power Control), (chassis, path, EnvironmentMetrics), the systems' chassis)."""
+        controls: list[tuple[str, str, JSON]] = []
+        metrics: list[tuple[str, str, JSON]] = []
+        paths = await self._members(path)
+        named = {p for s in systems for p in _links(s, "Chassis")} & set(paths)
+        inside = named or set(paths)
+        for chassis in paths:
+            body = await self._get(chassis)
+            for at in await self._members(link(body, "Controls")):
+                control = await self._get(at)
+                if control.get("ControlType") == "Power":
+                    controls.append((chassis, at, control))
+            if chassis in inside and (at_metrics := link(body, "EnvironmentMetrics")):
+                metrics.append((chassis, at_metrics, await self._get(at_metrics)))
+        return controls, metrics, inside
+
+    async def _gpus(
+        self, out: Map, found: list[JSON], wanted: int, controls: list[tuple[str, str, JSON]]
+    ) -> None:
+        if not wanted:
+            return
+        if len(found) != wanted:
+            out.why[GPU_CAP] = (
+                f"lists {len(found)} GPUs, the site's node has {wanted}; expected as many, or their Ids in "
+                "redfish.gpu_ids"
+            )
+            return
+        spots, powers = list[Spot](), list[str]()
+        for body in found:
+            at = link(body, "EnvironmentMetrics")
+            environment = await self._get(at) if at else {}
+            own = [path for _, path, c in controls if body.get("@odata.id") in _related(c)]
+            if at and isinstance(environment.get("PowerLimitWatts"), dict):
+                spots.append(Spot(at, "metrics"))
+            elif len(own) == 1:
+                spots.append(Spot(own[0], "control"))
+            powers.append(at if at and "PowerWatts" in environment else "")
+        if len(spots) == wanted:
+            out.gpus, out.gpu_power = spots, powers
+        else:
+            out.why[GPU_CAP] = f"shows a power limit for {len(spots)} of {wanted} GPUs"
+
+    def _node(
+        self, out: Map, chosen: str, controls: list[tuple[str, str, JSON]],
+        metrics: list[tuple[str, str, JSON]],
+    ) -> None:  # fmt: skip
+        whole = [(ch, path) for ch, path, c in controls if _of_node(c)]
+        if chosen:
+            whole = [(ch, path) for ch, path, c in controls if chosen in (path, c.get("Id"))]
+        spots = [(ch, Spot(path, "control")) for ch, path in whole]
+        if not spots and not chosen:
+            spots = [(ch, Spot(path, "metrics")) for ch, path, m in metrics
+                     if isinstance(m.get("PowerLimitWatts"), dict)]  # fmt: skip
+        if len(spots) == 1:
+            out.node = spots[0][1]
+        elif spots:
+            names = ", ".join(spot.path for _, spot in spots[:4])
+            out.why[NODE_CAP] = (
+                f"{len(spots)} power limits may be the node's ({names}); expected its Id in "
+                "redfish.node_control"
+            )
+        else:
+            out.why[NODE_CAP] = f"has no power limit {chosen or 'of the node'}".rstrip()
+        powers = [(ch, path) for ch, path, m in metrics if "PowerWatts" in m]
+        mine = [path for ch, path in powers if spots and ch == spots[0][0]] if len(powers) > 1 else []
+        if len(powers) == 1 or len(mine) == 1:
+            out.node_power = mine[0] if mine else powers[0][1]
+
+    async def _get(self, path: str) -> JSON:
+        self._left -= 1
+        if self._left < 0:
+            raise ConnectorError(f"{self._name}: more than {MAX_GETS} resources; expected fewer on a node")
+        answer = await self._client.get(path)
+        self._bytes += answer.size
+        if self._bytes > MAX_WALK_BYTES:
+            raise ConnectorError(
+                f"{self._name}: more than {MAX_WALK_BYTES} bytes in all; expected less of a node"
+            )
+        answer.body.setdefault("@odata.id", path)
+        return answer.body
+
+    async def _members(self, path: str | None) -> list[str]:
+        """Paths of a collection's members; none of one that is gone."""
+        out: dict[str, None] = {}
+        for _ in range(MAX_PAGES):
+            if path is None:
+                break
+            try:
+                body = await self._get(path)
+            except Gone:
+                break
+            members = body.get("Members")
+            for member in members if isinstance(members, list) else ():
+                at = member.get("@odata.id") if isinstance(member, dict) else None
+                if is_path(at) and len(out) < MAX_MEMBERS:
+                    out[str(at)] = None
+            more = body.get("Members@odata.nextLink")
+            path = more if is_path(more) else None
+        return list(out)
+
+
+def _ordered(processors: list[JSON], ids: Sequence[str]) -> list[JSON]:
+    """GPUs in the order of the Ids, or in their natural order (GPU_2 before GPU_10)."""
+    if ids:
+        by_id = {str(body.get("Id"))[:200]: body for body in processors}
+        return [by_id[i] for i in ids if i in by_id]
+    return sorted(processors, key=lambda body: _natural(str(body.get("@odata.id"))))
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+
+
+def _links(body: JSON, name: str) -> list[str]:
+    links = body.get("Links")
+    found = links.get(name) if isinstance(links, dict) else None
+    paths = [x.get("@odata.id") for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+    return [str(p) for p in paths if is_path(p)]
+
+
+def _related(control: JSON) -> list[str]:
+    found = control.get("RelatedItem")
+    return [str(x.get("@odata.id")) for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+
+
+def _of_node(control: JSON) -> bool:
+    """True if a power Control caps the node as a whole, by its context and by what it is related to."""
+    if control.get("PhysicalContext") in PARTS:
+        return False
+    return not any("/Processors/" in at or "/Memory/" in at for at in _related(control))
+
+
+def _power(table: str, entity: int, answer: HttpAnswer) -> list[tuple[str, int, float]]:
+    found = answer.body.get("PowerWatts")
+    watts = _number(found.get("Reading")) if isinstance(found, dict) else None
+    return [] if watts is None else [(table, entity, watts)]
+
+
+def _number(value: Any) -> float | None:
+    """A number of watts; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value) if 0 <= value <= MAX_W else None

@@ -1,0 +1,271 @@
+"""Requests to one Redfish service: JSON over aiohttp, with what every caller needs done right.
+
+Signs in by a session, by Basic where there is none; a session that was forgotten is opened anew once, a
+refused password rests for a while, lest the account be locked. Answers have a limit in time and size, and no
+redirect leads to another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import msgspec
+
+from connectors.bmc.limits import Changed
+from connectors.http_body import body_of
+from twin.catalogue import ActuationError, ConfigError, ConnectorError
+
+ROOT = "/redfish/v1/"  # source: DSP0266, the one path that is fixed
+MAX_BODY = 2**20  # bytes of an answer
+MAX_PATH = 1000  # characters of a link
+REDIRECTS = 3
+REST_S = 60.0  # after a refused password. source: estimate, below usual lockout counters
+FORGOT_S = 5.0  # after a session that was forgotten at once: a service has few. source: estimate
+BUSY_S = 30.0  # a service may ask us to wait no longer than this
+JSON = dict[str, Any]
+
+
+class Gone(ConnectorError):
+    """There is no such resource (any more)."""
+
+
+class HttpAnswer(NamedTuple):
+    """A resource, the version of it ("" where the service names none), and how many bytes it was."""
+
+    body: JSON
+    tag: str
+    size: int = 0
+
+
+class RedfishClient:
+    """One service. `secret` gives the password, asked each time we sign in; `http` the session of aiohttp."""
+
+    def __init__(
+        self, base: str, user: str, secret: Callable[[], str], http: Callable[[], aiohttp.ClientSession], *,
+        timeout_s: float = 5.0, tls: Any = None,
+    ) -> None:  # fmt: skip
+        self.base, self._user, self._secret, self._http = base.rstrip("/"), user, secret, http
+        self._timeout_s, self._tls = timeout_s, tls
+        self._token = self._session_path = ""
+        self._basic = ""
+        self._root: JSON | None = None
+        self._rest_until_s = self._busy_until_s = 0.0
+        self._resting = ""
+
+    async def get(self, path: str) -> HttpAnswer:
+        """A resource. Raises Gone, ConnectorError, and ActuationError where it is refused us."""
+        return await self._ask("GET", path)
+
+    async def patch(self, path: str, body: JSON, tag: str) -> None:
+        """Change a resource that is still at `tag`. Raises Changed, ConnectorError, ActuationError."""
+        await self._ask("PATCH", path, body, tag)
+
+    async def root(self) -> JSON:
+        """The service root, asked once."""
+        if self._root is None:
+            self._root = (await self._once("GET", ROOT, None, "", signed=False)).body
+        return self._root
+
+    async def close(self) -> None:
+        """Give the session back: a BMC has few."""
+        path, token, self._session_path = self._session_path, self._token, ""
+        if path and token:
+            with contextlib.suppress(ConnectorError, ActuationError):
+                await self._once("DELETE", path, None, "")
+        self._token = ""
+
+    async def _ask(self, method: str, path: str, body: JSON | None = None, tag: str = "") -> HttpAnswer:
+        now_s = time.monotonic()
+        if now_s < self._rest_until_s:
+            raise ConnectorError(f"{self.base}: {self._resting}")
+        if now_s < self._busy_until_s:
+            raise ConnectorError(f"{self.base}: asked us to wait {self._busy_until_s - now_s:.0f} s more")
+        if not self._token and not self._basic:
+            await self._sign_in()
+        try:
+            return await self._once(method, path, body, tag)
+        except _NotSigned:
+            if self._basic:
+                raise self._refused("Basic") from None
+        await self._sign_in()  # it forgot our session
+        try:
+            return await self._once(method, path, body, tag)
+        except _NotSigned:
+            self._token, self._rest_until_s = "", time.monotonic() + FORGOT_S
+            self._resting = "forgets sessions as soon as they are opened"
+            raise ConnectorError(f"{self.base}: {self._resting}") from None
+
+    async def _sign_in(self) -> None:
+        self._token = self._session_path = ""
+        self._basic = ""
+        try:
+            password = await asyncio.to_thread(self._secret)
+        except ConfigError as error:
+            raise ConnectorError(f"{self.base}: {str(error)[:200]}") from None
+        path = link(((await self.root()).get("Links") or {}), "Sessions")
+        if path is None:
+            self._basic = _basic(self._user, password)
+            return
+        try:
+            answer = await self._once("POST", path, {"UserName": self._user, "Password": password}, "",
+                                      signed=False)  # fmt: skip
+        except _NotSigned:
+            raise self._refused("a new session") from None
+        except Gone:
+            answer = HttpAnswer({}, "")
+        except ActuationError as error:
+            if getattr(error, "status", 0) in (400, 403):
+                raise self._refused("a new session") from None
+            answer = HttpAnswer({}, "")
+        self._token = answer.tag
+        if self._token:
+            self._session_path = answer.body.get("@odata.id") or ""
+        else:
+            self._basic = _basic(self._user, password)
+
+    def _refused(self, what: str) -> ConnectorError:
+        self._token = self._basic = ""
+        self._rest_until_s = time.monotonic() + REST_S
+        self._resting = f"refuses {what} to user {self._user[:40]}; expected its password in password_file"
+        return ConnectorError(f"{self.base}: {self._resting}")
+
+    async def _once(
+        self, method: str, path: str, body: JSON | None, tag: str, *, signed: bool = True
+    ) -> HttpAnswer:
+        for _ in range(REDIRECTS):
+            answer = await self._send(method, path, body, tag, signed)
+            if isinstance(answer, HttpAnswer):
+                return answer
+            path = answer
+        raise ConnectorError(f"{self.base}{path}: more than {REDIRECTS} redirects")
+
+    async def _send(
+        self, method: str, path: str, body: JSON | None, tag: str, signed: bool
+    ) -> HttpAnswer | str:  # fmt: skip
+        """One request; the answer, or the path on this service that it leads to."""
+        headers = {"If-Match": tag} if tag else {}
+        options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
+        if signed and self._token:
+            headers["X-Auth-Token"] = self._token
+        elif signed and self._basic:
+            headers["Authorization"] = self._basic
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            options["data"] = msgspec.json.encode(body)
+        url = self.base + path
+        try:
+            async with self._http().request(
+                method, url, headers=headers, allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s), **options,
+            ) as answer:  # fmt: skip
+                text = await body_of(answer, url, MAX_BODY, ConnectorError)
+                return self._judge(method, url, answer, text)
+        except TimeoutError:
+            raise ConnectorError(f"{url}: no whole answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ConnectorError(f"{url}: {type(error).__name__}: {str(error)[:200]}") from None
+
+    def _judge(self, method: str, url: str, answer: aiohttp.ClientResponse, text: bytes) -> HttpAnswer | str:
+        """Interpret an answer."""
+        status, headers = answer.status, answer.headers
+        if status in (301, 302, 303, 307, 308):
+            if method != "GET" and status not in (307, 308):
+                raise ConnectorError(f"{url}: answers a {method} with {status}")
+            return self._same_host(url, headers.get("Location", ""))
+        if status == 401:
+            raise _NotSigned(f"{url}: answers 401")
+        if status in (429, 503):
+            after = headers.get("Retry-After", "")
+            if after.isascii() and after.isdigit() and len(after) < 6:
+                self._busy_until_s = time.monotonic() + min(float(after), BUSY_S)
+            raise ConnectorError(f"{url}: answers {status}: busy{f', for {after[:5]} s' if after else ''}")
+        if status in (412, 428):
+            raise Changed(f"{url}: answers {status}: it was changed meanwhile")
+        if status in (404, 410):
+            raise Gone(f"{url}: answers {status}")
+        if method == "POST" and status >= 400:  # that has the password, which an answer might hold
+            text = b""
+        if status >= 500 or status == 408:
+            raise ConnectorError(f"{url}: answers {status} {_words(text)}".rstrip())
+        if status >= 400:
+            raise Refusal(f"{url}: answers {status} {_words(text)}".rstrip(), status)
+        if method == "POST":
+            location = headers.get("Location", "")
+            path = self._same_host(url, location) if location else ""
+            return HttpAnswer({"@odata.id": path}, headers.get("X-Auth-Token", ""))
+        if method != "GET":
+            return HttpAnswer({}, "")
+        found = decoded(text, url)
+        tag = headers.get("ETag") or found.get("@odata.etag")
+        return HttpAnswer(found, tag[:200] if isinstance(tag, str) and tag.isprintable() else "", len(text))
+
+    def _same_host(self, url: str, location: str) -> str:
+        """The path that a Location means. Raises ConnectorError for one elsewhere."""
+        try:
+            to, here = urlsplit(urljoin(url, location)), urlsplit(self.base)
+            same = (to.scheme, to.hostname, to.port) == (here.scheme, here.hostname, here.port)
+        except ValueError:
+            same = False
+        if not same or not location or len(to.path) > MAX_PATH:
+            raise ConnectorError(f"{url}: leads elsewhere ({location[:80]!r}); expected a path on this host")
+        return to.path + (f"?{to.query}" if to.query else "")
+
+
+class Refusal(ActuationError):
+    """The service refuses for good."""
+
+    def __init__(self, words: str, status: int) -> None:
+        self.status = status
+        super().__init__(words)
+
+
+class _NotSigned(ConnectorError):
+    pass
+
+
+def decoded(text: bytes, url: str) -> JSON:
+    """The object that an answer is. Raises ConnectorError for anything else."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConnectorError(f"{url}: expected JSON: {str(error)[:100]}") from None
+    if not isinstance(found, dict):
+        raise ConnectorError(f"{url}: expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def link(body: Any, name: str) -> str | None:
+    """The path that a property refers to; None where it is absent or no path of this service."""
+    found = body.get(name) if isinstance(body, dict) else None
+    path = found.get("@odata.id") if isinstance(found, dict) else None
+    return path if is_path(path) else None
+
+
+def is_path(path: object) -> bool:
+    """True if this is a path on the service: `/redfish/...`, no host, nothing that climbs."""
+    return (isinstance(path, str) and path.startswith("/redfish/") and len(path) <= MAX_PATH
+            and path.isascii() and path.isprintable()
+            and not {" ", "\\", "#"} & set(path) and "/../" not in f"{path}/")  # fmt: skip
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _words(text: bytes) -> str:
+    """Text of a refusal (the error object of DSP0266), as one short line."""
+    try:
+        error = msgspec.json.decode(text)["error"]
+        more = error.get("@Message.ExtendedInfo") or [{}]
+        words = more[0].get("Message") or error.get("message")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError,
+            IndexError):  # fmt: skip
+        return ""
+    return " ".join(words.split())[:200] if isinstance(words, str) else ""

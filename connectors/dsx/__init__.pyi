@@ -1,0 +1,24 @@
+from .bms import (
+    MAX_VALUE_BYTES as MAX_VALUE_BYTES,
+    PUB_METADATA as PUB_METADATA,
+    PUB_VALUE as PUB_VALUE,
+    BmsDecoder as BmsDecoder,
+)
+from .discovery import discover as discover, to_yaml as to_yaml
+from .flex import (
+    STEM as STEM,
+    TOPIC as TOPIC,
+    FlexDecoder as FlexDecoder,
+    correlation_of as correlation_of,
+    feed_of as feed_of,
+)
+from .flex_keys import KeySet as KeySet, Signer as Signer
+from .flex_state import (
+    FeedNow as FeedNow,
+    FeedTarget as FeedTarget,
+    FlexAgent as FlexAgent,
+    FlexPublication as FlexPublication,
+    Hint as Hint,
+)
+from .flex_wire import AGENT as AGENT, BREACH as BREACH, encode_event as encode_event, plain as plain
+from .heartbeat import EVERY_S as EVERY_S, Heartbeat as Heartbeat

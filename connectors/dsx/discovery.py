@@ -1,0 +1,406 @@
+"""A first site file from what a BMS says about itself: retained DSX metadata in, a plain tree and notes out.
+
+Values are not looked at. What metadata declares is taken over; what is guessed (the rack behind a tap without
+metadata, the sides of the power tree) is marked and explained in the notes, for an operator to check.
+Whatever arrives, it does not raise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import yaml
+
+from connectors.dsx.points import (
+    Edges,
+    Template,
+    apply_template,
+    find_template,
+    site_name as local_name,
+    split_areas,
+    words_of,
+)
+from connectors.files import BadRow
+from twin.telemetry import Message
+
+MAX_POINTS, MAX_HALLS, MAX_NOTES, MAX_TEMPLATES = 200_000, 64, 500, 64
+MAX_METADATA_BYTES, MAX_TOTAL_BYTES = 65_536, 256 << 20
+MAX_EDGES = 750_000  # of all servesId; with the names themselves, what a site file may write out
+MAX_STEPS = 10_000_000  # through equipment that the site file does not hold
+PREFIX = "BMS/v1/PUB/Metadata/"
+
+Serves = dict[str, list[str]]
+_EDGES = msgspec.json.Decoder(Edges)
+
+
+@dataclass
+class Discovery:
+    """`site` is a tree for `twin.site.file.convert`; `notes` say what was found, inferred and why."""
+
+    site: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """Entities named in metadata, by their ids on the wire."""
+
+    racks: set[str] = field(default_factory=set)
+    referenced: set[str] = field(default_factory=set)
+    declared: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # type -> id -> servesId
+    edges: int = 0
+    steps: int = 0
+    cdus: Serves = field(default_factory=dict)
+    meters: Serves = field(default_factory=dict)
+    others: Serves = field(default_factory=dict)
+    parts: dict[str, set[str]] = field(default_factory=dict)  # id -> types of what is part of it
+    halls: set[str] = field(default_factory=set)
+    inferred: set[str] = field(default_factory=set)
+    sides: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append("".join(c if c.isprintable() else "\ufffd" for c in text[:4000]))
+        self.counts["notes"] += 1
+
+
+def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> Discovery:
+    """The site that the retained metadata among `messages` describes."""
+    found = _Found()
+    points = _points(messages, found)
+    for key in sorted(points):
+        _take(points[key], found)
+    for kind, group in (("CDU", found.cdus), ("PowerMeter", found.meters), ("", found.others)):
+        group.update({giver: sorted(served) for giver, served in found.declared.get(kind, {}).items()})
+    _reference_racks(found)
+    _reference_taps(found)
+    _break_cycles(found)
+    _infer_racks(found)
+    _infer_sides(found)
+    site = _tree(found, local_name(site_name) or "site")
+    if more := found.counts["notes"] - len(found.notes):
+        found.notes.append(f"{more} further notes are left out")
+    return Discovery(site, found.notes, dict(sorted(found.counts.items())))
+
+
+def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Edges]:
+    """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
+    points: dict[str, Edges] = {}
+    held = 0
+    for message in messages:
+        if isinstance(message, BadRow) or not message.topic.startswith(PREFIX):
+            found.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
+            continue
+        found.counts["metadata_messages"] += 1
+        key = message.topic[len(PREFIX) :]
+        if not message.payload:
+            points.pop(key, None)
+            continue
+        full = len(points) >= MAX_POINTS or held > MAX_TOTAL_BYTES
+        if len(key) > 1024 or len(message.payload) > MAX_METADATA_BYTES or (full and key not in points):
+            found.counts["over_limit"] += 1
+            continue
+        held += 0 if key in points else len(message.payload)
+        try:
+            meta = _EDGES.decode(message.payload)
+        except (ValueError, RecursionError) as error:
+            found.counts["bad_metadata"] += 1
+            found.note(f"{key[:120]}: not the metadata of a point: {str(error)[:120]}")
+            continue
+        if key in points and points[key] != meta:
+            found.counts["changed_metadata"] += 1
+            found.note(f"{key[:120]}: said different things; the last is taken")
+        points[key] = meta
+    found.counts["points"] = len(points)
+    return points
+
+
+def _take(meta: Edges, found: _Found) -> None:
+    areas, whose = split_areas(meta.process_area), meta.object_id or meta.associate_id
+    for wire, meant in areas.misspelt:
+        found.note(f"{whose}, {meta.point_type}: process area {wire!r} is read as {meant!r}")
+    if meta.object_type == "Rack":
+        if meta.rack_location_id:
+            found.racks.add(meta.rack_location_id)
+        return
+    if meta.associate_id:
+        found.parts.setdefault(meta.associate_id, set()).add(meta.object_type)
+        return
+    if not meta.object_id:
+        found.counts["points_without_object"] += 1
+        return
+    if meta.object_type == "Sensor":
+        found.halls.update(areas.places[: 1 if len(found.halls) < MAX_HALLS else 0])
+        return
+    kind = meta.object_type if meta.object_type in ("CDU", "PowerMeter") else ""
+    served = found.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
+    if meta.object_id in (new := {*(meta.serves_id or ())} - served):
+        found.note(f"{meta.object_id} says that it serves itself; that edge is left out")
+        new.remove(meta.object_id)
+    if found.edges <= MAX_EDGES < found.edges + len(new):
+        found.note(f"more than {MAX_EDGES} servesId: those of {meta.object_id} and later ones are left out")
+    found.edges += len(new)
+    served.update(new if found.edges <= MAX_EDGES else ())
+
+
+def _reach(start: str, group: Serves, found: _Found) -> list[str]:
+    """Entities that `start` serves, through objects that the site file lacks (heat exchangers, UPSs)."""
+    reached: dict[str, None] = {}
+    waiting, seen = list(reversed(group[start])), {start}
+    while waiting and found.steps <= MAX_STEPS:
+        target = waiting.pop()
+        found.steps += 1
+        if found.steps > MAX_STEPS:
+            found.note(f"too many ways through other equipment: what {start} and later ones serve is cut")
+        if target in seen:
+            continue
+        seen.add(target)
+        if target in found.others and target not in found.racks:
+            waiting.extend(reversed(found.others[target]))
+        else:
+            reached[target] = None
+    return list(reached)
+
+
+def _reference_racks(found: _Found) -> None:
+    """CDUs: what they serve is racks, known or not."""
+    served: set[str] = set()
+    for cdu in sorted(found.cdus):
+        targets = _reach(cdu, found.cdus, found)
+        found.cdus[cdu] = [t for t in targets if t not in found.cdus and t not in found.meters]
+        served.update(found.cdus[cdu])
+    found.referenced = served - found.racks
+    for both in sorted(found.racks & found.meters.keys()):
+        del found.meters[both]
+        found.note(f"{both} is the id of a rack and of a meter; the meter is left out")
+    if found.referenced:
+        found.note(f"referenced, no telemetry: racks that only a CDU names: {_list(found.referenced)}")
+    for rack in sorted(found.racks - served) if found.cdus else ():
+        found.note(f"rack {rack} reports, but no CDU says that it serves it")
+    _one_parent(found.cdus, served, "CDU", found)
+
+
+def _one_parent(group: Serves, children: Iterable[str], kind: str, found: _Found) -> None:
+    """The site file lets a rack have one CDU and a feeder one parent: the first by name keeps the edge."""
+    parent: dict[str, str] = {}
+    wanted = set(children)
+    for giver in sorted(group):
+        lost = {c for c in group[giver] if c in wanted and parent.setdefault(c, giver) != giver}
+        for child in sorted(lost):
+            found.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
+        group[giver] = [c for c in group[giver] if c not in lost]
+
+
+def _reference_taps(found: _Found) -> None:
+    """Meters: an unknown id behind one is a meter without telemetry, but a rack beside known racks only."""
+    racks = found.racks | found.referenced
+    declared = set(found.meters)
+    bare: set[str] = set()
+    for meter in sorted(declared):
+        reached = _reach(meter, found.meters, found)
+        if any(t in found.cdus for t in reached):
+            found.note(f"{meter} feeds a CDU, which the site file cannot say; that edge is left out")
+        found.meters[meter] = targets = [t for t in reached if t not in found.cdus]
+        unknown = [t for t in targets if t not in racks and t not in declared]
+        if unknown and any(t in racks for t in targets) and not any(t in declared for t in targets):
+            found.referenced.update(unknown)
+            found.note(f"referenced, no telemetry: taken for racks beside those of {meter}: {_list(unknown)}")
+        else:
+            bare.update(unknown)
+    for part in sorted(found.parts):
+        kinds = found.parts[part]
+        if part in racks or part in declared or part in bare or part in found.cdus or part in found.others:
+            continue
+        if kinds & {"Shunt", "Breaker"}:
+            bare.add(part)
+            found.note(f"feeder {part} is known only from its {_list(kinds)}")
+        else:
+            found.note(f"{part} is named by the associateId of a {_list(kinds)} only; left out")
+    bare -= found.referenced
+    found.meters.update({tap: [] for tap in sorted(bare)})
+    found.counts["feeders_without_telemetry"] = len(bare)
+
+
+def _break_cycles(found: _Found) -> None:
+    """Drop the edges by which a meter would feed itself: depth first, in the order of names."""
+    done: set[str] = set()
+    looped: dict[str, set[str]] = defaultdict(set)
+    for root in sorted(found.meters):
+        if root in done:
+            continue
+        path, on_path = [(root, iter(found.meters[root]))], {root}
+        while path:
+            meter, rest = path[-1]
+            target = next(rest, None)
+            if target is None:
+                path.pop()
+                on_path.discard(meter)
+                done.add(meter)
+            elif target in on_path:
+                looped[meter].add(target)
+                found.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
+            elif target in found.meters and target not in done:
+                path.append((target, iter(found.meters[target])))
+                on_path.add(target)
+    found.meters |= {m: [t for t in found.meters[m] if t not in lost] for m, lost in looped.items()}
+    _one_parent(found.meters, found.meters, "feeder", found)
+
+
+def _infer_racks(found: _Found) -> None:
+    """Racks of feeders that serve nothing we know of, by analogy with the names of declared pairs."""
+    racks = found.racks | found.referenced
+    templates: dict[Template, str] = {}
+    for meter, rack in ((m, r) for m in sorted(found.meters) for r in found.meters[m] if r in racks):
+        if len(templates) < MAX_TEMPLATES and (template := find_template(meter, rack)) is not None:
+            templates.setdefault(template, f"{meter} -> {rack}")
+    for tap in sorted(t for t, targets in found.meters.items() if not targets):
+        guesses = {made: why for t, why in templates.items() if (made := apply_template(t, tap)) in racks}
+        if len(guesses) != 1:
+            what = f"several racks fit ({_list(guesses)})" if guesses else "no rack fits its name"
+            found.note(f"feeder {tap}: what it serves is unknown, {what}")
+            continue
+        ((rack, why),) = guesses.items()
+        found.meters[tap] = [rack]
+        found.inferred.add(tap)
+        found.note(f"inferred: feeder {tap} serves rack {rack}, by analogy with {why}")
+
+
+def _infer_sides(found: _Found) -> None:
+    """A and B where a rack hangs on exactly two separate trees of meters; anything else stays without."""
+    roots = sorted(found.meters.keys() - {t for targets in found.meters.values() for t in targets})
+    members = {root: _descendants(root, found.meters) for root in roots}
+    roots_of: dict[str, list[str]] = defaultdict(list)
+    for root in roots:
+        for member in members[root]:
+            roots_of[member].append(root)
+    pairs: dict[str, set[str]] = defaultdict(set)
+    for member in sorted(roots_of):
+        first, *rest = roots_of[member]
+        # A third tree makes a triangle, which no two sides can colour.
+        for one, other in [(first, r) for r in rest] + [(rest[0], r) for r in rest[1:]]:
+            pairs[one].add(other)
+            pairs[other].add(one)
+    colour: dict[str, str] = {}
+    for root in sorted(pairs):
+        if root in colour:
+            continue
+        part, waiting, clash = {root: "A"}, [root], False
+        while waiting:
+            at = waiting.pop()
+            for other in sorted(pairs[at]):
+                side = "B" if part[at] == "A" else "A"
+                if other not in part:
+                    part[other] = side
+                    waiting.append(other)
+                clash |= part[other] != side
+        if clash:
+            found.note(f"{_list(part)} feed the same racks, but not as two separate sides; none is given")
+        colour.update(dict.fromkeys(part, "none") if clash else part)
+    for root in sorted(r for r, side in colour.items() if side != "none"):
+        found.sides.update(dict.fromkeys(members[root] & found.meters.keys(), colour[root]))
+        also, side = _list(pairs[root]), colour[root]
+        found.note(f"inferred: {root} and all behind it are side {side}, as {also} feeds the same racks")
+
+
+def _descendants(root: str, serves: Serves) -> set[str]:
+    seen, waiting = {root}, [root]
+    while waiting:
+        new = {*serves.get(waiting.pop(), ())} - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def _homes(found: _Found, hall_of: dict[str, str]) -> dict[str, set[str]]:
+    """The halls of the racks that each meter feeds, summed up from the leaves of the tree."""
+    order, waiting = [], sorted(found.meters.keys() - {t for ts in found.meters.values() for t in ts})
+    while waiting:
+        order.append(waiting.pop())
+        waiting += [t for t in found.meters[order[-1]] if t in found.meters]
+    homes: dict[str, set[str]] = {}
+    for meter in reversed(order):
+        homes[meter] = {hall_of[t] for t in found.meters[meter] if t in hall_of}
+        homes[meter].update(*(homes[t] for t in found.meters[meter] if t in homes))
+    return homes
+
+
+def _list(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:12]) + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")
+
+
+def _local_names(found: _Found) -> dict[str, str]:
+    """Wire id -> name of the site file, for every id that can have one."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for wire in sorted({*found.racks, *found.referenced, *found.cdus, *found.meters, *found.halls}):
+        name = local_name(wire)
+        if not 0 < len(name) <= 256 or name in taken:
+            found.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
+            continue
+        if name != wire:
+            found.note(f"{wire!r} is written {name}: the site file allows letters, digits and _.:+- only")
+        taken.add(name)
+        names[wire] = name
+    return names
+
+
+def _tree(found: _Found, site: str) -> dict[str, Any]:
+    names = _local_names(found)
+    halls = sorted(h for h in found.halls if h in names) or ["hall1"]
+    if halls == ["hall1"]:
+        found.note("no sensor names its hall: everything is put into hall1")
+    racks = sorted(r for r in found.racks | found.referenced if r in names)
+    tokens = {hall.casefold(): hall for hall in halls}
+    hall_of: dict[str, str] = {}
+    for rack in racks:
+        named = [tokens[t.casefold()] for t in words_of(rack) if t.casefold() in tokens]
+        hall_of[rack] = named[0] if named else halls[0]
+        if len(halls) > 1 and not named:
+            found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
+    parts = ("racks", "cdus", "feeders")
+    tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
+    blank = {"profile": None}  # the hardware is for the operator to say; a profile brings its own layout
+    for rack in racks:
+        tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
+    for cdu in sorted(c for c in found.cdus if c in names):
+        served = [r for r in found.cdus[cdu] if r in hall_of]
+        home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
+        far = [r for r in served if hall_of[r] != home]
+        if far:
+            what = "serves racks of another hall, which the site file cannot say"
+            found.note(f"CDU {cdu} {what}: {_list(far)}")
+        own = [names[r] for r in served if hall_of[r] == home]
+        tree[home]["cdus"].append({"name": names[cdu], "serves": own})
+    across, homes = list[dict[str, Any]](), _homes(found, hall_of)
+    for meter in sorted(m for m in found.meters if m in names):
+        row: dict[str, Any] = {"name": names[meter]}
+        row["serves"] = [names[t] for t in found.meters[meter] if t in names]
+        row |= {"side": found.sides[meter]} if meter in found.sides else {}
+        row |= {"inferred": True} if meter in found.inferred else {}
+        at = sorted(homes[meter]) or halls[:1]
+        (across if len(at) > 1 else tree[at[0]]["feeders"]).append(row)
+    found.counts.update(halls=len(halls), racks=len(racks), cdus=len(found.cdus), feeders=len(found.meters))
+    found.counts.update(racks_without_telemetry=len(found.referenced), inferred_edges=len(found.inferred))
+    top: dict[str, Any] = {"feeders": across} if across else {}
+    return {"site": site, "schema": 1, "halls": [tree[h] for h in halls], **top, "policies": {}}
+
+
+def to_yaml(discovery: Discovery) -> str:
+    """The site as a YAML file, headed by what it was made from and the notes."""
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in discovery.counts.items())
+    lines = [
+        f"A site as a BMS describes itself (DSX BMS v1, retained metadata, no values): {counts}.",
+        "Check what is inferred, give the racks their profiles and the feeders their budgets.",
+        *(f"- {note}" for note in discovery.notes),
+    ]
+    # A note may quote an id with line breaks in it; a comment must not.
+    head = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
+    return head + yaml.safe_dump(discovery.site, sort_keys=False, allow_unicode=True, width=100)

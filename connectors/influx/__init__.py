@@ -1,0 +1,5 @@
+"""InfluxDB: line protocol in and out, and the writer of history."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

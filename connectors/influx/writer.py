@@ -1,0 +1,272 @@
+"""History sent to an InfluxDB 2, or to what speaks its write API: in order, again where it was lost, bounded.
+
+A thread of its own writes batches through influxdb-client, one at a time, so that order and memory stay ours:
+the client's batching mode queues without bound and swallows errors. What a server took shortly before it was
+killed may not have reached its disk: after it restarted, that is sent again with the same instants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from influxdb_client.client.influxdb_client import InfluxDBClient
+from influxdb_client.client.write_api import SYNCHRONOUS
+from influxdb_client.rest import ApiException
+
+from connectors.backoff import Backoff
+from connectors.influx.lines import LineColumns, SiteNames, heads_of, lines
+from twin.catalogue import ConfigError
+
+BATCH_POINTS = 5000
+TIMEOUT_S = 10.0
+RETRY_S, MAX_RETRY_S = 0.5, 15.0
+CLOSE_S = 1.8
+MAX_TEXT = 300  # of a server's complaint
+# What a server will refuse however often it is sent; anything else may be mended there.
+REFUSED = (400, 405, 406, 411, 413, 415, 422)
+_STARTED = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+]+)", re.MULTILINE)
+
+
+def _not_the_clients(record: logging.LogRecord) -> bool:
+    return "influxdb_client" not in record.pathname
+
+
+# The client logs a server's answers on the root logger, and an answer may repeat the token that it was sent.
+logging.getLogger().addFilter(_not_the_clients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Lines to be: a run of entities of one table at one instant."""
+
+    t_ns: int
+    names: SiteNames
+    columns: LineColumns
+    first: int
+    last: int
+
+    @property
+    def points(self) -> int:
+        return self.last - self.first
+
+
+class InfluxWriter:
+    """Points in, from any thread; `stats` says what became of them.
+
+    Raises ConfigError if `url` or `token` cannot be used; the token is never shown.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        org: str,
+        bucket: str,
+        token: str | None = None,
+        *,
+        buffer_points: int = 1_000_000,
+        resend_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+    ) -> None:
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
+            raise ConfigError("the token of the history server: expected one line of printable ASCII")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("the URL of the history server: expected http:// or https:// and a host")
+        self.place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+        self._token, self._bucket, self._org = token or "", bucket, org
+        self._url = url.rstrip("/")
+        self._secrets = [s for s in (self._token, parts.password) if s]
+        files = {"ssl_ca_cert": ca_file, "cert_file": cert_file, "cert_key_file": key_file}
+        self._tls: dict[str, Any] = {name: file for name, file in files.items() if file is not None}
+        self._timeout_s, self._resend_s, self._room = timeout_s, resend_s, buffer_points
+        self._pending: deque[_Batch] = deque()
+        self._acked: deque[tuple[float, _Batch]] = deque()  # (when, what), the oldest first
+        self._pending_points = self._acked_points = 0
+        self._heads: dict[tuple[str, str], list[bytes]] = {}
+        self._changed = threading.Condition()
+        self._stop = False
+        self._started: bytes | None = None  # when the server began, in its own words
+        # Whether the server may have begun anew: the connection is another one, or something failed.
+        self._reconnected, self._failed = True, False
+        self.counts = dict.fromkeys(
+            ("written_points", "dropped_points", "refused_points", "resent_points", "write_errors"), 0
+        )
+        self.error = self.refusal = ""
+        self._thread = threading.Thread(target=self._run, name="influx", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def offer(self, t_ns: int, names: SiteNames, tables: Sequence[LineColumns]) -> None:
+        """One instant of these tables; their arrays must not change any more. Never waits for the server."""
+        with self._changed:
+            for columns in tables:
+                n = max(columns.value.shape[-1], columns.total.shape[-1])
+                for first in range(0, n, BATCH_POINTS):
+                    batch = _Batch(t_ns, names, columns, first, min(n, first + BATCH_POINTS))
+                    self._pending.append(batch)
+                    self._pending_points += batch.points
+            self._make_room()
+            self._changed.notify()
+
+    def stats(self) -> dict[str, int | str]:
+        """Points written, waiting and lost; `error` is why nothing is written just now, or empty."""
+        return {
+            **self.counts,
+            "queue_points": self._pending_points,
+            "error": self.error,
+            "refusal": self.refusal,
+        }
+
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Send what waits if it can be done by then; whether all was sent. A hanging server is left alone."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return self._pending_points == 0
+
+    def _make_room(self) -> None:
+        """Forget what was acknowledged first, then the oldest that waits."""
+        while self._acked and self._pending_points + self._acked_points > self._room:
+            self._acked_points -= self._acked.popleft()[1].points
+        while self._pending_points > self._room and len(self._pending) > 1:
+            lost = self._pending.popleft().points
+            self._pending_points -= lost
+            self.counts["dropped_points"] += lost
+
+    def _run(self) -> None:
+        client: Any = InfluxDBClient(
+            self._url,
+            token=self._token,
+            org=self._org,
+            timeout=round(self._timeout_s * 1000),
+            **self._tls,
+        )
+        backoff, ended_s = Backoff(RETRY_S, MAX_RETRY_S), 0.0
+        try:
+            self._watch(client)
+            api = client.write_api(write_options=SYNCHRONOUS)
+            while True:
+                with self._changed:
+                    while not self._pending and not self._stop:
+                        self._changed.wait(1.0)
+                    if self._stop:
+                        ended_s = ended_s or time.monotonic() + CLOSE_S
+                        if not self._pending or self.error or time.monotonic() > ended_s:
+                            return
+                try:
+                    self._step(client, api)
+                    self.error = ""
+                    backoff.reset()
+                except Exception as error:
+                    self.counts["write_errors"] += 1
+                    self.error = self._told(error)
+                    self._failed = True
+                    with self._changed:
+                        if not self._stop:
+                            self._changed.wait_for(lambda: self._stop, backoff.next_s())
+        finally:
+            with contextlib.suppress(Exception):
+                client.close()
+
+    def _watch(self, client: Any) -> None:
+        """Notice each new connection: the client opens one without a word where the old one is gone."""
+        pool = client.api_client.rest_client.pool_manager.connection_from_url(self._url)
+        usual = pool.ConnectionCls
+
+        def connect(connection: Any) -> None:
+            self._reconnected = True
+            usual.connect(connection)
+
+        pool.ConnectionCls = type("WatchedConnection", (usual,), {"connect": connect})
+
+    def _step(self, client: Any, api: Any) -> None:
+        """Send the oldest batch; first find out whether the server lost what it had taken."""
+        if self._reconnected or self._failed:
+            self._settle_doubt(client)
+            self._reconnected = self._failed = False
+        with self._changed:
+            if not self._pending:
+                return
+            batch = self._pending[0]
+        text, count = lines(self._heads_of(batch), batch.columns, batch.first, batch.last, batch.t_ns)
+        refused = False
+        if count:
+            try:
+                api.write(self._bucket, self._org, text)
+            except ApiException as error:
+                if error.status not in REFUSED:
+                    raise
+                refused, self.refusal = True, self._told(error)
+                self.counts["write_errors"] += 1
+        self._done(batch, count, refused)
+
+    def _done(self, batch: _Batch, count: int, refused: bool) -> None:
+        now_s = time.monotonic()
+        self.counts["refused_points" if refused else "written_points"] += count
+        with self._changed:
+            if self._pending and self._pending[0] is batch:  # or it was dropped meanwhile, to make room
+                self._pending.popleft()
+                self._pending_points -= batch.points
+            if refused:
+                return
+            self._acked.append((now_s, batch))
+            self._acked_points += batch.points
+            while self._acked and self._acked[0][0] < now_s - self._resend_s:
+                self._acked_points -= self._acked.popleft()[1].points
+            self._make_room()
+
+    def _settle_doubt(self, client: Any) -> None:
+        """A server that began anew is sent again what it took last. Raises what the connection raises.
+
+        One that does not say when it began may have, if something failed; not each time that it closes a
+        connection.
+        """
+        manager = client.api_client.rest_client.pool_manager
+        answer = manager.request("GET", f"{self._url}/metrics", timeout=self._timeout_s, retries=False)
+        found = _STARTED.search(answer.data) if answer.status == 200 else None
+        began = found.group(1) if found else None
+        known, self._started = self._started, began
+        if began == known if began is not None else not self._failed:
+            return
+        with self._changed:
+            for _, batch in reversed(self._acked):
+                self._pending.appendleft(batch)
+            self._pending_points += self._acked_points
+            self.counts["resent_points"] += self._acked_points
+            self._acked.clear()
+            self._acked_points = 0
+            self._make_room()
+
+    def _heads_of(self, batch: _Batch) -> list[bytes]:
+        key = (batch.names.hash, batch.columns.table)
+        if key not in self._heads:
+            if any(known != batch.names.hash for known, _ in self._heads):
+                self._heads.clear()
+            self._heads[key] = heads_of(batch.columns.table, batch.names.names(batch.columns.table))
+        return self._heads[key]
+
+    def _told(self, error: Exception) -> str:
+        """Text of an error without secrets, whatever the server repeats of what it was sent."""
+        if isinstance(error, ApiException):
+            text = f"{error.status} {error.reason}: {error.body or ''}"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return f"{self.place}: " + " ".join(text.split())[:MAX_TEXT]

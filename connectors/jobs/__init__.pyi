@@ -1,0 +1,25 @@
+from .burn_in import BurnInSink as BurnInSink
+from .files import FolderSink as FolderSink, FolderSource as FolderSource, ReportFolder as ReportFolder
+from .sink import (
+    CONTROLS as CONTROLS,
+    INTERVAL as INTERVAL,
+    LOCAL as LOCAL,
+    SINCE as SINCE,
+    JobBook as JobBook,
+    JobLease as JobLease,
+    JobSink as JobSink,
+    compose as compose,
+)
+from .start_ids import StartIds as StartIds
+from .wire import (
+    MAX_REASON as MAX_REASON,
+    MAX_REPORT as MAX_REPORT,
+    REPORT as REPORT,
+    Advice as Advice,
+    JobDecoder as JobDecoder,
+    JobReport as JobReport,
+    decode_advice as decode_advice,
+    encode_report as encode_report,
+    job_of as job_of,
+    level_of as level_of,
+)

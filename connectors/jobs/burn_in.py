@@ -1,0 +1,198 @@
+"""The site's own test of nodes that are out of service, run as a program here: burn-in evidence.
+
+A node shall have been tested at an instant or later; a result that is new enough is not made again. Never
+two on a node: a lock that the program inherits outlasts us. What a program said is kept as a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from connectors.jobs.burn_in_run import BurnInFolder, BurnInOutcome, run_test
+from connectors.orders import SinkOrder, State, keep_newest
+from twin.catalogue import NS
+from twin.contracts import CommandBatch, Item
+from twin.site import Site
+from twin.telemetry import NodeTested
+
+CONTROL = "node.burn_in_since_s"
+LOOK_S = 1.0  # between looks whether a test may begin, or must end
+TRIES = 3  # tests without a result, for one command
+AGAIN_S = 300.0  # after the first of them; after the second, twice that
+MAX_DETAIL = 1000  # characters of the last lines in the event
+
+
+@dataclass(slots=True, eq=False)
+class BurnInOrder(SinkOrder):
+    """The test commanded for a node: at the instant `value` [s] or later."""
+
+    expires_ns: int
+    tries: int = 0
+    again_s: float = 0.0  # monotonic
+    answered: tuple[State, str] | None = None
+
+    @property
+    def since_ns(self) -> int:
+        """The instant; -1 where it is none."""
+        return round(self.value * NS) if 0 <= self.value <= 1e10 else -1
+
+
+class BurnInSink:
+    """Tests nodes with `command`, {node} and {host} in it filled in; at most `at_once` at a time.
+
+    `ready` says why a node cannot be tested now ("" if it can), `returned` whether it is in service, so that
+    a test must end; `tested` gives (when the last test that had a result began, whether it passed), or None.
+    `host_of` names a node as its scheduler does. `run` does the work, beside the outflow.
+    """
+
+    name = "burn-in"
+    controls: tuple[str, ...] = (CONTROL,)
+    enforces_safe = False
+
+    def __init__(
+        self, site: Site, command: Sequence[str], folder: Path, stage: Callable[[Sequence[Item], int], None],
+        may_act: Callable[[], bool], *, ready: Callable[[int], str],
+        returned: Callable[[int], bool] = lambda node: False,  # noqa: ARG005
+        tested: Callable[[int], tuple[int, bool] | None] = lambda node: None,  # noqa: ARG005
+        host_of: Callable[[int], str | None] = lambda node: None,  # noqa: ARG005
+        at_once: int = 4, timeout_s: float = 3600.0, test: str = "burn-in", look_s: float = LOOK_S,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:  # fmt: skip
+        self._site, self._command, self.places = site, tuple(command), BurnInFolder(folder)
+        self._stage, self._may_act, self._now_ns = stage, may_act, now_ns
+        self._ready, self._returned, self._tested, self._host_of = ready, returned, tested, host_of
+        self._at_once, self._timeout_s, self._test, self._look_s = at_once, timeout_s, test, look_s
+        self._orders: dict[int, BurnInOrder] = {}  # by node: no more than the site has
+        self._done: dict[int, tuple[int, bool]] = {}  # results, until they are in the service book
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._begun_ns: dict[int, int] = {}
+        self.counts = {"passed": 0, "failed": 0, "no_result": 0, "stopped": 0, "old": 0}
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Note what shall be tested, and say how far it is."""
+        touched: list[int] = []
+        for batch in commands:
+            if batch.control == CONTROL:
+                touched += self._note(batch)
+        items = [item for entity in dict.fromkeys(touched) for item in self._answer(entity, again=True)]
+        if items:
+            self._stage(items, self._now_ns())
+
+    async def run(self) -> None:
+        """Begin tests when they are due, and end those that may not go on, until cancelled; then end all."""
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(self._look_s)
+        finally:
+            await self._end(list(self._running))
+
+    def _note(self, batch: CommandBatch) -> list[int]:
+        concerned, old = keep_newest(
+            self._orders,
+            batch,
+            lambda order: BurnInOrder(
+                order.epoch, order.number, order.generation, order.value, batch.expires_ns
+            ),
+        )
+        self.counts["old"] += old
+        for entity in concerned:
+            self._orders[entity].expires_ns = batch.expires_ns
+        return concerned
+
+    def _result(self, entity: int) -> tuple[int, bool] | None:
+        """The last result, from the service book or not there yet."""
+        found = [r for r in (self._tested(entity), self._done.get(entity)) if r is not None]
+        return max(found, default=None)
+
+    def _state(self, entity: int) -> tuple[State, str]:
+        order, result = self._orders[entity], self._result(entity)
+        if order.since_ns < 0:
+            return "failed", "expected an instant in seconds since 1970"
+        if result is not None and result[0] >= order.since_ns:
+            return "done", "passed" if result[1] else "failed the test"
+        if entity in self._running:
+            return "in_progress", "the test runs"
+        if order.tries >= TRIES:
+            return "failed", f"{order.tries} tests gave no result; see {self.places.folder}"
+        if order.since_ns > self._now_ns():
+            return "accepted", "its instant is to come"
+        return "accepted", self._ready(entity) or "waits for its turn"
+
+    def _answer(self, entity: int, again: bool = False) -> list[Item]:
+        """Progress of the command of a node, if it changed or is asked for `again`."""
+        order, (state, detail) = self._orders[entity], self._state(entity)
+        if not again and order.answered is not None and order.answered[0] == state:
+            return []
+        order.answered = (state, detail)
+        return [order.acked(CONTROL, self._site.name("node", entity), state, detail)]
+
+    async def _look(self) -> None:
+        if not self._may_act():
+            await self._end(list(self._running))
+            return
+        await self._end([e for e in self._running if self._returned(e)])
+        now_ns, now_s = self._now_ns(), time.monotonic()
+        for entity in [
+            e for e, o in self._orders.items() if o.expires_ns <= now_ns and e not in self._running
+        ]:
+            del self._orders[entity]  # nobody asks any more
+        for entity in sorted(self._orders, key=lambda e: (self._orders[e].since_ns, e)):
+            if len(self._running) >= self._at_once:
+                break
+            order = self._orders[entity]
+            if (
+                entity not in self._running
+                and self._state(entity)[0] == "accepted"
+                and order.since_ns <= now_ns
+                and order.again_s <= now_s
+                and not self._ready(entity)
+            ):
+                order.tries += 1
+                order.again_s = now_s + AGAIN_S * order.tries
+                task = asyncio.create_task(self._one(entity), name=f"burn-in {entity}")
+                self._running[entity] = task
+                self._stage(self._answer(entity), now_ns)
+
+    async def _end(self, entities: Sequence[int]) -> None:
+        """Stop tests; their programs are gone when this returns."""
+        tasks = [self._running[e] for e in entities if e in self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _one(self, entity: int) -> None:
+        name, began_ns = self._site.name("node", entity), self._now_ns()
+        host = self._host_of(entity) or name.rpartition("/")[2]
+        words = [w.replace("{node}", name).replace("{host}", host) for w in self._command]
+        try:
+            found = await run_test(words, self.places, name, host, self._timeout_s, began_ns)
+        except asyncio.CancelledError:
+            self.counts["stopped"] += 1
+            self._report(entity, name, began_ns, BurnInOutcome(None, "stopped before its end"))
+            raise
+        except Exception as error:  # of our own files, such as a full disk: it says nothing of the node
+            found = BurnInOutcome(None, f"{type(error).__name__}: {error}")
+        finally:
+            self._running.pop(entity, None)
+        self._report(entity, name, began_ns, found)
+
+    def _report(self, entity: int, name: str, began_ns: int, found: BurnInOutcome) -> None:
+        self._running.pop(entity, None)
+        ended_ns = max(self._now_ns(), began_ns)
+        kind = "no_result" if found.passed is None else "passed" if found.passed else "failed"
+        self.counts[kind] += 1
+        if found.passed is not None:
+            self._done[entity] = (began_ns, found.passed)
+        items: list[Item] = [NodeTested(
+            id=f"burn-in:{name}:{began_ns}", name=name, began_ns=began_ns, ended_ns=ended_ns,
+            passed=found.passed, test=self._test, detail=found.detail[-MAX_DETAIL:],
+        )]  # fmt: skip
+        if entity in self._orders:
+            items += self._answer(entity, again=True)
+        self._stage(items, ended_ns)

@@ -1,0 +1,6 @@
+from .access import HOST as HOST, load_access as load_access
+from .client import KubernetesClient as KubernetesClient
+from .nodes import Hosts as Hosts
+from .placement import KubernetesPlacement as KubernetesPlacement
+from .sink import KubernetesSink as KubernetesSink
+from .source import KubernetesSource as KubernetesSource

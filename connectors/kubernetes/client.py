@@ -1,0 +1,262 @@
+"""Requests to a Kubernetes API server: JSON over aiohttp, with what every caller needs done right.
+
+Each answer has a limit in time and size. 429 and 5xx are tried again after a wait that grows, a refused token
+is read anew once, redirects and proxies are not followed. Knows no kind of object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from connectors.backoff import Backoff
+from connectors.http_body import body_of
+from connectors.kubernetes.access import Access
+from twin.catalogue import ConfigError, ConnectorError
+
+MAX_BODY = 64 * 2**20  # bytes of an answer: a page of 500 pods is about 10 MB
+MAX_LINE = 8 * 2**20  # bytes of one event of a watch; etcd holds objects of 1.5 MB
+MAX_PAGES = 4000
+PAGE = 500  # objects. source: the page size of kubectl (--chunk-size)
+TRIES, FIRST_S, LONGEST_S = 4, 0.25, 4.0
+WATCH_S = 45  # after which a watch is asked for anew, so that a dead connection is found out
+_TYPES = {"merge": "application/merge-patch+json", "strategic": "application/strategic-merge-patch+json"}
+
+Params = dict[str, str]
+
+
+class ApiError(ConnectorError):
+    """The server refused: `status` as in HTTP, `reason` a word such as Conflict, `after_s` to the next."""
+
+    def __init__(self, what: str, status: int, reason: str, message: str, after_s: float = 0.0) -> None:
+        self.status, self.reason, self.after_s = status, reason, after_s
+        self.message = message[:300]
+        hint = {
+            401: "; expected a valid token: renew it where it was read from",
+            403: "; expected the rights of deploy/kubernetes/rbac.yaml",
+        }.get(status, "")
+        super().__init__(f"{what}: answers {status} {reason}: {self.message or 'no reason given'}{hint}")
+
+
+class Away(ConnectorError):
+    """The server cannot be reached, or its answer was none: worth another try later."""
+
+
+class Expired(ConnectorError):
+    """The version that a watch or a list goes on from is no longer kept (410): list anew."""
+
+
+class KubernetesClient:
+    """A connection that is opened when it is first needed. `load` gives the access, with the token of now."""
+
+    def __init__(self, load: Callable[[], Access], *, timeout_s: float = 10.0) -> None:
+        self._load, self._timeout_s = load, timeout_s
+        self._access: Access | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """End all connections; the next request opens one again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str, params: Params | None = None) -> bytes:
+        """The answer's body. Raises ApiError where the server refuses, Away where it does not answer."""
+        return await self._tried("GET", path, params)
+
+    async def patch(self, path: str, body: object, kind: Literal["merge", "strategic"] = "merge") -> bytes:
+        """Change an object; a resourceVersion in the patch makes the server refuse (409) a stale one."""
+        return await self._tried("PATCH", path, None, body, _TYPES[kind])
+
+    async def post(self, path: str, body: object, tries: int = 1) -> bytes:
+        """Send an object, once unless said otherwise: 429 has a meaning of its own for an eviction."""
+        return await self._tried("POST", path, None, body, "application/json", tries)
+
+    async def pages(self, path: str, params: Params | None = None) -> AsyncGenerator[bytes, None]:
+        """A list, page by page. Raises Expired where it changed too much meanwhile to be gone on with."""
+        token = ""
+        for _ in range(MAX_PAGES):
+            more: Params = {"limit": str(PAGE), **(params or {}), **({"continue": token} if token else {})}
+            try:
+                page = await self.get(path, more)
+            except ApiError as error:
+                if error.status == 410:
+                    raise Expired(str(error)) from error
+                raise
+            yield page
+            token = _continued(path, page)
+            if not token:
+                return
+        raise Away(f"{path}: more than {MAX_PAGES} pages of {PAGE}")
+
+    async def watch(self, path: str, params: Params) -> AsyncGenerator[bytes, None]:
+        """Events as lines, until the server ends the watch after WATCH_S; b"" says that it began.
+
+        Raises Expired, ApiError, Away.
+        """
+        access = await self._opened()
+        asked = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S), **params}
+        limit = aiohttp.ClientTimeout(total=WATCH_S + self._timeout_s, sock_connect=self._timeout_s)
+        try:
+            async with self._ask(access, "GET", path, asked, timeout=limit) as answer:
+                if answer.status == 401:
+                    await self._renew(access, path)
+                    raise Away(f"{path}: the token was renewed")
+                if answer.status != 200:
+                    raise _refusal("GET", path, answer, await body_of(answer, path, MAX_BODY, Away))
+                yield b""
+                rest = bytearray()
+                async for part in answer.content.iter_any():
+                    rest += part
+                    if b"\n" in part:
+                        *lines, last = bytes(rest).split(b"\n")
+                        rest = bytearray(last)
+                        for line in lines:
+                            if line.strip():
+                                yield line
+                    if len(rest) > MAX_LINE:
+                        raise Away(f"{path}: an event beyond {MAX_LINE} bytes")
+        except ApiError as error:
+            if error.status == 410:
+                raise Expired(str(error)) from error
+            raise
+        except TimeoutError:
+            raise Away(f"{access.server}{path}: the watch did not end in time") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _away(access, path, error) from None
+
+    async def _tried(
+        self, method: str, path: str, params: Params | None, body: object = None, kind: str = "",
+        tries: int = TRIES,
+    ) -> bytes:  # fmt: skip
+        """Ask until there is an answer that another try would not better."""
+        backoff, renewed, least_s = Backoff(FIRST_S, LONGEST_S, (0.75, 1.25)), False, 0.0
+        for left in range(tries - 1, -1, -1):
+            access = await self._opened()
+            try:
+                return await self._once(access, method, path, params, body, kind)
+            except ApiError as error:
+                if error.status == 401 and not renewed:
+                    renewed = True
+                    await self._renew(access, path)
+                    return await self._once(await self._opened(), method, path, params, body, kind)
+                if left == 0 or not (error.status == 429 or error.status >= 500):
+                    raise
+                least_s = min(error.after_s, LONGEST_S)
+            except Away:
+                if left == 0:
+                    raise
+            await asyncio.sleep(backoff.next_s(least_s))
+        raise AssertionError("no try is left")
+
+    async def _once(
+        self, access: Access, method: str, path: str, params: Params | None, body: object, kind: str
+    ) -> bytes:
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        more: dict[str, Any] = {}
+        if kind:
+            more = {"data": msgspec.json.encode(body), "headers": {"Content-Type": kind}}
+        try:
+            async with self._ask(access, method, path, params or {}, timeout=limit, **more) as answer:
+                text = await body_of(answer, path, MAX_BODY, Away)
+                if answer.status not in (200, 201, 202):
+                    raise _refusal(method, path, answer, text)
+                return text
+        except TimeoutError:
+            raise Away(f"{access.server}{path}: no whole answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _away(access, path, error) from None
+
+    def _ask(
+        self, access: Access, method: str, path: str, params: Params, **more: Any
+    ) -> Any:  # what aiohttp gives is awaited or entered
+        headers = {**more.pop("headers", {})}
+        if access.token is not None:
+            headers["Authorization"] = f"Bearer {access.token}"
+        if access.tls is not None:
+            more["ssl"] = access.tls
+        if access.tls_name is not None:
+            more["server_hostname"] = access.tls_name
+        assert self._session is not None
+        url = access.server + path
+        return self._session.request(
+            method, url, params=params, headers=headers, allow_redirects=False, **more
+        )
+
+    async def _opened(self) -> Access:
+        if self._access is None:
+            self._access = await self._loaded()
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept": "application/json", "User-Agent": "racktwin"},
+            )  # fmt: skip
+        return self._access
+
+    async def _loaded(self) -> Access:
+        try:
+            return await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            raise Away(f"access: {str(error)[:300]}") from error
+
+    async def _renew(self, refused: Access, path: str) -> None:
+        """A token was refused: it may have been renewed in its file. Raises ApiError (401) if it was not."""
+        if self._access is refused:
+            self._access = await self._loaded()
+        if self._access is None or self._access.token == refused.token:
+            where = "" if refused.token_from is None else f" of {refused.token_from}"
+            what = "no token" if refused.token is None else f"the token{where}"
+            raise ApiError(f"{refused.server}{path}", 401, "Unauthorized", f"{what} is not accepted")
+
+
+def _away(access: Access, path: str, error: Exception) -> Away:
+    return Away(f"{access.server}{path}: {type(error).__name__}: {str(error)[:200]}")
+
+
+class _Status(msgspec.Struct):
+    """Text of a refusal by the server (meta/v1 Status)."""
+
+    reason: str | None = ""
+    message: str | None = ""
+
+
+def _refusal(method: str, path: str, answer: aiohttp.ClientResponse, text: bytes) -> ApiError:
+    try:
+        said = msgspec.json.decode(text, type=_Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = _Status(answer.reason or "", text[:200].decode("utf-8", "replace"))
+    after = answer.headers.get("Retry-After", "")
+    after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0
+    return ApiError(f"{method} {path}", answer.status, (said.reason or "")[:60], said.message or "", after_s)
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str | None = ""
+    continue_: str | None = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta = _ListMeta()
+
+
+def _continued(path: str, page: bytes) -> str:
+    return page_meta(path, page)[1]
+
+
+def page_meta(path: str, page: bytes) -> tuple[str, str]:
+    """(resourceVersion, how to go on) of a page of a list. Raises Away for what is no list."""
+    try:
+        meta = msgspec.json.decode(page, type=_Page).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Away(f"{path}: expected a list in JSON: {str(error)[:200]}") from None
+    return meta.resource_version or "", meta.continue_ or ""
+
+
+def now_text(now_s: float | None = None) -> str:
+    """An instant as Kubernetes writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() if now_s is None else now_s))

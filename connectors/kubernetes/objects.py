@@ -1,0 +1,235 @@
+"""Nodes and pods as the Kubernetes API writes them: the few fields that are read, all of them optional.
+
+What does not fit is told by name and left out; the others of a list are read all the same. Pure functions of
+JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from twin.catalogue import BadMessage
+
+MAX_ITEMS = 1_000_000
+MIRROR = "kubernetes.io/config.mirror"  # a static pod of the node's own agent
+FINISHED = ("Succeeded", "Failed")
+# Extended resources that are accelerators. source: the vendors' device plugins
+GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "amd.com/gpu",
+                 "huawei.com/Ascend*", "aws.amazon.com/neuron*", "habana.ai/gaudi", "google.com/tpu",
+                 "gpu.intel.com/*")  # fmt: skip
+
+
+def gpu_test(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Tells by these patterns which resources are accelerators; there are few names, each is tried once."""
+    match = re.compile("|".join(translate(p) for p in patterns)).match
+    return lru_cache(1000)(lambda resource: match(resource) is not None)
+
+
+class Owner(msgspec.Struct):
+    """Maker of an object (meta/v1 OwnerReference)."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    """meta/v1 ObjectMeta."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[Owner] | None = None
+    deletion_timestamp: str | None = None
+
+    @property
+    def owner(self) -> Owner | None:
+        """The controller that would make it anew."""
+        return next((o for o in self.owner_references or () if o.controller), None)
+
+
+class NodeCondition(msgspec.Struct):
+    """A condition of a node."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = ""
+    message: str | None = ""
+
+
+class _NodeSpec(msgspec.Struct):
+    unschedulable: bool | None = None
+    taints: list[dict[str, Any]] | None = None
+
+
+class _NodeStatus(msgspec.Struct):
+    conditions: list[NodeCondition] | None = None
+
+
+class KubernetesNode(msgspec.Struct):
+    """A node of a cluster."""
+
+    metadata: Meta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+    def condition(self, kind: str) -> NodeCondition | None:
+        """The condition of this type."""
+        return next((c for c in self.status.conditions or () if c.type == kind), None)
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    priority: int | None = None
+    active_deadline_seconds: float | None = None
+    resource_claims: list[Any] | None = None
+
+
+class _PodStatus(msgspec.Struct):
+    phase: str | None = None
+
+
+class KubernetesPod(msgspec.Struct):
+    """A pod, bound to a node or not."""
+
+    metadata: Meta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def finished(self) -> bool:
+        """True if it runs no more and will not again."""
+        return self.status.phase in FINISHED
+
+    @property
+    def part_of_node(self) -> bool:
+        """True if it belongs to its node: a mirror of a static pod, or of a DaemonSet."""
+        owner = self.metadata.owner
+        mirror = MIRROR in (self.metadata.annotations or {})
+        return mirror or (owner is not None and owner.kind in ("DaemonSet", "Node"))
+
+    @property
+    def course(self) -> Literal["stays", "over", "leaving", "bare", "evict"]:
+        """Treatment by a drain; `bare`: nobody would make it anew."""
+        if self.part_of_node:
+            return "stays"
+        if self.finished:
+            return "over"
+        if self.metadata.deletion_timestamp is not None:
+            return "leaving"
+        return "bare" if self.metadata.owner is None else "evict"
+
+    def holds_gpus(self, is_gpu: Callable[[str], bool]) -> bool:
+        """True if it asks for accelerators, or for devices by claims, which may be some."""
+        if self.spec.resource_claims:
+            return True
+        for container in (*(self.spec.containers or ()), *(self.spec.init_containers or ())):
+            if container.resources is not None:
+                for asked in (container.resources.limits, container.resources.requests):
+                    for resource, count in (asked or {}).items():
+                        if is_gpu(resource) and count not in ("0", 0):
+                            return True
+        return False
+
+
+Kind = TypeVar("Kind", KubernetesNode, KubernetesPod)
+WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _Items(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[str]]:
+    """(the objects of a page of a list, why single ones were left out). Raises BadMessage for no list."""
+    try:
+        items = msgspec.json.decode(page, type=_Items).items or []
+    except WRONG as error:
+        raise BadMessage(f"expected a list of {kind.__name__}s: {str(error)[:200]}") from None
+    found: list[Kind] = []
+    bad: list[str] = []
+    for item in items[:MAX_ITEMS]:
+        try:
+            found.append(read_object(bytes(item), kind))
+        except BadMessage as error:
+            bad.append(str(error))
+    return found, bad
+
+
+def read_object(text: bytes, kind: type[Kind]) -> Kind:
+    """One object. Raises BadMessage for one that is not of this kind, or has no name."""
+    try:
+        found = msgspec.json.decode(text, type=kind)
+    except WRONG as error:
+        shown = text[:80].decode("utf-8", "replace")
+        raise BadMessage(f"{kind.__name__} {shown!r}: {str(error)[:200]}") from None
+    if not 0 < len(found.metadata.name) <= 253:
+        raise BadMessage(f"{kind.__name__}: metadata.name: expected 1 to 253 characters")
+    return found
+
+
+class Change(msgspec.Struct):
+    """An event of a watch; `object` is not read yet."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str | None = ""
+
+
+class _Versioned(msgspec.Struct):
+    metadata: Meta
+
+
+def read_change(line: bytes) -> Change:
+    """An event of a watch. Raises BadMessage."""
+    try:
+        return msgspec.json.decode(line, type=Change)
+    except WRONG as error:
+        raise BadMessage(f"event {line[:80].decode('utf-8', 'replace')!r}: {str(error)[:200]}") from None
+
+
+def version_of(change: Change) -> str:
+    """Up to where a watch has told; "" where the object does not say."""
+    try:
+        return msgspec.json.decode(change.object, type=_Versioned).metadata.resource_version
+    except WRONG:
+        return ""
+
+
+def fault_of(change: Change) -> tuple[int, str]:
+    """(code, message) of an event that is an error."""
+    try:
+        status = msgspec.json.decode(change.object, type=_Status)
+    except WRONG:
+        return 0, "an error that cannot be read"
+    return status.code, (status.message or "")[:200]

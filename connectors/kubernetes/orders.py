@@ -1,0 +1,246 @@
+"""Orders on nodes of a Kubernetes cluster: noted, brought about while the lease lives and we lead, answered.
+
+What is done to a node says the sink that inherits this. `apply` notes and returns; `run` takes up what is
+due, a few nodes at a time. A server that is away is waited for, what it refuses is told. Nothing of an order
+outlives its lease, nor our lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from connectors.kubernetes.client import ApiError, Away, KubernetesClient
+from connectors.kubernetes.nodes import Hosts, NodeCommand, Plan
+from connectors.kubernetes.objects import KubernetesNode, read_object
+from connectors.orders import SinkOrder, order_rows
+from twin.catalogue import BadMessage
+from twin.contracts import CommandBatch, Item
+from twin.telemetry import CommandAcked
+
+log = logging.getLogger(__name__)
+AT_ONCE = 16  # nodes that are worked on at the same time
+FIRST_S, LONGEST_S = 1.0, 30.0  # between tries while the server is away
+CONFLICTS = 6  # times that a node may change between our reading and our writing
+TELL_S = 30.0  # between two acknowledgements that differ in words only
+IDLE_S = 1.0
+State = Literal["in_progress", "done", "failed"]
+
+
+class OrderRefused(Exception):
+    """Why an order is not carried out."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeWork:
+    """An order on a node, and how far it is. `due_s`: monotonic; 0 = ordered or renewed, and not begun."""
+
+    entity: int
+    generation: int
+    order: NodeCommand
+    expires_ns: int
+    deadline_ns: int
+    policy: str = ""  # "" where it is only renewed
+    due_s: float = 0.0
+    wait_s: float = 0.0
+    state: State | None = None
+    detail: str = ""
+    told_s: float = 0.0
+    fault: str = ""  # what is wrong with the server, or with us
+
+
+Kind = TypeVar("Kind", bound=NodeWork)
+
+
+class NodeOrders(ABC, Generic[Kind]):
+    """A sink's orders. `stage` takes answers; before each change `may_act` is asked.
+
+    `states` are those of the control; `kind` makes the record of an order.
+    """
+
+    name: str
+    controls: tuple[str, ...]
+    enforces_safe = False  # what a node says stays until somebody changes it
+
+    def __init__(
+        self, client: KubernetesClient, hosts: Hosts, states: tuple[str, ...], kind: type[Kind], *,
+        stage: Callable[[Sequence[Item], int], None], may_act: Callable[[], bool],
+        now_ns: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._client, self._hosts, self._states, self._kind = client, hosts, states, kind
+        self._stage, self._may_act, self._now_ns = stage, may_act, now_ns
+        self._works: dict[int, Kind] = {}
+        self._wake = asyncio.Event()
+        self.counts = {"patched": 0, "done": 0, "failed": 0, "conflicts": 0, "away": 0}
+
+    @property
+    def fault(self) -> str:
+        """Why some node is not as it is wanted, where that is not the node's affair; "" without such."""
+        return next((w.fault for w in self._works.values() if w.fault), "")
+
+    @abstractmethod
+    async def _carry_out(self, host: str, work: Kind) -> None:
+        """Take a node as far as it goes now, and tell. Raises Refused, ApiError, Away, BadMessage."""
+
+    @abstractmethod
+    def _plan(self, node: KubernetesNode, work: Kind) -> Plan:
+        """Changes to make on a node, or why there are none."""
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Note what is wanted of each node; a renewal looks whether it is still so."""
+        for batch in commands:
+            if batch.control not in self.controls:
+                continue
+            for entity, order in order_rows(batch):
+                self._note(batch, entity, order)
+        self._wake.set()
+
+    def _note(self, batch: CommandBatch, entity: int, row: SinkOrder) -> None:
+        value, generation = min(max(round(row.value), 0), len(self._states) - 1), row.generation
+        order = NodeCommand(value, row.epoch, row.number, batch.reason)
+        was = self._works.get(entity)
+        expires_ns = batch.deadline_ns if batch.final else batch.expires_ns
+        if was is None or (was.order.value, was.order.id) != (order.value, order.id):
+            policy = "" if batch.renewal else batch.policy
+            work = self._kind(entity, generation, order, expires_ns, batch.deadline_ns, policy)
+            self._works[entity] = work
+            return
+        was.generation, was.expires_ns, was.deadline_ns = generation, expires_ns, batch.deadline_ns
+        if not batch.renewal:  # it is sent again, and wants an answer of its own
+            was.state = None
+        if was.state != "in_progress":
+            was.due_s = 0.0
+
+    async def run(self) -> None:
+        """Bring about what is wanted, until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                self._forget()
+                now_s = time.monotonic()
+                due = [w for w in self._works.values() if w.due_s <= now_s]
+                if due:
+                    await self._take_up(due)
+                    continue
+                next_s = min((w.due_s for w in self._works.values()), default=math.inf)
+                try:
+                    async with asyncio.timeout(max(0.01, min(IDLE_S, next_s - now_s))):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await self._client.close()
+
+    def _forget(self) -> None:
+        """Forget orders that ended, and all where another daemon leads; the nodes stay as they are."""
+        now_ns = self._now_ns()
+        if not self._may_act():
+            self._works.clear()
+        for entity in [e for e, w in self._works.items() if w.expires_ns <= now_ns]:
+            del self._works[entity]
+
+    async def _take_up(self, due: Sequence[Kind]) -> None:
+        """Go on with those that have waited longest."""
+        first = heapq.nsmallest(AT_ONCE, due, key=lambda w: w.due_s)
+        await asyncio.gather(*(self._advance(w) for w in first))
+
+    def _wanted(self, work: Kind) -> bool:
+        """True if this order still stands, and we lead."""
+        asked = self._works.get(work.entity) is work and self._now_ns() < work.expires_ns
+        return asked and self._may_act()
+
+    async def _advance(self, work: Kind) -> None:
+        """Carry out an order, or say when to try again."""
+        if work.state != "done" and self._now_ns() >= work.deadline_ns:
+            self._end(work, "failed", f"not done in time: {work.detail or 'it was not begun'}", work.fault)
+            return
+        host = self._hosts.host_of(work.entity)
+        try:
+            if host is None:
+                if self._hosts.listed:
+                    raise OrderRefused("the cluster has no such node; see kubernetes.node_names")
+                raise Away("the nodes of the cluster are not listed yet")
+            await self._carry_out(host, work)
+            work.wait_s, work.fault = 0.0, ""
+        except (OrderRefused, BadMessage) as error:
+            self._end(work, "failed", str(error))
+        except ApiError as error:
+            if error.status in (409, 429) or error.status >= 500:
+                self._later(work, str(error))
+            else:
+                self._end(work, "failed", str(error), str(error))
+        except Away as error:
+            self._later(work, str(error))
+        except Exception as error:  # one node must not stop the others
+            log.exception("%s: %s", self.name, host)
+            self._end(work, "failed", f"{type(error).__name__}: {error}")
+
+    async def _change(self, host: str, work: Kind) -> KubernetesNode | None:
+        """The node, once it says what is wanted; None where that is not wanted any more.
+
+        Raises Refused, ApiError, Away, BadMessage.
+        """
+        for _ in range(CONFLICTS):
+            node = read_object(await self._client.get(path_of(host)), KubernetesNode)
+            wanted = self._plan(node, work)
+            if wanted.refusal:
+                raise OrderRefused(wanted.refusal)
+            if not self._wanted(work):
+                return None
+            if wanted.patch is None:
+                return node
+            try:
+                answer = await self._patch(host, work, wanted.patch)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                self.counts["conflicts"] += 1
+                continue
+            self.counts["patched"] += 1
+            return read_object(answer, KubernetesNode)
+        raise Away(f"{host} keeps changing while it is written")
+
+    async def _patch(self, host: str, work: Kind, patch: dict[str, Any]) -> bytes:
+        return await self._client.patch(path_of(host), patch)
+
+    def _later(self, work: Kind, why: str) -> None:
+        """Nothing is lost: the node is tried again while its lease lives."""
+        self.counts["away"] += 1
+        work.fault = why[:300]
+        work.wait_s = min(LONGEST_S, 2 * work.wait_s or FIRST_S)
+        work.due_s = time.monotonic() + work.wait_s
+        self._tell(work, "in_progress", f"is tried again: {why}")
+
+    def _end(self, work: Kind, state: State, detail: str, fault: str = "") -> None:
+        """It is not taken up again before the next renewal."""
+        if work.state != state:
+            self.counts[state] += 1
+        work.due_s, work.wait_s, work.fault = math.inf, 0.0, fault[:300]
+        self._tell(work, state, detail)
+
+    def _tell(self, work: Kind, state: State, detail: str) -> None:
+        """Acknowledge, unless that was said already, or we are no longer asked."""
+        now_s = time.monotonic()
+        same = state == work.state and (detail == work.detail or now_s - work.told_s < TELL_S)
+        work.detail = detail
+        if same or not self._wanted(work):
+            return
+        work.state, work.told_s = state, now_s
+        ack = CommandAcked(
+            control=self.controls[0], name=self._hosts.name(work.entity), generation=work.generation,
+            command=work.order.id, state=state, detail=detail[:200],
+        )  # fmt: skip
+        self._stage([ack], self._now_ns())
+
+
+def path_of(host: str) -> str:
+    """Path of a node on the server."""
+    return f"/api/v1/nodes/{quote(host, safe='')}"

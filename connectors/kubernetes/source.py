@@ -1,0 +1,274 @@
+"""Jobs, levels and placement of nodes read from a Kubernetes API server: listed first, then watched.
+
+A watch goes on where the list or the last one ended; where the server keeps that no longer (410), all is
+listed anew. A server that is silent ends no job, and levels grow old. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
+from typing import Generic
+
+from connectors.kubernetes.client import WATCH_S, Away, Expired, KubernetesClient, Params, page_meta
+from connectors.kubernetes.jobs import PodBook
+from connectors.kubernetes.nodes import OWNER, PLACEMENT, SIGNAL, Hosts, level_of, owner_of, placement_of
+from connectors.kubernetes.objects import (
+    MAX_ITEMS,
+    Kind,
+    KubernetesNode,
+    KubernetesPod,
+    fault_of,
+    read_change,
+    read_items,
+    read_object,
+    version_of,
+)
+from twin.catalogue import BadMessage, ConnectorError
+from twin.contracts import Inlet
+from twin.telemetry import JobKind, Reading
+
+SETTLE_S = 1.0  # pods of a job are bound one after the other: what comes within this time is told at once
+RESTATE_S = 30.0  # levels are told again, as of when the server last spoke
+FAILURES = 3  # watches on end that fail before the link counts as down
+AGAIN_S = 0.5
+BOUND = "spec.nodeName!="  # pods that have a node
+MAX_TOLD = 200  # faults of one list that are told
+SLICE = 500  # pods that are taken in at a stretch
+FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
+_SIGNALS = (SIGNAL, OWNER, PLACEMENT)
+_Told = tuple[float | None, float | None, float | None]  # of a node, in the order of _SIGNALS
+UNKNOWN: _Told = (None, None, None)
+
+
+class Followed(Generic[Kind]):
+    """One kind of object: listed, then watched. `whole` gets each list, `one` each change after it."""
+
+    def __init__(
+        self, client: KubernetesClient, path: str, kind: type[Kind],
+        whole: Callable[[list[Kind]], Awaitable[None]], one: Callable[[Kind, bool], None],
+        params: Params | None = None,
+    ) -> None:  # fmt: skip
+        self.path, self._client, self._params = path, client, params or {}
+        self._kind: type[Kind] = kind
+        self._whole: Callable[[list[Kind]], Awaitable[None]] = whole
+        self._one: Callable[[Kind, bool], None] = one
+        self.version = ""
+        self.listed = False
+        self.heard_ns = 0  # when the server last spoke of these objects
+        self._failed = 0
+
+    async def run(self, inlet: Inlet) -> None:
+        """Follow until cancelled. Raises ConnectorError when the server has failed three times on end."""
+        self.version, self._failed = "", 0
+        while True:
+            try:
+                if not self.version:
+                    await self._list(inlet)
+                await self._watch(inlet)
+                self._failed = 0
+                # a server that ends watches at once is not asked without a pause
+                await asyncio.sleep(0.05)
+            except Expired as error:
+                inlet.skip("watch", str(error)[:200])
+                self.version = ""
+                await self._pause(error)
+            except Away as error:
+                await self._pause(error)
+                inlet.reject("kubernetes", str(error))
+
+    async def _pause(self, error: ConnectorError) -> None:
+        self._failed += 1
+        if self._failed >= FAILURES:
+            raise ConnectorError(f"kubernetes: {error}") from error
+        await asyncio.sleep(AGAIN_S * self._failed)
+
+    async def _list(self, inlet: Inlet) -> None:
+        self.listed = False
+        found: list[Kind] = []
+        version, faults = "", list[str]()
+        async for page in self._client.pages(self.path, self._params):
+            try:
+                some, bad = await asyncio.to_thread(read_items, page, self._kind)
+            except BadMessage as error:
+                raise Away(f"{self.path}: {error}") from error
+            version = page_meta(self.path, page)[0]
+            found += some
+            faults += bad[: MAX_TOLD - len(faults)]
+            if len(found) > MAX_ITEMS:
+                raise Away(f"{self.path}: more than {MAX_ITEMS} objects")
+        for why in faults:
+            inlet.reject("kubernetes", f"{self.path}: {why}")
+        await self._whole(found)
+        self.listed, self.version, self.heard_ns = True, version or "0", time.time_ns()
+
+    async def _watch(self, inlet: Inlet) -> None:
+        asked = {**self._params, "resourceVersion": self.version}
+        async with aclosing(self._client.watch(self.path, asked)) as lines:
+            async for line in lines:
+                self.heard_ns = time.time_ns()
+                if not line:
+                    continue
+                try:
+                    self._change(line)
+                except BadMessage as error:
+                    inlet.reject("kubernetes", f"{self.path}: {error}")
+                self._failed = 0
+
+    def _change(self, line: bytes) -> None:
+        """Take in an event. Raises BadMessage, Expired, Away."""
+        change = read_change(line)
+        if change.type == "ERROR":
+            code, message = fault_of(change)
+            if code == 410:
+                raise Expired(f"{self.path}: {message}")
+            raise Away(f"{self.path}: the watch fails: {code} {message}")
+        self.version = version_of(change) or self.version
+        if change.type in ("ADDED", "MODIFIED", "DELETED"):
+            self._one(read_object(bytes(change.object), self._kind), change.type != "DELETED")
+
+
+def _told_of(node: KubernetesNode, busy: bool) -> _Told:
+    level, place = level_of(node, busy), placement_of(node)
+    owner = owner_of(node, level)
+    placement = None if place is None else float(place)
+    if level is None or owner is None:
+        return None, None, placement  # what is not ready, or marked strangely, still tells its placement
+    return float(level), float(owner), placement
+
+
+class KubernetesSource:
+    """Follows a cluster. `known` gives the jobs that the twin has as running when it begins.
+
+    `kinds` tells by namespace what jobs are, the label racktwin.io/kind of a pod by job. `placement`: also
+    tell how nodes are placed.
+    """
+
+    def __init__(
+        self, client: KubernetesClient, hosts: Hosts, *, cluster: str = "cluster",
+        job_labels: Iterable[str] = (), gpu_resources: Iterable[str] = (),
+        kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Collection[str]] = tuple,
+        settle_s: float = SETTLE_S, name: str = "kubernetes", placement: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
+        self.book = PodBook(hosts, cluster, job_labels=job_labels, gpu_resources=gpu_resources, kinds=kinds)
+        self._nodes: dict[str, KubernetesNode] = {}
+        self._signals = _SIGNALS if placement else _SIGNALS[:-1]
+        self._told_before: dict[int, _Told] = {}
+        self._changed: dict[str, None] = {}  # nodes by their names in the cluster
+        self._stated_s = -math.inf
+        self.nodes = Followed(client, "/api/v1/nodes", KubernetesNode, self._all_nodes, self._node)
+        self.pods = Followed(
+            client, "/api/v1/pods", KubernetesPod, self._all_pods, self._pod, {"fieldSelector": BOUND}
+        )
+
+    async def run(self, inlet: Inlet) -> None:
+        """Follow nodes and pods. Raises ConnectorError when the server does not answer; that ends no job."""
+        known = self._known()
+        self._stated_s = -math.inf
+        tasks = [asyncio.create_task(f.run(inlet)) for f in (self.nodes, self.pods)]
+        self.nodes.listed = self.pods.listed = False
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=self._settle_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                if self.pods.listed:
+                    known = self._tell_jobs(inlet, known)
+                if self.pods.listed and self.nodes.listed:
+                    self._tell_levels(inlet)
+                self._tell_faults(inlet)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.close()
+
+    def seen(self, host: str) -> KubernetesNode | None:
+        """A node as the server last told of it; None where that may not be so any more."""
+        listed = self.nodes.listed and self.nodes.version != ""
+        fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
+        return self._nodes.get(host) if listed and fresh else None
+
+    async def _all_nodes(self, nodes: list[KubernetesNode]) -> None:
+        self._nodes = {n.metadata.name: n for n in nodes}
+        self._hosts.take(self._nodes)
+
+    async def _all_pods(self, pods: list[KubernetesPod]) -> None:
+        """In slices, between which the loop goes on; nothing is told until all are taken."""
+        self.book.keep({p.key for p in pods})
+        for first in range(0, len(pods), SLICE):
+            for pod in pods[first : first + SLICE]:
+                self.book.put(pod)
+            await asyncio.sleep(0)
+
+    def _node(self, node: KubernetesNode, there: bool) -> None:
+        name = node.metadata.name
+        self._changed[name] = None
+        if there:
+            self._nodes[name] = node
+            self._hosts.add(name)
+        else:
+            self._nodes.pop(name, None)
+            self._hosts.remove(name)
+
+    def _pod(self, pod: KubernetesPod, there: bool) -> None:
+        if there:
+            self.book.put(pod)
+        else:
+            self.book.remove(pod.key)
+
+    def _tell_jobs(self, inlet: Inlet, known: Collection[str]) -> Collection[str]:
+        events = self.book.changes(known)
+        if events:
+            inlet.stage(events, time.time_ns())
+        return ()
+
+    def _tell_levels(self, inlet: Inlet) -> None:
+        """Report changes at once and everything now and then, as of when the server last spoke."""
+        now_ns = time.time_ns()
+        at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
+        if now_ns - at_ns > FRESH_S * 10**9:
+            return
+        whole = time.monotonic() - self._stated_s >= RESTATE_S
+        changed = {**self._changed, **self.book.turned}
+        self._changed.clear()
+        self.book.turned.clear()
+        before = self._told_before
+        levels: dict[int, _Told] = {} if whole else dict(before)
+        for host in self._nodes if whole else changed:
+            entity = self._hosts.entity_of(host)
+            if entity is not None and self._hosts.host_of(entity) in (host, None):
+                node = self._nodes.get(host)
+                levels[entity] = UNKNOWN if node is None else _told_of(node, self.book.busy(host))
+        told = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
+        readings: list[Reading] = []
+        for e in sorted(e for e, values in told.items() if whole or before.get(e) != values):
+            was = before.get(e)
+            for signal, value, old in zip(self._signals, told[e], was or UNKNOWN, strict=False):
+                same = was is not None and value == old
+                if whole or not same:
+                    # What changed is of now, or it would be older than what was told of it before.
+                    readings.append(Reading("node", e, signal, value, at_ns if same else now_ns))
+        if readings:
+            inlet.stage(readings, now_ns)
+        self._told_before = levels
+        if whole:
+            self._stated_s = time.monotonic()
+
+    def _tell_faults(self, inlet: Inlet) -> None:
+        for host in self._hosts.strangers:
+            inlet.skip("node of Kubernetes", f"{host[:60]} is no node of the site; name it in node_names")
+        self._hosts.strangers.clear()
+        for why in self._hosts.faults:
+            inlet.reject(self.name, why)
+        self._hosts.faults.clear()
+        if self.book.refused:
+            inlet.drop(self.name, "more pods than are kept", self.book.refused)
+            self.book.refused = 0

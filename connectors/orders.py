@@ -1,0 +1,84 @@
+"""Sink order: the command in force for one entity, as a sink keeps it until a newer one comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from twin.contracts import CommandBatch
+from twin.telemetry import CommandAcked
+
+State = Literal["accepted", "in_progress", "done", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class SinkOrder:
+    """A command on one entity: `epoch` of its daemon, its `number`, the `generation` of the entity."""
+
+    epoch: int
+    number: int
+    generation: int
+    value: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Orders of one entity by age."""
+        return self.epoch, self.number
+
+    def acked(self, control: str, name: str, state: State, detail: str) -> CommandAcked:
+        """The answer to it."""
+        return CommandAcked(
+            control=control,
+            name=name,
+            generation=self.generation,
+            command=f"{self.epoch}-{self.number}",
+            state=state,
+            detail=detail[:200],
+        )
+
+
+Kept = TypeVar("Kept", bound=SinkOrder)
+
+
+def order_rows(batch: CommandBatch) -> Iterator[tuple[int, SinkOrder]]:
+    """(entity, its order) for each row of a batch."""
+    columns = (batch.index, batch.generation, batch.command, batch.value)
+    for entity, generation, number, value in zip(*(c.tolist() for c in columns), strict=True):
+        yield entity, SinkOrder(batch.epoch, number, generation, value)
+
+
+def keep_newest(
+    orders: dict[int, Kept], batch: CommandBatch, make: Callable[[SinkOrder], Kept]
+) -> tuple[list[int], int]:
+    """(the entities that a batch concerns, how many of its orders are older than those that are kept).
+
+    `make` gives the record of an order. One that is sent again leaves the record that there is.
+    """
+    concerned: list[int] = []
+    old = 0
+    for entity, order in order_rows(batch):
+        known = orders.get(entity)
+        if known is not None and order.key < known.key:
+            old += 1
+            continue
+        record = make(order)
+        if known is None or record.key != known.key or not _same(record.value, known.value):
+            orders[entity] = record
+        concerned.append(entity)
+    return concerned, old
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (one != one and other != other)
+
+
+def state_number(value: float, states: Sequence[str]) -> int:
+    """The number of a state that a command gives; -1 where there is no such state."""
+    return int(value) if value == value and value in range(len(states)) else -1
+
+
+def summary_of(problems: Sequence[str]) -> str:
+    """The first of some problems, and how many more there are."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}"

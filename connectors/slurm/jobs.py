@@ -1,0 +1,220 @@
+"""Jobs of Slurm as `squeue` lists them, and what changed between two listings.
+
+What changed becomes JobStarted and JobEnded, with ids that a restart repeats. Pure: runs no program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from connectors.jobs import StartIds
+from connectors.slurm.hostlist import expand_hosts, expand_names, find_node
+from twin.catalogue import BadMessage
+from twin.telemetry import JobEnded, JobKind, JobStarted
+
+HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
+            "OUT_OF_MEMORY")  # fmt: skip
+# state, job, start, limit, priority, account, user, partition, nodes
+FORMAT = "%T|%A|%S|%l|%Q|%a|%u|%P|%N"
+MAX_JOBS = 1_000_000
+
+
+class SlurmSite(Protocol):
+    """Interface of a site: indices and full paths of nodes, and which racks have one node only."""
+
+    def entity(self, table: str, name: str) -> int | None:
+        """Index of the entity with this full path or unique local name, or None."""
+        ...
+
+    def name(self, table: str, entity: int) -> str:
+        """Full path of an entity."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A job as a listing has it. `start_s` tells a requeued job from its earlier run."""
+
+    job: str
+    state: str
+    start_s: int
+    time_limit_s: float
+    priority: int
+    account: str
+    user: str
+    partition: str
+    hosts: str
+
+
+def parse_listing(text: str) -> tuple[list[Listed], list[str]]:
+    """(the jobs, why single lines could not be read). Raises BadMessage if no line can be."""
+    jobs: list[Listed] = []
+    bad: list[str] = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        if len(jobs) >= MAX_JOBS:
+            raise BadMessage(f"more than {MAX_JOBS} jobs in a listing")
+        cells = [c.strip() for c in line.split("|")]
+        try:
+            if len(cells) != FORMAT.count("|") + 1:
+                raise ValueError(f"{len(cells)} cells")
+            state, job, start, limit, priority, account, user, partition, hosts = cells
+            if state in HOLDING or state in FINISHED:
+                if not (job.isascii() and job.isdigit() and len(job) <= 20):
+                    raise ValueError("no job number")
+                texts = ["" if t in ("(null)", "n/a") else t for t in (account, user, partition, hosts)]
+                jobs.append(Listed(job, state, _start_s(start), _limit_s(limit), _priority(priority), *texts))
+        except ValueError as error:
+            bad.append(f"squeue: {line[:80]!r}: {str(error)[:80]}; expected {FORMAT}")
+    if bad and not jobs:
+        raise BadMessage(bad[0])
+    return jobs, bad
+
+
+def _start_s(text: str) -> int:
+    """The instant of a start (SLURM_TIME_FORMAT=%s), or 0 for none."""
+    if text in ("N/A", "Unknown", "NONE", ""):
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise ValueError(f"start {text[:30]!r}")
+    return int(text)
+
+
+def _limit_s(text: str) -> float:
+    """`[days-]hours:minutes:seconds`, or fewer of them; 0 for what is no limit."""
+    if not text or not text[0].isdigit():
+        return 0.0
+    days, _, rest = text.rpartition("-")
+    parts = [int(p) for p in rest.split(":") if p.isascii() and p.isdigit() and len(p) <= 9]
+    if (
+        len(parts) != rest.count(":") + 1
+        or len(parts) > 3
+        or (days and not (days.isdigit() and len(days) <= 6))
+    ):
+        raise ValueError(f"time limit {text[:30]!r}")
+    if days or len(parts) == 3:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return float(int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds)
+
+
+def _priority(text: str) -> int:
+    """A priority, in the 31 bits that ours has; of those beyond, all are equal (Slurm counts to 2^32)."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise ValueError(f"priority {text[:30]!r}")
+    return min(int(text), 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A job that holds nodes: `told` if some of them are of the site, so that the twin knows of it."""
+
+    id: str
+    start_s: int
+    hosts: str
+    told: bool
+
+
+class JobLedger:
+    """Table of the jobs that hold nodes, updated by each listing."""
+
+    def __init__(
+        self, site: SlurmSite, node_names: Mapping[str, str], kinds: Mapping[str, JobKind] | None = None
+    ) -> None:
+        self._site, self._kinds = site, kinds or {}
+        self._names = expand_names(dict(node_names), "$.jobs.slurm.node_names")
+        self._running: dict[str, _Run] = {}
+        self._ids = StartIds()
+        self._nodes: dict[str, str] = {}  # host -> full path
+        self.cluster = "cluster"
+        self.strangers: dict[str, None] = {}  # hosts that the site does not have; the caller clears it
+        self.faults: list[str] = []  # host lists that cannot be read; likewise
+
+    def name_of(self, job: str) -> str:
+        """A job's name in the twin."""
+        return f"slurm:{self.cluster}:{job}"
+
+    def changes(
+        self, listing: list[Listed], known: Collection[str] = (), whole: bool = True
+    ) -> list[JobStarted | JobEnded]:
+        """Starts and ends of jobs since the last listing. `known` are jobs that the twin takes to be running.
+
+        Of a listing that is not `whole`, a job that is missing has not ended.
+        """
+        ended: list[JobStarted | JobEnded] = []
+        started: list[JobStarted | JobEnded] = []
+        holding = {j.job: j for j in listing if j.state in HOLDING and j.hosts}
+        finished = {j.job: j.state for j in listing if j.state in FINISHED}
+        for job in [j for j in self._running if j not in holding and (whole or j in finished)]:
+            run = self._running.pop(job)
+            reason = finished.get(job, "left the queue").lower()
+            if run.told:
+                ended.append(JobEnded(id=f"{run.id}:end", job=self.name_of(job), reason=reason))
+        for listed in holding.values():
+            event = self._start_of(listed)
+            if event is not None:
+                started.append(event)
+        mine = {self.name_of(job) for job in self._running} | {event.job for event in ended}
+        for name in known if whole else ():
+            if name.startswith(self.name_of("")) and name not in mine:
+                ended.append(JobEnded(job=name, reason="ended while nobody watched"))
+        return ended + started
+
+    def _start_of(self, job: Listed) -> JobStarted | None:
+        first = f"slurm:{self.cluster}:{job.job}:{job.start_s}"
+        was = self._running.get(job.job)
+        if was is not None and was.start_s == job.start_s:
+            # A job that completes gives its nodes back one by one: it ends when it has left all.
+            if was.hosts == job.hosts or job.state == "COMPLETING":
+                return None
+            first += ":" + hashlib.blake2b(job.hosts.encode(), digest_size=6).hexdigest()  # it was resized
+        try:
+            hosts = expand_hosts(job.hosts)
+        except ValueError as error:
+            self.faults.append(f"job {job.job}: {str(error)[:200]}")
+            return None
+        nodes = [node for host in hosts if (node := self._node(host)) is not None]
+        first = self._ids.use(first)
+        told = bool(nodes) or (was is not None and was.told)
+        self._running[job.job] = _Run(first, job.start_s, job.hosts, told)
+        if not told:
+            return None
+        return JobStarted(
+            id=first,
+            job=self.name_of(job.job),
+            nodes=tuple(nodes),
+            kind=self._kinds.get(job.partition, "unknown"),
+            priority=job.priority,
+            tenant=job.user,
+            account=job.account,
+            time_limit_s=job.time_limit_s,
+        )
+
+    def entity_of(self, host: str) -> int | None:
+        """The node that a host is, by the site's number."""
+        name = self._node(host)
+        return None if name is None else self._site.entity("node", name)
+
+    def host_of(self, entity: int) -> str | None:
+        """The first host by that a node is known here; None before one was seen."""
+        name = self._site.name("node", entity)
+        return next((host for host, node in self._nodes.items() if node == name), None)
+
+    def _node(self, host: str) -> str | None:
+        """Full path of a host: as named in the configuration, else by its own name, or of a rack of one."""
+        known = self._nodes.get(host)
+        if known is not None:
+            return known
+        found = find_node(self._site, self._names.get(host, host))
+        if found is None:
+            if len(self.strangers) < 1000:
+                self.strangers[host] = None
+            return None
+        name = self._nodes[host] = self._site.name("node", found)
+        return name

@@ -1,0 +1,79 @@
+"""Nodes as Slurm has them, from `sinfo`: their states, who took them out, the service level. Pure functions.
+
+A drain of ours says so in its reason, with the level: `racktwin:LEVEL:WHY`. Any other drain is somebody
+else's. A node that is down or does not answer has no level that we know, unless the drain is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from twin.catalogue import TABLES
+
+FORMAT = "%N|%T|%E"  # name, long state, reason, which may hold anything
+MAX_NODES = 1_000_000
+MAX_TEXT = 256  # characters of a name or a reason
+SIGNAL, OWNER = "service_level_state", "service_owner_state"
+LEVELS = TABLES["node"].by_name[SIGNAL].states
+NOBODY, OURS, OTHERS = map(float, range(3))  # of service_owner_state
+CORDONED, DRAINING, DRAINED, REPLACE = (LEVELS.index(name) for name in LEVELS[1:])
+# Long states of sinfo(1) without their flags
+_LEVEL_OF = {
+    "idle": "in_service", "allocated": "in_service", "mixed": "in_service", "completing": "in_service",
+    "planned": "in_service", "reserved": "in_service", "maint": "cordoned", "blocked": "cordoned",
+    "draining": "draining", "drained": "drained",
+}  # fmt: skip
+_FLAGS = "~#!%$@+^-"  # power saving, reboot, maintenance, ...; `*` is another matter: no answer
+_OURS = re.compile(r"racktwin:([1-4]):")
+
+
+class SlurmNode(NamedTuple):
+    """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown."""
+
+    state: str
+    drain: bool
+    busy: bool
+    reason: str
+    level: float | None
+
+    @property
+    def ours(self) -> int | None:
+        """The level that we have it at by a drain of ours; None where nobody or somebody else drained it."""
+        return _level_of_reason(self.reason) if self.drain else None
+
+    @property
+    def owner(self) -> float | None:
+        """Owner that has it out of service, as `service_owner_state`; None where its level is unknown."""
+        if self.level is None:
+            return None
+        return NOBODY if self.level == 0 else OTHERS if self.ours is None else OURS
+
+
+def parse_nodes(text: str) -> dict[str, SlurmNode]:
+    """Nodes by name; of one in several partitions the last line counts. What is no line is left out."""
+    out: dict[str, SlurmNode] = {}
+    for line in text.splitlines()[:MAX_NODES]:
+        host, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        if host and state and len(host) <= MAX_TEXT:
+            out[host] = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
+    return out
+
+
+def _node(state: str, reason: str) -> SlurmNode:
+    plain = state.rstrip(_FLAGS)
+    named = plain.rstrip("*" + _FLAGS)
+    drain, busy = named in ("draining", "drained"), named == "draining"
+    ours = _level_of_reason(reason) if drain else None
+    name = _LEVEL_OF.get(plain)
+    level = None if name is None else float(LEVELS.index(name))
+    if ours is not None:
+        # That it shall be empty is not read back before it is.
+        level = float(DRAINING if busy and ours > DRAINING else ours)
+    return SlurmNode(state, drain, busy, reason, level)
+
+
+def _level_of_reason(reason: str) -> int | None:
+    found = _OURS.match(reason)
+    return None if found is None else int(found[1])

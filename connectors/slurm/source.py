@@ -1,0 +1,191 @@
+"""Jobs, levels and placement read from Slurm by `squeue`, `sinfo`, `scontrol show`: `--json` needs a plugin.
+
+Runs the programs; what they write is read elsewhere. A scheduler that does not answer ends no job. Sees what
+Slurm shows its user: with PrivateData=jobs that must be an operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, SlurmSite, parse_listing
+from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
+from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, SlurmNode, parse_nodes
+from twin.catalogue import BadMessage, ConnectorError
+from twin.contracts import Inlet, Item
+from twin.telemetry import JobKind, Reading
+
+FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
+# Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
+MARKS_PERIODS, MARKS_S = 4.0, 60.0
+MAX_OUTPUT, MAX_REASON = 64 * 2**20, 2**16  # bytes
+
+
+class SlurmSource:
+    """Lists the jobs each period. `known` gives those that the twin has as running when it begins.
+
+    `kinds` tells by partition what jobs are; a job of no named partition is "unknown". `conf` is SLURM_CONF.
+    `placement`: also read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
+    """
+
+    def __init__(
+        self, site: SlurmSite, *, period_s: float = 15.0, timeout_s: float = 10.0, conf: str | None = None,
+        node_names: Mapping[str, str] | None = None, kinds: Mapping[str, JobKind] | None = None,
+        known: Callable[[], Collection[str]] = tuple, name: str = "slurm", placement: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.ledger = JobLedger(site, node_names or {}, kinds)
+        self.period_s, self._timeout_s, self._known = period_s, timeout_s, known
+        # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
+        self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
+        self._placement = placement
+        self.marks_every_s = max(min(MARKS_PERIODS * period_s, MARKS_S), period_s)
+        self.marks = Marks({}, None)  # as last read, for the read-back or for a sink
+        self._marks_ns, self.marks_s = 0, -1e9  # when that was asked: since 1970, and monotonic
+        self._told_s = -1e9  # the same of what was told last
+        # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
+        self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        if conf is not None:
+            self._env["SLURM_CONF"] = conf
+
+    async def run(self, inlet: Inlet) -> None:
+        """List each period. Raises ConnectorError when the scheduler does not answer; no job ends by that."""
+        self.ledger.cluster = await self._cluster()
+        known = self._known()
+        due_s = time.monotonic()
+        while True:
+            if await self._list(inlet, known):
+                known = ()
+            await self._levels(inlet)
+            due_s = max(due_s + self.period_s, time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())
+
+    async def _list(self, inlet: Inlet, known: Collection[str]) -> bool:
+        """Take one listing; whether it could be read whole."""
+        states = ",".join((*HOLDING, *FINISHED))
+        text = await self.ask("squeue", "--noheader", "--all", f"--states={states}", f"--format={FORMAT}")
+        try:
+            listing, bad = await asyncio.to_thread(parse_listing, text)
+        except BadMessage as error:
+            raise ConnectorError(f"squeue: {str(error)[:300]}") from error
+        events = self.ledger.changes(listing, known, whole=not bad)
+        for why in (*bad, *self.ledger.faults):
+            inlet.reject(self.name, why)
+        self.ledger.faults.clear()
+        for host in self.ledger.strangers:
+            inlet.skip("host of Slurm", f"{host[:60]} is no node of the site; name it in node_names")
+        self.ledger.strangers.clear()
+        if events:
+            inlet.stage(events, time.time_ns())
+        return not bad
+
+    async def _levels(self, inlet: Inlet) -> None:
+        """Stage the service level of each node, and whose it is; jobs are listed also where this fails."""
+        asked_s = time.monotonic()
+        try:
+            nodes = await self.nodes()
+        except ConnectorError as error:
+            inlet.reject(self.name, str(error))
+            return
+        now_ns = time.time_ns()
+        items: list[Item] = [Reading("node", entity, signal, value, now_ns)
+                             for host, node in nodes.items()
+                             if (entity := self.ledger.entity_of(host)) is not None
+                             for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))]  # fmt: skip
+        if self.watch is not None:
+            items += self.watch(nodes, asked_s)
+        if items:
+            inlet.stage(items, now_ns)
+        if self._placement:
+            await self._placements(inlet)
+
+    async def _placements(self, inlet: Inlet) -> None:
+        """Stage how each node is placed, once per reading of it; a sink's own counts as one."""
+        try:
+            # Half a period less: listings are never quite a period apart
+            if time.monotonic() - self.marks_s > self.marks_every_s - self.period_s / 2:
+                await self.read_marks()
+        except ConnectorError as error:
+            inlet.reject(self.name, str(error))
+        if self._told_s == self.marks_s:
+            return
+        self._told_s, at_ns = self.marks_s, self._marks_ns
+        found = placements(self.marks, self.ledger.entity_of).items()
+        inlet.stage([Reading("node", e, PLACEMENT, value, at_ns) for e, value in found], time.time_ns())
+
+    async def read_marks(self) -> None:
+        """Read how nodes are placed, into `marks`; one asked for later stays. Raises ConnectorError."""
+        asked_s, asked_ns = time.monotonic(), time.time_ns()
+        nodes, reservations = await self.ask(*NODES), await self.ask(*RESERVATIONS)
+        try:
+            marks = await asyncio.to_thread(parse_marks, nodes, reservations)
+        except BadMessage as error:
+            raise ConnectorError(f"scontrol show: {str(error)[:300]}") from error
+        if asked_s >= self.marks_s:
+            self.marks, self.marks_s, self._marks_ns = marks, asked_s, asked_ns
+
+    async def nodes(self) -> dict[str, SlurmNode]:
+        """All nodes as they are now. Raises ConnectorError."""
+        return parse_nodes(
+            await self.ask("sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}")
+        )
+
+    async def _cluster(self) -> str:
+        text = await self.ask("scontrol", "show", "config")
+        for line in text.splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "ClusterName" and value.strip():
+                return value.strip()[:100]
+        raise ConnectorError("scontrol show config: has no ClusterName")
+
+    async def ask(self, *command: str) -> str:
+        """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=self._env, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConnectorError(f"{command[0]}: cannot be run: {error.strerror or error}") from error
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                pipes = (process.stdout, MAX_OUTPUT), (process.stderr, MAX_REASON)
+                out, err = await asyncio.gather(*(_upto(process, *pipe) for pipe in pipes))
+                code = await process.wait()
+        except TimeoutError:
+            raise ConnectorError(f"{command[0]}: no answer within {self._timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                _kill(process)
+                with contextlib.suppress(TimeoutError):  # its pipes are read to their end, or stay open
+                    await asyncio.wait_for(process.communicate(), 2)
+        if len(out) > MAX_OUTPUT:
+            raise ConnectorError(f"{command[0]}: more than {MAX_OUTPUT} bytes of answer")
+        if code != 0:
+            why = err.decode("utf-8", "replace").strip().replace("\n", "; ")[:300]
+            raise ConnectorError(f"{command[0]}: ends with {code}: {why or 'no reason given'}")
+        return out.decode("utf-8", "replace")
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """End a command and what it started: it leads a group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _upto(
+    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, limit: int
+) -> bytes:
+    """All that a command writes to a pipe; it is ended beyond `limit`."""
+    got = bytearray()
+    while stream is not None and (part := await stream.read(2**16)):
+        if len(got) <= limit:
+            got += part
+            if len(got) > limit:
+                _kill(process)
+    return bytes(got)

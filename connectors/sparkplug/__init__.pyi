@@ -1,0 +1,2 @@
+from .payload import rebirth as rebirth
+from .source import SparkplugDecoder as SparkplugDecoder

@@ -1,0 +1,21 @@
+from .audit import LookAhead as LookAhead, differ as differ
+from .comparison import (
+    compare_errors as compare_errors,
+    overall as overall,
+    to_best as to_best,
+    to_rival as to_rival,
+    winner as winner,
+)
+from .failure_scores import ratio as ratio, reliability as reliability
+from .load import (
+    FIT_ISSUES as FIT_ISSUES,
+    REFITS as REFITS,
+    BacktestResult as BacktestResult,
+    BacktestTerms as BacktestTerms,
+    GroupResult as GroupResult,
+    HorizonForecasts as HorizonForecasts,
+    groups_of as groups_of,
+    join as join,
+    run_group as run_group,
+)
+from .scores import Cells as Cells, binomial as binomial, each_cells as each_cells

@@ -1,0 +1,353 @@
+"""A backtest: what would have been forecast, had the daemon lived through a panel, from what it could know.
+
+Experts are fitted on rows before a cut and speak from the rows between that cut and the next; `Online`
+combines them in order of time, as in the daemon, and learns from an outcome once its row has come. Every run
+audits itself for a look ahead. Pure: time is measured with the clocks that are passed in.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.backtest import audit
+from models.backtest.lines import Combines, Experts, HorizonLine, Words
+from models.load import LEVELS, ExpertAggregation, Forecaster, ForecastGrid, Parameters, SeriesPanel, stride
+from twin.catalogue import F64, I64, ContractError
+
+FIRST_CUT, LEAST_FIT_ROWS = 0.2, 30  # the first fit: this share of the rows, at least so many
+REFITS = 8
+CHUNK_CELLS = 200_000  # horizons x origins x series asked of experts at once. source: estimate; bounds memory
+CHUNK_ROWS = 4096  # source: estimate; as above
+DENSE_STRIDE = 4  # horizons issued at least so often are asked for together. source: estimate
+AUDITED = (0.03, 0.5, 0.97)  # where in the scored part the look ahead is checked
+AUDIT_ORIGINS = 64  # so many before each of them, and after. source: estimate
+FIT_ISSUES = 5000  # forecasts of one horizon take as long as fitting all experts once. source: measured
+
+Told = Callable[[float, str], None]  # hears what share is done, and what is done now
+
+
+@dataclass(frozen=True)
+class HorizonForecasts:
+    """Forecasts issued for one horizon from the scored origins.
+
+    origins [k] ascending rows; quantiles [k, n, n_level]; weights [n, n_expert], their mean over the origins.
+    """
+
+    horizon: int
+    stride: int
+    origins: I64
+    quantiles: F64
+    weights: F64
+    predict_ms: float
+
+
+@dataclass(frozen=True)
+class BacktestResult:
+    """A whole backtest. `fit_s`: of the last fit, on the most rows, of all experts for all horizons.
+
+    `fits_cpu_s`: processor time of all fits, searches among them, without their audit. `silent`: experts that
+    had too little to learn from, even in the last fit.
+    """
+
+    panel: SeriesPanel
+    start_row: int
+    experts: tuple[str, ...]
+    courses: tuple[HorizonForecasts, ...]
+    fit_s: float
+    cuts: tuple[int, ...]
+    origins_checked: int
+    fits_cpu_s: float = 0.0
+    silent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """Outcome of one group of horizons: fields as in `BacktestResult`."""
+
+    courses: tuple[HorizonForecasts, ...]
+    fit_s: float
+    cuts: tuple[int, ...]
+    origins_checked: int
+    fits_cpu_s: float
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BacktestTerms:
+    """Settings of a backtest.
+
+    start: share of the rows before the scored part. refits: how often experts are fitted. `checks_fits`:
+    whether an expert's first fit is repeated, to see that it looks at no later row. clock, cpu: seconds, and
+    seconds of the processor, for what fits and forecasts cost. `as_one`: all horizons are asked of one fit.
+    """
+
+    start: float = 0.5
+    refits: int = REFITS
+    seed: int = 0
+    checks_fits: bool = True
+    as_one: bool = False
+    online: Callable[[int, int, tuple[str, ...], int], Combines] = ExpertAggregation
+    clock: Callable[[], float] = lambda: 0.0
+    cpu: Callable[[], float] = lambda: 0.0
+
+
+def cuts(n_time: int, refits: int = REFITS) -> tuple[int, ...]:
+    """Rows before which fits end, by a constant factor apart; 20 % of the rows, at least 30, come first."""
+    first = max(LEAST_FIT_ROWS, round(FIRST_CUT * n_time))
+    if first >= n_time:
+        return ()
+    growth = (n_time / first) ** (1.0 / max(refits, 1))
+    return tuple(dict.fromkeys(int(first * growth**k) for k in range(max(refits, 1))))
+
+
+def horizon_groups(horizons: Sequence[int]) -> list[tuple[int, ...]]:
+    """Horizons in groups that are asked of experts at the same origins."""
+    dense = tuple(h for h in horizons if stride(h) <= DENSE_STRIDE)
+    return [group for group in (dense, tuple(h for h in horizons if h not in dense)) if group]
+
+
+def _to_audit(values: F64, start_row: int) -> list[int]:
+    """Rows of the scored part whose look ahead is checked: some spread over it, and one in a gap."""
+    rows = len(values) - start_row
+    gaps = start_row + np.flatnonzero(~np.isfinite(values[start_row:]).all(axis=1))
+    found = [start_row + int(share * (rows - 1)) for share in AUDITED] + gaps[len(gaps) // 2 :][:1].tolist()
+    return sorted(set(found))
+
+
+def backtest(
+    panel: SeriesPanel,
+    horizons: Sequence[int],
+    experts: Mapping[str, type[Forecaster]],
+    *,
+    start: float = 0.5,
+    refits: int = REFITS,
+    seed: int = 0,
+    online: Callable[[int, int, tuple[str, ...], int], Combines] = ExpertAggregation,
+    clock: Callable[[], float] = lambda: 0.0,
+    progress: Callable[[float], None] | None = None,
+) -> BacktestResult:
+    """Live through `panel` and keep what is issued from origins in its last `1 - start`.
+
+    `horizons`: rows, ascending. `clock`: seconds, for what fits and forecasts cost. `progress` hears what
+    share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
+    forecast depends on a later row; ContractError for a horizon without a scored outcome.
+    """
+    terms = BacktestTerms(start, refits, seed, online=online, clock=clock)
+    groups = groups_of(panel, horizons, terms)
+    parts = []
+    for i, group in enumerate(groups):
+
+        def tell(share: float, _: str, i: int = i) -> None:
+            if progress is not None:
+                progress((i + share) / len(groups))
+
+        parts.append(run_group(panel, group, experts, terms, tell))
+    return join(panel, horizons, tuple(experts), terms, parts)
+
+
+def groups_of(panel: SeriesPanel, horizons: Sequence[int], terms: BacktestTerms) -> list[tuple[int, ...]]:
+    """The groups of horizons that `run_group` runs, one by one. ContractError for one without an outcome."""
+    if max(horizons) > (most := panel.n_time - 1 - first_scored(panel, terms)):
+        raise ContractError(f"horizon of {max(horizons)} rows: expected at most {most}, to have an outcome")
+    return [tuple(horizons)] if terms.as_one else horizon_groups(horizons)
+
+
+def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
+    """The first row whose forecasts are kept."""
+    return int(np.ceil(terms.start * panel.n_time))
+
+
+def run_group(
+    panel: SeriesPanel,
+    group: tuple[int, ...],
+    experts: Mapping[str, type[Forecaster]],
+    terms: BacktestTerms,
+    tell: Told | None = None,
+) -> GroupResult:
+    """Live through `panel` with one group of horizons: the same whatever is run beside it."""
+    run = _GroupRun(panel, Experts(ForecastGrid(panel.step_s, group), experts, terms.seed), terms)
+    for share, what in run.through():
+        if tell is not None:
+            tell(share, what)
+    return GroupResult(run.courses(), run.fit_s, run.cuts, run.checked, run.fits_cpu_s, run.silent)
+
+
+def join(
+    panel: SeriesPanel,
+    horizons: Sequence[int],
+    experts: tuple[str, ...],
+    terms: BacktestTerms,
+    parts: Sequence[GroupResult],
+) -> BacktestResult:
+    """The result of all groups."""
+    by_horizon = {course.horizon: course for part in parts for course in part.courses}
+    return BacktestResult(
+        panel,
+        first_scored(panel, terms),
+        experts,
+        tuple(by_horizon[h] for h in horizons),
+        sum(part.fit_s for part in parts),
+        parts[0].cuts,
+        sum(part.origins_checked for part in parts),
+        sum(part.fits_cpu_s for part in parts),
+        tuple(name for name in experts if all(name in part.silent for part in parts)),
+    )
+
+
+class _GroupRun:
+    """One group of horizons through the whole panel."""
+
+    def __init__(self, panel: SeriesPanel, experts: Experts, terms: BacktestTerms) -> None:
+        self.panel, self.experts, self.terms = panel, experts, terms
+        self.start_row, self.clock = first_scored(panel, terms), terms.clock
+        self.fitted = [name for name, one in experts.each.items() if one.fitted]
+        self.cuts = cuts(panel.n_time, terms.refits) if self.fitted else ()
+        self.lines = [
+            HorizonLine(h, stride(h), terms.online(h, panel.n, experts.names, stride(h)), h)
+            for h in experts.grid.horizons
+        ]
+        self.issued: dict[int, list[tuple[I64, F64]]] = {line.horizon: [] for line in self.lines}
+        self.weights = {line.horizon: np.zeros((panel.n, len(experts.names))) for line in self.lines}
+        self.audited = _to_audit(panel.values, self.start_row)
+        self.fit_s = self.fits_cpu_s = self.say_s = 0.0
+        self.said = self.checked = 0
+        self.fits_checked: list[str] = []
+        self.silent: tuple[str, ...] = ()
+
+    def through(self) -> Iterator[tuple[float, str]]:
+        """From the first row to the last; yields the share that is done, and what comes next."""
+        least = min(line.stride for line in self.lines)
+        around = {row + side * AUDIT_ORIGINS * least for row in self.audited for side in (-1, 1)}
+        inner = {edge for edge in (*self.cuts, self.start_row, *around) if 0 < edge < self.panel.n_time}
+        edges = [0, *sorted(inner), self.panel.n_time]
+        each_row, each_fit = (
+            sum(1.0 / line.stride for line in self.lines),
+            FIT_ISSUES / (len(self.fitted) or 1),
+        )
+        fits = 0
+        total = each_row * self.panel.n_time + each_fit * len(self.fitted) * len(self.cuts)
+
+        def done(row: int) -> float:
+            return min((each_row * row + each_fit * fits) / total, 1.0)
+
+        for begin, end in itertools.pairwise(edges):
+            if begin in self.cuts:
+                for name in self._fit(begin):
+                    yield done(begin), f"fitting {name}"
+                    fits += 1
+            size = least * min(max(CHUNK_CELLS // (self.panel.n * len(self.lines)), 64), CHUNK_ROWS)
+            for first in range(begin, end, size):
+                yield done(first), "forecasting"
+                self._live(first, min(first + size, end))
+        yield 1.0, "done"
+
+    def _fit(self, cut: int) -> Iterator[str]:
+        """Fit all that need it on the rows before `cut`; says whose turn it is."""
+        parameters: dict[str, Parameters] = {}
+        took_s = 0.0
+        for name in self.fitted:
+            yield name
+            begun, begun_cpu = self.clock(), self.terms.cpu()
+            parameters |= self.experts.fit_before(self.panel, cut, [name])
+            took_s += self.clock() - begun
+            self.fits_cpu_s += self.terms.cpu() - begun_cpu
+        self.fit_s = took_s
+        self.silent = tuple(name for name in self.fitted if not parameters[name])
+        # An expert's first fit is the cheapest one to repeat; one that looks ahead does so at every cut.
+        new = [name for name in self.fitted if parameters[name] and name not in self.fits_checked]
+        if new and self.terms.checks_fits:
+            other = audit.spoil(self.panel, cut - 1, "wild values")
+            for name, again in self.experts.fit_before(other, cut, new).items():
+                audit.check_fit(name, cut, parameters[name], again)
+            self.fits_checked += new
+        self.experts.load(parameters)
+
+    def _live(self, first: int, end: int) -> None:
+        """All origins of these rows: ask the experts at once, then go through them in turn."""
+        rows = np.arange(first, end)
+        origins = rows[np.any([rows % line.stride == 0 for line in self.lines], axis=0)]
+        if not len(origins):
+            return
+        begun = self.clock()
+        words = self.experts.say(self.panel, origins)
+        self.say_s += self.clock() - begun
+        self.said += len(origins)
+        # An origin with others behind it, so that experts were given rows that it must not know.
+        rows = np.array([row for row in self.audited if first <= row < end], np.int64)
+        last = np.searchsorted(origins, rows, side="right") - 1
+        due = last[(last >= 0) & (last < len(origins) - 1)].tolist()
+        held = copy.deepcopy(self.lines) if due else []
+        quantiles = self._advance(self.lines, self.panel, words, origins, True)
+        for i in due:
+            self._audit(held, words, origins, i + 1, quantiles)
+
+    def _advance(
+        self, lines: list[HorizonLine], panel: SeriesPanel, words: Words, origins: I64, kept: bool
+    ) -> list[tuple[I64, F64]]:
+        """Each horizon through its own origins of these: (origins [k], quantiles [k, n, n_level])."""
+        out = []
+        for i, line in enumerate(lines):
+            own = np.flatnonzero(origins % line.stride == 0)
+            if not len(own):
+                out.append((origins[own], np.empty((0, panel.n, len(LEVELS)))))
+                continue
+            mine = Words(
+                words.points[:, i, own],
+                None if words.low is None else words.low[i, own],
+                None if words.high is None else words.high[i, own],
+            )
+            begun = self.clock()
+            quantiles, weights = line.advance(panel, mine, origins[own])
+            line.seconds += self.clock() - begun
+            out.append((origins[own], quantiles))
+            if kept and origins[0] >= self.start_row:
+                self.issued[line.horizon].append((origins[own], quantiles))
+                self.weights[line.horizon] += weights
+        return out
+
+    def _audit(
+        self,
+        lines: list[HorizonLine],
+        words: Words,
+        origins: I64,
+        upto: int,
+        quantiles: list[tuple[I64, F64]],
+    ) -> None:
+        """Live through the first `upto` of these origins again, with other rows after them."""
+        row = int(origins[upto - 1])
+        for how in audit.SPOILS:
+            other = audit.spoil(self.panel, row, how)
+            with np.errstate(all="ignore"):  # wild values may overflow where nobody looks
+                again = self.experts.say(other, origins)
+            before = words.points[:, :, :upto]
+            audit.check_points(self.experts.names, origins[:upto], before, again.points[:, :, :upto], how)
+            issued = self._advance(copy.deepcopy(lines), other, words, origins[:upto], False)
+            for line, (own, said), (_, anew) in zip(lines, quantiles, issued, strict=True):
+                who = f"the combination {line.horizon} rows ahead"
+                audit.check_issued(who, own[: len(anew)], said[: len(anew)], anew, how)
+        self.checked += upto
+
+    def courses(self) -> tuple[HorizonForecasts, ...]:
+        """Forecasts issued, per horizon."""
+        out = []
+        for line in self.lines:
+            held = self.issued[line.horizon]
+            origins = np.concatenate([o for o, _ in held])
+            steps = -(-self.panel.n_time // line.stride)
+            each_s = self.say_s / max(self.said, 1) / len(self.lines) + line.seconds / steps
+            out.append(
+                HorizonForecasts(
+                    line.horizon,
+                    line.stride,
+                    origins,
+                    np.concatenate([q for _, q in held]),
+                    self.weights[line.horizon] / len(origins),
+                    1e3 * each_s,
+                )
+            )
+        return tuple(out)

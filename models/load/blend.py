@@ -1,0 +1,240 @@
+"""A blend: a grid's recent rows, the experts that forecast from them, and how they were combined so far.
+
+What the daemon keeps per grid. Rows are numbered from the epoch, so that they are the same after a restart;
+a row that nobody heard is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.load.bands import marginal_quantiles
+from models.load.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
+from models.load.expert_aggregation import ExpertAggregation, Issue, stride
+from models.load.forecaster import Forecaster, ForecastGrid
+from models.load.last_value import last_within
+from models.load.panel import SeriesPanel
+from models.load.quantisation import quantum
+from twin.catalogue import F32, F64, I32, NS, ContractError
+
+SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
+BLOCK_ROWS = 64  # rows kept together for snapshots
+LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
+LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
+
+
+class Blend:
+    """Forecasts of `n` series on one grid; `rows` of past are kept.
+
+    `experts` say what the rows tell; `more` names those whose points are given from outside; `zone` is the
+    time zone of the people there; `known` names columns beside the series that may be known ahead.
+    """
+
+    def __init__(
+        self,
+        grid: ForecastGrid,
+        n: int,
+        rows: int,
+        experts: Sequence[Forecaster],
+        more: tuple[str, ...] = (),
+        zone: str = "UTC",
+        known: tuple[str, ...] = (),
+    ) -> None:
+        self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows, more, zone
+        self.experts = tuple(experts)
+        self.names = (*(expert.name for expert in experts), *more)
+        self._buffer = np.full((rows + max(1, int(rows * SPARE)), n), np.nan)
+        self._known_names, self._known = known, np.full((len(self._buffer), len(known)), np.nan)
+        self._ahead = np.full((grid.horizons[-1], len(known)), np.nan)
+        self._filled = 0
+        self._blocks: list[F32] = []  # the same rows once more, for snapshots: written once, row by row
+        self._block_filled = BLOCK_ROWS  # rows in the last block
+        self._memo: dict[Hashable, Any] = {}  # of experts, about the rows; empty when rows become others
+        self.row = -1  # number of the newest row; -1: none yet
+        self._lattice, self._lattice_row = np.zeros(n), -(2**62)
+        self._columns: F64 | None = None  # known columns of all rows kept and those ahead, while it speaks
+        self._bases: dict[tuple[int, int, int], str] = {}  # words on weights, until they change
+        self.online = [ExpertAggregation(h, n, self.names, stride(h)) for h in grid.horizons]
+
+    @property
+    def step_ns(self) -> int:
+        """Length of a row."""
+        return round(self.grid.step_s * NS)
+
+    def panel(self, rows: int | None = None) -> SeriesPanel:
+        """The newest rows, as many as are kept or at most `rows`. A view."""
+        kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
+        values = self._buffer[self._filled - kept : self._filled]
+        start_ns = (self.row - kept + 1) * self.step_ns
+        columns = self._with_ahead(kept) if self._columns is None else self._columns
+        known = dict(zip(self._known_names, columns[len(columns) - kept - len(self._ahead) :].T, strict=True))
+        return SeriesPanel(start_ns, self.grid.step_s, values, zone=self.zone, known=known, memo=self._memo)
+
+    def _with_ahead(self, kept: int) -> F64:
+        """Known columns of the newest rows and of those ahead [kept + ahead, n_known]."""
+        return np.vstack([self._known[self._filled - kept : self._filled], self._ahead])
+
+    def append(self, row: int, values: F64, known: F64 | None = None) -> None:
+        """A row is complete [n], [n_known]. Rows left out are gaps; an older one is not taken."""
+        if row <= self.row:
+            return
+        missed = row - self.row - 1 if self.row >= 0 else 0
+        if missed >= self.rows:
+            self._filled = missed = 0
+            self._refill()
+        for _ in range(missed):
+            self._push(np.nan, None)
+        self._push(values, known)
+        self.row = row
+        for online in self.online:
+            online.learn(row, values)
+
+    def _push(self, values: F64 | float, known: F64 | None) -> None:
+        if self._filled == len(self._buffer):
+            for rows in (self._buffer, self._known):
+                rows[: self.rows - 1] = rows[self._filled - self.rows + 1 :]
+            self._filled = self.rows - 1
+        # In single precision, so that a snapshot of half the size gives the same forecasts.
+        self._buffer[self._filled] = single = np.float32(values)
+        self._keep(single)
+        self._known[self._filled] = np.nan if known is None else np.float32(known)
+        self._filled += 1
+
+    def _keep(self, single: F32 | np.float32) -> None:
+        """A row for snapshots."""
+        if self._block_filled == BLOCK_ROWS:
+            spare = max(0, len(self._blocks) - -(-self.rows // BLOCK_ROWS))
+            self._blocks = [*self._blocks[spare:], np.empty((BLOCK_ROWS, self.n), np.float32)]
+            self._block_filled = 0
+        self._blocks[-1][self._block_filled] = single
+        self._block_filled += 1
+
+    def say(self, more: Mapping[str, F64], ahead: F64 | None = None) -> F64:
+        """Quantiles of every horizon from the newest row [n_horizon, n, n_level].
+
+        `more` gives, for each expert from outside, its points [n_horizon, n]; `ahead` the known columns of
+        the rows to come [largest horizon, n_known].
+        """
+        self._ahead = np.full_like(self._ahead, np.nan) if ahead is None else ahead
+        self._bases = {}
+        self._columns = self._with_ahead(min(self._filled, self.rows))
+        try:
+            return self._say(more)
+        finally:
+            self._columns = None
+
+    def _say(self, more: Mapping[str, F64]) -> F64:
+        words, low, high = [], None, None
+        panels: dict[int, SeriesPanel] = {}
+        for expert in self.experts:
+            reach = min(expert.reach_rows, self.rows)
+            if reach not in panels:
+                panels[reach] = self.panel(reach)
+            panel = panels[reach]
+            said = expert.predict(panel, np.array([panel.n_time - 1]))
+            words.append(said.point[:, 0])
+            if said.low is not None and said.high is not None:
+                low, high = said.low[:, 0], said.high[:, 0]
+        points = np.array([*words, *(more[name] for name in self.more)])  # [n_expert, n_horizon, n]
+        near = self.panel(CALM_ROWS + 1).values
+        scale = restlessness_now(near)
+        last = last_within(near, np.array([len(near) - 1]), len(near))[0]
+        self._look_at_lattice()
+        usual = None
+        if any(online.looks for online in self.online):
+            past = self.panel(RECENT_ROWS).values
+            usual = marginal_quantiles(recent_sample(past, len(past) - 1))
+        return np.array(
+            [
+                online.issue(
+                    self.row,
+                    Issue(
+                        points[:, i],
+                        last,
+                        scale,
+                        self._lattice,
+                        None if low is None else low[i],
+                        None if high is None else high[i],
+                        marginal=usual,
+                    ),
+                )
+                for i, online in enumerate(self.online)
+            ]
+        )
+
+    def _look_at_lattice(self) -> None:
+        if self.row - self._lattice_row >= LATTICE_EVERY_ROWS:
+            self._lattice, self._lattice_row = quantum(self.panel(LATTICE_ROWS).values), self.row
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """All of it, exact. No array is written to later."""
+        blocks = [*self._blocks[:-1], *(block[: self._block_filled] for block in self._blocks[-1:])]
+        surplus = sum(map(len, blocks)) - min(self._filled, self.rows)
+        while blocks and surplus >= len(blocks[0]):
+            surplus -= len(blocks.pop(0))
+        blocks[:1] = [block[surplus:] for block in blocks[:1]]
+        out: dict[str, np.ndarray] = {
+            **{f"rows/{place}": block for place, block in enumerate(blocks)},
+            "known": self._known[self._filled - min(self._filled, self.rows) : self._filled].copy(),
+            "at": np.array([self.row, self._lattice_row], np.int64),
+            "lattice": self._lattice.copy(),
+        }
+        for online in self.online:
+            out |= {f"{online.horizon}/{name}": array for name, array in online.memory().items()}
+        return out
+
+    def restore(self, memory: Mapping[str, np.ndarray]) -> None:
+        """Take over what `memory` gave. Raises ContractError if it is of another shape."""
+        n_block = sum(key.startswith("rows/") for key in memory)
+        blocks = [memory[f"rows/{place}"] for place in range(n_block)]
+        shapes = [block.shape for block in blocks]
+        if any(len(shape) != 2 or shape[1] != self.n for shape in shapes):
+            raise ContractError(f"rows: expected blocks of {self.n} series, got {shapes}")
+        rows = np.concatenate([np.zeros((0, self.n), np.float32), *blocks])
+        if len(rows) > self.rows:
+            raise ContractError(f"rows: expected at most {self.rows}, got {len(rows)}")
+        self._buffer[: len(rows)] = rows
+        self._known[: len(rows)] = memory["known"]
+        self._filled = len(rows)
+        self._refill()
+        self.row, self._lattice_row = (int(x) for x in memory["at"])
+        self._lattice = np.array(memory["lattice"])
+        for online in self.online:
+            prefix = f"{online.horizon}/"
+            online.restore({k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)})
+        self._bases = {}
+
+    def remap(self, old_of_new: I32) -> None:
+        """Series i was `old_of_new[i]` before, -1 if it is new."""
+        there = np.flatnonzero(old_of_new >= 0)
+        was = old_of_new[there]
+        n = len(old_of_new)
+        buffer = np.full((len(self._buffer), n), np.nan)
+        buffer[:, there] = self._buffer[:, was]
+        lattice = np.zeros(n)
+        lattice[there] = self._lattice[was]
+        self._buffer, self._lattice, self.n = buffer, lattice, n
+        self._refill()
+        for online in self.online:
+            online.remap(old_of_new)
+
+    def _refill(self) -> None:
+        """The rows have become others."""
+        self._bases = {}
+        self._memo, self._blocks, self._block_filled = {}, [], BLOCK_ROWS
+        for row in self.panel().values:
+            self._keep(row.astype(np.float32))
+
+    def basis(self, horizon: int, series: slice) -> str:
+        """The experts that carry the forecast of these series, as a sentence."""
+        key = (horizon, series.start, series.stop)
+        if key not in self._bases:
+            weights = np.nan_to_num(self.online[horizon].weights()[series])
+            share = weights.sum(axis=0) / max(1, len(weights))
+            order = np.argsort(-share, kind="stable")[:3]
+            named = (f"{self.names[i]} {100 * share[i]:.0f} %" for i in order if share[i] >= 0.01)
+            self._bases[key] = ", ".join(named)
+        return self._bases[key]

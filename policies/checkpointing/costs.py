@@ -1,0 +1,108 @@
+"""Save costs: the cost of a job's saves and recoveries: as measured, else as declared, else by a prior.
+
+And what its storage can drain: many jobs flush to one file system, and together they may not ask of it more
+than it takes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.checkpointing.hazard import DAY_S, InterruptionRates, JobNodes
+from policies.checkpointing.plan import SaveTerms
+from twin.catalogue import F64, I32, NS, Bool
+from twin.contracts import View
+from twin.telemetry import GOOD, watched_ns
+
+# A save of a large job stops it for 10 to 60 s; the upper end. source: domain.md D
+PRIOR_BLOCK_S = 60.0
+# From a lost node until training goes on. source: domain.md D, the slower of its two cases
+PRIOR_RESTART_S = 600.0
+# Failures of processes per node and day: 54 of software in 54 days on 2048 nodes of 8 GPUs. It counts as much
+# as one failure. source: The Llama 3 Herd of Models, arXiv 2407.21783, table 5
+PRIOR_SOFT = 54.0 / (54.0 * 2048.0)
+MEASURED, DECLARED, PRIOR = range(3)
+SOURCES = ("measured", "as it said", "by a prior")
+# Of its time that a file system may be busy with checkpoints. source: estimate
+DRAIN_PU = 0.5
+LEAST_LEFT_PU = 0.1  # of it is left to checkpoints whatever else goes on. source: estimate
+FULL_PU = 0.98  # a save onto a fuller file system may fail and stop the job. source: estimate
+DOWN = 2  # storage.health_state
+
+
+def save_terms(
+    view: View, slots: I32, held: JobNodes, rates: InterruptionRates
+) -> tuple[SaveTerms, np.ndarray]:
+    """(what is known of these jobs, where the cost of their saves is from [m], a place in SOURCES)."""
+    jobs = view.jobs
+    block, save = jobs.checkpoint_block_s[slots], jobs.checkpoint_save_s[slots]
+    source = np.select(
+        [(block > 0) | (save > 0) & (jobs.checkpoint_told_ns[slots] > 0), save > 0],
+        [MEASURED, DECLARED],
+        PRIOR,
+    )
+    block_s = np.select([block > 0, save > 0], [block, save], PRIOR_BLOCK_S)
+    flush = jobs.checkpoint_flush_s[slots]
+    # Both are told from a save's begin; what counts here is what comes after training went on
+    flush_s = np.maximum(np.where(flush > 0, flush, save) - block_s, 0.0)
+    restart = jobs.checkpoint_restart_s[slots]
+    restart_s = np.where(restart > 0, restart, PRIOR_RESTART_S)
+    local = jobs.checkpoint_local_block_s[slots]
+    again = jobs.checkpoint_local_restart_s[slots]
+    local_block_s = np.where(local > 0, local, np.nan)
+    local_restart_s = np.where(local > 0, np.where(again > 0, again, restart_s), np.nan)
+    gaps = view.failures().unwatched_ns  # in which nobody heard what it told
+    ran_ns = watched_ns(view.now_ns, gaps) - watched_ns(jobs.started_ns[slots], gaps)
+    ran_s = np.maximum(ran_ns / NS, 0.0)
+    prior_s = DAY_S / (PRIOR_SOFT * np.maximum(held.size, 1))
+    soft = (1.0 + jobs.recoveries[slots]) / (prior_s + ran_s)
+    terms = SaveTerms(
+        block_s, flush_s, restart_s, local_block_s, local_restart_s, rates.shape, rates.per_s, soft
+    )
+    return terms, source
+
+
+def storage_left(view: View, duty_pu: float) -> float:
+    """The share of its time that the file systems have for checkpoints, of all jobs together; 0 = none now.
+
+    `duty_pu`: what checkpoints take of it already. Nobody says which job writes where, so all are taken for
+    one. What else is written, and what is restored, is known where the site keeps a history of
+    `storage.flush_bytes_per_s` and `storage.restore_bytes_per_s`: the mean beside the greatest, as if both
+    came out of one purse. One that is down or full takes nothing.
+
+    How long a restart takes does not follow the bandwidth that is read: it is what restores take, not what
+    they could have, and is small when nobody restores. A job's own restarts are measured whole.
+    """
+    if not view.site.sizes["storage"]:
+        return 1.0
+    bad = _good_readings(view, "storage.health_state") >= DOWN
+    bad |= _good_readings(view, "storage.used_pu") >= FULL_PU
+    if bad.any():
+        return 0.0
+    other = max(0.0, _busy_share(view, "storage.flush_bytes_per_s") - duty_pu)
+    other += _busy_share(view, "storage.restore_bytes_per_s")
+    return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - min(other, 1.0)))
+
+
+def _busy_share(view: View, key: str) -> float:
+    """The share of its time that the busiest file system is busy with this; 0 where nobody kept a history."""
+    past = view.past(key)
+    if past is None or not np.isfinite(past[1]).any():
+        return 0.0
+    rates = np.where(np.isfinite(past[1]), past[1], np.nan)
+    rates = rates[:, np.isfinite(rates).any(axis=0)]
+    most = np.nanmax(rates, axis=0)
+    return float(np.where(most > 0, np.nanmean(rates, axis=0) / np.maximum(most, 1.0), 0.0).max())
+
+
+def _good_readings(view: View, key: str) -> F64:
+    """Present readings; NaN where there is none that is good."""
+    return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
+
+
+def reports_checkpoints(view: View, slots: I32) -> Bool:
+    """Jobs that ever said anything of checkpoints: whether another saves at all, nobody knows [m]."""
+    jobs = view.jobs
+    said = jobs.checkpoint_interval_s[slots] + jobs.checkpoint_save_s[slots]
+    out: Bool = (said + jobs.checkpoint_restart_s[slots] > 0) | (jobs.checkpoint_told_ns[slots] > 0)
+    return out

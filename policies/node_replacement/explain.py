@@ -1,0 +1,554 @@
+"""Explanation of replacement: the phase of each node, its options and their costs, its next event, spares.
+
+Made from the memory of the policy, which holds the figures of each decision, and from the proposals in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from policies.node_replacement.assessment import NEWLY_S, usual_suspects_per_h
+from policies.node_replacement.circuit_breaker import check_breaker
+from policies.node_replacement.costs import OPTIONS
+from policies.node_replacement.evidence import CAUSES, DAY_S, HOUR_S, evidence_of, failure_chance, one_of
+from policies.node_replacement.ownership import level_is_current
+from policies.node_replacement.phases import (
+    CORDONED,
+    DRAINING,
+    IN_SERVICE,
+    OUT,
+    PHASES,
+    PROBATION,
+    RMA,
+    SAVING,
+    SUSPECT,
+    TESTING,
+)
+from policies.node_replacement.placement import PLACED_LAST, PLACEMENT, RESERVED, current_placement
+from policies.node_replacement.predictions import score
+from policies.node_replacement.spare_count import spare_pool_of
+from policies.node_replacement.spares import free_spares
+from policies.node_replacement.texts import COSTS, HOLD_TEXTS, spare_of_node
+from twin.catalogue import F64, I32, NS, Bool, clean, find_control
+from twin.contracts import (
+    ACTIONS,
+    FAILED_TEST,
+    NO_RESULT,
+    PASSED,
+    DataTable,
+    ExplainRequest,
+    Explanation,
+    ExplanationRefused,
+    FigureMetric,
+    KeyFigure,
+    Memory,
+    PolicyStatus,
+    Sentence,
+    Topic,
+    TopicOption,
+    Value,
+    View,
+    entities_within,
+    finite,
+    table_of,
+    todo_words,
+)
+
+NAME = "replacement"
+SERVICE, BURN_IN = "node.service_level", "node.burn_in_since_s"
+MOST_ROWS = 1000
+MOST_NAMED = 8  # nodes that the breaker holds back, by name
+_PAGE = (
+    TopicOption("phase", "only these phases, such as draining,out", default=""),
+    TopicOption("offset", "rows to skip", "integer", 0, 0, 1e9),
+    TopicOption("limit", "rows at most", "integer", 100, 1, MOST_ROWS),
+)
+TOPICS = (
+    Topic("nodes", "nodes that are suspected, withdrawn or on probation, in brief", _PAGE),
+    Topic(
+        "plan",
+        "all figures of these nodes, or of one node",
+        (TopicOption("node", "this node alone, whatever its phase", default=""), *_PAGE),
+        path="replacement",
+    ),
+    Topic("metrics", "counts and scores that are exported as metrics"),
+)
+NOT_CONFIGURED = (
+    "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
+    "`racktwin reload`; it begins with authority `advise`, which shows and journals, and does nothing"
+)
+AUTHORITY_TEXTS = {
+    "off": "it is off: it makes no proposals",
+    "advise": "it advises only: this is what it would do; `racktwin authority replacement` changes that",
+    "approve": "it waits for approval of each step: `racktwin approve` lists them",
+    "act": "it acts",
+}
+PHASE_TEXTS = {
+    IN_SERVICE: "in service",
+    SUSPECT: "suspected; still in service, and nothing was done",
+    CORDONED: "takes no new jobs; its job continues",
+    SAVING: "its job was asked to save; then it is drained",
+    DRAINING: "on its way out of service",
+    OUT: "out of service, for repair",
+    TESTING: "out of service, being tested",
+    PROBATION: "back in service, watched closely",
+    RMA: "out of service for good: return it",
+}
+OPTION_TEXTS = {
+    "watch": "do nothing",
+    "cordon": "leave when its job ends",
+    "at_next": "drain after the next planned save",
+    "save_now": "save now, then drain",
+    "at_once": "drain at once",
+}
+# Steps that are not commanded yet, by the policy's authority
+NOT_COMMANDED = {
+    "advise": "for authority to act: it advises only, and nothing was commanded",
+    "approve": "for approval: racktwin approve",
+}
+ORDER = (RMA, OUT, TESTING, DRAINING, SAVING, CORDONED, PROBATION, SUSPECT)  # of the rows
+LEAVING = (CORDONED, SAVING, DRAINING)
+NOT_DRAINED = (SUSPECT, CORDONED, SAVING)  # phases in which the node may fail under a job
+RESULTS = {PASSED: "passed", FAILED_TEST: "failed", NO_RESULT: "no result"}
+PREDICTED = ("act_gpu_h", "wait_gpu_h", "act_pu", "wait_pu", "use_pu")
+BRIEF = (
+    "node",
+    "phase",
+    ("since_s", "s"),
+    "cause",
+    ("chance_24h_pu", "1"),
+    "waits",
+    "spare",
+)
+# Figures of one node: field of its row, unit, text
+NODE_FIGURES = (
+    ("entered_ns", "ns", "start of this phase"), ("deadline_ns", "ns", "end of this phase at the latest"),
+    ("cause", "", "cause of the evidence against it"), ("do", "", "remedy"),
+    ("chance_1h_pu", "1", "chance of failing within 1 h"),
+    ("chance_24h_pu", "1", "chance of failing within 24 h"),
+    ("sure_pu", "1", "sureness that the fault is its own"), ("job", "", "job that runs on it"),
+    ("spare", "", "node that takes over"), ("level", "", "service level that the policy wants"),
+    ("read_back", "", "service level that the scheduler reports"),
+    ("placement", "", "order in which the scheduler uses it"),
+    ("offences", "count", "withdrawals that count against it"), ("attempts", "count", "failed tests since"),
+    ("gate.at_ns", "ns", "last prediction"), ("gate.act_gpu_h", "GPU-h", "predicted loss of acting"),
+    ("gate.act_pu", "1", "predicted chance of an interruption by acting"),
+    ("gate.wait_gpu_h", "GPU-h", "predicted loss of waiting"),
+    ("gate.wait_pu", "1", "predicted chance of an interruption by waiting"),
+    ("service.test", "", "result of its last test"), ("service.tested_ns", "ns", "end of its last test"),
+    ("service.repaired_ns", "ns", "last repair"), ("service.replaced_ns", "ns", "last exchange"),
+)  # fmt: skip
+
+
+def explain(view: View, memory: Memory, request: ExplainRequest, burn_in: bool) -> Explanation:
+    """The explanation of the site, an entity or a topic. `burn_in`: the site has a test of its own."""
+    present = Present(view, memory, request, burn_in)
+    if request.topic == "metrics":
+        return Explanation(policy=NAME, now_ns=view.now_ns, figures=_metrics(present))
+    if request.topic == "plan":
+        return _plan(present)
+    if request.entity:
+        _, name, inside = entities_within(view, request.entity)
+        nodes = inside.get("node", np.zeros(0, np.int32))
+        if len(nodes) == 1:
+            return _of_node(present, int(nodes[0]))
+        found = present.listed[np.isin(present.listed, nodes)]
+        return _brief(present, found, clean(name, 120))
+    return _brief(present, _in_phases(present, present.listed), "")
+
+
+@dataclass(frozen=True)
+class Present:
+    """The policy at this instant: the view, its memory and what surrounds it. Figures are made once."""
+
+    view: View
+    memory: Memory
+    request: ExplainRequest
+    burn_in: bool
+
+    @cached_property
+    def status(self) -> PolicyStatus:
+        """The policy's authority and the proposals in force."""
+        return self.request.status(NAME)
+
+    @cached_property
+    def runs(self) -> bool:
+        """The policy is configured."""
+        return any(p.name == NAME for p in self.request.policies)
+
+    @cached_property
+    def listed(self) -> I32:
+        """Nodes that are not simply in service, those that need an operator first [k]."""
+        phase = self.memory["phase"]
+        found = np.flatnonzero(phase > 0).astype(np.int32)
+        rank = np.array([ORDER.index(p) if p in ORDER else len(ORDER) for p in range(len(PHASES))])
+        chance = -np.nan_to_num(self.memory["chance_24h_pu"][found])
+        return found[np.lexsort((found, chance, rank[phase[found]]))]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Nodes in each phase."""
+        counts = np.bincount(self.memory["phase"], minlength=len(PHASES))
+        return dict(zip(PHASES, counts.tolist(), strict=True))
+
+    @cached_property
+    def level(self) -> F64:
+        """The service level that the scheduler reports now [n_node]; NaN where it reports none."""
+        return np.where(level_is_current(self.view), self.view.readback(SERVICE), np.nan)
+
+    @cached_property
+    def placement(self) -> F64:
+        """The placement that the scheduler reports now [n_node]; NaN where it reports none."""
+        return current_placement(self.view)
+
+    @cached_property
+    def chances(self) -> tuple[F64, F64]:
+        """Forecast chances of failing within an hour and a day [n_node]; NaN = unknown."""
+        return failure_chance(self.view, HOUR_S), failure_chance(self.view, DAY_S)
+
+    @cached_property
+    def spares(self) -> dict[int, int]:
+        """The spare of each node that has one."""
+        return spare_of_node(self.memory)
+
+    @cached_property
+    def reasons(self) -> dict[int, str]:
+        """The reason of the proposal in force for each node."""
+        out: dict[int, str] = {}
+        for p in self.status.proposals:
+            if p.control in (SERVICE, BURN_IN):
+                for node in p.index.tolist():
+                    out.setdefault(node, p.reason)
+        return out
+
+    @cached_property
+    def wanted(self) -> np.ndarray:
+        """The service level that the policy proposes now [n_node]."""
+        out = np.zeros(len(self.memory["phase"]), np.int64)
+        for p in self.status.proposals:
+            if p.control == SERVICE:
+                out[p.index] = np.maximum(out[p.index], p.lo.astype(np.int64))
+        return out
+
+    @cached_property
+    def breaker(self) -> dict[str, Value]:
+        """The circuit breaker: open or not, the nodes that it holds back, and the reason."""
+        memory, view = self.memory, self.view
+        suspect: Bool = one_of(memory["phase"], NOT_DRAINED)
+        if suspect.any():
+            evidence = evidence_of(view, memory["phase"] == SUSPECT, memory["phase"] == PROBATION)
+            newly = suspect & (view.now_ns - memory["evidence_ns"] < round(NEWLY_S * NS))
+            usual = usual_suspects_per_h(evidence.chance_24h_pu)
+            state = check_breaker(view, newly, usual, suspect, memory["common_cause_ns"])
+            held = np.flatnonzero(state.nodes & suspect)
+            if len(held):
+                first = ", ".join(view.site.name("node", i) for i in held[:MOST_NAMED].tolist())
+                return {"open": True, "nodes": len(held), "why": clean(state.why, 400), "first": first}
+        return {"open": False, "nodes": 0, "why": "", "first": ""}
+
+    @cached_property
+    def pool(self) -> dict[str, Value]:
+        """Spares that exist, are free, are reserved by the scheduler, and are wanted (None: no forecast)."""
+        view = self.view
+        spare, have = (
+            free_spares(view.site, view.jobs, view.readback(SERVICE)),
+            int(view.site.spare_node.sum()),
+        )
+        free, kept = int(np.count_nonzero(spare)), int(np.count_nonzero(spare & (self.placement == RESERVED)))
+        held = f", {kept} of them reserved by the scheduler" if kept else ""
+        found = spare_pool_of(view)
+        if found is None:
+            text = f"{have}, {free} of them free{held}; without a forecast the number needed is unknown"
+            return {
+                "have": have,
+                "free": free,
+                "kept": kept,
+                "wanted": None,
+                "short": False,
+                "chance_short_pu": None,
+                "sentence": text,
+            }
+        return {
+            "have": found.have,
+            "free": free,
+            "kept": kept,
+            "wanted": found.wanted,
+            "short": bool(found.short),
+            "chance_short_pu": float(found.chance_short_pu),
+            "sentence": clean(f"{free} free now{held}; {found.sentence}", 400),
+        }
+
+    def notes(self) -> list[Sentence]:
+        """Authority, trouble with the policy, placement, the breaker, and spares."""
+        if not self.runs:
+            return [Sentence(NOT_CONFIGURED, "note")]
+        out = [Sentence(AUTHORITY_TEXTS.get(self.status.authority, self.status.authority), "note")]
+        if self.status.suspended:
+            text = "the policy failed and is suspended; it makes no new proposals: racktwin alarms says why"
+            out.append(Sentence(text, "warning"))
+        if self.request.role != "leader":
+            out.append(Sentence("this daemon stands by; the leader decides", "note"))
+        last, kept = (int(np.count_nonzero(self.placement == state)) for state in (PLACED_LAST, RESERVED))
+        if last + kept:
+            text = (
+                f"the scheduler gives {last:,} nodes to jobs after all others, and keeps {kept:,} for spares"
+            )
+            if self.status.authority != "act":
+                text += "; these marks stay until the policy acts again or operators remove them"
+            out.append(Sentence(text, "note"))
+        return out
+
+
+def _in_phases(present: Present, nodes: I32) -> I32:
+    """The nodes in the phases that the request names. Raises ExplanationRefused for an unknown phase."""
+    names = [p for p in str(present.request.options.get("phase") or "").split(",") if p]
+    if strange := [p for p in names if p not in PHASES]:
+        known = ", ".join(PHASES)
+        raise ExplanationRefused(f"no phase {clean(strange[0], 40)}; expected one of {known}")
+    return nodes[one_of(present.memory["phase"][nodes], [PHASES.index(p) for p in names])] if names else nodes
+
+
+def _page(present: Present, nodes: I32) -> tuple[int, int, I32]:
+    """(offset, limit, the nodes of this page)."""
+    options = present.request.options
+    offset, limit = int(options.get("offset") or 0), int(options.get("limit") or 100)
+    return offset, limit, nodes[offset : offset + limit]
+
+
+def _brief(present: Present, nodes: I32, entity: str) -> Explanation:
+    """The nodes that are not simply in service: a line each."""
+    _, _, page = _page(present, nodes)
+    now_ns, rows = present.view.now_ns, []
+    for row in (row_of(present, i) for i in page.tolist()):
+        entered_ns = row["entered_ns"]
+        since_s = (now_ns - entered_ns) / NS if isinstance(entered_ns, int) else None
+        rows.append(row | {"since_s": since_s, "waits": f"waits {row['waits']}" if row["waits"] else ""})
+    counted = ", ".join(f"{n:,} {p.replace('_', ' ')}" for p, n in present.counts.items() if n)
+    where = f" in {entity}" if entity else ""
+    text = f"{len(nodes):,} nodes{where} are suspected, withdrawn or on probation; of the site: {counted}"
+    if not len(nodes):
+        text = f"no node{where} is suspected or withdrawn"
+    sentences = [*([Sentence(text)] if present.runs else []), *present.notes(), *_warnings(present)]
+    if present.runs:
+        sentences.append(Sentence(f"spares: {present.pool['sentence']}", "note"))
+    return Explanation(
+        policy=NAME,
+        now_ns=now_ns,
+        entity=entity,
+        sentences=tuple(sentences),
+        figures=_metrics(present),
+        tables=(table_of("nodes", BRIEF, rows, "nodes that are not in normal service", len(nodes)),),
+    )
+
+
+def _warnings(present: Present) -> list[Sentence]:
+    breaker = present.breaker
+    if not present.runs or not breaker["open"]:
+        return []
+    text = f"not withdrawn, as too many look bad at once: {breaker['nodes']:,} nodes; {breaker['why']}"
+    return [Sentence(f"{text}; nodes still return to service", "warning")]
+
+
+def _plan(present: Present) -> Explanation:
+    """All figures, page by page, or of one node."""
+    view, name = present.view, str(present.request.options.get("node") or "")
+    nodes = present.listed
+    if name:
+        node = view.site.entity("node", name.rstrip("/"))
+        if node is None:
+            raise ExplanationRefused(f"no node {clean(name, 120)} on this site", "unknown")
+        nodes = np.array([node], np.int32)
+    nodes = _in_phases(present, nodes) if present.runs else nodes[:0]
+    offset, limit, page = _page(present, nodes)
+    more = offset + limit < len(nodes)
+    authority = present.status.authority if present.runs else None
+    values: dict[str, Value] = {
+        "runs": present.runs,
+        "authority": authority,
+        "suspended": present.status.suspended,
+        **{f"phases.{p}": n for p, n in present.counts.items()},
+        **{f"commanded.{level}": n for level, n in _commanded(present).items()},
+        **{f"pool.{k}": v for k, v in present.pool.items()},
+        **{f"breaker.{k}": v for k, v in present.breaker.items()},
+        **{f"score.{k}": v for k, v in asdict(score(present.memory)).items()},
+        "total": len(nodes),
+        "offset": offset,
+        "limit": limit,
+        "next_offset": offset + limit if more else None,
+    }
+    rows = [row_of(present, i) for i in page.tolist()]
+    columns = list(rows[0]) if rows else ["node"]
+    return Explanation(
+        policy=NAME,
+        now_ns=view.now_ns,
+        sentences=tuple(present.notes()),
+        figures=tuple(KeyFigure(k, v) for k, v in values.items()),
+        tables=(table_of("nodes", columns, rows, total=len(nodes)),),
+    )
+
+
+def _commanded(present: Present) -> dict[str, int]:
+    """Nodes under command at each service level but the first."""
+    leases = present.request.leases(SERVICE)
+    value = np.zeros(0) if leases is None else leases.value
+    return {level: int((value == i).sum()) for i, level in enumerate(_states(SERVICE)) if i}
+
+
+def row_of(present: Present, node: int) -> dict[str, Value]:
+    """All figures of a node. The memory of a node that is not suspected says nothing of today."""
+    memory, site = present.memory, present.view.site
+    phase, weighed = int(memory["phase"][node]), memory["phase"][node] != IN_SERVICE
+    option, action = OPTIONS[int(memory["option"][node])], ACTIONS[int(memory["action"][node])]
+    spare, level, place = present.spares.get(node), present.level[node], present.placement[node]
+    hour, day = (present.chances[k][node] for k in (0, 1))
+    book, predicted = present.view.service(), bool(memory["prediction_ns"][node])
+    slot = int(present.view.jobs.job_of_node[node])
+    row: dict[str, Value] = {
+        "node": site.name("node", node),
+        "phase": PHASES[phase],
+        "phase_words": PHASE_TEXTS[phase],
+        "entered_ns": _instant(memory, "entered_ns", node),
+        "deadline_ns": _instant(memory, "deadline_ns", node),
+        "suspected_ns": _instant(memory, "suspected_ns", node),
+        "withdrawn_ns": _instant(memory, "withdrawn_ns", node),
+        "cause": CAUSES[int(memory["cause"][node])],
+        "course": option,
+        "course_words": OPTION_TEXTS[option],
+        "action": action,
+        "do": todo_words(action, "node"),
+        "chance_1h_pu": finite(memory["chance_1h_pu"][node] if weighed else hour),
+        "chance_24h_pu": finite(memory["chance_24h_pu"][node] if weighed else day),
+        "sure_pu": finite(memory["sure_pu"][node]) if weighed else None,
+        **{
+            f"costs_gpu_h.{o}": finite(memory[c][node]) if weighed else None
+            for o, c in zip(OPTIONS, COSTS, strict=True)
+        },
+        "weighed": bool(weighed),
+        "gate.at_ns": _instant(memory, "prediction_ns", node),
+        **{
+            f"gate.{name}": finite(memory[f"prediction_{name}"][node]) if predicted else None
+            for name in PREDICTED
+        },
+        "spare": None if spare is None else site.name("node", spare),
+        "held": HOLD_TEXTS[int(memory["hold"][node])],
+        "attempts": int(memory["failed_tests"][node]),
+        "offences": int(memory["offences"][node]),
+        "level": _states(SERVICE)[present.wanted[node]],
+        "job": clean(present.view.jobs.names[slot]) if slot >= 0 and present.view.jobs.alive[slot] else None,
+        "read_back": _states(SERVICE)[int(level)] if np.isfinite(level) else None,
+        "placement": _states(PLACEMENT)[int(place)] if np.isfinite(place) else None,
+        "reason": clean(present.reasons.get(node, ""), 400),
+        "service.test": RESULTS.get(int(book.result[node])),
+        "service.tested_ns": int(book.ended_ns[node]) or None,
+        "service.repaired_ns": int(book.repaired_ns[node]) or None,
+        "service.replaced_ns": int(book.replaced_ns[node]) or None,
+    }
+    authority = present.status.authority
+    if phase in LEAVING and not memory["withdrawn_ns"][node] and authority in NOT_COMMANDED:
+        row["phase_words"] = f"in service; if it may act: {row['phase_words']}"
+        row["waits"] = f"as it is held back: {row['held']}" if row["held"] else NOT_COMMANDED[authority]
+        return row
+    row["waits"] = _waits(row, phase, bool(memory["needs_repair"][node]), present.burn_in)
+    return row
+
+
+def _waits(row: Mapping[str, Value], phase: int, needs_repair: bool, burn_in: bool) -> str:
+    """The next event, and the party that brings it about."""
+    node, job = row["node"], row["job"]
+    if row["held"] and phase in NOT_DRAINED:
+        return f"as it is held back: {row['held']}"
+    if phase == SUSPECT and row["course"] == "watch":
+        return "for its case to change, as doing nothing costs least now"
+    return {
+        SUSPECT: "for the evidence to last, or to go",
+        CORDONED: f"for {job} to end" if job else "for the scheduler to report it free",
+        SAVING: f"for a durable save of {job or 'its job'}",
+        DRAINING: f"for the scheduler to take {job} off it"
+        if job
+        else "for the scheduler to report it drained",
+        OUT: "for its test to begin"
+        if burn_in and not needs_repair
+        else f"for its repair: racktwin node repaired {node}",
+        TESTING: f"for a test: burn-in, or racktwin node tested {node} --passed",
+        PROBATION: "for its probation to end",
+        RMA: f"for an operator: racktwin replacement report {node}, then a new node in its place",
+    }.get(phase, "")
+
+
+def _of_node(present: Present, node: int) -> Explanation:
+    """One node: the state it is in, and the options with their costs."""
+    row = row_of(present, node)
+    name, chosen = str(row["node"]), row["course"] if row["weighed"] else None
+    text = f"{name}: {row['phase_words']}" + (f"; waits {row['waits']}" if row["waits"] else "")
+    sentences = [Sentence(text)]
+    if row["reason"]:
+        sentences.append(Sentence(f"reason: {row['reason']}"))
+    if not row["weighed"]:
+        sentences.append(
+            Sentence("no option is weighed, as it is no suspect; racktwin health has its health")
+        )
+    costs: list[dict[str, Value]] = [
+        {
+            "option": OPTION_TEXTS[o],
+            "cost": row[f"costs_gpu_h.{o}"],
+            "chosen": "chosen" if o == chosen else "",
+        }
+        for o in OPTIONS
+        if row["weighed"]
+    ]
+    options: DataTable = table_of(
+        "options", ("option", ("cost", "GPU-h"), "chosen"), costs, "options and their expected cost"
+    )
+    return Explanation(
+        policy=NAME,
+        now_ns=present.view.now_ns,
+        entity=name,
+        sentences=(*sentences, *present.notes(), *_warnings(present)),
+        figures=tuple(KeyFigure(key, row[key], unit, text) for key, unit, text in NODE_FIGURES),
+        tables=(options,),
+    )
+
+
+def _metrics(present: Present) -> tuple[KeyFigure, ...]:
+    """The figures that are exported as metrics; none where the policy does not run."""
+    if not present.runs:
+        return ()
+    out: list[KeyFigure] = []
+
+    def add(name: str, value: Any, text: str, kind: Any = "gauge", **labels: str) -> None:
+        key = ".".join((name, *labels.values()))
+        out.append(KeyFigure(key, value, "", text, FigureMetric(f"replacement_{name}", kind, labels)))
+
+    for phase, count in present.counts.items():
+        add("nodes", count, "nodes in a phase", phase=phase)
+    for what in ("have", "free", "kept", "wanted"):
+        if present.pool[what] is not None:
+            add("spares", present.pool[what], "spare nodes", what=what)
+    add("breaker_open", int(bool(present.breaker["open"])), "1 while too many look bad at once")
+    add("held", present.breaker["nodes"], "nodes that the breaker holds back")
+    total = score(present.memory)
+    add("predictions", total.settled, "predictions that are settled", "counter")
+    if total.settled:
+        add("brier", total.brier, "mean square of (chance - outcome) of settled predictions")
+    interruptions = {"predicted": total.said_pu, "came": total.failed}
+    for what, value in interruptions.items():
+        add("interruptions", value, "interruptions: predicted, and occurred", "counter", what=what)
+    for what, value in {"predicted": total.said_gpu_h, "lost": total.came_gpu_h}.items():
+        add("gpu_hours", max(0.0, value), "GPU-hours: predicted, and lost", "counter", what=what)
+    for what, count in {"bad": total.bad, "well": max(0, total.tests - total.bad)}.items():
+        add("tests", count, "tests of withdrawn nodes", "counter", what=what)
+    return tuple(out)
+
+
+def _instant(memory: Memory, name: str, node: int) -> int | None:
+    return int(memory[name][node]) or None
+
+
+def _states(key: str) -> tuple[str, ...]:
+    control = find_control(key)
+    return control.states if control is not None else ()

@@ -1,0 +1,5 @@
+"""Policies `power_cap` and `power_guard`: shares of power within budgets, and cuts of overload at once."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

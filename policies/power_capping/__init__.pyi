@@ -1,0 +1,28 @@
+from .allocation import Budgets as Budgets, Devices as Devices, allocate as allocate
+from .budgets import (
+    Carried as Carried,
+    carried_by as carried_by,
+    dead_feeders as dead_feeders,
+    gain_of as gain_of,
+    pairs_of as pairs_of,
+    sums_w as sums_w,
+)
+from .curves import (
+    STATIC_PU as STATIC_PU,
+    Curve as Curve,
+    energy_minimum_w as energy_minimum_w,
+    fit as fit,
+    perf as perf,
+)
+from .demand import (
+    AT_CAP_PU as AT_CAP_PU,
+    CONTROL as CONTROL,
+    Tenant as Tenant,
+    classes as classes,
+    learned_pu as learned_pu,
+    tenants_of as tenants_of,
+)
+from .loads import loads_of as loads_of
+from .power_cap import PowerCap as PowerCap
+from .power_guard import PowerGuard as PowerGuard
+from .savings import CapAccount as CapAccount

@@ -1,0 +1,187 @@
+"""Demand: what each GPU may come to draw within the next minutes, and how much it matters.
+
+A GPU that stands at its cap, or is not heard, may want all; another one what it drew at most of late, and a
+little more; all of a rack more where its forecast says so. What a job has to keep (its floor), and what its
+tenant is guaranteed, comes before what others of its class rise to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F64, I8, I32, I64, Bool, ContractError
+from twin.contracts import View
+from twin.telemetry import GOOD, KINDS
+
+CONTROL = "gpu.power_cap_w"
+CURVE = ("job.compute_pu", 0.0)  # the share of a job's time that waits for the clock, as learned of it
+# Classes of priority: what has no job, the usual, what is marked high, and what people wait for
+IDLE, USUAL, HIGH, WAITED_FOR = range(4)
+CLASS_NAMES = ("idle", "usual", "high", "waited_for")
+AT_CAP_PU = 0.95  # beyond this share of its cap a GPU may want more. source: estimate
+RESERVE_PU = 0.10  # above what was drawn at most of late. source: estimate
+FORGET_S = 900.0  # time constant with which a peak is forgotten: 15 minutes, as far as shaping looks ahead
+HORIZON_S = 900.0
+MOST_TENANTS = 1000
+
+
+class Wants(NamedTuple):
+    """Of all GPUs [n_gpu]: what they draw (as bad as may be), the least and the most, what they may want."""
+
+    power_w: F64
+    floor_w: F64
+    most_w: F64
+    demand_w: F64
+    peak_w: F64  # to be remembered
+    capped: Bool  # can be capped here
+
+
+class Tenant(NamedTuple):
+    """The priority that its jobs have at least, and the share of the site's GPU watts that is its own."""
+
+    priority: int
+    share_pu: float
+
+
+def tenants_of(text: str) -> dict[str, Tenant]:
+    """`acme=10:0.3, lab=0:0.2` as NAME=PRIORITY:SHARE. Raises ContractError: which part, what expected."""
+    out: dict[str, Tenant] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, found, rest = (x.strip() for x in part.partition("="))
+        priority, _, share = rest.partition(":")
+        try:
+            tenant = Tenant(int(priority), float(share))
+        except ValueError:
+            found = ""
+        if not name or not found or abs(tenant.priority) >= 2**31 or not 0.0 <= tenant.share_pu <= 1.0:
+            raise ContractError(f"tenants: expected NAME=PRIORITY:SHARE, SHARE 0 to 1, got {part[:200]!r}")
+        if name in out:
+            raise ContractError(f"tenants: {name[:200]} is named twice")
+        out[name] = tenant
+    if len(out) > MOST_TENANTS:
+        raise ContractError(f"tenants: expected at most {MOST_TENANTS}, got {len(out)}")
+    if sum(t.share_pu for t in out.values()) > 1.0 + 1e-9:
+        raise ContractError("tenants: the shares together are more than 1; expected at most all of the site")
+    return out
+
+
+def wants(view: View, peak_w: F64, since_s: float) -> Wants:
+    """Estimate the demand of GPUs from power, caps, peaks `since_s` ago, and forecasts of their racks."""
+    envelope, site = view.envelope(CONTROL), view.site
+    capped = np.isfinite(envelope.low)
+    floor_w, most_w = np.where(capped, envelope.low, 0.0), np.where(capped, envelope.high, 0.0)
+    worst_w = view.worst("gpu.power_w").astype(np.float64)
+    heard: Bool = view.quality("gpu.power_w") == GOOD
+    rack_most_w = site.design.gpu_max_w[site.rack_of_gpu]
+    power_w = np.where(np.isfinite(worst_w), worst_w, np.where(capped, most_w, rack_most_w))
+    power_w = np.nan_to_num(np.where(capped, np.minimum(power_w, most_w), power_w))
+    cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
+    peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
+    growth = _growth(view)
+    demand_w = np.clip(demand_w if growth is None else demand_w * growth, floor_w, most_w)
+    return Wants(power_w, floor_w, most_w, demand_w, peak_w, capped)
+
+
+def expected(
+    power_w: F64, heard: Bool, cap_w: F64, most_w: F64, peak_w: F64, since_s: float
+) -> tuple[F64, F64]:
+    """(peak, demand) [n] of devices that draw this under these caps (NaN: none), had these peaks `since_s`
+    ago, and may draw `most_w`."""
+    at_cap = power_w >= AT_CAP_PU * np.where(np.isfinite(cap_w), np.minimum(cap_w, most_w), np.inf)
+    peak = np.maximum(peak_w * np.exp(-since_s / FORGET_S), np.where(heard, power_w, 0.0))
+    return peak, np.where(at_cap | ~heard, most_w, (1.0 + RESERVE_PU) * peak)
+
+
+def _growth(view: View) -> F64 | None:
+    """Return the upper band of the rack's forecast over its present power [n_gpu]; at least 1."""
+    forecast = view.forecasts.get(("rack.power_w", HORIZON_S))
+    if forecast is None:
+        return None
+    now_w = view.value("rack.power_w").astype(np.float64)
+    ratio = np.nan_to_num(forecast.hi / np.where(now_w > 0, now_w, np.nan), nan=1.0, posinf=1.0)
+    return np.maximum(ratio, 1.0)[view.site.rack_of_gpu]
+
+
+def classes(view: View, high_priority: int, tenants: dict[str, Tenant] | None = None) -> I8:
+    """The class of each GPU [n_gpu]: of its node's job, or its tenant, or of its rack where the site file
+    marks that."""
+    site, jobs = view.site, view.jobs
+    job, priority = jobs.job_of_node, jobs.priority
+    held, slot = job >= 0, np.maximum(job, 0)
+    if tenants:
+        least = np.full(jobs.n, -(2**31), np.int64)
+        for at in np.flatnonzero(jobs.alive).tolist():
+            tenant = tenants.get(jobs.tenants[at])
+            least[at] = least[at] if tenant is None else tenant.priority
+        priority = np.maximum(priority, least).astype(np.int32)
+    out = np.where(held, USUAL, IDLE).astype(np.int8)
+    out[held & (priority[slot] >= high_priority)] = HIGH
+    out[held & (jobs.kind[slot] == KINDS.index("inference"))] = WAITED_FOR
+    if not jobs.known:
+        out[:] = USUAL  # nobody says what runs where: nothing is idle
+    marked = (site.priority_of_rack >= high_priority)[site.rack_of_node]
+    out[marked & (out == USUAL)] = HIGH
+    return out[site.node_of_gpu]
+
+
+def together(view: View) -> I32:
+    """Return the synchronous job of each GPU, counted from 0; -1 = none [n_gpu]."""
+    jobs, site = view.jobs, view.site
+    slots = np.flatnonzero(jobs.alive & jobs.synchronous)
+    if not len(slots):
+        return np.full(site.sizes["gpu"], -1, np.int32)
+    place = np.full(jobs.n + 1, -1, np.int32)
+    place[slots] = np.arange(len(slots), dtype=np.int32)
+    return place[jobs.job_of_node][site.node_of_gpu]
+
+
+def slot_of_gpu(view: View) -> I64:
+    """The slot of the job of each GPU; one past the last slot = none [n_gpu]."""
+    slot = view.jobs.job_of_node.astype(np.int64)
+    return np.where(slot >= 0, slot, view.jobs.n)[view.site.node_of_gpu]
+
+
+def learned_pu(view: View) -> F64 | None:
+    """Of each GPU the share of its job's time that waits for the clock [n_gpu], NaN where nobody knows; None
+    where nothing is learned yet."""
+    forecast = view.forecasts.get(CURVE)
+    if forecast is None or not np.isfinite(forecast.mean).any():
+        return None
+    alive = np.where(view.jobs.alive, forecast.mean.astype(np.float64), np.nan)
+    return np.append(np.clip(alive, 0.0, 1.0), np.nan)[slot_of_gpu(view)]
+
+
+def kept_pu(view: View, want: Wants) -> F64 | None:
+    """The share of its range that each GPU needs so that its job keeps its floor [n_gpu]; None = no job has
+    one.
+
+    `floor_w` of a job are watts of all its GPUs together; those that cannot be capped count with what they
+    draw.
+    """
+    if not (view.jobs.floor_w[view.jobs.alive] > 0).any():
+        return None
+    return _spread_pu(want, slot_of_gpu(view), np.append(view.jobs.floor_w * view.jobs.alive, 0.0))
+
+
+def guaranteed_pu(view: View, want: Wants, tenants: dict[str, Tenant], site_w: float) -> F64 | None:
+    """The share of its range that each GPU has by what its tenant is guaranteed of `site_w`, the watts that
+    all GPUs may have together [n_gpu]; None = nobody is guaranteed anything."""
+    jobs, names = view.jobs, [name for name, tenant in tenants.items() if tenant.share_pu > 0]
+    if not names:
+        return None
+    number, of_slot = {name: i for i, name in enumerate(names)}, np.full(jobs.n + 1, len(names), np.int64)
+    for at in np.flatnonzero(jobs.alive).tolist():
+        of_slot[at] = number.get(jobs.tenants[at], len(names))
+    goal_w = np.array([tenants[name].share_pu * site_w for name in names] + [0.0])
+    return _spread_pu(want, of_slot[slot_of_gpu(view)], goal_w)
+
+
+def _spread_pu(want: Wants, owner: I64, goal_w: F64) -> F64:
+    """The same share of the ranges of all GPUs of an owner, to `goal_w` together [n_gpu]."""
+    n, least_w = len(goal_w), np.where(want.capped, want.floor_w, want.power_w)
+    least = np.bincount(owner, least_w, n)
+    room_w = np.bincount(owner, np.where(want.capped, want.most_w - want.floor_w, 0.0), n)
+    share = np.divide(goal_w - least, room_w, out=np.zeros(n), where=room_w > 0)
+    return np.clip(share, 0.0, 1.0)[owner]

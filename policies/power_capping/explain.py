@@ -1,0 +1,683 @@
+"""Explanations of power_cap: headroom, held caps, their price, room for more racks, metrics, page section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.power_capping.demand import CLASS_NAMES, Tenant
+from policies.power_capping.feeds import carried_now, feed_loads, feed_rows, shed_rows
+from policies.power_capping.headroom import (
+    KINDS,
+    PowerState,
+    capped_counts,
+    first_to_bind,
+    fullest,
+    limits_at,
+    notes_of,
+    place_rows,
+    policies_of,
+    power_state,
+)
+from policies.power_capping.held_caps import held_caps
+from policies.power_capping.rack_fit import MIN_DAYS, FitPlaces, PowerHistory, RackFit, fit
+from policies.power_capping.savings import NAMES, CapAccount, cap_costs
+from twin.catalogue import I32, NS, clean, text
+from twin.contracts import (
+    DataTable,
+    ExplainRequest,
+    Explanation,
+    ExplanationRefused,
+    FigureMetric,
+    KeyFigure,
+    Sentence,
+    SeriesWanted,
+    TableColumn,
+    Topic,
+    TopicOption,
+    Value,
+    View,
+    finite,
+    table_of,
+)
+
+MOST_ROWS = 1000
+SHOWN_RACKS, SHOWN_FEW = 8, 8
+MOST_HOURS, MOST_DAYS = 192.0, 366.0
+MAX_PLACES = 1000  # of the metrics
+KIND_NAMES = {"site": "site", "feeder": "feeder", "cdu": "CDU", "loop": "loop", "rack": "rack"}
+
+TOPICS = (
+    Topic(
+        "headroom",
+        "Headroom of every budget now, with the other side lost, and by the upper band of the forecast: "
+        "feeders, CDUs, loops, the site and the fullest racks.",
+        (
+            TopicOption("kind", "rack, feeder, cdu, loop, site; commas between", default=""),
+            TopicOption("limit", "racks at most, the fullest first", "integer", 20, 0, MOST_ROWS),
+        ),
+        "power",
+    ),
+    Topic(
+        "why",
+        "Why a rack, node, GPU, job or feeder is capped: policy, reason, budget, class, what would lift it.",
+        (TopicOption("name", "a rack, node, GPU, job or feeder; needed"),),
+        "power/why",
+    ),
+    Topic(
+        "cost",
+        "What caps cost in work and saved in energy over the last hours: of the site, by class, by job.",
+        (TopicOption("hours", "how far back", "number", 24.0, 0.25, MOST_HOURS),),
+        "power/cost",
+    ),
+    Topic(
+        "fit",
+        "How many more racks fit on a feeder, by nameplate, by peaks, and at a risk per hour with diversity.",
+        (
+            TopicOption("feeder", "needed"),
+            TopicOption("racks", "profile of the new racks; default: of those that are there"),
+            TopicOption("risk", "chance per hour that a limit is exceeded", "number", 0.01, 1e-6, 0.5),
+            TopicOption("nameplate_w", "the most that a new rack draws; default: its profile's", "number",
+                        None, 1.0, 1e7),
+            TopicOption("days", "of history", "number", 31.0, 1.0, MOST_DAYS),
+        ),
+        "power/fit",
+    ),
+    Topic(
+        "feeds",
+        "The load of the site and of each feeder, and the least and the most that caps allow it to be.",
+    ),
+    Topic(
+        "sheddable",
+        "Nodes whose GPUs could be cut to their least, in the order of the cuts, until an excess is covered.",
+        (
+            TopicOption("feeder", "full name; none: the site", default=""),
+            TopicOption("excess_w", "the power that has to go", "number", 0.0, 0.0, 1e12),
+        ),
+    ),
+    Topic("metrics", "The figures that are exported to Prometheus."),
+    Topic("page", "The section of the status page: what binds first, and the fullest places."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PowerExplainer:
+    """Explains power_cap by its settings."""
+
+    policy: str
+    failover: bool
+    high_priority: int
+    tenants: dict[str, Tenant]
+
+    def explain(self, view: View, request: ExplainRequest) -> Explanation | Callable[[], Explanation]:
+        """The explanation of a request. Raises ExplanationRefused."""
+        if request.topic == "feeds":
+            return self._feeds(view)
+        if request.topic == "sheddable":
+            return self._sheddable(view, request)
+        state = power_state(view, request, self.failover, self.high_priority)
+        match request.topic:
+            case "why":
+                return self._why(state, str(request.options["name"] or ""))
+            case "cost":
+                return self._cost(state, _float(request.options["hours"]))
+            case "fit":
+                return self._fit(state)
+            case "metrics":
+                return self._made(state, figures=[*_headroom_metrics(state), *_account_metrics(state)])
+            case "page":
+                return self._page(state)
+            case "headroom":
+                kinds = [k for k in str(request.options["kind"]).split(",") if k]
+                limit = request.options["limit"]
+                return self._headroom(state, kinds, limit if isinstance(limit, int) else SHOWN_RACKS)
+        if request.entity:
+            return self._why(state, request.entity)
+        return self._headroom(state, [], SHOWN_RACKS)
+
+    def _feeds(self, view: View) -> Explanation:
+        """Loads for those who watch over feeds; what is only feared counts as unread."""
+        carried = carried_now(view)
+        loads = feed_loads(view, carried)
+        names = ("feeder", ("load_w", "W"), "metered", ("least_w", "W"), ("most_w", "W"), "held_back")
+        return Explanation(
+            policy=self.policy,
+            now_ns=view.now_ns,
+            figures=(
+                KeyFigure("site_w", finite(loads.site_w), "W", "power of all racks"),
+                KeyFigure("unheard_racks", loads.unheard_racks, "count", "racks that were never heard"),
+            ),
+            tables=(table_of("feeds", names, feed_rows(view, carried, loads), "the site, then its feeders"),),
+        )
+
+    def _sheddable(self, view: View, request: ExplainRequest) -> Explanation:
+        name = str(request.options["feeder"] or "")
+        feeder = view.site.entity("feeder", name) if name else None
+        if name and feeder is None:
+            raise ExplanationRefused(f"no feeder {clean(name, 120)}", "unknown")
+        excess_w = _float(request.options["excess_w"])
+        rows = shed_rows(view, feeder, excess_w, self.high_priority, self.tenants)
+        table = table_of(
+            "nodes", ("node", "class", ("keeps_w", "W")), rows, "nodes, the first to be cut first"
+        )
+        return Explanation(policy=self.policy, now_ns=view.now_ns, tables=(table,))
+
+    def _made(
+        self,
+        state: PowerState,
+        entity: str = "",
+        sentences: Sequence[Sentence] = (),
+        figures: Sequence[KeyFigure] = (),
+        tables: Sequence[DataTable] = (),
+    ) -> Explanation:
+        return Explanation(
+            policy=self.policy,
+            now_ns=state.view.now_ns,
+            entity=entity,
+            sentences=tuple(sentences),
+            figures=tuple(figures),
+            tables=tuple(tables),
+        )
+
+    def _headroom(self, state: PowerState, kinds: list[str], limit: int) -> Explanation:
+        if strange := [k for k in kinds if k not in KINDS]:
+            expected = ", ".join(KINDS)
+            raise ExplanationRefused(
+                f"kind: {clean(strange[0], 40)!r} is unknown; expected some of {expected}"
+            )
+        rows = place_rows(state, fullest(state, max(limit, SHOWN_FEW)))
+        first, n_rack = first_to_bind(rows), state.view.site.sizes["rack"]
+        shown = _shown(rows, kinds, limit)
+        racks = sum(1 for r in shown if r["kind"] == "rack")
+        notes = notes_of(state, rows)
+        if racks < n_rack and racks:
+            notes.insert(0, f"the {racks} fullest of {n_rack:,} racks; `limit` shows more")
+        if told := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
+            notes.insert(0, f"coming loads: upper ends of 90 % bands, of {' and of '.join(told)}; bands are "
+                            "added up, as if all came at once")  # fmt: skip
+        counts = capped_counts(state)
+        sentences = [*_first_sentences(state, first), _capped_sentence(state)]
+        figures = [
+            KeyFigure("failover", state.failover), KeyFigure("racks_total", n_rack),
+            KeyFigure("capped.gpus", counts.gpus, "count", "GPUs held below their most"),
+            KeyFigure("capped.of", counts.of), KeyFigure("capped.advised_gpus", counts.advised_gpus),
+            *(KeyFigure(f"capped.by_policy.{name}", n) for name, n in counts.by_policy.items()),
+            *_first_figures(first),
+        ]  # fmt: skip
+        tables = [_policies_table(state), _places_table(shown), _ahead_table(shown)]
+        return self._made(state, "", [*sentences, *_noted(notes)], figures, tables)
+
+    def _page(self, state: PowerState) -> Explanation:
+        """The fullest places that are no racks, and what binds first."""
+        rows = place_rows(state, fullest(state, 1)[: MOST_ROWS // 4])
+        few = sorted(rows, key=lambda r: -(r["use_pu"] if r["use_pu"] is not None else -1.0))
+        few = [r for r in few if r["kind"] != "rack" and (r["use_pu"] is not None or r["dead"])][:SHOWN_FEW]
+        sentences = [*_first_sentences(state, first_to_bind(rows)), _capped_sentence(state)]
+        policies = policies_of(state.request)
+        if policies and not any(p["authority"] == "act" for p in policies):
+            sentences.append(Sentence("nothing is capped: no policy of power may act", "warning"))
+        names = (
+            "place",
+            ("limit_w", "W"),
+            ("load_w", "W"),
+            ("lost_w", "W"),
+            ("left_w", "W"),
+            ("use_pu", "1"),
+        )
+        table = table_of("places", names, few, "the fullest places") if few else None
+        return self._made(state, "", sentences if few else [], (), [table] if table else [])
+
+    def _why(self, state: PowerState, name: str) -> Explanation:
+        if not name:
+            raise ExplanationRefused("name: expected a rack, node, GPU, job or feeder")
+        held = held_caps(state, name)
+        sentences = [Sentence(f"{held.kind} {held.name}: {held.capped_gpus:,} of {held.gpus:,} GPUs capped")]
+        if held.first is not None:
+            sentences.append(Sentence(f"above it, {first_words(held.first)}"))
+        for alike in _alike(held.groups).values():
+            sentences.append(Sentence(_group_words(alike)))
+        for a in held.advised:
+            sentences.append(Sentence(
+                f"{a['gpus']:,} GPUs would be capped to {_watts(a['cap_low_w'], a['cap_high_w'])} by "
+                f"{a['policy']}, which may only {a['authority']}: {a['reason']}"))  # fmt: skip
+        if not held.capped_gpus and not held.advised and held.gpus:
+            sentences.append(Sentence("no cap is commanded here, and none is proposed"))
+        figures = [
+            KeyFigure("name", held.name), KeyFigure("kind", held.kind), KeyFigure("gpus", held.gpus),
+            KeyFigure("capped_gpus", held.capped_gpus), KeyFigure("groups_total", held.groups_total),
+            *_first_figures(held.first),
+        ]  # fmt: skip
+        tables = [
+            _policies_table(state),
+            table_of("groups", GROUP_COLUMNS, held.groups, "GPUs that are capped alike", held.groups_total),
+            table_of("advised", ADVISED_COLUMNS, held.advised),
+            table_of("nodes", NODE_COLUMNS, held.nodes, "nodes that are capped as a whole"),
+        ]
+        return self._made(state, held.name, [*sentences, *_noted(held.notes)], figures, tables)
+
+    def _cost(self, state: PowerState, hours: float) -> Explanation:
+        found = cap_costs(state.view, _account(state), hours)
+        total = found.total
+        sentences = [Sentence(f"caps of the last {hours:g} h")]
+        figures = [KeyFigure("hours", hours), KeyFigure("watched_h", found.watched_h)]
+        if total is None:
+            figures.append(KeyFigure("total", None))
+        else:
+            figures += [KeyFigure(f"total.{k}", v, *COST_TEXTS.get(k, ())) for k, v in total.items()]
+            sentences.append(Sentence(COST_WORDS, "note"))
+        tables = [
+            table_of("classes", ("class", *COST_COLUMNS), found.classes, "by class"),
+            table_of("jobs", ("job", *COST_COLUMNS), found.jobs, "by job"),
+        ]
+        return self._made(state, "", [*sentences, *_noted(found.notes)], figures, tables)
+
+    def _fit(self, state: PowerState) -> Callable[[], Explanation]:
+        """The function that counts how many more racks fit; the counts take a second or so."""
+        query, site = _fit_query(state), state.view.site
+        names, lost, now = _fit_places(state, query.template)
+        series, notes = state.request.series, list[str]()
+        if state.request.series_note:
+            notes.append(state.request.series_note)
+        before = None
+        if series is not None:
+            notes.insert(0, f"each slot of {series.step_s / 60:.0f} min counts with its highest reading of "
+                            "every rack")  # fmt: skip
+            racks = _fit_racks(state, query, lost)
+            power_w = np.full((len(series.t_ns), site.sizes["rack"]), np.nan)
+            power_w[:, racks] = series.value
+            t_s = series.t_ns // NS
+            before = PowerHistory(power_w, t_s // 3600, t_s // 86_400)
+        nameplate_w = np.asarray(site.design.rack_max_w, np.float64)
+        if not len(names):
+            notes.append("no place above these racks has a budget: nothing says how many fit")
+        if not math.isfinite(query.new_w):
+            notes.append(
+                "nobody says what a new rack may draw: give nameplate_w, or a profile with rack_max_w"
+            )
+        elif not np.isfinite(nameplate_w[(lost.share > 0).any(axis=0)]).all():
+            notes.append("some racks have no profile that says what they may draw: no count by nameplate")
+        if before is not None:
+            notes += _censored(state)
+
+        def counted() -> Explanation:
+            by_case = {
+                case: fit(places, before, nameplate_w, query.new_w, query.donors, query.risk_pu)
+                for case, places in (("lost", lost), ("both", now))
+            }
+            return self._fit_answer(state, query, names, by_case, notes)
+
+        return counted
+
+    def _fit_answer(
+        self,
+        state: PowerState,
+        query: _FitQuery,
+        names: list[dict[str, Value]],
+        by_case: dict[str, RackFit],
+        notes: list[str],
+    ) -> Explanation:
+        site = state.view.site
+        like = site.name("rack", query.template)
+        feeder, lost = site.name("feeder", query.feeder), by_case["lost"]
+        plate = f"at most {_kw(query.new_w)} each" if math.isfinite(query.new_w) else "of unknown nameplate"
+        sentences = [
+            Sentence(f"how many more racks fit on {feeder}, at a risk of {100 * query.risk_pu:g} % per hour"),
+            Sentence(
+                f"racks like {like} ({query.profile or 'no profile'}), {plate}; {query.there} are there"
+            ),
+        ]
+        if lost.why_not:
+            sentences.append(Sentence(f"by nameplate alone: {lost.why_not}", "warning"))
+        else:
+            learned = (
+                f"from {lost.hours:,} hours of {lost.days} days, {len(query.donors)} racks to learn from"
+            )
+            said = f"{learned}; low to high: 90 % by days drawn anew, plan with the lower end"
+            sentences.append(Sentence(said, "note"))
+        figures = [
+            KeyFigure("feeder", feeder), KeyFigure("profile", query.profile), KeyFigure("like", like),
+            KeyFigure("nameplate_w", finite(query.new_w)), KeyFigure("risk_pu", query.risk_pu),
+            KeyFigure("donors", len(query.donors)), KeyFigure("racks_there", query.there),
+            KeyFigure("min_days", MIN_DAYS),
+        ]  # fmt: skip
+        cases: dict[str, dict[str, Value]] = {
+            case: _fit_fields(found, names) for case, found in by_case.items()
+        }
+        figures += [KeyFigure(f"{c}.{k}", v) for c, fields in cases.items() for k, v in fields.items()]
+        titles = {"lost": "with the other side lost", "both": "while both sides live"}
+        columns = ("case", "nameplate", "peaks", "diverse", "low", "high", "stops")
+        rows: list[dict[str, Value]] = [
+            {"case": titles[c], **{k: fields[k] for k in columns[1:]}} for c, fields in cases.items()
+        ]
+        tables = [
+            table_of("counts", columns, rows, "racks that fit"),
+            table_of("places", ("place", "kind", ("limit_w", "W"), "share", ("load_w", "W")), names,
+                     "places above a new rack"),
+        ]  # fmt: skip
+        return self._made(state, feeder, [*sentences, *_noted(notes)], figures, tables)
+
+
+PLACE_COLUMNS = (
+    TableColumn("place"), TableColumn("kind"), TableColumn("dead", detail=True),
+    TableColumn("limit_w", "W"), TableColumn("target_w", "W"), TableColumn("target"),
+    TableColumn("load_w", "W"), TableColumn("lost_w", "W", "side lost"),
+    TableColumn("coming_w", "W"), TableColumn("peak_w", "W", detail=True),
+    TableColumn("peak_lost_w", "W", detail=True), TableColumn("peak_s", "s", detail=True),
+    TableColumn("left_w", "W"), TableColumn("use_pu", "1", "used"), TableColumn("metered", detail=True),
+    TableColumn("unheard_racks", "", "unheard"), TableColumn("capped_gpus", "", "capped"),
+)  # fmt: skip
+LOOK_COLUMNS = ("limit_w", "target_w", "load_w", "lost_w", "left_w", "use_pu")
+GROUP_COLUMNS = (
+    TableColumn("rack"), TableColumn("gpus"), TableColumn("first", detail=True),
+    TableColumn("cap_low_w", "W", detail=True), TableColumn("cap_high_w", "W", "cap"),
+    TableColumn("most_w", "W", "of"), TableColumn("floor_w", "W", detail=True),
+    TableColumn("read_back_w", "W", "reads back"), TableColumn("power_w", "W", "draws"),
+    TableColumn("states"), TableColumn("since_ns", "ns", detail=True),
+    TableColumn("expires_ns", "ns", detail=True), TableColumn("policy"), TableColumn("reason", detail=True),
+    TableColumn("releasing", detail=True), TableColumn("class"), TableColumn("class_words", detail=True),
+    TableColumn("job"), TableColumn("priority"), TableColumn("place", detail=True),
+    TableColumn("place_kind", detail=True), TableColumn("place_limit_w", "W", detail=True),
+    TableColumn("place_load_w", "W", detail=True), TableColumn("place_lost_w", "W", detail=True),
+    TableColumn("lift", detail=True),
+)  # fmt: skip
+ADVISED_COLUMNS = ("policy", "authority", "gpus", ("cap_low_w", "W"), ("cap_high_w", "W"), "reason")
+NODE_COLUMNS = ("node", ("cap_w", "W"), ("most_w", "W"), "policy")
+COST_COLUMNS = (
+    TableColumn("lost_gpu_h", "GPU-h", "work lost"), TableColumn("lost_most_gpu_h", "GPU-h", "at most"),
+    TableColumn("lost_pu", "1", "of its work"), TableColumn("busy_gpu_h", "GPU-h", detail=True),
+    TableColumn("saved_kwh", "kWh", "not drawn"), TableColumn("net_kwh", "kWh", "net"),
+    TableColumn("held_gpu_h", "GPU-h", "at their cap"), TableColumn("capped_gpu_h", "GPU-h", detail=True),
+    TableColumn("guessed_gpu_h", "GPU-h", detail=True), TableColumn("unheard_gpu_h", "GPU-h", detail=True),
+)  # fmt: skip
+COST_WORDS = (
+    "at most: if all GPUs at their caps wanted all they may have; net: of what was not drawn, less what the "
+    "lost work takes to be made up for; of its work: of a job while it had caps, else of all"
+)
+COST_TEXTS = {
+    "lost_gpu_h": ("GPU-h", "work lost"),
+    "saved_kwh": ("kWh", "energy not drawn"),
+    "net_kwh": ("kWh", "of that, less what the lost work takes to be made up for"),
+}
+
+
+def _float(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _account(state: PowerState) -> CapAccount | None:
+    account = state.request.account
+    return account if isinstance(account, CapAccount) else None
+
+
+def _kw(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e3:,.1f} kW" if abs(value) < 999_950 else f"{value / 1e3:,.0f} kW"
+
+
+def _watts(low: float, high: float) -> str:
+    return f"{low:,.0f} W" if round(low) == round(high) else f"{low:,.0f} to {high:,.0f} W"
+
+
+def _noted(notes: list[str]) -> list[Sentence]:
+    return [Sentence(note, "note") for note in notes]
+
+
+def first_words(first: dict[str, Any]) -> str:
+    """The place that binds first, as a sentence."""
+    place = "the site" if first["kind"] == "site" else f"{KIND_NAMES[first['kind']]} {first['place']}"
+    limit = f"its {_kw(first['limit_w'])}"
+    if first["target"]:
+        limit = f"load target {first['target']} of {_kw(first['limit_w'])}"
+    at = "now"
+    if first["in_s"]:
+        at = f"in {text.duration(first['in_s'])}, by the upper end of the forecast"
+    lost = " with the other side lost" if first["lost"] else ""
+    if first["over"]:
+        return f"beyond its limit {at}: {place}{lost}, {_kw(-first['left_w'])} above {limit}"
+    left = f"{_kw(first['left_w'])} left of {limit} {at} ({_pct(first['use_pu'])} used)"
+    return f"binds first: {place}{lost}, {left}"
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.0f} %" if share < 9.99 else "> 999 %"
+
+
+def _first_sentences(state: PowerState, first: dict[str, Any] | None) -> list[Sentence]:
+    if first is None:
+        return [Sentence("nothing binds that is known: no place has both a limit and a load", "warning")]
+    out = [Sentence(first_words(first), "warning" if first["use_pu"] >= 0.9 else "summary")]
+    acts = any(p["authority"] == "act" for p in policies_of(state.request))
+    if first["over"] and first["in_s"] and acts:
+        out.append(Sentence("a forecast knows of no caps to come: the policies that may act cut before that"))
+    return out
+
+
+def _first_figures(first: dict[str, Any] | None) -> list[KeyFigure]:
+    if first is None:
+        return [KeyFigure("first", None)]
+    return [KeyFigure(f"first.{k}", v) for k, v in first.items()]
+
+
+def _capped_sentence(state: PowerState) -> Sentence:
+    counts = capped_counts(state)
+    by = ", ".join(f"{n:,} by {clean(p, 40)}" for p, n in counts.by_policy.items())
+    said = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
+    if counts.advised_gpus:
+        said += f"; {counts.advised_gpus:,} more would be, if their policy might act"
+    return Sentence(said)
+
+
+def _shown(rows: list[dict[str, Any]], kinds: list[str], limit: int) -> list[dict[str, Any]]:
+    """Rows of these kinds, the site first; of racks the fullest."""
+    shown: list[dict[str, Any]] = []
+    for kind in reversed(KINDS):
+        if kinds and kind not in kinds:
+            continue
+        mine = [r for r in rows if r["kind"] == kind]
+        if kind == "rack":
+            mine = sorted(mine, key=lambda r: -(r["use_pu"] if r["use_pu"] is not None else -1.0))[:limit]
+        shown += mine
+    return shown
+
+
+def _policies_table(state: PowerState) -> DataTable:
+    return table_of("policies", ("policy", "authority", "suspended"), policies_of(state.request), "policies")
+
+
+def _places_table(rows: list[dict[str, Any]]) -> DataTable:
+    made = []
+    for row in rows:
+        coming = [s["lost_w"] if s["lost_w"] is not None else s["load_w"] for s in row["ahead"]]
+        made.append(row | {"coming_w": max((w for w in coming if w is not None), default=None)})
+    return table_of("places", PLACE_COLUMNS, made, "places")
+
+
+def _ahead_table(rows: list[dict[str, Any]]) -> DataTable:
+    steps = [{"place": row["place"]} | step for row in rows for step in row["ahead"]]
+    names = [TableColumn(n, detail=True) for n in ("place", "horizon_s", "from", *LOOK_COLUMNS)]
+    return table_of("places.ahead", names, steps)
+
+
+def _alike(groups: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    blocks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for group in groups:
+        blocks.setdefault((group["policy"], group["reason"], group["lift"]), []).append(group)
+    return blocks
+
+
+def _group_words(groups: list[dict[str, Any]]) -> str:
+    """GPUs that the same policy holds for the same reason, in a sentence."""
+    g, count = groups[0], sum(x["gpus"] for x in groups)
+    said = f"{count:,} GPU{'s' if count > 1 else ''} by {g['policy']}"
+    said += ", being given back" if g["releasing"] else f": {g['reason']}"
+    if g["place"]:
+        place = "the site" if g["place_kind"] == "site" else f"{KIND_NAMES[g['place_kind']]} {g['place']}"
+        said += f"; {place} carries {_kw(g['place_load_w'])}"
+        if g["place_lost_w"] is not None:
+            said += f", {_kw(g['place_lost_w'])} with the other side lost"
+        if g["place_limit_w"] is not None:
+            said += f"; it may carry {_kw(g['place_limit_w'])}"
+    return f"{said}; {g['lift']}"
+
+
+def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
+    """Headroom of feeders, CDUs, loops and the site, and capped GPUs."""
+    site, loads = state.view.site, state.loads
+    if not site.sizes["rack"]:
+        return []
+    limits, kinds = limits_at(state, state.view.now_ns), np.array(loads.kind)
+    known = np.flatnonzero(np.isfinite(limits.budget_w) & np.isfinite(loads.now_w) & (kinds != "rack"))
+    what = "budget less load; case: as fed now, or with the other side lost"
+    out = []
+    for place in known[:MAX_PLACES].tolist():
+        name, kind = state.now.name(site, place), loads.kind[place]
+        for case, load_w in (("now", loads.now_w), ("lost", loads.lost_w)):
+            if case == "now" or kind == "feeder":
+                labels = {"kind": kind, "name": name, "case": case}
+                left_w = finite(limits.budget_w[place] - load_w[place])
+                out.append(_metric("power_headroom_watts", left_w, what, labels))
+    counts = capped_counts(state)
+    out.append(_metric("power_headroom_left_out", max(0, len(known) - MAX_PLACES), "places beyond the bound"))
+    for policy, count in counts.by_policy.items():
+        out.append(_metric("power_capped_gpus", count, "GPUs held below their most", {"policy": policy}))
+    advised = "GPUs that would be, were their policy let"
+    out.append(_metric("power_advised_gpus", counts.advised_gpus, advised))
+    return out
+
+
+def _account_metrics(state: PowerState) -> list[KeyFigure]:
+    """Costs since the account began; the net saving may fall, so that it is a gauge."""
+    account, out = _account(state), list[KeyFigure]()
+    if account is None or not state.view.site.sizes["rack"]:
+        return out
+    for name in CLASS_NAMES:
+        row = dict(zip(NAMES, account.totals.get(f"class/{name}", [0.0] * len(NAMES)), strict=True))
+        lost, of = "work lost to caps", {"class": name}
+        for case, column in (("expected", "lost_gpu_s"), ("most", "lost_most_gpu_s")):
+            labels = of | {"case": case}
+            out.append(_metric("power_lost_gpu_hours", row[column] / 3600, lost, labels, counter=True))
+        saved_kwh = max(0.0, row["saved_ws"]) / 3.6e6
+        out.append(_metric("power_saved_kwh", saved_kwh, "energy not drawn under caps", of, counter=True))
+        net = "the same less what the lost work will take"
+        out.append(_metric("power_net_kwh", row["net_ws"] / 3.6e6, net, of))
+    return out
+
+
+def _metric(
+    name: str, value: Value, what: str, labels: dict[str, str] | None = None, counter: bool = False
+) -> KeyFigure:
+    metric = FigureMetric(name, "counter" if counter else "gauge", labels or {})
+    return KeyFigure(name, value, text=what, metric=metric)
+
+
+@dataclass(frozen=True, slots=True)
+class _FitQuery:
+    """A question about room on a feeder: the rack that a new one hangs like, and the racks it draws like."""
+
+    feeder: int
+    template: int
+    profile: str | None
+    donors: np.ndarray
+    new_w: float  # nameplate; NaN unknown
+    risk_pu: float
+    days: float
+    there: int
+
+
+def _fit_query(state: PowerState) -> _FitQuery:
+    """The question that a request asks. Raises ExplanationRefused."""
+    site, options = state.view.site, state.request.options
+    name = str(options["feeder"] or "")
+    feeder = site.entity("feeder", name)
+    if feeder is None:
+        said = f"no feeder {clean(name, 120)}; `racktwin power --kind feeder` lists them"
+        raise ExplanationRefused(said, "unknown")
+    there = site.racks_below(feeder)
+    if not len(there):
+        said = f"{site.name('feeder', feeder)} feeds no rack: how would a new one hang?"
+        raise ExplanationRefused(said, "impossible")
+    profile = None if options["racks"] is None else str(options["racks"])
+    given_w = _float(options["nameplate_w"])
+    fed = {r: (*site.feeders_of_rack.of_row(r).tolist(), int(site.cdu_of_rack[r])) for r in there.tolist()}
+    common = max(set(fed.values()), key=lambda f: (sum(1 for v in fed.values() if v == f), f))
+    template = min(r for r, f in fed.items() if f == common)
+    nodes = np.diff(site.node_start_of_rack)
+    if profile is None:
+        busy = [r for r, f in fed.items() if f == common and nodes[r] > 0]
+        template = busy[0] if busy else template
+        profile = site.profile_of_rack[template]
+    known = sorted({p for p in site.profile_of_rack if p})
+    if profile is not None and profile not in known and not math.isfinite(given_w):
+        said = f"racks: no rack here has the profile {clean(profile, 60)}; expected one of "
+        raise ExplanationRefused(f"{said}{', '.join(known) or 'none'}, or nameplate_w beside it", "unknown")
+    alike = np.array([p == profile for p in site.profile_of_rack], np.bool_) & (nodes > 0)
+    alike &= profile is not None
+    new_w, stated_w = given_w, site.design.rack_max_w[alike]
+    if not math.isfinite(new_w) and np.isfinite(stated_w).any():
+        new_w = float(np.nanmax(stated_w))
+    return _FitQuery(
+        feeder, template, profile, np.flatnonzero(alike), new_w,
+        _float(options["risk"]), _float(options["days"]), len(there),
+    )  # fmt: skip
+
+
+def _fit_places(state: PowerState, template: int) -> tuple[list[dict[str, Value]], FitPlaces, FitPlaces]:
+    """(places with a limit above a new rack, their loads with the other side lost, and with both)."""
+    site, n = state.view.site, len(state.loads.now_w)
+    limits = limits_at(state, state.view.now_ns)
+    bound = np.isfinite(limits.budget_w)
+    kinds = np.array([k not in ("rack",) for k in state.loads.kind], np.bool_)
+    shares = []
+    for carried in (state.lost, state.now):
+        share = np.zeros((n, site.sizes["rack"]))
+        mine = carried.pairs.place < n
+        share[carried.pairs.place[mine], carried.pairs.rack[mine]] = carried.pairs.share[mine]
+        shares.append(share)
+    at = np.flatnonzero((shares[0][:, template] > 0) & bound & kinds)
+    names: list[dict[str, Value]] = [
+        {
+            "place": state.now.name(site, int(p)),
+            "kind": state.loads.kind[int(p)],
+            "limit_w": float(limits.budget_w[p]),
+            "share": float(shares[0][p, template]),
+            "load_w": finite(state.loads.lost_w[p]),
+        }
+        for p in at
+    ]
+    lost, now = (FitPlaces(limits.budget_w[at].astype(np.float64), s[at], s[at, template]) for s in shares)
+    return names, lost, now
+
+
+def _fit_racks(state: PowerState, query: _FitQuery, lost: FitPlaces) -> I32:
+    """Racks whose past counts: those that are there, and those that a new one draws like."""
+    every = np.arange(state.view.site.sizes["rack"])
+    return np.flatnonzero((lost.share > 0).any(axis=0) | np.isin(every, query.donors)).astype(np.int32)
+
+
+def fit_series(state: PowerState) -> SeriesWanted:
+    """The recorded power that the topic `fit` needs. Raises ExplanationRefused."""
+    query = _fit_query(state)
+    _, lost, _ = _fit_places(state, query.template)
+    return SeriesWanted("rack.power_w", _fit_racks(state, query, lost), query.days)
+
+
+def _fit_fields(found: RackFit, names: list[dict[str, Value]]) -> dict[str, Value]:
+    """The counts as figures, with the name of the place that stops the next rack."""
+    fields = found._asdict()
+    binds = fields.pop("binds")
+    return fields | {"stops": names[binds]["place"] if 0 <= binds < len(names) else None}
+
+
+def _censored(state: PowerState) -> list[str]:
+    """A note where caps held demand back while the history was written: it shows less than is wanted."""
+    total = cap_costs(state.view, _account(state), MOST_HOURS).total
+    if not total or total["held_gpu_h"] <= 0.001 * total["busy_gpu_h"] or total["busy_gpu_h"] <= 0:
+        return []
+    share = f"{100 * total['held_gpu_h'] / total['busy_gpu_h']:.1f} %"
+    said = f"caps held {share} of the busy GPU-hours that were counted: demand was higher than the history "
+    return [f"{said}shows, and fewer racks fit than diversity says"]

@@ -1,0 +1,359 @@
+"""Headroom: the power that every budget of the power and cooling trees has left, now and to come.
+
+Racks, feeders (as they are, and with the other side lost), CDUs, loops, the site; load targets count while
+they run. Computed by the sums that the proposals are computed by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
+from policies.power_capping.loads import loads_of
+from twin.catalogue import F64, I64, NS, Bool, clean
+from twin.contracts import ExplainRequest, View, measured
+from twin.telemetry import GOOD
+
+CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
+KINDS = ("rack", "feeder", "cdu", "loop", "site")
+MOST_HORIZONS = 6
+MOST_ROWS = 1000  # of an answer, racks beside them
+SHOWN_FEW = 8  # places on the status page
+MOST_USE_PU = 10.0  # that is told; ten times too much is all that matters
+SLACK_W = 1.0  # a cap within this of the most that a device may have is none
+POLICIES = ("power_cap", "power_guard")
+FORESEE = {"load", "persistence"}  # models that tell of racks or feeders
+ADD_IT = (
+    "no policy caps power here: add `policies: {power_guard: {}, power_cap: {}}` to the site file, then "
+    "`racktwin reload`; they begin with authority `advise`, which shows and journals, and does nothing"
+)
+NO_LIMITS = "no budget is stated: give feeders a budget_w, or racks a profile with its most power"
+NO_FORECAST = "nothing is forecast of racks or feeders: expected the model `load`"
+NOT_YET = "nothing is forecast of racks or feeders yet: `racktwin forecasts` says what is"
+
+
+class PlaceLoads(NamedTuple):
+    """The load of each place [n_place]: W now, W with the other side lost, racks never heard below, the kind,
+    and whether a meter of its own is read."""
+
+    now_w: F64
+    lost_w: F64
+    unheard: F64
+    kind: list[str]
+    metered: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class PowerState:
+    """The loads and budgets of all places at one instant, with the view and the request they come from."""
+
+    view: View
+    request: ExplainRequest
+    failover: bool  # each side is to carry all that both feed
+    high_priority: int
+    dead: Bool
+    now: Carried
+    lost: Carried
+    rack_w: F64  # [n_rack] NaN where nothing was ever heard
+    loads: PlaceLoads
+
+
+def power_state(view: View, request: ExplainRequest, failover: bool, high_priority: int) -> PowerState:
+    """The state of power by a view."""
+    dead = dead_feeders(view)
+    now = carried_by(view, pairs_of(view.site, dead, False))
+    lost = carried_by(view, pairs_of(view.site, dead, True))
+    rack_w = rack_power_w(view)
+    loads = _loads(view, now, lost, rack_w)
+    return PowerState(view, request, failover, high_priority, dead, now, lost, rack_w, loads)
+
+
+def rack_power_w(view: View) -> F64:
+    """Power of each rack [n_rack]: its meter, as bad as it may read by now where silent, else its GPUs' sum;
+    NaN where nothing was ever heard."""
+    heard = view.quality("rack.power_w") == GOOD
+    read_w = np.where(heard, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    gpus_w = view.site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
+    gpus_w = gpus_w * gain_of(view.site)
+    return np.where(np.isfinite(read_w), read_w, np.where(gpus_w > 0, gpus_w, np.nan))
+
+
+def kinds_of(carried: Carried, sizes: dict[str, int]) -> list[str]:
+    """The kind of each place, by the order that `Carried` keeps."""
+    out: list[str] = []
+    for kind in KINDS:
+        out += [kind] * (1 if kind == "site" else sizes[kind])
+    return out[: len(carried.limit_w)]
+
+
+def _loads(view: View, now: Carried, lost: Carried, rack_w: F64) -> PlaceLoads:
+    """Feeders by their meters where those tell; a place below which nothing was heard has NaN."""
+    known = np.nan_to_num(rack_w)
+    some = sums_w(now, np.isfinite(rack_w).astype(np.float64)) > 0
+    silent = (~np.isfinite(rack_w)).astype(np.float64)[now.pairs.rack]
+    unheard = np.bincount(now.pairs.place, silent, len(now.limit_w)).astype(np.float64)
+    now_w = np.where(some, sums_w(now, known), np.nan)
+    first, n = now.feeder(0), now.n_feeder
+    metered = np.zeros(len(now_w), np.bool_)
+    if n:
+        loads = loads_of(view, now)
+        metered[first : first + n] = loads.metered & (view.quality("feeder.power_w") == GOOD)
+        now_w[first : first + n] = np.where(np.isfinite(loads.load_w), loads.load_w, now_w[first : first + n])
+    lost_w = np.fmax(np.where(some, lost_sums_w(lost, known, len(now_w)), np.nan), now_w)
+    kind = kinds_of(now, view.site.sizes)
+    cdu = np.array([k == "cdu" for k in kind], np.bool_)
+    if cdu.any():  # a CDU that meters its own heat knows better
+        own = measured(view, "cdu.heat_w")
+        now_w[cdu] = lost_w[cdu] = np.where(np.isfinite(own) & (own > 0), own, now_w[cdu])
+    return PlaceLoads(now_w, lost_w, unheard, kind, metered)
+
+
+def cap_leases(state: PowerState, control: str = CAP) -> tuple[F64, I64]:
+    """(value, NaN where none runs; index of the policy) of the leases of a cap [n]."""
+    n = state.view.site.sizes[control.partition(".")[0]]
+    leases = state.request.leases(control)
+    if leases is None:
+        return np.full(n, np.nan), np.full(n, -1, np.int64)
+    return leases.value, leases.owner.astype(np.int64)
+
+
+def capped_of(state: PowerState) -> Bool:
+    """GPUs whose power is held below the most that they may have, by a lease [n_gpu]."""
+    site = state.view.site
+    with np.errstate(invalid="ignore"):
+        capped: Bool = cap_leases(state)[0] < state.view.envelope(CAP).high - SLACK_W
+        if site.sizes["gpu"]:
+            held = cap_leases(state, NODE_CAP)[0] < state.view.envelope(NODE_CAP).high - SLACK_W
+            capped = capped | held[site.node_of_gpu]
+    return capped
+
+
+def lost_sums_w(lost: Carried, of_rack: F64, n_place: int) -> F64:
+    """Sum these watts of racks by place with the other side lost [n_place]."""
+    return sums_w(lost, of_rack)[:n_place]
+
+
+class Limits(NamedTuple):
+    """W of each place at an instant [n_place], inf = none: its budget, and what load targets let it draw now,
+    with the name of the strictest."""
+
+    budget_w: F64
+    target_w: F64
+    target: list[str]
+
+
+def limits_at(state: PowerState, at_ns: int) -> Limits:
+    """Budgets and load targets in force at an instant; both as they are known now."""
+    view, now = state.view, state.now
+    limit_w, target_w = now.limit_w.copy(), np.full(len(now.limit_w), np.inf)
+    first, n = now.feeder(0), now.n_feeder
+    budget_at = state.request.budget_at
+    budget_w = view.budget_w() if budget_at is None else budget_at(at_ns)
+    limit_w[first : first + n] = np.where(np.isfinite(budget_w), budget_w, np.inf)
+    names = [""] * len(limit_w)
+    site_at = state.loads.kind.index("site") if "site" in state.loads.kind else None
+    for target in view.load_targets():
+        if not target.runs(at_ns):
+            continue
+        places = [site_at] if target.feeders is None else [now.feeder(int(f)) for f in target.feeders]
+        for place in places:
+            if place is not None and target.limit_w < target_w[place]:
+                target_w[place], names[place] = target.limit_w, clean(target.name, 120)
+    return Limits(limit_w, target_w, names)
+
+
+def ahead_of(state: PowerState) -> list[tuple[float, F64, F64, str]]:
+    """(horizon, W at the upper end of the band as fed now, with the other side lost [n_place], of what)."""
+    view, now, out = state.view, state.now, []
+    first, n = now.feeder(0), now.n_feeder
+    told = ("rack.power_w", "feeder.power_w", "site.power_w")
+    horizons = sorted({h for key, h in view.forecasts if key in told})
+    for horizon_s in horizons[:MOST_HORIZONS]:
+        by_rack = view.forecasts.get(("rack.power_w", horizon_s))
+        by_feeder = view.forecasts.get(("feeder.power_w", horizon_s))
+        by_site = view.forecasts.get(("site.power_w", horizon_s))
+        upper_w = np.full(len(now.limit_w), np.nan)
+        lost_w, said = upper_w.copy(), ""
+        if by_rack is not None:
+            high_w = np.where(np.isfinite(by_rack.hi), by_rack.hi, np.nan).astype(np.float64)
+            gap = np.isnan(high_w).astype(np.float64)
+            upper_w = np.where(sums_w(now, gap) > 0, np.nan, sums_w(now, np.nan_to_num(high_w)))
+            both_w = lost_sums_w(state.lost, np.nan_to_num(high_w), len(upper_w))
+            lost_w = np.where(lost_sums_w(state.lost, gap, len(upper_w)) > 0, np.nan, both_w)
+            said = "racks"
+        if by_feeder is not None:
+            own = np.where(np.isfinite(by_feeder.hi), by_feeder.hi, np.nan).astype(np.float64)
+            part = slice(first, first + n)
+            upper_w[part] = np.where(np.isfinite(own), own, upper_w[part])
+            said = f"{said} and feeders" if said else "feeders"
+        if by_site is not None and "site" in state.loads.kind and np.isfinite(by_site.hi[0]):
+            at = state.loads.kind.index("site")
+            upper_w[at] = lost_w[at] = float(by_site.hi[0])
+        if np.isfinite(upper_w).any():
+            out.append((horizon_s, upper_w, np.fmax(lost_w, upper_w), said))
+    return out
+
+
+def fullest(state: PowerState, most: int) -> list[int]:
+    """All places but racks, and the `most` racks that are or will be fullest; no more than MOST_ROWS."""
+    limits = limits_at(state, state.view.now_ns)
+    load_w = np.fmax.reduce([state.loads.lost_w, *(lost_w for _, _, lost_w, _ in ahead_of(state))])
+    limit_w = np.fmin(limits.budget_w, limits.target_w)
+    use = np.nan_to_num(np.divide(load_w, limit_w, out=np.zeros(len(load_w)), where=limit_w > 0), nan=-1.0)
+    order = np.argsort(-use, kind="stable")
+    rack = np.array(state.loads.kind) == "rack"
+    kept = [*order[rack[order]][:most].tolist(), *order[~rack[order]].tolist()[:MOST_ROWS]]
+    return sorted(kept)
+
+
+def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
+    """A row for each of these places that carries anything: limit, load, coming load, what is left of it."""
+    site, loads, failover = state.view.site, state.loads, state.failover
+    now_ns, account = state.view.now_ns, state.request.account
+    limits, ahead = limits_at(state, now_ns), ahead_of(state)
+    later = [limits_at(state, now_ns + round(h * NS)) for h, *_ in ahead]
+    peaks = account.peaks(site) if account is not None else None
+    n_place, pairs = len(loads.now_w), state.now.pairs
+    below = np.bincount(pairs.place, minlength=n_place)
+    held = site.sum_by_rack("gpu", capped_of(state).astype(np.float64))
+    capped = np.bincount(pairs.place, held[pairs.rack], n_place)
+    out = []
+    for place in places:
+        kind = loads.kind[place]
+        feeder = kind == "feeder"
+        dead = feeder and bool(state.dead[place - state.now.feeder(0)])
+        if not below[place] and not dead:
+            continue
+        looked = _look(limits, place, loads.now_w, loads.lost_w, failover and feeder)
+        steps = [{"horizon_s": h, "from": said, **_look(limit, place, up, lost, failover and feeder)}
+                 for (h, up, lost, said), limit in zip(ahead, later, strict=True)
+                 if np.isfinite(up[place])]  # fmt: skip
+        row: dict[str, Any] = {
+            "place": state.now.name(site, place), "kind": kind, "dead": dead, **looked,
+            "target": limits.target[place], "metered": bool(loads.metered[place]),
+            "unheard_racks": int(loads.unheard[place]), "capped_gpus": int(capped[place]),
+            "ahead": steps, "peak_w": None, "peak_lost_w": None, "peak_s": None,
+        }  # fmt: skip
+        if peaks is not None:
+            row |= {"peak_w": _w(peaks.now_w[place]), "peak_s": peaks.span_s,
+                    "peak_lost_w": _w(peaks.lost_w[place]) if feeder else None}  # fmt: skip
+        out.append(row)
+    return out
+
+
+def _look(limits: Limits, place: int, now_w: F64, lost_w: F64, stands_in: bool) -> dict[str, Any]:
+    """Limit, load and what is left at one instant; `stands_in`: a feeder that is to carry the other side too.
+
+    A budget is held with the other side lost where that is asked for, a load target against what flows.
+    """
+    budget_w, target_w = float(limits.budget_w[place]), float(limits.target_w[place])
+    load_w, most_w = float(now_w[place]), float(lost_w[place] if stands_in else now_w[place])
+    looks = [(budget_w - most_w, budget_w, most_w), (target_w - load_w, target_w, load_w)]
+    known = [x for x in looks if np.isfinite(x[0])]
+    left_w, limit_w, against_w = min(known, default=(np.nan, np.nan, np.nan))
+    return {"limit_w": _w(budget_w), "target_w": _w(target_w), "load_w": _w(load_w),
+            "lost_w": _w(lost_w[place]) if stands_in else None, "left_w": _w(left_w),
+            "use_pu": _pu(against_w, limit_w)}  # fmt: skip
+
+
+def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The place that is at its limit first, now or by the upper band; else the one that comes nearest to it.
+
+    None where no place has both a limit and a load.
+    """
+    best: tuple[tuple[float, float], dict[str, Any]] | None = None
+    for row in rows:
+        if row["dead"]:
+            continue
+        for look in [row | {"horizon_s": 0.0}, *row["ahead"]]:
+            if look["use_pu"] is None:
+                continue
+            over = look["use_pu"] >= 1.0
+            key = (look["horizon_s"] if over else np.inf, -look["use_pu"])
+            if best is None or key < best[0]:
+                target_w, load_w = look["target_w"], look["load_w"]
+                by_target = target_w is not None and look["left_w"] == _w(target_w - load_w)
+                best = key, {"place": row["place"], "kind": row["kind"], "in_s": look["horizon_s"],
+                             "use_pu": look["use_pu"], "left_w": look["left_w"], "over": over,
+                             "limit_w": look["target_w"] if by_target else look["limit_w"],
+                             "target": row["target"] if by_target else "",
+                             "lost": look["lost_w"] is not None and not by_target}  # fmt: skip
+    return None if best is None else best[1]
+
+
+def policies_of(request: ExplainRequest) -> list[dict[str, Any]]:
+    """The policies of power that run here, and what they may do."""
+    return [
+        {"policy": p.name, "authority": p.authority, "suspended": p.suspended}
+        for p in request.policies
+        if p.name in POLICIES
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CappedCounts:
+    """GPUs held below their most, in all and by policy, and how many would be if their policy might act."""
+
+    gpus: int
+    of: int
+    by_policy: dict[str, int]
+    advised_gpus: int
+
+
+def capped_counts(state: PowerState) -> CappedCounts:
+    """The GPUs that are capped, by policy."""
+    capped, (value, owner) = capped_of(state), cap_leases(state)
+    policies = state.request.policies
+    by: dict[str, int] = {}
+    owners = np.unique(owner[capped & ~np.isnan(value)], return_counts=True)
+    for at, count in zip(*owners, strict=True):
+        by[policies[at].name if 0 <= at < len(policies) else ""] = int(count)
+    advised = np.zeros(len(capped), np.bool_)
+    high = state.view.envelope(CAP).high
+    for policy in policies:
+        if policy.authority == "act":
+            continue
+        for p in policy.proposals:
+            if p.control == CAP:
+                advised[p.index[p.hi < high[p.index] - SLACK_W]] = True
+    return CappedCounts(int(capped.sum()), len(capped), by, int((advised & ~capped).sum()))
+
+
+def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
+    """Missing data and other limits of the answer, in sentences."""
+    out, request = [], state.request
+    policies = policies_of(request)
+    if not policies:
+        out.append(ADD_IT)
+    for p in policies:
+        if p["suspended"]:
+            out.append(f"{p['policy']} failed and is suspended: racktwin alarms says why")
+    if policies and not any(p["authority"] == "act" for p in policies):
+        out.append("nothing is capped: no policy of power may act; `racktwin authority` arms them")
+    if not state.view.site.sizes["feeder"]:
+        out.append("the site file names no feeders: only racks, CDUs and the site are looked at")
+    if rows and all(r["limit_w"] is None and r["target_w"] is None for r in rows):
+        out.append(NO_LIMITS)
+    if not any(r["ahead"] for r in rows):
+        what = NOT_YET if FORESEE & set(request.models) else NO_FORECAST
+        out.append(f"{what}; coming loads are the peaks of late" if request.account is not None else what)
+    silent = int((~np.isfinite(state.rack_w)).sum())
+    if silent:
+        out.append(f"{silent} of {len(state.rack_w)} racks were never heard: what is above them carries more")
+    if request.role != "leader":
+        out.append("this daemon stands by; the one that leads decides")
+    return out
+
+
+def _w(value: Any) -> float | None:
+    return round(float(value), 1) if np.isfinite(value) else None
+
+
+def _pu(load_w: Any, limit_w: Any) -> float | None:
+    """Load over limit, to MOST_USE_PU: whatever flows is too much for a limit of 0."""
+    if not (np.isfinite(load_w) and np.isfinite(limit_w)) or (limit_w <= 0 and load_w <= 0):
+        return None
+    return round(min(float(load_w / limit_w), MOST_USE_PU), 4) if limit_w > 0 else MOST_USE_PU

@@ -1,0 +1,146 @@
+"""Loads: what each feeder carries now, by its meter and its racks, and how old that is.
+
+The meter, or the sum of its racks if that is more; a rack draws no less than its nodes imply. Where the meter
+is silent, the worst that it or its racks may read by now, whichever is less. The supplies of nodes tell in a
+second which side feeds their racks no more; a building's meters take several.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.power_capping.budgets import Carried, gain_of, sums_w
+from twin.catalogue import F64, I64, NS, Bool
+from twin.contracts import View
+from twin.telemetry import GOOD
+
+# Of a node's power: a supply without a feed delivers less than the first, and the other one more than the
+# second of these. source: estimate; two that share differ by some percent
+UNFED_PU, ALONE_PU = 0.03, 0.8
+LEAST_NODE_W = 50.0  # below it supplies tell nothing. source: estimate
+SUPPLIES = ("node.psu1_power_w", "node.psu2_power_w")
+MOST_PU = 0.9  # of the nodes of a rack that say so: a supply alone breaks now and then. source: estimate
+# Of what a profile makes of the power of its nodes: a rack draws no less. source: estimate, profiles err
+LEAST_PU = 0.9
+FOREVER_S = 1e8  # an age that stands for none
+
+
+class Loads(NamedTuple):
+    """Of each feeder [n_feeder]: load (W, NaN where nothing was ever heard), whether it was read and not only
+    feared, and when; of each GPU [n_gpu]: whether its power is heard; of each rack [n_rack]: what it should
+    draw by now from its meter and its nodes, and from its nodes alone (0: none is heard), W."""
+
+    load_w: F64
+    metered: Bool
+    read_ns: I64
+    gpu_heard: Bool
+    rack_w: F64
+    likely_w: F64
+
+
+def loads_of(view: View, carried: Carried) -> Loads:
+    """Loads of all feeders."""
+    first, n = carried.feeder(0), view.site.sizes["feeder"]
+    pairs = carried.pairs
+    gpu_heard = view.quality("gpu.power_w") == GOOD
+    gpu_w = np.where(gpu_heard, view.value("gpu.power_w"), 0.0).astype(np.float64)
+    sure_w, likely_w = _by_nodes_w(view, gpu_w)
+    rack_heard = view.quality("rack.power_w") == GOOD
+    # Whatever its meter says, a rack draws what its nodes do, and most of what comes with them
+    least_w = np.fmax(sure_w, LEAST_PU * likely_w)
+    rack_w = np.where(rack_heard, np.fmax(view.value("rack.power_w"), least_w), likely_w).astype(np.float64)
+    racks_w = sums_w(carried, rack_w)[first : first + n]
+
+    heard = view.quality("feeder.power_w") == GOOD
+    meter_w = np.where(heard, view.value("feeder.power_w"), np.nan).astype(np.float64)
+    by_meter = heard & ~(racks_w > meter_w)
+    # All racks below are heard: their sum is a reading as well
+    unheard = sums_w(carried, (~rack_heard).astype(np.float64))[first : first + n] > 0
+    metered = heard | (~unheard & (racks_w > 0))
+
+    worst_rack_w = view.worst("rack.power_w").astype(np.float64)
+    worst_w = sums_w(carried, np.where(np.isfinite(worst_rack_w), worst_rack_w, likely_w))[first : first + n]
+    feared_w = np.fmin(view.worst("feeder.power_w"), np.where(worst_w > 0, worst_w, np.nan))
+    load_w = np.where(heard, np.fmax(meter_w, racks_w), feared_w)
+
+    # As old as the oldest reading in it
+    age_of_rack = np.where(rack_heard, np.minimum(view.age_s("rack.power_w"), FOREVER_S), 0.0)
+    oldest = np.zeros(len(carried.limit_w))
+    np.maximum.at(oldest, pairs.place, age_of_rack[pairs.rack])
+    age_s = np.where(by_meter, np.minimum(view.age_s("feeder.power_w"), FOREVER_S), oldest[first : first + n])
+    read_ns = view.now_ns - np.where(metered, age_s * NS, 0.0).astype(np.int64)
+    return Loads(load_w, metered, read_ns, gpu_heard, np.fmax(rack_w, likely_w), likely_w)
+
+
+def _by_nodes_w(view: View, gpu_w: F64) -> tuple[F64, F64]:
+    """Return the least and the likely power of racks by their nodes [n_rack]; 0 where no node reports.
+
+    Nodes and GPUs are heard within a second, a building's meters tell of a rise when it is over. `gpu_w`
+    [n_gpu]: 0 where a GPU is silent. Where a profile does not say, less is likely.
+    """
+    site, design = view.site, view.site.design
+    of = site.rack_of_node
+    gpus_w = np.bincount(site.node_of_gpu, gpu_w, site.sizes["node"])
+    meter_w = np.where(view.quality("node.power_w") == GOOD, view.value("node.power_w"), 0.0)
+    sure_w = np.fmax(meter_w, gpus_w).astype(np.float64)
+    beside_w = np.nan_to_num(design.cpu_idle_w + design.node_other_w)
+    likely_w = np.fmax(meter_w, gpus_w * gain_of(site)[of] + beside_w[of]).astype(np.float64)
+    some_w = site.sum_by_rack("node", sure_w)
+    out_w = site.sum_by_rack("node", likely_w) + np.nan_to_num(design.rack_overhead_w)
+    return some_w, np.where(some_w > 0, out_w, 0.0)
+
+
+def lifted(share: F64, rack_w: F64, load_w: float) -> F64:
+    """Shares of racks on a feeder [k] that account for its load: raised alike, none above 1.
+
+    When the other side is lost and has not told so yet, more than its share of a rack flows here.
+    """
+    out = share.copy()
+    for _ in range(len(share)):
+        free_w = float((out * rack_w)[out < 1.0].sum())
+        missing_w = load_w - float(out @ rack_w)
+        if not missing_w > 1e-6 * load_w or free_w <= 0.0:
+            break
+        out = np.where(out < 1.0, np.minimum(out * (1.0 + missing_w / free_w), 1.0), out)
+    return out
+
+
+def unfed_feeders(view: View, dead: Bool) -> Bool:
+    """Feeders that deliver nothing to their racks, by the supplies of the nodes there [n_feeder].
+
+    Supplies 1 and 2 hang on sides A and B. Of a feeder that serves racks itself all of them have to say so;
+    `dead` [n_feeder] are known already. A rack that would be left without any feed contradicts them: then
+    nothing is taken from its supplies.
+    """
+    site = view.site
+    none: Bool = np.zeros(len(dead), np.bool_)
+    direct = site.feeders_of_rack
+    if not site.sizes["node"] or not len(direct.member):
+        return none
+    heard = view.quality("node.power_w") == GOOD
+    for key in SUPPLIES:
+        heard &= view.quality(key) == GOOD
+    whole_w = np.where(heard, view.value("node.power_w"), 0.0).astype(np.float64)
+    heard &= whole_w >= LEAST_NODE_W
+    if not heard.any():
+        return none
+    one, two = (np.nan_to_num(view.value(key)).astype(np.float64) for key in SUPPLIES)
+    many = site.sum_by_rack("node", heard.astype(np.float64))
+    rack, side = direct.row_of_member, site.side_of_feeder[direct.member]
+    says = np.zeros(len(rack), np.bool_)
+    for of, gone_w, kept_w in ((1, one, two), (2, two, one)):
+        node = heard & (gone_w <= UNFED_PU * whole_w) & (kept_w >= ALONE_PU * whole_w)
+        if node.any():
+            lost = (many > 0) & (site.sum_by_rack("node", node.astype(np.float64)) >= MOST_PU * many)
+            says |= lost[rack] & (side == of)
+    if not says.any():
+        return none
+    n_feeder, n_rack = len(dead), site.sizes["rack"]
+    taps = np.bincount(direct.member, minlength=n_feeder)
+    out: Bool = (np.bincount(direct.member, says, n_feeder) >= np.maximum(taps, 1)) & ~dead
+    left = np.bincount(rack, ~(dead | out)[direct.member], n_rack)
+    torn = (left == 0)[rack]
+    out[direct.member[torn]] = False
+    return out

@@ -1,0 +1,89 @@
+"""Nodes that stand in for their GPUs: where a site caps nodes through their BMC and no GPU takes a cap.
+
+Such a node is planned with like one large GPU: in all columns of GPUs the row of its first one tells of the
+node as a whole, and the rows of the others are empty. It draws what its own meter reads, and may draw what
+its cap may be at most.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.power_capping.budgets import by_node
+from policies.power_capping.demand import CONTROL, Wants, expected
+from twin.catalogue import F64, I64, Bool
+from twin.contracts import View
+from twin.site import Site
+from twin.telemetry import GOOD
+
+NODE_CONTROL = "node.power_cap_w"
+
+
+class CappedNodes(NamedTuple):
+    """Nodes that stand in for their GPUs [k], ascending, their first GPUs, and all of their GPUs [n_gpu]."""
+
+    node: I64
+    gpu: I64
+    inside: Bool
+
+
+def nodes_of(site: Site) -> CappedNodes:
+    """All of a site; none where GPUs take caps themselves."""
+    rack = by_node(site)
+    if not rack.any():
+        none = np.zeros(0, np.int64)
+        return CappedNodes(none, none, np.zeros(site.sizes["gpu"], np.bool_))
+    start, low = site.gpu_start_of_node, site.envelopes[NODE_CONTROL].low
+    mine = rack[site.rack_of_node] & (start[1:] > start[:-1]) & np.isfinite(low)
+    node = np.flatnonzero(mine)
+    return CappedNodes(node, start[node].astype(np.int64), mine[site.node_of_gpu])
+
+
+def standing_in(
+    view: View, want: Wants, nodes: CappedNodes, peak_w: F64, since_s: float
+) -> tuple[Wants, Bool]:
+    """(`want` with these nodes in the rows of their first GPUs, whether each row is heard [n_gpu]).
+
+    `peak_w` [n_gpu]: peaks `since_s` ago.
+    """
+    heard: Bool = view.quality("gpu.power_w") == GOOD
+    envelope, at = view.envelope(NODE_CONTROL), nodes.node
+    floor_w, most_w = envelope.low[at], envelope.high[at]
+    heard_node = (view.quality("node.power_w") == GOOD)[at]
+    worst_w = view.worst("node.power_w")[at].astype(np.float64)
+    power_w = np.minimum(np.where(np.isfinite(worst_w), worst_w, most_w), most_w)
+    cap_w = np.fmin(view.readback(NODE_CONTROL)[at], view.commanded(NODE_CONTROL)[at])
+    peak, demand_w = expected(power_w, heard_node, cap_w, most_w, peak_w[nodes.gpu], since_s)
+
+    def put(column: np.ndarray, values: np.ndarray | float) -> np.ndarray:
+        out = np.where(nodes.inside, column.dtype.type(0), column)
+        out[nodes.gpu] = values
+        return out
+
+    out = Wants(
+        put(want.power_w, power_w),
+        put(want.floor_w, floor_w),
+        put(want.most_w, most_w),
+        put(want.demand_w, np.clip(demand_w, floor_w, most_w)),
+        put(want.peak_w, peak),
+        put(want.capped, np.ones(len(at), np.bool_)),
+    )
+    heard = np.where(nodes.inside, True, heard)
+    heard[nodes.gpu] = heard_node
+    return out, heard
+
+
+def heard_s(view: View, nodes: CappedNodes) -> F64:
+    """Return the age of caps that devices report [n_gpu], nodes in rows of their first GPUs; inf: never."""
+    out = view.age_s("gpu.power_limit_w").astype(np.float64)
+    out[nodes.gpu] = view.age_s("node.power_cap_readback_w")[nodes.node]
+    return out
+
+
+def readback_w(view: View, nodes: CappedNodes) -> F64:
+    """Return the caps that devices report [n_gpu], nodes in the rows of their first GPUs; NaN: none."""
+    out = view.readback(CONTROL).copy()
+    out[nodes.gpu] = view.readback(NODE_CONTROL)[nodes.node]
+    return out

@@ -1,0 +1,353 @@
+"""power_cap: shares the power that budgets allow among GPUs, by what they are about to want and how much it
+matters, before a budget is reached.
+
+Every few seconds the demand of the next minutes is set against all budgets at once: racks, feeders (with the
+other side lost, unless told otherwise), CDUs, loops, and what somebody outside lets the site and its feeders
+draw. While all of it fits, nobody is capped. Else the classes of priority are served in turn, a synchronous
+job as a whole, as the slowest GPU sets the pace; what is then left is given on top, so that no cap is lower
+than need be. Cuts go at once; raises wait for a while of their own, and until those whose place they take
+are read back as cut. What overloads all the same is power_guard's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from policies.power_capping.budgets import (
+    Carried,
+    carried_by,
+    dead_feeders,
+    gain_of,
+    other_w,
+    pairs_of,
+    sums_w,
+)
+from policies.power_capping.coincidence import MOST_PU, spared_w
+from policies.power_capping.curves import Curve, energy_minimum_w, static_w
+from policies.power_capping.demand import (
+    AT_CAP_PU,
+    CONTROL,
+    USUAL,
+    Wants,
+    classes,
+    guaranteed_pu,
+    kept_pu,
+    learned_pu,
+    tenants_of,
+    together,
+    wants,
+)
+from policies.power_capping.explain import TOPICS, PowerExplainer, fit_series
+from policies.power_capping.external_limits import COURSE, ExternalLimits, LimitMemory, Settings, outside
+from policies.power_capping.headroom import power_state
+from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
+from policies.power_capping.release import Raises, steadied
+from policies.power_capping.savings import CapAccount
+from policies.power_capping.shares import Claims, gpus_w, shared_out
+from twin.catalogue import F64, I8, I32, I64, NS, Bool, ContractError
+from twin.contracts import (
+    Columns,
+    ExplainRequest,
+    Explanation,
+    Memory,
+    PolicyAccount,
+    Proposal,
+    SeriesWanted,
+    Topic,
+    View,
+    mask_index,
+)
+from twin.site import Site
+from twin.telemetry import GOOD
+
+MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err. source: estimate
+# By which what a rack draws beside its GPUs is taken to change in a second of itself, and for a watt by which
+# they left their mean of a quarter minute: CPUs work while they do; and for one by which they were cut: their
+# losses are not known that well. source: estimate
+OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
+SETTLED_W = 5.0  # a cap is read back to within this
+DEAF_S = 10.0  # after a cut, by when whoever obeys has told so. source: estimate, as of leases
+MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
+_NAN = float("nan")
+_COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
+
+
+class PowerCap:
+    """Proposes upper bounds on the power caps of GPUs, or of their nodes, from budgets and demand."""
+
+    name: ClassVar[str] = "power_cap"
+    controls: ClassVar[tuple[str, ...]] = (CONTROL, NODE_CONTROL)
+    rank: ClassVar[int] = 60
+    period_s: ClassVar[float] = 5.0
+    urgent: ClassVar[bool] = False  # what cannot wait for five seconds is power_guard's
+    topics: ClassVar[tuple[Topic, ...]] = TOPICS
+    # `sum_w`, `layout`: of the coincidence of peaks
+    memory: ClassVar[Columns | None] = Columns(
+        gpu={"peak_w": "f8", "cap_w": "f8", "cut_ns": "i8", "sum_w": "f8", "layout": "i8"},
+        rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8"},
+        scalars={"peak_ns": "i8"} | {f"course_{name}": kind for name, kind in _COURSE.items()},
+    )
+
+    def __init__(
+        self,
+        failover: bool = True,
+        high_priority: float = 1.0,
+        margin_pu: float = MARGIN_PU,
+        coincidence_pu: float = MOST_PU,
+        tenants: str = "",
+        contract_w: float = _NAN,
+        ramp_up_w_per_s: float = _NAN,
+        ramp_down_w_per_s: float = _NAN,
+        dear_usd_per_kwh: float = _NAN,
+        dirty_g_per_kwh: float = _NAN,
+        shave_pu: float = 0.0,
+        lead_s: float = 900.0,
+    ) -> None:
+        """`failover`: either side carries all that both feed; `high_priority`: from where a job is high;
+        `coincidence_pu`: of a budget, by which caps may come to more where peaks never came at once;
+        `tenants`: as `tenants_of` reads them; the rest as in `power_outside.Settings`."""
+        if not isinstance(failover, bool):
+            raise ContractError(f"failover: expected true or false, got {failover!r}")
+        if not _is_number(high_priority) or not -(2**31) <= high_priority < 2**31:
+            raise ContractError(f"high_priority: expected a number of 32 bits, got {high_priority!r}")
+        if not _is_number(margin_pu) or not 0.0 <= margin_pu < 0.5:
+            raise ContractError(f"margin_pu: expected 0 to 0.5, got {margin_pu!r}")
+        if not _is_number(coincidence_pu) or not 0.0 <= coincidence_pu <= MOST_PU:
+            raise ContractError(f"coincidence_pu: expected 0 to {MOST_PU}, got {coincidence_pu!r}")
+        if not isinstance(tenants, str):
+            raise ContractError(f"tenants: expected text such as acme=10:0.3, got {tenants!r}")
+        self.failover, self.high_priority, self.margin_pu = failover, int(high_priority), float(margin_pu)
+        self.coincidence_pu, self.tenants = float(coincidence_pu), tenants_of(tenants)
+        self.outside = Settings(
+            contract_w,
+            ramp_up_w_per_s,
+            ramp_down_w_per_s,
+            dear_usd_per_kwh,
+            dirty_g_per_kwh,
+            shave_pu,
+            lead_s,
+        ).checked()
+
+    def explain(
+        self, view: View, memory: Memory, request: ExplainRequest
+    ) -> Explanation | Callable[[], Explanation]:
+        """Headroom, held caps, their price or room for more racks, as the request asks."""
+        del memory  # the leases and the proposals in force say what is held
+        return PowerExplainer(self.name, self.failover, self.high_priority, self.tenants).explain(
+            view, request
+        )
+
+    def account(self, previous: PolicyAccount | None = None) -> CapAccount:
+        """The account of the work that caps cost and the energy they save; continues the previous one."""
+        account = previous if isinstance(previous, CapAccount) else CapAccount()
+        account.failover, account.high_priority = self.failover, self.high_priority
+        return account
+
+    def series_wanted(self, view: View, request: ExplainRequest) -> SeriesWanted | None:
+        """The recorded power of racks, where the request asks how many more fit."""
+        if request.topic != "fit":
+            return None
+        return fit_series(power_state(view, request, self.failover, self.high_priority))
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """Caps where a budget binds or did so a while ago; nothing else."""
+        site, now_ns = view.site, view.now_ns
+        if not site.sizes["gpu"]:
+            return [], dict(memory)
+        last_ns = int(memory["peak_ns"])
+        since_s = max(now_ns - last_ns, 0) / NS if last_ns else 0.0
+        nodes, want, heard = nodes_of(site), wants(view, memory["peak_w"], since_s), None
+        if len(nodes.node):
+            want, heard = standing_in(view, want, nodes, memory["peak_w"], since_s)
+        other = other_w(view, want.power_w, gain_of(site), heard)
+        readback = readback_w(view, nodes)
+        other, beside = _slewed(site, other, want, readback, memory, since_s)
+        carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
+        told, course = self._outside(view, carried, want, other, memory)
+        carried = carried.within(told.site_w, told.feeder_w)
+        kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | beside
+        known = heard_s(view, nodes) < (now_ns - memory["cut_ns"]) / NS - DEAF_S
+        left_w = self._left_w(view, carried, want, other, memory["cap_w"], readback, known)
+        spared, sums = spared_w(site, carried, want, left_w, memory, since_s, self.coincidence_pu)
+        left_w, kept = left_w + spared, kept | sums
+        job = np.where(want.capped, together(view), -1)
+        class_of = _of_jobs(classes(view, self.high_priority, self.tenants), job)
+        compute_pu = learned_pu(view)
+        lower = _shaved(view, want, class_of, compute_pu, told.shave_pu)
+        granted = None
+        if any(tenant.share_pu > 0 for tenant in self.tenants.values()):
+            site_w = gpus_w(site, carried, left_w, lower)
+            granted = guaranteed_pu(view, lower, self.tenants, site_w)
+        claims = Claims(class_of, job, kept_pu(view, lower), granted, compute_pu)
+        shared = shared_out(site, carried, left_w, lower, claims)
+        held_by, short = np.full(len(job), -1), np.zeros(len(left_w), np.bool_)
+        cap_w = np.where(want.capped, lower.most_w, np.inf)
+        if shared is not None:
+            cap_w, held_by, short = shared
+        limit_w = left_w + self.margin_pu * np.where(np.isfinite(left_w), carried.limit_w, 0.0)
+        along = np.flatnonzero(held_by == carried.whole) if told.let_up else None
+        cap_w, cut_ns = steadied(view, want, cap_w, memory, claims, Raises(carried, limit_w, along))
+        capped = want.capped & (cap_w < want.most_w)
+        kept["cap_w"] = np.where(capped, cap_w, 0.0)
+        kept["cut_ns"] = np.where(capped, cut_ns, 0)
+        why = _Reasons(view, carried, told, held_by, short, lower.most_w < want.most_w)
+        return _proposals(want, cap_w, capped, nodes, why), kept
+
+    def _outside(
+        self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory
+    ) -> tuple[ExternalLimits, Memory]:
+        """(limits from outside, scalars to be remembered of them)."""
+        site, first = view.site, carried.pairs.drawn
+        found = LimitMemory(*(memory[f"course_{name}"].item() for name in COURSE))
+        rack_w = np.nan_to_num(other) + site.sum_by_rack("gpu", want.power_w) * gain_of(site)
+        drawn_w = sums_w(carried, rack_w)[first : first + carried.n_feeder]
+        metered = view.quality("feeder.power_w") == GOOD
+        drawn_w = np.where(metered, view.value("feeder.power_w"), drawn_w).astype(np.float64)
+        unheard = not (
+            np.isfinite(view.value("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
+        )
+        load_w = _NAN if unheard else float(rack_w.sum())
+        told, course = outside(view, self.outside, found, load_w, drawn_w)
+        return told, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in course._asdict().items()}
+
+    def _left_w(
+        self, view: View, carried: Carried, want: Wants, other: F64, cap_w: F64, readback: F64, known: Bool
+    ) -> F64:
+        """Return the power of each place for GPUs [n_place]; inf without a limit or any report.
+
+        `known` [n_gpu]: what is read back is of long after the last cut; who does not obey then, never will.
+        """
+        site, gain = view.site, gain_of(view.site)
+        heard = np.isfinite(view.value("rack.power_w")) | (
+            site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
+        )
+        # What was cut and is not read back yet may draw as before
+        readback = np.nan_to_num(readback)
+        late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
+        late_w, fixed_w, held_w = (
+            sums_w(carried, site.sum_by_rack("gpu", of_gpu) * gain)
+            for of_gpu in (
+                np.where(want.capped & ~known, late_w, 0.0),
+                np.where(want.capped, np.where(known, late_w, 0.0), want.power_w),
+                np.where(want.capped, np.where(cap_w > 0, cap_w, want.demand_w), 0.0),
+            )
+        )
+        left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
+        # Cuts on their way are a reason to raise nothing, and none to cut the same again that nobody heard of
+        left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
+        return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
+
+
+def _slewed(
+    site: Site, other: F64, want: Wants, readback: F64, memory: Memory, since_s: float
+) -> tuple[F64, Memory]:
+    """(what racks draw beside their GPUs, as slowly as that changes [n_rack], columns to be remembered).
+
+    Their meters tell of a moment ago: where GPUs just fell, what they drew until then seems to be beside
+    them, and would be taken from them once more; where they just rose, less. What is beside them rises and
+    falls with them, and else slowly. With GPUs that are cut, and not those that pause, it may seem to rise.
+    """
+    before, mean_w, held_before_w = memory["other_w"], memory["gpus_w"], memory["held_w"]
+    gpus_w = site.sum_by_rack("gpu", want.power_w)
+    at_cap = want.power_w >= AT_CAP_PU * np.nan_to_num(readback, nan=np.inf)
+    held_w = site.sum_by_rack("gpu", np.where(at_cap, want.peak_w - want.power_w, 0.0))
+    known, step = before > 0, OTHER_PU_PER_S * since_s * (before + OTHER_LEAST_W)
+    above_w = OTHER_OF_GPUS_PU * (gpus_w - mean_w)
+    cut_w = OTHER_OF_CUT_PU * np.maximum(held_w - held_before_w, 0.0)
+    low, high = before - step + np.minimum(above_w, 0.0), before + step + np.maximum(above_w, 0.0) + cut_w
+    other = np.where(known, np.clip(other, low, high), other)
+    mean_w = np.where(known, gpus_w + (mean_w - gpus_w) * np.exp(-since_s / MEAN_S), gpus_w)
+    some = np.bincount(site.rack_of_gpu, minlength=len(other)) > 0  # nothing moves beside no GPU
+    kept = {"other_w": np.nan_to_num(other), "gpus_w": mean_w, "held_w": held_w}
+    return other, {name: np.where(some, of_rack, 0.0) for name, of_rack in kept.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of_jobs(class_of: I8, job: I32) -> I8:
+    """The highest class of any of its GPUs for all of a synchronous job [n_gpu]."""
+    mine = job >= 0
+    if not mine.any():
+        return class_of
+    of_job = np.zeros(int(job.max()) + 1, np.int8)
+    np.maximum.at(of_job, job[mine], class_of[mine])
+    return np.where(mine, of_job[job], class_of).astype(np.int8)
+
+
+def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave_pu: float) -> Wants:
+    """Lower the demand of the usual classes while the grid is dear or dirty; no job goes below the cap at
+    which its work takes the least energy, as that would save nothing."""
+    if shave_pu <= 0.0:
+        return want
+    below = want.capped & (class_of <= USUAL)
+    most_w = want.most_w - np.where(below, shave_pu * (want.most_w - want.floor_w), 0.0)
+    if compute_pu is not None:
+        at = np.flatnonzero(below & np.isfinite(compute_pu))
+        rack, design = view.site.rack_of_gpu[at], view.site.design
+        beside_w = (design.cpu_idle_w + design.node_other_w)[rack] / np.maximum(
+            np.diff(view.site.gpu_start_of_node)[view.site.node_of_gpu[at]], 1
+        )
+        idle_w = static_w(design.gpu_idle_w[rack], want.most_w[at])
+        curve = Curve(idle_w, want.demand_w[at], compute_pu[at])
+        least_w = np.nan_to_num(energy_minimum_w(curve, np.nan_to_num(beside_w)))
+        most_w[at] = np.clip(least_w, most_w[at], want.most_w[at])
+    return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
+
+
+class _Reasons:
+    """Why GPUs are held: the place that is full below each [n_gpu], or what somebody outside asked for."""
+
+    def __init__(
+        self, view: View, carried: Carried, told: ExternalLimits, held_by: I64, short: Bool, shaved: Bool
+    ) -> None:
+        self.view, self.carried, self.told = view, carried, told
+        self.held_by, self.short, self.shaved = held_by, short, shaved
+
+    def of(self, place: int) -> str:
+        """One sentence."""
+        what = "the demand" if self.short[place] else "all that GPUs may draw"
+        name, why = self.carried.name(self.view.site, place), ""
+        first, n = self.carried.pairs.drawn, self.carried.n_feeder
+        if name == "site":
+            name, why = "the site", self.told.site_why
+        elif first <= place < first + n and self.carried.limit_w[place] >= self.told.feeder_w[place - first]:
+            why = self.told.feeder_why[place - first]
+        if why:
+            return f"{what} of {name} is more than what is let in: {why}"
+        return f"{what} below {name} is more than its budget"
+
+
+def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _Reasons) -> list[Proposal]:
+    """One for each place that binds, one for what is given up freely, and one for the rest."""
+    if not capped.any():
+        return []
+    out: list[Proposal] = []
+    held_by = why.held_by
+    many = np.bincount(held_by[capped] + 1, minlength=len(why.short) + 1)[1:]  # by place
+    found = np.flatnonzero(many)
+    named = np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
+    shown = np.full(len(many) + 1, -1)
+    shown[named] = named
+    place = np.where((held_by < 0) & why.shaved, -2, shown[held_by])  # the last one is that of -1
+    for at in [*named.tolist(), -2, -1]:
+        said = "held until a raise is worth it, or by a budget that is full"
+        if at >= 0:
+            said = why.of(at)
+        elif at == -2:
+            said = f"the usual work gives way to the grid: {why.told.shave_why}"
+        mine = capped & (place == at)
+        index, standing = mask_index(mine & ~nodes.inside), mine[nodes.gpu]
+        rows = (
+            (CONTROL, index, index),
+            (NODE_CONTROL, nodes.node[standing].astype(np.int32), nodes.gpu[standing]),
+        )
+        for control, entity, row in rows:
+            if len(entity):
+                low_w, high_w = want.floor_w[row], np.clip(cap_w[row], want.floor_w[row], want.most_w[row])
+                out.append(Proposal(control, entity, low_w, high_w, high_w, said))
+    return out

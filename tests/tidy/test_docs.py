@@ -1,0 +1,75 @@
+"""The documentation: pages build without a broken link, name files that exist and commands that parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+PAGES = sorted(p for p in tree.files() if p.endswith(".md") and not p.startswith("tests/"))
+TOPS = "twin|policies|models|connectors|deploy|tests|docs"
+
+
+def commands(text: str) -> list[str]:
+    """The lines of indented blocks, or words in backticks, that call racktwin, without their comments."""
+    lines = re.findall(r"^ {4,}(racktwin .+)$", text, re.M) + re.findall(r"`(racktwin [^`]+)`", text)
+    return [part.strip() for line in lines for part in re.sub(r" +#.*", "", line).split(";")]
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", re.sub(r"(?s)```.*?```|`[^`]*`", "", text))
+
+
+def paths(text: str) -> list[str]:
+    """Words in backticks that begin with a folder of the tree, placeholders left out."""
+    found = re.findall(rf"`((?:{TOPS})/[^`\s]*)`", text)
+    return [p for p in found if not re.search(r"NAME|\*|\.\.\.|\{", p)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page: str) -> None:
+    text = (tree.ROOT / page).read_text()
+    here = (tree.ROOT / page).parent
+    assert not [x for x in links(text) if not (here / x).exists()]
+    if page.startswith("docs/") or page == "README.md":
+        missing = {p for p in paths(text) if not (tree.ROOT / p).exists()}
+        assert not missing
+
+
+def test_the_pages_are_as_short_as_they_promise() -> None:
+    assert len((tree.ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((tree.ROOT / "docs/glossary.md").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands((tree.ROOT / p).read_text())])
+def test_commands_of_the_pages_parse(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from twin.cli.main import _parser
+
+    if page in ("CHANGELOG.md", "twin/DECISIONS.md"):
+        pytest.skip("tells of the past")
+    refused = []
+    for command in commands((tree.ROOT / page).read_text()):
+        words = shlex.split(command.replace("...", "x").replace(" | ", "|"))[1:]
+        try:
+            _parser(words[0]).parse_args(words)
+        except SystemExit:
+            # In a sentence a command may stand without its arguments; a word that it does not know is refused
+            why = capsys.readouterr().err
+            if "required" not in why and "invalid choice: 'x'" not in why:
+                refused.append(f"{command}: {why.strip().splitlines()[-1]}")
+    assert not refused
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not here: run `make test`, which installs it")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    answer = subprocess.run(build, cwd=tree.ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "site" / "index.html").exists()

@@ -1,0 +1,5 @@
+"""Alerts: rules that make findings of conditions that people should know of."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

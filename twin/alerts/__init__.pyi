@@ -1,0 +1,2 @@
+from .findings import Findings as Findings
+from .never_reported import SHOWN_ENTITIES as SHOWN_ENTITIES, reported_counts as reported_counts

@@ -1,0 +1,467 @@
+"""Findings: conditions that operators should know of, raised once, kept while they last, cleared once.
+
+A balance that does not close, a read-back that differs, stale or missing telemetry, an entity that no limit
+guards, a feeder beyond its budget, a suspended plug-in. Entities in maintenance are left out.
+
+`active` is always as last evaluated. The journal records a finding when it begins, when it got worse or
+doubled, and, if the evaluation before agreed, when it shrank to half or concerns other entities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
+from twin.catalogue import I32, NS, Bool, find_signal
+from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
+from twin.estimation import Estimator
+from twin.site import Site
+from twin.telemetry import GOOD, MISSING, OUT_OF_RANGE, QUALITY_NAMES, UNTRUSTED, State, TableState
+
+MAX_ACTIVE = 10_000
+# A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
+SURE_PU, LASTING_S = 0.9999, 60.0
+SILENCE_EVERY_S = 10.0
+# What each kind of entity is expected to report as long as it lives.
+VITAL = {"gpu": "gpu.temp_c", "rack": "rack.power_w", "cdu": "cdu.supply_temp_c", "node": "node.power_w",
+         "feeder": "feeder.power_w"}  # fmt: skip
+# By which of its signals, with a limit, an entity is guarded: one is enough.
+GUARDING = {
+    "gpu": ("gpu.temp_c", "gpu.thermal_margin_k"),
+    "rack": ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm", "rack.inlet_temp_c"),
+}
+# Controls that are advice: who does not follow it, or never answers, is no device at fault.
+ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_local_interval_s", "job.checkpoint_since_s")
+_MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
+PLACED = "node.placement"  # a wish to the scheduler: nothing that runs depends on it
+_FORGETS = (
+    "What a scheduler forgets, as Slurm its weights when it reads its configuration, comes back with the "
+    "next renewal; else look at the rights that the commands need, or for others who mark or reserve a node."
+)
+_GRAVITY = {"info": 0, "warning": 1, "critical": 2}
+
+
+class Findings:
+    """Active findings, and since when each deviation has lasted."""
+
+    def __init__(self, site: Site, estimator: Estimator) -> None:
+        self.active: dict[str, Finding] = {}
+        self.told: dict[str, Finding] = {}  # as last journaled
+        self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
+        self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
+        self.unguarded_since_ns = _nobody(site)
+        self.never_reported = NeverReported(site)
+        self.silence_ns = 0
+        self.counts = {"dropped": 0}
+
+    def raise_(self, finding: Finding) -> list[JournalRecord]:
+        """Add or refresh a finding; returns journal records: none while nothing of weight has changed."""
+        known, told = self.active.get(finding.id), self.told.get(finding.id)
+        if known is None and len(self.active) >= MAX_ACTIVE:
+            self.counts["dropped"] += 1
+            return []
+        self.active[finding.id] = finding
+        if known is not None and told is not None:
+            grew = finding.count >= 2 * told.count
+            worse = _GRAVITY.get(finding.severity, 0) > _GRAVITY.get(told.severity, 0)
+            if not (grew or worse or (_differs(finding, told) and _differs(known, told))):
+                return []
+        self.told[finding.id] = finding
+        return [
+            FindingRecord(
+                id=finding.id,
+                severity=finding.severity,
+                title=finding.title,
+                entities=finding.entities,
+                evidence=finding.evidence,
+                confidence_pu=finding.confidence_pu,
+                action=finding.action,
+                count=finding.count,
+            )
+        ]
+
+    def clear(self, identity: str) -> list[JournalRecord]:
+        """End a finding, if it was active."""
+        self.told.pop(identity, None)
+        return [] if self.active.pop(identity, None) is None else [ClearedRecord(id=identity)]
+
+    def keep_only(self, prefix: str, current: list[Finding]) -> list[JournalRecord]:
+        """Of the findings with this prefix these are true now; the others are over."""
+        records: list[JournalRecord] = []
+        ids = {f.id for f in current}
+        for identity in [k for k in self.active if k.startswith(prefix) and k not in ids]:
+            records += self.clear(identity)
+        for finding in current:
+            records += self.raise_(finding)
+        return records
+
+    def deviations(
+        self, site: Site, estimator: Estimator, windows: Windows, explained: dict[str, Bool] | None = None
+    ) -> list[JournalRecord]:
+        """Balances off, surely, for a while; none that people work at, or that a diagnosis explains."""
+        heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
+        # Time is counted between readings: one odd reading that stands for long is still one reading.
+        heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
+        heat_off, balance_off = heat.confidence_pu > SURE_PU, balance.confidence_pu > SURE_PU
+        told = explained or {}
+        heat_off &= ~told.get("rack.heat", np.False_)
+        balance_off &= ~told.get("feeder.balance", np.False_)
+        racks, feeders = windows.mask("rack"), windows.mask("feeder")
+        if racks is not None:
+            heat_off &= ~racks
+        if racks is not None or feeders is not None:
+            balance_off &= ~estimator.balances_with(feeders, racks)
+        self.heat_since_ns = _since(self.heat_since_ns, heat_off, heat_ns)
+        self.balance_since_ns = _since(self.balance_since_ns, balance_off, balance_ns)
+        found = []
+        for rack in _lasting(self.heat_since_ns, heat_ns).tolist():
+            found.append(
+                Finding(
+                    f"heat/{site.name('rack', rack)}",
+                    "warning",
+                    f"The heat balance of {site.name('rack', rack)} is off",
+                    (site.name("rack", rack),),
+                    (
+                        f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
+                        f"learned noise {heat.sigma[rack]:.3f} K",
+                    ),
+                    float(heat.confidence_pu[rack]),
+                    "Compare flow, temperatures and power of this rack.",
+                )
+            )
+        for i in _lasting(self.balance_since_ns, balance_ns).tolist():
+            name = estimator.balances[i].name
+            found.append(
+                Finding(
+                    f"balance/{name}",
+                    "warning",
+                    "A meter and what it serves disagree",
+                    tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
+                    (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
+                    float(balance.confidence_pu[i]),
+                    "Check the meters, then look for a load that the site file lacks.",
+                )
+            )
+        records = self.keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
+        return records + self.keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
+
+    def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[JournalRecord]:
+        """Stale data, entities that no limit guards, entities that never reported; every 10 s."""
+        windows = Windows(site) if windows is None else windows
+        if state.now_ns - self.silence_ns < SILENCE_EVERY_S * NS:
+            return []
+        self.silence_ns = state.now_ns
+        keys = dict.fromkeys((*site.limits, *VITAL.values()))
+        silent = [f for key in keys if (f := _stale(site, state, key, windows)) is not None]
+        unguarded = [
+            f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
+        ]
+        unheard = self.never_reported.look(site, state, windows)
+        records = self.keep_only("silent/", silent) + self.keep_only("unguarded/", unguarded)
+        return records + self.keep_only("unheard/", unheard)
+
+    def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
+        """Entities that live, or replaced one that did, and give no reading that has a limit."""
+        column, n = state.tables[table], site.sizes[table]
+        guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        stale_ns = 0
+        for key in GUARDING[table]:
+            signal, limit = find_signal(key), site.limits.get(key)
+            assert signal is not None
+            stale_ns = max(stale_ns, int(column.freshness.stale_ns[signal.row]))
+            if limit is not None:
+                stated = np.isfinite(limit.guard) | np.isfinite(limit.max)
+                limited |= stated
+                guarded |= stated & np.isfinite(column.value[signal.row])
+        bare = np.flatnonzero(~guarded)
+        bare = bare[_lives(column, bare, table) | (column.generation[bare] > 0)]
+        if (in_maintenance := windows.mask(table)) is not None:
+            bare = bare[~in_maintenance[bare]]
+        since_ns = np.zeros(n, np.int64)
+        before_ns = self.unguarded_since_ns[table][bare]
+        since_ns[bare] = np.where(before_ns == 0, state.now_ns, before_ns)
+        self.unguarded_since_ns[table] = since_ns
+        lasting = bare[state.now_ns - since_ns[bare] > stale_ns]
+        if len(lasting) == 0:
+            return None
+        unlimited = int(np.count_nonzero(~limited[lasting]))
+        signals = " or ".join(k.partition(".")[2] for k in GUARDING[table])
+        why = (
+            f"{len(lasting) - unlimited} have never reported {signals}",
+            f"{unlimited} have no limit in a profile",
+        )
+        return Finding(
+            f"unguarded/{table}",
+            "warning",
+            f"{len(lasting)} {table} are not guarded: no reading that has a limit",
+            tuple(site.name(table, int(i)) for i in lasting[:SHOWN_ENTITIES]),
+            tuple(text for text in why if not text.startswith("0 ")),
+            1.0,
+            "Connect a source for these readings, or give the rack a profile with limits.",
+            len(lasting),
+        )
+
+    def limits(self, site: Site, view: View, windows: Windows) -> list[JournalRecord]:
+        """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
+        found: list[Finding] = []
+        for key, limit in site.limits.items():
+            guarded = view.beyond(key)
+            if len(guarded) and (in_maintenance := windows.mask(key.partition(".")[0])) is not None:
+                guarded = guarded[~in_maintenance[guarded]]
+            if len(guarded):
+                guarded = guarded[~_dark(site, view, key.partition(".")[0])[guarded]]
+            if len(guarded) == 0:
+                continue
+            worst, read = view.worst(key), view.value(key)
+            signal = find_signal(key)
+            falling = signal is not None and signal.danger == "low"
+            past = worst[guarded] < limit.max[guarded] if falling else worst[guarded] > limit.max[guarded]
+            # What is beyond its limit is beyond its guard as well, and is told once.
+            level, bound, severity = "guard", limit.guard, "warning"
+            index = guarded
+            if past.any():
+                level, bound, severity, index = "limit", limit.max, "critical", guarded[past]
+            surely = read[index] < bound[index] if falling else read[index] > bound[index]
+            table, _, name = key.partition(".")
+            first = int(index[0])
+            unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
+            who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
+            evidence = (
+                f"{who}read {read[first]:.4g}{unit}, by now perhaps {worst[first]:.4g}{unit}, "
+                f"{level} {bound[first]:.4g}{unit}"
+            )
+            found.append(
+                Finding(
+                    f"beyond/{key}/{level}",
+                    severity,
+                    f"{name} of {len(index)} {table} {'is' if surely.all() else 'may be'} beyond its {level}",
+                    tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+                    (evidence,),
+                    1.0,
+                    "Look at the cooling of what these have in common.",
+                    len(index),
+                )
+            )
+        found += _overloads(site, view, windows)
+        records, now = self.keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
+        return [  # what got worse, or only less bad, is not over
+            msgspec.structs.replace(record, superseded_by=by)
+            if isinstance(record, ClearedRecord) and (by := now.get(record.id.rpartition("/")[0]))
+            else record
+            for record in records
+        ]
+
+    def mismatches(
+        self, names: tuple[str, ...], control: str, index: I32, evidence: str = ""
+    ) -> list[JournalRecord]:
+        """Devices whose read-back differs from the setpoint; names and evidence are of the first ones."""
+        table = control.partition(".")[0]
+        if len(index) == 0:
+            return self.clear(f"readback/{control}")
+        return self.raise_(
+            Finding(
+                f"readback/{control}",
+                _severity(control, "critical"),
+                f"{len(index)} {table} entities do not do what {control} commands",
+                names[:SHOWN_ENTITIES],
+                (evidence,) if evidence else (),
+                1.0,
+                _hint(control, "Look for another writer of this control, or a device that refuses it."),
+                len(index),
+            )
+        )
+
+    def unanswered(self, names: tuple[str, ...], control: str, index: I32) -> list[JournalRecord]:
+        """Devices that never answered, or refused, until the command was given up."""
+        if len(index) == 0:
+            return self.clear(f"unanswered/{control}")
+        table = control.partition(".")[0]
+        return self.raise_(
+            Finding(
+                f"unanswered/{control}",
+                _severity(control, "critical"),
+                f"{len(index)} {table} did not carry out {control}",
+                names[:SHOWN_ENTITIES],
+                ("refused, or no answer, after repeated sending",),
+                1.0,
+                _hint(control, "Look at the agents of these devices; their leases go on being renewed."),
+                len(index),
+            )
+        )
+
+    def unread(self, names: tuple[str, ...], control: str, index: I32, wait_s: float) -> list[JournalRecord]:
+        """Devices that answered a command and do not say, or no longer say, what they do."""
+        if len(index) == 0:
+            return self.clear(f"unread/{control}")
+        table = control.partition(".")[0]
+        return self.raise_(
+            Finding(
+                f"unread/{control}",
+                _severity(control, "warning"),
+                f"{control} of {len(index)} {table} is not confirmed: nothing is read back",
+                names[:SHOWN_ENTITIES],
+                (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
+                1.0,
+                _hint(control, "Check the agents of these devices: nobody sees what they do."),
+                len(index),
+            )
+        )
+
+    def remap(self, site: Site, estimator: Estimator, old_of_new: dict[str, I32]) -> None:
+        """The site changed: durations are counted afresh, but for those who were never heard."""
+        self.never_reported = self.never_reported.remapped(site, old_of_new)
+        self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
+        self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
+        self.unguarded_since_ns = _nobody(site)
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {
+            "active": [_plain(f) for f in self.active.values()],  # a list: their order is content
+            "told": [_plain(f) for f in self.told.values()],
+            "unguarded_since_ns": self.unguarded_since_ns,
+            "heat_since_ns": self.heat_since_ns,
+            "balance_since_ns": self.balance_since_ns,
+            "unheard": self.never_reported.dump(),
+            "silence_ns": self.silence_ns,
+            "counts": self.counts,
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.active = {f[0]: _finding(f) for f in data["active"]}
+        self.told = {f[0]: _finding(f) for f in data["told"]}
+        self.unguarded_since_ns = {t: np.array(since) for t, since in data["unguarded_since_ns"].items()}
+        self.heat_since_ns, self.balance_since_ns = (
+            np.array(data["heat_since_ns"]),
+            np.array(data["balance_since_ns"]),
+        )
+        if "unheard" in data:  # an older snapshot does not have it: they are waited for from now on
+            self.never_reported.restore(data["unheard"])
+        self.silence_ns, self.counts = data["silence_ns"], dict(data["counts"])
+
+
+def _stale(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
+    """Entities that reported a signal once, or only wrongly, and give no usable value of it now."""
+    signal = find_signal(key)
+    if signal is None or signal.kind == "counter" or site.sizes[signal.table] == 0:
+        return None
+    table, column = signal.table, state.tables[signal.table]
+    quality = column.quality_of(signal, state.now_ns)
+    wrong = (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
+    unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
+    # One reading left out does not make it stale
+    unusable &= (quality != MISSING) | ~column.lately_good(signal, state.now_ns)
+    in_maintenance = windows.spared(table, state.now_ns, int(column.freshness.stale_ns[signal.row]))
+    if in_maintenance is not None:
+        unusable &= ~in_maintenance
+    silent = np.flatnonzero(unusable)
+    if len(silent) == 0:
+        return None
+    kinds = np.bincount(quality[silent], minlength=len(QUALITY_NAMES))
+    evidence = [f"{n} {name.replace('_', ' ')}" for n, name in zip(kinds, QUALITY_NAMES, strict=True) if n]
+    oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
+    if np.isfinite(oldest_s):
+        evidence.append(f"oldest good reading {oldest_s:.0f} s ago")
+    return Finding(
+        f"silent/{key}",
+        "warning",
+        f"{len(silent)} {table} entities no longer report a usable {signal.name}",
+        tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES]),
+        tuple(evidence),
+        1.0,
+        "Check the source; limits are judged by the worst case meanwhile.",
+        len(silent),
+    )
+
+
+def _oldest(age_s: np.ndarray) -> float:
+    finite = age_s[np.isfinite(age_s)]
+    return float(finite.max()) if len(finite) else float("nan")
+
+
+def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
+    """At most one finding: feeders whose last good reading is above the budget in force."""
+    if not site.sizes["feeder"]:
+        return []
+    read_w, budget_w = view.value("feeder.power_w"), view.budget_w()
+    over = read_w > budget_w
+    if over.any() and (in_maintenance := windows.mask("feeder")) is not None:
+        over = over & ~in_maintenance
+    index = np.flatnonzero(over)
+    if not len(index):
+        return []
+    first = int(index[np.argmax(read_w[index] - budget_w[index])])
+    surely = (view.quality("feeder.power_w")[index] == GOOD).all()
+    evidence = f"{site.name('feeder', first)}: read {read_w[first]:.4g} W, budget {budget_w[first]:.4g} W"
+    return [
+        Finding(
+            "beyond/feeder.power_w/budget",
+            "critical",
+            f"power_w of {len(index)} feeder {'is' if surely else 'may be'} beyond the budget",
+            tuple(site.name("feeder", int(i)) for i in index[:SHOWN_ENTITIES]),
+            (evidence,),
+            1.0,
+            "See whether power_guard acts, and shed load before a breaker does.",
+            len(index),
+        )
+    ]
+
+
+def _differs(finding: Finding, told: Finding) -> bool:
+    """Half of what was told, or others than those told."""
+    moved = bool(told.entities) and set(finding.entities).isdisjoint(told.entities)
+    return finding.count <= told.count / 2 or moved
+
+
+def _dark(site: Site, view: View, table: str) -> Bool:
+    """Mask of entities in racks known to be without power, which cannot be hot [n]."""
+    isolated = "rack.electrical_isolation_state"
+    rack: Bool = (view.value(isolated) == 1.0) & (view.quality(isolated) == GOOD)
+    of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(table)
+    if table == "rack" or of is None:
+        return rack if table == "rack" else np.zeros(site.sizes[table], np.bool_)
+    return rack[of]
+
+
+def _severity(control: str, otherwise: str) -> str:
+    return "info" if control in ADVISED else "warning" if control == PLACED else otherwise
+
+
+def _hint(control: str, otherwise: str) -> str:
+    """Advice on devices that do not follow commands."""
+    return _MAY_DECLINE if control in ADVISED else _FORGETS if control == PLACED else otherwise
+
+
+def _nobody(site: Site) -> dict[str, np.ndarray]:
+    return {table: np.zeros(site.sizes[table], np.int64) for table in GUARDING}
+
+
+def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
+    """Mask of entities that report anything; of a rack, which other loops may cool, a temperature."""
+    out = np.zeros(len(index), np.bool_)
+    for signal in column.signals:
+        if table == "gpu" or signal.name.endswith("_temp_c"):
+            quality = column.quality[signal.row, index]
+            out |= np.isfinite(column.value[signal.row, index])
+            out |= (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
+    return out
+
+
+def _plain(f: Finding) -> list[Any]:
+    return [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action, f.count]
+
+
+def _finding(f: list[Any]) -> Finding:
+    return Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6], f[7])
+
+
+def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
+    return np.where(off, np.where(since_ns == 0, heard_ns, since_ns), 0)
+
+
+def _lasting(since_ns: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((since_ns > 0) & (heard_ns - since_ns >= LASTING_S * NS))

@@ -1,0 +1,129 @@
+"""Never-reported entities: those that the site declares and that no source has ever reported.
+
+An unknown entity is not a healthy one. Stale data is a finding about entities that reported once; this is the
+finding about the rest. Waiting is counted in ticks while somebody listened, so that neither a restart nor a
+gap makes or hides it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.catalogue import I32, NS
+from twin.contracts import Finding, Windows
+from twin.site import Site
+from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, State, TableState
+
+# Kinds of entities of which each is expected to report something as long as it lives.
+REPORTING = ("rack", "cdu", "feeder", "node", "gpu")
+AFTER_S = 60.0  # or longer where messages are rarer
+# Between two looks no more than this counts as waiting: in a longer gap nobody listened.
+LOOK_S = 20.0
+SHOWN_ENTITIES = 8
+
+
+class NeverReported:
+    """Waiting time of each entity in ns [n], by table; 0 for one that has reported."""
+
+    def __init__(self, site: Site) -> None:
+        self.waited_ns = {table: np.zeros(site.sizes[table], np.int64) for table in REPORTING}
+        self.looked_ns = 0
+
+    def look(self, site: Site, state: State, windows: Windows) -> list[Finding]:
+        """One finding for each table with entities that have been waited for long enough."""
+        gap_ns = state.now_ns - self.looked_ns if self.looked_ns else 0
+        self.looked_ns = state.now_ns
+        found = []
+        for table in REPORTING:
+            if site.sizes[table] == 0:
+                continue
+            period_s, patience_s, stale_ns = _cadence(state, table)
+            reports = reported(site, state, table) | _spares(site, table)
+            if (in_maintenance := windows.spared(table, state.now_ns, stale_ns)) is not None:
+                reports |= in_maintenance
+            waited_ns = self.waited_ns[table]
+            waited_ns += min(gap_ns, round(max(LOOK_S, period_s) * NS))
+            waited_ns[reports] = 0
+            late = np.flatnonzero(waited_ns >= round(patience_s * NS))
+            if len(late):
+                found.append(_finding(site, table, late, patience_s))
+        return found
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> NeverReported:
+        """The same on a changed site; a new entity is waited for from now on."""
+        out = NeverReported(site)
+        out.looked_ns = self.looked_ns
+        for table, waited_ns in self.waited_ns.items():
+            kept = np.flatnonzero(old_of_new[table] >= 0)
+            out.waited_ns[table][kept] = waited_ns[old_of_new[table][kept]]
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {"waited_ns": self.waited_ns, "looked_ns": self.looked_ns}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.waited_ns = {t: np.array(waited) for t, waited in data["waited_ns"].items()}
+        self.looked_ns = data["looked_ns"]
+
+
+def reported(site: Site, state: State, table: str) -> np.ndarray:
+    """Entities that ever reported anything, usable or not [n]; a node also by its GPUs."""
+    reports = _reported(state.tables[table])
+    if table == "node" and site.sizes["gpu"]:
+        reports[site.node_of_gpu[_reported(state.tables["gpu"])]] = True
+    return reports
+
+
+def reported_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
+    """By table, how many entities ever reported, of how many."""
+    return {
+        table: {"heard": int(np.count_nonzero(reported(site, state, table))), "of": site.sizes[table]}
+        for table in REPORTING
+        if site.sizes[table]
+    }
+
+
+def _spares(site: Site, table: str) -> np.ndarray:
+    """Entities of spare racks, of which nothing is expected [n]."""
+    if table == "rack":
+        return site.spare_rack.copy()
+    if table in ("node", "gpu") and site.spare_rack.any():
+        rack_of: np.ndarray = site.rack_of_node if table == "node" else site.rack_of_gpu
+        return np.asarray(site.spare_rack[rack_of])
+    return np.zeros(site.sizes[table], np.bool_)
+
+
+def _reported(column: TableState) -> np.ndarray:
+    out = np.asarray(np.isfinite(column.value).any(axis=0))
+    if not out.all():  # a large table that reports in full ends here
+        out |= ((column.quality == UNTRUSTED) | (column.quality == OUT_OF_RANGE)).any(axis=0)
+        out |= (column.raw >= 0).any(axis=0)
+    return out
+
+
+def _cadence(state: State, table: str) -> tuple[float, float, int]:
+    """(period in s, wait in s until it is late, age in ns of a stale reading) of the fastest signal."""
+    freshness = state.tables[table].freshness
+    row = int(np.argmin(freshness.period_s[: freshness.n_gauges]))
+    return (
+        float(freshness.period_s[row]),
+        max(AFTER_S, float(freshness.drift_s[row])),
+        int(freshness.stale_ns[row]),
+    )
+
+
+def _finding(site: Site, table: str, late: np.ndarray, patience_s: float) -> Finding:
+    return Finding(
+        f"unheard/{table}",
+        "warning",
+        f"{len(late)} of {site.sizes[table]} {table} entities have never reported",
+        tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
+        (f"the site file has them, and nothing was received from them for {patience_s:.0f} s or more",),
+        1.0,
+        "Check their agents and sources, and that these use the names of the site file.",
+        len(late),
+    )

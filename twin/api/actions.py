@@ -1,0 +1,302 @@
+"""Acting: what operators and administrators may ask, as events of the next frame, in the name of their token.
+
+The answer waits for the tick that took it: 200, or 409 with the engine's reason. An Idempotency-Key makes a
+repeated question harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from twin.api.access import TOKENS, author
+from twin.api.answers import Refused, answer, body_of, live_of, read_of, refusal
+from twin.api.request_bodies import (
+    NewApproval,
+    NewAuthority,
+    NewMaintenance,
+    NewRequest,
+    NoBody,
+    Note,
+    Reason,
+    Shelving,
+    control_of,
+    level,
+    said,
+    until,
+)
+from twin.api.request_warnings import doubts
+from twin.api.scopes import expand, table_of
+from twin.catalogue import ConfigError, clean
+from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord
+from twin.telemetry import events as ev
+
+MAX_KEPT = 1000  # answers that a repeated question gets again
+# Refusals of `Runtime.submit` that say nothing of what the engine thinks.
+_PASSING = ("too many requests", "the queue of events", "no tick took")
+
+
+class Kept:
+    """Answers by (author, route, key), so that a question that is asked twice acts once."""
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[tuple[str, str, str], tuple[bytes, web.Response | None]] = OrderedDict()
+
+
+KEPT: web.AppKey[Kept] = web.AppKey("kept", Kept)
+Acting = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def once(act: Acting) -> Acting:
+    """With the header Idempotency-Key the same question gets the same answer, and is carried out once."""
+
+    async def answered(request: web.Request) -> web.Response:
+        key = request.headers.get("Idempotency-Key", "")
+        if not key:
+            return await act(request)
+        if not (key.isascii() and key.isprintable() and len(key) <= 100):
+            raise Refused(400, "Idempotency-Key: expected at most 100 printable characters")
+        held, name = request.app[KEPT].held, (author(request), f"{request.method} {request.path}", key)
+        digest = hashlib.blake2b(await read_of(request), digest_size=16).digest()
+        if name in held:
+            was, response = held[name]
+            if was != digest:
+                raise Refused(409, "this Idempotency-Key was used for something else")
+            if response is None:
+                raise Refused(409, "this is being done; ask again for its outcome")
+            return web.Response(body=response.body, status=response.status, content_type="application/json")
+        held[name] = (digest, None)
+        while len(held) > MAX_KEPT:
+            held.popitem(last=False)
+        try:
+            response = await act(request)
+        except Refused as error:
+            # The engine has seen this id: what it refused for good stays refused under this key.
+            if error.status != 409 or error.why.startswith(_PASSING):
+                held.pop(name, None)
+                raise
+            response = refusal(error.status, error.why)
+        except BaseException:
+            held.pop(name, None)
+            raise
+        held[name] = (digest, response)
+        return response
+
+    answered.__doc__, answered.__name__ = act.__doc__, act.__name__
+    return answered
+
+
+def new_id(request: web.Request) -> str:
+    """An id of the server's making; a repeated question has the same one, after a restart as well."""
+    key = request.headers.get("Idempotency-Key", "")
+    if not key:
+        return uuid.uuid4().hex
+    said = "\0".join((author(request), request.method, request.path, key))
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+async def submit(request: web.Request, event: ev.Event, **more: Any) -> web.Response:
+    """Into the next frame, and what became of it."""
+    refused = await live_of(request).submit(event)
+    if refused is not None:
+        raise Refused(409, refused)
+    return answer({"id": event.id, "done": True, "tick": live_of(request).engine.state.tick, **more})
+
+
+async def ask(request: web.Request) -> web.Response:
+    """Ask that a control of some entities stays within bounds; the operator's policy proposes it."""
+    body, live = await body_of(request, NewRequest), live_of(request)
+    control = control_of(body.control)
+    names = expand(live, control.table, body.names)
+    if body.lo is None and body.hi is None and body.want is None:
+        raise Refused(400, "lo, hi, want: expected at least one of them")
+    want = None if body.want is None else level(control, body.want, math.nan, "want")
+    low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
+    event = ev.OperatorRequest(
+        id=new_id(request), author=author(request), control=control.key, names=names,
+        lo=low, hi=high, want=want,
+        reason=said(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
+    )  # fmt: skip
+    warnings = doubts(live, control, names, low, high, want)
+    more = {"warnings": warnings} if warnings else {}
+    return await submit(request, event, names=len(names), expires_ns=event.expires_ns, **more)
+
+
+async def withdraw(request: web.Request) -> web.Response:
+    """Take a request back."""
+    held = request.match_info["id"]
+    return await submit(
+        request, ev.RequestWithdrawn(id=new_id(request), author=author(request), request=held)
+    )
+
+
+async def approve(request: web.Request) -> web.Response:
+    """Let a policy in `approve` act for a while."""
+    body, live = await body_of(request, NewApproval), live_of(request)
+    control = control_of(body.control)
+    names = expand(live, control.table, body.names)
+    event = ev.Approved(
+        id=new_id(request), author=author(request), policy=body.policy, control=control.key, names=names,
+        expires_ns=until(live, body.for_s, body.expires_ns),
+    )  # fmt: skip
+    if body.policy not in live.engine.intake.authority:
+        known = ", ".join(live.engine.intake.authority)
+        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
+    level_now = live.engine.intake.authority.get(body.policy)
+    if level_now is not None and level_now != "approve":
+        raise Refused(
+            409, f"the authority of {body.policy} is {level_now}; only `approve` waits for approvals"
+        )
+    return await submit(request, event, expires_ns=event.expires_ns)
+
+
+async def disapprove(request: web.Request) -> web.Response:
+    """Take an approval back."""
+    held = request.match_info["id"]
+    return await submit(
+        request, ev.ApprovalWithdrawn(id=new_id(request), author=author(request), approval=held)
+    )
+
+
+async def hold(request: web.Request) -> web.Response:
+    """Freeze the site: no new values, running leases are renewed, protective moves still pass."""
+    body = await body_of(request, Reason)
+    return await submit(
+        request, ev.Held(id=new_id(request), author=author(request), reason=said(body.reason))
+    )
+
+
+async def release(request: web.Request) -> web.Response:
+    """Let all leases lapse; nothing is commanded until `resume`."""
+    body = await body_of(request, Reason)
+    event = ev.Released(id=new_id(request), author=author(request), reason=said(body.reason))
+    return await submit(request, event)
+
+
+async def resume(request: web.Request) -> web.Response:
+    """End a hold or a release."""
+    body = await body_of(request, NoBody)
+    response = await submit(request, ev.Resumed(id=new_id(request), author=author(request)))
+    if body.reason:
+        live_of(request).note(ResumedRecord(author=author(request), reason=said(body.reason)))
+    return response
+
+
+async def authority(request: web.Request) -> web.Response:
+    """Set what a policy may do; to arm it takes an acknowledgement in words."""
+    body, live = await body_of(request, NewAuthority), live_of(request)
+    if body.policy not in live.engine.intake.authority:
+        known = ", ".join(live.engine.intake.authority)
+        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
+    sentence = f"{body.policy} may act on {live.engine.site.file.site}"
+    if body.authority == "act" and body.acknowledge != sentence:
+        raise Refused(400, f'acknowledge: to let it act, expected exactly "{sentence}"')
+    why = said(body.reason)
+    event = ev.AuthorityChanged(id=new_id(request), author=author(request), policy=body.policy,
+                                authority=body.authority)  # fmt: skip
+    response = await submit(request, event, policy=body.policy, authority=body.authority)
+    live.note(
+        AuthorityRecord(
+            author=event.author,
+            policy=body.policy,
+            authority=body.authority,
+            reason=why,
+            event=event.id,
+        )
+    )
+    return response
+
+
+async def begin_maintenance(request: web.Request) -> web.Response:
+    """Open a window: no alarms, no commands and no learning on these entities and below, for a while."""
+    body, live = await body_of(request, NewMaintenance), live_of(request)
+    if not body.names:
+        raise Refused(400, "names: expected at least one entity")
+    until_ns = until(live, body.for_s, body.until_ns)
+    event = ev.MaintenanceBegun(
+        id=new_id(request), author=author(request), table=table_of(body.table), until_ns=until_ns,
+        names=expand(live, body.table, body.names), reason=said(body.reason),
+    )  # fmt: skip
+    return await submit(request, event, until_ns=until_ns)
+
+
+async def end_maintenance(request: web.Request) -> web.Response:
+    """Close a window before its time."""
+    window = request.match_info["id"]
+    return await submit(
+        request, ev.MaintenanceEnded(id=new_id(request), author=author(request), window=window)
+    )
+
+
+def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response:
+    """Something done to one alarm of the book, and told to the journal, unless the book does so itself."""
+    live, held = live_of(request), request.match_info["id"]
+    if live.alarms is None:
+        raise Refused(503, "this daemon keeps no book of alarms")
+    try:
+        noted = act(live.alarms, held)
+    except KeyError:
+        if held in getattr(live.alarms, "alarms", ()):
+            raise Refused(409, f"{clean(held, 200)} is not shelved; it stands as it is") from None
+        raise Refused(404, f"no alarm {clean(held, 200)}; it may be over") from None
+    except ValueError as error:
+        raise Refused(409, str(error)) from None
+    if getattr(live.alarms, "tell", None) is None:
+        live.note(noted or AlarmRecord(id=held, author=author(request)))
+    return answer({"id": held, "done": True})
+
+
+async def acknowledge(request: web.Request) -> web.Response:
+    """Say that somebody knows of an alarm."""
+    note = said((await body_of(request, Note)).note, needed=False)
+    return _alarm(request, lambda book, i: book.acknowledge(i, author(request), note))
+
+
+async def shelve(request: web.Request) -> web.Response:
+    """Put an alarm aside until an instant."""
+    body = await body_of(request, Shelving)
+    until_ns, why = until(live_of(request), body.for_s, body.until_ns), said(body.reason)
+    return _alarm(request, lambda book, i: book.shelve(i, until_ns, author(request), why))
+
+
+async def unshelve(request: web.Request) -> web.Response:
+    """Take a shelved alarm back."""
+    await body_of(request, NoBody)
+    return _alarm(request, lambda book, i: book.unshelve(i, author(request)))
+
+
+_RELOADING: set[asyncio.Future[list[str]]] = set()
+
+
+async def reload(request: web.Request) -> web.Response:
+    """Read configuration, site and tokens again; a wrong file is refused and the old one stays."""
+    await body_of(request, NoBody)
+    live = live_of(request)
+    try:
+        request.app[TOKENS].reload()
+    except ConfigError as error:
+        raise Refused(409, "; ".join(error.problems)) from None
+    if live.reload is None:
+        raise Refused(503, "this daemon cannot reload its configuration; its tokens were read again")
+    # A change of the interface itself ends this very server: the reload must outlive the request.
+    task = asyncio.ensure_future(live.reload(author(request)))
+    _RELOADING.add(task)
+    task.add_done_callback(_RELOADING.discard)
+    problems = await asyncio.shield(task)
+    if problems:
+        raise Refused(409, "; ".join(problems))
+    return answer({"done": True})
+
+
+async def tokens(request: web.Request) -> web.Response:
+    """List the tokens by name, with role and dates; neither their text nor their hashes."""
+    held = request.app[TOKENS].held
+    return answer({"tokens": [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires}
+                              for t in held], "warnings": request.app[TOKENS].warnings})  # fmt: skip

@@ -1,0 +1,219 @@
+"""The client: asks a running daemon over HTTP, for the commands. Starts fast, so only the standard library.
+
+Finds the address and the token as a person has set them: by option, by environment, or by the daemon's
+own configuration on the same host. A token is never an argument, nor sent in clear beyond this host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from twin.api.tokens import MAX_PRESENTED, PREFIX, read_secret
+from twin.catalogue import ConfigError, ConnectorError
+
+DEFAULT_URL = "http://127.0.0.1:8077"
+TIMEOUT_S = 15.0
+MAX_ANSWER = 64 * 2**20
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class ApiRefused(ConnectorError):
+    """The daemon said no; its sentence is the text."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Client:
+    """A daemon's address and our token for it."""
+
+    url: str
+    token: str = ""
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    timeout_s: float = TIMEOUT_S
+    hint: str = ""  # where the token was looked for
+
+    def get(self, path: str, **query: Any) -> Any:
+        """An answer to a question; parameters that are None are left out."""
+        given = {k: v for k, v in query.items() if v is not None}
+        return self.call("GET", path + ("?" + urlencode(given) if given else ""))
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer to an action; entries that are None are left out."""
+        return self.call("POST", path, {k: v for k, v in body.items() if v is not None})
+
+    def delete(self, path: str) -> Any:
+        """The answer to taking something back."""
+        return self.call("DELETE", path)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One exchange. Raises ApiRefused with the daemon's reason, ConnectorError where none answers."""
+        headers = {"Accept": "application/json", "User-Agent": "racktwin"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        if method != "GET":
+            headers |= {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
+        connection = self._connect()
+        try:
+            connection.request(method, "/api/v1" + path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            raw = response.read(MAX_ANSWER + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectorError(self._silent(error)) from None
+        finally:
+            connection.close()
+        return self._answer(response.status, raw)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self._tls())
+        if self.token and host not in _LOCAL:
+            raise ConfigError(f"{self.url}: would send the token in clear over a network; expected https://")
+        return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            # The server's own certificate may be given as the one to trust, whoever signed it.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            where = ", ".join(f for f in (self.ca_file, self.cert_file, self.key_file) if f)
+            raise ConfigError(
+                f"{where}: cannot be used for TLS: {error.strerror or 'no certificate in PEM'}"
+            ) from None
+        return context
+
+    def _silent(self, error: Exception) -> str:
+        if isinstance(error, ssl.SSLError):
+            why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or "TLS failed"
+            return f"{self.url}: {why}; name its certificate with --ca-file"
+        if isinstance(error, TimeoutError):
+            return f"{self.url}: no answer within {self.timeout_s:g} s; the daemon may be overloaded"
+        if isinstance(error, ConnectionRefusedError | ConnectionResetError | FileNotFoundError):
+            return (
+                f"no daemon answers at {self.url}: start it with `racktwin run --config FILE`, or set --url"
+            )
+        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        return f"no daemon answers at {self.url}: {why}; set --url or RACKTWIN_URL"
+
+    def _answer(self, status: int, raw: bytes) -> Any:
+        if len(raw) > MAX_ANSWER:
+            raise ConnectorError(f"{self.url}: its answer is beyond {MAX_ANSWER} bytes; ask for less")
+        try:
+            tree = json.loads(raw)
+        except ValueError:
+            raise ConnectorError(
+                f"{self.url}: answers {status}, but not as racktwin does; is it another server?"
+            ) from None
+        if status < 400:
+            return tree
+        why = str(tree.get("error", "")) if isinstance(tree, dict) else ""
+        if status == 401:
+            why += f" ({self.hint})" if self.hint else ""
+        raise ApiRefused(status, why or f"{self.url} answers {status}")
+
+
+def path_of(*parts: str) -> str:
+    """A path whose parts may hold anything; slashes of names stay."""
+    return "/" + "/".join(quote(p, safe="/:") for p in parts)
+
+
+def connect(url: str | None, config: Path | None, token_file: str | None, ca_file: str | None = None,
+            cert_file: str | None = None, key_file: str | None = None) -> Client:  # fmt: skip
+    """The client that options, environment and configuration describe. Raises ConfigError."""
+    env = os.environ
+    chosen = url or env.get("RACKTWIN_URL")
+    ca_file = ca_file or env.get("RACKTWIN_CA_FILE")
+    own_token: Path | None = None
+    if config is None and env.get("RACKTWIN_CONFIG"):
+        config = Path(env["RACKTWIN_CONFIG"])
+    if config is not None:
+        there, own_token, own_cert = _configured(config)
+        if chosen is None:
+            chosen, ca_file = there, ca_file or own_cert
+    chosen = (chosen or DEFAULT_URL).rstrip("/")
+    parts = urlsplit(chosen)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.path
+        or parts.query
+        or parts.username
+    ):
+        raise ConfigError("--url: expected http://HOST:PORT or https://HOST:PORT, and nothing more")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ConfigError("--url: expected a port from 1 to 65535") from None
+    token, hint = _token(token_file, own_token)
+    return Client(chosen, token, ca_file, cert_file or env.get("RACKTWIN_CERT_FILE"),
+                  key_file or env.get("RACKTWIN_KEY_FILE"), hint=hint)  # fmt: skip
+
+
+def _configured(path: Path) -> tuple[str, Path, str | None]:
+    """(address, the administrator's token, the server's certificate) of a daemon of this host."""
+    from twin.config import load_config
+
+    loaded = load_config(path)
+    api = loaded.config.api
+    if api is None:
+        raise ConfigError(f"{path}: $.api: is off; there is nobody to ask")
+    scheme = "http" if api.tls is None else "https"
+    host = f"[{api.host}]" if ":" in api.host else {"0.0.0.0": "127.0.0.1"}.get(api.host, api.host)
+    url = f"{scheme}://{host}:{api.port}"
+    if api.port == 0:
+        try:
+            url = (loaded.state / "api.url").read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConnectorError(
+                f"no daemon of {path} has said where it listens: start it with `racktwin run --config {path}`"
+            ) from None
+    cert = api.tls.cert_file if api.tls is not None else None
+    return url, loaded.state / "admin.token", str(loaded.file(cert)) if cert else None
+
+
+def _token(given: str | None, own: Path | None) -> tuple[str, str]:
+    """(the token, where it was looked for), from a file, standard input or the environment."""
+    if given == "-":
+        return _plausible(
+            sys.stdin.readline().strip(), "standard input"
+        ), "the token came from standard input"
+    if given is not None and given.startswith(PREFIX):
+        raise ConfigError(
+            "--token-file: expected the name of a file; a token on a command line is seen by all"
+        )
+    if given is not None:
+        return read_secret(Path(given)), f"the token came from {given}"
+    if os.environ.get("RACKTWIN_TOKEN"):
+        return _plausible(
+            os.environ["RACKTWIN_TOKEN"].strip(), "RACKTWIN_TOKEN"
+        ), "the token came from RACKTWIN_TOKEN"
+    if os.environ.get("RACKTWIN_TOKEN_FILE"):
+        path = os.environ["RACKTWIN_TOKEN_FILE"]
+        return read_secret(Path(path)), f"the token came from {path}"
+    if own is not None and own.exists():
+        return read_secret(own), f"the token came from {own}"
+    return "", "name a file that holds one with --token-file or RACKTWIN_TOKEN_FILE, or the daemon's --config"
+
+
+def _plausible(text: str, where: str) -> str:
+    if not text.startswith(PREFIX) or len(text) > MAX_PRESENTED or not text.isprintable() or " " in text:
+        raise ConfigError(f"{where}: holds no token; expected one line, {PREFIX}...")
+    return text

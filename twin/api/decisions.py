@@ -1,0 +1,211 @@
+"""Reading what was decided and what stands: decisions with reasons, alarms, history, requests, approvals.
+
+Decisions are the journal's latest lines, newest first; the journal itself has all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from twin.api.access import WHO
+from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
+from twin.api.journal_texts import is_about, line_of
+from twin.api.runtime import Runtime
+from twin.api.scopes import entity_of, is_below, job_of
+from twin.api.state import alarms_of
+from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
+from twin.catalogue import NS, TABLES, StorageError, clean, find_control, find_signal
+from twin.contracts import JOURNAL_KINDS
+from twin.run import HistoryError
+
+MAX_POINTS = 5000
+MAX_NAMES = 100  # entities of one question to the history
+HISTORY_WAIT_S = 20.0
+DAY_S = 86_400
+# Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
+STATES = ("raised", "acknowledged", "shelved", "flapping", "cleared", "active")
+QUIET = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
+
+
+async def decisions(request: web.Request) -> web.Response:
+    """The journal's latest lines with reasons, newest first; `before` is the `next` of the page before."""
+    live, control = live_of(request), request.query.get("control")
+    kinds = _among(request, "kind", JOURNAL_KINDS)
+    if control is not None and find_control(control) is None:
+        raise Refused(404, f"{clean(control, 60)} is not a control of the catalogue")
+    about = _about(live, request.query.get("entity"))
+    since_ns, limit = (
+        number_of(request, "since", 0, 0, 2**63 - 1),
+        number_of(request, "limit", 100, 1, MAX_ROWS),
+    )
+    before = _cursor(request.query.get("before"))
+    rows: list[dict[str, Any]] = []
+    more: str | None = None
+    for mark, line in _marked(live):
+        if line.now_ns < since_ns:
+            break
+        if (before is not None and mark >= before) or (
+            line.kind not in kinds if kinds else line.kind in QUIET
+        ):
+            continue
+        shown = line_of(line, live.engine.site, about, control)
+        if shown is None:
+            continue
+        if len(rows) == limit:
+            more = rows[-1]["at"]
+            break
+        rows.append({"at": f"{mark[0]}.{mark[1]}", **shown})
+    return answer({"tick": live.engine.state.tick, "decisions": rows, "next": more, "kept": len(live.lines)})
+
+
+def _among(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
+    """A filter's words, each of them known: a misspelt one would find nothing, and say that all is well."""
+    words = listed(request, name)
+    for word in words:
+        if word not in known:
+            raise Refused(400, f"{name}: {clean(word, 60)!r} is unknown; expected some of {', '.join(known)}")
+    return words
+
+
+def _marked(live: Runtime) -> list[tuple[tuple[int, int], Any]]:
+    """Lines newest first, each with its (tick, number within the tick)."""
+    out, tick, number = [], None, 0
+    for line in live.lines:
+        tick, number = line.tick, number + 1 if line.tick == tick else 0
+        out.append(((tick, number), line))
+    return out[::-1]
+
+
+def _cursor(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    tick, _, number = text.partition(".")
+    if not (tick.isascii() and tick.isdigit() and number.isascii() and number.isdigit() and len(text) < 30):
+        raise Refused(400, "before: expected what `next` of the page before said, such as 120.3")
+    return int(tick), int(number)
+
+
+def _about(live: Runtime, name: str | None) -> tuple[str, int, str] | None:
+    """An entity by its path, with or without its table in front (`rack:lab/h/r1`); a job by its own name.
+
+    Of a job that has ended the lines still tell.
+    """
+    if name is None:
+        return None
+    slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
+    if slot is not None or any(is_about(line, live.engine.site, ("job", -1, own)) for line in live.lines):
+        return "job", -1 if slot is None else slot, own
+    head, _, tail = name.partition(":")
+    for table in (head,) if tail and head in TABLES else TABLES:
+        row = live.engine.site.entity(table, tail if tail and head in TABLES else name)
+        if row is not None:
+            own = live.engine.jobs.shown(row) if table == "job" else ""
+            return table, row, own or live.engine.site.name(table, row)
+    raise Refused(404, f"no entity {clean(name, 120)} on this site")
+
+
+async def alarms(request: web.Request) -> web.Response:
+    """Alarms, the gravest first; filters by severity, state and entity (and all below it)."""
+    live = live_of(request)
+    offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
+    wanted, states = _among(request, "severity", SEVERITIES), _among(request, "state", STATES)
+    every = alarms_of(live, cleared="cleared" in states)
+    if name := request.query.get("entity", ""):
+        every = _at(live, every, name)
+    rows = [a for a in every if (not wanted or a.get("severity") in wanted)
+            and (not states or a.get("state") in states)]  # fmt: skip
+    rows.sort(key=urgency)
+    more = offset + limit < len(rows)
+    return answer({"counts": severities(every), "total": len(rows), "offset": offset,
+                   "next_offset": offset + limit if more else None,
+                   "alarms": [brief_alarm(a) for a in rows[offset : offset + limit]]})  # fmt: skip
+
+
+def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Alarms of an entity and what is below it; what alarms name need not be of the site."""
+    named = [a for a in every if any(is_below(e, name) for e in a.get("entities", ()))]
+    if named:
+        return named
+    path = (_about(live, name) or ("", 0, name))[2]
+    return [a for a in every if any(is_below(e, path) for e in a.get("entities", ()))]
+
+
+async def history(request: web.Request) -> web.Response:
+    """A signal of some entities over time, from the embedded store; by default the last 24 hours."""
+    live, key, names = live_of(request), request.query.get("signal", ""), listed(request, "name")
+    signal = find_signal(key)
+    if signal is None:
+        raise Refused(
+            400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"
+        )
+    if not 1 <= len(names) <= MAX_NAMES:
+        raise Refused(400, f"name: expected 1 to {MAX_NAMES} entities, got {len(names)}")
+    full = [live.engine.site.name(signal.table, entity_of(live, signal.table, n)) for n in names]
+    until_ns = number_of(request, "until", live.engine.state.now_ns, 0, 2**63 - 1)
+    last_s = seconds_of(request, "last_s", DAY_S, 1, 3660 * DAY_S)
+    since_ns = number_of(request, "since", max(0, until_ns - round(last_s * NS)), 0, 2**63 - 1)
+    step_s = seconds_of(request, "step", max(1.0, (until_ns - since_ns) / NS / 500), 0.1, 366 * DAY_S)
+    points = number_of(request, "max_points", MAX_POINTS, 1, MAX_POINTS)
+    if since_ns >= until_ns:
+        raise Refused(400, f"since ({since_ns}) is not before until ({until_ns})")
+    if live.history is None:
+        raise Refused(503, "this daemon keeps no history of its own; set history.embedded: true")
+    try:
+        async with asyncio.timeout(HISTORY_WAIT_S):
+            found = await live.history.query(key, full, since_ns, until_ns, step_s, points)
+    except HistoryError as error:
+        raise Refused(400, str(error)) from None
+    except StorageError as error:
+        raise Refused(503, str(error)) from None
+    except TimeoutError:
+        raise Refused(503, f"the history took longer than {HISTORY_WAIT_S:g} s; ask for less") from None
+    return answer({"signal": key, "unit": signal.unit, "since_ns": since_ns, "until_ns": until_ns,
+                   "step_s": step_s, **found})  # fmt: skip
+
+
+async def requests(request: web.Request) -> web.Response:
+    """Standing requests of operators."""
+    held = live_of(request).engine.intake.requests.values()
+    return answer({"requests": [_standing(msgspec.to_builtins(r)) for r in held]})
+
+
+async def approvals(request: web.Request) -> web.Response:
+    """Standing approvals, and what policies in `approve` would do if they were let."""
+    live = live_of(request)
+    held = live.engine.intake.approvals.values()
+    return answer({"approvals": [_standing(msgspec.to_builtins(a)) for a in held], "wanting": wanting(live)})
+
+
+def _standing(body: dict[str, Any]) -> dict[str, Any]:
+    names = body.get("names", [])
+    body = {k: clean(v, 500) if isinstance(v, str) else v for k, v in body.items() if k != "type"}
+    return body | {"names": [clean(n) for n in names[:MAX_NAMES]], "names_total": len(names)}
+
+
+async def maintenance(request: web.Request) -> web.Response:
+    """Windows in which people work on something."""
+    held = live_of(request).engine.windows.events()
+    return answer({"windows": [_standing(msgspec.to_builtins(w)) for w in held]})
+
+
+async def running_parts(request: web.Request) -> web.Response:
+    """Sources, sinks and services of this daemon."""
+    return answer({"parts": parts(live_of(request))})
+
+
+async def messages(request: web.Request) -> web.Response:
+    """Return the counts of received messages by outcome, and the daemon's own counters."""
+    live = live_of(request)
+    return answer({"messages": live.messages(), "counts": live.counts, "events": live.engine.intake.counts})
+
+
+async def whoami(request: web.Request) -> web.Response:
+    """The token that asks: its name and role."""
+    token = request[WHO]
+    return answer(
+        {"name": token.name, "role": token.role, "created": token.created, "expires": token.expires}
+    )

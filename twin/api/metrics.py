@@ -1,0 +1,337 @@
+"""Metrics: the state and the daemon's own health as Prometheus text.
+
+The many series of the site are written by hand, since a library takes fifteen times as long; their number has
+a bound. What is not current is left out, so that it ends in Prometheus as well. The few series of the daemon
+go through prometheus-client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from twin.api.load_targets import target_series
+from twin.api.metrics_health import health_series
+from twin.api.runtime import Runtime
+from twin.api.state import alarms_of
+from twin.api.summary import Pulse, quantile, severities
+from twin.catalogue import NS, TABLES, Signal, TwinError
+from twin.contracts import Explainer, Explanation, KeyFigure
+from twin.engine import Inquiry, explain, topics_of
+from twin.site import Site
+from twin.telemetry import GOOD, QUALITY_NAMES
+
+log = logging.getLogger(__name__)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_SERIES = 100_000
+MAX_FORECAST_SERIES = 2000
+MAX_EXPLAINED_SERIES = 5000
+
+
+@dataclass(frozen=True)
+class Column:
+    """A signal's current values, copied, and the labels of its entities."""
+
+    signal: Signal
+    value: np.ndarray
+    good: np.ndarray
+    labels: list[str]
+
+
+class SiteSeries:
+    """The series of the site. Labels are made once per site."""
+
+    def __init__(self) -> None:
+        self._site = ""
+        self._labels: dict[str, list[str]] = {}
+
+    def take(
+        self, live: Runtime, tables: Iterable[str], most: int = MAX_SERIES
+    ) -> tuple[list[Column], dict[str, int]]:
+        """(copies of what is to be written, series left out per table). Small tables go first."""
+        site, state = live.engine.site, live.engine.state
+        if site.spec_hash != self._site:
+            self._site, self._labels = site.spec_hash, {}
+        columns: list[Column] = []
+        left_out: dict[str, int] = {}
+        room = most
+        for name in sorted(tables, key=lambda t: site.sizes[t]):
+            for signal in TABLES[name].by_name.values():
+                good = state.tables[name].quality_of(signal, state.now_ns) == GOOD
+                count = int(good.sum())
+                if count > room:
+                    left_out[name] = left_out.get(name, 0) + count
+                    continue
+                if count:
+                    room -= count
+                    held = state.tables[name]
+                    rows = held.total if signal.kind == "counter" else held.value
+                    columns.append(Column(signal, rows[signal.row].copy(), good, self._named(site, name)))
+        return columns, left_out
+
+    def _named(self, site: Site, table: str) -> list[str]:
+        if table not in self._labels:
+            self._labels[table] = [labels_of(site, table, i) for i in range(site.sizes[table])]
+        return self._labels[table]
+
+
+def labels_of(site: Site, table: str, entity: int) -> str:
+    """The labels of an entity: its name, and its rack, by which people sum."""
+    name = site.name(table, entity)
+    rack = -1
+    if table in ("node", "gpu"):
+        rack = int(site.rack_of_node[entity] if table == "node" else site.rack_of_gpu[entity])
+    more = f',rack="{escaped(site.names["rack"][rack])}"' if rack >= 0 else ""
+    return f'{{name="{escaped(name)}"{more}}}'
+
+
+def escaped(text: str) -> str:
+    """A label's value as the text format wants it."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render(columns: list[Column], left_out: dict[str, int]) -> bytes:
+    """The text. Works on copies, so that it may run beside the ticks."""
+    out: list[str] = []
+    for column in columns:
+        signal = column.signal
+        counts = signal.kind == "counter"
+        name = f"racktwin_{signal.table}_{signal.name}" + ("_total" if counts else "")
+        values = ", ".join(f"{i} {s}" for i, s in enumerate(signal.states))
+        what = f"{signal.table} {signal.name}, {signal.unit}" + (f": {values}" if values else "")
+        out.append(f"# HELP {name} {what}\n# TYPE {name} {'counter' if counts else 'gauge'}\n")
+        index = np.flatnonzero(column.good & np.isfinite(column.value))
+        numbers = column.value[index].tolist()
+        labels = column.labels
+        if counts:
+            out += [f"{name}{labels[i]} {v}\n" for i, v in zip(index.tolist(), numbers, strict=True)]
+        else:
+            out += [f"{name}{labels[i]} {v:.9g}\n" for i, v in zip(index.tolist(), numbers, strict=True)]
+    out.append("# HELP racktwin_series_left_out series beyond the bound, by table\n"
+               "# TYPE racktwin_series_left_out gauge\n")  # fmt: skip
+    out += [f'racktwin_series_left_out{{table="{t}"}} {n}\n' for t, n in sorted(left_out.items())]
+    return "".join(out).encode()
+
+
+class DaemonSeries(Collector):
+    """Collector of the daemon's own metrics and those of policies."""
+
+    def __init__(self, live: Runtime, pulse: Pulse, refused: dict[str, int]) -> None:
+        self.live, self.pulse, self.refused = live, pulse, refused
+
+    def collect(self) -> Iterator[Metric]:
+        """The daemon's own, then those of policies; a name that stands already is not given to a policy."""
+        names = {f"racktwin_{t}_{s}" for t, table in TABLES.items() for s in table.by_name}
+        for metric in self._own():
+            names.add(metric.name)
+            yield metric
+        yield from (metric for metric in explained_series(self.live) if metric.name not in names)
+
+    def _own(self) -> Iterator[Metric]:
+        live = self.live
+        yield InfoMetricFamily("racktwin", "this daemon", {
+            "version": live.version, "site": live.engine.site.file.site,
+            "site_hash": live.engine.site.spec_hash})  # fmt: skip
+        yield from self._ticks()
+        yield from self._parts()
+        yield from self._decided()
+        yield from self._expected()
+        yield from health_series(live)
+        yield from target_series(live)
+        for name, what, counts in (
+            ("refused", "requests to the interface that were refused", self.refused),
+            ("counted", "what the daemon counted", live.counts),
+            ("messages", "what became of messages", _flat(live.messages())),
+            ("events", "events that went unusually", live.engine.intake.counts),
+        ):
+            yield _counted(f"racktwin_{name}", what, "what", counts)
+
+    def _ticks(self) -> Iterator[Metric]:
+        live, stats = self.live, self.live.stats
+        yield CounterMetricFamily("racktwin_ticks", "ticks made", stats.ticks)
+        yield CounterMetricFamily(
+            "racktwin_ticks_skipped", "nominal ticks that did not happen", stats.skipped
+        )
+        yield CounterMetricFamily("racktwin_ticks_urgent", "ticks out of turn", stats.urgent)
+        yield GaugeMetricFamily("racktwin_tick_age_seconds", "since the last tick", self.pulse.age_s(live))
+        every_s = live.loaded.config.tick_s
+        yield GaugeMetricFamily("racktwin_tick_every_seconds", "nominal length of a tick", every_s)
+        for name, what, values in (("took", "what a tick takes", stats.took_s),
+                                   ("late", "how late a tick begins", stats.late_s)):  # fmt: skip
+            metric = GaugeMetricFamily(f"racktwin_tick_{name}_seconds", f"{what}; the last few hundred",
+                                       labels=["percentile"])  # fmt: skip
+            for share in (0.5, 0.99):
+                value = quantile(values, share)
+                if value is not None:
+                    metric.add_metric([f"{100 * share:g}"], value)
+            yield metric
+        yield GaugeMetricFamily("racktwin_ready", "1 after the first tick", float(live.ready))
+        yield GaugeMetricFamily("racktwin_leads", "1 where commands may leave", float(live.role == "leader"))
+        yield GaugeMetricFamily("racktwin_epoch", "the leader's term", live.epoch)
+        yield GaugeMetricFamily("racktwin_start_time_seconds", "since 1970", live.started_ns / NS)
+
+    def _parts(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("racktwin_part_running", "1 where it runs", labels=["part", "kind"])
+        restarts = GaugeMetricFamily(
+            "racktwin_part_restarts", "since it last ran well", labels=["part", "kind"]
+        )
+        for part in self.live.parts.values():
+            running.add_metric([part.name, part.kind], float(part.state == "running"))
+            restarts.add_metric([part.name, part.kind], part.restarts)
+        yield running
+        yield restarts
+
+    def _decided(self) -> Iterator[Metric]:
+        live, engine = self.live, self.live.engine
+        alarms = GaugeMetricFamily("racktwin_alarms", "active alarms", labels=["severity"])
+        for severity, count in severities(alarms_of(live)).items():
+            alarms.add_metric([severity], count)
+        yield alarms
+        leases = GaugeMetricFamily("racktwin_leases", "entities under command", labels=["control"])
+        for key, lease in engine.arbiter.leases.items():
+            if lease.n:
+                leases.add_metric([key], int(lease.running().sum()))
+        yield leases
+        armed = GaugeMetricFamily("racktwin_policy_authority", "1 for the level in force",
+                                  labels=["policy", "authority"])  # fmt: skip
+        suspended = GaugeMetricFamily("racktwin_policy_suspended", "1 where it is", labels=["policy"])
+        for policy in engine.policies:
+            armed.add_metric([policy.name, engine.intake.authority[policy.name]], 1)
+            suspended.add_metric([policy.name], float(policy.name in engine.suspended))
+        yield armed
+        yield suspended
+        mode = GaugeMetricFamily("racktwin_mode", "1 for the mode in force", labels=["mode"])
+        mode.add_metric([engine.arbiter.mode], 1)
+        yield mode
+        cells = GaugeMetricFamily(
+            "racktwin_readings", "cells of the image by quality", labels=["table", "quality"]
+        )
+        for name, spec in TABLES.items():
+            if not engine.site.sizes[name]:
+                continue
+            counts = np.zeros(len(QUALITY_NAMES), np.int64)
+            for signal in spec.gauges:
+                quality = engine.state.tables[name].quality_of(signal, engine.state.now_ns)
+                counts += np.bincount(quality, minlength=len(QUALITY_NAMES))
+            for quality_name, count in zip(QUALITY_NAMES, counts.tolist(), strict=True):
+                cells.add_metric([name, quality_name], count)
+        yield cells
+
+    def _expected(self) -> Iterator[Metric]:
+        """Forecasts of the site and of its feeders with their 90 % bands; the site's come first."""
+        engine, room, left_out = self.live.engine, MAX_FORECAST_SERIES, 0
+        metrics: dict[str, GaugeMetricFamily] = {}
+        held = sorted(
+            engine.forecasts.items(), key=lambda item: (not item[0][0].startswith("site."), item[0])
+        )
+        for (key, horizon_s), forecast in held:
+            table = key.partition(".")[0]
+            if table not in ("site", "feeder"):
+                continue
+            edges = {"lo": forecast.lo, "mean": forecast.mean, "hi": forecast.hi}
+            known = np.flatnonzero(np.isfinite(np.array(list(edges.values()))).all(axis=0))
+            taken = known[: room // len(edges)]
+            room -= len(edges) * len(taken)
+            left_out += len(edges) * (len(known) - len(taken))
+            name = f"racktwin_forecast_{key.replace('.', '_')}"
+            what = f"{key} expected; lo and hi bound 90 %"
+            labels = ["name", "horizon_s", "edge"]
+            for i in taken.tolist():
+                metric = metrics.setdefault(name, GaugeMetricFamily(name, what, labels=labels))
+                for edge, values in edges.items():
+                    entity = engine.site.name(table, i)
+                    metric.add_metric([entity, f"{horizon_s:g}", edge], float(values[i]))
+        yield from metrics.values()
+        yield GaugeMetricFamily("racktwin_forecasts_left_out", "series beyond the bound", left_out)
+
+
+def explained_series(live: Runtime) -> Iterator[Metric]:
+    """The figures that policies mark as metrics in their explanations; the first of equal labels counts."""
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    shapes: dict[str, tuple[str, ...]] = {}  # kind and names of labels
+    known: set[tuple[str, ...]] = set()
+    left_out = 0
+    for figure in marked_figures(live):
+        metric, value = figure.metric, figure.value
+        if metric is None or not isinstance(value, int | float):
+            continue
+        shape = (metric.kind, *metric.labels)
+        labels = (metric.name, *metric.labels.values())
+        if shapes.setdefault(metric.name, shape) != shape or len(known) >= MAX_EXPLAINED_SERIES:
+            left_out += 1
+        elif labels not in known:
+            known.add(labels)
+            if metric.name not in families:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                families[metric.name] = kind(
+                    f"racktwin_{metric.name}", figure.text, labels=list(metric.labels)
+                )
+            families[metric.name].add_metric(list(labels[1:]), float(value))
+    yield from families.values()
+    yield GaugeMetricFamily("racktwin_explained_left_out", "figures beyond the bound, or at odds", left_out)
+
+
+def marked_figures(live: Runtime) -> Iterator[KeyFigure]:
+    """The figures of all policies that explain themselves; one that fails is counted and left out."""
+    for policy in live.engine.policies:
+        if not isinstance(policy, Explainer):
+            continue
+        topic = "metrics" if any(t.name == "metrics" for t in topics_of(policy)) else ""
+        inquiry = Inquiry(topic=topic, role=live.role, account=live.accounts.get(policy.name))
+        try:
+            found = explain(live.engine, policy, inquiry)
+        except TwinError as error:
+            live.counts["explanations_failed"] = live.counts.get("explanations_failed", 0) + 1
+            log.debug("metrics: %s", error)
+            continue
+        if isinstance(found, Explanation):
+            yield from found.figures
+
+
+def _flat(tree: Any, head: str = "", most: int = 200) -> dict[str, int]:
+    """The whole numbers of a nested mapping, by their path; bounded, since messages name what is in it."""
+    out: dict[str, int] = {}
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        path = f"{head}.{key}" if head else str(key)
+        if isinstance(value, dict):
+            out |= _flat(value, path, most - len(out))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            out[path] = value
+        if len(out) >= most:
+            break
+    return out
+
+
+def _counted(name: str, what: str, label: str, counts: dict[str, int]) -> Metric:
+    metric = CounterMetricFamily(name, what, labels=[label])
+    for key, value in list(counts.items())[:200]:
+        metric.add_metric([str(key)[:200]], value)
+    return metric
+
+
+class Metrics:
+    """Both kinds of series of one daemon."""
+
+    def __init__(self, live: Runtime, pulse: Pulse, refused: dict[str, int]) -> None:
+        self.live, self.site = live, SiteSeries()
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.registry.register(DaemonSeries(live, pulse, refused))
+
+    def own(self) -> bytes:
+        """The daemon's own series."""
+        return generate_latest(self.registry)
+
+    def of_site(self, tables: Iterable[str]) -> tuple[list[Column], dict[str, int]]:
+        """Copies of the site's columns, to be rendered beside the ticks."""
+        return self.site.take(self.live, tables)

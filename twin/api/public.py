@@ -1,0 +1,122 @@
+"""Public routes, and those without JSON of the site: health, the status page, metrics, the document.
+
+Open answers say nothing of the site: only whether the daemon lives and is ready, and an empty page that asks
+for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+import threading
+from functools import cache
+from importlib import resources
+
+from aiohttp import web
+
+from twin.api.answers import Refused, answer, listed, live_of
+from twin.api.metrics import CONTENT_TYPE, Metrics, render
+from twin.api.routes import ACTING, READING, Param, Route
+from twin.api.runtime import Runtime
+from twin.api.scopes import table_of
+from twin.api.updates import UPDATES
+from twin.catalogue import TABLES
+
+METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
+LATE_TICKS, LATE_S = 5.0, 10.0  # no tick for so many of its lengths, and for so long, is not ready
+
+
+async def healthz(_: web.Request) -> web.Response:
+    """Answer that the process is alive."""
+    return answer({"alive": True})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """Return readiness: it ticks, writes its journal and receives telemetry. Otherwise 503, with reasons."""
+    reasons = unready(live_of(request), request.app[UPDATES].pulse.age_s(live_of(request)))
+    return answer({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+def unready(live: Runtime, age_s: float) -> list[str]:
+    """Why the daemon does not do its work; open to everybody, so without names."""
+    reasons = []
+    if live.stopping:
+        reasons.append("it stops")
+    if not live.ready or live.decision is None:
+        reasons.append("the first tick is not done")
+    elif age_s > max(LATE_S, LATE_TICKS * live.loaded.config.tick_s):
+        reasons.append(f"no tick for {age_s:.0f} s")
+    if live.run_dir and not os.access(live.run_dir, os.W_OK):
+        reasons.append("the folder of the journal cannot be written")
+    sources = [p for p in live.parts.values() if p.kind == "source"]
+    if not any(p.state == "running" for p in sources):
+        reasons.append("no source runs" if sources else "there is no source")
+    return reasons
+
+
+@cache
+def page() -> tuple[bytes, str]:
+    """(the status page, the policy that allows its own style and script and nothing else)."""
+    text = (resources.files("twin.api") / "status.html").read_text(encoding="utf-8")
+
+    def digest(tag: str) -> str:
+        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert found is not None, tag
+        return base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+async def index(_: web.Request) -> web.Response:
+    """The status page; it asks for a token before it shows anything."""
+    body, policy = page()
+    return web.Response(body=body, content_type="text/html", charset="utf-8",
+                        headers={"Content-Security-Policy": policy})  # fmt: skip
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text: the daemon's own series, and the site's, by default all tables within a bound."""
+    chosen = [table_of(t) for t in listed(request, "tables") if t != "none"]
+    if not chosen and "tables" not in request.query:
+        chosen = list(TABLES)
+    made = request.app[METRICS]
+    columns, left_out = made.of_site(chosen)
+    text = made.own()
+    if columns:
+        # One at a time, and beside the ticks: a hundred thousand series take tens of milliseconds.
+        if not _RENDERING.acquire(blocking=False):
+            raise Refused(503, "another scrape is being answered", {"Retry-After": "1"})
+        try:
+            text += await asyncio.to_thread(render, columns, left_out)
+        finally:
+            _RENDERING.release()
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+_RENDERING = threading.Lock()
+
+
+async def openapi(_: web.Request) -> web.Response:
+    """This document."""
+    from twin.api.openapi import document
+
+    return answer(document(ROUTES))
+
+
+ROUTES: tuple[Route, ...] = (
+    *READING, *ACTING,
+    Route("GET", "/healthz", healthz, None, "daemon"),
+    Route("GET", "/readyz", readyz, None, "daemon"),
+    Route("GET", "/metrics", metrics, "viewer", "daemon",
+          (Param("tables", "of the site; commas between them; none for the daemon's own series only"),),
+          media="text/plain"),
+    Route("GET", "/openapi.json", openapi, "viewer", "daemon"),
+    Route("GET", "/", index, None, "daemon", media="text/html"),
+)  # fmt: skip

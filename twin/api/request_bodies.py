@@ -1,0 +1,141 @@
+"""Bodies: what a question to the interface may say, and how its words become those of an event.
+
+Names of racks and halls become those of the devices below, names of states become numbers, "for so long"
+becomes an instant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from twin.api.answers import Refused
+from twin.api.runtime import Runtime
+from twin.catalogue import NS, TABLES, Control, clean, find_control
+
+MAX_REASON = 500
+MAX_FOR_S = 366 * 86_400.0
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class NewRequest(_Body, frozen=True):
+    """Keep a control of some entities within [lo, hi]; a missing bound is none. States go by their names.
+
+    A name may be a node, rack or hall as well: it stands for all entities of the control's table below it.
+    """
+
+    control: str
+    names: list[str]
+    reason: str
+    lo: float | str | None = None
+    hi: float | str | None = None
+    want: float | str | None = None
+    for_s: float | None = None
+    expires_ns: int | None = None
+
+
+class NewApproval(_Body, frozen=True):
+    """Let a policy in `approve` act on a control, for a while; without names, wherever it wants to."""
+
+    policy: str
+    control: str
+    names: list[str] = []
+    for_s: float | None = None
+    expires_ns: int | None = None
+    reason: str = ""
+
+
+class Reason(_Body, frozen=True):
+    """Why."""
+
+    reason: str
+
+
+class NoBody(_Body, frozen=True):
+    """Nothing needs to be said; a reason may be."""
+
+    reason: str = ""
+
+
+class NewAuthority(_Body, frozen=True):
+    """Authority of a policy. To arm it (`act`), `acknowledge` says: `POLICY may act on SITE`."""
+
+    policy: str
+    authority: Literal["off", "advise", "approve", "act"]
+    reason: str
+    acknowledge: str = ""
+
+
+class NewMaintenance(_Body, frozen=True):
+    """People work on these entities of one table, and on all below them."""
+
+    table: str
+    names: list[str]
+    reason: str
+    for_s: float | None = None
+    until_ns: int | None = None
+
+
+class Shelving(_Body, frozen=True):
+    """Put an alarm aside for a while."""
+
+    reason: str
+    for_s: float | None = None
+    until_ns: int | None = None
+
+
+class Note(_Body, frozen=True):
+    """Note for the next person."""
+
+    note: str = ""
+
+
+def said(text: str, needed: bool = True) -> str:
+    """A reason: one line of bounded length. Raises Refused if it is needed and not there."""
+    out = clean(text.strip(), MAX_REASON)
+    if needed and not out:
+        raise Refused(400, "reason: expected a few words; the journal keeps them")
+    return out
+
+
+def until(live: Runtime, for_s: float | None, instant_ns: int | None, needed: bool = True) -> int:
+    """When something ends, from "for so long" or "until"; 0 is no end. Raises Refused."""
+    if for_s is not None and instant_ns is not None:
+        raise Refused(400, "for_s and an instant were both given; expected one of them")
+    if for_s is not None:
+        if not 0 < for_s <= MAX_FOR_S:
+            raise Refused(400, f"for_s: expected seconds from 0 to {MAX_FOR_S:g}, got {for_s:g}")
+        return live.engine.state.now_ns + round(for_s * NS)
+    if instant_ns is None and needed:
+        raise Refused(400, "for_s: missing; expected for how many seconds this holds")
+    if instant_ns is not None and not 0 <= instant_ns < 2**63:
+        raise Refused(400, f"expected an instant in ns since 1970, got {instant_ns}")
+    return instant_ns or 0
+
+
+def control_of(key: str) -> Control:
+    """A control of the catalogue. Raises Refused."""
+    found = find_control(key)
+    if found is None:
+        known = ", ".join(c.key for spec in TABLES.values() for c in spec.controls)
+        raise Refused(404, f"{clean(key, 60)} is not a control; expected one of {known}")
+    return found
+
+
+def level(control: Control, value: float | str | None, default: float, name: str) -> float:
+    """A bound as a number; a state by its name."""
+    if value is None:
+        return default
+    if isinstance(value, str):
+        if value not in control.states:
+            words = f" or one of {', '.join(control.states)}" if control.states else ""
+            raise Refused(400, f"{name}: expected a number{words}, got {clean(value, 60)!r}")
+        return float(control.states.index(value))
+    if not math.isfinite(value):
+        raise Refused(400, f"{name}: expected a number")
+    return float(value)

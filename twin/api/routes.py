@@ -1,0 +1,185 @@
+"""The table of routes: method, path, the role that it takes, what it says and expects. All that is served.
+
+The application, the check of roles and the OpenAPI document are made from this one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from connectors.jobs import JobReport
+from twin.api import (
+    actions as act,
+    decisions as decided,
+    explain,
+    health as well,
+    health_part as explained,
+    job_reports as saves,
+    load_targets as demanded,
+    node_service as service,
+    outlooks as ahead,
+    replacement as replaced,
+    request_bodies as bodies,
+    state,
+    updates,
+)
+from twin.api.tokens import Role
+from twin.contracts import Explanation, Topic
+
+Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of the query."""
+
+    name: str
+    what: str
+    kind: str = "string"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One line. `role` None: open to all. `path` as OpenAPI writes it; `pattern` where aiohttp needs more."""
+
+    method: str
+    path: str
+    serve: Serving
+    role: Role | None
+    tag: str
+    params: tuple[Param, ...] = ()
+    body: type | None = None
+    media: str = "application/json"
+    pattern: str = ""
+    any_param: bool = False  # whoever serves it checks the parameters itself
+    answer: type | None = None  # of a JSON answer with a schema
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of what serves it."""
+        return " ".join((self.serve.__doc__ or "").split("\n\n")[0].split())
+
+
+API = "/api/v1"
+CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
+OFFSET = Param("offset", "how many rows to skip", "integer")
+LIMIT = Param("limit", "how many rows at most", "integer")
+TOPIC = Param("topic", "one of those that /explain lists, with its options as further parameters")
+PREFIX = Param("prefix", "only this entity and what is below it, such as lab/h/r1")
+
+
+def _get(
+    path: str, serve: Serving, tag: str, *params: Param, pattern: str = "", role: Role = "viewer"
+) -> Route:
+    return Route("GET", API + path, serve, role, tag, params, pattern=API + pattern if pattern else "")
+
+
+def _explain(path: str, *params: Param) -> Route:
+    own = API + path.replace("{entity}", "{entity:.+}") if "{entity}" in path else ""
+    route = Route("GET", API + path, explain.of_policy, "viewer", "decisions", params, pattern=own)
+    return replace(route, any_param=True, answer=Explanation)
+
+
+def _topic(topic: Topic, serve: Serving) -> Route:
+    params = [Param(o.name, o.text, o.kind) for o in topic.options]
+    form = Param(explain.FORM, "flat (default), or explanation")
+    return Route("GET", f"{API}/{topic.path}", serve, "viewer", "decisions", (*params, form))
+
+
+def _post(
+    path: str, serve: act.Acting, tag: str, body: type, role: Role = "operator", pattern: str = ""
+) -> Route:
+    return Route(
+        "POST", API + path, act.once(serve), role, tag, (), body, pattern=API + pattern if pattern else ""
+    )
+
+
+def _delete(path: str, serve: act.Acting, tag: str, pattern: str = "") -> Route:
+    own = API + pattern if pattern else ""
+    return Route("DELETE", API + path, act.once(serve), "operator", tag, pattern=own)
+
+
+READING = (
+    _get("/summary", updates.overview, "state"),
+    _get("/state", state.tables, "state"),
+    _get("/state/{table}", state.table, "state", PREFIX, OFFSET, LIMIT,
+         Param("names", "these entities only; commas between them"),
+         Param("signals", "these signals only; commas between them")),
+    _get("/entities/{table}/{name}", state.entity, "state", pattern="/entities/{table}/{name:.+}"),
+    _get("/site", state.site, "state"),
+    _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
+         Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
+    _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
+         Param("part", "gpu, node, switch, link, pump or psu: a row for each of this kind"),
+         Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
+    _get("/health/{name}", explained.health_of, "state", pattern="/health/{name:.+}"),
+    _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
+    _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
+    _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
+    Route("GET", CLIENTS, saves.advised, "job", "jobs"),
+    _get("/replacement/history", replaced.history, "nodes", LIMIT, Param("node", "this one alone"),
+         Param("kind", "gate, outcome, command, test, repair, ...; commas between them"),
+         Param("days", "how far back", "number"), Param("before", "`next` of the page before", "integer")),
+    _get("/nodes/{node}/rma", replaced.rma, "nodes", Param("days", "how far back", "number"),
+         pattern="/nodes/{node:.+}/rma"),
+    _get("/explain", explain.explanations, "decisions"),
+    _explain("/explain/{policy}", TOPIC),
+    _explain("/explain/{policy}/{entity}", TOPIC),
+    _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
+         Param("control", "such as gpu.power_cap_w")),
+    _get("/decisions", decided.decisions, "decisions", LIMIT,
+         Param("kind", "command, advice, event, finding, ...; commas between them"),
+         Param("entity", "a path, or TABLE:PATH"), Param("control", "such as gpu.power_cap_w"),
+         Param("since", "ns since 1970", "integer"), Param("before", "`next` of the page before")),
+    _get("/alarms", decided.alarms, "alarms", OFFSET, LIMIT, Param("severity", "critical, warning, info"),
+         Param("state", "raised, acknowledged, shelved, flapping, cleared"),
+         Param("entity", "a path; what is below it counts")),
+    _get("/history", decided.history, "state", Param("signal", "such as rack.power_w; needed"),
+         Param("name", "entities, commas between them; needed"), Param("since", "ns since 1970", "integer"),
+         Param("until", "ns since 1970", "integer"), Param("last_s", "instead of since", "number"),
+         Param("step", "seconds between points", "number"), Param("max_points", "at most", "integer")),
+    _get("/requests", decided.requests, "decisions"),
+    _get("/approvals", decided.approvals, "decisions"),
+    _get("/maintenance", decided.maintenance, "alarms"),
+    _get("/parts", decided.running_parts, "daemon"),
+    _get("/messages", decided.messages, "daemon"),
+    _get("/whoami", decided.whoami, "daemon"),
+    Route("GET", API + "/events", updates.events, "viewer", "state", media="text/event-stream"),
+    *(_topic(topic, serve) for topic, serve in explain.topic_routes()),
+    _get("/tokens", act.tokens, "daemon", role="admin"),
+)  # fmt: skip
+
+ACTING = (
+    _post("/requests", act.ask, "acting", bodies.NewRequest),
+    _delete("/requests/{id}", act.withdraw, "acting"),
+    _post("/approvals", act.approve, "acting", bodies.NewApproval),
+    _delete("/approvals/{id}", act.disapprove, "acting"),
+    _post("/outlooks", ahead.tell, "acting", ahead.NewOutlook),
+    _post("/load-targets", demanded.set_target, "acting", demanded.NewLoadTarget),
+    _delete("/load-targets/{name}", demanded.withdraw_target, "acting", "/load-targets/{name:.+}"),
+    _post("/jobs/{job}/checkpoint", saves.report, "jobs", JobReport, "job"),
+    Route("POST", CLIENTS, act.once(saves.report), "job", "jobs", (), JobReport),
+    _post(
+        "/nodes/{node}/repaired",
+        service.repaired,
+        "nodes",
+        service.NodeRepair,
+        pattern="/nodes/{node:.+}/repaired",
+    ),
+    _post(
+        "/nodes/{node}/tested", service.tested, "nodes", service.NodeTest, pattern="/nodes/{node:.+}/tested"
+    ),
+    _post("/hold", act.hold, "acting", bodies.Reason),
+    _post("/resume", act.resume, "acting", bodies.NoBody),
+    _post("/release", act.release, "acting", bodies.Reason, "admin"),
+    _post("/authority", act.authority, "acting", bodies.NewAuthority, "admin"),
+    _post("/maintenance", act.begin_maintenance, "alarms", bodies.NewMaintenance),
+    _delete("/maintenance/{id}", act.end_maintenance, "alarms"),
+    _post("/alarms/{id}/ack", act.acknowledge, "alarms", bodies.Note, pattern="/alarms/{id:.+}/ack"),
+    _post("/alarms/{id}/shelve", act.shelve, "alarms", bodies.Shelving, pattern="/alarms/{id:.+}/shelve"),
+    _post("/alarms/{id}/unshelve", act.unshelve, "alarms", bodies.NoBody, pattern="/alarms/{id:.+}/unshelve"),
+    _post("/reload", act.reload, "daemon", bodies.NoBody, "admin"),
+)

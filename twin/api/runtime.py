@@ -1,0 +1,196 @@
+"""Runtime: the present state of the daemon as its interfaces see it, and the entry point of their requests.
+
+Interfaces run between ticks on the daemon's loop, so what they read is consistent. A request becomes an event
+of the next frame; an action that is no event becomes a note in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from twin.config import Loaded
+from twin.contracts import (
+    Bound,
+    Decision,
+    EventRecord,
+    Explanation,
+    JournalRecord,
+    OtherRecord,
+    PolicyAccount,
+)
+from twin.engine import Engine
+from twin.telemetry import Event
+
+MAX_LINES = 2000  # journal records that interfaces can show without reading the file
+MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
+MAX_WAITING = 1000  # requests whose outcome somebody waits for
+MAX_FOLLOWERS = 64
+FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
+
+
+@dataclass
+class Part:
+    """Status of a supervised source, sink or service."""
+
+    name: str
+    kind: Literal["source", "sink", "service"]
+    state: Literal["starting", "running", "waiting", "stopped"] = "starting"
+    since_ns: int = 0
+    restarts: int = 0
+    error: str = ""
+
+
+@dataclass
+class TickStats:
+    """Cost and lateness of the last few hundred ticks."""
+
+    ticks: int = 0
+    skipped: int = 0
+    urgent: int = 0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
+    late_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
+
+
+@dataclass
+class JournalLine:
+    """A journal record as an interface shows it."""
+
+    record: JournalRecord | OtherRecord
+    tick: int
+    now_ns: int
+
+    @property
+    def kind(self) -> str:
+        """Kind of the record."""
+        return self.record.kind
+
+
+def _nobody(event: Event) -> bool:  # noqa: ARG001
+    return False
+
+
+def _nothing(event: Event) -> str | None:  # noqa: ARG001
+    return None
+
+
+def _nowhere(record: JournalRecord) -> None:
+    """Until the daemon says where notes go."""
+
+
+@dataclass
+class Runtime:
+    """The daemon's present state. `role` is `leader` where commands may leave, else `standby`."""
+
+    loaded: Loaded
+    engine: Engine
+    started_ns: int
+    run_dir: str = ""
+    version: str = ""
+    role: Literal["leader", "standby", "starting"] = "starting"
+    epoch: int = 0
+    ready: bool = False
+    stopping: bool = False
+    decision: Decision | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    stats: TickStats = field(default_factory=TickStats)
+    counts: dict[str, int] = field(default_factory=dict)  # of the shell: dropped, lines not written, ...
+    lines: deque[JournalLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    # Set by the daemon before interfaces start.
+    put_event: Callable[[Event], bool] = _nobody
+    veto: Callable[[Event], str | None] = _nothing  # why this may not even be asked, or None
+    write_note: Callable[[JournalRecord], None] = _nowhere
+    reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
+    messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
+    alarms: Any = None  # twin.daemon.alarms.AlarmBook
+    history: Any = None  # twin.run.history_store.HistoryStore
+    accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy
+    sections: list[Explanation] = field(default_factory=list)  # of policies, on the status page
+    _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
+    _lines_bytes: int = 0
+    _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
+
+    async def submit(self, event: Event, timeout_s: float | None = None) -> str | None:
+        """Put an event (with an id) into the next frame; why it was refused, or None if it holds."""
+        if timeout_s is None:
+            timeout_s = max(10.0, 2.5 * self.loaded.config.tick_s)
+        if not event.id:
+            return "an event needs an id"
+        if (why := self.veto(event)) is not None:
+            return why
+        key = f"{type(event).__name__}:{event.id}"
+        if len(self._waiting) >= MAX_WAITING or key in self._waiting:
+            return "too many requests wait for the next tick, or this one does already"
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            if not self.put_event(event):
+                return "the queue of events is full; try again"
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            return f"no tick took it within {timeout_s:g} s; it may still take effect"
+        finally:
+            self._waiting.pop(key, None)
+
+    def note(self, record: JournalRecord) -> None:
+        """A line in the journal that is no decision: an access refused, an alarm acknowledged."""
+        self.write_note(record)
+
+    def settle(self, decision: Decision, events: tuple[Event, ...]) -> None:
+        """After a tick: answer who waits, keep the records, wake the followers."""
+        refused = {
+            (type(r.event).__name__, r.event.id): r.refused
+            for r in decision.records
+            if isinstance(r, EventRecord)
+        }
+        for event in events:
+            waiting = self._waiting.get(f"{type(event).__name__}:{event.id}") if event.id else None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(refused.get((type(event).__name__, event.id)))
+        for record in decision.records:
+            self.keep(JournalLine(record, decision.tick, decision.now_ns))
+        self.decision = decision
+        for queue in self._followers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(decision)
+
+    def keep(self, line: JournalLine) -> None:
+        """Remember a record for interfaces; the oldest go beyond a number, and beyond their size."""
+        if len(self.lines) == self.lines.maxlen:
+            self._lines_bytes -= _columns_bytes(self.lines.popleft().record)
+        self.lines.append(line)
+        self._lines_bytes += _columns_bytes(line.record)
+        while self._lines_bytes > MAX_LINES_BYTES and len(self.lines) > 1:
+            self._lines_bytes -= _columns_bytes(self.lines.popleft().record)
+
+    def follow(self) -> asyncio.Queue[Decision | None] | None:
+        """A queue that gets each decision, the oldest lost to a slow reader; None when too many follow."""
+        if len(self._followers) >= MAX_FOLLOWERS:
+            return None
+        queue: asyncio.Queue[Decision | None] = asyncio.Queue(FOLLOWER_QUEUE)
+        self._followers.add(queue)
+        return queue
+
+    def unfollow(self, queue: asyncio.Queue[Decision | None]) -> None:
+        """The follower is gone."""
+        self._followers.discard(queue)
+
+
+def _columns_bytes(value: Any) -> int:
+    """Sum the bytes of a record's arrays."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, msgspec.Struct):
+        return sum(_columns_bytes(getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, Bound):
+        return _columns_bytes(value.value)
+    if isinstance(value, dict):
+        return sum(_columns_bytes(v) for v in value.values())
+    return sum(_columns_bytes(v) for v in value) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,254 @@
+"""The summary: what somebody on duty wants to know first, small enough to be sent once a second.
+
+Who leads and may act, what is wrong, what is commanded and why, whether telemetry and ticks are fresh, and
+a line for each rack.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from twin.alerts import reported_counts
+from twin.api import forecasts, health
+from twin.api.journal_texts import INSTANTS
+from twin.api.runtime import Runtime
+from twin.api.state import alarms_of, policy_rows, worst_of
+from twin.catalogue import NS, Control, clean, find_signal, utc
+from twin.telemetry import GOOD
+
+SEVERITIES = ("critical", "warning", "info")
+SHOWN_RACKS = 400
+SHOWN_ALARMS = 50
+SHOWN_REASONS = 3
+
+
+class Pulse:
+    """When the last tick was seen, by a clock that never steps."""
+
+    def __init__(self) -> None:
+        self.tick, self.seen_s = -1, time.monotonic()
+
+    def age_s(self, live: Runtime) -> float:
+        """Seconds since the tick changed."""
+        if live.engine.state.tick != self.tick:
+            self.tick, self.seen_s = live.engine.state.tick, time.monotonic()
+        return time.monotonic() - self.seen_s
+
+
+def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Everything of the first screen. `alarms`, if they are at hand; there may be thousands."""
+    engine = live.engine
+    alarms = sorted(alarms_of(live) if alarms is None else alarms, key=urgency)
+    return {
+        "site": engine.site.file.site, "version": live.version, "role": live.role, "epoch": live.epoch,
+        "mode": engine.arbiter.mode, "ready": live.ready, "simulated": live.loaded.config.simulated,
+        "now_ns": engine.state.now_ns, "started_ns": live.started_ns, "ticks": ticks(live, pulse),
+        "policies": policy_rows(live), "alarm_counts": severities(alarms),
+        "alarms": [brief_alarm(a) for a in alarms[:SHOWN_ALARMS]], "alarms_total": len(alarms),
+        "windows": windows(live), "standing": standing(live),
+        "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
+        "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
+        "heard": reported_counts(engine.site, engine.state), "forecasts": forecasts.block(live),
+        "health": health.block(live),
+        "sections": live.sections,
+        "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
+    }  # fmt: skip
+
+
+def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:
+    """Return the statistics of the tick loop."""
+    stats = live.stats
+    return {"tick": live.engine.state.tick, "every_s": live.loaded.config.tick_s,
+            "age_s": round(pulse.age_s(live), 3), "count": stats.ticks, "skipped": stats.skipped,
+            "urgent": stats.urgent, "took_s_p50": quantile(stats.took_s, 0.5),
+            "took_s_p99": quantile(stats.took_s, 0.99),
+            "late_s_p99": quantile(stats.late_s, 0.99)}  # fmt: skip
+
+
+def quantile(values: Any, share: float) -> float | None:
+    """A quantile of what was measured; None of nothing."""
+    return round(float(np.quantile(np.array(values), share)), 6) if len(values) else None
+
+
+def severities(alarms: list[dict[str, Any]]) -> dict[str, int]:
+    """Alarms that nobody has shelved, by severity, and how many are shelved."""
+    out = dict.fromkeys((*SEVERITIES, "shelved"), 0)
+    for alarm in alarms:
+        kind = "shelved" if is_shelved(alarm) else str(alarm.get("severity"))
+        out[kind] = out.get(kind, 0) + 1
+    return out
+
+
+def urgency(alarm: dict[str, Any]) -> tuple[bool, int, bool]:
+    """By this alarms are sorted: what is not put aside first, then the gravest, then what nobody knows of."""
+    severity = alarm.get("severity")
+    rank = SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+    return is_shelved(alarm), rank, bool(alarm.get("ack_author"))
+
+
+def is_shelved(alarm: dict[str, Any]) -> bool:
+    """Return True while an alarm is shelved."""
+    return alarm.get("state") == "shelved"
+
+
+def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
+    """An alarm, bounded, its text made safe: titles and evidence name what came from outside."""
+    out: dict[str, Any] = {}
+    for name, value in alarm.items():
+        if isinstance(value, str):
+            out[name] = clean(value, 300)
+        elif isinstance(value, list | tuple):
+            out[name] = [clean(v, 300) if isinstance(v, str) else v for v in value[:8]]
+        elif isinstance(value, int | float | bool | None):
+            out[name] = value
+    return out
+
+
+def commanded(live: Runtime) -> list[dict[str, Any]]:
+    """List the running commands: a line per control and policy, with the reasons in force."""
+    engine, out = live.engine, []
+    for key, lease in engine.arbiter.leases.items():
+        running = np.flatnonzero(lease.running())
+        for owner in np.unique(lease.owner[running]).tolist():
+            mine = running[lease.owner[running] == owner]
+            values = lease.value[mine]
+            policy = engine.policies[owner].name if 0 <= owner < len(engine.policies) else ""
+            reasons = [p.reason for p in engine.in_force.get(policy, []) if p.control == key and len(p.index)]
+            out.append({
+                "control": key, "policy": policy, "count": len(mine), "unit": lease.control.unit,
+                "low": float(values.min()), "high": float(values.max()),
+                "means": _means(lease.control, values),
+                "reasons": [clean(r, 300) for r in dict.fromkeys(reasons)][:SHOWN_REASONS],
+                "first": engine.site.name(lease.control.table, int(mine[0])),
+                "expires_ns": int(lease.expires_ns[mine].min()),
+            })  # fmt: skip
+    return out
+
+
+def windows(live: Runtime) -> list[dict[str, Any]]:
+    """List the maintenance windows: nothing protects these entities until they end."""
+    out = []
+    for w in live.engine.windows.events()[:50]:
+        names = [clean(n) for n in w.names[:4]]
+        out.append({"id": w.id, "author": clean(w.author), "table": w.table, "names": names,
+                    "count": len(w.names), "until_ns": w.until_ns,
+                    "reason": clean(w.reason, 200)})  # fmt: skip
+    return out
+
+
+def standing(live: Runtime) -> list[dict[str, Any]]:
+    """List the operators' requests in force."""
+    out = []
+    for r in list(live.engine.intake.requests.values())[:50]:
+        out.append({"id": r.id, "author": clean(r.author), "control": r.control, "lo": r.lo, "hi": r.hi,
+                    "first": clean(r.names[0]), "count": len(r.names), "expires_ns": r.expires_ns,
+                    "reason": clean(r.reason, 200)})  # fmt: skip
+    return out
+
+
+def _means(control: Control, values: np.ndarray) -> str | None:
+    if control.key in INSTANTS:
+        return " to ".join(dict.fromkeys(f"{utc(round(v) * NS)} UTC" for v in (values.min(), values.max())))
+    named = sorted({int(v) for v in np.unique(values)}) if control.states else []
+    return ", ".join(control.states[v] for v in named if 0 <= v < len(control.states)) or None
+
+
+def wanting(live: Runtime) -> list[dict[str, Any]]:
+    """List the proposals of policies in `approve`, which wait for an operator's approval."""
+    engine, out = live.engine, []
+    for policy in engine.policies:
+        if engine.intake.authority[policy.name] != "approve":
+            continue
+        for p in engine.in_force[policy.name]:
+            held = [a for a in engine.intake.approvals.values()
+                    if a.policy == policy.name and a.control == p.control]  # fmt: skip
+            if len(p.index) == 0 or any(not a.names for a in held):
+                continue  # nothing is wanted, or it is approved wherever it is wanted
+            table = p.control.partition(".")[0]
+            out.append({"policy": policy.name, "control": p.control, "count": len(p.index),
+                        "low": float(p.lo.min()), "high": float(p.hi.max()), "reason": clean(p.reason, 300),
+                        "first": engine.site.name(table, int(p.index[0])),
+                        "approved_partly": bool(held)})  # fmt: skip
+    return out[:50]
+
+
+def parts(live: Runtime) -> list[dict[str, Any]]:
+    """Sources, sinks and services: how each is doing, and since when."""
+    now_ns = time.time_ns()
+    return [{"name": p.name, "kind": p.kind, "state": p.state, "restarts": p.restarts,
+             "since_s": max(0.0, round((now_ns - p.since_ns) / NS, 1)) if p.since_ns else None,
+             "error": clean(p.error, 300)}
+            for p in sorted(live.parts.values(), key=lambda p: (p.kind, p.name))]  # fmt: skip
+
+
+def racks(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line per rack. Power is the rack's own, or the sum of what its nodes or GPUs report, and says so."""
+    engine, site = live.engine, live.engine.site
+    n = site.sizes["rack"]
+    if n == 0:
+        return []
+    power, source = _power(live)
+    columns: dict[str, np.ndarray] = {}
+    for name in ("supply_temp_c", "return_temp_c", "inlet_temp_c", "flow_lpm"):
+        columns[name] = _current(live, f"rack.{name}")
+    hottest, worst = np.full(n, np.nan), np.full(n, np.nan)
+    signal = find_signal("gpu.temp_c")
+    if site.sizes["gpu"] and signal is not None:
+        np.fmax.at(hottest, site.rack_of_gpu, _current(live, "gpu.temp_c"))
+        np.fmax.at(worst, site.rack_of_gpu, worst_of(live, signal).astype(float))
+    capped = np.zeros(n, np.int64)
+    lease = engine.arbiter.leases.get("gpu.power_cap_w")
+    if lease is not None and lease.n:
+        np.add.at(capped, site.rack_of_gpu[np.flatnonzero(lease.running())], 1)
+    marks = _marks(live, alarms)
+    rank = [SEVERITIES.index(s) if (s := marks.get(name)) in SEVERITIES else 9 for name in site.names["rack"]]
+    order = np.sort(np.argsort(rank, kind="stable")[:SHOWN_RACKS])  # the gravest must be among those shown
+    return [{"name": site.names["rack"][i], "power_w": power[i], "power_from": source[i],
+             **{k: round(float(v[i]), 2) for k, v in columns.items()}, "gpu_temp_c_max": hottest[i],
+             "gpu_temp_c_worst": worst[i], "gpus_capped": int(capped[i]),
+             "severity": marks.get(site.names["rack"][i], "")}
+            for i in order.tolist()]  # fmt: skip
+
+
+def _current(live: Runtime, key: str) -> np.ndarray:
+    """Values of a signal where they are good, NaN elsewhere [n]."""
+    signal, state = find_signal(key), live.engine.state
+    assert signal is not None, key
+    column = state.tables[signal.table]
+    good = column.quality_of(signal, state.now_ns) == GOOD
+    out: np.ndarray = np.where(good, column.value[signal.row].astype(float), np.nan)
+    return out
+
+
+def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
+    """(power, where it comes from) per rack: its meter first, then its nodes', then its GPUs'."""
+    site = live.engine.site
+    power = _current(live, "rack.power_w")
+    source = ["meter" if known else "" for known in np.isfinite(power)]
+    for table, said in (("node", "nodes"), ("gpu", "GPUs")):
+        if site.sizes[table] == 0:
+            continue
+        summed = site.sum_by_rack(table, _current(live, f"{table}.power_w"))
+        fresh = ~np.isfinite(power) & np.isfinite(summed) & (summed > 0)
+        power = np.where(fresh, summed, power)
+        source = [said if f else s for f, s in zip(fresh, source, strict=True)]
+    return np.round(power, 1), source
+
+
+def _marks(live: Runtime, alarms: list[dict[str, Any]]) -> dict[str, str]:
+    """The gravest alarm of each rack, by the entities that alarms name."""
+    names = set(live.engine.site.names.get("rack", []))
+    out: dict[str, str] = {}
+    for alarm in alarms:  # the gravest first
+        if is_shelved(alarm):
+            continue
+        for entity in alarm.get("entities", ()):
+            place = str(entity)
+            while place and place not in names:
+                place = place.rpartition("/")[0]
+            if place:
+                out.setdefault(place, str(alarm.get("severity")))
+    return out

@@ -1,0 +1,221 @@
+"""Live updates: one stream of server-sent events for all who watch, made once and handed to each.
+
+At most one summary a second, decisions as they are made, alarms when they change. Whoever is slow or comes
+back is told what it missed; nobody can make the daemon remember more than a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from twin.api.access import bare
+from twin.api.answers import Refused, answer, live_of, packed
+from twin.api.decisions import QUIET
+from twin.api.journal_texts import line_of
+from twin.api.runtime import JournalLine, Runtime
+from twin.api.state import alarms_of
+from twin.api.summary import Pulse, brief_alarm, severities, summary, urgency
+from twin.contracts import Decision
+
+log = logging.getLogger(__name__)
+EVERY_S = 1.0  # between two summaries
+KEEP_ALIVE_S = 15.0  # a comment, so that proxies and clients see that the stream lives
+WRITE_S = 20.0  # a client that takes nothing for this long is gone
+QUEUE = 64  # updates that a slow client may lag behind
+KEPT = 256  # updates that a client which comes back can still get
+MAX_ALARMS = 200  # in one update
+MAX_LINES = 100  # decisions in one update; the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An event of the stream, ready to be written."""
+
+    number: int
+    kind: str
+    text: bytes
+
+
+class Watcher:
+    """One client: what waits for it, and how much it missed."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[Update | None] = asyncio.Queue(QUEUE)
+        self.missed = 0
+
+    def give(self, update: Update | None) -> None:
+        """The next update; the oldest is lost to a client that does not keep up."""
+        if self.waiting.full():
+            self.waiting.get_nowait()
+            self.missed += 1
+        self.waiting.put_nowait(update)
+
+
+class Updates:
+    """Follows the daemon and tells the watchers. `run` is a task that lives as long as the interface."""
+
+    def __init__(self, live: Runtime) -> None:
+        self.live, self.pulse = live, Pulse()
+        self.watchers: set[Watcher] = set()
+        self.kept: deque[Update] = deque(maxlen=KEPT)
+        self.name = f"{live.started_ns:x}"  # of this run: numbers of another one mean nothing
+        self.number = 0
+        self.closed = False
+        self._alarms: bytes = b""
+        self._told_s = -EVERY_S
+
+    async def run(self) -> None:
+        """Turn decisions into updates until the daemon stops."""
+        followed = self.live.follow()
+        if followed is None:
+            self.closed = True
+            raise RuntimeError("too many follow the daemon already")
+        try:
+            while not self.closed:
+                decision: Decision | None = None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        decision = await followed.get()
+                        if decision is None:
+                            return
+                try:
+                    self.turn(decision)
+                except Exception as error:
+                    # One update is lost; a screen that hangs for ever would be worse.
+                    faults = self.live.counts["update_faults"] = self.live.counts.get("update_faults", 0) + 1
+                    if faults == 1:
+                        log.error("an update could not be made", exc_info=bare(error))
+        finally:
+            self.live.unfollow(followed)
+            self.close()
+
+    def turn(self, decision: Decision | None) -> None:
+        """Send the updates of a tick, or of a second without one."""
+        self.pulse.age_s(self.live)
+        if decision is not None:
+            self._decided(decision)
+        now = time.monotonic()
+        # A hair early is on time: a tick of one second must not become an update every other second.
+        if now - self._told_s < EVERY_S * 0.9:
+            return
+        self._told_s = now
+        if not self.watchers:  # nobody looks: nothing is made
+            return
+        every = sorted(alarms_of(self.live), key=urgency)
+        shown = [brief_alarm(a) for a in every[:MAX_ALARMS]]
+        seen = packed(shown)
+        if seen != self._alarms:
+            self._alarms = seen
+            self.tell("alarms", {"counts": severities(every), "total": len(every), "alarms": shown})
+        self.tell("state", summary(self.live, self.pulse, every))
+
+    def _decided(self, decision: Decision) -> None:
+        shown: list[dict[str, Any]] = []
+        records = [r for r in decision.records if r.kind not in QUIET]
+        for record in records[:MAX_LINES]:
+            line = line_of(JournalLine(record, decision.tick, decision.now_ns), self.live.engine.site)
+            if line is not None:
+                shown.append({k: line[k] for k in ("kind", "tick", "now_ns", "text")})
+        if shown:
+            self.tell("decisions", {"decisions": shown, "left_out": max(0, len(records) - MAX_LINES)})
+
+    def tell(self, kind: str, tree: dict[str, Any]) -> None:
+        """One update for everybody."""
+        self.number += 1
+        text = b"id: %s.%d\nevent: %s\ndata: %s\n\n" % (
+            self.name.encode(), self.number, kind.encode(), packed(tree))  # fmt: skip
+        update = Update(self.number, kind, text)
+        if kind != "state":  # a summary is replaced by the next one; coming back for it is of no use
+            self.kept.append(update)
+        for watcher in self.watchers:
+            watcher.give(update)
+
+    def since(self, last: str) -> tuple[list[Update], bool]:
+        """(what came after an id, whether something is missing in between)."""
+        run, _, digits = last.rpartition(".")
+        if run != self.name or not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+            return [], bool(last)
+        after = int(digits)
+        oldest = self.kept[0].number if self.kept else self.number + 1
+        lost = len(self.kept) == KEPT and after < oldest - 1
+        return [u for u in self.kept if u.number > after], lost
+
+    def close(self) -> None:
+        """The stream ends; each watcher is told."""
+        self.closed = True
+        for watcher in self.watchers:
+            watcher.give(None)
+
+
+UPDATES: web.AppKey[Updates] = web.AppKey("updates", Updates)
+
+
+async def overview(request: web.Request) -> web.Response:
+    """The first screen: who leads, what is wrong, what is commanded and why, whether all is fresh."""
+    updates = request.app[UPDATES]
+    return answer(summary(updates.live, updates.pulse))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Server-sent events: `state`, `decisions`, `alarms`, and `missed` for a client that did not keep up."""
+    updates, live = request.app[UPDATES], live_of(request)
+    config = live.loaded.config.api
+    most = max(1, (config.max_clients if config is not None else 64) // 2)
+    if updates.closed or len(updates.watchers) >= most:
+        raise Refused(503, f"{most} clients watch already, or the daemon stops", {"Retry-After": "10"})
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+    )
+    watcher = Watcher()
+    last = request.headers.get("Last-Event-ID", "")[:100]
+    back, lost = updates.since(last)
+    updates.watchers.add(watcher)
+    try:
+        await response.prepare(request)
+        await _write(response, b"retry: 3000\n\n")
+        if lost:
+            await _write(response, _missed(None))
+        for update in back:
+            await _write(response, update.text)
+        first = summary(live, updates.pulse)
+        await _write(response, b"event: state\ndata: %s\n\n" % packed(first))
+        await _follow(response, watcher)
+    except (ConnectionError, TimeoutError):
+        pass  # it left, or takes nothing any more
+    finally:
+        updates.watchers.discard(watcher)
+    return response
+
+
+async def _follow(response: web.StreamResponse, watcher: Watcher) -> None:
+    while True:
+        update: Update | None = None
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                update = await watcher.waiting.get()
+        except TimeoutError:
+            await _write(response, b": still here\n\n")
+            continue
+        if update is None:
+            return
+        if watcher.missed:
+            missed, watcher.missed = watcher.missed, 0
+            await _write(response, _missed(missed))
+        await _write(response, update.text)
+
+
+def _missed(count: int | None) -> bytes:
+    return b"event: missed\ndata: %s\n\n" % packed({"count": count})
+
+
+async def _write(response: web.StreamResponse, text: bytes) -> None:
+    async with asyncio.timeout(WRITE_S):
+        await response.write(text)

@@ -1,0 +1,8 @@
+from .backtest import (
+    BacktestCase as BacktestCase,
+    add_scoring as add_scoring,
+    chosen_forecasters as chosen_forecasters,
+    horizons_of as horizons_of,
+    scored as scored,
+)
+from .json_output import plain as plain, write_json as write_json

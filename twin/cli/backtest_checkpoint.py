@@ -1,0 +1,187 @@
+"""Command `backtest checkpoint`: the effective time of training under intervals between saves.
+
+With --mttf by closed forms, with --events on recorded failures. Prints tables or one JSON object, writes a
+page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twin.backtest import ArgumentCheck, add_term_arguments, parse_terms
+from twin.catalogue import ConfigError, clean
+from twin.cli.json_output import write_json
+
+OF_EVENTS = ("nodes", "start", "until", "sizes", "mend")  # options that a log gives a meaning to
+OF_FORMS = ("mttf", "recall", "precision", "lead", "weibull", "local_save", "local_restart", "soft_mttf")
+LEAST_DAYS = 14  # that jobs run. source: estimate
+MOST_SIZES = 16
+
+
+def add_checkpoint(subparsers: Any) -> argparse.ArgumentParser:
+    """The arguments of `racktwin backtest checkpoint`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "checkpoint",
+        help="intervals between saves, beside Young, Daly, fixed ones and an oracle",
+        description="What intervals between saves are worth: by closed forms (--mttf, --save, --restart), or "
+        "on recorded faults (--events, --nodes, --save, --restart).",
+    )
+    parser.add_argument("--mttf", metavar="T", help="mean time between failures of the job, such as 1.8h")
+    add_term_arguments(parser)
+    parser.add_argument(
+        "--events",
+        type=Path,
+        metavar="FILE",
+        help="replay recorded faults: JSON of fault_start and fault_end, or CSV of node,start,end,class",
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of that fleet, all of them")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=float,
+        metavar="DAY",
+        help="jobs begin on this day of the log (default: half of it)",
+    )
+    parser.add_argument(
+        "--until", type=float, metavar="DAY", help="the log ends this day (default: with its last event)"
+    )
+    parser.add_argument(
+        "--sizes", metavar="N,N,..", help="nodes of the jobs (default: 8,16,32,64,128,256,400)"
+    )
+    parser.add_argument("--seed", type=int, default=9, help="of where jobs are placed (default: 9)")
+    parser.add_argument(
+        "--mend", action="store_true", help="let doubles and disorder in the log pass, and tell of them"
+    )
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write checkpoint.html into this folder")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(refuse_checkpoint=parser.error)
+    return parser
+
+
+def run_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Work it out and print. Raises ConfigError for what the operator can mend."""
+    from twin.backtest import check_folder
+
+    if args.events is None and (
+        given := ["--from" if name == "start" else f"--{name}" for name in OF_EVENTS if getattr(args, name)]
+    ):
+        args.refuse_checkpoint(f"expected --events for {', '.join(given)}")
+    check_folder(args.report)
+    if args.events is not None:
+        return _replayed(args, out, err)
+    return _forms(args, out)
+
+
+def _costs(args: argparse.Namespace) -> Any:
+    """The costs of saves in a replay; a log of nodes tells nothing of what else `Asked` knows."""
+    from twin.backtest import SaveCosts
+
+    check = ArgumentCheck()
+    if given := [f"--{name.replace('_', '-')}" for name in OF_FORMS if getattr(args, name) is not None]:
+        check.problems.append(
+            f"{', '.join(given)}: only for closed forms, with --mttf alone: expected none with --events"
+        )
+    save_s = check.time("--save", check.needed("--save", args.save, "60s"))
+    restart_s = check.time("--restart", check.needed("--restart", args.restart, "600s"), zero=True)
+    flush_s = check.time("--flush", args.flush, zero=True)
+    if args.nodes is None:
+        check.problems.append("--nodes is missing: expected the number of nodes of the fleet, such as 400")
+    if not 0 <= args.seed < 2**31:
+        check.problems.append(f"--seed {args.seed}: expected a whole number from 0 to 2147483647")
+    check.end()
+    return SaveCosts(save_s, restart_s, flush_s)
+
+
+def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
+    from twin.backtest import SIZES, place_jobs, print_scores, replay, scores
+    from twin.catalogue import number
+    from twin.run import ProgressBar
+    from twin.tables import read_faults
+
+    costs = _costs(args)
+    sizes = SIZES if args.sizes is None else sizes_of(args.sizes)
+    read = read_faults(args.events, args.nodes, until_d=args.until, mend=args.mend)
+    log = read.log
+    from_d = math.ceil(0.5 * (log.begin_d + log.until_d)) if args.start is None else args.start
+    last = log.until_d - LEAST_DAYS
+    if last < log.begin_d:
+        raise ConfigError(
+            f"the log ends on day {log.until_d:.4g}, {log.until_d - log.begin_d:.3g} days after its begin: "
+            f"expected at least {LEAST_DAYS}, for jobs to run on; --until ends it, else its last event does"
+        )
+    if not (math.isfinite(from_d) and log.begin_d <= from_d <= last):
+        raise ConfigError(
+            f"--from {from_d:g}: expected a day from {log.begin_d:g} to {last:.4g}, so that jobs run for at "
+            f"least {LEAST_DAYS} days; the log ends on day {log.until_d:.4g}"
+        )
+    begun = time.monotonic()
+    with ProgressBar(err, "replay") as bar:
+        found = replay(log, place_jobs(log, from_d, sizes, seed=args.seed), costs, progress=bar.move)
+    told = {
+        "events": str(args.events),
+        "nodes": log.n,
+        "nodes_failed": len(read.names),
+        "faults": log.k,
+        "faults_scored": int((log.start_d > from_d).sum()),
+        "from_day": from_d,
+        "until_day": log.until_d,
+        "save_s": costs.save_s,
+        "restart_s": costs.restart_s,
+        "flush_s": costs.flush_s,
+        "seed": args.seed,
+        "simulated": False,
+        "notes": list(read.notes),
+        **scores(found, costs.save_s),
+        "wall_s": round(time.monotonic() - begun, 3),
+    }
+    if args.report is not None:
+        from twin.backtest import write_replay
+
+        write_replay(told, found, args.report)
+    if args.json:
+        write_json(told, out)
+        return 0
+    for note in read.notes:
+        err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
+    head = (
+        f"{args.events.name}: {told['faults_scored']:,} recorded faults of {log.n:,} nodes from day "
+        f"{number(from_d)} to {number(log.until_d)}; jobs are synthetic"
+    )
+    out.print(clean(head, 300), markup=False, soft_wrap=True, highlight=False)
+    print_scores(told, out)
+    return 0
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Nodes of jobs, ascending. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not re.fullmatch("[0-9]{1,7}", word) or int(word) < 1]
+    if wrong or len(words) > MOST_SIZES:
+        named = clean(", ".join(wrong), 100) or f"{len(words)} sizes"
+        raise ConfigError(f"--sizes {named}: expected up to {MOST_SIZES} whole numbers such as 8,64,400")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _forms(args: argparse.Namespace, out: Console) -> int:
+    from twin.backtest import closed_forms, print_forms, write_curve
+
+    check = ArgumentCheck()
+    mttf_s = check.time("--mttf", check.needed("--mttf", args.mttf, "1.8h"))
+    asked = parse_terms(args, check, mttf_s)
+    check.end()
+    told = closed_forms(asked)
+    written = [] if args.report is None else write_curve(told, args.report)
+    if args.json:
+        write_json(told, out)
+        return 0
+    print_forms(told, out)
+    for path in written:
+        out.print(f"written: {path}", markup=False, soft_wrap=True, highlight=False)
+    return 0

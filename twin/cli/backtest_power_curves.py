@@ -1,0 +1,92 @@
+"""The command `backtest power-curves`: how well learned power curves foretell measured power limits.
+
+Prints tables or one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twin.backtest import print_table
+from twin.catalogue import clean
+from twin.cli.json_output import write_json
+
+COLUMNS = ("time_touched", "energy_touched", "time_all", "energy_all")
+
+
+def add_power_curves(subparsers: Any) -> argparse.ArgumentParser:
+    """The arguments of `racktwin backtest power-curves`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "power-curves",
+        help="time and energy under power limits, foretold from a few",
+        description="How well curves learned from a few power limits of a job foretell its time and energy "
+        "at others, on measured sweeps (files summary_power_GPU.csv).",
+    )
+    parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="the measured sweeps")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser
+
+
+def run_power_curves(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Score and print. Raises ConfigError for what the operator can mend."""
+    from twin.backtest import run_backtest
+    from twin.run import ProgressBar
+
+    begun = time.monotonic()
+    with ProgressBar(err, "GPU models") as bar:
+        told = run_backtest(args.sweeps, bar.move)
+    told["wall_s"] = round(time.monotonic() - begun, 3)
+    if args.json:
+        write_json(told, out)
+    else:
+        say_curves(told, out)
+    return 0
+
+
+def _line(out: Console, text: str, style: str = "") -> None:
+    out.print(clean(text, 400), style=style, markup=False, soft_wrap=True, highlight=False)
+
+
+def _three(found: dict[str, Any]) -> str:
+    return (
+        f"{100 * found['median_pu']:.1f} / {100 * found['p90_pu']:.1f} %, "
+        f"{100 * found['within_goal_pu']:.0f} % within"
+    )
+
+
+def say_curves(told: dict[str, Any], out: Console) -> None:
+    """A table of each GPU model, what is held out in words, and what the least energy costs to miss."""
+    for part in told["gpus"]:
+        about = "the form of the curve was chosen on these" if part["chosen_on"] else "not used to choose"
+        _line(
+            out,
+            f"{part['gpu']}: {part['jobs']} jobs at {len(part['limits_w'])} limits from "
+            f"{part['limits_w'][0]:g} to {part['limits_w'][-1]:g} W, of which {part['jobs_touched']} draw "
+            f"enough to be touched; measured; {about}",
+            "bold",
+        )
+        rows = [
+            [
+                s["trial"],
+                s["method"],
+                *(_three(s[f"{w}_{g}"]) for g in ("touched", "all") for w in ("time", "energy")),
+            ]
+            for s in part["scores"]
+        ]
+        titles = ["held out", "by", *(column.replace("_", ", ") for column in COLUMNS)]
+        print_table(out, titles, rows)
+        for rule, x in part["energy_minimum"].items():
+            _line(
+                out,
+                f"least energy, cap by {rule}: {100 * x['mean_pu']:.1f} % above the least measured, "
+                f"90th percentile {100 * x['p90_pu']:.1f} %, worst {100 * x['worst_pu']:.1f} %",
+            )
+        out.print("")
+    _line(out, f"errors: median / 90th percentile, share within {100 * told['goal_pu']:g} %")
+    for trial, about in told["trials"].items():
+        _line(out, f"{trial}: seen were {about}")

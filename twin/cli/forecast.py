@@ -1,0 +1,174 @@
+"""`racktwin forecasts [QUANTITY] [--name ENTITY]`: what a running daemon expects, how sure it is, and why.
+
+Alone, the site's own quantities; with a quantity, its entities. Where there is no forecast, the daemon's
+reason is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from twin.api import Shown, shown, span, why
+from twin.catalogue import ConfigError, clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from twin.api import Client
+
+SHOWN_ENTITIES = 200
+LONG_ROW_S = 900.0  # rows of the horizons beyond an hour, as in `models.load.model`
+SHORT_ROW_S, SHORT_HORIZON_S = 60.0, 3600.0
+
+
+def add_arguments(forecasts: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    forecasts.add_argument("quantity", nargs="?", help="such as site.power_w, rack.power_w or cdu.heat_w")
+    forecasts.add_argument("--name", metavar="ENTITY", help="such as hall1/r07; commas between several")
+
+
+def call(args: argparse.Namespace) -> Callable[[Client], Any]:
+    """Return the request to send. Raises ConfigError for a quantity without forecasts."""
+
+    def ask(client: Client) -> Any:
+        tree = client.get("/summary")
+        if "forecasts" not in tree:
+            raise ConfigError("this daemon is older than the command: its summary holds no forecasts")
+        first = {"now_ns": tree["now_ns"], **tree["forecasts"]}
+        if args.quantity is None:
+            if args.name is not None:
+                raise ConfigError(
+                    "--name: of which quantity? racktwin forecasts rack.power_w --name hall1/r07"
+                )
+            return first
+        if args.quantity not in first["quantities"]:
+            held = ", ".join(first["quantities"]) or "; ".join(first["notes"]) or "none"
+            raise ConfigError(f"no forecasts of {args.quantity}; expected one of: {held}")
+        return _of_quantity(client, args.quantity, args.name, first)
+
+    return ask
+
+
+def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, Any]) -> dict[str, Any]:
+    """A quantity's forecasts, entity by entity, in the form of the summary's rows."""
+    held = client.get("/forecasts", signal=key, names=name, limit=SHOWN_ENTITIES)
+    unit, now = _present(client, key, name, first)
+    rows = []
+    for i, entity in enumerate(held["forecasts"][0]["names"]):
+        ahead = []
+        for f in held["forecasts"]:
+            mean, low, high = f["mean"][i], f["lo"][i], f["hi"][i]
+            sure = None not in (mean, low, high)
+            row_s = SHORT_ROW_S if f["horizon_s"] <= SHORT_HORIZON_S else LONG_ROW_S
+            ahead.append({"horizon_s": f["horizon_s"], "mean": mean, "lo": low if sure else None,
+                          "hi": high if sure else None,
+                          "why": why(f["basis"], row_s) if sure else ""})  # fmt: skip
+        rows.append({"signal": key, "name": entity, "unit": unit, "now": now.get(entity), "ahead": ahead})
+    unheard = all(r["now"] is None and all(a["mean"] is None for a in r["ahead"]) for r in rows)
+    return {"now_ns": held["now_ns"], "rows": [] if unheard else rows, "unheard": [key] if unheard else [],
+            "more": held["next_offset"] is not None,
+            "notes": first["notes"], "budgets": first["budgets"] if key == "feeder.power_w" else [],
+            "models": sorted({f["model"] for f in held["forecasts"]})}  # fmt: skip
+
+
+def _present(
+    client: Client, key: str, name: str | None, first: dict[str, Any]
+) -> tuple[str, dict[str, float | None]]:
+    """(unit, what is measured now by entity); a sum that no signal gives is known of the site only."""
+    from twin.catalogue import find_quantity, find_signal
+
+    what = find_quantity(key)
+    unit = "" if what is None else what.unit
+    if key.startswith("site."):
+        return unit, {r["name"]: r["now"] for r in first["rows"] if r["signal"] == key}
+    if find_signal(key) is None:
+        return unit, {}
+    table, _, signal = key.partition(".")
+    state = client.get(f"/state/{table}", signals=signal, names=name, limit=SHOWN_ENTITIES)
+    column = state["signals"].get(signal)
+    if column is None:
+        return unit, {}
+    values = zip(state["names"], column["value"], column["quality"], strict=True)
+    return unit, {entity: value if quality == "good" else None for entity, value, quality in values}
+
+
+def show(tree: dict[str, Any], out: Console) -> None:
+    """A table per entity with what each horizon rests on; many entities in one table, a line each."""
+    rows = tree["rows"]
+    if len(rows) > 1 and len({r["signal"] for r in rows}) == 1:
+        _many(rows, tree.get("more", False), out)
+    else:
+        for row in rows:
+            _one(row, out)
+    for line in tree["budgets"]:
+        out.print(Text(clean(line, 300), "yellow"), soft_wrap=True)
+    if tree.get("unheard"):
+        out.print(Text(clean(f"nothing heard of {', '.join(tree['unheard'])}", 600), "dim"), soft_wrap=True)
+    for line in (*tree.get("waits", ()), *tree["notes"]):
+        out.print(Text(clean(line, 600), "dim"), soft_wrap=True)
+    if tree.get("models"):
+        out.print(Text(clean(f"model {', '.join(tree['models'])}", 300), "dim"), soft_wrap=True)
+
+
+def _how(rows: list[dict[str, Any]]) -> Shown:
+    told = [r["now"] for r in rows] + [a[k] for r in rows for a in r["ahead"] for k in ("mean", "lo", "hi")]
+    return shown(rows[0]["unit"], max((abs(v) for v in told if v is not None), default=0.0))
+
+
+def _said(value: float | None, how: Shown) -> str:
+    return "-" if value is None else f"{value * how.factor:,.{how.digits}f}"
+
+
+def _band(ahead: dict[str, Any], how: Shown) -> str:
+    if ahead["lo"] is None:
+        return "none yet"
+    return f"{_said(ahead['lo'], how)} to {_said(ahead['hi'], how)}"
+
+
+def _cell(ahead: dict[str, Any], how: Shown) -> Text:
+    cell = Text(_said(ahead["mean"], how))
+    if ahead["lo"] is not None:
+        cell.append(f"\n{_said(ahead['lo'], how)}–{_said(ahead['hi'], how)}", "dim")
+    return cell
+
+
+def _one(row: dict[str, Any], out: Console) -> None:
+    from twin.cli.tables import grid
+
+    how = _how([row])
+    head = Text(clean(row["signal"]), "bold")
+    now = "" if row["now"] is None else f"  now {_said(row['now'], how)} {how.unit}"
+    head.append(f"  {clean(row['name'])}{now}", "not bold")
+    out.print(head, soft_wrap=True)
+    lines = []
+    for a in row["ahead"]:
+        expected = "-" if a["mean"] is None else f"{_said(a['mean'], how)} {how.unit}"
+        lines.append([f"in {span(a['horizon_s'])}", expected, _band(a, how), a["why"]])
+    grid(out, ("", "expected", "90 % band", "rests on"), lines, "no forecasts")
+    out.print()
+
+
+def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
+    from twin.cli.tables import grid
+
+    how = _how(rows)
+    unit = f", {how.unit}" if how.unit else ""
+    out.print(
+        Text(f"{clean(rows[0]['signal'])}{unit}: expected, and the 90 % band below", "bold"), soft_wrap=True
+    )
+    horizons = [a["horizon_s"] for a in rows[0]["ahead"]]
+    lines = [[r["name"], _said(r["now"], how), *(_cell(a, how) for a in r["ahead"])] for r in rows]
+    grid(out, ("", "now", *(span(h) for h in horizons)), lines, "no entities")
+    if more:
+        out.print(Text(f"the first {len(rows)}; --name shows others", "dim"))
+    out.print()
+    bases: dict[str, list[str]] = {}
+    for a in (a for r in rows for a in r["ahead"] if a["why"]):
+        said = bases.setdefault(a["why"], [])
+        if span(a["horizon_s"]) not in said:
+            said.append(span(a["horizon_s"]))
+    grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")

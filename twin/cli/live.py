@@ -1,0 +1,317 @@
+"""The operator's commands: what a person on duty asks of a running daemon, and tells it to do.
+
+Nothing is asked back: what an action needs is an option, so that it can be written into a runbook. Tables
+are in `cli_live_show`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twin.catalogue import ConfigError
+from twin.cli import forecast, health, outlook
+from twin.cli.connection import add_connection, client_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from twin.api import Client
+
+COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
+            "forecasts", "health", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve",
+            "token", "reload")  # fmt: skip
+_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
+
+
+class WrongCall(Exception):
+    """The command was called in a way that makes no sense; exit code 2."""
+
+
+def duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `15min`, `2h`, `1d`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?", text.strip())
+    if found is None or not 0 < float(found[1]) < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 90s, 15min, 2h or 1d")
+    return float(found[1]) * _UNITS_S[found[2] or "s"]
+
+
+def level(text: str) -> float | str:
+    """A number, or the name of a state."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if value != value or abs(value) == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number; leave a bound out for none")
+    return value
+
+
+def add_parsers(commands: Any) -> None:
+    """All commands of this file."""
+    _reading(commands)
+    _acting(commands)
+    _token(commands)
+
+
+def _parser(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
+    # No abbreviations: --token must not become --token-file with a token for a name.
+    made: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    add_connection(made)
+    return made
+
+
+def _reading(commands: Any) -> None:
+    _parser(commands, "status", "who leads, what is wrong, what is commanded and why")
+    alarms = _parser(commands, "alarms", "active alarms, the gravest first")
+    alarms.add_argument("--severity", help="critical, warning, info; commas between them")
+    alarms.add_argument("--entity", help="this entity and what is below it")
+    forecasts = _parser(commands, "forecasts", "what is expected of power and demand, how sure, and why")
+    forecast.add_arguments(forecasts)
+    health.add_arguments(_parser(commands, "health", "how well the site or one part is, why, how sure"))
+    decisions = _parser(commands, "decisions", "the latest decisions with their reasons")
+    decisions.add_argument("--kind", help="command, advice, event, finding, ...; commas between them")
+    decisions.add_argument("--entity", help="about this entity")
+    decisions.add_argument("--control", help="on this control, such as gpu.power_cap_w")
+    decisions.add_argument("--limit", type=int, default=40)
+
+
+def _acting(commands: Any) -> None:
+    approve = _parser(commands, "approve", "let a policy act for a while; alone: what waits for approval")
+    approve.add_argument("policy", nargs="?")
+    approve.add_argument("control", nargs="?")
+    approve.add_argument("names", nargs="*", help="entities, racks or halls; none: wherever it wants to")
+    approve.add_argument("--for", dest="for_s", type=duration, default=3600.0, help="default 1h")
+    for name, what in (("hold", "freeze the site: no new values, protective moves still pass"),
+                       ("release", "let all leases lapse; nothing is commanded until resume")):  # fmt: skip
+        _parser(commands, name, what).add_argument("--reason", required=True)
+    _parser(commands, "resume", "end a hold or a release").add_argument("--reason")
+    request = _parser(commands, "request", "keep a control within bounds; alone: standing requests")
+    request.add_argument("control", nargs="?", help="such as gpu.power_cap_w")
+    request.add_argument("names", nargs="*", help="entities, or racks and halls for all below them")
+    for bound in ("--lo", "--hi", "--want"):
+        request.add_argument(bound, type=level, help="a number, or the name of a state")
+    request.add_argument("--for", dest="for_s", type=duration, help="such as 2h; default: until withdrawn")
+    request.add_argument("--reason")
+    outlook.add_arguments(_parser(commands, "outlook", "tell values to come; alone: what is held"))
+    withdraw = _parser(commands, "withdraw", "take back a request, or an approval")
+    withdraw.add_argument("id")
+    withdraw.add_argument("--approval", action="store_true", help="the id is an approval's")
+    authority = _parser(commands, "authority", "what a policy may do; alone: what each may do")
+    authority.add_argument("policy", nargs="?")
+    authority.add_argument("level", nargs="?", choices=("off", "advise", "approve", "act"))
+    authority.add_argument("--reason")
+    authority.add_argument("--acknowledge", metavar="SENTENCE", help='for act: "POLICY may act on SITE"')
+    maintenance = _parser(commands, "maintenance", "people work on something; alone: open windows")
+    maintenance.add_argument("table", nargs="?", help="rack, node, gpu, cdu, ...")
+    maintenance.add_argument("names", nargs="*")
+    maintenance.add_argument("--for", dest="for_s", type=duration)
+    maintenance.add_argument("--reason")
+    maintenance.add_argument("--end", metavar="ID", help="close this window now")
+    ack = _parser(commands, "ack", "say that you know of an alarm")
+    ack.add_argument("alarm")
+    ack.add_argument("--note", default="")
+    shelve = _parser(commands, "shelve", "put an alarm aside for a while")
+    shelve.add_argument("alarm")
+    shelve.add_argument("--for", dest="for_s", type=duration, required=True)
+    shelve.add_argument("--reason", required=True)
+    _parser(commands, "unshelve", "take a shelved alarm back").add_argument("alarm")
+    _parser(commands, "reload", "let the daemon read its configuration, site and tokens again")
+
+
+def _token(commands: Any) -> None:
+    token = commands.add_parser("token", help="make, list and revoke tokens of the HTTP interface")
+    actions = token.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, what in (("add", "make a token; its text is shown once"), ("list", "who holds one"),
+                       ("revoke", "take one out; then reload the daemon")):  # fmt: skip
+        one = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
+        where = one.add_mutually_exclusive_group(required=True)
+        where.add_argument("--config", type=Path, help="the daemon's configuration")
+        where.add_argument("--tokens-file", type=Path, help="the file of hashes itself")
+        if name != "list":
+            one.add_argument("name", help="who it is for; the author of what is done with it")
+        if name == "add":
+            one.add_argument("--role", choices=("job", "viewer", "operator", "admin"), default="viewer")
+            one.add_argument("--expires-days", type=float)
+            one.add_argument("-o", "--output", type=Path, help="write the text into this file, mode 0600")
+        one.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run_live(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Carry out one of these commands; 0 done, 1 the answer is no, 2 a wrong call."""
+    from twin.cli.show import SHOW, show_done
+    from twin.cli.tables import escape
+
+    if args.command == "token":
+        return _tokens(args, out, err)
+    try:
+        call, shown = _call(args)
+    except WrongCall as error:
+        err.print(
+            f"[red]error[/red] {escape(str(error))}; see racktwin {args.command} --help", soft_wrap=True
+        )
+        return 2
+    tree = call(client_of(args))
+    if args.json:
+        import json
+
+        out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+    elif shown == "forecasts":
+        forecast.show(tree, out)
+    elif shown == "health":
+        health.show(tree, out)
+    else:
+        SHOW.get(shown, show_done)(tree, out)
+    return 0
+
+
+def _call(args: argparse.Namespace) -> tuple[Callable[[Client], Any], str]:
+    """(what to ask, how to show the answer). Raises WrongCall."""
+    name = args.command
+    if name == "status":
+        return lambda c: c.get("/summary"), "status"
+    if name == "forecasts":
+        return forecast.call(args), "forecasts"
+    if name == "health":
+        return health.call(args), "health"
+    if name == "alarms":
+        return lambda c: c.get("/alarms", severity=args.severity, entity=args.entity), "alarms"
+    if name == "decisions":
+        return lambda c: c.get("/decisions", kind=args.kind, entity=args.entity, control=args.control,
+                               limit=args.limit), "decisions"  # fmt: skip
+    if name in ("hold", "release", "resume"):
+        return lambda c: c.post(f"/{name}", {"reason": args.reason}), "done"
+    if name == "reload":
+        return lambda c: c.post("/reload", {}), "done"
+    if name in ("ack", "shelve", "unshelve"):
+        return _alarm(args), "done"
+    asks = {"approve": _approve, "request": _request, "withdraw": _withdraw, "authority": _authority,
+            "maintenance": _maintenance, "outlook": _outlook}  # fmt: skip
+    return asks[name](args)
+
+
+Asked = tuple[Callable[["Client"], Any], str]
+
+
+def _alarm(args: argparse.Namespace) -> Callable[[Client], Any]:
+    from twin.api import path_of
+
+    body: dict[str, Any] = {}
+    if args.command == "ack":
+        body = {"note": args.note}
+    elif args.command == "shelve":
+        body = {"for_s": args.for_s, "reason": args.reason}
+    return lambda c: c.post(path_of("alarms", args.alarm, args.command), body)
+
+
+def _approve(args: argparse.Namespace) -> Asked:
+    if args.policy is None:
+        return lambda c: c.get("/approvals"), "approvals"
+    if args.control is None:
+        raise WrongCall(
+            "a control is missing: racktwin approve POLICY CONTROL [NAME ...] --for 1h; "
+            "`racktwin authority` lists the policies and their controls"
+        )
+    body = {"policy": args.policy, "control": args.control, "names": args.names, "for_s": args.for_s}
+    return lambda c: c.post("/approvals", body), "done"
+
+
+def _request(args: argparse.Namespace) -> Asked:
+    if args.control is None:
+        return lambda c: c.get("/requests"), "requests"
+    if not args.names:
+        raise WrongCall("names are missing: racktwin request CONTROL NAME ... --hi 800 --reason TEXT")
+    if args.lo is None and args.hi is None and args.want is None:
+        raise WrongCall("a bound is missing: expected --lo, --hi or --want")
+    if not args.reason:
+        raise WrongCall("--reason is missing; the journal keeps it")
+    body = {"control": args.control, "names": args.names, "lo": args.lo, "hi": args.hi, "want": args.want,
+            "for_s": args.for_s, "reason": args.reason}  # fmt: skip
+    return lambda c: c.post("/requests", body), "done"
+
+
+def _outlook(args: argparse.Namespace) -> Asked:
+    if args.file is None:
+        return lambda c: c.get("/outlooks", quantity=args.quantity), "outlooks"
+    if not args.quantity:
+        raise WrongCall("--quantity is missing: racktwin outlook FILE --quantity site.outdoor_temp_c")
+    return outlook.call(args), "done"
+
+
+def _withdraw(args: argparse.Namespace) -> Asked:
+    from twin.api import path_of
+
+    kind = "approvals" if args.approval else "requests"
+    return lambda c: c.delete(path_of(kind, args.id)), "done"
+
+
+def _authority(args: argparse.Namespace) -> Asked:
+    if args.policy is None:
+        return lambda c: c.get("/summary"), "authority"
+    if args.level is None:
+        raise WrongCall("a level is missing: racktwin authority POLICY off|advise|approve|act --reason TEXT")
+    if not args.reason:
+        raise WrongCall("--reason is missing; the journal keeps it")
+    if args.level == "act" and not args.acknowledge:
+        raise WrongCall(
+            f'to let it act, say so: --acknowledge "{args.policy} may act on SITE", with the site\'s name'
+        )
+    body = {"policy": args.policy, "authority": args.level, "reason": args.reason,
+            "acknowledge": args.acknowledge}  # fmt: skip
+    return lambda c: c.post("/authority", body), "done"
+
+
+def _maintenance(args: argparse.Namespace) -> Asked:
+    from twin.api import path_of
+
+    if args.end is not None:
+        return lambda c: c.delete(path_of("maintenance", args.end)), "done"
+    if args.table is None:
+        return lambda c: c.get("/maintenance"), "maintenance"
+    if not args.names or args.for_s is None or not args.reason:
+        raise WrongCall("expected racktwin maintenance TABLE NAME ... --for 2h --reason TEXT")
+    body = {"table": args.table, "names": args.names, "for_s": args.for_s, "reason": args.reason}
+    return lambda c: c.post("/maintenance", body), "done"
+
+
+def _tokens(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Tokens are made where their file lies: no network carries one before it is known."""
+    from twin.api import tokens
+    from twin.cli.show import show_tokens
+
+    path: Path = args.tokens_file
+    if args.config is not None:
+        from twin.config import load_config
+
+        loaded = load_config(args.config)
+        given = loaded.config.api.tokens_file if loaded.config.api is not None else None
+        path = loaded.state / tokens.LOCAL_FILES[0] if given is None else loaded.file(given)
+    if args.action == "list":
+        if not path.exists():
+            raise ConfigError(f"{path}: is not there; `racktwin token add` makes it")
+        show_tokens(tokens.read_tokens(path), tokens.check_mode(path), args.json, out, err)
+        return 0
+    if args.action == "revoke":
+        tokens.revoke_token(path, args.name)
+        said: dict[str, Any] = {"revoked": args.name, "file": str(path)}
+    else:
+        secret = tokens.add_token(path, args.name, args.role, args.expires_days)
+        said = {"name": args.name, "role": args.role, "file": str(path)}
+        if args.output is not None:
+            tokens.write_private(args.output, secret + "\n")
+            said["output"] = str(args.output)
+        else:
+            said["token"] = secret
+    if args.json:
+        import json
+
+        out.file.write(json.dumps(said) + "\n")
+    elif "token" in said:
+        out.file.write(said["token"] + "\n")
+    if not args.json:
+        err.print(f"{path}: written; a running daemon takes it up at `racktwin reload` or SIGHUP",
+                  markup=False, soft_wrap=True)  # fmt: skip
+    return 0

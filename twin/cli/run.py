@@ -1,0 +1,121 @@
+"""`racktwin run`: the daemon as a process: signals, logs, the service manager, exit codes.
+
+Exit codes: 0 stopped as asked, 1 something broke (the service manager starts it again), 78 the
+configuration is wrong (it does not; `RestartPreventExitStatus` in the unit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError
+from twin.config import Loaded, load_config, set_up, take_down
+from twin.daemon import SdNotify
+
+log = logging.getLogger("racktwin")
+WRONG_CONFIG = 78  # EX_CONFIG of sysexits.h
+
+
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin run`."""
+    run = commands.add_parser("run", help="the daemon: mirror a site live, and act by its policies")
+    run.add_argument("--config", type=Path, required=True, help="the daemon's configuration (YAML)")
+    run.add_argument("--check", action="store_true", help="only check configuration and site")
+    run.add_argument("--log-json", action="store_true", help="logs as JSON, one object a line")
+    run.add_argument("--verbose", action="store_true", help="log more")
+
+
+def run_daemon(args: argparse.Namespace, out: Console) -> int:
+    """Run until a signal says stop."""
+    try:
+        loaded = load_config(args.config)
+        if args.check:
+            return _check(loaded, out)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"racktwin: {problem}", file=sys.stderr)
+        return WRONG_CONFIG
+    # Until the loop has its own handlers: a stop that comes this early is a clean one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is read at the start is new anyway
+    writer = set_up("debug" if args.verbose else "info", as_json=args.log_json)
+    try:
+        import uvloop
+
+        return uvloop.run(_main(loaded))
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error("%s", problem)
+        return WRONG_CONFIG
+    except StorageError as error:
+        log.critical("%s; nothing more is commanded, and the daemon ends", error)
+        return 1
+    except ConnectorError as error:
+        log.critical("cannot start: %s", error)
+        return 1
+    except TwinError:
+        log.critical("an invariant is broken; leases lapse, and the daemon ends", exc_info=True)
+        return 1
+    finally:
+        take_down(writer)
+
+
+def _check(loaded: Loaded, out: Console) -> int:
+    from twin.config import actuator_notes, burn_in_notes, power_notes, scheduler_notes
+    from twin.daemon import load_checked
+    from twin.wiring import actuator_faults, outside_faults, power_faults, reading_notes, without_uncheckable
+
+    faults, notes = outside_faults(loaded)
+    _, site, configured = load_checked(without_uncheckable(loaded), faults)
+    if unknown := [*actuator_faults(loaded, site), *power_faults(loaded, site)]:
+        raise ConfigError(unknown)
+    sizes = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
+    out.print(f"{loaded.path}: ok ({sizes})", markup=False, soft_wrap=True)
+    config = loaded.config
+    if any(level in ("approve", "act") for level in configured.values()):
+        notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
+        notes += actuator_notes(config.redfish, config.dcmi)
+    notes += [*reading_notes(loaded, site), *power_notes(config.power)]
+    named = site.file.policies.get("replacement")
+    tests = bool(named.settings.get("burn_in")) if named is not None else False
+    runs = configured.get("replacement", "off") != "off"
+    notes += burn_in_notes(config.burn_in, tests if runs else None)
+    for note in notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+    out.print(
+        "authority: " + ", ".join(f"{p} {v}" for p, v in configured.items()), markup=False, soft_wrap=True
+    )
+    return 0
+
+
+async def _main(loaded: Loaded) -> int:
+    from twin.daemon import Daemon
+
+    notify = SdNotify()
+    notify.status("starting")
+    daemon = Daemon(loaded, notify)
+    loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[list[str]]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(daemon.reload("SIGHUP"))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGTERM, daemon.stop)
+    loop.add_signal_handler(signal.SIGINT, daemon.stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await daemon.run()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)  # it ends anyway: asked once more, it still ends well
+    log.info("stopped after tick %d", daemon.tick_no - 1)
+    return 0

@@ -1,0 +1,280 @@
+"""Tables on a terminal for the operator's commands: what somebody at three in the morning reads first, first.
+
+Whatever the daemon passes on from outside is made safe: one line, no markup, no control characters. Colour
+only where rich finds a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from twin.api import Token
+from twin.catalogue import clean
+from twin.cli.tables import grid, number, safe, span, when
+from twin.report import health_texts
+
+TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+LATE_S = 5.0
+
+
+def show_status(tree: dict[str, Any], out: Console) -> None:
+    """Print the leader, alarms, commands with their reasons, and the age of the data."""
+    _headline(tree, out)
+    counts = tree["alarm_counts"]
+    out.print()
+    if tree["alarms_total"]:
+        said = Text("alarms  ")
+        for severity in ("critical", "warning", "info"):
+            if counts.get(severity):
+                said.append(f"{counts[severity]} {severity}  ", TONES[severity])
+        if counts.get("shelved"):
+            said.append(f"{counts['shelved']} shelved", "dim")
+        out.print(said)
+        _alarm_rows(tree["alarms"][:10], out)
+        if tree["alarms_total"] > 10:
+            out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarms", "dim"))
+    else:
+        # Of what never spoke nothing is known: no alarms is then no good news.
+        out.print(Text("alarms  none", "green" if _all_heard(tree) else "yellow"))
+    out.print()
+    _commanded(tree, out)
+    _by_people(tree, out)
+    out.print()
+    rows = [[p["name"], p["kind"], safe(p["state"], "" if p["state"] == "running" else "red"),
+             span(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
+    grid(out, ("part", "", "state", "for", ""), rows, "no sources, sinks or services")
+
+
+def _headline(tree: dict[str, Any], out: Console) -> None:
+    ticks = tree["ticks"]
+    head = Text(clean(tree["site"]), "bold")
+    head.append("  ")
+    head.append(clean(tree["role"]), "green" if tree["role"] == "leader" else "yellow")
+    head.append(f" (epoch {tree['epoch']})  ")
+    head.append(clean(tree["mode"]), "" if tree["mode"] == "normal" else "bold red")
+    if tree["simulated"]:
+        head.append("  simulated", "cyan")
+    if not tree["ready"]:
+        head.append("  not ready", "red")
+    out.print(head)
+    levels: dict[str, list[str]] = {}
+    for policy in tree["policies"]:
+        level = "suspended" if policy["suspended"] else policy["authority"]
+        levels.setdefault(level, []).append(policy["name"])
+    said = Text("authority  ")
+    for level in ("suspended", "act", "approve", "advise", "off"):
+        if level in levels:
+            tone = {"act": "bold", "suspended": "red", "approve": "yellow"}.get(level, "dim")
+            said.append(f"{level}: {clean(', '.join(levels[level]), 300)}  ", tone)
+    out.print(said)
+    late = ticks["age_s"] > max(LATE_S, 3 * ticks["every_s"])
+    text = Text("tick  ")
+    text.append(f"{ticks['tick']}, {span(ticks['age_s'])} ago", "bold red" if late else "")
+    text.append(f"; {ticks['skipped']} skipped", "yellow" if ticks["skipped"] else "")
+    took = ticks["took_s_p99"]
+    text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
+    out.print(text)
+    said = Text("heard  ")
+    for table, count in tree.get("heard", {}).items():
+        share = f"{count['heard']} of {count['of']} {clean(table)}  "
+        said.append(share, "" if count["heard"] == count["of"] else "yellow")
+    if tree.get("heard"):
+        out.print(said)
+    if tree.get("health"):
+        out.print(_well(tree["health"]["parts"]))
+
+
+def _well(parts: dict[str, dict[str, int]]) -> Text:
+    """Return the counts of parts by kind and level; `racktwin health` says more."""
+    said = Text("health  ")
+    for part, counts in parts.items():
+        if sum(counts.values()):
+            worst = health_texts.worst(counts)
+            tone = {"failed": "bold red", "degraded": "yellow", "unknown": "yellow"}.get(worst, "")
+            said.append(f"{clean(part)}: {health_texts.counted(counts)}  ", tone)
+    return said
+
+
+def _all_heard(tree: dict[str, Any]) -> bool:
+    return all(count["heard"] == count["of"] for count in tree.get("heard", {}).values())
+
+
+def _commanded(tree: dict[str, Any], out: Console) -> None:
+    rows = []
+    for c in tree["commanded"]:
+        low, high = number(c["low"]), number(c["high"])
+        value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
+        rows.append([f"{c['control']} {value}", f"{c['count']} x", c["policy"],
+                     "; ".join(c["reasons"]) or "as before"])  # fmt: skip
+    grid(out, ("commanded", "", "by", "because"), rows, "nothing is commanded")
+    for w in tree["wanting"]:
+        out.print(
+            safe(
+                f"{w['policy']} waits for approval on {w['control']} of {w['count']}: {w['reason']}", "yellow"
+            )
+        )
+
+
+def _by_people(tree: dict[str, Any], out: Console) -> None:
+    """Maintenance windows and standing requests: what somebody set and somebody else may have forgotten."""
+    for w in tree.get("windows", []):
+        more = f" and {w['count'] - len(w['names'])} more" if w["count"] > len(w["names"]) else ""
+        text = f"maintenance of {w['table']} {', '.join(w['names'])}{more} until {when(w['until_ns'])} by "
+        text += f"{w['author']}: no alarms, no commands, no protection there ({w['reason'] or 'no reason'})"
+        out.print(safe(text, "yellow"))
+    for r in tree.get("standing", []):
+        more = f" and {r['count'] - 1} more" if r["count"] > 1 else ""
+        end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
+        text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {r['first']}{more}"
+        out.print(safe(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
+
+
+def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
+    rows = []
+    for a in alarms:
+        where = ", ".join(str(e) for e in a.get("entities", [])[:4])
+        more = a.get("count", 0) - min(4, len(a.get("entities", [])))
+        said = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
+                                     *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
+        what = Text(clean(a.get("title", ""), 300), "bold")
+        since = f"since {when(a.get('raised_ns'))}  " if a.get("raised_ns") else ""
+        what.append(f"\n{clean(said, 600)}\n{since}{clean(a.get('id', ''), 200)}", "dim")
+        if people := _people(a):
+            what.append(f"\n{clean(people, 600)}", "cyan")
+        rows.append(
+            [safe(a.get("severity"), TONES.get(str(a.get("severity")), "")), safe(a.get("state")), what]
+        )
+    grid(out, ("", "", ""), rows, "no alarms")
+
+
+def _people(a: dict[str, Any]) -> str:
+    """Write an alarm's acknowledgement and shelving: author, time and reason."""
+    said = []
+    if a.get("ack_author"):
+        note = f": {a['ack_note']}" if a.get("ack_note") else ""
+        said.append(f"known to {a['ack_author']} since {when(a.get('ack_ns'))}{note}")
+    if a.get("state") == "shelved":
+        said.append(f"shelved by {a.get('shelf_author')} until {when(a.get('shelved_until_ns'))}"
+                    f": {a.get('shelf_reason')}")  # fmt: skip
+    return "; ".join(said)
+
+
+def show_alarms(tree: dict[str, Any], out: Console) -> None:
+    """Alarms with evidence, what to do, and the id that `ack` and `shelve` take."""
+    _alarm_rows(tree["alarms"], out)
+    if tree["next_offset"] is not None:
+        out.print(
+            Text(f"{tree['total'] - len(tree['alarms'])} more; narrow it with --severity or --entity", "dim")
+        )
+
+
+def show_decisions(tree: dict[str, Any], out: Console) -> None:
+    """Decisions, newest last, as one reads a log."""
+    rows = [[when(d["now_ns"]), str(d["tick"]), d["kind"], d["text"]] for d in reversed(tree["decisions"])]
+    grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no decisions yet")
+
+
+def show_approvals(tree: dict[str, Any], out: Console) -> None:
+    """Print the proposals that wait for approval, and the approvals in force."""
+    rows = [[w["policy"], f"{w['control']} {bounds(w['low'], w['high'])} for {w['count']}: {w['reason']}"
+             + ("; approved for some" if w["approved_partly"] else "")] for w in tree["wanting"]]  # fmt: skip
+    grid(out, ("waits for approval", ""), rows, "nothing waits for approval")
+    out.print()
+    held = [[a["id"], f"{a['policy']} may act on {a['control']} of {few(a) or 'all'} until "
+             f"{when(a.get('expires_ns'))}; by {a['author']}"] for a in tree["approvals"]]  # fmt: skip
+    grid(out, ("approval", ""), held, "no approvals stand")
+
+
+def show_requests(tree: dict[str, Any], out: Console) -> None:
+    """Standing requests."""
+    rows = []
+    for r in tree["requests"]:
+        until = f" until {when(r['expires_ns'])}" if r.get("expires_ns") else ""
+        said = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {few(r)}{until}; by {r['author']}"
+        rows.append([r["id"], said + (f": {r['reason']}" if r.get("reason") else "")])
+    grid(out, ("request", ""), rows, "no requests stand")
+
+
+def show_outlooks(tree: dict[str, Any], out: Console) -> None:
+    """Values to come that somebody told."""
+    rows = []
+    for o in tree["outlooks"]:
+        now = f"now {number(o['now'])}, " if o["now"] is not None else ""
+        lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {span(o['step_s'])}"
+        said = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
+        rows.append([o["quantity"], o["name"] or "-", said])
+    grid(out, ("quantity", "of", "values"), rows, "no outlooks are held")
+    if tree["next_offset"] is not None:
+        out.print(Text(f"{tree['total'] - len(rows)} more; narrow it with --quantity", "dim"))
+
+
+def bounds(low: Any, high: Any) -> str:
+    """An interval; null is no bound."""
+    if low is None or high is None:
+        return "any" if low is None and high is None else f"at {'most' if low is None else 'least'} " + (
+            number(high if low is None else low))  # fmt: skip
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
+
+
+def few(tree: dict[str, Any]) -> str:
+    """The first names, and how many more."""
+    shown, total = tree["names"][:2], tree["names_total"]
+    return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
+
+
+def show_authority(tree: dict[str, Any], out: Console) -> None:
+    """Print each policy's authority, controls and reasons."""
+    rows = [[p["name"], "suspended" if p["suspended"] else p["authority"], ", ".join(p["controls"]),
+             "; ".join(p["reasons"])] for p in tree["policies"]]  # fmt: skip
+    grid(out, ("policy", "authority", "controls", "says"), rows, "no policies")
+
+
+def show_maintenance(tree: dict[str, Any], out: Console) -> None:
+    """Open windows."""
+    rows = [[w["id"], f"{w['table']} {few(w)} until {when(w['until_ns'])}; by {w['author']}: "
+             + w.get("reason", "")]
+            for w in tree["windows"]]  # fmt: skip
+    grid(out, ("window", ""), rows, "nobody works on anything")
+
+
+def show_done(tree: dict[str, Any], out: Console) -> None:
+    """Print the result of an action."""
+    said = {k: v for k, v in tree.items() if k not in ("done", "id", "tick", "warnings")}
+    text = Text("done")
+    if "id" in tree:
+        text.append(f"  {clean(tree['id'], 200)}", "bold")
+    for key, value in said.items():
+        text.append(f"  {key} {when(value) if key.endswith('_ns') else clean(value)}")
+    out.print(text)
+    for warning in tree.get("warnings", ()):
+        out.print(safe(f"warning: {warning}", "yellow"))
+
+
+def show_tokens(held: list[Token], warnings: list[str], as_json: bool, out: Console, err: Console) -> None:
+    """Print the tokens by name; never a hash."""
+    for warning in warnings:
+        err.print(safe(f"warning {warning}", "yellow"))
+    if as_json:
+        rows = [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires} for t in held]
+        out.file.write(json.dumps({"tokens": rows}) + "\n")
+        return
+    grid(out, ("name", "role", "created", "expires"), [[t.name, t.role, t.created, t.expires] for t in held],
+         "no tokens")  # fmt: skip
+
+
+SHOW: dict[str, Callable[[dict[str, Any], Console], None]] = {
+    "status": show_status,
+    "alarms": show_alarms,
+    "decisions": show_decisions,
+    "approvals": show_approvals,
+    "requests": show_requests,
+    "outlooks": show_outlooks,
+    "authority": show_authority,
+    "maintenance": show_maintenance,
+    "done": show_done,
+}

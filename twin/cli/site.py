@@ -1,0 +1,220 @@
+"""The commands about sites and recordings: check, discover, record-info."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from connectors.dsx import discover, to_yaml
+from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
+from twin.catalogue import NS, ConfigError, StorageError, clean
+from twin.cli.tables import escape
+from twin.config import load_site, read_yaml, site_faults, uncooled
+from twin.run import TraceReader, form_of, journal_exists, verify_journal
+from twin.site import Site, expand
+from twin.telemetry import Message
+
+IT = ("IT/v1/PUB/Frame/", "IT/v1/PUB/Agent/")  # behind them come full names, the site's first
+MAX_SITES = 64
+NAMELESS = "site"  # the default: nobody said how it is called
+
+
+def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Every fault of every file; 0 only if there is none."""
+    results: dict[str, Any] = {}
+    for path in args.site:
+        site, faults = site_faults(path)
+        if faults and _is_configuration(path):
+            faults = [f"{path}: is the configuration of a daemon, not a site; `racktwin run --config {path} "
+                      "--check` checks it, and the site that it names"]  # fmt: skip
+        sizes = (
+            {} if site is None else {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
+        )
+        results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
+        if not args.json:
+            for fault in faults:
+                err.print(f"error {clean(fault, 2000)}", style="red", markup=False, soft_wrap=True)
+            if not faults:
+                what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
+                out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
+            for note in [*_empty_racks(site), *(uncooled(site) if site else [])]:
+                out.print(f"warning: {note}", markup=False, soft_wrap=True)
+            profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
+            bare = [rack for rack, profile in profiles if profile is None]
+            if bare:
+                out.print(
+                    f"note: {len(bare)} racks have no profile, so nothing guards them (first: {bare[0]}); "
+                    "add `profile: NAME` to each",
+                    markup=False,
+                    soft_wrap=True,
+                )
+    if args.json:
+        out.print_json(msgspec.json.encode(results).decode())
+    return 0 if all(r["ok"] for r in results.values()) else 1
+
+
+def _is_configuration(path: Path) -> bool:
+    try:
+        tree = read_yaml(path)
+    except ConfigError:
+        return False
+    return isinstance(tree, dict) and "broker" in tree and "halls" not in tree
+
+
+def _empty_racks(site: Site | None) -> list[str]:
+    """Racks whose profile the file overrides to nothing: usually left from before they had one."""
+    groups = [g for hall in site.file.halls for g in hall.racks] if site else []
+    return [f"rack {g.name} has a profile but 0 GPUs, as `{key}: 0` overrides it; leave that key out to have "
+            f"what {g.profile} says"
+            for g in groups if g.profile is not None
+            for key, n in (("nodes", g.nodes), ("gpus_per_node", g.gpus_per_node)) if n == 0]  # fmt: skip
+
+
+def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """A site file from metadata alone."""
+    if not args.recording.exists():
+        raise StorageError(f"{args.recording}: no such file")
+    try:
+        form = form_of(args.recording, None)
+    except ConfigError:
+        raise ConfigError(
+            f"{args.recording}: no capture; expected one of `racktwin record` (.jsonl), a CSV with the "
+            "columns offset,topic,payload, or an archive of IPMI recordings"
+        ) from None
+    if form == "ipmi":
+        text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)
+        notes: list[str] = []
+    else:
+        bad: list[BadRow] = []
+        sites: set[str] = set()
+        found = discover(_good(read_capture(args.recording), bad, sites), args.name)
+        if not found.counts.get("points"):
+            raise StorageError(
+                f"{args.recording}: no retained metadata of a BMS in it; "
+                "expected messages on BMS/v1/PUB/Metadata/..."
+            )
+        if args.name == NAMELESS and len(sites) == 1 and _is_name(min(sites)):
+            found.site["site"] = min(sites)  # or what agents say would be of another site
+            found.notes.insert(0, f"the site is called {min(sites)}, as all topics of the IT tree say")
+        elif args.name == NAMELESS and sites:
+            found.notes.insert(0, f"the IT tree names sites {', '.join(sorted(sites)[:8])}: none was taken")
+        text, notes = to_yaml(found), list(found.notes)
+        if bad:
+            notes.append(
+                f"{len(bad)} lines are no messages, the first is line {bad[0].line}: {bad[0].reason}"
+            )
+    if args.output is None:
+        out.file.write(text)
+        for note in notes:
+            err.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
+        return 0
+    if args.output.exists() and not args.force:
+        raise StorageError(f"{args.output}: exists; expected a new file, or --force to overwrite it")
+    args.output.write_text(text, encoding="utf-8")
+    for note in notes:
+        out.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
+    _, site = load_site(args.output)
+    what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
+    out.print(f"{args.output}: {what}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _good(rows: Iterable[Message | BadRow], bad: list[BadRow], sites: set[str]) -> Iterator[Message]:
+    """The messages; what is none goes to `bad`, and the sites that the IT tree names to `sites`."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            bad.append(row)
+            continue
+        if row.topic.startswith(IT) and len(sites) < MAX_SITES:
+            sites.add(row.topic.split("/", 5)[4])
+        yield row
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return expand(text) == [text]
+    except ValueError:
+        return False
+
+
+def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Print the contents of a recording, and its damage."""
+    form = form_of(args.path, None)
+    info = _run_info(args.path) if form == "native" else _capture_info(args.path, form)
+    if args.json:
+        out.print_json(msgspec.json.encode(info).decode())
+    else:
+        table = Table(show_header=False, box=None)
+        for key, value in info.items():
+            table.add_row(key, escape(str(value)))
+        out.print(table)
+        for damage in info.get("damage", ()):
+            err.print(
+                f"damaged: {args.path}: {clean(damage, 1000)}", style="yellow", markup=False, soft_wrap=True
+            )
+    return 1 if info.get("damage") else 0
+
+
+def _run_info(path: Path) -> dict[str, Any]:
+    reader = TraceReader(path)
+    ticks, cells, events, first_ns, last_ns, urgent = 0, 0, 0, 0, 0, 0
+    for frame in reader:
+        ticks += 1
+        urgent += frame.urgent
+        events += len(frame.events)
+        cells += sum(u.q.size for u in frame.updates) + sum(c.raw.size for c in frame.counts)
+        first_ns, last_ns = first_ns or frame.now_ns, frame.now_ns
+    damage = list(reader.damage)
+    if not damage and len(reader.headers) < len(reader.segments()):
+        damage.append("a segment ends before its header")
+    info: dict[str, Any] = {
+        "form": "native",
+        "segments": len(reader.headers),
+        "sites": sorted({h.site_hash for h in reader.headers}),
+        "ticks": ticks,
+        "urgent_ticks": urgent,
+        "values": cells,
+        "events": events,
+        "span_s": (last_ns - first_ns) / NS,
+        "bytes": sum(p.stat().st_size for p in reader.segments()),
+    }
+    damage += reader.gaps
+    journal = path / "journal.jsonl"
+    if path.is_dir() and journal_exists(journal):
+        verdict = verify_journal(journal)
+        info |= {"journal_lines": verdict.lines, "journal_head": verdict.head}
+        if verdict.fault:
+            damage.append(f"{verdict.file} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}")
+    return info | {"damage": damage}
+
+
+def _capture_info(path: Path, form: str) -> dict[str, Any]:
+    if form == "ipmi":
+        return {"form": form, "hosts": len(hosts_of(path)), "bytes": path.stat().st_size}
+    total, first_ns, last_ns = 0, 0, 0
+    damage: list[str] = []
+    kinds: dict[str, int] = {}
+    for row in read_capture(path):
+        total += 1
+        if isinstance(row, BadRow):
+            if len(damage) < 20:
+                damage.append(f"line {row.line}: {row.reason}")
+            continue
+        first_ns, last_ns = first_ns or row.t_ns, row.t_ns
+        kind = "/".join(row.topic.split("/")[:5])
+        if kind in kinds or len(kinds) < 100:
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return {
+        "form": "capture",
+        "messages": total,
+        "span_s": (last_ns - first_ns) / NS,
+        "topics": dict(sorted(kinds.items())),
+        "damage": damage,
+    }

@@ -1,0 +1,42 @@
+from .actuators import (
+    Dcmi as Dcmi,
+    Redfish as Redfish,
+    actuator_notes as actuator_notes,
+    hosts_of as hosts_of,
+    sections as sections,
+)
+from .engine import (
+    MAX_SCENARIO_BYTES as MAX_SCENARIO_BYTES,
+    arming_faults as arming_faults,
+    explain_topic as explain_topic,
+    load_site as load_site,
+    make_engine as make_engine,
+    make_policies as make_policies,
+    outside_plug_ins as outside_plug_ins,
+    read_yaml as read_yaml,
+    site_faults as site_faults,
+    spec_of as spec_of,
+    uncooled as uncooled,
+)
+from .logs import set_up as set_up, take_down as take_down
+from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes
+from .schedulers import (
+    Kubernetes as Kubernetes,
+    Slurm as Slurm,
+    burn_in_notes as burn_in_notes,
+    scheduler_notes as scheduler_notes,
+)
+from .schema import (
+    Api as Api,
+    Broker as Broker,
+    Config as Config,
+    History as History,
+    Loaded as Loaded,
+    Notify as Notify,
+    Quotas as Quotas,
+    Scrape as Scrape,
+    Tls as Tls,
+    differs as differs,
+    load_config as load_config,
+    warn_exposed as warn_exposed,
+)

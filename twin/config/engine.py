@@ -1,0 +1,334 @@
+"""Engine wiring: from files to a site, and from a site to an engine with its policies and models.
+
+It reads YAML, finds profiles (the packaged ones and `profiles/` beside the site file) and loads plug-ins
+through the registries.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import models
+import policies
+from twin.catalogue import ConfigError, ContractError, clean
+from twin.contracts import Explanation, Model, Policy, Value
+from twin.engine import Engine, Inquiry, explain, topics_of
+from twin.site import (
+    ModelEntry,
+    Profile,
+    Site,
+    SiteFile,
+    SiteSpec,
+    build_site,
+    convert,
+    lapse_faults,
+    parse_profile,
+)
+
+MAX_YAML_BYTES = 64 * 2**20  # of a site file
+MAX_SCENARIO_BYTES = 8 * 2**20  # twice what 10,000 faults with long paths need
+MAX_YAML_DEPTH, MAX_YAML_ALIASES = 50, 1000
+
+
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that stands twice in a mapping: YAML forbids it, and the last one would win unsaid."""
+
+    def construct_document(self, node: Any) -> Any:
+        _each_key_once(node)
+        return super().construct_document(node)
+
+
+def _each_key_once(root: yaml.Node) -> None:
+    """Raises ConstructorError with the place of the second one."""
+    waiting: list[yaml.Node] = [root]
+    seen: set[int] = set()  # an anchor's node stands in many places
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            waiting += node.value
+            continue
+        keys: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            waiting += (key, value)
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = (key.tag, key.value)
+            if name in keys:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {clean(key.value, 60)!r} stands in line {keys[name]} already; "
+                    "expected each key once", key.start_mark,
+                )  # fmt: skip
+            keys[name] = key.start_mark.line + 1
+
+
+def read_yaml(path: Path, max_bytes: int = MAX_YAML_BYTES) -> Any:
+    """A parsed YAML file. Raises ConfigError naming file, line and column."""
+    try:
+        if path.stat().st_size > max_bytes:
+            raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {max_bytes}")
+        text = path.read_text(encoding="utf-8")
+        _check_shape(path, text)
+        return yaml.load(text, Loader=_Loader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; expected a YAML text file") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
+        tail = "" if "; expected" in (error.problem or "") else "; expected YAML"
+        raise ConfigError(f"{path}: {where}: {error.problem or error.context}{tail}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {str(error)[:200]}") from error
+
+
+def _check_shape(path: Path, text: str) -> None:
+    """Refuse what would cost far more to read than to write: deep nesting, and aliases that multiply."""
+    depth = aliases = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MAX_YAML_DEPTH or aliases > MAX_YAML_ALIASES:
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            raise ConfigError(
+                f"{path}: line {line}: nested deeper than {MAX_YAML_DEPTH}, or more than {MAX_YAML_ALIASES} "
+                "aliases; expected plain YAML"
+            )
+
+
+def profile_path(name: str, beside: Path | None) -> Path | None:
+    """Path of a profile: beside the site file first, then among the packaged ones."""
+    if not name or "/" in name or name.startswith("."):
+        return None
+    own = beside / "profiles" / f"{name}.yaml" if beside else None
+    if own is not None and own.is_file():
+        return own
+    packaged = Path(str(resources.files("twin") / "profiles" / f"{name}.yaml"))
+    return packaged if packaged.is_file() else None
+
+
+def packaged_profiles() -> list[str]:
+    """Names of the profiles that come with racktwin."""
+    return sorted(
+        p.name[:-5]
+        for p in resources.files("twin").joinpath("profiles").iterdir()
+        if p.name.endswith(".yaml")
+    )
+
+
+def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
+    """The site's tree with the profiles that it names."""
+    wanted = []
+    halls = tree.get("halls") if isinstance(tree, dict) else None
+    for hall in halls if isinstance(halls, list) else []:
+        racks = hall.get("racks") if isinstance(hall, dict) else None
+        for group in racks if isinstance(racks, list) else []:
+            name = group.get("profile") if isinstance(group, dict) else None
+            if isinstance(name, str) and name not in wanted:
+                wanted.append(name)
+    found: dict[str, dict[str, Any]] = {}
+    problems = []
+    for name in wanted:
+        path = profile_path(name, beside)
+        if path is None:
+            problems.append(
+                f"{file_name}: no profile {name!r}; expected one of {', '.join(packaged_profiles())} "
+                "or a file profiles/NAME.yaml beside the site file"
+            )
+            continue
+        profile_tree = read_yaml(path)
+        try:
+            parse_profile(profile_tree, str(path))
+            found[name] = profile_tree
+        except ConfigError as error:
+            problems += error.problems
+    if not isinstance(tree, dict):
+        problems.append(f"{file_name}: expected a mapping with `site` and `halls`, got {type(tree).__name__}")
+    if problems:
+        try:
+            if isinstance(tree, dict):
+                build_site(SiteSpec(tree, found), file_name)
+        except ConfigError as error:
+            # The build repeats that the profile is missing; only what is new is of use.
+            problems += [p for p in error.problems if "no profile named" not in p]
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return SiteSpec(tree, found)
+
+
+def load_site(path: Path) -> tuple[SiteSpec, Site]:
+    """The site of a file. Raises ConfigError with every fault."""
+    spec = spec_of(read_yaml(path), path.parent, str(path))
+    return spec, build_site(spec, str(path))
+
+
+def uncooled(site: Site) -> list[str]:
+    """Racks made for liquid that no CDU serves, in words; the plant simulates them as cooled by air."""
+    dry = np.flatnonzero(site.design.liquid & (site.cdu_of_rack < 0))
+    names = [site.name("rack", int(i)) for i in dry[:5]]
+    more = f" and {len(dry) - 5} more racks" if len(dry) > 5 else ""
+    told = f"no CDU serves {', '.join(names)}{more}, made for liquid: simulated as cooled by air"
+    return [told] if names else []
+
+
+def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:
+    """The class of a registered name or of `module:Class`."""
+    wanted = kind or name
+    if ":" in wanted:
+        module, _, cls = wanted.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), cls)
+        except (Exception, SystemExit) as error:  # an import runs whatever the module does
+            raise ConfigError(f"{path}: cannot load {wanted}: {error}; expected module:Class") from error
+        if not isinstance(found, type) or not (hasattr(found, "propose") or hasattr(found, "predict")):
+            raise ConfigError(
+                f"{path}: {wanted} is neither a policy nor a model; see twin/contracts/contracts.py"
+            )
+        return found
+    if wanted not in registry:
+        raise ConfigError(
+            f"{path}: {wanted!r} is not registered; expected {', '.join(sorted(registry))} or module:Class"
+        )
+    return registry[wanted]
+
+
+def outside_plug_ins(file: SiteFile) -> list[str]:
+    """The plug-ins of a site that are loaded by module name: code from outside racktwin."""
+    kinds = [e.kind for e in file.policies.values()] + [e.kind for e in file.models.values()]
+    return sorted({k for k in kinds if k is not None and ":" in k})
+
+
+def _known(cls: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings. Raises ContractError for a name that the plug-in's own code does not have."""
+    of = inspect.signature(cls).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in of.values()):
+        return settings
+    strange = [name for name in settings if name not in of]
+    if strange:
+        known = ", ".join(sorted(name for name, p in of.items() if p.kind is not p.VAR_POSITIONAL))
+        raise ContractError(f"there is no {strange[0]!r}; expected {known or 'none'}")
+    return settings
+
+
+def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
+    """(policies, their authority): all registered ones at `advise`, as the site file changes that."""
+    problems: list[str] = []
+    chosen: list[Policy] = []
+    authority: dict[str, str] = {}
+    for name in dict.fromkeys([*policies.REGISTRY, *file.policies]):
+        entry = file.policies.get(name)
+        try:
+            cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
+            policy = cls(**_known(cls, entry.settings)) if entry and entry.settings else cls()
+        except (Exception, SystemExit) as error:
+            problems.append(
+                str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}"
+            )
+            continue
+        if policy.name in authority:
+            problems.append(f"$.policies.{name}: there is a {policy.name!r} already; expected one entry each")
+            continue
+        chosen.append(policy)
+        authority[policy.name] = entry.authority if entry else "advise"
+    if problems:
+        raise ConfigError(problems)
+    return chosen, authority
+
+
+def explain_topic(engine: Engine, topic: str, options: Mapping[str, Value] | None = None) -> Explanation:
+    """A topic, explained by the first policy that has it: a running one, else a registered one."""
+    running: list[Policy] = [p for p in engine.policies if any(t.name == topic for t in topics_of(p))]
+    if not running:
+        running = [c() for c in policies.REGISTRY.values() if any(t.name == topic for t in topics_of(c))]
+    if not running:
+        raise ContractError(f"no policy explains {topic!r}")
+    found = explain(engine, running[0], Inquiry(topic=topic, options=options or {}))
+    return found if isinstance(found, Explanation) else found()
+
+
+def make_model(name: str, entry: ModelEntry | None) -> Model:
+    """A model with the signals, horizons and settings of its entry. Raises ConfigError."""
+    path = f"$.models.{name}"
+    cls = _plug_in(models.REGISTRY, name, entry.kind if entry else None, path)
+    settings: dict[str, Any] = dict(entry.settings) if entry else {}
+    fit_every_s = settings.pop("fit_every_s", None)
+    if entry is not None and entry.signals:
+        settings["signals"] = tuple(entry.signals)
+    if entry is not None and entry.horizons_s:
+        settings["horizons_s"] = tuple(entry.horizons_s)
+    try:
+        model: Model = cls(**_known(cls, settings))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path}.settings: {error}") from error
+    if fit_every_s is not None:
+        if not isinstance(fit_every_s, int | float) or fit_every_s < 0:
+            raise ConfigError(f"{path}.settings.fit_every_s: expected seconds >= 0, got {fit_every_s!r}")
+        model.fit_every_s = float(fit_every_s)  # type: ignore[misc]
+    return model
+
+
+def make_models(file: SiteFile) -> list[Model]:
+    """The models that every site has, and those that this one names."""
+    made: list[Model] = []
+    problems: list[str] = []
+    for name in dict.fromkeys([*models.DEFAULT, *file.models]):
+        try:
+            made.append(make_model(name, file.models.get(name)))
+        except ConfigError as error:
+            problems += error.problems
+    names = [m.name for m in made]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        problems.append(f"$.models: two models are called {twice[0]!r}; expected one entry for each")
+    if problems:
+        raise ConfigError(problems)
+    return made
+
+
+def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
+    """An engine for a site, with its own plug-ins. `authority` overrides the file's."""
+    chosen, from_file = make_policies(site.file)
+    return Engine(site, chosen, make_models(site.file), {**from_file, **(authority or {})})
+
+
+def arming_faults(spec: SiteSpec, site: Site) -> list[str]:
+    """Why this site may not be armed, if a policy is set to `act` on power."""
+    armed = [name for name, entry in site.file.policies.items() if entry.authority in ("act", "approve")]
+    if not armed or site.sizes["gpu"] == 0:
+        return []
+    profiles: dict[str, Profile] = {n: parse_profile(t, n) for n, t in spec.profiles.items()}
+    return [f"armed ({', '.join(armed)}), but {fault}" for fault in lapse_faults(site, profiles)]
+
+
+def site_faults(path: Path) -> tuple[Site | None, list[str]]:
+    """(the site, if it can be built; every fault of its file, plug-ins and arming included)."""
+    spec: SiteSpec | None = None
+    site: Site | None = None
+    faults: list[str] = []
+    try:
+        spec, site = load_site(path)
+        file = site.file
+    except ConfigError as error:
+        faults = list(error.problems)
+        try:
+            file = convert(SiteFile, read_yaml(path), str(path))
+        except ConfigError:
+            return None, faults
+    for check in (make_policies, make_models):
+        try:
+            check(file)
+        except ConfigError as error:
+            faults += [f"{path}: {fault}" for fault in error.problems]
+    if spec is not None and site is not None:
+        faults += [f"{path}: {fault}" for fault in arming_faults(spec, site)]
+    return site, faults

@@ -1,0 +1,132 @@
+"""Scheduler sections of the configuration: Slurm, Kubernetes and burn-in tests of nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twin.telemetry import JobKind
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A section: a key that it does not know is refused."""
+
+
+class Slurm(Strict, frozen=True):
+    """Jobs and service levels, read from Slurm by its own commands (`squeue`, `sinfo`, text form).
+
+    `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
+    what jobs are: one of no named partition is unknown, and protected. With `command`, service levels and
+    placement are carried out by `scontrol`; with `requeue`, jobs are requeued where nothing shall run any
+    more.
+    """
+
+    period_s: float = 15.0
+    timeout_s: float = 10.0
+    conf: str | None = None  # SLURM_CONF
+    node_names: dict[str, str] = {}
+    kinds: dict[str, JobKind] = {}
+    command: bool = False
+    requeue: bool = False
+
+
+class Kubernetes(Strict, frozen=True):
+    """Jobs and service levels of a Kubernetes cluster. Without `kubeconfig`: the pod's own service account.
+
+    `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
+    what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
+    With `command`, service levels and placement are carried out: cordon, taints, eviction.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None  # of the kubeconfig; default: its current one
+    cluster: str = "cluster"  # in names of jobs: k8s:CLUSTER:NAMESPACE:JOB
+    timeout_s: float = 10.0
+    node_names: dict[str, str] = {}
+    job_labels: list[str] = []
+    gpu_resources: list[str] = []  # beside the usual ones
+    kinds: dict[str, JobKind] = {}
+    command: bool = False
+    evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
+
+
+class BurnIn(Strict, frozen=True):
+    """The site's own test of a node that is out of service: `command` is a list of words, no shell.
+
+    {node} in it is the node's full path and {host} its name in the scheduler. Exit 0 is a passed test, 1 to
+    125 a failed one; anything else says nothing of the node. It runs only where nothing else does.
+    """
+
+    command: list[str]
+    at_once: int = 4
+    timeout_s: float = 3600.0
+    test: str = "burn-in"  # its name in events
+
+
+def scheduler_problems(
+    slurm: Slurm | None, kubernetes: Kubernetes | None, burn_in: BurnIn | None
+) -> list[str]:
+    """Errors of these sections beyond their types."""
+    out: list[str] = []
+
+    def within(path: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:
+            out.append(f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
+
+    if slurm is not None:
+        within("jobs.slurm.period_s", slurm.period_s, 1, 3600)
+        if slurm.requeue and not slurm.command:
+            out.append(
+                "$.jobs.slurm.requeue: expected `command: true` with it: else nothing is asked of Slurm"
+            )
+    if kubernetes is not None:
+        within("kubernetes.timeout_s", kubernetes.timeout_s, 1, 60)
+        if kubernetes.command and slurm is not None and slurm.command:
+            out.append(
+                "$.kubernetes.command: Slurm commands the nodes of this site (jobs.slurm.command); "
+                "expected one of the two"
+            )
+    if burn_in is not None:
+        within("burn_in.at_once", burn_in.at_once, 1, 256)
+        within("burn_in.timeout_s", burn_in.timeout_s, 1, 86_400)
+        if not burn_in.command or not burn_in.command[0] or any("\0" in word for word in burn_in.command):
+            out.append("$.burn_in.command: expected a program and its words: [/opt/site/test, '{host}']")
+    return out
+
+
+def scheduler_notes(slurm: Slurm | None, kubernetes: Kubernetes | None, burn_in: BurnIn | None) -> list[str]:
+    """Notes on these sections for the operator, before a daemon acts by them."""
+    out: list[str] = []
+    commanded = [
+        name
+        for name, section in (("Slurm", slurm), ("Kubernetes", kubernetes))
+        if section and section.command
+    ]
+    if not commanded:
+        out.append(
+            "no scheduler is commanded (jobs.slurm.command or kubernetes.command): commands on "
+            "node.service_level get no answer, and nobody reads or changes node.placement"
+        )
+    for name in commanded:
+        out.append(
+            f"{name} cannot enforce `safe`: a node stays as it was last told when its lease or the daemon "
+            "ends; only the daemon or people return it"
+        )
+    if slurm is not None and slurm.command and not slurm.requeue:
+        out.append("jobs.slurm.requeue is off: at `drained` and `replace` jobs run to their end")
+    if burn_in is None and commanded:
+        out.append("no burn_in: nodes that were withdrawn are not tested before people return them")
+    return out
+
+
+def burn_in_notes(burn_in: BurnIn | None, counts_on_it: bool | None) -> list[str]:
+    """Differences between the daemon and the policy `replacement` on whether the site tests its nodes.
+
+    `counts_on_it`: the policy's setting `burn_in`; None where the policy does not run.
+    """
+    if counts_on_it and burn_in is None:
+        return ["policies.replacement.settings.burn_in is true and no `burn_in:` is here: nobody tests what "
+                "was withdrawn, unless people do (racktwin node tested)"]  # fmt: skip
+    if counts_on_it is False and burn_in is not None:
+        return ["`burn_in:` is here and policies.replacement.settings.burn_in is not true: the policy asks "
+                "for no tests"]  # fmt: skip
+    return []

@@ -1,0 +1,329 @@
+"""Configuration: the schema of the daemon's YAML file, its reading, and the refusal of a faulty one.
+
+`deploy/config/*.yaml` are examples. Secrets are never in it: it names files (or systemd credentials) that
+hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from twin.catalogue import ConfigError
+from twin.config.actuators import Dcmi, Redfish, actuator_problems
+from twin.config.engine import read_yaml
+from twin.config.logs import conceal
+from twin.config.power import Power, power_problems
+from twin.config.schedulers import BurnIn, Kubernetes, Slurm, Strict, scheduler_problems
+from twin.site import convert
+
+log = logging.getLogger(__name__)
+MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
+
+
+class _Strict(Strict, msgspec.Struct, frozen=True):
+    pass
+
+
+class Tls(_Strict, frozen=True):
+    """Files in PEM; `cert_file` with `key_file` make a client (or server) identity."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+class Broker(_Strict, frozen=True):
+    """The MQTT broker. `topics` are subscriptions beside the DSX and IT trees, such as `telegraf/#`
+    (Influx line protocol); `maps` gives some of them a mapping table of their own: a packaged name or a file.
+
+    `integration` is our name in request topics; the broker lets nobody else publish there.
+    """
+
+    host: str
+    port: int = 1883
+    client_id: str = "racktwin"
+    username: str | None = None
+    password_file: str | None = None
+    tls: Tls | None = None
+    keepalive_s: float = 15.0
+    topics: list[str] = []
+    maps: dict[str, str] = {}
+    integration: str = "racktwin"
+    queue_messages: int = 5_000
+    queue_bytes: int = 64 * 2**20
+    max_message_bytes: int = 4 * 2**20
+
+
+class Scrape(_Strict, frozen=True):
+    """A Prometheus exporter. `map` names a mapping table: a packaged one (dcgm, ascend, neuron, node,
+    storage) or a file; `place` is the entity that all its series belong to, if the labels do not say.
+    """
+
+    url: str
+    map: str
+    period_s: float = 15.0
+    timeout_s: float = 5.0
+    place: str | None = None
+    token_file: str | None = None
+    tls: Tls | None = None
+
+
+class Jobs(_Strict, frozen=True):
+    """Sources of jobs. `mqtt`: job events on the IT tree. With none, jobs are unknown.
+
+    `mqtt` and `folder` are also how jobs report their checkpoints and hear advice; HTTP always is. The folder
+    is shared with the jobs, and looked at every `look_s`.
+    """
+
+    mqtt: bool = True
+    slurm: Slurm | None = None
+    folder: str | None = None
+    look_s: float = 5.0
+
+
+class Influx(_Strict, frozen=True):
+    """An InfluxDB 2 (or VictoriaMetrics) that history is sent to as well."""
+
+    url: str
+    org: str = "racktwin"
+    bucket: str = "racktwin"
+    token_file: str | None = None
+    buffer_points: int = 1_000_000
+    resend_s: float = 60.0  # what was acknowledged this recently is sent again after the server restarted
+
+
+class History(_Strict, frozen=True):
+    """The embedded store: a sample of everything each `every_s`, kept `keep_days` within `quota_mb`."""
+
+    embedded: bool = True
+    every_s: float = 10.0
+    keep_days: float = 30.0
+    quota_mb: int = 20_000
+    influx: Influx | None = None
+
+
+class Api(_Strict, frozen=True):
+    """The HTTP interface; beyond loopback it needs TLS. `tokens_file` holds hashes, see `racktwin token`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8077
+    tls: Tls | None = None
+    tokens_file: str | None = None
+    max_clients: int = 64
+
+
+class Notify(_Strict, frozen=True):
+    """Receivers of alarms: an Alertmanager (`/api/v2/alerts` under this URL) or a webhook (POST)."""
+
+    kind: Literal["alertmanager", "webhook"]
+    url: str
+    min_severity: Literal["info", "warning", "critical"] = "warning"
+    token_file: str | None = None
+    tls: Tls | None = None
+
+
+class Leader(_Strict, frozen=True):
+    """Election of the one daemon that may act: a lock on this host, or etcd."""
+
+    kind: Literal["host", "etcd"] = "host"
+    endpoints: list[str] = []
+    name: str = ""  # of this daemon; default: the host's
+    term_s: float = 6.0
+    username: str | None = None
+    password_file: str | None = None
+    tls: Tls | None = None
+
+
+class Quotas(_Strict, frozen=True):
+    """Disk per kind of file; the oldest go first. Windows around findings and commands are pinned."""
+
+    trace_hours: float = 48.0
+    trace_mb: int = 50_000
+    pinned_mb: int = 10_000
+    journal_mb: int = 10_000
+    journal_segment_mb: int = 64
+    journal_reserve_mb: int = 16
+    snapshots: int = 3
+
+
+class Config(_Strict, frozen=True):
+    """Everything that `racktwin run` is told. Relative paths are relative to the file's folder."""
+
+    site: str
+    broker: Broker | Literal["embedded"]
+    state: str | None = None  # default: $STATE_DIRECTORY, else `state` beside the file
+    tick_s: float = 1.0
+    snapshot_every_s: float = 600.0
+    embedded_port: int = 0  # of the embedded broker; 0 is a free one
+    scrapes: list[Scrape] = []
+    jobs: Jobs = Jobs()
+    kubernetes: Kubernetes | None = None
+    burn_in: BurnIn | None = None
+    power: Power | None = None
+    redfish: list[Redfish] = []
+    dcmi: list[Dcmi] = []
+    history: History = History()
+    api: Api | None = Api()
+    notify: list[Notify] = []
+    leader: Leader = Leader()
+    quotas: Quotas = Quotas()
+    simulated: bool = False  # the site is a simulated pod: `act` is allowed over the embedded broker
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and where it came from."""
+
+    config: Config
+    path: Path
+
+    def file(self, name: str) -> Path:
+        """A path that the configuration names; `credential:NAME` is a systemd credential."""
+        if name.startswith("credential:"):
+            folder = os.environ.get("CREDENTIALS_DIRECTORY")
+            if not folder:
+                raise ConfigError(f"{self.path}: {name}: expected systemd's CREDENTIALS_DIRECTORY to be set")
+            return Path(folder) / name.partition(":")[2]
+        return (self.path.parent / Path(name).expanduser()).resolve()
+
+    @property
+    def state(self) -> Path:
+        """The folder that holds trace, journal, snapshots and history."""
+        if self.config.state is not None:
+            return self.file(self.config.state)
+        given = os.environ.get("STATE_DIRECTORY")
+        return Path(given.split(":")[0]) if given else self.path.parent / "state"
+
+    def secret(self, name: str | None) -> str | None:
+        """The text of a file that holds a secret. Raises ConfigError; never quotes what it read."""
+        if name is None:
+            return None
+        path = self.file(name)
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ConfigError(f"{path}: the secret cannot be read: {why}") from error
+        if not text:
+            raise ConfigError(f"{path}: is empty; expected a secret")
+        conceal(text)
+        warn_exposed(path)
+        return text
+
+
+def warn_exposed(path: Path) -> None:
+    """Say so where everybody on this host can read or change a file that holds a secret."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o007:
+            log.warning("%s: mode %o shows the secret to everybody; 0600 is meant (chmod 600)", path, mode)
+
+
+def load_config(path: Path) -> Loaded:
+    """The configuration of a file. Raises ConfigError with every fault of its form and of its numbers."""
+    tree = read_yaml(path)
+    if isinstance(tree, dict) and "broker" not in tree:
+        raise ConfigError(
+            f"{path}: $.broker: missing; expected `broker: {{host: NAME, ...}}` for a broker of yours, or "
+            "`broker: embedded` for one on loopback that racktwin brings up itself"
+        )
+    config = _convert(tree, str(path))
+    problems = [f"{path}: {p}" for p in _problems(config)]
+    if problems:
+        raise ConfigError(problems)
+    return Loaded(config, path.resolve())
+
+
+def _convert(tree: Any, file: str) -> Config:
+    """`convert` speaks of one kind at a time; a broker is a word or a mapping."""
+    if isinstance(tree, dict) and isinstance(tree.get("broker"), dict):
+        broker = convert_at(Broker, tree["broker"], file, "$.broker")
+        rest = convert(Config, {**tree, "broker": "embedded"}, file)
+        return msgspec.structs.replace(rest, broker=broker)
+    if isinstance(tree, dict) and tree["broker"] != "embedded":
+        raise ConfigError(f"{file}: $.broker: expected a mapping with `host`, or `embedded`")
+    return convert(Config, tree, file)
+
+
+def convert_at(kind: type[Broker], tree: Any, file: str, at: str) -> Broker:
+    """`convert` for a part of a file; the faults name their place in the whole."""
+    try:
+        return convert(kind, tree, file)
+    except ConfigError as error:
+        raise ConfigError([p.replace("$", at, 1) for p in error.problems]) from None
+
+
+def _problems(config: Config) -> list[str]:
+    """Errors beyond the types."""
+    out: list[str] = []
+
+    def within(path: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:
+            out.append(f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
+
+    def http(path: str, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            out.append(f"$.{path}: expected a URL with http:// or https://, got {url[:80]!r}")
+
+    within("tick_s", config.tick_s, MIN_TICK_S, MAX_TICK_S)
+    within("embedded_port", config.embedded_port, 0, 65_535)
+    within("snapshot_every_s", config.snapshot_every_s, 1, 86_400)
+    if isinstance(config.broker, Broker):
+        within("broker.port", config.broker.port, 1, 65_535)
+        within("broker.keepalive_s", config.broker.keepalive_s, 2, 3600)
+        within("broker.queue_messages", config.broker.queue_messages, 10, 10_000_000)
+        within("broker.queue_bytes", config.broker.queue_bytes, 2**16, 2**34)
+        within("broker.max_message_bytes", config.broker.max_message_bytes, 1024, 256 * 2**20)
+        if config.broker.queue_bytes < config.broker.max_message_bytes:
+            out.append("$.broker.queue_bytes: expected room for one message of max_message_bytes at least")
+        if set("+#/") & set(config.broker.integration) or not config.broker.integration:
+            out.append(
+                f"$.broker.integration: expected a level of a topic, without + # /, got "
+                f"{config.broker.integration!r}"
+            )
+    for i, scrape in enumerate(config.scrapes):
+        http(f"scrapes[{i}].url", scrape.url)
+        within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
+        within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
+    out += scheduler_problems(config.jobs.slurm, config.kubernetes, config.burn_in)
+    out += power_problems(config.power)
+    out += actuator_problems(config.redfish, config.dcmi)
+    within("jobs.look_s", config.jobs.look_s, 0.1, 600)
+    within("history.every_s", config.history.every_s, 0.1, 3600)
+    within("history.quota_mb", config.history.quota_mb, 10, 10_000_000)
+    within("history.keep_days", config.history.keep_days, 0.01, 3660)
+    if config.history.influx is not None:
+        http("history.influx.url", config.history.influx.url)
+    if config.api is not None:
+        within("api.port", config.api.port, 0, 65_535)
+        within("api.max_clients", config.api.max_clients, 4, 10_000)
+        local = config.api.host in ("127.0.0.1", "::1", "localhost")
+        if not local and (config.api.tls is None or config.api.tokens_file is None):
+            out.append(
+                f"$.api.host: {config.api.host} is reachable from outside; expected `tls` with cert_file and "
+                "key_file and a `tokens_file` as well, or 127.0.0.1"
+            )
+    for i, target in enumerate(config.notify):
+        http(f"notify[{i}].url", target.url)
+    if config.leader.kind == "etcd" and not config.leader.endpoints:
+        out.append("$.leader.endpoints: expected at least one URL of etcd, such as https://etcd1:2379")
+    for i, endpoint in enumerate(config.leader.endpoints):
+        http(f"leader.endpoints[{i}]", endpoint)
+    within("leader.term_s", config.leader.term_s, 2, 60)
+    within("quotas.journal_segment_mb", config.quotas.journal_segment_mb, 1, 4096)
+    within("quotas.snapshots", config.quotas.snapshots, 1, 100)
+    within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
+    return out
+
+
+def differs(old: Config, new: Config, *names: str) -> bool:
+    """True if any of these sections changed."""
+    return any(getattr(old, name) != getattr(new, name) for name in names)

@@ -1,0 +1,451 @@
+"""Arbiter: settles the proposals of all policies into commands, and owns the leases of a site.
+
+Policies claim a control in order of rank; each claim narrows what the ones before left open, none widens
+it. Then apply, in this order: envelope, hold, deadband, slew limit, blast radius, lease. Protective moves
+pass the hold and the slew limit at once.
+
+With every new epoch what runs is commanded again under it. A leader that is new to a site finds devices as
+another daemon left them: it takes leases on what is set, as read back, and then changes nothing for one lease
+of each control unless the change protects. What was there before is unknown, so such a lease lapses when no
+policy asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, ContractError, Control, find_control
+from twin.contracts import CommandBatch, Proposal
+from twin.control.leases import Leases
+from twin.site import Envelope, Site
+
+Mode = Literal["normal", "held", "released"]
+MAX_PROPOSALS = 1000  # per policy and tick
+WHY_ADOPTED = "adopted at takeover, as found"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A proposal with the policy that made it (index in the engine's order) and where it may act [k]."""
+
+    policy: int
+    name: str
+    proposal: Proposal
+    allowed: Bool | None  # None: everywhere
+
+
+@dataclass(slots=True)
+class Settlement:
+    """The outcome of one control's claims, [n]: the value inside the interval lo..hi that they left open.
+
+    `by` is the index of the claim that set the value, -1 for none. `clipped` counts, by claim, the entities
+    on which it could not have its way.
+    """
+
+    control: Control
+    lo: F64
+    hi: F64
+    value: F64
+    by: I32
+    claims: list[Claim]
+    clipped: dict[int, int] = field(default_factory=dict)
+
+
+def check_proposal(proposal: Proposal, controls: tuple[str, ...], n: int) -> None:
+    """Raises ContractError if a proposal is not what `Proposal` promises."""
+    p = proposal
+    if p.control not in controls or find_control(p.control) is None:
+        raise ContractError(f"proposes {p.control}, declared {', '.join(controls)}")
+    if not isinstance(p.reason, str):
+        raise ContractError(f"{p.control}: reason must be text")
+    columns = (p.index, p.lo, p.hi, p.want)
+    if not all(isinstance(c, np.ndarray) and c.ndim == 1 for c in columns) or p.index.dtype.kind != "i":
+        raise ContractError(
+            f"{p.control}: index, lo, hi and want must be arrays of one dimension, index of integers"
+        )
+    if not all(c.dtype.kind in "fi" for c in columns):
+        raise ContractError(f"{p.control}: lo, hi and want must be numbers")
+    k = len(p.index)
+    if not (len(p.lo) == len(p.hi) == len(p.want) == k):
+        raise ContractError(f"{p.control}: index, lo, hi and want differ in length")
+    if k and (p.index[0] < 0 or p.index[-1] >= n or (np.diff(p.index) <= 0).any()):
+        raise ContractError(f"{p.control}: index must be unique, ascending and below {n}")
+    if np.isnan(p.lo).any() or np.isnan(p.hi).any() or (p.lo > p.hi).any():
+        raise ContractError(f"{p.control}: lo must be <= hi, and neither NaN")
+
+
+class Arbiter:
+    """The leases of a site and the rules by which they change."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.leases = {c.key: Leases(c, site.sizes[t]) for t, spec in TABLES.items() for c in spec.controls}
+        self.next_command = 1
+        self.epoch = 1
+        self.mode: Mode = "normal"
+        self.verdicts: dict[str, int] = {}  # clipped, deferred or protected in the last tick -> entities
+        self.settling: dict[str, int] = {}  # control -> until when nothing changes, after a takeover
+        self.fresh_term = False  # the epoch rose in this very tick: what runs is commanded anew under it
+
+    def mode_of(self, key: str) -> Mode:
+        """The mode as it applies to one control."""
+        return "held" if self.mode == "normal" and key in self.settling else self.mode
+
+    def settle(self, key: str, claims: list[Claim], readback: F64) -> Settlement:
+        """Narrow the envelope by each claim in turn; the value is the wish inside what remains.
+
+        `readback` [n] is where the device stands, used where nobody wishes for a value.
+        """
+        control = cast(Control, find_control(key))
+        envelope, lease = self.site.envelopes[key], self.leases[key]
+        lo, hi = envelope.low.copy(), envelope.high.copy()
+        want = np.full(lease.n, np.nan)
+        stands = np.where(lease.running(), lease.value, readback)
+        out = Settlement(control, lo, hi, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), claims)
+        for number, claim in enumerate(claims):
+            p = claim.proposal
+            index, plo, phi, pwant = p.index, p.lo, p.hi, p.want
+            keep = np.isfinite(lo[index])
+            if claim.allowed is not None:
+                keep &= claim.allowed
+            if not keep.all():
+                index, plo, phi, pwant = index[keep], plo[keep], phi[keep], pwant[keep]
+            nlo, nhi = np.clip(plo, lo[index], hi[index]), np.clip(phi, lo[index], hi[index])
+            wished = np.clip(pwant, plo, phi)  # NaN, no wish, is never cut
+            lost = int(((phi < lo[index]) | (plo > hi[index]) | (wished < nlo) | (wished > nhi)).sum())
+            if lost:
+                out.clipped[number] = lost
+            lo[index], hi[index] = nlo, nhi
+            undecided = np.isnan(want[index])
+            want[index] = np.where(undecided, pwant, want[index])
+            wish = np.where(np.isnan(want[index]), stands[index], want[index])
+            # Where neither a wish nor a reading exists, the safe value is the best guess.
+            blind = np.isnan(wish)
+            wish[blind] = envelope.safe[index][blind]
+            value = np.clip(wish, nlo, nhi)
+            if control.states:  # a named level: between two of them there is nothing
+                value = np.rint(value)
+            before = out.value[index]
+            changed = np.isnan(before) | (value != before)
+            out.by[index[changed]] = number
+            out.value[index] = value
+        return out
+
+    def limit(self, done: Settlement, readback: F64, dt_s: float, known: Bool | None = None) -> int:
+        """Apply hold, slew, deadband and blast radius to a settlement; returns how many were deferred.
+
+        `known` [n] is where the read-back is current (None: wherever there is one).
+        """
+        known = ~np.isnan(readback) if known is None else known
+        control, lease = done.control, self.leases[done.control.key]
+        envelope = self.site.envelopes[control.key]
+        touched = ~np.isnan(done.value)
+        stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), envelope.safe, readback))
+        protective = self._protective(control, done.value, stands)
+        if self.mode_of(control.key) == "held":
+            # A device that nobody has heard may stand at its least protective end: then the move may be one.
+            worst = envelope.high if control.protective == "low" else envelope.low
+            unknown = ~lease.running() & ~known
+            protective |= unknown & self._protective(control, done.value, worst)
+            keep = touched & ~protective
+            done.value[keep] = lease.value[keep]
+            touched = ~np.isnan(done.value)
+        # Jitter is not worth a command, while what stands lies inside what is asked. Judged before the slew
+        # limit, lest steps smaller than the deadband never add up.
+        inside = (lease.value >= done.lo) & (lease.value <= done.hi)
+        same = touched & inside & (np.abs(done.value - lease.value) < envelope.deadband)
+        done.value[same] = lease.value[same]
+        # A value that stood still has not saved up any slew: the rate is per tick.
+        reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * dt_s, np.inf)
+        # A device found outside its envelope is taken to the edge at once.
+        stands = np.clip(stands, envelope.low, envelope.high)
+        slewed = touched & ~protective & np.isfinite(stands)
+        done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
+        return self._contain(done, envelope, lease, protective, readback, known)
+
+    def protects(self, done: Settlement, readback: F64) -> Bool:
+        """Mask of protective moves [n]; a device that never reported counts as standing at its worst."""
+        lease, envelope = self.leases[done.control.key], self.site.envelopes[done.control.key]
+        worst = envelope.high if done.control.protective == "low" else envelope.low
+        stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), worst, readback))
+        return self._protective(done.control, done.value, stands)
+
+    @staticmethod
+    def _protective(control: Control, value: F64, stands: F64) -> Bool:
+        if control.protective == "low":
+            return value < stands
+        if control.protective == "high" and not control.disruptive:
+            return value > stands
+        return np.zeros(len(value), np.bool_)
+
+    @staticmethod
+    def _contain(
+        done: Settlement, envelope: Envelope, lease: Leases, protective: Bool, readback: F64, known: Bool
+    ) -> int:
+        """Hold back changes beyond the blast radius; recovery towards the normal level is never held back."""
+        control = done.control
+        stands = np.where(lease.running(), lease.value, readback)
+        change = ~np.isnan(done.value) & (done.value != stands)
+        if control.disruptive:
+            # What we took out counts, also when the lease lapsed, until a read-back says that it is back.
+            # What broke or others took out is no harm of ours; where much is broken it would leave no room.
+            ours = lease.running() | ~np.isnan(lease.lapsed)
+            last = np.where(known, readback, np.fmax(lease.lapsed, readback))
+            stood = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
+            out_now = stood & ours
+            change &= (done.value > 0) & ~stood
+            room = envelope.blast_radius - int(out_now.sum())
+        else:
+            change &= ~protective
+            room = envelope.blast_radius
+        wanted = np.flatnonzero(change)
+        if len(wanted) <= room:
+            return 0
+        # The strongest claim goes first; among equals, the lower index.
+        order = wanted[np.argsort(done.by[wanted], kind="stable")]
+        held_back = order[max(room, 0) :]
+        done.value[held_back] = lease.value[held_back]
+        return len(held_back)
+
+    def command(
+        self, done: Settlement, readback: F64, generation: I32, now_ns: int, excluded: Bool | None = None
+    ) -> list[CommandBatch]:
+        """Grant or renew leases for a limited settlement; nothing is sent where it is `excluded` [n]."""
+        lease = self.leases[done.control.key]
+        mode = self.mode_of(done.control.key)
+        if mode == "released":
+            return []
+        touched = ~np.isnan(done.value)
+        new = touched & (~lease.running() | (done.value != lease.value))
+        batches: list[CommandBatch] = []
+        for number, claim in enumerate(done.claims):
+            index = np.flatnonzero(new & (done.by == number)).astype(np.int32)
+            if len(index):
+                owner = np.full(len(index), claim.policy, np.int32)
+                numbers = lease.grant(index, done.value[index], owner, self.next_command, now_ns, readback,
+                                      generation[index])  # fmt: skip
+                self.next_command += len(index)
+                batches.append(
+                    self._batch(lease, index, numbers, claim.name, claim.proposal.reason, now_ns, False)
+                )
+        if self.fresh_term:  # all that runs is about to be commanded anew
+            return batches
+        wanted = touched | (lease.running() & (mode == "held"))
+        if excluded is not None:
+            wanted &= ~excluded
+        index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
+        if len(index):
+            lease.renew(index, now_ns)
+            batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
+        return batches
+
+    def withdraw(
+        self, key: str, wanted: Bool, now_ns: int, dt_s: float, readback: F64 | None = None
+    ) -> list[CommandBatch]:
+        """Give back what no policy asks for any more: towards what was found, at the slew limit, then let go.
+
+        Only in normal mode; a lease that dies with the daemon lapses instead, and is given back when the
+        daemon is there again. Where nothing was found, and for controls that keep their value, the lease is
+        left to lapse. A more protective value that somebody else has set stands; while it cannot be told from
+        our own command on its way, the lease is renewed.
+        """
+        lease, envelope = self.leases[key], self.site.envelopes[key]
+        if self.mode_of(key) != "normal" or lease.control.on_expiry == "keep":
+            return []
+        owed = (lease.running() | ~np.isnan(lease.lapsed)) & ~wanted
+        index = np.flatnonzero(owed & np.isfinite(lease.found) & np.isfinite(envelope.low)).astype(np.int32)
+        if len(index) == 0:
+            return []
+        readback = np.full(lease.n, np.nan) if readback is None else readback
+        tolerance = max(envelope.deadband, 1e-6)
+        theirs, unsure = lease.others(readback, envelope.safe, tolerance, now_ns)
+        later, index = index[unsure[index]], index[~unsure[index]]
+        if len(index) > envelope.blast_radius:  # the longest standing first; the others keep their lease
+            order = np.argsort(lease.changed_ns[index], kind="stable")
+            later = np.sort(np.concatenate([later, index[order[envelope.blast_radius :]]]))
+            index = np.sort(index[order[: envelope.blast_radius]])
+        later = later[lease.due(now_ns)[later]]
+        batches: list[CommandBatch] = []
+        if len(later) and not self.fresh_term:
+            lease.renew(later, now_ns)
+            batches = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
+        left = np.where(np.isnan(readback), envelope.safe, readback)
+        # From where somebody else has it: on the way from our own setting it would rise above theirs
+        stands = np.where(lease.running() & ~theirs, lease.value, left)
+        stands = np.clip(stands, envelope.low, envelope.high)[index]
+        goal = np.where(theirs[index], np.fmin(lease.found[index], readback[index]), lease.found[index])
+        lease.found[index] = goal  # what somebody else has set since is what was found
+        goal = np.clip(goal, envelope.low[index], envelope.high[index])
+        slew = envelope.slew_per_s[index]
+        reach = np.where(slew > 0, slew * dt_s, np.inf)
+        value = np.clip(goal, stands - reach, stands + reach)
+        there = value == goal
+        for mask, why in (
+            (~there, "no longer needed: on the way back"),
+            (there, "no longer needed: as it was found"),
+        ):
+            some = index[mask]
+            if len(some):
+                found, owner = lease.found[some].copy(), lease.owner[some].astype(np.int32)
+                numbers = lease.grant(some, value[mask], owner, self.next_command, now_ns, lease.found,
+                                      lease.generation[some])  # fmt: skip
+                lease.found[some] = found
+                self.next_command += len(some)
+                batches.append(self._batch(lease, some, numbers, "arbiter", why, now_ns, False))
+        if there.any():
+            batches[-1] = replace(batches[-1], final=True)
+            lease.give_back(index[there], now_ns)
+        return batches
+
+    def take(self, key: str, index: I32, value: F64, why: str, now_ns: int, generation: I32) -> CommandBatch:
+        """Grant a lease that no policy asked for, at this value; its owner stays the same."""
+        lease = self.leases[key]
+        owner, unknown = lease.owner[index].astype(np.int32), np.full(lease.n, np.nan)
+        numbers = lease.grant(index, value, owner, self.next_command, now_ns, unknown, generation[index])
+        self.next_command += len(index)
+        return self._batch(lease, index, numbers, "arbiter", why, now_ns, False)
+
+    def confine(self, key: str, now_ns: int, excluded: Bool | None = None) -> list[CommandBatch]:
+        """Under a hold: move leases outside a narrower envelope to its edge, where that protects."""
+        lease, envelope = self.leases[key], self.site.envelopes[key]
+        if self.mode_of(key) != "held":
+            return []
+        edge = np.clip(lease.value, envelope.low, envelope.high)  # NaN where nothing runs or may run
+        outside = self._protective(lease.control, edge, lease.value)
+        if excluded is not None:
+            outside &= ~excluded
+        index = np.flatnonzero(outside).astype(np.int32)
+        if len(index) == 0:
+            return []
+        return [self.take(key, index, edge[index], "the envelope is narrower now", now_ns, lease.generation)]
+
+    def resend(self, key: str, now_ns: int, excluded: Bool | None = None) -> tuple[CommandBatch | None, I32]:
+        """Return (overdue commands to send again under their old number, entities given up)."""
+        lease = self.leases[key]
+        late = lease.overdue(now_ns)
+        if excluded is not None:
+            late = late[~excluded[late]]
+        if len(late) == 0 or self.mode == "released":
+            return None, late[:0]
+        again = lease.retry(late, now_ns)
+        lost = np.setdiff1d(late, again).astype(np.int32)
+        if len(again) == 0:
+            return None, lost
+        return self._batch(
+            lease, again, lease.command[again], "", "no answer before the deadline", now_ns, True
+        ), lost
+
+    def advise(self, done: Settlement) -> list[tuple[Claim, I32]]:
+        """New advice by claim: where the settled value differs from the last advice."""
+        lease = self.leases[done.control.key]
+        silent = np.isnan(done.value)
+        fresh = ~silent & (done.value != lease.advised) & (done.value != lease.value)
+        lease.advised = np.where(silent, np.nan, done.value)
+        out = []
+        for number, claim in enumerate(done.claims):
+            index = np.flatnonzero(fresh & (done.by == number)).astype(np.int32)
+            if len(index):
+                out.append((claim, index))
+        return out
+
+    def _batch(
+        self, lease: Leases, index: I32, numbers: I64, policy: str, reason: str, now_ns: int, renewal: bool
+    ) -> CommandBatch:
+        deadline = int(lease.deadline_ns[index].max())
+        return CommandBatch(lease.control.key, policy, self.epoch, index, lease.generation[index].copy(),
+                            numbers.copy(), lease.value[index].copy(), reason, now_ns,
+                            int(lease.expires_ns[index].min()), deadline, renewal)  # fmt: skip
+
+    def begin_term(self, epoch: int, adopt: bool, now_ns: int) -> None:
+        """Lead under this epoch. With `adopt` nothing that ran here counts: another daemon has led since."""
+        self.fresh_term = epoch > self.epoch or adopt
+        self.epoch = epoch
+        if adopt:
+            for lease in self.leases.values():
+                lease.disown()
+            self.settling = {
+                key: now_ns + round(lease.control.lease_s * NS)
+                for key, lease in self.leases.items()
+                if lease.n
+            }
+
+    def end_settling(self, now_ns: int) -> list[str]:
+        """Let go of the controls whose time to settle is over; returns them, sorted."""
+        over = sorted(key for key, until_ns in self.settling.items() if until_ns <= now_ns)
+        for key in over:
+            del self.settling[key]
+        return over
+
+    def adopt(self, key: str, readback: F64, known: Bool, generation: I32, now_ns: int) -> list[CommandBatch]:
+        """While a control settles: leases on what its devices read back, where it is not simply free.
+
+        `known` [n]: the read-back is current and nobody works there. A control that keeps its value needs no
+        lease: policies see its read-back. A device outside the envelope cannot be commanded.
+        """
+        lease, envelope = self.leases[key], self.site.envelopes[key]
+        control = lease.control
+        if key not in self.settling or control.on_expiry == "keep" or self.mode == "released":
+            return []
+        free = envelope.low if control.protective == "high" else envelope.high
+        found = known & ~lease.running() & (readback >= envelope.low) & (readback <= envelope.high)
+        found &= np.abs(readback - free) > max(envelope.deadband, 1e-6)
+        index = np.flatnonzero(found).astype(np.int32)
+        if len(index) == 0:
+            return []
+        return [self.take(key, index, readback[index], WHY_ADOPTED, now_ns, generation)]
+
+    def inherit_outages(self, key: str, readback: F64, ours: Bool) -> None:
+        """While a disruptive control settles: count what the leader before took out in the blast radius.
+
+        It counts as a lease of ours that lapsed. `ours` [n]: out by the mark of racktwin, as last reported.
+        """
+        lease = self.leases[key]
+        if key in self.settling and lease.control.disruptive:
+            at = ours & ~lease.running() & np.isnan(lease.lapsed) & (readback > 0)
+            lease.lapsed[at] = readback[at]
+
+    def renew_term(self, key: str, now_ns: int, excluded: Bool | None = None) -> list[CommandBatch]:
+        """In the first tick of a term: command what runs again, with the new epoch and new numbers.
+
+        Devices refuse the epoch before once they have seen the new one, and its answers are no longer ours.
+        """
+        lease = self.leases[key]
+        if not self.fresh_term or self.mode == "released":
+            return []
+        again = lease.running() & (lease.issued_ns < now_ns)
+        if excluded is not None:
+            again &= ~excluded
+        index = np.flatnonzero(again).astype(np.int32)
+        if len(index) == 0:
+            return []
+        why = f"as before, under epoch {self.epoch}"
+        return [self.take(key, index, lease.value[index].copy(), why, now_ns, lease.generation)]
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Arbiter:
+        """This arbiter for a changed site."""
+        out = Arbiter(site)
+        out.next_command, out.epoch, out.mode = self.next_command, self.epoch, self.mode
+        out.fresh_term = self.fresh_term
+        out.settling = {key: at for key, at in self.settling.items() if out.leases[key].n}
+        for key, lease in self.leases.items():
+            table = key.partition(".")[0]
+            out.leases[key] = lease.remapped(site.sizes[table], old_of_new[table])
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        own: dict[str, Any] = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
+        own["settling"] = self.settling
+        return own | {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
+        self.verdicts, settling = dict(data["verdicts"]), data["settling"]
+        # In the order of the leases, as it was made: a snapshot sorts its keys.
+        self.settling = {key: settling[key] for key in self.leases if key in settling}
+        for key, lease in self.leases.items():
+            lease.restore(data["leases"][key])

@@ -1,0 +1,286 @@
+"""Leases: what has been commanded of each entity, until when, how far it got, and what a lapse means.
+
+One running command per control and entity; a newer one supersedes it. All in columns, so that a drain of an
+hour survives a restart with the snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, NS, Bool, Control
+
+NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
+_ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
+_FIELDS = (
+    "value",
+    "expires_ns",
+    "owner",
+    "command",
+    "state",
+    "issued_ns",
+    "deadline_ns",
+    "changed_ns",
+    "found",
+    "differs_ns",
+    "advised",
+    "generation",
+    "attempts",
+    "lapsed",
+    "given",
+    "given_ns",
+    "strays_ns",
+    "losses",
+    "seen",
+)
+
+# A failed or overdue command is sent again while its lease lives, at most this often.
+MAX_ATTEMPTS = 3
+# A sink that says no is asked again after this long; one that says nothing, after the control's deadline.
+RETRY_S = 10.0
+# A read-back may lag by this much before it counts as a mismatch.
+MISMATCH_S = 10.0
+
+
+class Leases:
+    """The leases of one control. All columns [n]; `value` NaN means nothing is commanded."""
+
+    def __init__(self, control: Control, n: int) -> None:
+        self.control, self.n = control, n
+        self.value = np.full(n, np.nan)
+        self.expires_ns = np.zeros(n, np.int64)
+        self.owner = np.full(n, -1, np.int16)  # index of the policy in the engine's order
+        self.command = np.zeros(n, np.int64)
+        self.state = np.zeros(n, np.uint8)
+        self.issued_ns = np.zeros(n, np.int64)
+        self.deadline_ns = np.zeros(n, np.int64)
+        self.changed_ns = np.zeros(n, np.int64)  # when the value last moved, for the slew limit
+        self.found = np.full(n, np.nan)  # the read-back before the first command, to be given back
+        self.lapsed = np.full(n, np.nan)  # the value of a lease that ran out; NaN once there is a new one
+        # What was given back, and when, until the device is seen to have kept it: a last command may be lost
+        self.given = np.full(n, np.nan)
+        self.given_ns = np.zeros(n, np.int64)
+        self.strays_ns = np.zeros(n, np.int64)  # since when it reads as neither that nor a lapse; 0 = no
+        self.losses = np.zeros(n, np.int16)  # how many last commands in a row the device did not keep
+        self.seen = np.zeros(n, np.bool_)  # the command that runs was read back as carried out
+        self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
+        self.advised = np.full(n, np.nan)  # last advice journaled
+        self.generation = np.zeros(n, np.int32)
+        self.attempts = np.zeros(n, np.int16)
+
+    def running(self) -> Bool:
+        """Mask of the running leases [n]."""
+        return cast(Bool, ~np.isnan(self.value))
+
+    def grant(
+        self,
+        index: I32,
+        value: F64,
+        owner: I32,
+        first_command: int,
+        now_ns: int,
+        readback: F64,
+        generation: I32,
+    ) -> I64:
+        """New values under new leases; returns the command numbers.
+
+        What was found before the first lease is kept through a lapse: what our own lapse left behind is not
+        the site's. Nor is what is read before what was given back has arrived.
+        """
+        fresh = index[np.isnan(self.value[index]) & np.isnan(self.found[index])]
+        given = self.given[fresh]
+        self.found[fresh] = np.where(np.isnan(given), readback[fresh], given)
+        self.lapsed[index] = self.given[index] = np.nan
+        numbers = first_command + np.arange(len(index), dtype=np.int64)
+        self.value[index], self.owner[index], self.command[index] = value, owner, numbers
+        self.state[index], self.attempts[index], self.seen[index] = SENT, 1, False
+        self.issued_ns[index] = self.changed_ns[index] = now_ns
+        self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
+        self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
+        self.generation[index] = generation
+        return numbers
+
+    def renew(self, index: I32, now_ns: int) -> None:
+        """The same value for another lease."""
+        self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
+
+    def give_back(self, index: I32, now_ns: int) -> None:
+        """The device was told for the last time, what was found: nothing is commanded any more."""
+        self.given[index], self.given_ns[index], self.strays_ns[index] = self.value[index], now_ns, 0
+        self.end(index)
+
+    def kept(self, readback: F64, heard_ns: I64, lapse_value: F64, tolerance: float, now_ns: int) -> None:
+        """Look after what was given back once a lease would have run out [all arrays n].
+
+        Where the device then is as a lapse leaves it, the last command did not reach it: what was found is
+        still owed, as after any lapse; after `MAX_ATTEMPTS` more it stays as its lapse leaves it. What is
+        neither for as long again, and still heard, is somebody else's.
+        """
+        wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
+        look = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
+        agrees = look & (np.abs(readback - self.given) <= tolerance)
+        lost = look & ~agrees & (np.abs(readback - lapse_value) <= tolerance)
+        strays = look & ~agrees & ~lost
+        since = np.where(self.strays_ns == 0, now_ns, self.strays_ns)
+        self.strays_ns = np.where(strays, since, np.where(look, 0, self.strays_ns))
+        self.losses = np.where(agrees, 0, self.losses + lost).astype(np.int16)
+        again = lost & (self.losses <= MAX_ATTEMPTS)
+        self.found[again], self.lapsed[again] = self.given[again], readback[again]
+        self.given[agrees | lost | (strays & (heard_ns - since >= wait_ns))] = np.nan
+
+    def others(self, readback: F64, lapse_value: F64, tolerance: float, now_ns: int) -> tuple[Bool, Bool]:
+        """(where somebody else has lowered what we had set, where that is too early to say) [n].
+
+        Nowhere where a lower value does not protect.
+
+        Not where our own command was never read back as carried out, whatever its sink answered, nor where a
+        lapse led there: what is read then is our own doing, late or lost.
+        """
+        below = self.running() & self.seen & (self.differs_ns > 0) & (readback < self.value)
+        below &= ~(np.abs(readback - lapse_value) <= tolerance) & (self.control.protective == "low")
+        late = now_ns - self.differs_ns >= round(MISMATCH_S * NS)
+        return below & late, below & ~late
+
+    def end(self, index: I32) -> None:
+        """Nothing is commanded, found or owed any more."""
+        self.value[index], self.found[index], self.lapsed[index] = np.nan, np.nan, np.nan
+        self.state[index], self.owner[index] = NONE, -1
+        self.expires_ns[index] = self.differs_ns[index] = 0
+
+    def disown(self) -> None:
+        """Nothing here was commanded by us any more: another daemon has had the site since."""
+        for name in ("value", "found", "lapsed", "given", "advised"):
+            getattr(self, name)[:] = np.nan
+        self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
+        self.expires_ns[:] = self.differs_ns[:] = 0
+
+    def left_to_others(self, index: I32, readback: F64, lapse_value: F64, tolerance: float) -> None:
+        """People were here: where a device is not as its lapse left it, what was found is no longer owed."""
+        set_by_hand = np.abs(readback - lapse_value) > tolerance  # False where nothing is read
+        mine = index[set_by_hand[index] & ~self.running()[index]]
+        self.found[mine] = self.lapsed[mine] = self.given[mine] = np.nan
+
+    def no_longer_ours(self, index: I32) -> None:
+        """Somebody else took these over, or brought them back: what lapsed there counts no more."""
+        mine = index[~self.running()[index]]
+        self.found[mine] = self.lapsed[mine] = np.nan
+
+    def due(self, now_ns: int) -> Bool:
+        """Running leases with less than half of their time left."""
+        return self.running() & (self.expires_ns - now_ns < round(self.control.lease_s * NS / 2))
+
+    def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
+        """Note a sink's answer; False if it speaks of another device or a superseded command."""
+        if (
+            not 0 <= entity < self.n
+            or self.generation[entity] != generation
+            or self.command[entity] != command
+        ):
+            return False
+        if np.isnan(self.value[entity]):
+            # The last command of a lease that was given back is answered after its end.
+            return command > 0 and bool(self.state[entity] == NONE)
+        # Answers may come out of order or twice: progress only ever moves forward, and done is the end of it.
+        if state == "done" or (self.state[entity] != DONE and _ACK[state] > self.state[entity]):
+            self.state[entity] = _ACK[state]
+        return True
+
+    def lapse(self, now_ns: int, abandoned: Bool | None = None) -> I32:
+        """End the leases that ran out; returns where. What the device does then is `control.on_expiry`.
+
+        Where the owner is `abandoned` [n] (suspended, or no longer approved) the device stays as the lapse
+        leaves it; elsewhere what was found is still owed.
+        """
+        over = np.flatnonzero(self.running() & (self.expires_ns <= now_ns)).astype(np.int32)
+        self.lapsed[over] = self.value[over]
+        if abandoned is not None:
+            self.found[over[abandoned[over]]] = np.nan
+        self.value[over] = np.nan
+        self.state[over] = EXPIRED
+        self.differs_ns[over] = 0
+        self.owner[over] = -1
+        return over
+
+    def overdue(self, now_ns: int) -> I32:
+        """Commands past their deadline and not done, and refused ones that may be tried again."""
+        late = self._waiting() & (self.deadline_ns <= now_ns)
+        wait_ns = round(max(0.0, self.control.deadline_s - RETRY_S) * NS)
+        refused = (
+            (self.state == FAILED) & (self.attempts <= MAX_ATTEMPTS) & (self.deadline_ns - wait_ns <= now_ns)
+        )
+        return np.flatnonzero(self.running() & (late | refused)).astype(np.int32)
+
+    def _waiting(self) -> Bool:
+        return (self.state >= SENT) & (self.state <= IN_PROGRESS)
+
+    def retry(self, index: I32, now_ns: int) -> I32:
+        """Of these, the ones to send again (same number: idempotent); the others have failed for good."""
+        again = index[self.attempts[index] < MAX_ATTEMPTS]
+        self.attempts[again] += 1
+        self.state[again] = SENT
+        self.deadline_ns[again] = now_ns + round(self.control.deadline_s * NS)
+        lost = index[self.attempts[index] >= MAX_ATTEMPTS]
+        lost = np.setdiff1d(lost, again).astype(np.int32)
+        self.state[lost] = FAILED
+        self.attempts[lost] = MAX_ATTEMPTS + 1  # told once
+        return again
+
+    def unanswered(self) -> I32:
+        """Running leases whose command was given up."""
+        return np.flatnonzero(
+            self.running() & (self.state == FAILED) & (self.attempts > MAX_ATTEMPTS)
+        ).astype(np.int32)
+
+    def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
+        """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the
+        command proves nothing, and what takes its time (a drain) may differ until its deadline."""
+        current = self.running() & (heard_ns > self.issued_ns)
+        differs = current & ~(np.abs(readback - self.value) <= tolerance)
+        self.seen |= current & ~differs
+        self.state[current & ~differs & self._waiting()] = DONE
+        time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
+        differs &= ~(self._waiting() & (now_ns - self.issued_ns < time_ns))
+        since = np.where(self.differs_ns == 0, now_ns, self.differs_ns)
+        # Until the device has spoken after a command, an alarm neither begins nor ends.
+        waiting = np.where(self.running(), self.differs_ns, 0)
+        self.differs_ns = np.where(differs, since, np.where(current, 0, waiting))
+        late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
+        return np.flatnonzero(late).astype(np.int32)
+
+    def unread(self, heard_ns: I64, wait_s: float, now_ns: int, resumed_ns: int = 0) -> I32:
+        """Answered commands of which no read-back has been heard for so long, or no longer.
+
+        `resumed_ns`: nobody listened before. A device that fell silent may have let its lease lapse.
+        """
+        since_ns = max(now_ns - round(wait_s * NS), 0)
+        if self.n == 0 or heard_ns.min() > since_ns or resumed_ns > since_ns:
+            return np.zeros(0, np.int32)
+        answered = (self.state >= ACCEPTED) & (self.state <= DONE)
+        silent = self.running() & answered & (np.maximum(heard_ns, self.issued_ns) <= since_ns)
+        return np.flatnonzero(silent).astype(np.int32)
+
+    def drop(self, entity: int) -> None:
+        """Another device sits here: the old one's lease is not its own."""
+        fresh = Leases(self.control, 1)
+        for name in _FIELDS:
+            getattr(self, name)[entity] = getattr(fresh, name)[0]
+
+    def remapped(self, n: int, old_of_new: I32) -> Leases:
+        """These leases for another set of slots."""
+        out = Leases(self.control, n)
+        kept = np.flatnonzero(old_of_new >= 0)
+        for name in _FIELDS:
+            getattr(out, name)[kept] = getattr(self, name)[old_of_new[kept]]
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave; a version before this one knew fewer columns."""
+        for name in _FIELDS:
+            if name in data:
+                setattr(self, name, np.array(data[name]))

@@ -1,0 +1,356 @@
+"""Alarm book: active alarms with their acknowledgements, shelves and silences.
+
+The book follows the engine's findings and the conditions of the daemon itself. It decides nothing and the
+engine never reads it. It is kept in `alarms.json`, so that acknowledgements and shelves survive a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from twin.catalogue import NS, StorageError
+from twin.contracts import AlarmRecord, Finding, JournalRecord
+from twin.run import atomic_write
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+READS = (1,)
+MAX_ALARMS = 12_000  # the engine's own bound and some more
+MAX_CONDITIONS = 1000
+KEPT_CLEARED = 500
+FLAPS, FLAP_WINDOW_S = 5, 600.0  # raised more often than this, within this time, is flapping
+MAX_SHELF_S = 30 * 86_400.0
+SAVE_EVERY_S = 10.0
+RETURN_S = 60.0  # after a restart, so long a condition of the shell may take to show again
+MAX_TEXT, MAX_LISTED = 500, 32
+SEVERITIES = ("info", "warning", "critical")
+
+What = Literal["raised", "cleared", "severity", "flapping", "calm", "shelved", "returned", "acknowledged"]
+
+
+class Alarm(msgspec.Struct):
+    """One alarm. `times` is how often it was raised; a flapping one counts as active until it is calm."""
+
+    id: str
+    severity: str
+    title: str
+    entities: list[str]
+    evidence: list[str]
+    action: str
+    count: int
+    confidence_pu: float
+    raised_ns: int
+    changed_ns: int
+    own: bool = False  # a condition of the shell, not a finding of the engine
+    active: bool = True
+    times: int = 1
+    cleared_ns: int = 0
+    flapping: bool = False
+    raises_ns: list[int] = []
+    ack_author: str = ""
+    ack_note: str = ""
+    ack_ns: int = 0
+    shelved_until_ns: int = 0
+    shelf_author: str = ""
+    shelf_reason: str = ""
+
+    @property
+    def state(self) -> str:
+        """cleared, shelved, flapping, acknowledged or raised."""
+        if self.shelved_until_ns:
+            return "shelved"
+        if self.flapping:
+            return "flapping"
+        if not self.active:
+            return "cleared"
+        return "acknowledged" if self.ack_ns else "raised"
+
+    @property
+    def told(self) -> bool:
+        """Return True while receivers should see it as active."""
+        return (self.active or self.flapping) and not self.shelved_until_ns
+
+
+class AlarmChange(msgspec.Struct, frozen=True):
+    """Something that receivers should hear of; `alarm` is as it was at that moment."""
+
+    what: What
+    alarm: Alarm
+    now_ns: int
+
+
+class _File(msgspec.Struct):
+    format: int
+    alarms: list[Alarm]
+
+
+class AlarmBook:
+    """All alarms by id. Every method belongs on the loop; `update` is called after each tick."""
+
+    def __init__(self, folder: Path, tell: Callable[[JournalRecord], None] | None = None) -> None:
+        self.path = folder / "alarms.json"
+        self.tell = tell  # where the journal's notes of what people did go
+        self.alarms: dict[str, Alarm] = {}  # active, flapping or shelved
+        self.gone: dict[str, Alarm] = {}  # cleared, oldest first
+        self.counts = {"dropped": 0, "not_saved": 0}
+        self.now_ns = 0
+        self.fault = ""  # why the file could not be read or written
+        self._conditions: dict[str, Finding] = {}
+        self._seen: dict[str, Finding] = {}
+        self._changes: list[AlarmChange] = []  # made between two updates
+        self._since_ns = 0
+        self._saved_ns, self._dirty = 0, False
+        self._load()
+
+    # -- what is wrong
+
+    def condition(
+        self, identity: str, severity: str, title: str, evidence: Iterable[str] = (), action: str = ""
+    ) -> None:
+        """Something of the shell itself is wrong; holds until `clear`."""
+        if identity not in self._conditions and len(self._conditions) >= MAX_CONDITIONS:
+            self.counts["dropped"] += 1
+            return
+        finding = Finding(identity, severity, title, (), tuple(evidence), 1.0, action)
+        if self._conditions.get(identity) != finding:
+            self._conditions[identity] = finding
+
+    def clear(self, identity: str) -> None:
+        """That condition is over, if it was there."""
+        self._conditions.pop(identity, None)
+
+    def update(self, findings: Iterable[Finding], now_ns: int) -> list[AlarmChange]:
+        """Take over what is wrong now; what receivers should hear of since the last update."""
+        self.now_ns = now_ns
+        self._since_ns = self._since_ns or now_ns
+        present = {f.id: f for f in findings}
+        present.update(self._conditions)
+        for identity, finding in present.items():
+            if self._seen.get(identity) is not finding:
+                self._take(finding, identity in self._conditions)
+        for identity, alarm in list(self.alarms.items()):
+            if alarm.active and identity not in present and not self._expected(alarm):
+                self._end(alarm)
+        self._seen = present
+        self._settle()
+        changes, self._changes = self._changes, []
+        if self._dirty and now_ns - self._saved_ns >= SAVE_EVERY_S * NS:
+            self._save(sync=False)
+        return changes
+
+    def _expected(self, alarm: Alarm) -> bool:
+        """A condition from before a restart, which its source has had no time to state again."""
+        return alarm.own and alarm.id not in self._seen and self.now_ns - self._since_ns < RETURN_S * NS
+
+    def _take(self, finding: Finding, own: bool) -> None:
+        alarm = self.alarms.get(finding.id)
+        if alarm is None:
+            if len(self.alarms) >= MAX_ALARMS:
+                self.counts["dropped"] += 1
+                return
+            alarm = self.gone.pop(finding.id, None)
+            again = alarm is not None
+            if alarm is None:
+                alarm = Alarm(finding.id, finding.severity, "", [], [], "", 1, 1.0, 0, 0, own)
+                alarm.times = 0
+            if again:
+                alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
+            self.alarms[finding.id] = alarm
+            alarm.active = False
+        rose = alarm.active and _rank(finding.severity) > _rank(alarm.severity)
+        moved = alarm.active and finding.severity != alarm.severity
+        alarm.severity = finding.severity if finding.severity in SEVERITIES else "warning"
+        alarm.title, alarm.action = finding.title[:MAX_TEXT], finding.action[:MAX_TEXT]
+        alarm.entities = [e[:MAX_TEXT] for e in finding.entities[:MAX_LISTED]]
+        alarm.evidence = [e[:MAX_TEXT] for e in finding.evidence[:MAX_LISTED]]
+        alarm.count, alarm.confidence_pu = finding.count, float(finding.confidence_pu)
+        if not alarm.active:
+            self._begin(alarm)
+        elif moved:
+            alarm.changed_ns, self._dirty = self.now_ns, True
+            if rose:  # worse than what people knew of, or put aside
+                alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
+                if alarm.shelved_until_ns:
+                    self._off_shelf(alarm)
+                    return
+            self._say("severity", alarm)
+
+    def _begin(self, alarm: Alarm) -> None:
+        now_ns, self._dirty = self.now_ns, True
+        alarm.active, alarm.cleared_ns, alarm.times = True, 0, alarm.times + 1
+        alarm.changed_ns = now_ns
+        alarm.raises_ns = [
+            t for t in [*alarm.raises_ns, now_ns][-FLAPS - 1 :] if now_ns - t <= FLAP_WINDOW_S * NS
+        ]
+        if alarm.flapping:
+            return
+        alarm.raised_ns = now_ns
+        if len(alarm.raises_ns) > FLAPS:
+            alarm.flapping = True
+            self._say("flapping", alarm)
+        else:
+            self._say("raised", alarm)
+
+    def _end(self, alarm: Alarm) -> None:
+        alarm.active, alarm.changed_ns, alarm.cleared_ns, self._dirty = False, self.now_ns, self.now_ns, True
+        if alarm.flapping:
+            return
+        self._say("cleared", alarm)
+        if not alarm.shelved_until_ns:
+            self._put_away(alarm)
+
+    def _put_away(self, alarm: Alarm) -> None:
+        self.alarms.pop(alarm.id, None)
+        self.gone[alarm.id] = alarm
+        while len(self.gone) > KEPT_CLEARED:
+            del self.gone[next(iter(self.gone))]
+
+    def _settle(self) -> None:
+        """Apply changes by time alone: a flapping alarm that has settled, a shelf that ends."""
+        for alarm in [a for a in self.alarms.values() if a.flapping or a.shelved_until_ns]:
+            if alarm.flapping and self.now_ns - alarm.changed_ns >= FLAP_WINDOW_S * NS:
+                alarm.flapping, alarm.raises_ns, self._dirty = False, [], True
+                self._say("calm" if alarm.active else "cleared", alarm)
+                if not alarm.active and not alarm.shelved_until_ns:
+                    self._put_away(alarm)
+            if 0 < alarm.shelved_until_ns <= self.now_ns:
+                self._off_shelf(alarm)
+
+    def _off_shelf(self, alarm: Alarm) -> None:
+        alarm.shelved_until_ns, alarm.shelf_author, alarm.shelf_reason = 0, "", ""
+        self._dirty = True
+        if alarm.active or alarm.flapping:
+            self._say("returned", alarm)
+        else:
+            self._put_away(alarm)
+
+    def _say(self, what: What, alarm: Alarm) -> None:
+        if not alarm.shelved_until_ns or what == "shelved":
+            self._changes.append(AlarmChange(what, msgspec.structs.replace(alarm), self.now_ns))
+            del self._changes[: -2 * MAX_ALARMS]
+
+    # -- what people do; each returns what the journal is told
+
+    def acknowledge(self, identity: str, author: str, note: str = "") -> AlarmRecord:
+        """Somebody knows of it. Raises KeyError if it is not active."""
+        alarm = self.alarms[identity]
+        if not (alarm.active or alarm.flapping):
+            raise KeyError(identity)
+        alarm.ack_author, alarm.ack_note = author[:MAX_TEXT], note[:MAX_TEXT]
+        alarm.ack_ns = max(1, self.now_ns)
+        self._say("acknowledged", alarm)
+        return self._noted("acknowledged", alarm, author=alarm.ack_author, note=alarm.ack_note)
+
+    def shelve(self, identity: str, until_ns: int, author: str, reason: str) -> AlarmRecord:
+        """Put aside until an instant, or until it gets worse. Raises KeyError, ValueError for the instant."""
+        alarm = self.alarms[identity]
+        if not self.now_ns < until_ns <= self.now_ns + MAX_SHELF_S * NS:
+            raise ValueError(f"expected an instant within the next {MAX_SHELF_S / 86_400:g} days")
+        alarm.shelved_until_ns = until_ns
+        alarm.shelf_author, alarm.shelf_reason = author[:MAX_TEXT], reason[:MAX_TEXT]
+        self._say("shelved", alarm)
+        return self._noted(
+            "shelved", alarm, author=alarm.shelf_author, reason=alarm.shelf_reason, until_ns=until_ns
+        )
+
+    def unshelve(self, identity: str, author: str) -> AlarmRecord:
+        """Take it back. Raises KeyError if it is not shelved."""
+        alarm = self.alarms[identity]
+        if not alarm.shelved_until_ns:
+            raise KeyError(identity)
+        self._off_shelf(alarm)
+        return self._noted("unshelved", alarm, author=author[:MAX_TEXT])
+
+    def _noted(self, what: str, alarm: Alarm, **more: Any) -> AlarmRecord:
+        record = AlarmRecord(what=what, id=alarm.id, severity=alarm.severity, **more)
+        self._save()
+        if self.tell is not None:
+            self.tell(record)
+        return record
+
+    # -- what is shown and kept
+
+    def active(self) -> list[Alarm]:
+        """Active alarms, for a receiver that begins to listen."""
+        return [msgspec.structs.replace(a) for a in self.alarms.values() if a.told]
+
+    def listing(self, cleared: bool = False) -> list[dict[str, Any]]:
+        """Alarms as plain data, the gravest first, then the newest; with `cleared`, also what is over."""
+        every = sorted(self.alarms.values(), key=lambda a: (-_rank(a.severity), -a.raised_ns, a.id))
+        return [_shown(a) for a in [*every, *(reversed(self.gone.values()) if cleared else ())]]
+
+    def save(self) -> None:
+        """Write the book, at the end of a run."""
+        if self._dirty:
+            self._save()
+
+    def _save(self, sync: bool = True) -> None:
+        """Whole or not at all. The book in memory goes on if the disk refuses.
+
+        What people said is forced to the disk; what findings say comes again by itself.
+        """
+        self._saved_ns = self.now_ns
+        held = _File(FORMAT, [*self.alarms.values(), *self.gone.values()])
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.path, msgspec.json.encode(held), sync=sync)
+        except OSError as error:
+            self.counts["not_saved"] += 1
+            if not self.fault:
+                log.error("%s: cannot be written: %s; what people say of alarms is lost with this process",
+                          self.path, error)  # fmt: skip
+            self.fault = f"{self.path}: cannot be written: {error}"
+            return
+        self.fault, self._dirty = "", False
+
+    def _load(self) -> None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read: {error}") from error
+        try:
+            told = msgspec.json.decode(data, type=_Format).format
+            if told not in READS:
+                raise StorageError(
+                    f"{self.path}: format {told} of alarms; this version reads {', '.join(map(str, READS))}: "
+                    "start the version that wrote it, or move the file away"
+                )
+            held = msgspec.json.decode(data, type=_File).alarms
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            kept = _aside(self.path)
+            self.fault = f"{self.path}: damaged ({error}); moved to {kept.name}; acknowledgements are lost"
+            log.error("%s", self.fault)
+            return
+        for alarm in held[: MAX_ALARMS + KEPT_CLEARED]:
+            open_ = alarm.active or alarm.flapping or alarm.shelved_until_ns
+            (self.alarms if open_ else self.gone)[alarm.id] = alarm
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _aside(path: Path) -> Path:
+    number = 0
+    while (kept := path.with_name(f"{path.stem}.damaged" + (f".{number}" if number else ""))).exists():
+        number += 1
+    path.replace(kept)
+    return kept
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity) if severity in SEVERITIES else 1
+
+
+def _shown(alarm: Alarm) -> dict[str, Any]:
+    out: dict[str, Any] = msgspec.to_builtins(alarm)
+    del out["raises_ns"]
+    return out | {"state": alarm.state}

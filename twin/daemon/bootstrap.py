@@ -1,0 +1,170 @@
+"""Bootstrap: from a configuration to an engine that continues the last run, with its run folder locked.
+
+It refuses to start on a wrong site, on `act` where that is not allowed, or on a folder in use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from twin.api import open_tokens, server_tls
+from twin.catalogue import NS, ConfigError, StorageError
+from twin.config import Loaded, arming_faults, load_site, make_engine, make_policies
+from twin.daemon.authority import AuthorityBook
+from twin.engine import Engine
+from twin.run import Keeping, Recorder, RecoveredRun, mend_last, opening, resume
+from twin.site import Site, SiteSpec, build_site
+from twin.telemetry import AuthorityChanged, EpochChanged, Event, SiteChanged, TicksSkipped
+
+log = logging.getLogger(__name__)
+ARMED = ("approve", "act")
+
+
+@dataclass
+class OpenedRun:
+    """The state that a daemon starts from. `events` belong into its first frame."""
+
+    engine: Engine
+    spec: SiteSpec
+    recorder: Recorder
+    folder: Path
+    authority: AuthorityBook
+    last_tick: int
+    last_ns: int
+    events: list[Event] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    _lock: IO[str] | None = None
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Site, dict[str, str]]:
+    """(spec, site, configured authority). Raises ConfigError with every fault, arming and `more` included."""
+    path = loaded.file(loaded.config.site)
+    spec, site = load_site(path)
+    _, configured = make_policies(site.file)
+    faults = [*more, *(f"{path}: {fault}" for fault in arming_faults(spec, site))]
+    for policy, level in configured.items():
+        if level in ARMED and (why := unarmed_because(loaded)):
+            faults.append(f"{path}: $.policies.{policy}.authority: {level}, but {why}")
+    if loaded.config.api is not None:
+        for check in (server_tls, _tokens):
+            try:
+                check(loaded)
+            except ConfigError as error:
+                faults += [p for p in error.problems if p not in faults]
+    if faults:
+        raise ConfigError(faults)
+    return spec, site, configured
+
+
+def _tokens(loaded: Loaded) -> None:
+    """A tokens file that is named must be there and readable; our own is made when it is needed."""
+    if loaded.config.api is not None and loaded.config.api.tokens_file is not None:
+        open_tokens(loaded)
+
+
+def unarmed_because(loaded: Loaded) -> str | None:
+    """Why nothing may be commanded under this configuration; None if it may."""
+    if loaded.config.broker == "embedded" and not loaded.config.simulated:
+        return (
+            "the embedded broker knows no identities, so anybody on this host could command; expected a "
+            "broker of yours (`broker: {host: ...}`), or `simulated: true` for the simulated pod"
+        )
+    return None
+
+
+def open_run(loaded: Loaded) -> OpenedRun:
+    """Everything that has to be there before the first tick. Raises ConfigError, StorageError."""
+    spec, site, configured = load_checked(loaded)
+    state = loaded.state
+    lock = _hold(state)
+    try:
+        folder = state / "run"
+        book = AuthorityBook(state, configured)
+        if unarmed_because(loaded):  # whatever was set while another configuration held
+            book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
+        traces, snapshots = list(folder.glob("trace-*.rt")), list(folder.glob("snapshot-*.rts"))
+        # A first start that was killed within its first instants leaves nothing to go on with.
+        stillborn = len(traces) == 1 and not snapshots and opening(traces[0])[0] is None
+        if (traces or snapshots) and not stillborn:
+            resumed = resume(folder, lambda s: make_engine(build_site(s), book.levels))
+            opened = _resumed(loaded, resumed, spec, site, folder, book)
+        else:
+            faults: list[str] = []
+            if stillborn:
+                mend_last(folder, faults)
+                faults.append(f"{traces[0].name}: has no readable header; set aside, and the run begins anew")
+            engine = make_engine(site, book.levels)
+            recorder = Recorder(engine, spec, folder, True, Keeping.of(loaded.config))
+            opened = OpenedRun(engine, spec, recorder, folder, book, -1, 0, faults=faults)
+    except BaseException:
+        lock.close()
+        raise
+    opened._lock = lock
+    return opened
+
+
+def _resumed(
+    loaded: Loaded, resumed: RecoveredRun, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook
+) -> OpenedRun:
+    # Authority and epoch come with the term that this process wins.
+    told = [*resumed.bridge(), *resumed.pending]
+    events: list[Event] = [e for e in told if not isinstance(e, AuthorityChanged | EpochChanged)]
+    if not any(isinstance(e, TicksSkipped) for e in events):
+        events.insert(0, TicksSkipped(count=_missed(loaded, resumed), why="restart"))
+    if site.spec_hash != resumed.engine.site.spec_hash:
+        events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
+    how = resumed.told()
+    recorder = Recorder(resumed.engine, resumed.spec, folder, True, Keeping.of(loaded.config), how)
+    return OpenedRun(
+        resumed.engine,
+        spec,
+        recorder,
+        folder,
+        book,
+        resumed.last_tick,
+        resumed.last_ns,
+        events,
+        list(resumed.faults),
+    )
+
+
+def _missed(loaded: Loaded, resumed: RecoveredRun) -> int:
+    """Ticks that did not happen while nobody ran."""
+    return max(1, round((time.time_ns() - resumed.last_ns) / NS / loaded.config.tick_s) - 1)
+
+
+def _hold(state: Path) -> IO[str]:
+    """The state folder belongs to one process. Raises StorageError naming who has it."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        file = (state / "daemon.lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{state}: the state folder cannot be used: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read(40).strip()
+        file.close()
+        raise StorageError(
+            f"{state}: is in use by process {owner or 'unknown'}; expected one daemon per state folder: stop "
+            "that one, or give this one another `state`"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

@@ -1,0 +1,353 @@
+"""Daemon: the loop around `engine.tick` that connects the engine to the site.
+
+Each tick goes frame -> trace -> tick -> journal (on the disk) -> commands, alarms, history, interfaces.
+
+Sources, sinks and services may fail; the supervisor restarts them. If the journal cannot be written, nothing
+is commanded and the process ends; leases lapse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+from connectors.mqtt import FLOODED
+from twin import VERSION
+from twin.api import JournalLine, Runtime
+from twin.catalogue import NS, ConfigError, StorageError, TwinError
+from twin.config import Loaded, load_config
+from twin.contracts import DaemonRecord, Decision, JournalRecord, ReloadRecord
+from twin.daemon.alarms import AlarmBook
+from twin.daemon.authority import AuthorityBook
+from twin.daemon.bootstrap import OpenedRun, load_checked, open_run
+from twin.daemon.clock import Clock, Tick
+from twin.daemon.ingest import Ingest
+from twin.daemon.leadership import Leadership
+from twin.daemon.sdnotify import SdNotify
+from twin.daemon.services import Services
+from twin.run import Fitter
+from twin.site import SiteFile, SiteSpec
+from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
+
+log = logging.getLogger(__name__)
+STOP_S = 4.0  # for all parts together; systemd is told five seconds
+TRACE_RETRY_S = 10.0
+LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
+# Settings that a running process keeps, and those that restart the links
+FIXED = ("state", "tick_s", "leader", "simulated", "embedded_port")
+LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power")
+MAX_NOTES = 1000  # between two ticks
+FLOOD_ALARM_S, FLOOD_OVER_S = 10.0, 60.0  # between two alarms of a flood; without one, it is over
+
+
+class Daemon:
+    """One site, one configuration, one run folder. Make it inside a running loop."""
+
+    def __init__(self, loaded: Loaded, notify: SdNotify) -> None:
+        self.loaded, self.notify = loaded, notify
+        self.disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self.tick_lock = asyncio.Lock()  # held by a tick from its frame to its commands
+        opened: OpenedRun = open_run(loaded)
+        self.opened, self.engine, self.recorder = opened, opened.engine, opened.recorder
+        self.ingest = Ingest(self.engine.site, self.engine.intake.serials, loaded.config.tick_s)
+        self.ingest.inbox.resume(self.engine.state)
+        self.clock = Clock(loaded.config.tick_s, opened.last_ns)
+        self.tick_no = opened.last_tick + 1
+        self.fitter = Fitter()
+        self._notes: list[JournalRecord] = []
+        self.alarms = AlarmBook(loaded.state, self._note)
+        self.authority: AuthorityBook = opened.authority
+        self.live = Runtime(loaded, self.engine, time.time_ns(), run_dir=str(opened.folder), version=VERSION)
+        self.live.alarms, self.live.put_event = self.alarms, self._put_request
+        self.live.write_note = self._note
+        self.leadership = Leadership(self.live, opened, self.put)
+        self.services = Services(
+            self.live, opened, self.ingest, self.alarms, self.leadership, self.clock.now_ns
+        )
+        self.live.messages = self.services.messages
+        self.live.veto, self.live.reload = self.leadership.veto, self.reload
+        self._reloading = False
+        self._flooded = (0, 0)  # reports dropped at the last alarm, and its instant
+        self._trace_retry = 0.0
+        self._trace_lost = False
+
+    async def run(self) -> None:
+        """Until `stop`. Raises StorageError when the journal fails, TwinError for a broken invariant."""
+        for fault in self.opened.faults:
+            log.warning("start: %s", fault)
+        opened = self.opened
+        self._note(
+            DaemonRecord(
+                started=VERSION,
+                resumed_at=opened.last_tick,
+                wall_ns=time.time_ns(),
+                faults=tuple(opened.faults[:20]),
+            )
+        )
+        if 0 < self.notify.watchdog_s < 2.5 * self.loaded.config.tick_s:
+            raise ConfigError(
+                f"{self.loaded.path}: $.tick_s: {self.loaded.config.tick_s:g} s, but the service manager's "
+                f"watchdog wants a tick every {self.notify.watchdog_s:g} s; expected WatchdogSec of at least "
+                "2.5 ticks in the unit"
+            )
+        try:
+            # A site that changed while we were away comes first: sources speak in its numbers.
+            self.put(self.opened.events)
+            self.services.history.change_site(self.ingest.site)
+            await self.leadership.start()
+            await self.services.start()
+            gc.collect()
+            gc.freeze()  # what lives as long as the daemon need not be looked at again
+            while not self.live.stopping:
+                tick = await self._due()
+                if tick is not None:
+                    async with self.tick_lock:
+                        await self._step(tick)
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """End after the tick in flight."""
+        self.live.stopping = True
+        self.ingest.urgent.set()
+
+    async def _due(self) -> Tick | None:
+        """The next tick, when it is due; None when the daemon stops."""
+        clock, urgent = self.clock, self.ingest.urgent
+        while not self.live.stopping:
+            wait_s = clock.wait_s()
+            if wait_s <= 0:
+                return clock.regular()
+            if urgent.is_set():
+                tick = clock.urgent()
+                if tick is not None:
+                    return tick
+                await asyncio.sleep(min(wait_s, max(0.001, clock.wait_urgent_s())))
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await urgent.wait()
+        return None
+
+    async def _step(self, tick: Tick) -> None:
+        begun = time.perf_counter()
+        for event in self.fitter.due(tick.now_ns, self.engine.site.spec_hash, patient=False):
+            self.ingest.put_event(event)
+        if tick.skipped:
+            self.live.stats.skipped += tick.skipped
+            self.ingest.put_event(TicksSkipped(count=tick.skipped, why=tick.why))
+        frame = self.ingest.take(self.tick_no, tick.now_ns, tick.dt_s)
+        frame = dataclasses.replace(frame, urgent=tick.urgent)
+        self._trace(frame)
+        decision = self.engine.tick(frame)
+        self.tick_no += 1
+        notes, self._notes = self._notes, []
+        # Intent before act: the journal is on the disk before anything leaves.
+        await asyncio.get_running_loop().run_in_executor(self.disk, self._journal, decision, notes)
+        self._after(frame, decision)
+        stats = self.live.stats
+        stats.ticks, stats.urgent = stats.ticks + 1, stats.urgent + tick.urgent
+        stats.took_s.append(time.perf_counter() - begun)
+        stats.late_s.append(tick.late_s)
+        if not self.live.ready:
+            self.live.ready = True
+            self.notify.ready(f"tick {decision.tick}")
+        self.notify.watchdog()
+
+    def _trace(self, frame: Frame) -> None:
+        """Input before effect. A trace that cannot be written degrades and alarms; the ticks go on."""
+        if self._trace_lost and time.monotonic() < self._trace_retry:
+            self.live.counts["ticks_not_traced"] = self.live.counts.get("ticks_not_traced", 0) + 1
+            return
+        try:
+            self.recorder.before(frame)
+        except StorageError as error:
+            self.live.counts["ticks_not_traced"] = self.live.counts.get("ticks_not_traced", 0) + 1
+            self._trace_retry = time.monotonic() + TRACE_RETRY_S
+            if not self._trace_lost:
+                log.error("%s; ticks go on, but this stretch cannot be replayed", error)
+            self._trace_lost = True
+            self.alarms.condition("trace", "critical", "The trace cannot be written", (str(error),),
+                                  "Free space on the state folder's file system.")  # fmt: skip
+            return
+        if self._trace_lost:
+            self._trace_lost = False
+            log.warning("the trace is written again")
+            self.alarms.clear("trace")
+            self.services.snapshot_soon()  # so that a restart need not cross the gap
+
+    def _journal(self, decision: Decision, notes: list[JournalRecord]) -> None:
+        for record in notes:
+            self.recorder.note(record)
+        self.recorder.after(self.engine, decision)
+
+    def _after(self, frame: Frame, decision: Decision) -> None:
+        for request in decision.fits:
+            self.fitter.submit(self.engine, request, decision.now_ns)
+        self.leadership.after(frame, decision)
+        if decision.commands:
+            self.services.send(decision.commands)
+        self.live.settle(decision, frame.events)
+        try:
+            self.services.after(frame, decision)
+        except Exception:  # services must not end the ticks
+            log.exception("after tick %d", decision.tick)
+            self.live.counts["after_failed"] = self.live.counts.get("after_failed", 0) + 1
+        if self.clock.ahead_ns:
+            self.alarms.condition("clock", "warning", "The wall clock stepped back",
+                                  (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead and wait for it",),
+                                  "Look at the time service of this host.")  # fmt: skip
+        else:
+            self.alarms.clear("clock")
+        self._floods(decision.now_ns)
+        if any(isinstance(e, AuthorityChanged) for e in frame.events):
+            self.leadership.keep_authority()
+
+    def _floods(self, now_ns: int) -> None:
+        """Raise an alarm while jobs report more than is taken; clear it after a calm minute."""
+        count, why = self.ingest.dropped.get(FLOODED, (0, ""))
+        before, since_ns = self._flooded
+        if count > before and now_ns - since_ns >= FLOOD_ALARM_S * NS:
+            self._flooded = (count, now_ns)
+            self.alarms.condition("flood/job-reports", "warning", "Jobs report far more than they should",
+                                  (f"{FLOODED}: {why}",), "Look at that job's client.")  # fmt: skip
+        elif before and now_ns - since_ns >= FLOOD_OVER_S * NS:
+            self.alarms.clear("flood/job-reports")
+
+    def _put_request(self, event: Event) -> bool:
+        """Queue a request from an interface; it does not wait for a long tick."""
+        taken = self.ingest.put_event(event)
+        if self.loaded.config.tick_s > LONG_TICK_S:
+            self.ingest.urgent.set()
+        return taken
+
+    def put(self, events: list[Event]) -> None:
+        """Queue events of the daemon itself for the next frame."""
+        for event in events:
+            if isinstance(event, SiteChanged):
+                self.ingest.change_site(event)
+            else:
+                self.ingest.force_event(event)
+        if events and self.loaded.config.tick_s > LONG_TICK_S:
+            self.ingest.urgent.set()
+
+    def _note(self, record: JournalRecord) -> None:
+        """Queue a journal line, written with those of the next tick; bounded, since requests cause them."""
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(record)
+            state = self.engine.state
+            self.live.keep(JournalLine(record, state.tick, state.now_ns))
+        else:
+            self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
+
+    async def reload(self, author: str) -> list[str]:
+        """Apply the configuration file as it is now, whole or not at all; returns its problems."""
+        if self._reloading or self.live.stopping:
+            return ["the daemon stops" if self.live.stopping else "a reload is under way"]
+        self._reloading = True
+        self.notify.reloading()
+        try:
+            problems = await self._take_over(author)
+        except (ConfigError, TwinError) as error:
+            problems = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
+        finally:
+            self._reloading = False
+            self.notify.ready("reloaded")
+        if problems:
+            log.error("the new configuration is refused, the old one stays: %s", "; ".join(problems[:5]))
+            self.alarms.condition("reload", "warning", "A new configuration was refused",
+                                    tuple(problems[:8]), "Mend the file and reload.")  # fmt: skip
+        else:
+            log.info("configuration reloaded")
+            self.alarms.clear("reload")
+        self.live.note(ReloadRecord(author=author, refused=tuple(problems[:20])))
+        return problems
+
+    async def _take_over(self, author: str) -> list[str]:
+        old = self.loaded.config
+        loaded = load_config(self.loaded.path)
+        spec, site, configured = load_checked(loaded)
+        new = loaded.config
+        problems = [
+            f"{loaded.path}: $.{name}: cannot change while the daemon runs; restart it"
+            for name in FIXED
+            if getattr(new, name) != getattr(old, name)
+        ]
+        if (new.broker == "embedded") != (old.broker == "embedded"):
+            problems.append(f"{loaded.path}: $.broker: embedded or not cannot change; restart the daemon")
+        problems += _plug_ins_differ(self.engine.site.file, site.file, str(loaded.file(new.site)))
+        if problems:
+            return problems
+        # Whatever can be refused is refused here, before anything is touched.
+        prepared = self.services.prepare(loaded, site)
+        before = dict(self.authority.levels)
+        self.authority.reconfigure(configured)
+        changed = site.spec_hash != self.ingest.site.spec_hash
+        links = changed or any(getattr(new, name) != getattr(old, name) for name in LINKS)
+        async with self.tick_lock:  # not while a tick is in flight: its commands speak of the old site
+            if self.live.stopping:
+                return ["the daemon stops"]
+            if links:
+                await self.services.stop_links()
+            self.loaded = self.live.loaded = loaded
+            self._apply_site(spec, changed, before, author)
+            if links:
+                self.services.start_links(prepared)
+        await self.services.reconfigure(old, new, prepared)
+        return []
+
+    def _apply_site(self, spec: SiteSpec, changed: bool, before: dict[str, str], author: str) -> None:
+        events: list[Event] = []
+        if changed:
+            events.append(SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+            self.opened.spec = spec
+        if self.leadership.term is not None:
+            for policy, level in self.authority.levels.items():
+                if before.get(policy) != level:
+                    events.append(AuthorityChanged(author=author, policy=policy, authority=cast(Any, level)))
+        self.put(events)
+        self.services.history.change_site(self.ingest.site)
+
+    async def _close(self) -> None:
+        """Stop everything in order, within the time that systemd grants."""
+        self.notify.stopping()
+        self.live.stopping = True
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self.services.stop()
+                await self.leadership.stop()
+        except TimeoutError:
+            log.error("some parts did not end within %g s; they are left behind", STOP_S)
+        self.fitter.close()
+        self.alarms.save()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(StorageError, ConfigError):
+            await loop.run_in_executor(self.disk, self._finish)
+        self.disk.shutdown(wait=True)
+        self.opened.close()
+
+    def _finish(self) -> None:
+        for record in self._notes:
+            self.recorder.note(record)
+        self._notes = []
+        self.recorder.finish(self.engine)
+
+
+def _plug_ins_differ(old: SiteFile, new: SiteFile, path: str) -> list[str]:
+    """Differences that need a restart: policies and models are made when the process starts."""
+    out = []
+    for kind in ("policies", "models"):
+        a = {n: (e.kind, e.settings) for n, e in getattr(old, kind).items()}
+        b = {n: (e.kind, e.settings) for n, e in getattr(new, kind).items()}
+        out += [
+            f"{path}: $.{kind}.{name}: kind and settings cannot change while the daemon runs; restart it"
+            for name in sorted(a.keys() | b.keys())
+            if a.get(name, (None, {})) != b.get(name, (None, {}))
+        ]
+    return out

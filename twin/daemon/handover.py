@@ -1,0 +1,150 @@
+"""Handover: the state that a leader leaves for its successor, as one short text.
+
+It holds the head of the journal, the authority of each policy and since when, a hold, and what operators
+requested: maintenance windows first, then load targets, then requests. A count stands for those that do not
+fit. A handover that is read is not trusted to be well formed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from twin.daemon.leader import MAX_EPOCH, MAX_HEAD
+from twin.run import LEVELS
+from twin.telemetry import Event, LoadTargetSet, LoadTargetWithdrawn, MaintenanceBegun, OperatorRequest
+from twin.wiring import AUTHOR
+
+log = logging.getLogger(__name__)
+
+MODES = ("normal", "held", "released")
+MAX_ASKED_BYTES = 4 << 20
+E = TypeVar("E", MaintenanceBegun, OperatorRequest, LoadTargetSet)
+
+
+@dataclass
+class Handover:
+    """`decided_ns` is when people last set a policy's authority. `windows`, `requests` and `targets` that are
+    None are not known: there was no room for them; `lost` says how many."""
+
+    head: str = ""
+    authority: dict[str, str] = field(default_factory=dict)
+    decided_ns: dict[str, int] = field(default_factory=dict)
+    mode: str = ""
+    windows: Sequence[MaintenanceBegun] | None = None
+    requests: Sequence[OperatorRequest] | None = None
+    lost: int = 0
+    targets: Sequence[LoadTargetSet] | None = None
+
+    def text(self) -> str:
+        """At most MAX_HEAD characters."""
+        body: dict[str, Any] = {"head": self.head, "authority": self.authority,
+                                "decided_ns": self.decided_ns, "mode": self.mode}  # fmt: skip
+        windows, requests, targets = self.windows or (), self.requests or (), self.targets or ()
+        told = {} if self.targets is None else {"targets": targets}
+        for kept, lost in (
+            ({"windows": windows, **told, "requests": requests}, 0),
+            ({"windows": windows, **told}, len(requests)),
+            ({"windows": windows}, len(requests) + len(targets)),
+            ({}, len(windows) + len(requests) + len(targets)),
+        ):
+            text = json.dumps(body | {"asked": _packed(kept), "lost": lost})
+            if len(text) <= MAX_HEAD:
+                break
+        return text
+
+    def same_but_head(self, other: Handover | None) -> bool:
+        """True if only the head of the journal differs."""
+        return other is not None and (
+            (self.authority, self.decided_ns, self.mode, self.windows, self.requests, self.targets)
+            == (other.authority, other.decided_ns, other.mode, other.windows, other.requests, other.targets)
+        )
+
+
+def read_handover(text: str) -> Handover:
+    """A leader's handover; empty where nothing readable was left."""
+    tree = _object(text)
+    levels, decided = tree.get("authority"), tree.get("decided_ns")
+    out = Handover(head=str(tree.get("head", ""))[:64])
+    if isinstance(levels, dict):
+        out.authority = {p: v for p, v in levels.items() if v in LEVELS}
+    if isinstance(decided, dict):
+        out.decided_ns = {p: v for p, v in decided.items() if type(v) is int and 0 <= v < 2**63}
+    if tree.get("mode") in MODES:
+        out.mode = tree["mode"]
+    lost = tree.get("lost", 0)
+    out.lost = lost if type(lost) is int and 0 <= lost <= MAX_EPOCH else 0
+    asked = _object(_unpacked(tree.get("asked")))
+    if "windows" in asked:
+        out.windows = _events(asked["windows"], MaintenanceBegun)
+    if "requests" in asked:
+        out.requests = _events(asked["requests"], OperatorRequest)
+    if "targets" in asked:
+        out.targets = _events(asked["targets"], LoadTargetSet)
+    return out
+
+
+def _packed(asked: dict[str, Any]) -> str:
+    # Not msgspec's JSON: a bound may be infinite.
+    text = json.dumps({kind: [msgspec.to_builtins(e) for e in events] for kind, events in asked.items()})
+    return base64.b85encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+def _unpacked(text: Any) -> str:
+    if not isinstance(text, str) or not text:
+        return ""
+    try:
+        return zlib.decompressobj().decompress(base64.b85decode(text), MAX_ASKED_BYTES).decode()
+    except (ValueError, zlib.error) as error:
+        log.warning("what the leader before was asked for cannot be read: %s", error)
+        return ""
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _events(trees: Any, kind: type[E]) -> list[E]:
+    out: list[E] = []
+    for tree in trees if isinstance(trees, list) else []:
+        try:
+            out.append(msgspec.convert(tree, kind))
+        except msgspec.ValidationError as error:
+            log.warning("the leader before left a request that cannot be read: %s", error)
+    return out
+
+
+def targets_after(left: Sequence[LoadTargetSet] | None, own: Sequence[LoadTargetSet]) -> list[Event]:
+    """Events that turn the load targets `own` into those of the former leader, `left`; None: unknown, no
+    event.
+    """
+    if left is None:
+        return []
+    held, known = {o.target: o for o in own}, {t.target for t in left}
+    out: list[Event] = [
+        # Without its id: it counts, whatever became of one with this id here
+        msgspec.structs.replace(target, id="")
+        for target in left
+        if target.target not in held or (_by_operators(target) and held[target.target] != target)
+    ]
+    out += [
+        LoadTargetWithdrawn(author="takeover", target=name)
+        for name, target in held.items()
+        if name not in known and _by_operators(target)
+    ]
+    return out
+
+
+def _by_operators(target: LoadTargetSet) -> bool:
+    return target.author != AUTHOR and not target.author.startswith("//grid/")

@@ -1,0 +1,310 @@
+"""Notifier: sends changes of alarms to Alertmanager or to a webhook, and retries until they are taken.
+
+`offer` never waits. Changes that a receiver has not taken wait in a bounded queue, from which the least
+severe and oldest goes first; a dead receiver delays nothing but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from connectors.backoff import Backoff
+from twin.catalogue import NS, ConfigError
+from twin.config import Loaded, Notify
+from twin.daemon.alarms import SEVERITIES, Alarm, AlarmChange
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING, BATCH = 15_000, 200
+RESEND_S, EXPIRES_S = 60.0, 300.0  # Alertmanager holds an alert for active until it expires
+TIMEOUT_S, FIRST_RETRY_S, LAST_RETRY_S = 10.0, 1.0, 60.0
+TRY_AGAIN = (
+    401,
+    403,
+    408,
+    425,
+    429,
+)  # and what begins with 5: mended at the other end, or in the token's file
+
+
+class _Failed(Exception):
+    """The receiver did not take it; `final` if it never will."""
+
+    def __init__(self, why: str, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+class Receiver:
+    """One target: what it has still to hear, and the task that sends it."""
+
+    def __init__(self, target: Notify, loaded: Loaded, site: str, clock: Callable[[], int]) -> None:
+        parts = urlsplit(target.url)
+        if parts.username or parts.password:
+            raise ConfigError(
+                f"{loaded.path}: $.notify: a URL with a name or password in it; expected `token_file`"
+            )
+        self.target, self.loaded, self.site, self.clock = target, loaded, site, clock
+        self.name = f"{target.kind} {parts.hostname or ''}:{parts.port or ''}".rstrip(":")
+        self.url = target.url.rstrip("/") + ("/api/v2/alerts" if target.kind == "alertmanager" else "")
+        self.counts = {"sent": 0, "dropped": 0, "refused": 0, "failed": 0}
+        self.fault = ""  # why the last attempt failed
+        self._token = loaded.secret(target.token_file)
+        self._ssl = _trust(target, loaded)
+        self._least = SEVERITIES.index(target.min_severity)
+        self._firing: dict[str, dict[str, Any]] = {}  # by alarm, as last said
+        # By severity, the gravest first; in each by what it is about, the oldest first.
+        self._queues: dict[str, dict[str, dict[str, Any]]] = {s: {} for s in reversed(SEVERITIES)}
+        self._numbers = 0
+        self._wake = asyncio.Event()
+
+    def offer(self, change: AlarmChange) -> None:
+        """Put a change in the queue."""
+        alarm = change.alarm
+        grave = SEVERITIES.index(alarm.severity) >= self._least
+        old = self._firing.pop(alarm.id, None)
+        fires = alarm.told and change.what != "shelved"
+        if self.target.kind == "webhook":
+            if grave or old is not None:
+                self._numbers += 1
+                key = f"{self.clock()}-{self._numbers}"
+                self._put(key, {"severity": alarm.severity, "event": _event(key, change)})
+            if fires and grave:
+                self._firing[alarm.id] = {}
+            return
+        new = _alert(alarm, self.site) if fires and grave else None
+        if old is not None and (new is None or new["labels"] != old["labels"]):
+            ended = {**old, "ended_ns": self.clock()}
+            self._put(_key(old), ended)
+        if new is not None:
+            self._firing[alarm.id] = new
+            self._put(_key(new), new)
+
+    @property
+    def pending(self) -> int:
+        """Number of changes that the receiver has still to take."""
+        return sum(map(len, self._queues.values()))
+
+    def _put(self, key: str, item: dict[str, Any]) -> None:
+        queue = self._queues[item["severity"]]
+        queue.pop(key, None)
+        queue[key] = item
+        if self.pending > MAX_PENDING:
+            least = next(q for q in reversed(self._queues.values()) if q)
+            del least[next(iter(least))]
+            self.counts["dropped"] += 1
+        self._wake.set()
+
+    def _batch(self) -> dict[str, dict[str, Any]]:
+        ordered = (entry for queue in self._queues.values() for entry in queue.items())
+        return dict(itertools.islice(ordered, BATCH))
+
+    def _resend(self) -> None:
+        """Alertmanager forgets what it does not hear of."""
+        if self.target.kind == "alertmanager":
+            for alert in list(self._firing.values()):
+                if _key(alert) not in self._queues[alert["severity"]]:
+                    self._put(_key(alert), alert)
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Send until cancelled."""
+        backoff, resend_s = Backoff(FIRST_RETRY_S, LAST_RETRY_S, (0.5, 1.0)), time.monotonic() + RESEND_S
+        while True:
+            if not self.pending:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, resend_s - time.monotonic())):
+                        await self._wake.wait()
+            self._wake.clear()
+            if time.monotonic() >= resend_s:
+                resend_s = time.monotonic() + RESEND_S
+                self._resend()
+            batch = self._batch()
+            if not batch:
+                continue
+            try:
+                await self._post(session, list(batch.values()))
+            except _Failed as failed:
+                self._say(str(failed))
+                if not failed.final:
+                    self.counts["failed"] += 1
+                    await asyncio.sleep(backoff.next_s())
+                    continue
+                self.counts["refused"] += len(batch)
+            else:
+                self.counts["sent"] += len(batch)
+                self._say("")
+            backoff.reset()
+            for key, item in batch.items():
+                queue = self._queues[item["severity"]]
+                if queue.get(key) is item:  # else it changed while it was sent
+                    del queue[key]
+
+    def _say(self, fault: str) -> None:
+        if fault and not self.fault:
+            log.warning("%s takes no alarms: %s; it is tried again", self.name, fault)
+        elif self.fault and not fault:
+            log.info("%s takes alarms again", self.name)
+        self.fault = fault
+
+    async def _post(self, session: aiohttp.ClientSession, items: list[dict[str, Any]]) -> None:
+        headers = {"Content-Type": "application/json"}
+        if self.target.token_file is not None:
+            try:
+                self._token = self._token or self.loaded.secret(self.target.token_file)
+            except ConfigError as error:
+                raise _Failed(str(error)) from None
+            headers["Authorization"] = f"Bearer {self._token}"
+        try:
+            async with session.post(
+                self.url, data=self._body(items), headers=headers, allow_redirects=False, ssl=self._ssl
+            ) as response:
+                status = response.status
+        except (TimeoutError, OSError, aiohttp.ClientError) as error:
+            raise _Failed(f"{type(error).__name__}: {error}"[:300]) from None
+        if 200 <= status < 300:
+            return
+        if status in (401, 403):
+            self._token = None  # read anew: it may have been replaced
+        raise _Failed(f"answered {status}", final=not (status in TRY_AGAIN or status >= 500))
+
+    def _body(self, items: list[dict[str, Any]]) -> bytes:
+        if self.target.kind == "webhook":
+            tree: Any = {"version": 1, "site": self.site, "events": [i["event"] for i in items]}
+        else:
+            now_ns = self.clock()
+            tree = [
+                {
+                    "labels": i["labels"],
+                    "annotations": i["annotations"],
+                    "startsAt": _time(i["begun_ns"]),
+                    "endsAt": _time(i.get("ended_ns") or now_ns + round(EXPIRES_S * NS)),
+                }
+                for i in items
+            ]
+        return msgspec.json.encode(tree)
+
+
+class Notifier:
+    """All receivers of a configuration; one service of the daemon."""
+
+    def __init__(self, loaded: Loaded, site: str, clock: Callable[[], int] = time.time_ns) -> None:
+        self.receivers = [Receiver(target, loaded, site, clock) for target in loaded.config.notify]
+
+    def offer(self, changes: Iterable[AlarmChange]) -> None:
+        """Queue changes for all receivers. Never waits."""
+        for change in changes:
+            for receiver in self.receivers:
+                receiver.offer(change)
+
+    def prime(self, alarms: Iterable[Alarm], now_ns: int) -> None:
+        """Queue alarms active before a restart: Alertmanager lets an alarm expire that is not repeated."""
+        for alarm in alarms:
+            for receiver in self.receivers:
+                if receiver.target.kind == "alertmanager":
+                    receiver.offer(AlarmChange("returned", alarm, now_ns))
+
+    def faults(self) -> dict[str, str]:
+        """Receivers that take nothing at present, and why."""
+        return {r.name: r.fault for r in self.receivers if r.fault}
+
+    async def run(self) -> None:
+        """Send until cancelled; a receiver that fails concerns no other."""
+        if not self.receivers:
+            await asyncio.Event().wait()
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=TIMEOUT_S / 2)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            for receiver in self.receivers:
+                group.create_task(receiver.run(session))
+
+
+def _trust(target: Notify, loaded: Loaded) -> ssl.SSLContext | bool:
+    """Whom to trust, and who we are. Raises ConfigError for files that cannot be used."""
+    if target.tls is None:
+        return True
+    tls = target.tls
+    try:
+        context = ssl.create_default_context(cafile=str(loaded.file(tls.ca_file)) if tls.ca_file else None)
+        if tls.cert_file:
+            key = str(loaded.file(tls.key_file)) if tls.key_file else None
+            context.load_cert_chain(str(loaded.file(tls.cert_file)), key)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{loaded.path}: $.notify: tls: {error}") from error
+    return context
+
+
+def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
+    """As Alertmanager wants it. Labels are what it is known by: nothing in them changes while it lasts."""
+    labels = {
+        "alertname": f"racktwin_{alarm.id.partition('/')[0]}",
+        "alarm": alarm.id,
+        "severity": alarm.severity,
+        "site": site,
+    }
+    if entity := next((e for e in alarm.entities if alarm.id.endswith(f"/{e}")), None):
+        labels["entity"] = entity
+    annotations = {
+        "summary": alarm.title + (" (flapping)" if alarm.flapping else ""),
+        "description": "; ".join(alarm.evidence),
+        "action": alarm.action,
+        "entities": ", ".join(alarm.entities),
+        "acknowledged": f"{alarm.ack_author}: {alarm.ack_note}" if alarm.ack_ns else "",
+    }
+    return {
+        "severity": alarm.severity,
+        "labels": {k: _plain(v) for k, v in labels.items()},
+        "annotations": {k: _plain(v) for k, v in annotations.items() if v},
+        "begun_ns": alarm.raised_ns,
+    }
+
+
+def _key(alert: dict[str, Any]) -> str:
+    return "\0".join(f"{k}={v}" for k, v in sorted(alert["labels"].items()))
+
+
+def _event(key: str, change: AlarmChange) -> dict[str, Any]:
+    """For a webhook; `id` stays the same when it is sent again."""
+    a = change.alarm
+    return {
+        "id": key,
+        "what": change.what,
+        "at": _time(change.now_ns),
+        "alarm": {
+            "id": _plain(a.id),
+            "severity": a.severity,
+            "state": a.state,
+            "title": _plain(a.title),
+            "entities": [_plain(e) for e in a.entities],
+            "evidence": [_plain(e) for e in a.evidence],
+            "action": _plain(a.action),
+            "count": a.count,
+            "times": a.times,
+            "raised_at": _time(a.raised_ns),
+        },
+    }
+
+
+def _plain(text: str) -> str:
+    """Text that any receiver can read: what is not Unicode was never a name."""
+    return text[:1000].encode("utf-8", "replace").decode()
+
+
+def _time(now_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(now_ns / NS, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,433 @@
+"""Services: all parts around the ticks, started, watched and stopped together.
+
+Sources, sinks, broker, interfaces, history, notifications, retention, snapshots and contingency caps may fail
+without the ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from connectors.jobs import FolderSource
+from twin.api import ApiServer, Part, Runtime
+from twin.catalogue import NS, ConnectorError, StorageError
+from twin.config import Config, Loaded, differs
+from twin.contracts import (
+    CommandBatch,
+    CommandRecord,
+    Decision,
+    EventRecord,
+    FailedRecord,
+    FindingRecord,
+    Item,
+    JournalRecord,
+    LapsedRecord,
+    Source,
+)
+from twin.daemon.alarms import AlarmBook, AlarmChange
+from twin.daemon.bootstrap import OpenedRun
+from twin.daemon.contingency_publisher import ContingencyPublisher
+from twin.daemon.dispatcher import Dispatcher
+from twin.daemon.ingest import Ingest
+from twin.daemon.leadership import Leadership
+from twin.daemon.notify import Notifier
+from twin.daemon.policy_accounts import PolicyAccounts
+from twin.daemon.supervision import Supervisor
+from twin.run import HistoryService, Upkeep
+from twin.site import Site
+from twin.telemetry import Event, Frame, Held, Released, Resumed, TicksSkipped
+from twin.wiring import (
+    EmbeddedBroker,
+    Links,
+    Outside,
+    Roster,
+    Schedulers,
+    answers_of,
+    make_actuators,
+    make_jobs,
+    make_outside,
+    make_schedulers,
+    make_scrapes,
+)
+
+log = logging.getLogger(__name__)
+# One line for each decision and alarm; the journal has them whole
+event_log = logging.getLogger("racktwin")
+UPKEEP_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class PreparedParts:
+    """Parts that a configuration asks for, ready to be started."""
+
+    links: Links
+    schedulers: Schedulers
+    outside: Outside
+    sources: list[Source]
+    notifier: Notifier
+    influx_token: str | None
+
+
+class Services:
+    """All parts around the ticks. `now_ns` is the clock of the ticks."""
+
+    def __init__(
+        self,
+        live: Runtime,
+        opened: OpenedRun,
+        ingest: Ingest,
+        alarms: AlarmBook,
+        leadership: Leadership,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.live, self.opened, self.ingest, self.alarms = live, opened, ingest, alarms
+        self.leadership, self._now_ns = leadership, now_ns
+        loaded, engine = live.loaded, live.engine
+        self.supervisor = Supervisor(live.parts, self._part_alarm)
+        leadership.on_change = self._leadership_changed
+        self.broker: EmbeddedBroker | None = None
+        self.links: Links | None = None
+        self.outside = Outside()
+        self.dispatchers: list[Dispatcher] = []
+        self._job_counts: dict[str, dict[str, int]] = {}
+        self._faults: dict[str, Callable[[], str]] = {}
+        self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
+        influx = loaded.config.history.influx
+        self.history = self._history(loaded.secret(influx.token_file) if influx else None)
+        live.history = self.history
+        self.accounts = PolicyAccounts(live, loaded.state)
+        self.upkeep = Upkeep(self.opened.folder, loaded.config.quotas)
+        self.notifier = Notifier(loaded, engine.site.file.site)
+        self.api = ApiServer()
+        self._snapshot: asyncio.Task[None] | None = None
+        self._conditions_raised: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._snapshot_now, self._snapshot_ns = False, time.time_ns()
+
+    def prepare(self, loaded: Loaded, site: Site) -> PreparedParts:
+        """All that a configuration asks for, made and not started. Raises ConfigError; changes nothing."""
+        settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
+        name = loaded.config.leader.name or _host()
+        roster = Roster(lambda: self.live.engine)
+        may_act = self.leadership.may_act
+        outside = make_outside(loaded, site, lambda: self.live.engine, may_act)
+        links = Links(loaded, site, port, name, self._role, may_act, roster, outside.decoder)
+        schedulers = make_schedulers(
+            loaded, site, lambda: self.live.engine, self._stage, self.leadership.may_act
+        )
+        make_actuators(
+            loaded, site, lambda: self.live.engine, self._stage, self.leadership.may_act, schedulers,
+            self._now_ns,
+        )  # fmt: skip
+        return PreparedParts(
+            links,
+            schedulers,
+            outside,
+            [
+                links.source,
+                *make_scrapes(loaded, site),
+                *schedulers.sources,
+                *make_jobs(loaded, roster),
+                *outside.sources,
+            ],
+            Notifier(loaded, site.file.site),
+            loaded.secret(settings.influx.token_file) if settings.influx else None,
+        )
+
+    def _history(self, token: str | None) -> HistoryService:
+        loaded = self.live.loaded
+        return HistoryService(loaded.config.history, loaded.state / "history", self.ingest.site, token)
+
+    async def start(self) -> None:
+        """Start all of it; what cannot be reached yet is tried again by itself."""
+        live, loaded, supervisor = self.live, self.live.loaded, self.supervisor
+        if loaded.config.broker == "embedded":
+            self.broker = EmbeddedBroker(loaded.config.embedded_port)
+            await self.broker.start()
+            supervisor.start("broker", "service", self.broker.run)
+        self.start_links(self.prepare(loaded, self.ingest.site))
+        if loaded.config.api is not None:
+            supervisor.start("api", "service", lambda: self.api.run(self.live))
+        self.notifier.prime(self.alarms.active(), time.time_ns())
+        supervisor.start("notify", "service", self.notifier.run)
+        supervisor.start("upkeep", "service", self._keep_up)
+        publisher = ContingencyPublisher(live, self.opened, self.ingest, self.leadership, lambda: self.links)
+        supervisor.start("contingency", "service", publisher.run)
+        supervisor.start("policy-accounts", "service", self.accounts.run)
+
+    def start_links(self, prepared: PreparedParts) -> None:
+        """Sources and sinks, for the site that frames are in from now on."""
+        supervisor, may_act = self.supervisor, self.leadership.may_act
+        self.links = prepared.links
+        self._job_counts = {s.name: s.counts for s in prepared.links.to_jobs}
+        self._job_counts["mqtt-reports"] = prepared.links.router.reports.counts
+        self._job_counts |= {s.name: s.counts for s in prepared.sources if isinstance(s, FolderSource)}
+        for source in prepared.sources:
+            supervisor.start(source.name, "source", partial(source.run, self.ingest))
+        self._faults = prepared.schedulers.faults
+        self._job_counts |= prepared.schedulers.counts
+        self.outside = prepared.outside
+        if prepared.outside.publisher is not None:
+            speak = partial(prepared.outside.speak, prepared.links.source.link, may_act)
+            supervisor.start("dsx-flex-out", "sink", speak)
+        for name, work in prepared.schedulers.works.items():
+            supervisor.start(name, "sink", work)
+        for sink in (*prepared.links.sinks, *prepared.schedulers.sinks):
+            dispatcher = Dispatcher(sink, self.ingest.stage, may_act, self._now_ns)
+            self.dispatchers.append(dispatcher)
+            supervisor.start(f"to-{sink.name}", "sink", dispatcher.run)
+        supervisor.start("heartbeat", "sink", partial(prepared.links.beat, may_act))
+
+    async def stop_links(self) -> None:
+        """Before the site or the broker changes."""
+        names = [n for n, p in self.live.parts.items() if p.kind in ("source", "sink")]
+        await self.supervisor.stop(*names)
+        self.dispatchers.clear()
+
+    def announce(self) -> None:
+        """Our role changed: the retained presence says so."""
+        if self.links is not None and self.links.source.link.connected:
+            task = asyncio.create_task(self._announce(self.links), name="announce")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _announce(self, links: Links) -> None:
+        try:
+            await links.source.link.announce()
+        except ConnectorError as error:
+            log.debug("presence: %s", error)  # the next connection announces anew
+
+    def messages(self) -> dict[str, Any]:
+        """Counts of received messages, of their links, and of writes to the history."""
+        # First what is of fixed size: strangers invent the names behind it, and metrics are bounded.
+        out: dict[str, Any] = {}
+        if self.links is not None:
+            link = self.links.source.link
+            out["link"] = {"connected": link.connected, "fault": link.fault, **asdict(link.counts)}
+        out["sinks"] = {d.sink.name: dict(d.counts) for d in self.dispatchers}
+        out["jobs"] = {name: dict(counts) for name, counts in self._job_counts.items()}
+        out["outside"] = {name: dict(counts) for name, counts in self.outside.counts.items()}
+        out["history"] = self.history.stats()
+        return out | self.ingest.summary()
+
+    def _stage(self, items: Sequence[Item], now_ns: int) -> None:
+        self.ingest.stage(items, now_ns)
+
+    def _role(self) -> tuple[str, int]:
+        return self.live.role, self.live.epoch
+
+    def send(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Commands of a tick that is in the journal."""
+        if self.leadership.term is not None:
+            for dispatcher in self.dispatchers:
+                dispatcher.offer(self.live.engine.site, commands)
+
+    def forget_commands(self) -> None:
+        """Drop the commands that wait for the sinks."""
+        for dispatcher in self.dispatchers:
+            dispatcher.clear()
+
+    def _leadership_changed(self, leads: bool) -> None:
+        if not leads:
+            self.forget_commands()
+        self.announce()
+
+    def after(self, frame: Frame, decision: Decision) -> None:
+        """After each tick: alarms, history, pins, snapshots."""
+        steps = {"answers": self._answer, "alarms": self._alarms, "pins": self._pin,
+                 "history": self._keep_history, "conditions": self._conditions,
+                 "snapshots": self._snapshot_if_due}  # fmt: skip
+        for name, step in steps.items():
+            try:
+                step(frame, decision)
+                self.alarms.clear(f"after/{name}")
+            except Exception as error:  # what is around the ticks must not end them, nor each other
+                log.exception("after tick %d: %s", decision.tick, name)
+                self.alarms.condition(f"after/{name}", "critical", f"The daemon's {name} fail",
+                                        (f"{type(error).__name__}: {error}"[:300],))  # fmt: skip
+
+    def _alarms(self, frame: Frame, decision: Decision) -> None:
+        changes = self.alarms.update(decision.findings, decision.now_ns)
+        if changes:
+            self.notifier.offer(changes)
+            log_alarms(changes)
+        log_decision(decision, frame.events, self.live.engine.site)
+
+    def _answer(self, frame: Frame, decision: Decision) -> None:
+        """Acknowledge commands that a job report answers."""
+        acks = answers_of(self.live.engine, frame.events)
+        if acks:
+            self.ingest.stage(acks, decision.now_ns)
+
+    def _pin(self, frame: Frame, decision: Decision) -> None:
+        kinds = [r.kind for r in decision.records if isinstance(r, FindingRecord | CommandRecord)]
+        if kinds:
+            self.upkeep.pin(decision.now_ns, kinds[0])
+
+    def _keep_history(self, frame: Frame, decision: Decision) -> None:
+        self.history.offer(self.live.engine, decision)
+
+    def _snapshot_if_due(self, frame: Frame, decision: Decision) -> None:
+        idle = self._snapshot is None or self._snapshot.done()
+        every_ns = round(self.live.loaded.config.snapshot_every_s * NS)
+        if idle and (self._snapshot_now or decision.now_ns - self._snapshot_ns >= every_ns):
+            self._snapshot_now, self._snapshot_ns = False, decision.now_ns
+            # Copied here, where the journal holds all lines of this tick; written elsewhere.
+            job = self.opened.recorder.snapshot_job(self.live.engine)
+            self._snapshot = asyncio.create_task(self._take_snapshot(job), name="snapshot")
+
+    def _conditions(self, frame: Frame, decision: Decision) -> None:
+        """Alarms of services that fail in part."""
+        alarms = self.alarms
+        wrong = {i: (severity, title, text) for i, severity, title, text in self.history.alarms()}
+        for name, fault in self.notifier.faults().items():
+            wrong[f"notify/{name}"] = ("warning", f"Alarms cannot be sent to {name}", fault)
+        if self.upkeep.fault:
+            wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        for dispatcher in self.dispatchers:
+            if dispatcher.fault:
+                name = dispatcher.sink.name
+                wrong[f"sink/{name}"] = ("critical", f"Commands do not reach {name}", dispatcher.fault)
+        for name, fault_of in self._faults.items():
+            if fault := fault_of():
+                wrong.setdefault(f"sink/{name}", ("critical", f"Commands do not reach {name}", fault))
+        wrong |= self.outside.wrong()
+        if self.links is not None and self.links.source.link.fault:
+            wrong["broker"] = ("critical", "The broker denies us", self.links.source.link.fault)
+        for identity in self._conditions_raised - wrong.keys():
+            alarms.clear(identity)
+        for identity, (severity, title, text) in wrong.items():
+            alarms.condition(identity, severity, title, (text,))
+        self._conditions_raised = set(wrong)
+
+    async def _take_snapshot(self, job: Callable[[], Path]) -> None:
+        alarms = self.alarms
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.slow, job)
+            alarms.clear("snapshot")
+        except StorageError as error:
+            log.error("%s", error)
+            alarms.condition("snapshot", "warning", "A snapshot cannot be written", (str(error),),
+                             "Free space on the state folder's file system.")  # fmt: skip
+
+    def snapshot_soon(self) -> None:
+        """With this tick."""
+        self._snapshot_now = True
+
+    async def _keep_up(self) -> None:
+        """Once a second force the trace to the disk; once a minute make room."""
+        loop = asyncio.get_running_loop()
+        due = time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            trace = self.opened.recorder.trace
+            job = trace.sync_job() if trace is not None else None
+            if job is not None:
+                await loop.run_in_executor(self.slow, job)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + UPKEEP_EVERY_S
+            for record in await loop.run_in_executor(self.slow, self.upkeep.run, time.time_ns()):
+                self.live.note(record)
+
+    async def reconfigure(self, old: Config, new: Config, prepared: PreparedParts) -> None:
+        """Sections that concern one service: it alone begins anew."""
+        supervisor = self.supervisor
+        if differs(old, new, "history"):
+            before, self.history = self.history, self._history(prepared.influx_token)
+            self.live.history = self.history
+            await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
+        if differs(old, new, "notify"):
+            await supervisor.stop("notify")
+            self.notifier = prepared.notifier
+            self.notifier.prime(self.alarms.active(), time.time_ns())
+            supervisor.start("notify", "service", self.notifier.run)
+        if differs(old, new, "quotas"):
+            self.upkeep = Upkeep(self.opened.folder, new.quotas)
+        if differs(old, new, "api"):
+            await supervisor.stop("api")
+            self.api = ApiServer()
+            if new.api is not None:
+                supervisor.start("api", "service", lambda: self.api.run(self.live))
+        elif problems := self.api.reload():
+            log.error("the tokens stay as they were: %s", "; ".join(problems))
+
+    def _part_alarm(self, part: Part, error: str | None) -> None:
+        if error is None:
+            self.alarms.clear(f"part/{part.name}")
+            return
+        severity = "critical" if part.kind == "sink" else "warning"
+        self.alarms.condition(f"part/{part.name}", severity, f"{part.kind} {part.name} is down", (error,),
+                              "It is tried again by itself; look at the other end.")  # fmt: skip
+
+    async def stop(self) -> None:
+        """End all parts; then what holds files."""
+        await self.supervisor.stop_all()
+        if self.broker is not None:
+            await self.broker.stop()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.slow, self.history.close)
+        if self._snapshot is not None:
+            await asyncio.wait([self._snapshot])
+        self.slow.shutdown(wait=False)
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname().partition(".")[0] or "daemon"
+
+
+LEVELS = {"critical": logging.ERROR, "warning": logging.WARNING}
+MAX_LOGGED = 8  # commands of a tick that have a line of their own
+
+
+def log_alarms(changes: Iterable[AlarmChange]) -> None:
+    """Raised, cleared, acknowledged: what a person would want to find by time."""
+    for change in changes:
+        alarm = change.alarm
+        level = LEVELS.get(alarm.severity, logging.INFO) if change.what != "cleared" else logging.INFO
+        event_log.log(level, "alarm %s: %s [%s]", change.what, alarm.title, alarm.id)
+
+
+def log_decision(decision: Decision, events: tuple[Event, ...], site: Site) -> None:
+    """New commands and leases that ran out, what people asked, ticks that did not happen."""
+    for event in events:
+        if isinstance(event, Held | Released | Resumed):
+            reason = getattr(event, "reason", "")
+            event_log.warning(
+                "%s by %s%s", type(event).__name__.lower(), event.author, f": {reason}" if reason else ""
+            )
+        elif isinstance(event, TicksSkipped):
+            event_log.warning("%d ticks did not happen: %s", event.count, event.why)
+    for batch in [c for c in decision.commands if not c.renewal][:MAX_LOGGED]:
+        table = batch.control.partition(".")[0]
+        first = site.name(table, int(batch.index[0]))
+        low, high = float(batch.value.min()), float(batch.value.max())
+        value = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        does = "gives back" if batch.final else "commands"
+        by = batch.policy or "takeover"
+        event_log.info(
+            "%s %s %s for %d %s, first %s, by %s: %s",
+            does, batch.control, value, len(batch.index), table, first, by, batch.reason,
+        )  # fmt: skip
+    for record in decision.records:
+        _log_record(record)
+
+
+def _log_record(record: JournalRecord) -> None:
+    match record:
+        case LapsedRecord():
+            event_log.warning("leases lapsed: %s of %d", record.control, len(record.index))
+        case FailedRecord():
+            event_log.error("%s of %d: %s", record.control, len(record.index), record.why)
+        case EventRecord(refused=str()):
+            event_log.warning("%s refused: %s", type(record.event).__name__, record.refused)

@@ -1,0 +1,240 @@
+"""Device reports: faults that devices report themselves (leak detectors, breakers, supplies, power states,
+links).
+
+A report is believed at once; the reports above or beside it decide which entity is the source. A leak runs
+down: one wet tray is the source, and several, or one and the rack's own rope, are a leak of their rack; a
+CDU's tray that agrees is one more detector, not a second leak.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, TABLES, Bool, find_signal
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.topology import Places
+from twin.telemetry import GOOD, EntityState, State, column, keyed
+
+LEAK_CLEAR_S = 120.0
+SAG_PU = 0.95  # of its usual voltage; a healthy grid stays within 5 % (EN 50160 allows 10 %)
+REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
+MOST_NAMED = 4  # wet detectors of a leak that are named each
+WET = "node.leak_state"  # what a leak at a rack or a tray covers: one supersedes the other
+DEAD_PU = 0.1  # of its usual voltage: no voltage
+PSU_EMPTY_PU, PSU_EMPTY_W = 0.03, 300.0  # share of a node's power; no node draws more than 10 kW
+
+
+def good(state: State, key: str) -> F64:
+    """The good values of a signal [n], NaN elsewhere."""
+    signal = find_signal(key)
+    assert signal is not None, key
+    column = state.tables[signal.table]
+    value: F64 = column.value[signal.row].astype(np.float64)
+    if column.bad_count[signal.row]:
+        value[column.quality[signal.row] != GOOD] = np.nan
+    return value
+
+
+def heard(state: State, key: str) -> bool:
+    """Return True if any entity ever reported this signal."""
+    signal = find_signal(key)
+    assert signal is not None, key
+    column = state.tables[signal.table]
+    return column.n > 0 and bool(column.bad_count[signal.row] < column.n)
+
+
+class Reports(EntityState):
+    """Remembers the usual voltage of feeders, and which detector was wet first."""
+
+    usual_v: F64 = column("feeder", "f8", np.nan)
+    wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
+    fill_s: F64 = column("cdu", "f8")
+
+    def __init__(self, places: Places) -> None:
+        super().__init__(places.sizes)
+        self.places, n = places, places.sizes
+        self.lost: Bool = np.zeros(n["feeder"], np.bool_)
+        self.doubly_fed: Bool = np.array([_second_feed(places, i) for i in range(n["rack"])], np.bool_)
+
+    def causes(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+        """All that is reported now."""
+        return [*self._leaks(state, spared, dt_s), *self._feeders(state, spared),
+                *self._supplies(state, spared), *self._links(state, spared)]  # fmt: skip
+
+    def _wet(self, state: State, table: str, spared: dict[str, Bool]) -> Bool:
+        """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
+        wet = np.zeros(self.places.sizes[table], np.bool_)
+        if heard(state, f"{table}.leak_state"):
+            wet |= good(state, f"{table}.leak_state") == 1.0
+        if (mask := spared.get(table)) is not None:
+            wet &= ~mask
+        since = self.wet_ns[table]
+        since[wet & (since == 0)] = state.now_ns
+        since[~wet] = 0
+        return wet
+
+    def _leaks(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+        places, site = self.places, self.places.site
+        wet = {t: self._wet(state, t, spared) for t in ("node", "rack", "cdu", "loop")}
+        filling = np.zeros(places.sizes["cdu"], np.bool_)
+        if heard(state, "cdu.fill_pump_state"):
+            filling = good(state, "cdu.fill_pump_state") == 1.0
+            if (mask := spared.get("cdu")) is not None:
+                filling &= ~mask
+        self.fill_s = np.clip(np.where(filling, self.fill_s + dt_s, self.fill_s - 0.1 * dt_s), 0.0, 600.0)
+        if not any(mask.any() for mask in wet.values()):
+            return []
+        out, explained = [], {t: np.zeros(places.sizes[t], np.bool_) for t in wet}
+        if wet["node"].any():
+            rack_of = site.rack_of_node
+            for rack in np.unique(rack_of[wet["node"]]).tolist():
+                trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
+                # What drips wets the pan of the rack after the tray; what wets the pan first is the rack's
+                first_ns = int(self.wet_ns["node"][trays].min())
+                if len(trays) > 1 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
+                    explained["rack"][rack] = True
+                    out.append(self._leak(state, "rack", rack, trays, wet, explained))
+                else:
+                    out.append(self._leak(state, "node", int(trays[0]), trays, wet, explained))
+        for table in ("rack", "cdu", "loop"):
+            for entity in np.flatnonzero(wet[table] & ~explained[table]).tolist():
+                out.append(self._leak(state, table, entity, np.zeros(0, np.int32), wet, explained))
+        return out
+
+    def _leak(
+        self, state: State, table: str, entity: int, trays: I32, wet: dict[str, Bool], told: dict[str, Bool]
+    ) -> Cause:
+        """One leak, with the detectors above it that agree."""
+        places, site = self.places, self.places.site
+        order = trays[np.lexsort((trays, self.wet_ns["node"][trays]))] if table == "rack" else trays[:0]
+        own = [(table, entity)] if wet[table][entity] else []
+        own += [("node", int(tray)) for tray in order]
+        evidence = [f"the detector of {site.name(*at)} is wet" for at in own[:MOST_NAMED]]
+        if len(own) > MOST_NAMED:
+            evidence.append(f"{len(own) - MOST_NAMED} more trays of its rack are wet")
+        detectors = len(own)
+        ladder = ("node", "rack", "cdu", "loop")
+        for higher in ladder[ladder.index(table) + 1 :]:
+            at = int(places.above(table, higher)[entity])
+            if at >= 0 and wet[higher][at]:
+                told[higher][at] = True
+                detectors += 1
+                evidence.append(f"the detector of {site.name(higher, at)} agrees")
+        cdu = entity if table == "cdu" else int(places.above(table, "cdu")[entity]) if table != "loop" else -1
+        if cdu >= 0 and self.fill_s[cdu] > 0:
+            evidence.append(f"the fill pump of {site.name('cdu', cdu)} ran {self.fill_s[cdu]:.0f} s")
+            detectors += 1
+        sure = 0.999 if detectors > 1 else 0.95
+        return Cause("leak", table, entity, "", sure, tuple(evidence), detectors, 0.0, LEAK_CLEAR_S,
+                     {WET: trays})  # fmt: skip
+
+    def _feeders(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+        """Lost feeds, tripped breakers, and a sag of them all."""
+        n = self.places.sizes["feeder"]
+        self.lost = np.zeros(n, np.bool_)
+        if n == 0:
+            return []
+        none = np.zeros(n, np.bool_)
+        mask = spared.get("feeder", none)
+        tripped = (good(state, "feeder.breaker_state") == 1.0) & ~mask
+        lost = (good(state, "feeder.energised_state") == 1.0) & ~mask
+        out: list[Cause] = []
+        pu = self._voltage_pu(state)
+        lost |= (pu < DEAD_PU) & ~mask
+        self.lost = lost | tripped
+        parent = self.places.site.parent_of_feeder
+        dark = self.lost
+        below = (parent >= 0) & dark[np.maximum(parent, 0)]
+        for feeder in np.flatnonzero(dark & ~below).tolist():
+            under = [f for f in self.places.site.subtree(feeder) if dark[f]]
+            kind = "breaker_tripped" if tripped[feeder] else "feed_lost"
+            said = "reports a trip" if tripped[feeder] else "reports no voltage"
+            evidence = [f"{self.places.site.name('feeder', feeder)} {said}"]
+            if len(under) > 1:
+                evidence.append(f"{len(under) - 1} feeders below it are dark")
+            covers = {"feeder": np.array(under, np.int32)}
+            out.append(
+                Cause(kind, "feeder", feeder, "", 0.999, tuple(evidence), len(under), 0.0, 30.0, covers)
+            )
+        sag = (pu < SAG_PU) & ~self.lost
+        known = np.isfinite(pu) & ~self.lost & ~mask
+        if known.any() and sag[known].all() and np.count_nonzero(known) >= min(2, n):
+            worst = float(pu[known].min())
+            out.append(Cause("grid_event", "site", 0, "", 0.99,
+                             (f"voltage of {int(known.sum())} feeders at {worst:.0%} of its usual",),
+                             int(known.sum()), 2.0, 30.0))  # fmt: skip
+        return out
+
+    def _voltage_pu(self, state: State) -> F64:
+        """Voltage over its usual value [n_feeder]; NaN while unknown. The usual one does not follow a sag."""
+        volts = good(state, "feeder.voltage_v")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            first = np.isnan(self.usual_v) & (volts > 1.0)
+            self.usual_v = np.where(first, volts, self.usual_v)
+            pu: F64 = volts / self.usual_v
+            calm = np.abs(pu - 1.0) < 1.0 - SAG_PU
+        self.usual_v = np.where(
+            calm, self.usual_v + REFERENCE_PER_READING * (volts - self.usual_v), self.usual_v
+        )
+        return pu
+
+    def _supplies(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+        """Nodes on one supply although both feeds live."""
+        if not (heard(state, "node.psu1_power_w") and heard(state, "node.psu2_power_w")):
+            return []
+        rows = [TABLES["node"].by_name[k].row for k in ("psu1_power_w", "psu2_power_w")]
+        least = np.minimum(*(state.tables["node"].value[row] for row in rows))
+        if not least.min(initial=np.inf) < PSU_EMPTY_W:
+            return []  # quickly, in nearly every tick
+        psu = np.stack([good(state, "node.psu1_power_w"), good(state, "node.psu2_power_w")], axis=1)
+        total = psu.sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            alone = (psu < PSU_EMPTY_PU * total[:, None]) & (total[:, None] > 50.0)
+        if not alone.any():
+            return []
+        if (mask := spared.get("node")) is not None:
+            alone[mask] = False
+        out = []
+        rack_of = self.places.site.rack_of_node
+        alone &= self.doubly_fed[rack_of][:, None]
+        share = np.bincount(rack_of[alone.any(axis=1)], minlength=self.places.sizes["rack"])
+        nodes = np.bincount(rack_of, minlength=self.places.sizes["rack"])
+        for node, side in zip(*np.nonzero(alone), strict=True):
+            rack = int(rack_of[node])
+            most = share[rack] > 1 and share[rack] >= 0.5 * nodes[rack]
+            if most or self.lost[_feeders_of(self.places, rack)].any():
+                continue  # the feed of the whole rack, not this node's supply
+            text = f"supply {int(side) + 1} gives {psu[node, side]:.0f} W, the other {psu[node].max():.0f} W"
+            out.append(Cause("psu_lost", "node", int(node), "", 0.99, (text,), 1, 3.0, 30.0,
+                             {"node": np.array([node], np.int32)}))  # fmt: skip
+        return out
+
+    def _links(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+        if self.places.sizes["link"] == 0 or not heard(state, "link.up_state"):
+            return []
+        down = good(state, "link.up_state") == 1.0
+        if (mask := spared.get("link")) is not None:
+            down &= ~mask
+        return [
+            Cause("link_down", "link", int(i), "", 0.999, ("the port reports no link",), 1, 0.0, 30.0)
+            for i in np.flatnonzero(down).tolist()[:100]
+        ]
+
+
+def _feeders_of(places: Places, rack: int) -> I32:
+    """The feeders that serve a rack directly; none where that is not known."""
+    served = places.site.feeders_of_rack
+    if len(served.start) - 1 != places.sizes["rack"]:
+        return np.zeros(0, np.int32)
+    return served.member[served.start[rack] : served.start[rack + 1]]
+
+
+def _second_feed(places: Places, rack: int) -> bool:
+    """Return True if a rack has feeders on both sides or, where no side is named, more than one; True if
+    unknown.
+    """
+    fed = _feeders_of(places, rack)
+    sides = places.site.side_of_feeder[fed]
+    if (sides > 0).any():
+        return bool((sides == 1).any() and (sides == 2).any())
+    return len(fed) != 1

@@ -1,0 +1,349 @@
+"""Arbitration pass: one pass of a tick over all controls, from claims to commands and advice.
+
+The rules are the arbiter's and the leases'; this module holds the order in which they apply, and follows up
+on the commands of earlier ticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.alerts import SHOWN_ENTITIES, Findings
+from twin.catalogue import F64, I32, I64, NS, Bool, find_control, find_signal
+from twin.contracts import (
+    CommandBatch,
+    DeferredRecord,
+    FailedRecord,
+    JournalRecord,
+    LapsedRecord,
+    NarrowedRecord,
+    Policy,
+    Proposal,
+    ProtectedRecord,
+    SettledRecord,
+    SettlingRecord,
+)
+from twin.control import MISMATCH_S, Arbiter, Claim, Leases, Settlement
+from twin.engine.event_handlers import Intake
+from twin.engine.records import advice_record, command_record, job_names, shown
+from twin.engine.view import EngineView
+from twin.telemetry import GOOD, State
+
+# The policy that carries out what operators ask for: it may disturb work of which nothing is known.
+UNDISPUTED = "operator"
+# The level of a node, and the mark in the scheduler that says who took it out of service.
+SERVICE, OWNER, OURS = "node.service_level", "node.service_owner_state", 1.0
+# Findings about earlier commands, each by control.
+FOLLOWED = ("readback", "unanswered", "unread")
+WHY = {
+    "failed": "no answer after repeated sending",
+    "settling": "settling after takeover: nothing changes unless it protects",
+    "narrowed": "a stronger proposal or the envelope left no room",
+    "deferred": "blast radius",
+    "protected": "nobody knows what runs on these nodes; an operator may ask for it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArbitrationPass:
+    """The parts of an engine that one pass reads or changes."""
+
+    policies: Sequence[Policy]
+    in_force: Mapping[str, list[Proposal]]
+    suspended: Mapping[str, int]
+    intake: Intake
+    arbiter: Arbiter
+    findings: Findings
+    state: State
+    view: EngineView
+    slew_s: float
+
+    def run(
+        self, records: list[JournalRecord]
+    ) -> tuple[list[CommandBatch], list[CommandBatch], dict[str, int]]:
+        """Settle every control; returns (commands, advice, number of deferred entities by control)."""
+        commands: list[CommandBatch] = []
+        advice: list[CommandBatch] = []
+        verdicts: dict[str, int] = {}
+        arbiter = self.arbiter
+        records += self._settling()
+        for key, lease in arbiter.leases.items():
+            if lease.n:
+                self._settle(key, lease, commands, advice, verdicts, records)
+        arbiter.fresh_term = False
+        site, jobs = self.view.site, self.view.jobs
+        records += [command_record(c, site, jobs) for c in commands]
+        records += [advice_record(c, site, jobs) for c in advice]
+        records += self._changed_verdicts(verdicts)
+        deferred = "deferred/"
+        return (
+            commands,
+            advice,
+            {k[len(deferred) :]: n for k, n in verdicts.items() if k.startswith(deferred)},
+        )
+
+    def _settling(self) -> list[JournalRecord]:
+        """Journal records: controls that have settled after a takeover, and those that begin to."""
+        arbiter, records = self.arbiter, list[JournalRecord]()
+        if over := arbiter.end_settling(self.view.now_ns):
+            records.append(SettledRecord(controls=tuple(over)))
+        if arbiter.fresh_term and arbiter.settling:
+            records.append(
+                SettlingRecord(epoch=arbiter.epoch, until_ns=dict(arbiter.settling), why=WHY["settling"])
+            )
+        return records
+
+    def _settle(
+        self,
+        key: str,
+        lease: Leases,
+        commands: list[CommandBatch],
+        advice: list[CommandBatch],
+        verdicts: dict[str, int],
+        records: list[JournalRecord],
+    ) -> None:
+        """Settle one control; what comes of it goes to the four lists."""
+        arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
+        acting, claims = self._claims(key)
+        excluded = view.windows.mask(lease.control.table)
+        generation = self.state.tables[lease.control.table].generation
+        if key in arbiter.settling and self._may_act(key):
+            if key == SERVICE:
+                arbiter.inherit_outages(key, view.readback(key), view.value(OWNER) == OURS)
+            known = self._known(key, lease.n) & (True if excluded is None else ~excluded)
+            commands += arbiter.adopt(key, view.readback(key), known, generation, now_ns)
+        busy = lease.running().any()
+        alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
+        self._look_after(key, lease)
+        owed = np.isfinite(lease.lapsed).any()
+        if not (claims or busy or alarmed or owed or np.isfinite(lease.advised).any()):
+            return
+        readback = view.readback(key)
+        abandoned = self._abandoned(lease, claims)
+        lapsed = lease.lapse(now_ns, abandoned)
+        if len(lapsed):
+            names = job_names(key, lapsed, view.site, view.jobs)
+            becomes = lease.control.on_expiry
+            records.append(LapsedRecord(control=key, index=lapsed, becomes=becomes, names=names))
+        if busy:
+            commands += arbiter.confine(key, now_ns, excluded)
+        wanted = np.zeros(lease.n, np.bool_)
+        if acting or (busy and arbiter.mode_of(key) == "held"):
+            done = arbiter.settle(key, acting, readback)
+            records += self._keep_out(done, readback, excluded)
+            if protected := self._protect(done, readback):
+                verdicts[f"protected/{key}"] = protected
+            if deferred := arbiter.limit(done, readback, self.slew_s, self._known(key, lease.n)):
+                verdicts[f"deferred/{key}"] = deferred
+            for number, lost in sorted(done.clipped.items()):
+                name = f"narrowed/{key}/{acting[number].name}"
+                verdicts[name] = verdicts.get(name, 0) + lost
+            commands += arbiter.command(done, readback, generation, now_ns, excluded)
+            wanted = ~np.isnan(done.value)
+        keep = wanted | abandoned if excluded is None else wanted | abandoned | excluded
+        commands += arbiter.withdraw(key, keep, now_ns, self.slew_s, readback)
+        # What keeps its value and is no longer asked for may be another's by now: let its lease lapse
+        left = ~wanted if lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held" else excluded
+        if left is not None and excluded is not None:
+            left = left | excluded
+        commands += arbiter.renew_term(key, now_ns, left)
+        if len(claims) > len(acting) or any(c.allowed is not None for c in acting):
+            advice += self._advice(lease, claims, readback, excluded)
+        elif np.isfinite(lease.advised).any():
+            lease.advised[:] = np.nan
+        records += self._follow_up(key, lease, readback, excluded, commands)
+
+    def _claims(self, key: str) -> tuple[list[Claim], list[Claim]]:
+        """Return (claims that may act, all claims) on a control, strongest first."""
+        acting: list[Claim] = []
+        every: list[Claim] = []
+        for number, policy in enumerate(self.policies):
+            for p in self.in_force[policy.name]:
+                if p.control != key or len(p.index) == 0:
+                    continue
+                every.append(Claim(number, policy.name, p, None))
+                authority = self.intake.authority[policy.name]
+                if authority == "act":
+                    acting.append(Claim(number, policy.name, p, None))
+                elif authority == "approve":
+                    allowed = self._approved(policy.name, p)
+                    if allowed is not None:
+                        acting.append(Claim(number, policy.name, p, allowed))
+        return acting, every
+
+    def _approved(self, policy: str, p: Proposal) -> Bool | None:
+        """Mask of the entities on which an approval allows this proposal [k]; None where none does."""
+        allowed = np.zeros(len(p.index), np.bool_)
+        table = p.control.partition(".")[0]
+        for approval in self.intake.approvals.values():
+            if approval.policy == policy and approval.control == p.control:
+                if not approval.names:
+                    return np.ones(len(p.index), np.bool_)
+                named = [i for n in approval.names if (i := self.view.site.entity(table, n)) is not None]
+                allowed |= np.isin(p.index, named)
+        return allowed if allowed.any() else None
+
+    def _may_act(self, key: str) -> bool:
+        """True if any policy may command this control, now or once it is approved."""
+        authority = self.intake.authority
+        return any(key in p.controls and authority[p.name] in ("act", "approve") for p in self.policies)
+
+    def _advice(
+        self, lease: Leases, claims: list[Claim], readback: F64, excluded: Bool | None
+    ) -> list[CommandBatch]:
+        """The commands there would be if all claims might act."""
+        key = lease.control.key
+        shadow = self.arbiter.settle(key, claims, readback)
+        if excluded is not None:
+            shadow.value[excluded] = np.nan
+        return [
+            CommandBatch(
+                key,
+                claim.name,
+                self.arbiter.epoch,
+                index,
+                lease.generation[index],
+                np.zeros(len(index), np.int64),
+                shadow.value[index],
+                claim.proposal.reason,
+                self.view.now_ns,
+                0,
+                0,
+            )
+            for claim, index in self.arbiter.advise(shadow)
+        ]
+
+    def _keep_out(self, done: Settlement, readback: F64, excluded: Bool | None) -> list[JournalRecord]:
+        """Drop what is wanted in maintenance; the journal tells once per window what would have protected."""
+        if excluded is None or not np.isfinite(done.value[excluded]).any():
+            return []
+        records = self.view.windows.kept_back(done.control.key, self.arbiter.protects(done, readback))
+        done.value[excluded] = np.nan
+        return records
+
+    def _protect(self, done: Settlement, readback: F64) -> int:
+        """Hold back what would disturb protected nodes unless an operator asked for it; returns a count.
+
+        Isolating a rack does not depend on scheduling and is not held back.
+        """
+        control = done.control
+        if not control.disruptive or control.table != "node" or not done.claims:
+            return 0
+        commanded = self.view.commanded(control.key)
+        stands = np.where(np.isnan(commanded), readback, commanded)
+        worse = (done.value > np.nan_to_num(stands)) & self.view.protected_nodes()
+        if not worse.any():
+            return 0
+        for claim in done.claims:
+            if claim.name == UNDISPUTED:
+                p = claim.proposal
+                asked = np.fmax(p.lo, p.want) >= done.value[p.index]
+                worse[p.index[asked if claim.allowed is None else asked & claim.allowed]] = False
+        done.value[worse] = commanded[worse]
+        return int(np.count_nonzero(worse))
+
+    def _changed_verdicts(self, verdicts: dict[str, int]) -> list[JournalRecord]:
+        """Journal records of the verdicts that differ from those in force."""
+        records: list[JournalRecord] = []
+        before = self.arbiter.verdicts
+        for name in sorted({**before, **verdicts}):
+            count = verdicts.get(name, 0)
+            if count != before.get(name, 0):
+                kind, control, *policy = name.split("/")
+                if kind == "narrowed":
+                    records.append(
+                        NarrowedRecord(control=control, count=count, why=WHY[kind], policy=policy[0])
+                    )
+                else:
+                    cls = DeferredRecord if kind == "deferred" else ProtectedRecord
+                    records.append(cls(control=control, count=count, why=WHY[kind]))
+        self.arbiter.verdicts = verdicts
+        return records
+
+    def _follow_up(
+        self, key: str, lease: Leases, readback: F64, excluded: Bool | None, commands: list[CommandBatch]
+    ) -> list[JournalRecord]:
+        """Overdue commands, and read-backs that differ or do not come; nothing of it in maintenance."""
+        records: list[JournalRecord] = []
+        findings, control, now_ns = self.findings, lease.control, self.view.now_ns
+        if not lease.running().any():
+            return [r for kind in FOLLOWED for r in findings.clear(f"{kind}/{key}")]
+        again, lost = self.arbiter.resend(key, now_ns, excluded)
+        if again is not None:
+            commands.append(again)
+        if len(lost):
+            names = job_names(key, lost, self.view.site, self.view.jobs)
+            records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
+        silent = _outside(lease.unanswered(), excluded)
+        records += findings.unanswered(self._shown(control.table, silent), key, silent)
+        if control.readback is not None:
+            table = self.state.tables[control.table]
+            signal = find_signal(f"{control.table}.{control.readback}")
+            assert signal is not None  # a control's read-back is of the catalogue
+            heard_ns = self._heard_ns(key, lease.n)
+            tolerance = max(self.view.site.envelopes[key].deadband, 1e-6)
+            off = _outside(lease.compare(readback, heard_ns, tolerance, now_ns), excluded)
+            if excluded is not None:
+                lease.differs_ns[excluded] = 0
+            evidence = ""
+            if len(off):
+                first, (name,) = int(off[0]), self._shown(control.table, off[:1])
+                evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
+            records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
+            wait_s = float(table.freshness.stale_s[signal.row]) + MISMATCH_S
+            unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))
+            unread = _outside(unread, excluded)
+            records += findings.unread(self._shown(control.table, unread), key, unread, wait_s)
+        return records
+
+    def _look_after(self, key: str, lease: Leases) -> None:
+        """Check that what was given back has arrived, and that what is out of service bears our mark."""
+        view, envelope = self.view, self.view.site.envelopes[key]
+        if np.isfinite(lease.given).any():
+            heard_ns, tolerance = self._heard_ns(key, lease.n), max(envelope.deadband, 1e-6)
+            lease.kept(view.readback(key), heard_ns, envelope.safe, tolerance, view.now_ns)
+        if key == SERVICE and np.isfinite(lease.lapsed).any():
+            marked = np.isfinite(lease.lapsed) & (view.quality(OWNER) == GOOD) & (view.value(OWNER) != OURS)
+            lease.no_longer_ours(np.flatnonzero(marked).astype(np.int32))
+
+    def _heard_ns(self, key: str, n: int) -> I64:
+        """Instant of the last read-back of a control [n]; long ago where it has none."""
+        control = find_control(key)
+        if control is None or control.readback is None:
+            return np.zeros(n, np.int64)
+        age_ns = np.minimum(self.view.age_s(f"{control.table}.{control.readback}") * NS, 2**62)
+        heard_ns: I64 = self.view.now_ns - age_ns.astype(np.int64)
+        return heard_ns
+
+    def _shown(self, table: str, index: I32) -> tuple[str, ...]:
+        return shown(self.view.site, self.view.jobs, table, index[:SHOWN_ENTITIES])
+
+    def _known(self, key: str, n: int) -> Bool:
+        """Mask of the entities of which the read-back is current [n]."""
+        control = find_control(key)
+        if control is None or control.readback is None:
+            return np.zeros(n, np.bool_)
+        good: Bool = self.view.quality(f"{control.table}.{control.readback}") == GOOD
+        return good
+
+    def _abandoned(self, lease: Leases, claims: list[Claim]) -> Bool:
+        """Mask of the leases that are left to lapse instead of given back [n].
+
+        Its owner is suspended; or its owner may act no longer and still asks for it, so that to give it back
+        would be to raise what somebody wants held down.
+        """
+        suspended = [i for i, p in enumerate(self.policies) if p.name in self.suspended]
+        out = np.isin(lease.owner, suspended)
+        for claim in claims:
+            if self.intake.authority[claim.name] != "act":
+                index = claim.proposal.index
+                out[index[lease.owner[index] == claim.policy]] = True
+        return out
+
+
+def _outside(index: I32, excluded: Bool | None) -> I32:
+    """The entities that are not excluded."""
+    return index if excluded is None else index[~excluded[index]]

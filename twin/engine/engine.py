@@ -1,0 +1,548 @@
+"""Engine: one synchronous, deterministic function, `tick(frame) -> decision`.
+
+Order of a tick: events, state, history, estimator, diagnosis, health, models, policies, arbitration,
+findings.
+Live operation, replay and what-if all call this and nothing else. The engine has no clock, no files and no
+randomness; policies and models are handed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from twin.alerts import Findings
+from twin.catalogue import (
+    NS,
+    ConfigError,
+    ContractError,
+    StorageError,
+    TwinError,
+    digest,
+    find_control,
+    find_signal,
+)
+from twin.contracts import (
+    AccountRecord,
+    AcksRecord,
+    CommandBatch,
+    Decision,
+    EventRecord,
+    Finding,
+    FitRequest,
+    FitRequestedRecord,
+    Forecast,
+    JournalRecord,
+    MarkRecord,
+    Memory,
+    Model,
+    Policy,
+    Proposal,
+    ServiceBook,
+    SiteRecord,
+    Windows,
+    brief_event,
+    read_only,
+)
+from twin.control import MAX_PROPOSALS, Arbiter, check_proposal
+from twin.diagnosis import Diagnosis
+from twin.engine.arbitration import ArbitrationPass
+from twin.engine.event_handlers import Intake
+from twin.engine.plugin_checks import check_forecast, checked_accounts, checked_memory, fresh_memory
+from twin.engine.records import FaultTally, ReportTally, proposals_record, same_proposals
+from twin.engine.remap import slots_kept
+from twin.engine.view import EngineView
+from twin.estimation import Estimator
+from twin.health import HealthState, findings as suspects_of
+from twin.site import Site, SiteSpec, build_site
+from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, noted
+
+RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
+MARK_EVERY = 60  # ticks between checks of the state in the journal
+MARK_AT = 30  # not in the tick in which a trace writes its keyframe, which is as much work
+FIT_DEADLINE_S = 600.0
+MAX_FORECASTS = 1000  # of one model
+BALANCED = ("rack.heat", "feeder.balance")  # comparisons that are findings of their own, unless explained
+_DEFAULT_AUTHORITY = "advise"
+
+
+class Engine:
+    """A site's twin with its policies and models."""
+
+    def __init__(
+        self,
+        site: Site,
+        policies: Sequence[Policy],
+        models: Sequence[Model],
+        authority: dict[str, str] | None = None,
+    ) -> None:
+        self.policies = sorted(policies, key=lambda p: (p.rank, p.name))
+        self.models = {m.name: m for m in sorted(models, key=lambda m: m.name)}
+        given = authority or {}
+        self.intake = Intake(site, {p.name: given.get(p.name, _DEFAULT_AUTHORITY) for p in self.policies})
+        self.state = State(site.sizes, site.file.periods_s)
+        self.jobs = JobSlots(site.sizes["job"], site.sizes["node"])
+        self.windows = Windows(site)
+        self.memory: dict[str, Memory] = {p.name: fresh_memory(p, site) for p in self.policies}
+        self.in_force: dict[str, list[Proposal]] = {p.name: [] for p in self.policies}
+        self.ran_ns: dict[str, int] = {}
+        self.fitted_ns: dict[str, int] = {}
+        self.suspended: dict[str, int] = {}  # plug-in -> since
+        self.usual_dt_s = 0.0  # of the last regular tick: a pause does not save up any slew
+        self.forecasts: dict[tuple[str, float], Forecast] = {}
+        self.settle_into(site)
+        self.arbiter = Arbiter(site)
+        self.estimator = Estimator(site)
+        self.diagnosis = Diagnosis(site)
+        self.health = HealthState(site)
+        self.book = ServiceBook(site)
+        self.findings = Findings(site, self.estimator)
+
+    def settle_into(self, site: Site) -> None:
+        """Set up the parts that depend on the site's file alone."""
+        self.site = site
+        self.history = SignalHistory(site.file.history_s, site.sizes)
+
+    def tick(self, frame: Frame) -> Decision:
+        """Return the decision on this frame. Raises only for a broken invariant, never for bad data."""
+        if frame.now_ns <= self.state.now_ns or not frame.dt_s > 0:
+            raise TwinError(
+                f"tick {frame.tick} is at {frame.now_ns} ns, the one before at {self.state.now_ns} ns, dt "
+                f"{frame.dt_s} s: time must advance, or silence would look fresh"
+            )
+        records: list[JournalRecord] = []
+        self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
+        self._resume(frame)
+        heard = self._heed(frame.events, records)
+        self.state.apply(frame)
+        records += self.intake.expire(frame.now_ns)
+        records += self._end_windows(frame.now_ns)
+        self.history.push(self.state)
+        self.estimator.update(self.state, frame.dt_s, self.windows)
+        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, heard, frame.dt_s)
+        self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
+        view = self.view(frame.dt_s)
+        fits = self._forecast(view, frame, records)
+        self._run_policies(view, frame, records)
+        commands, advice, deferred = self._arbitrate(view, records)
+        explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
+        records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
+        records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
+        records += self.findings.silences(self.site, self.state, self.windows)
+        records += self.findings.limits(self.site, view, self.windows)
+        if self.health.looked_ns == frame.now_ns:
+            told = (self.diagnosis.faults, self.findings.active)
+            suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *told)
+            records += self.findings.keep_only("health/", suspects)
+        if not frame.urgent:
+            self.usual_dt_s = frame.dt_s
+        if frame.tick % MARK_EVERY == MARK_AT:
+            records.append(MarkRecord(next_command=self.arbiter.next_command, state=self.state.marks()))
+        return Decision(
+            frame.tick,
+            frame.now_ns,
+            tuple(commands),
+            tuple(advice),
+            tuple(self.findings.active.values()),
+            tuple(fits),
+            tuple(records),
+            deferred,
+        )
+
+    def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
+        """Apply events in order; the faults that are new."""
+        acks: dict[tuple[str, str, str], int] = {}
+        faults, reports, heard = FaultTally(), ReportTally(), list[ev.FaultReported]()
+        for kind, alike in groupby(events, type):
+            if kind is ev.FaultReported:  # in a storm there are thousands
+                fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
+                for fault in fresh:
+                    self.health.take(fault, self.jobs, self.state.now_ns)
+                faults.add_all(fresh)
+                heard += fresh
+                continue
+            for event in alike:
+                if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
+                    reports.add(event, self.intake.told(event, self.jobs, self.state))
+                elif not isinstance(event, ev.CommandAcked):
+                    records += self._take_in(event)
+                # A thousand devices may answer in one tick: the journal counts them, the leases know each.
+                elif self.intake.is_new(event):
+                    why = self.intake.acked(event, self.site, self.arbiter) or ""
+                    key = event.control, event.state, why
+                    acks[key] = acks.get(key, 0) + 1
+        records += [
+            AcksRecord(control=control, state=state, count=count, refused=why)
+            for (control, state, why), count in sorted(acks.items())
+        ]
+        records += reports.records() + faults.records()
+        return heard
+
+    def _resume(self, frame: Frame) -> None:
+        """After a gap in which nobody listened, silence counts from now on; not more than once a minute."""
+        if frame.dt_s >= RESUME_GAP_S and any(isinstance(e, ev.TicksSkipped) for e in frame.events):
+            for table in self.state.tables.values():
+                if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
+                    table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)
+            state, began_ns = self.state, frame.now_ns - round(frame.dt_s * NS)
+            state.unwatched_ns = noted(state.unwatched_ns, began_ns, frame.now_ns)
+
+    def _end_windows(self, now_ns: int) -> list[JournalRecord]:
+        """Maintenance windows whose time is over, and what people left behind in those that ended."""
+        records = self.windows.expire(now_ns)
+        for table, index in self.windows.take_left().items():
+            for key, lease in self.arbiter.leases.items():
+                signal = find_signal(f"{table}.{lease.control.readback}")
+                if lease.control.table != table or signal is None:
+                    continue
+                column, envelope = self.state.tables[table], self.site.envelopes[key]
+                current = column.current(signal, now_ns)
+                readback = np.where(current, column.value[signal.row].astype(np.float64), np.nan)
+                lease.left_to_others(index, readback, envelope.safe, max(envelope.deadband, 1e-6))
+        return records
+
+    def _take_in(self, event: ev.Event) -> list[JournalRecord]:
+        if isinstance(event, ev.IdentityTold):
+            swaps, told = self.intake.identities.hear(event, self.site, self.state)
+            return [*told, *(record for swap in swaps for record in self._take_in(swap))]
+        if not self.intake.is_new(event):
+            return []
+        self.health.take(event, self.jobs, self.state.now_ns)
+        if isinstance(event, ev.SiteChanged):
+            return self._change_site(event)
+        if isinstance(event, ev.PluginRestored):
+            if self.suspended.pop(event.plugin, None) is None:
+                return [EventRecord(event=brief_event(event), refused=f"{event.plugin} is not suspended")]
+            if event.plugin in self.in_force:
+                self.in_force[event.plugin] = []
+            return [EventRecord(event=brief_event(event)), *self.findings.clear(f"suspended/{event.plugin}")]
+        if isinstance(event, ev.MaintenanceBegun):
+            refused = self.windows.begin(event, self.state.now_ns)
+            self.findings.silence_ns = 0  # look at once: what is in maintenance is not silent
+        elif isinstance(event, ev.MaintenanceEnded):
+            refused = self.windows.end(event, self.state.now_ns)
+        else:
+            refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
+        if refused is None:
+            refused = self.book.take(event, self.state.now_ns)
+        if refused is None and isinstance(event, ev.EntityReplaced):
+            entity = self.site.entity(event.table, event.name)
+            assert entity is not None  # or it would have been refused
+            self.history.forget(event.table, entity)
+            self.estimator.forget(event.table, entity)
+            self.diagnosis.forget(event.table, entity)
+            self.health.forget(event.table, entity)
+            for model in self.models.values():
+                forget = getattr(model, "forget", None)
+                if forget is not None:
+                    forget(event.table, entity)
+            for policy in self.policies:
+                if policy.memory is not None:
+                    policy.memory.forget(self.memory[policy.name], event.table, entity)
+        return [EventRecord(event=brief_event(event), refused=refused)]
+
+    def view(self, dt_s: float | None = None) -> EngineView:
+        """The state as policies and models see it; `dt_s` of the last regular tick if not given."""
+        return EngineView(
+            now_ns=self.state.now_ns,
+            dt_s=(self.usual_dt_s or 1.0) if dt_s is None else dt_s,
+            site=self.site,
+            jobs=self.jobs,
+            requests=tuple(self.intake.requests.values()),
+            forecasts=self.forecasts,
+            state=self.state,
+            arbiter=self.arbiter,
+            estimator=self.estimator,
+            history=self.history,
+            intake=self.intake,
+            windows=self.windows,
+            diagnosis=self.diagnosis,
+            health_state=self.health,
+            service_book=self.book,
+        )
+
+    def due(self, name: str, period_s: float, now_ns: int) -> bool:
+        """True if a plug-in's period is over since it last ran."""
+        last = self.ran_ns.get(name)
+        return last is None or now_ns - last >= round(period_s * NS) - NS // 1000
+
+    def _forecast(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> list[FitRequest]:
+        fits: list[FitRequest] = []
+        for name, model in self.models.items():
+            if (
+                name in self.suspended
+                or frame.urgent
+                or not self.due("model:" + name, model.period_s, frame.now_ns)
+            ):
+                continue
+            self.ran_ns["model:" + name] = frame.now_ns
+            try:
+                model.update(view)
+                said = model.predict(view)
+                for forecast in said:
+                    check_forecast(forecast, name, self.site.sizes)
+                if len(said) > MAX_FORECASTS:
+                    raise ContractError(f"{len(said)} forecasts; expected at most {MAX_FORECASTS}")
+                self._hold(name, said)
+            except Exception as error:
+                records += self.suspend(name, error, frame.now_ns)
+                continue
+            begun = self.fitted_ns.setdefault(name, frame.now_ns)
+            own = getattr(model, "next_fit_s", None)
+            every_s = model.fit_every_s if own is None else own()
+            if model.fit_every_s > 0 and frame.now_ns - begun >= round(every_s * NS):
+                self.fitted_ns[name] = frame.now_ns
+                span = round(every_s / max(frame.dt_s, 1e-3))
+                fit = FitRequest(
+                    f"{name}@{frame.tick}",
+                    name,
+                    max(0, frame.tick - span),
+                    frame.tick,
+                    frame.tick,
+                    frame.now_ns + round(FIT_DEADLINE_S * NS),
+                )
+                self.intake.pending_fits[fit.id] = fit.deadline_ns
+                fits.append(fit)
+                records.append(
+                    FitRequestedRecord(
+                        id=fit.id, model=name, first_tick=fit.first_tick, last_tick=fit.last_tick
+                    )
+                )
+        return fits
+
+    def _hold(self, name: str, said: list[Forecast]) -> None:
+        """These are what a model says now; where two say the same, the first by name is in force."""
+        held = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
+        for forecast in said:
+            other = held.get((forecast.signal, forecast.horizon_s))
+            if other is None or name < other.model.partition("@")[0]:
+                held[forecast.signal, forecast.horizon_s] = forecast
+        self.forecasts = held
+
+    def _run_policies(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> None:
+        """Run the policies that are due, in order of rank; changed proposals and accounts go to `records`."""
+        for policy in self.policies:
+            name = policy.name
+            if self.intake.authority[name] == "off":
+                if self.in_force[name]:
+                    records.append(proposals_record(name, [], self.in_force[name], self.site, self.jobs))
+                self.in_force[name] = []
+                continue
+            if name in self.suspended:
+                self._retire(policy, frame.now_ns)
+                continue
+            if (frame.urgent and not policy.urgent) or not (
+                frame.urgent or self.due(name, policy.period_s, frame.now_ns)
+            ):
+                continue
+            if not frame.urgent:
+                self.ran_ns[name] = frame.now_ns
+            try:
+                proposals, accounts = self._run_policy(policy, view)
+            except Exception as error:
+                records += self.suspend(name, error, frame.now_ns)
+                continue
+            if not same_proposals(proposals, self.in_force[name]):
+                records.append(proposals_record(name, proposals, self.in_force[name], self.site, self.jobs))
+            records += accounts
+            # A policy may reuse its buffers: keep copies.
+            self.in_force[name] = [
+                Proposal(p.control, p.index.copy(), p.lo.copy(), p.hi.copy(), p.want.copy(), p.reason)
+                for p in proposals
+            ]
+
+    def _run_policy(self, policy: Policy, view: EngineView) -> tuple[list[Proposal], list[JournalRecord]]:
+        """Return a policy's proposals and accounts, and keep its memory. Raises what it does wrong."""
+        before = {k: read_only(v) for k, v in self.memory[policy.name].items()}
+        proposals, memory = policy.propose(view, before)
+        if len(proposals) > MAX_PROPOSALS:
+            raise ContractError(f"{len(proposals)} proposals; expected at most {MAX_PROPOSALS}")
+        for p in proposals:
+            control = find_control(p.control)
+            check_proposal(p, policy.controls, self.site.sizes[control.table] if control else 0)
+        after = checked_memory(policy, memory, self.site)
+        tell = getattr(policy, "accounts", None)
+        given = [] if tell is None else tell(view, before, {k: read_only(v) for k, v in after.items()})
+        accounts: list[JournalRecord] = [
+            AccountRecord(policy=policy.name, account=account) for account in checked_accounts(given)
+        ]
+        self.memory[policy.name] = after
+        return proposals, accounts
+
+    def _retire(self, policy: Policy, now_ns: int) -> None:
+        """Keep the intervals of a suspended policy until their leases end."""
+        since = self.suspended[policy.name]
+        self.in_force[policy.name] = [
+            p
+            for p in self.in_force[policy.name]
+            if now_ns - since < round(cast(Any, find_control(p.control)).lease_s * NS)
+        ]
+
+    def _arbitrate(
+        self, view: EngineView, records: list[JournalRecord]
+    ) -> tuple[list[CommandBatch], list[CommandBatch], dict[str, int]]:
+        """Return (commands, advice, number of deferred entities by control)."""
+        return ArbitrationPass(
+            policies=self.policies,
+            in_force=self.in_force,
+            suspended=self.suspended,
+            intake=self.intake,
+            arbiter=self.arbiter,
+            findings=self.findings,
+            state=self.state,
+            view=view,
+            slew_s=min(view.dt_s, self.usual_dt_s or view.dt_s),
+        ).run(records)
+
+    def suspend(self, name: str, error: Exception, now_ns: int) -> list[JournalRecord]:
+        """A plug-in broke its contract: it is asked no more until `PluginRestored`."""
+        self.suspended[name] = now_ns
+        self.forecasts = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
+        why = f"{type(error).__name__}: {error}"[:500]
+        return self.findings.raise_(
+            Finding(
+                f"suspended/{name}",
+                "critical",
+                f"{name} broke its contract and is suspended",
+                (),
+                (why,),
+                1.0,
+                "Mend the plug-in and restart; its running leases lapse by themselves.",
+            )
+        )
+
+    def _change_site(self, event: ev.SiteChanged) -> list[JournalRecord]:
+        """Move all state to another site; returns journal records. A bad site is refused."""
+        try:
+            old, new = (
+                self.site,
+                build_site(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site"),
+            )
+        except (msgspec.MsgspecError, ConfigError) as error:
+            return [EventRecord(event=brief_event(event), refused=str(error)[:500])]
+        kept = slots_kept(old, new)
+        state, intake = self.state, self.intake
+        for table in state.tables:
+            freshness = Freshness(table, new.file.periods_s)
+            state.tables[table] = state.tables[table].remapped(new.sizes[table], kept[table], freshness)
+        self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
+        self.arbiter = self.arbiter.remapped(new, kept)
+        self.estimator = self.estimator.remapped(new, kept)
+        self.diagnosis = self.diagnosis.remapped(new, kept)
+        self.health = self.health.remapped(new, kept)
+        self.book = self.book.remapped(new, kept)
+        self.windows, dropped = self.windows.remapped(new, kept)
+        self.memory |= {
+            p.name: p.memory.moved(self.memory[p.name], kept, new.sizes)
+            for p in self.policies
+            if p.memory is not None
+        }
+        self.in_force = {p.name: [] for p in self.policies}  # indices moved; asked afresh in this very tick
+        self.ran_ns = {}
+        intake.grant_w, grants = np.full(new.sizes["feeder"], np.nan), intake.grant_w
+        intake.grant_ns, until = np.zeros(new.sizes["feeder"], np.int64), intake.grant_ns
+        moved = np.flatnonzero(kept["feeder"] >= 0)
+        intake.grant_w[moved] = grants[kept["feeder"][moved]]
+        intake.grant_ns[moved] = until[kept["feeder"][moved]]
+        self.forecasts = {}
+        records = dropped
+        for name, model in self.models.items():
+            try:
+                model.remap(kept)
+            except Exception as error:
+                records += self.suspend(name, error, state.now_ns)
+        self.settle_into(new)
+        self.findings.remap(new, self.estimator, kept)
+        changed = SiteRecord(
+            site_hash=new.spec_hash, was=old.spec_hash, sizes={t: n for t, n in new.sizes.items() if n}
+        )
+        return [changed, *records]
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that decides what the engine does next, as plain data and arrays."""
+        return {
+            "site_hash": self.site.spec_hash,
+            "tick": self.state.tick,
+            "now_ns": self.state.now_ns,
+            "unwatched_ns": self.state.unwatched_ns,
+            "tables": {name: table.arrays() for name, table in self.state.tables.items()},
+            "jobs": self.jobs.dump(),
+            "arbiter": self.arbiter.dump(),
+            "estimator": self.estimator.dump(),
+            "diagnosis": self.diagnosis.dump(),
+            "health": self.health.dump(),
+            "findings": self.findings.dump(),
+            "intake": self.intake.dump(),
+            "windows": self.windows.dump(),
+            "book": self.book.dump(),
+            "memory": self.memory,
+            "in_force": {
+                name: [[p.control, p.index, p.lo, p.hi, p.want, p.reason] for p in some]
+                for name, some in self.in_force.items()
+            },
+            "ran_ns": self.ran_ns,
+            "fitted_ns": self.fitted_ns,
+            "suspended": self.suspended,
+            "usual_dt_s": self.usual_dt_s,
+            "models": {
+                n: {"parameters": m.parameters(), "memory": m.memory()} for n, m in self.models.items()
+            },
+            "forecasts": [
+                [f.signal, f.horizon_s, f.mean, f.lo, f.hi, f.model, f.basis] for f in self.forecasts.values()
+            ],
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave. Raises StorageError for another site or other policies."""
+        if data["site_hash"] != self.site.spec_hash:
+            raise StorageError(f"snapshot is of site {data['site_hash']}, this is {self.site.spec_hash}")
+        # One that speaks after all others begins afresh: leases name their owners by place
+        missing = sorted(set(data["memory"]) ^ {p.name for p in self.policies[: len(data["memory"])]})
+        if missing:
+            raise StorageError(f"snapshot and configuration differ in policies: {', '.join(missing)}")
+        self.state.tick, self.state.now_ns = data["tick"], data["now_ns"]
+        if "unwatched_ns" in data:
+            self.state.unwatched_ns = np.array(data["unwatched_ns"])
+        for name, arrays in data["tables"].items():
+            self.state.tables[name].restore(arrays)
+        self.jobs.restore(data["jobs"])
+        self.arbiter.restore(data["arbiter"])
+        self.estimator.restore(data["estimator"])
+        if "diagnosis" in data:  # one of a version before has none: faults are found again
+            self.diagnosis.restore(data["diagnosis"])
+        if "health" in data:
+            self.health.restore(data["health"])
+        self.findings.restore(data["findings"])
+        self.intake.restore(data["intake"])
+        self.windows.restore(data["windows"])
+        if "book" in data:
+            self.book.restore(data["book"])
+        self.memory |= {
+            p.name: p.memory.restored(data["memory"][p.name], self.site.sizes)
+            for p in self.policies
+            if p.memory is not None and p.name in data["memory"]
+        }
+        self.in_force |= {name: [Proposal(*p) for p in some] for name, some in data["in_force"].items()}
+        self.ran_ns, self.fitted_ns = dict(data["ran_ns"]), dict(data["fitted_ns"])
+        self.suspended = dict(data["suspended"])
+        self.usual_dt_s = float(data["usual_dt_s"])
+        for name, held in data["models"].items():
+            if name not in self.models:
+                continue  # it came or went with another version
+            with contextlib.suppress(ContractError):  # of another version: it begins afresh
+                if held["parameters"]:
+                    self.models[name].load(held["parameters"])
+                self.models[name].restore(held["memory"])
+        forecasts = [Forecast(*f) for f in data["forecasts"]]
+        self.forecasts = {
+            (f.signal, f.horizon_s): f for f in forecasts if f.model.partition("@")[0] in self.models
+        }
+
+    def checksum(self) -> str:
+        """Content hash of everything that decides what the engine does next."""
+        return digest(self.dump())

@@ -1,0 +1,389 @@
+"""Intake: how each event changes what the engine holds, and what the journal says of it.
+
+Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, outlooks, fitted
+models. An event that cannot be applied is counted and recorded with the reason, never raised.
+
+An event's id is one among events of its type. Heard again it counts as a duplicate; with other content it is
+refused, but for a request, which it changes. Both are told in the journal once per tick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.catalogue import F64, I32, NS, TABLES, digest, find_control, unpack
+from twin.contracts import (
+    ApprovalDroppedRecord,
+    ApprovalExpiredRecord,
+    DuplicatesRecord,
+    EventRecord,
+    FitExpiredRecord,
+    GrantExpiredRecord,
+    JournalRecord,
+    LoadTargets,
+    Model,
+    RequestExpiredRecord,
+    brief_event,
+)
+from twin.control import Arbiter
+from twin.engine.identity import Identities
+from twin.engine.job_reports import checkpoint_told, job_ended, job_started
+from twin.engine.outlook import Outlooks
+from twin.site import Site
+from twin.telemetry import FaultIds, JobSlots, State, events as ev
+
+MAX_REQUESTS = 1000
+MAX_SEEN = 10_000
+MAX_NAMES = 100_000
+MAX_REFUSED = 64  # records per tick of ids that were used for something else; the rest is counted
+_END_OF_TIME_NS = 2**63
+
+
+class Intake:
+    """State that events set, beside the measured state."""
+
+    def __init__(self, site: Site, authority: dict[str, str]) -> None:
+        self.authority = dict(authority)
+        self.requests: dict[str, ev.OperatorRequest] = {}
+        self._named: dict[str, tuple[ev.OperatorRequest, Site, I32]] = {}  # looked up once, not in every tick
+        self.approvals: dict[str, ev.Approved] = {}
+        self.grant_w = np.full(site.sizes["feeder"], np.nan)
+        self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
+        self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
+        self.outlooks = Outlooks()
+        self.load_targets = LoadTargets()
+        self.identities = Identities()
+        self.pending_fits: dict[str, int] = {}  # fit id -> deadline
+        self.params_hash: dict[str, str] = {}
+        self.seen: OrderedDict[str, str] = OrderedDict()  # type and id -> fingerprint
+        self.fault_ids = FaultIds()  # apart, so that a storm of faults pushes no other id out
+        self.counts: dict[str, int] = {}
+        self._tick: list[JournalRecord] = []  # journal records of this tick, given out by `expire`
+        self._duplicates = 0  # of this tick
+
+    @property
+    def serials(self) -> dict[str, str]:
+        """The serial of what sits in a slot, by `table:name`; "" where it turned up elsewhere."""
+        return self.identities.serials
+
+    def count(self, what: str, by: int = 1) -> None:
+        """One more, or some, of what went unusually."""
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    def is_new(self, event: ev.Event) -> bool:
+        """False for an event that was seen before, and for another one under its id."""
+        if not event.id:
+            return True
+        if type(event) is ev.FaultReported:
+            return bool(self.new_faults([event]))
+        key, mark = f"{type(event).__name__}:{event.id}", _fingerprint(event)
+        known = self.seen.get(key)
+        if known == mark or (known is not None and not isinstance(event, ev.OperatorRequest)):
+            return self._refuse(event, known == mark)
+        self.seen[key] = mark
+        while len(self.seen) > MAX_SEEN:
+            self.seen.popitem(last=False)
+        return True
+
+    def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
+        """Those of these faults that were not heard before, and are no other ones under a known id."""
+        named = [e for e in events if e.id]
+        answers = self.fault_ids.hear_all(named)
+        if answers.count("new") == len(named):
+            return events
+        answer, out = iter(answers), []
+        for event in events:
+            said = next(answer) if event.id else "new"
+            if said == "new" or self._refuse(event, said == "again"):
+                out.append(event)
+        return out
+
+    def _refuse(self, event: ev.Event, again: bool) -> bool:
+        """An event whose id was heard: the same one again, or another. False."""
+        if again:
+            self.count("duplicate_events")
+            self._duplicates += 1
+            return False
+        self.count("reused_ids")
+        if len(self._tick) < MAX_REFUSED:
+            why = f"id {event.id} already used for something else"
+            self._tick.append(EventRecord(event=brief_event(event), refused=why))
+        return False
+
+    def apply(
+        self,
+        event: ev.Event,
+        site: Site,
+        state: State,
+        jobs: JobSlots,
+        arbiter: Arbiter,
+        models: dict[str, Model],
+    ) -> str | None:
+        """Apply one event; the reason why not, if it could not be."""
+        now_ns = state.now_ns
+        match event:
+            case ev.JobStarted():
+                return job_started(event, site, state, jobs, self.count)
+            case ev.JobEnded():
+                return job_ended(event, jobs, arbiter, now_ns)
+            case ev.CheckpointTold():
+                return self.told(event, jobs, state)
+            case ev.OperatorRequest():
+                return self._request(event, site, now_ns)
+            case ev.RequestWithdrawn():
+                return None if self.requests.pop(event.request, None) else f"no request {event.request}"
+            case ev.Approved():
+                return self._approved(event, site, now_ns)
+            case ev.ApprovalWithdrawn():
+                return None if self.approvals.pop(event.approval, None) else f"no approval {event.approval}"
+            case ev.Held():
+                arbiter.mode = "held"
+            case ev.Released():
+                arbiter.mode = "released"
+            case ev.Resumed():
+                arbiter.mode = "normal"
+            case ev.AuthorityChanged():
+                if event.policy not in self.authority:
+                    return f"no policy {event.policy}"
+                self.authority[event.policy] = event.authority
+                for key in [k for k, a in self.approvals.items() if a.policy == event.policy]:
+                    del self.approvals[key]
+                    self._tick.append(ApprovalDroppedRecord(id=key))
+            case ev.EpochChanged():
+                if not arbiter.epoch <= event.epoch < 2**63:
+                    return f"epoch {event.epoch} is older than {arbiter.epoch}, or no epoch"
+                arbiter.begin_term(event.epoch, event.adopt, now_ns)
+            case ev.EntityReplaced():
+                return self._replaced(event, site, state, arbiter)
+            case ev.BudgetGranted():
+                return self._granted(event, site, now_ns)
+            case ev.LoadTargetSet():
+                return self.load_targets.set(event, site, now_ns)
+            case ev.LoadTargetWithdrawn():
+                return self.load_targets.withdraw(event.target)
+            case ev.OutlookTold():
+                return self.outlooks.tell(event, site, now_ns)
+            case ev.ModelFitted():
+                return self._fitted(event, models)
+            case ev.FitFailed():
+                self.pending_fits.pop(event.fit, None)
+            case _:
+                return None
+        return None
+
+    def told(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
+        """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""
+        refused = checkpoint_told(event, jobs, state)
+        if refused is not None:
+            self.count("refused_reports")
+        return refused
+
+    def _approved(self, event: ev.Approved, site: Site, now_ns: int) -> str | None:
+        control = find_control(event.control)
+        if not event.id:
+            return "an approval needs an id, by which it can be withdrawn"
+        if event.policy not in self.authority:
+            return f"no policy {event.policy}"
+        if control is None:
+            return f"{event.control} is not a control of the catalogue"
+        if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
+            return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
+        if control.table == "rack" and control.disruptive and len(event.names) != 1:
+            return f"an approval of {control.key} names exactly one rack, got {len(event.names) or 'all'}"
+        if late := _late(event.expires_ns, now_ns):
+            return late
+        if len(self.approvals) >= MAX_REQUESTS and event.id not in self.approvals:
+            return f"more than {MAX_REQUESTS} approvals"
+        self.approvals[event.id] = event
+        return None
+
+    def _request(self, event: ev.OperatorRequest, site: Site, now_ns: int) -> str | None:
+        control = find_control(event.control)
+        if not event.id:
+            return "a request needs an id, by which it can be withdrawn"
+        if control is None:
+            return f"{event.control} is not a control of the catalogue"
+        if not event.lo <= event.hi:
+            return f"expected lo <= hi, got {event.lo} and {event.hi}"
+        if not event.names:
+            return f"names no {control.table}"
+        if len(event.names) > MAX_NAMES or any(site.entity(control.table, n) is None for n in event.names):
+            return f"names a {control.table} that this site does not have, or more than {MAX_NAMES}"
+        if late := _late(event.expires_ns, now_ns):
+            return late
+        if len(self.requests) >= MAX_REQUESTS and event.id not in self.requests:
+            return f"more than {MAX_REQUESTS} standing requests"
+        # As a snapshot would give it back: a whole number of watts is a float all the same.
+        self.requests[event.id] = msgspec.convert(msgspec.to_builtins(event), ev.OperatorRequest)
+        return None
+
+    def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
+        """Note a sink's answer; the reason why not, if it cannot be ours."""
+        control = find_control(event.control)
+        entity = None if control is None else site.entity(control.table, event.name)
+        epoch, _, number = event.command.partition("-")
+        digits = epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()
+        if control is None or entity is None or not digits or len(number) > 18 or len(epoch) > 18:
+            self.count("strange_acks")
+            return "names no command of this site"
+        # Another daemon's commands may bear the same numbers; after a takeover ours are sent anew.
+        if int(epoch) != arbiter.epoch or not arbiter.leases[control.key].ack(
+            entity, event.generation, int(number), event.state
+        ):
+            self.count("stale_acks")
+            return "is about a superseded command or a replaced device"
+        return None
+
+    def _replaced(self, event: ev.EntityReplaced, site: Site, state: State, arbiter: Arbiter) -> str | None:
+        entity = site.entity(event.table, event.name) if event.table in TABLES else None
+        if entity is None:
+            return f"no {event.table} {event.name}"
+        key = f"{event.table}:{site.name(event.table, entity)}"
+        if self.serials.get(key) == event.serial:
+            return f"serial {event.serial} was already there"
+        self.identities.place(key, event.serial)
+        state.tables[event.table].replace(entity)
+        for name, lease in arbiter.leases.items():
+            if name.partition(".")[0] == event.table:
+                lease.drop(entity)
+        return None
+
+    def _granted(self, event: ev.BudgetGranted, site: Site, now_ns: int) -> str | None:
+        feeder = site.entity("feeder", event.feeder)
+        if feeder is None:
+            return f"no feeder {event.feeder}"
+        if not site.external_budget[feeder]:
+            return f"the budget of {event.feeder} is not external"
+        if not (0 <= event.budget_w < np.inf and 0 <= event.expires_ns < 2**63):
+            return f"expected a budget >= 0 and an instant, got {event.budget_w} and {event.expires_ns}"
+        if event.expires_ns <= now_ns:
+            return f"expired already, {(now_ns - event.expires_ns) / NS:.0f} s ago"
+        self.grant_w[feeder], self.grant_ns[feeder] = event.budget_w, event.expires_ns
+        own_w, after_w = site.budget_w[feeder], site.guaranteed_w[feeder]
+        self.grants[site.name("feeder", feeder)] = (
+            event.expires_ns,
+            float(np.fmin(event.budget_w, own_w)),
+            float(np.fmin(after_w, own_w)),
+        )
+        return None
+
+    def _fitted(self, event: ev.ModelFitted, models: dict[str, Model]) -> str | None:
+        if event.model not in models:
+            return f"no model {event.model}"
+        if event.fit not in self.pending_fits:
+            return f"fit {event.fit} was not asked for, or came too late"
+        del self.pending_fits[event.fit]
+        try:
+            parameters = unpack(event.params)
+            if digest(parameters) != event.params_hash:
+                return f"its parameters do not hash to {event.params_hash}"
+            if not isinstance(parameters, dict):
+                return f"expected parameters by name, got {type(parameters).__name__}"
+            models[event.model].load(parameters)
+        except Exception as error:  # a plug-in's own code, and content that a worker made
+            return f"{type(error).__name__}: {error}"[:500]
+        self.params_hash[event.model] = event.params_hash
+        return None
+
+    def budget_w(self, site: Site, now_ns: int) -> F64:
+        """Budget per feeder: the grant while it runs, within the feeder's own; else the guaranteed share."""
+        lent = site.external_budget & (self.grant_ns > now_ns)
+        outside = np.where(lent, self.grant_w, site.guaranteed_w)
+        return np.where(site.external_budget, np.fmin(outside, site.budget_w), site.budget_w)
+
+    def targets(self, request: ev.OperatorRequest, site: Site) -> I32:
+        """Entities that a request names, unique and ascending."""
+        known = self._named.get(request.id)
+        if known is not None and known[0] is request and known[1] is site:
+            return known[2]
+        control = find_control(request.control)
+        found = [] if control is None else [site.entity(control.table, name) for name in request.names]
+        index = np.unique(np.array([i for i in found if i is not None], np.int32))
+        self._named = {k: v for k, v in self._named.items() if k in self.requests}
+        self._named[request.id] = (request, site, index)
+        return index
+
+    def expire(self, now_ns: int) -> list[JournalRecord]:
+        """Drop what ran out; returns journal records, those of this tick's events included."""
+        records, self._tick = self._tick, []
+        if self._duplicates:
+            records.append(DuplicatesRecord(count=self._duplicates))
+            self._duplicates = 0
+        for key in _expired(self.requests, now_ns):
+            del self.requests[key]
+            records.append(RequestExpiredRecord(id=key))
+        for key in _expired(self.approvals, now_ns):
+            del self.approvals[key]
+            records.append(ApprovalExpiredRecord(id=key))
+        for feeder, (until_ns, lent_w, after_w) in list(self.grants.items()):
+            if until_ns <= now_ns:
+                del self.grants[feeder]
+                records.append(GrantExpiredRecord(feeder=feeder, was_w=lent_w, becomes_w=after_w))
+        self.outlooks.expire(now_ns)
+        records += self.load_targets.expire(now_ns)
+        for fit in [f for f, deadline in self.pending_fits.items() if deadline <= now_ns]:
+            del self.pending_fits[fit]
+            records.append(FitExpiredRecord(id=fit))
+        return records
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {
+            "authority": self.authority,
+            # Lists, as their order is content: the first of two requests has precedence.
+            "requests": [msgspec.to_builtins(v) for v in self.requests.values()],
+            "approvals": [msgspec.to_builtins(v) for v in self.approvals.values()],
+            "grants": [[feeder, *held] for feeder, held in self.grants.items()],
+            "pending_fits": [list(item) for item in self.pending_fits.items()],
+            "seen": [list(item) for item in self.seen.items()], "fault_ids": self.fault_ids.dump(),
+            "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
+            "identities": self.identities.dump(),
+            "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
+            "load_targets": self.load_targets.dump(),
+        }  # fmt: skip
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.authority = {**self.authority, **data["authority"]}
+        requests = [msgspec.convert(v, ev.OperatorRequest) for v in data["requests"]]
+        approvals = [msgspec.convert(v, ev.Approved) for v in data["approvals"]]
+        self.requests, self.approvals = {r.id: r for r in requests}, {a.id: a for a in approvals}
+        self.grants = {g[0]: (g[1], g[2], g[3]) for g in data["grants"]}
+        self.grant_w, self.grant_ns = np.array(data["grant_w"]), np.array(data["grant_ns"])
+        self.identities.restore(data["serials"], data.get("identities"))
+        self.pending_fits = dict(data["pending_fits"])
+        self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])
+        self.outlooks.restore(data.get("outlooks", []))  # one of a version before has none
+        self.load_targets.restore(data.get("load_targets", []))
+        self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
+        if "fault_ids" in data:
+            self.fault_ids.restore(data["fault_ids"])
+
+
+def _expired(standing: Mapping[str, ev.OperatorRequest | ev.Approved], now_ns: int) -> list[str]:
+    return [key for key, event in standing.items() if 0 < event.expires_ns <= now_ns]
+
+
+def _late(expires_ns: int, now_ns: int) -> str | None:
+    """Why this is no instant at which something may end; 0 is no end."""
+    if not 0 <= expires_ns < _END_OF_TIME_NS:
+        return f"expected an instant >= 0 at which it ends, got {expires_ns}"
+    return f"expired already, {(now_ns - expires_ns) / NS:.0f} s ago" if 0 < expires_ns <= now_ns else None
+
+
+def _fingerprint(event: ev.Event) -> str:
+    """The event's content by hash; the same before and after storage, which makes 500 W 500.0 W."""
+    content = repr([_same(getattr(event, name)) for name in event.__struct_fields__])
+    return hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def _same(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_same(v) for v in value]
+    return float(value) if isinstance(value, int) and abs(value) < 2**53 else value

@@ -1,0 +1,208 @@
+"""Explaining: an engine asks one of its policies for an explanation and checks it. Changes nothing.
+
+A policy that does not explain itself is explained by its proposals in force.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.catalogue import ContractError, clean
+from twin.contracts import (
+    Explainer,
+    ExplainRequest,
+    Explanation,
+    ExplanationRefused,
+    LeaseColumns,
+    Policy,
+    PolicyStatus,
+    RecordedSeries,
+    SeriesWanted,
+    Topic,
+    TopicOption,
+    Value,
+    entities_within,
+    explain_proposals,
+    proposals_table,
+    read_only,
+)
+from twin.engine.engine import Engine
+from twin.engine.plugin_checks import fresh_memory
+
+MAX_CELLS = 200_000  # of one explanation
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
+MAX_LABELS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """The part of a request that its sender and the daemon know; the engine adds the rest."""
+
+    entity: str = ""
+    topic: str = ""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    role: str = "leader"
+    account: Any = None
+    series: RecordedSeries | None = None
+    series_note: str = ""
+
+
+def topics_of(policy: Policy | type[Policy]) -> tuple[Topic, ...]:
+    """The topics that a policy declares."""
+    topics: tuple[Topic, ...] = getattr(policy, "topics", ())
+    return topics
+
+
+def explain(
+    engine: Engine, policy: Policy, inquiry: Inquiry | None = None
+) -> Explanation | Callable[[], Explanation]:
+    """The explanation of a policy; a function that makes it where that is slow.
+
+    Raises ExplanationRefused for a request that cannot be answered, ContractError for a bad explanation.
+    """
+    view, request = engine.view(), request_of(engine, policy, inquiry or Inquiry())
+    memory = engine.memory.get(policy.name)
+    if memory is None:
+        memory = fresh_memory(policy, engine.site)
+    if not isinstance(policy, Explainer):
+        return _finished(policy, explain_proposals(policy.name, view, request), request)
+    try:
+        found = policy.explain(view, {k: read_only(v) for k, v in memory.items()}, request)
+    except (ExplanationRefused, ContractError):
+        raise
+    except Exception as error:
+        raise ContractError(f"{policy.name} cannot explain: {type(error).__name__}: {error}"[:500]) from error
+    if isinstance(found, Explanation):
+        return _finished(policy, _with_proposals(found, engine, request), request)
+    return lambda: _finished(policy, found(), request)
+
+
+def _with_proposals(found: Explanation, engine: Engine, request: ExplainRequest) -> Explanation:
+    """The main explanation always shows the proposals in force, as they are."""
+    if request.topic or any(t.name == "proposals" for t in found.tables):
+        return found
+    inside = entities_within(engine.view(), request.entity)[2] if request.entity else None
+    table = proposals_table(engine.site, request.status(found.policy).proposals, inside)
+    return msgspec.structs.replace(found, tables=(*found.tables, table))
+
+
+def series_wanted(engine: Engine, policy: Policy, inquiry: Inquiry) -> SeriesWanted | None:
+    """The recorded values that an explanation needs; None for nearly all. Raises ExplanationRefused."""
+    wanted = getattr(policy, "series_wanted", None)
+    if wanted is None:
+        return None
+    found: SeriesWanted | None = wanted(engine.view(), request_of(engine, policy, inquiry))
+    return found
+
+
+def request_of(engine: Engine, policy: Policy, inquiry: Inquiry) -> ExplainRequest:
+    """The whole request. Raises ExplanationRefused for an unknown topic or option, or one out of range."""
+    options: Mapping[str, Value] = inquiry.options
+    if inquiry.topic:
+        options = _checked_options(_topic(policy, inquiry.topic), options)
+    elif options:
+        raise ExplanationRefused(f"unknown parameter {clean(next(iter(options)), 60)}; expected topic")
+    statuses = tuple(
+        PolicyStatus(p.name, engine.intake.authority[p.name], p.name in engine.suspended,
+                     tuple(engine.in_force.get(p.name, ())))
+        for p in engine.policies
+    )  # fmt: skip
+    return ExplainRequest(
+        entity=inquiry.entity,
+        topic=inquiry.topic,
+        options=options,
+        policies=statuses,
+        leases=lambda control: _leases(engine, control),
+        budget_at=lambda at_ns: engine.intake.budget_w(engine.site, at_ns),
+        models=tuple(engine.models),
+        role=inquiry.role,
+        account=inquiry.account,
+        series=inquiry.series,
+        series_note=inquiry.series_note,
+    )
+
+
+def _leases(engine: Engine, control: str) -> LeaseColumns | None:
+    held = engine.arbiter.leases.get(control)
+    if held is None:
+        return None
+    columns = (held.value, held.owner.astype(np.int32), held.state, held.changed_ns, held.expires_ns)
+    return LeaseColumns(*(read_only(column) for column in columns))
+
+
+def _topic(policy: Policy, name: str) -> Topic:
+    topics = {t.name: t for t in topics_of(policy)}
+    if name not in topics:
+        expected = ", ".join(topics) or "none"
+        raise ExplanationRefused(
+            f"topic: {policy.name} has no {clean(name, 40)!r}; expected one of {expected}", "unknown"
+        )
+    return topics[name]
+
+
+def _checked_options(topic: Topic, given: Mapping[str, Value]) -> dict[str, Value]:
+    """The options of a topic with its defaults, as numbers where it says so."""
+    known = {o.name: o for o in topic.options}
+    if strange := [name for name in given if name not in known]:
+        expected = ", ".join(known) or "none"
+        raise ExplanationRefused(f"unknown parameter {clean(strange[0], 60)}; expected {expected}")
+    return {
+        name: option.default if given.get(name) is None else _converted(option, given[name])
+        for name, option in known.items()
+    }
+
+
+def _converted(option: TopicOption, value: Value) -> Value:
+    if option.kind == "string":
+        return str(value)[:400]
+    try:
+        text = str(value)
+        number = int(text) if option.kind == "integer" and len(text) < 20 else float(text)
+    except ValueError:
+        number = math.nan
+    if not option.low <= number <= option.high or (option.kind == "integer" and number != int(number)):
+        what = "a whole number" if option.kind == "integer" else "a number"
+        raise ExplanationRefused(f"{option.name}: expected {what} from {option.low:g} to {option.high:g}")
+    return number
+
+
+def _finished(policy: Policy, found: Explanation, request: ExplainRequest) -> Explanation:
+    """The explanation with the policy's authority. Raises ContractError for one that is not plain data."""
+    if not isinstance(found, Explanation) or found.policy != policy.name:
+        raise ContractError(f"{policy.name}: expected an Explanation of its own")
+    for names in ([f.name for f in found.figures if f.metric is None], [t.name for t in found.tables]):
+        if len(set(names)) != len(names):
+            raise ContractError(f"{policy.name}: figures and tables need names of their own")
+    cells = sum(len(t.rows) * len(t.columns) for t in found.tables) + sum(len(c.x) for c in found.curves)
+    if cells + len(found.figures) > MAX_CELLS:
+        raise ContractError(f"{policy.name}: an explanation of {cells} cells; expected at most {MAX_CELLS}")
+    for figure in found.figures:
+        metric = figure.metric
+        if metric is None:
+            continue
+        if not METRIC_NAME.fullmatch(metric.name) or len(metric.labels) > MAX_LABELS:
+            raise ContractError(
+                f"{policy.name}: metric {clean(metric.name, 60)!r}: expected small letters, digits, _, "
+                f"and at most {MAX_LABELS} labels"
+            )
+    for table in found.tables:
+        if any(len(row) != len(table.columns) for row in table.rows):
+            raise ContractError(f"{policy.name}: table {clean(table.name, 60)}: expected a cell per column")
+    status = request.status(policy.name)
+    made = msgspec.structs.replace(
+        found, topic=request.topic, authority=status.authority, suspended=status.suspended
+    )
+    try:
+        same = msgspec.json.decode(msgspec.json.encode(made), type=Explanation) == made
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise ContractError(f"{policy.name}: an explanation is plain data: {error}") from error
+    if not same:
+        raise ContractError(f"{policy.name}: an explanation is plain data; expected None for NaN")
+    return made

@@ -1,0 +1,222 @@
+"""Identity: which device sits in which slot, by the serial that it tells, and whether another one came.
+
+What a device says of itself is judged here: the first serial is remembered, another one is a swap. A serial
+that is no name, one that two places claim while both are heard, and a slot that changes again and again are
+not believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Any, Literal
+
+import numpy as np
+
+from twin.catalogue import NS, TABLES
+from twin.contracts import EventRecord, JournalRecord, brief_event
+from twin.site import Site
+from twin.telemetry import EntityReplaced, IdentityTold, State
+
+# source: NVML API reference: a serial has at most 30 characters, a UUID 96; an agent may tell both
+MAX_SERIAL = 160
+MIN_SERIAL = 4  # source: estimate
+# A board is changed by hand, which takes a node out for a while; two agents under one name take turns.
+MOST_CHANGES, WITHIN_S = 3, 3600.0  # source: estimate
+# Several GPUs may share a board and its serial (NVML on nvmlDeviceGetHandleBySerial).
+MOST_MOVES, MOVES_WITHIN_S = 3, 86_400.0  # source: estimate
+MAX_MOVED = 10_000  # serials whose moves are remembered
+MAX_HEARD = 10_000  # ids of what was told, against a second delivery
+MAX_TOLD = 64  # refusals of one tick that the journal tells; the rest is counted
+# What firmware tells where nobody wrote a serial. source: values seen in SMBIOS type 2 tables; estimate
+_NOBODYS = frozenset((
+    "none", "null", "n/a", "[n/a]", "unknown", "unknown error", "default string", "default", "not specified",
+    "not available", "not applicable", "not supported", "[not supported]", "system serial number",
+    "to be filled by o.e.m.", "base board serial number", "chassis serial number", "serial number", "serial",
+    "o.e.m.", "empty", "invalid", "0123456789", "123456789", "1234567890", "12345678", "01234567", "1234",
+))  # fmt: skip
+
+News = Literal["none", "first", "same", "other"]
+
+
+def check_serial(serial: str) -> str | None:
+    """Why this names no device, or None."""
+    if not MIN_SERIAL <= len(serial) <= MAX_SERIAL:
+        return f"a serial of {len(serial)} characters; expected {MIN_SERIAL} to {MAX_SERIAL}"
+    if not (serial.isascii() and serial.isprintable()) or serial != serial.strip():
+        return "a serial with characters that no serial has"
+    if serial.lower() in _NOBODYS or len(set(serial) - set(" -./:_")) < 2:
+        return f"{serial[:40]!r} is what firmware tells where nobody wrote a serial"
+    return None
+
+
+def slot_of(site: Site, table: str, name: str) -> str | None:
+    """`table:path` of an entity by any of its names; None where the site has no such one."""
+    entity = site.entity(table, name) if table in TABLES else None
+    return None if entity is None else f"{table}:{site.name(table, entity)}"
+
+
+def news(serials: dict[str, str], event: IdentityTold, site: Site) -> News:
+    """Compare a serial with the known one of its slot; "none" is no serial. Not yet a verdict."""
+    slot = slot_of(site, event.table, event.name)
+    if slot is None or check_serial(event.serial) is not None:
+        return "none"
+    known = serials.get(slot)
+    if known is None:
+        return "first"
+    return "same" if known == event.serial else "other"
+
+
+class Identities:
+    """Serials by slot (`table:name`), and when they changed. A slot whose device went elsewhere has ""."""
+
+    def __init__(self) -> None:
+        self.serials: dict[str, str] = {}
+        self.counts = {"swaps": 0, "refused": 0, "again": 0}
+        self._slot_of: dict[str, str] = {}  # table:serial -> slot; made from `serials`
+        self._changed_ns: dict[str, list[int]] = {}  # slot -> when another came, oldest first
+        self._left_ns: dict[str, int] = {}  # slot -> when its device turned up elsewhere
+        self._refused_ns: dict[str, int] = {}  # slot -> when the journal last told of a refusal
+        self._moved_ns: OrderedDict[str, list[int]] = OrderedDict()  # table:serial -> when it went elsewhere
+        self._heard: OrderedDict[int, None] = OrderedDict()
+        self._told, self._told_ns = 0, 0
+
+    def place(self, slot: str, serial: str) -> None:
+        """This device sits there now, and nowhere else."""
+        table = slot.partition(":")[0]
+        self._slot_of.pop(f"{table}:{self.serials.get(slot)}", None)
+        if serial:
+            other = self._slot_of.get(f"{table}:{serial}")
+            if other is not None:
+                self.serials[other] = ""
+            self._slot_of[f"{table}:{serial}"] = slot
+        self.serials[slot] = serial
+
+    def changed_in(self, now_ns: int) -> list[tuple[str, str]]:
+        """(table, name) of the slots that got or lost a device in the tick of this instant."""
+        slots = [slot for slot, at in self._changed_ns.items() if now_ns in at]
+        slots += [slot for slot, at_ns in self._left_ns.items() if at_ns == now_ns and slot not in slots]
+        return sorted((table, name) for table, _, name in (slot.partition(":") for slot in slots))
+
+    def hear(
+        self, event: IdentityTold, site: Site, state: State
+    ) -> tuple[list[EntityReplaced], list[JournalRecord]]:
+        """(what was replaced by it: the slot, and the one that the device left; journal records)."""
+        now_ns = state.now_ns
+        if event.id and not self._is_new(event.id):
+            return [], []
+        slot = slot_of(site, event.table, event.name)
+        if slot is None:
+            return [], self._refuse(event, "", f"no {event.table[:40]} {event.name[:200]}", now_ns)
+        refused = check_serial(event.serial)
+        if refused is not None:
+            return [], self._refuse(event, slot, refused, now_ns)
+        known = self.serials.get(slot)
+        if known == event.serial:
+            return [], []
+        from_slot = self._slot_of.get(f"{event.table}:{event.serial}")
+        refused = self._why_not(event, slot, from_slot, site, state)
+        if refused is not None:
+            return [], self._refuse(event, slot, refused, now_ns)
+        if not known and from_slot is None:  # what left the slot was forgotten when it turned up elsewhere
+            self.place(slot, event.serial)
+            return [], []
+        name = slot.partition(":")[2]
+        swaps = [EntityReplaced(table=event.table, name=name, serial=event.serial)]
+        moved_from: str | None = None
+        if from_slot is not None:
+            moved_from = left = from_slot.partition(":")[2]
+            self._note_move(f"{event.table}:{event.serial}", now_ns)
+            if site.entity(event.table, left) is not None:
+                swaps.insert(0, EntityReplaced(table=event.table, name=left, serial=""))
+                self._left_ns[from_slot] = now_ns
+        self.counts["swaps"] += len(swaps)
+        at = self._changed_ns.setdefault(slot, [])
+        at.append(now_ns)
+        del at[:-MOST_CHANGES]
+        return swaps, [EventRecord(event=brief_event(event), was=known or "", moved_from=moved_from)]
+
+    def _why_not(
+        self, event: IdentityTold, slot: str, from_slot: str | None, site: Site, state: State
+    ) -> str | None:
+        """Why a slot does not get this serial now, or None."""
+        now_ns = state.now_ns
+        changes = self._changed_ns.get(slot, [])
+        if len(changes) >= MOST_CHANGES and now_ns - changes[-MOST_CHANGES] < WITHIN_S * NS:
+            return (
+                f"changed {MOST_CHANGES} times within {WITHIN_S / 60:g} min: keeps {self.serials[slot]!r}; "
+                "do two agents speak under one name?"
+            )
+        if from_slot is None:
+            return None
+        moves = self._moved_ns.get(f"{event.table}:{event.serial}", [])
+        if len(moves) >= MOST_MOVES and now_ns - moves[-MOST_MOVES] < MOVES_WITHIN_S * NS:
+            return f"went elsewhere {MOST_MOVES} times within a day, last from {from_slot.partition(':')[2]}"
+        left = from_slot.partition(":")[2]
+        # The same node speaks for all its GPUs: it knows in which order they are now. Nobody else may take
+        # a device away from a place that is heard.
+        name = slot.partition(":")[2]
+        if event.table == "gpu" and left.rpartition("/")[0] == name.rpartition("/")[0]:
+            return None
+        entity = site.entity(event.table, left)
+        if entity is not None and state.tables[event.table].reports(entity, state.now_ns):
+            return f"{left} has this serial and is heard: a device is in one place"
+        return None
+
+    def _is_new(self, event_id: str) -> bool:
+        key = int.from_bytes(
+            hashlib.blake2b(event_id.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
+        )
+        if key in self._heard:
+            self.counts["again"] += 1
+            return False
+        self._heard[key] = None
+        while len(self._heard) > MAX_HEARD:
+            self._heard.popitem(last=False)
+        return True
+
+    def _note_move(self, key: str, now_ns: int) -> None:
+        at = self._moved_ns.setdefault(key, [])
+        at.append(now_ns)
+        del at[:-MOST_MOVES]
+        self._moved_ns.move_to_end(key)
+        while len(self._moved_ns) > MAX_MOVED:
+            self._moved_ns.popitem(last=False)
+
+    def _refuse(self, event: IdentityTold, slot: str, why: str, now_ns: int) -> list[JournalRecord]:
+        """Journal records: of a slot once an hour, of all some in a tick."""
+        self.counts["refused"] += 1
+        if self._told_ns != now_ns:
+            self._told, self._told_ns = 0, now_ns
+        last_ns = self._refused_ns.get(slot) if slot else None
+        if self._told >= MAX_TOLD or (last_ns is not None and now_ns - last_ns < WITHIN_S * NS):
+            return []
+        self._told += 1
+        if slot:
+            self._refused_ns[slot] = now_ns
+        return [EventRecord(event=brief_event(event), refused=why)]
+
+    def dump(self) -> dict[str, Any]:
+        """State on which later verdicts depend, beside `serials`."""
+        return {
+            "counts": self.counts, "changed_ns": self._changed_ns, "left_ns": self._left_ns,
+            "refused_ns": self._refused_ns,
+            "moved_ns": [list(item) for item in self._moved_ns.items()],
+            "heard": np.fromiter(self._heard, np.uint64, len(self._heard)),
+        }  # fmt: skip
+
+    def restore(self, serials: dict[str, str], data: dict[str, Any] | None) -> None:
+        """Take over what `dump` gave, and the serials; a snapshot of a version before has those alone."""
+        self.serials = dict(serials)
+        self._slot_of = {
+            f"{slot.partition(':')[0]}:{self.serials[slot]}": slot
+            for slot in sorted(self.serials)
+            if self.serials[slot]
+        }
+        if data is None:
+            return
+        self.counts = dict(data["counts"])
+        self._changed_ns = {slot: list(at) for slot, at in data["changed_ns"].items()}
+        self._left_ns, self._refused_ns = dict(data["left_ns"]), dict(data["refused_ns"])
+        self._moved_ns = OrderedDict((key, list(at)) for key, at in data["moved_ns"])
+        self._heard = OrderedDict.fromkeys(data["heard"].tolist())

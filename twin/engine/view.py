@@ -1,0 +1,215 @@
+"""View: the engine's state as policies and models may see it, read only; derived values are computed once.
+
+A view lives for one tick, or for one answer of an interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from twin.catalogue import (
+    F32,
+    F64,
+    I32,
+    I64,
+    U8,
+    Bool,
+    ContractError,
+    Signal,
+    find_control,
+    find_quantity,
+    find_signal,
+)
+from twin.contracts import (
+    FailureLog,
+    Fault,
+    Forecast,
+    Health,
+    LoadTarget,
+    NodeFeatures,
+    Residual,
+    Service,
+    ServiceBook,
+    Windows,
+    mask_index,
+    read_only,
+)
+from twin.control import Arbiter
+from twin.diagnosis import Diagnosis
+from twin.engine.event_handlers import Intake
+from twin.estimation import Estimator
+from twin.health import HealthState
+from twin.site import Envelope, Limit, Site
+from twin.telemetry import JobSlots, OperatorRequest, SignalHistory, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineView:
+    """Implements `twin.contracts.contracts.View`. `Engine.view` makes it; policies see the protocol alone."""
+
+    now_ns: int
+    dt_s: float
+    site: Site
+    jobs: JobSlots
+    requests: tuple[OperatorRequest, ...]
+    forecasts: Mapping[tuple[str, float], Forecast]
+    state: State
+    arbiter: Arbiter
+    estimator: Estimator
+    history: SignalHistory
+    intake: Intake
+    windows: Windows
+    diagnosis: Diagnosis
+    health_state: HealthState
+    service_book: ServiceBook
+    _cache: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def _signal(self, key: str) -> Signal:
+        signal = find_signal(key)
+        if signal is None:
+            raise ContractError(f"{key} is not a signal of the catalogue")
+        return signal
+
+    def value(self, key: str) -> F32:
+        """Last good value per entity."""
+        signal = self._signal(key)
+        return cast(F32, read_only(self.state.tables[signal.table].value[signal.row]))
+
+    def worst(self, key: str) -> F32:
+        """The value as bad as it may be by now."""
+        found = self._cache.get(("worst", key))
+        if found is None:
+            signal, limit = self._signal(key), self.site.limits.get(key)
+            slew = None
+            if limit is not None and np.isfinite(limit.slew_per_s).any():
+                slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
+            table = self.state.tables[signal.table]
+            slew = self.windows.gentler(table, signal, self.now_ns, slew)
+            found = read_only(table.worst(signal, self.now_ns, slew))
+            self._cache["worst", key] = found
+        return cast(F32, found)
+
+    def quality(self, key: str) -> U8:
+        """Quality per entity."""
+        found = self._cache.get(("quality", key))
+        if found is None:
+            signal = self._signal(key)
+            found = read_only(self.state.tables[signal.table].quality_of(signal, self.now_ns))
+            self._cache["quality", key] = found
+        return cast(U8, found)
+
+    def age_s(self, key: str) -> F64:
+        """Seconds since the last good reading."""
+        signal = self._signal(key)
+        return self.state.tables[signal.table].age_s(signal, self.now_ns)
+
+    def total(self, key: str) -> I64:
+        """Growth of a counter since it was first heard."""
+        signal = self._signal(key)
+        if signal.kind != "counter":
+            raise ContractError(f"{key} is not a counter")
+        return cast(I64, read_only(self.state.tables[signal.table].total[signal.row]))
+
+    def past(self, key: str) -> tuple[I64, F32] | None:
+        """(instants, values [n_kept, n]) of a signal with declared history, oldest first; None without."""
+        ring = self.history.rings.get(key)
+        return None if ring is None else ring.ordered()
+
+    def envelope(self, control: str) -> Envelope:
+        """Allowed range of a control."""
+        return self.site.envelopes[control]
+
+    def limit(self, key: str) -> Limit | None:
+        """Guard and limit of a signal; None without."""
+        return self.site.limits.get(key)
+
+    def beyond(self, key: str) -> I32:
+        """Entities whose worst case is beyond the guard of a signal."""
+        found = self._cache.get(("beyond", key))
+        if found is None:
+            limit, worst = self.site.limits.get(key), self.worst(key)
+            if limit is None:
+                found = np.zeros(0, np.int32)
+            elif self._signal(key).danger == "low":
+                found = mask_index(worst < limit.guard)
+            else:
+                found = mask_index(worst > limit.guard)
+            self._cache["beyond", key] = found
+        return cast(I32, found)
+
+    def commanded(self, control: str) -> F64:
+        """The value of the running lease per entity; NaN where there is none."""
+        return cast(F64, read_only(self.arbiter.leases[control].value))
+
+    def targets(self, request: OperatorRequest) -> I32:
+        """The entities that a standing request names."""
+        return self.intake.targets(request, self.site)
+
+    def readback(self, control: str) -> F64:
+        """Value of a control as the device reports it [n] float64; NaN where it does not."""
+        spec = find_control(control)
+        if spec is None:
+            raise ContractError(f"{control} is not a control of the catalogue")
+        n = self.site.sizes[spec.table]
+        if spec.readback is None:
+            return np.full(n, np.nan)
+        return self.value(f"{spec.table}.{spec.readback}").astype(np.float64)
+
+    def budget_w(self) -> F64:
+        """Budget per feeder, in force now."""
+        found = self._cache.get(("budget", "feeder"))
+        if found is None:
+            found = self._cache["budget", "feeder"] = read_only(self.intake.budget_w(self.site, self.now_ns))
+        return cast(F64, found)
+
+    def load_targets(self) -> tuple[LoadTarget, ...]:
+        """Load targets that run or are to come."""
+        return self.intake.load_targets.held(self.site)
+
+    def outlook(self, quantity: str, at_ns: int) -> F64:
+        """Values of a quantity at a coming instant, as an external source announced them."""
+        if find_quantity(quantity) is None:
+            raise ContractError(f"{quantity} is no quantity that can be forecast")
+        return self.intake.outlooks.at(quantity, at_ns, self.site)
+
+    def maintenance(self, table: str) -> Bool | None:
+        """Entities in maintenance now [n]; None where there are none."""
+        mask = self.windows.mask(table)
+        return None if mask is None else cast(Bool, read_only(mask))
+
+    def protected_nodes(self) -> Bool:
+        """Nodes whose work may not be disturbed unasked [n_node]."""
+        found = self._cache.get(("protected", "node"))
+        if found is None:
+            found = read_only(self.jobs.protected_nodes())
+            self._cache["protected", "node"] = found
+        return cast(Bool, found)
+
+    def residual(self, name: str) -> Residual | None:
+        """A comparison of the estimator."""
+        return self.estimator.residuals.get(name)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Faults that the diagnosis has isolated."""
+        return self.diagnosis.faults
+
+    def health(self, part: str) -> Health:
+        """Verdicts on all parts of a kind, as last judged."""
+        return self.health_state.health(part)
+
+    def node_features(self) -> NodeFeatures:
+        """Features of nodes that may precede failures."""
+        return self.health_state.features()
+
+    def failures(self) -> FailureLog:
+        """Nodes that failed, and the times in which nobody watched."""
+        log, gaps = self.health_state.log(), self.state.unwatched_ns
+        return replace(log, unwatched_ns=gaps) if len(gaps) else log
+
+    def service(self) -> Service:
+        """Instants at which nodes were last tested, repaired and replaced."""
+        return self.service_book.service()

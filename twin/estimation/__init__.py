@@ -1,0 +1,5 @@
+"""Estimation: expected values beside measured ones, and the parameters that they are learned from."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

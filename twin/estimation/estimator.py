@@ -1,0 +1,229 @@
+"""Estimator: the expected value beside each reading, with the learned noise of their difference.
+
+Composes the parts of `twin.estimation`: GPUs, nodes and racks from power and coolant, CDUs and loops from
+each other and the weather, the power tree from its sums. An expectation uses no reading of the same
+quantity from the same device that is younger than a minute; learned parameters come into use that much
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.catalogue import F64, I64, Bool, ConfigError
+from twin.contracts import Residual, Windows
+from twin.estimation import exchanger, heat, hydraulics, loops, power_tree
+from twin.estimation.comparisons import Board
+from twin.estimation.gpus import GpuEstimator
+from twin.estimation.heat import RACK_NAMES, RackHeat
+from twin.estimation.hydraulics import CDU_NAMES, Cooled, HydraulicsEstimator
+from twin.estimation.latest import Lag, Latest
+from twin.estimation.loops import LOOP_NAMES, SITE_NAMES, Loops
+from twin.estimation.nodes import NodeEstimator
+from twin.estimation.noise import ResidualNoise, confidence_of
+from twin.estimation.parameter import Parameter
+from twin.estimation.power_tree import BALANCE, Balance, PowerTreeEstimator, balances_of
+from twin.estimation.reading import Readings
+from twin.physics import COOLANTS
+from twin.site import Site
+from twin.telemetry import EntityState, OldOfNew, State
+
+__all__ = ["Balance", "Estimator", "balances_of"]
+HEAT = "rack.heat"
+
+
+class Estimator:
+    """Residuals and learned parameters of a site."""
+
+    def __init__(self, site: Site) -> None:
+        if site.file.coolant not in COOLANTS:
+            raise ConfigError(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {site.file.coolant!r}")
+        self.site, self.coolant = site, COOLANTS[site.file.coolant]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows = [row for part in (heat, hydraulics, exchanger, loops) for row in part.rows(site)]
+        self.balances = balances_of(site)  # the sums that the power tree offers
+        self.board = Board(rows + power_tree.rows(site, self.balances))
+        self.tree = PowerTreeEstimator(site, self.balances)
+        cooled = Cooled(site)
+        self.heat, self.hydraulics = RackHeat(site, self.coolant), HydraulicsEstimator(site, cooled)
+        self.exchange, self.loops = exchanger.Exchange(site, self.coolant, cooled), Loops(site)
+        self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
+        self._loop, self._weather = Latest("loop", LOOP_NAMES), Latest("site", SITE_NAMES)
+        self._feeder = Latest("feeder", ("power_w",))
+        self.gpus, self.nodes = GpuEstimator(site), NodeEstimator(site)
+        self.residuals: dict[str, Residual] = {}
+        self.frozen = False  # nothing is learned any more
+
+    def update(self, state: State, dt_s: float, windows: Windows | None = None) -> None:
+        """Compare, then learn. Uses only good readings; anything else gives NaN.
+
+        Nothing is learned of what people work at, nor of sums that contain it.
+        """
+        for readings in (self._rack, self._cdu, self._loop, self._weather, self._feeder):
+            readings.take(state)
+        board, now_ns = self.board, state.now_ns
+        untouched = np.zeros(board.n, np.bool_) if self.frozen else self._spared(windows)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            board.begin(now_ns)
+            self.heat.update(self._rack, board, now_ns, dt_s)
+            self.hydraulics.update(self._rack, self._cdu, board)
+            self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, dt_s)
+            self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, dt_s)
+            self.tree.update(self._feeder, self._rack, board)
+            board.settle(dt_s, untouched)
+        for row in board.rows:
+            self.residuals[row.name] = board.residual(row.name)
+        self._devices(state, dt_s, windows)
+
+    def _devices(self, state: State, dt_s: float, windows: Windows | None) -> None:
+        """GPUs, nodes, and racks by the power of their nodes."""
+        readings = Readings(state)
+        tables = ("gpu", "node", "rack")
+        touched = {} if windows is None else {t: m for t in tables if (m := windows.mask(t)) is not None}
+        if self.frozen:
+            touched = {t: np.ones(self.site.sizes[t], np.bool_) for t in tables}
+        self.residuals |= self.gpus.update(readings, dt_s, touched.get("gpu"))
+        self.residuals |= self.nodes.update(readings, dt_s, touched)
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the learned parameters, by name such as `cdu.ua`."""
+        out: dict[str, Parameter] = {}
+        for row in self.board.rows:
+            if row.parameter:
+                kept = {
+                    k: self.board.learned(row.name, k) for k in ("value", "var", "reference", "reference_var")
+                }
+                sigma = np.sqrt(kept["var"])
+                moved = kept["value"] - kept["reference"]
+                sure = confidence_of(moved, np.sqrt(kept["var"] + kept["reference_var"]))
+                out[row.parameter] = Parameter(
+                    row.parameter, row.table, kept["value"], kept["reference"], sigma, sure
+                )
+        return out | self.gpus.parameters() | self.nodes.parameters()
+
+    def _spared(self, windows: Windows | None) -> Bool | None:
+        """Cells of the board that nobody works at; None where nobody works anywhere."""
+        if windows is None:
+            return None
+        touched = {t: windows.mask(t) for t in ("rack", "cdu", "loop", "feeder")}
+        touched["rack"] = windows.racks_touched()
+        if all(mask is None for mask in touched.values()):
+            return None
+        touched["balance"] = self.tree.touched(touched["feeder"], touched["rack"])
+        cells = np.ones(self.board.n, np.bool_)
+        for row in self.board.rows:
+            if (mask := touched[row.table]) is not None:
+                cells[self.board.cells[row.name]] = ~mask
+        return cells
+
+    def freeze(self) -> None:
+        """Nothing more is learned; what was, is used from now on: so that what follows can be scored."""
+        self.board.use_now()
+        self.frozen = True
+
+    @property
+    def balance_noise(self) -> ResidualNoise:
+        """Of the balances."""
+        return self.board.noise_of(BALANCE)
+
+    @property
+    def heat_noise(self) -> ResidualNoise:
+        """Of the racks' return temperatures, to be read."""
+        return self.board.noise_of(HEAT)
+
+    @property
+    def heat_heard_ns(self) -> I64:
+        """Instant of the oldest reading of each rack's heat balance [n_rack]: one is learned from once."""
+        return self.board.taught_ns[self.board.cells[HEAT]]
+
+    @property
+    def balance_heard_ns(self) -> I64:
+        """Instant of the oldest reading of each balance."""
+        return self.board.taught_ns[self.board.cells[BALANCE]]
+
+    @property
+    def capture(self) -> F64:
+        """Share of a rack's power that its liquid carries, as learned by now [n_rack]; used later."""
+        return self.board.learned(HEAT)
+
+    @property
+    def capture_var(self) -> F64:
+        """Its variance."""
+        return self.board.learned(HEAT, "var")
+
+    @property
+    def capture_count(self) -> I64:
+        """Readings that it was learned from."""
+        return self.board.count[self.board.cells[HEAT]]
+
+    def liquid_capture(self) -> F64:
+        """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
+        return np.where(self.capture_count > 0, self.capture, np.nan)
+
+    def balances_with(self, feeders: Bool | None, racks: Bool | None) -> Bool:
+        """Balances of which one of these is a member [n_balance]."""
+        return self.tree.touched(feeders, racks)
+
+    def tree_residual_pu(self) -> tuple[float | None, bool]:
+        """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
+        return self.tree.off_pu(self.residuals.get(BALANCE))
+
+    def _lags(self) -> dict[str, Lag]:
+        return {"plates": self.heat.plates, "tank": self.heat.tank, "legs": self.exchange.legs,
+                "loop": self.loops.tank}  # fmt: skip
+
+    def _parts(self) -> tuple[EntityState, ...]:
+        return (self.gpus, self.nodes, *self._lags().values())
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what was learned of the old one is not true of it."""
+        self.board.forget(table, entity)
+        for some in self._parts():
+            some.forget(table, entity)
+
+    def remapped(self, site: Site, old_of_new: OldOfNew) -> Estimator:
+        """Return the learned state for a changed site; balances are learned afresh, since their members
+        changed.
+        """
+        out = Estimator(site)
+        out.board.adopt(
+            self.board, {t: old_of_new[t] for t in ("rack", "cdu", "loop", "feeder") if t in old_of_new}
+        )
+        for mine, theirs in zip(out._parts(), self._parts(), strict=True):
+            mine.adopt(theirs, old_of_new)
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything learned, for a snapshot or a checksum."""
+        return {
+            "board": self.board.dump(), "lags": {k: lag.dump() for k, lag in self._lags().items()},
+            "gpus": self.gpus.dump(), "nodes": self.nodes.dump(),
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave; what an older version did not keep is learned afresh."""
+        if "gpus" in data:
+            self.gpus.restore(data["gpus"])
+            self.nodes.restore(data["nodes"])
+        if "board" in data and self.board.restore(data["board"]):
+            for name, lag in self._lags().items():
+                lag.restore(data["lags"][name])
+        elif "capture" in data:
+            self._restore_first(data)
+
+    def _restore_first(self, data: Mapping[str, Any]) -> None:
+        """From a version that knew racks' heat and balances only."""
+        at = self.board.cells[HEAT]
+        for name in ("value", "waiting", "in_use"):
+            self.board.learned(HEAT, name)[:] = data["capture"]
+        for name in ("var", "waiting_var", "in_use_var"):
+            self.board.learned(HEAT, name)[:] = data["capture_var"]
+        self.board.count[at], self.board.taught_ns[at] = data["capture_count"], data["heat_heard_ns"]
+        self.board.taught_ns[self.board.cells[BALANCE]] = data["balance_heard_ns"]
+        for row, kept in ((HEAT, "heat_noise"), (BALANCE, "balance_noise")):
+            for name in ("variance", "count", "off_ns"):
+                getattr(self.board.noise, name)[self.board.cells[row]] = data[kept][name]

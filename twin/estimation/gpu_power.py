@@ -1,0 +1,222 @@
+"""Expected power and clock of GPUs, from their activities, clock and cap.
+
+P = idle + (a sm + b tensor + c dram) s^gamma, at most the cap, where s is the clock over the highest. The
+coefficients of each GPU are learned around those of all GPUs of its profile.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, Bool
+from twin.estimation.noise import ResidualNoise
+from twin.estimation.parameter import Delayed, Fit, Reference, solve
+from twin.estimation.reading import Readings
+from twin.physics import ACTIVITY_WEIGHTS, EXPONENT
+from twin.site import Site
+from twin.telemetry import EntityState, column, part
+
+MEMORY_S = 3600.0  # of the coefficients; source: estimate
+SETTLED_S = 600.0  # of weighted readings before a coefficient's value is its reference; source: estimate
+# 1 sigma of the prior as shares of idle or of the dynamic power at full activity: of a profile's coefficients
+# around the design, and of one GPU's around its profile's; source: estimate.
+POOL_IDLE, POOL_SHARE = 0.25, 0.3
+OWN_IDLE, OWN_SHARE = 0.08, 0.04
+MODEL_ERROR_PU = 0.01  # of one reading at full activity, of the highest power; source: estimate
+IDLE_ERROR_PU = 0.25  # of that, of an idle one; source: estimate
+NOISE_PU = 0.003  # floor of the learned noise, of the highest power: a GPU's meter; source: estimate
+IDLE_WEIGHT = 0.2  # an idle reading teaches so much of what one at full activity does; source: estimate
+SLOWED_PU = 0.985  # below, a clock is lowered: two steps of 15 MHz below 1980 MHz are not
+LEAST_TEACHING_PU = 0.93  # of the clock: above, the exponent is lost in noise; source: estimate
+EXPONENT_LOW, EXPONENT_HIGH = 1.5, 3.5  # what is physically plausible; domain facts give 2.5-3
+EXPONENT_SPREAD, EXPONENT_ERROR = 0.25, 0.5  # of the prior, and of one reading; source: estimate
+AT_CAP_PU = 0.08  # a power by the clock so near the cap is the cap; source: estimate
+POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
+MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
+WORKING_PU = 0.1  # of SM activity: below, a GPU may lower its clock as it likes; source: estimate
+# Parameters [5, n]
+IDLE, SM, TENSOR, DRAM, GAMMA = range(5)
+
+
+# Share of a profile's GPUs whose highest clocks are believed; those beyond may be wrong; source: estimate
+ROBUST_PU = 0.98
+
+
+class GpuPower(EntityState):
+    """Expectations of `gpu.power_w` and `gpu.sm_clock_hz`, and the coefficients behind them."""
+
+    gamma_var: F64 = column("gpu", "f8", EXPONENT_SPREAD**2)
+    sigma: F64 = column("gpu", "f8", np.nan)
+    expected: F64 = column("gpu", "f8", np.nan)
+    top_hz: F64 = column("gpu", "f8", np.nan)  # the highest clock of the whole profile, in use
+    pool: F64 = column("profile", "f8", np.nan, lead=(4,))
+    pool_var: F64 = column("profile", "f8", np.nan, lead=(4,))
+    set: Delayed = part()
+    fit: Fit = part()
+    reference: Reference = part()
+    clock: Delayed = part()  # highest seen at work
+    noise: ResidualNoise = part()
+
+    def __init__(self, site: Site) -> None:
+        design, of = site.design, site.rack_of_gpu
+        profiles = sorted({p or "" for p in site.profile_of_rack})
+        self.n_group = max(len(profiles), 1)
+        n = self.n = site.sizes["gpu"]
+        super().__init__({"gpu": n, "profile": self.n_group})
+        self.idle_w, self.max_w = design.gpu_idle_w[of], design.gpu_max_w[of]
+        self.span_w = self.max_w - self.idle_w
+        first = np.stack([self.idle_w, *(w * self.span_w for w in ACTIVITY_WEIGHTS), np.full(n, EXPONENT)])
+        self.set = Delayed(first, "gpu")
+        self.fit = Fit(4, n, MEMORY_S, "gpu")
+        self.reference = Reference(2, n, SETTLED_S, "gpu")
+        self.clock = Delayed(np.full((1, n), np.nan), "gpu")
+        of_rack = np.array([profiles.index(p or "") for p in site.profile_of_rack], np.int32)
+        self.group: I32 = of_rack[of]
+        stride = n // POOLED + 1
+        self._sample = slice(0, n, stride + 1 - stride % 2)  # odd: all places in a tray have their turn
+        self._design = self._by_group(first[:4])
+        span = self._design[1:].sum(axis=0)
+        self._design_spread = np.stack([POOL_IDLE * self._design[0], *[POOL_SHARE * span] * 3])
+        self.noise = ResidualNoise(n, np.where(np.isfinite(self.max_w), NOISE_PU * self.max_w, 1.0), "gpu")
+        self.activity = np.zeros(n)
+        self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
+        self._features: list[F64] = []
+
+    def _by_group(self, values: F64) -> F64:
+        """Of each group the values [k, group] of its first GPU; NaN where it has none."""
+        out = np.full((len(values), self.n_group), np.nan)
+        groups, first = np.unique(self.group, return_index=True)
+        out[:, groups] = values[:, first]
+        return out
+
+    def expect(self, readings: Readings) -> F64:
+        """Expected power [n], W, by activity, clock and cap of this tick."""
+        whole = readings.known("gpu", "sm_active_pu")
+        sm, _ = readings.good("gpu", "sm_active_pu" if whole else "util_pu")
+        idle_w, sm_w, tensor_w, dram_w, _ = self.set.in_use
+        self._features = [sm]
+        demand = np.multiply(sm_w, sm)
+        for name, of_all_w in (("tensor_active_pu", tensor_w), ("dram_active_pu", dram_w)):
+            if whole and readings.known("gpu", name):
+                share, _ = readings.good("gpu", name)
+                demand += of_all_w * share
+                self._features.append(share)
+            else:
+                self._features.append(np.zeros(0))
+        self.activity, self.dynamic_w, self.static_w = sm, demand, idle_w
+        expected: F64 = demand + idle_w
+        cap_w, _ = readings.good("gpu", "power_limit_w")
+        met: F64 = np.minimum(expected, np.fmin(cap_w, np.inf))  # no reading of a cap is none
+        clock_hz, _ = readings.good("gpu", "sm_clock_hz")
+        slowed = np.flatnonzero((clock_hz < SLOWED_PU * self.top_hz) & (sm > 0.0))
+        if len(slowed):
+            by_clock = self._slowed(clock_hz, slowed)
+            at_cap = met[slowed]
+            near = np.abs(by_clock - at_cap) <= AT_CAP_PU * at_cap
+            met[slowed] = np.where(near, at_cap, by_clock)
+        return met
+
+    def _slowed(self, clock_hz: F64, at: np.ndarray) -> F64:
+        """Power of GPUs `at` whose clock is lowered."""
+        pu = (clock_hz[at] / self.top_hz[at]).astype(np.float32)
+        factor = np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * np.log(np.maximum(pu, 1e-3)))
+        return np.asarray(self.static_w[at] + self.dynamic_w[at] * factor, np.float64)
+
+    def expect_clock(self, readings: Readings, hot: Bool) -> F64:
+        """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat."""
+        cap_w, _ = readings.good("gpu", "power_limit_w")
+        expected = np.where((self.activity > WORKING_PU) & ~hot, self.top_hz, np.nan)
+        at = np.flatnonzero(self.static_w + self.dynamic_w > cap_w)
+        if len(at):
+            room = np.maximum((cap_w[at] - self.static_w[at]) / self.dynamic_w[at], 1e-3)
+            expected[at] *= np.exp(np.log(room.astype(np.float32)) / self.set.in_use[GAMMA, at])
+        return expected
+
+    def learn(
+        self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
+    ) -> None:
+        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
+        m = rows.stop - rows.start
+        power, heard, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        sm = self._features[0][rows]
+        features = [np.ones(m), sm, *(f[rows] if len(f) else np.zeros(m) for f in self._features[1:])]
+        finite = np.isfinite(expected - power) & taught
+        clock_hz, _ = readings.good("gpu", "sm_clock_hz")
+        top = self.top_hz[rows]
+        full = ~(clock_hz[rows] < SLOWED_PU * top)
+        working = sm > WORKING_PU
+        seen = self.clock.learning[0, rows]
+        np.fmax(seen, np.where(taught & working, clock_hz[rows], np.nan), out=seen)
+        lasting = self.noise.lasting(heard, rows)
+        usable = finite & ~lasting
+        weight = np.where(usable & full, IDLE_WEIGHT + (1.0 - IDLE_WEIGHT) * np.minimum(sm, 1.0), 0.0)
+        sigma = self.sigma[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf)
+        y = np.minimum(np.maximum(power, expected - bound), expected + bound)
+        busy = IDLE_ERROR_PU + (1.0 - IDLE_ERROR_PU) * np.minimum(sm, 1.0)
+        self.fit.learn(rows, features, y, MODEL_ERROR_PU * busy * self.max_w[rows], weight, dt_s)
+        self._learn_exponent(rows, power, clock_hz[rows] / top, usable & ~full & working)
+
+    def _learn_exponent(self, rows: slice, power: F64, pu: F64, usable: Bool) -> None:
+        at = np.flatnonzero(
+            usable & (pu < LEAST_TEACHING_PU) & (self.dynamic_w[rows] > 0.3 * self.span_w[rows])
+        )
+        if not len(at):
+            return
+        share = (power[at] - self.static_w[rows][at]) / self.dynamic_w[rows][at]
+        fall = np.log(pu[at])
+        implied = np.clip(np.log(np.clip(share, 0.02, 1.0)) / fall, EXPONENT_LOW, EXPONENT_HIGH)
+        var = self.gamma_var[rows][at]
+        gain = var / (var + (EXPONENT_ERROR * 0.2 / -fall) ** 2)
+        learning = self.set.learning[GAMMA, rows]
+        learning[at] += gain * (implied - learning[at])
+        self.gamma_var[rows][at] = np.maximum((1.0 - gain) * var, 1e-4)
+
+    def refresh_pool(self) -> None:
+        """The coefficients of each profile, from what its GPUs have shown, and the highest clock."""
+        group = self.group[self._sample]
+        summed = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.normal]
+        moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
+        trust = 1.0 / self._design_spread**2
+        self.pool, self.pool_var = solve(np.array(summed), np.array(moment), self._design, trust)
+        self.top_hz = self._highest(self.clock.in_use[0])[self.group]
+
+    def _highest(self, clock_hz: F64) -> F64:
+        """The highest clock of each profile [n_group]; not the highest reading, as one sensor may lie."""
+        sample = np.arange(len(clock_hz))[self._sample]
+        seen = sample[np.isfinite(clock_hz[sample])]
+        group = self.group[seen]
+        order = np.lexsort((clock_hz[seen], group))
+        ends = np.searchsorted(group[order], np.arange(self.n_group + 1))
+        count = np.diff(ends)
+        at = ends[:-1] + np.floor(ROBUST_PU * np.maximum(count - 1, 0)).astype(np.int64)
+        highest = np.full(self.n_group, np.nan)
+        filled = count > 0
+        highest[filled] = clock_hz[seen[order[at[filled]]]]
+        return np.where(highest > 0.0, highest, np.nan)
+
+    def move(self, rows: slice) -> None:
+        """Move the learned coefficients one step on towards use."""
+        of = self.group[rows]
+        prior, var = self.pool[:, of], self.pool_var[:, of]
+        own = np.stack([OWN_IDLE * self.idle_w[rows], *[OWN_SHARE * self.span_w[rows]] * 3])
+        # A GPU is as far from its profile's coefficients as GPUs are, and those are not certain either
+        spread = np.sqrt(own**2 + np.minimum(var, self._design_spread[:, of] ** 2))
+        theta, variance = self.fit.solve(rows, prior, spread)
+        self.set.learning[:4, rows] = theta
+        self.set.move(rows)
+        self.clock.move(rows)
+        value = np.stack([theta[IDLE], theta[SM:].sum(axis=0)])
+        self.reference.settle(rows, value, self.fit.taught_s[rows])
+        self.reference.sigma[0, rows] = np.sqrt(variance[IDLE])
+        self.reference.sigma[1, rows] = np.sqrt(variance[SM:].sum(axis=0))
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another GPU sits here: it begins with what its profile has shown."""
+        if table == "gpu":
+            top_hz = float(self.top_hz[entity])
+            super().forget(table, entity)
+            of = int(self.group[entity])
+            known = self.pool[:, of] if np.isfinite(self.pool[:, of]).all() else self._design[:, of]
+            self.set.reset(entity, np.append(known, EXPONENT))
+            self.top_hz[entity] = top_hz

@@ -1,0 +1,233 @@
+"""Expected temperature of GPUs: a free-running first-order model, driven by power, inlet and flow.
+
+T = L(T_in) + R L(P f(Q)) + offset, where L is the lag of the plate and R stands over the rack's supply: what
+coolant that others of the tray have warmed adds is part of it, since a tray works as one. A lag longer or
+shorter than designed enters by its derivative, so all GPUs share the lags of the design and yet have time
+constants of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, Bool
+from twin.estimation.noise import ResidualNoise
+from twin.estimation.parameter import Delayed, Fit, Reference
+from twin.estimation.reading import Readings
+from twin.physics import air_resistance_k_per_w, resistance_k_per_w
+from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
+from twin.telemetry import EntityState, column, part
+
+MEMORY_S = 2400.0  # of resistance and lag; source: estimate
+SETTLED_S = 900.0  # of weighted readings before a resistance is its reference; source: estimate
+# 1 sigma of the prior: of the resistance as a share of the design's, of the lag as a share of itself, and of
+# the offset (a sensor's error); source: estimate.
+SPREAD_PU, LAG_SPREAD_PU, OFFSET_K = 0.2, 0.3, 0.7
+MODEL_ERROR_K = 0.6  # of one reading: whole degrees, noise, what the model leaves out; source: estimate
+NOISE_K = 0.3  # floor of the learned noise: a step of 1 K is 0.29 K
+FULL_POWER_PU = 0.5  # of the highest power: from here on a reading teaches in full; source: estimate
+LEAST_WEIGHT = 0.02  # of a reading without power; source: estimate
+HOLD_S = 5.0  # so long a power that is not heard is taken to stand still; source: estimate
+SETTLING = 4.0  # lags until a model that began in the middle of things is right (e^-4 of its error is left)
+# A model that moves is less certain: by this share of the way that its lag has yet to go; source: estimate.
+MOVE_PU = 0.15
+# GPUs that have taught so much, so many at the least and about so many at most, tell what is typical of their
+# profile; source: estimate.
+POOLED_AFTER_S, LEAST_POOL, POOLED = 1000.0, 8, 10_001
+# Air through a node at full power and nominal flow warms by so much; source: estimate, servers of this class
+# are made for 10-15 K.
+AIR_RISE_K = 12.0
+AIR_SMOOTHING_S = 20.0  # whole and half degrees of inlet and outlet against a rise of 10 K; source: estimate
+LEAST_RISE_PU = 0.15  # of that rise; source: estimate
+AIR_RATIO = (0.2, 2.0)  # of air flow over nominal: outside, a sensor errs; source: estimate
+OFFSET, RESISTANCE, LAG = range(3)
+
+
+class Trays:
+    """GPUs of nodes: `spread` gives each GPU its node's value."""
+
+    def __init__(self, site: Site) -> None:
+        count = np.diff(site.gpu_start_of_node)
+        self.of: I32 = site.node_of_gpu
+        self.each = int(count[0]) if len(count) and (count == count[0]).all() else 0
+
+    def spread(self, of_node: F64) -> F64:
+        """[n_gpu]"""
+        return np.repeat(of_node, self.each) if self.each else np.asarray(of_node[self.of], np.float64)
+
+
+class GpuTemp(EntityState):
+    """Expectations of `gpu.temp_c`, and resistance, lag and offset of each GPU behind them."""
+
+    sigma: F64 = column("gpu", "f8", np.nan)
+    # Lags: of power times flow's factor, of that again, of the inlet; what they were driven by last
+    heated: F64 = column("gpu", "f8", np.nan)
+    twice: F64 = column("gpu", "f8", np.nan)
+    power_w: F64 = column("gpu", "f8", np.nan)
+    silent_s: F64 = column("gpu", "f8")
+    settled_s: F64 = column("gpu", "f8")
+    typical: F64 = column("gpu", "f8", 1.0)  # resistance of its profile over the design's
+    inlet_c: F64 = column("node", "f8", np.nan)
+    inlet_s: F64 = column("node", "f8")
+    air: F64 = column("node", "f8", np.nan, lead=(2,))  # smoothed power and rise of air over their most
+    factor: F64 = column("rack", "f8", 1.0)
+    set: Delayed = part()
+    fit: Fit = part()
+    reference: Reference = part()
+    noise: ResidualNoise = part()
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        design, of, node_rack = site.design, site.rack_of_gpu, site.rack_of_node
+        n, n_node = site.sizes["gpu"], site.sizes["node"]
+        self.n, self.trays = n, Trays(site)
+        self.rack_of_node = node_rack
+        self.liquid = design.liquid[node_rack]
+        self.tau_s = design.gpu_tau_s[node_rack]
+        self.nominal_lpm = design.rack_flow_lpm
+        self.resistance = design.gpu_resistance_k_per_w[of]
+        self.full_w = FULL_POWER_PU * design.gpu_max_w[of]
+        first = np.stack([np.zeros(n), self.resistance, np.zeros(n)])
+        self.set, self.fit = Delayed(first, "gpu"), Fit(3, n, MEMORY_S, "gpu")
+        self.reference = Reference(1, n, SETTLED_S, "gpu")
+        self.noise = ResidualNoise(n, np.full(n, NOISE_K), "gpu")
+        self.node_factor = np.ones(n_node)
+        nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
+        self.node_max_w = (design.rack_max_w / nodes)[node_rack]
+        self.expected = np.full(n, np.nan)
+
+    def _inlet(self, readings: Readings) -> F64:
+        """Return the inlet temperature at the plates of each node [n_node], degC: coolant of its rack, else
+        air.
+        """
+        of = self.rack_of_node
+        coolant, _ = readings.good("rack", "supply_temp_c")
+        water, _ = readings.good("node", "water_inlet_temp_c")
+        wet = coolant[of]
+        wet = np.where(np.isfinite(wet), wet, water)
+        if self.liquid.all():
+            return wet
+        air, _ = readings.good("node", "inlet_temp_c")
+        room, _ = readings.good("rack", "inlet_temp_c")
+        return np.where(self.liquid, wet, np.where(np.isfinite(air), air, room[of]))
+
+    def _air(self, readings: Readings, dt_s: float) -> F64:
+        """Factor on the resistance of heat sinks [n_node] from the air flow; 1 where that is not known.
+
+        The flow follows from the node's heat and the rise of its air, both smoothed alike.
+        """
+        power_w, _ = readings.good("node", "power_w")
+        inlet_c, _ = readings.good("node", "inlet_temp_c")
+        outlet_c, _ = readings.good("node", "outlet_temp_c")
+        now = np.stack([power_w / self.node_max_w, (outlet_c - inlet_c) / AIR_RISE_K])
+        known = np.isfinite(now).all(axis=0)
+        began = known & np.isnan(self.air).any(axis=0)
+        share = -np.expm1(-dt_s / AIR_SMOOTHING_S)
+        self.air = np.where(began, now, np.where(known, self.air + share * (now - self.air), self.air))
+        ratio = np.clip(self.air[0] / np.maximum(self.air[1], LEAST_RISE_PU), *AIR_RATIO)
+        factor = air_resistance_k_per_w(np.ones_like(ratio), ratio)
+        return np.where(np.isfinite(factor), factor, 1.0)
+
+    def drive(self, readings: Readings, power_w: F64, dt_s: float) -> F64:
+        """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC."""
+        flow_lpm, _ = readings.good("rack", "flow_lpm")
+        factor = resistance_k_per_w(np.ones_like(flow_lpm), flow_lpm / self.nominal_lpm, CONVECTIVE_SHARE,
+                                    FLOW_EXPONENT)  # fmt: skip
+        np.copyto(self.factor, factor, where=np.isfinite(factor))
+        of_node = self.factor[self.rack_of_node]
+        if not self.liquid.all():
+            of_node = np.where(self.liquid, of_node, self._air(readings, dt_s))
+        self.node_factor = of_node
+        left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
+        self._hear(power_w, dt_s)
+        inlet = self._inlet(readings)
+        known = np.isfinite(inlet)
+        fresh = known & ~np.isfinite(self.inlet_c)
+        self.inlet_c[fresh] = inlet[fresh]
+        self.inlet_c = np.where(known, inlet + (self.inlet_c - inlet) * left, self.inlet_c)
+        self.inlet_s = np.where(known, 0.0, self.inlet_s + dt_s)
+        aim = self.power_w * self.trays.spread(of_node)
+        stay = self.trays.spread(left)
+        for level, goal in ((self.heated, aim), (self.twice, self.heated)):
+            level -= goal
+            level *= stay
+            level += goal
+        offset, resistance, lag = self.set.in_use
+        inlet_c = np.where(self.inlet_s <= HOLD_S, self.inlet_c, np.nan)
+        expected = self.trays.spread(inlet_c)
+        expected += offset
+        expected += resistance * self.heated
+        expected -= lag * (self.heated - self.twice)
+        begun = self.settled_s < SETTLING * np.nanmax(self.tau_s, initial=0.0)
+        if begun.any():
+            expected[begun] = np.nan
+        return expected
+
+    def _hear(self, power_w: F64, dt_s: float) -> None:
+        """Take the power of this tick, hold what is missing for a while, and begin anew after longer gaps."""
+        known = np.isfinite(power_w)
+        self.settled_s += dt_s
+        whole = bool(known.all())
+        if whole and not self.silent_s.any():
+            self.power_w = power_w
+        else:
+            self.power_w = np.where(known, power_w, self.power_w)
+            lost = self.silent_s > HOLD_S
+            self.silent_s = np.where(known, 0.0, self.silent_s + dt_s)
+            self.settled_s[lost | (self.silent_s > HOLD_S)] = 0.0
+        anew = np.flatnonzero(self.settled_s <= dt_s)
+        if anew.size:
+            start = self.power_w[anew] * self.trays.spread(self.node_factor)[anew]
+            self.heated[anew], self.twice[anew] = start, start
+
+    def doubt(self) -> F64:
+        """1 sigma [n], K, for that a model moves."""
+        return np.asarray(np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance), np.float64)
+
+    def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:
+        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
+        temp, heard, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        usable = np.isfinite(temp - expected) & taught & ~self.noise.lasting(heard, rows)
+        heated = self.heated[rows]
+        share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
+        weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
+        sigma = self.sigma[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + np.abs(heated - self.twice[rows]) * (
+            MOVE_PU * self.resistance[rows]
+        )
+        y = np.minimum(np.maximum(temp, expected - bound), expected + bound)
+        # What its own parameters account for: all but the inlet
+        offset, resistance, lag = self.set.in_use[:, rows]
+        moving = self.twice[rows] - heated
+        y = y - (expected - offset - resistance * heated - lag * moving)
+        features = [np.ones(len(y)), heated, moving]
+        self.fit.learn(rows, features, y, np.full(len(y), MODEL_ERROR_K), weight, dt_s)
+
+    def refresh_pool(self, group: I32, n_group: int) -> None:
+        """By what the resistances of a profile differ from its design: GPUs that idle are taken to follow."""
+        ratio = self.set.learning[RESISTANCE] / self.resistance
+        told = np.flatnonzero((self.fit.taught_s > POOLED_AFTER_S) & np.isfinite(ratio))[
+            :: self.n // POOLED + 1
+        ]
+        for k in range(n_group):
+            mine = ratio[told[group[told] == k]]
+            if len(mine) >= LEAST_POOL:
+                self.typical[group == k] = np.median(mine)
+
+    def move(self, rows: slice) -> None:
+        """Move the learned parameters one step on towards use."""
+        nominal = self.resistance[rows] * self.typical[rows]
+        zero = np.zeros(len(nominal))
+        spread = np.stack([zero + OFFSET_K, SPREAD_PU * nominal, LAG_SPREAD_PU * nominal])
+        theta, variance = self.fit.solve(rows, np.stack([zero, nominal, zero]), spread)
+        theta[LAG] = np.clip(theta[LAG], -0.6 * nominal, 1.5 * nominal)
+        self.set.learning[:, rows] = theta
+        self.set.move(rows)
+        self.reference.settle(rows, theta[RESISTANCE : RESISTANCE + 1], self.fit.taught_s[rows])
+        self.reference.sigma[0, rows] = np.sqrt(variance[RESISTANCE])
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another GPU sits here; what is typical of its profile stays."""
+        typical = self.typical.copy()
+        super().forget(table, entity)
+        self.typical = typical

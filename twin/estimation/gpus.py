@@ -1,0 +1,190 @@
+"""GPU estimator: expected power, temperature and clock beside the readings, and the learned parameters of
+each GPU.
+
+All are compared in every tick; learning takes its turn over parts of them, so that a tick of a hundred
+thousand GPUs stays cheap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64, I64, Bool
+from twin.contracts import Residual
+from twin.estimation.gpu_power import MOVE_PU, GpuPower
+from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
+from twin.estimation.noise import ResidualNoise, confidence_of
+from twin.estimation.parameter import MOVE_S, Parameter, parts_of
+from twin.estimation.reading import Readings
+from twin.site import Site
+from twin.telemetry import EntityState, OldOfNew, column, part, scalar
+
+PART = 10_001  # GPUs that learn in one tick, at most: the rest have their turn in the next ones
+NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
+CLOCK_NOISE_PU = 0.01  # floor: DCGM's step of 15 MHz; source: estimate
+HOT_K = 4.0  # below the slowdown temperature, from here on heat may lower a clock; source: estimate
+# A drift below these shares is not told from the weather of a model; source: estimate.
+RESISTANCE_DRIFT_PU, IDLE_DRIFT_PU, DYNAMIC_DRIFT_PU = 0.02, 0.03, 0.015
+POWER, TEMP, CLOCK = "gpu.power_w", "gpu.temp_c", "gpu.sm_clock_hz"
+
+
+class GpuEstimator(EntityState):
+    """Residuals and learned parameters of the GPUs of a site."""
+
+    clock_sigma: F64 = column("gpu", "f8", np.nan)
+    taught_ns: I64 = column("gpu", "i8", lead=(2,))  # newest reading of power and temperature taken in
+    elapsed_s: F64 = column("part", "f8")
+    since_s: F64 = column("part", "f8")
+    moves: I64 = column("part", "i8")
+    turn: int = scalar(0)
+    _heard: bool = scalar(False)
+    power: GpuPower = part()
+    temp: GpuTemp = part()
+    clock_noise: ResidualNoise = part()
+
+    def __init__(self, site: Site) -> None:
+        n = self.n = site.sizes["gpu"]
+        self.parts = parts_of(n, PART)
+        super().__init__({"gpu": n, "part": len(self.parts)})
+        self.site = site
+        self.power, self.temp = GpuPower(site), GpuTemp(site)
+        self.clock_noise = ResidualNoise(n, np.full(n, CLOCK_NOISE_PU), "gpu")
+        self.hot_c = site.design.gpu_slowdown_c[site.rack_of_gpu] - HOT_K
+        self.residuals: dict[str, Residual] = {}
+        self._told: dict[str, Parameter] | None = None  # parameters, until something moves
+
+    def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
+        """Compare all, then learn from a part; nothing of GPUs that are `touched` [n]."""
+        if not self.n:
+            return {}
+        self._heard = self._heard or any(
+            readings.known("gpu", k) for k in ("power_w", "temp_c", "sm_active_pu", "util_pu")
+        )
+        if not self._heard:
+            return self._unknown()
+        self.elapsed_s += dt_s
+        self.since_s += dt_s
+        part = self.turn % len(self.parts)
+        self.turn += 1
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            if self.since_s[part] >= MOVE_S:
+                self._move(part)
+            measured = [readings.good("gpu", k) for k in ("power_w", "temp_c", "sm_clock_hz")]
+            self._compare(readings, measured, dt_s)
+            self._learn(part, readings, measured, touched)
+        self.elapsed_s[part] = 0.0
+        return self.residuals
+
+    def _unknown(self) -> dict[str, Residual]:
+        none = np.full(self.n, np.nan)
+        return {k: Residual(k, none, none, none) for k in (POWER, TEMP, CLOCK)}
+
+    def _move(self, part: int) -> None:
+        rows = self.parts[part]
+        if part == 0:
+            self.power.refresh_pool()
+            self.temp.refresh_pool(self.power.group, self.power.n_group)
+        self.power.move(rows)
+        self.temp.move(rows)
+        for reference, in_use, share in (
+            (self.temp.reference, self.temp.set.in_use[RESISTANCE : RESISTANCE + 1, rows],
+             np.array([[RESISTANCE_DRIFT_PU]])),
+            (self.power.reference, self._power_values(rows), np.array([[IDLE_DRIFT_PU], [DYNAMIC_DRIFT_PU]])),
+        ):  # fmt: skip
+            early = reference.value[:, rows]
+            sigma = np.sqrt(reference.sigma[:, rows] ** 2 + (share * early) ** 2)
+            reference.confidence[:, rows] = confidence_of(in_use - early, sigma)
+        self.since_s[part] = 0.0
+        self.moves[part] += 1
+        self._told = None
+
+    def _power_values(self, rows: slice) -> F64:
+        in_use = self.power.set.in_use
+        return np.stack([in_use[0, rows], in_use[1:4, rows].sum(axis=0)])
+
+    def _compare(self, readings: Readings, measured: list[tuple[F64, I64]], dt_s: float) -> None:
+        power, temp = self.power, self.temp
+        before = power.expected
+        power.expected = power.expect(readings)
+        temp.expected = temp.drive(readings, measured[0][0], dt_s)
+        hot = measured[1][0] >= self.hot_c
+        clock = power.expect_clock(readings, hot)
+        moved = np.abs(power.expected - before)
+        np.copyto(moved, 0.0, where=~np.isfinite(moved))
+        moved *= MOVE_PU
+        moved += power.sigma
+        doubt = temp.doubt()
+        doubt += temp.sigma
+        found = ((POWER, power.expected, moved), (TEMP, temp.expected, doubt),
+                 (CLOCK, clock, self.clock_sigma * clock))  # fmt: skip
+        self.residuals = {}
+        for (name, expected, sigma), (value, _) in zip(found, measured, strict=True):
+            self.residuals[name] = Residual(name, expected, value, sigma)
+
+    def _learn(
+        self, part: int, readings: Readings, measured: list[tuple[F64, I64]], touched: Bool | None
+    ) -> None:
+        rows, dt_s = self.parts[part], float(self.elapsed_s[part])
+        settled = self.moves[part] >= NOISE_AFTER_MOVES
+        free = None if touched is None else ~touched[rows]
+        fresh = []
+        for k in (0, 1):
+            heard = measured[k][1][rows]
+            new = heard > self.taught_ns[k, rows]
+            self.taught_ns[k, rows] = heard
+            fresh.append(new if free is None else new & free)
+        (power_w, power_ns), (temp_c, temp_ns), (_, clock_ns) = measured
+        self.power.learn(rows, readings, power_w, power_ns, fresh[0], dt_s)
+        self.temp.learn(rows, temp_c, temp_ns, fresh[1], dt_s)
+        if not settled:
+            return
+        for name, noise, sigma, new, heard_ns in (
+            (POWER, self.power.noise, self.power.sigma, fresh[0], power_ns),
+            (TEMP, self.temp.noise, self.temp.sigma, fresh[1], temp_ns),
+            (CLOCK, self.clock_noise, self.clock_sigma, fresh[0], clock_ns),
+        ):
+            residual = self.residuals[name]
+            off = residual.measured[rows] - residual.expected[rows]
+            if name == CLOCK:
+                off = off / residual.expected[rows]
+            elif name == TEMP:  # what the model's movement accounts for is no noise
+                doubt = self.temp.doubt()[rows]
+                off = np.sign(off) * np.maximum(np.abs(off) - doubt, 0.0)
+            noise.learn(np.where(new, off, np.nan), heard_ns[rows], dt_s, rows)
+            sigma[rows] = noise.sigma(rows)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the learned parameters of each GPU [n], as now in use; to be read only."""
+        if self._told is None:
+            self._told = self._tell()
+        return self._told
+
+    def _tell(self) -> dict[str, Parameter]:
+        temp, power = self.temp, self.power
+        resistance = temp.set.in_use[RESISTANCE]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            lag_pu = 1.0 + temp.set.in_use[LAG] / resistance
+            tau_s = temp.trays.spread(temp.tau_s) * lag_pu
+        none = np.full(self.n, np.nan)
+        value = self._power_values(slice(None))
+        out = [
+            Parameter("gpu.resistance", "gpu", resistance, temp.reference.value[0],
+                      temp.reference.sigma[0], temp.reference.confidence[0]),
+            Parameter("gpu.tau_s", "gpu", tau_s, none, none, none),
+            Parameter("gpu.exponent", "gpu", power.set.in_use[4], none, np.sqrt(power.gamma_var), none),
+        ]  # fmt: skip
+        for k, name in enumerate(("gpu.idle_w", "gpu.dynamic_w")):
+            reference = power.reference
+            out.append(Parameter(name, "gpu", value[k], reference.value[k], reference.sigma[k],
+                                 reference.confidence[k]))  # fmt: skip
+        return {p.name: p for p in out}
+
+    def derive(self) -> None:
+        """Parameters are collected anew."""
+        self._told = None
+
+    def adopt(self, old: GpuEstimator, old_of_new: OldOfNew) -> None:
+        """Take over what was learned on another site; nothing where it is not said where GPUs were."""
+        if "gpu" in old_of_new and "node" in old_of_new:
+            super().adopt(old, old_of_new)
+            self.turn, self.moves[:] = 0, int(old.moves.min(initial=0))

@@ -1,0 +1,96 @@
+"""Heat of racks: the expected return temperature of their coolant, and the flow that their heat implies.
+
+The learned share of a rack's power that its liquid carries heats the coolant: q = capture * P, through the
+mass of the cold plates (first-order) and the water that the rack holds (a mixed tank that the flow passes).
+Both lags run free, driven by other readings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64
+from twin.estimation.comparisons import Board, Row
+from twin.estimation.latest import Lag, Latest, share_of
+from twin.physics import Coolant, heat_rate_w_per_k
+from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
+
+# Prior of the liquid's share of a rack's heat: NVL72 about 115 of 132 kW by vendors' figures, wide because
+# sites differ; source: estimate.
+CAPTURE_PRIOR, CAPTURE_SIGMA = 0.90, 0.10
+# The share may drift this much per root second (valves, air flow); source: estimate.
+CAPTURE_DRIFT_PER_SQRT_S = 2e-4
+CAPTURE_ERROR = 0.02  # of one reading: flow and temperatures err by about 2 % of the heat; source: estimate
+MIN_RISE_K = 1.0  # below, the rise drowns in the sensors' error: no learning
+MIN_FLOW_LPM = 1.0  # a stream that stands still carries nothing, whatever the rise
+MIN_POWER_W = 1000.0  # a rack that idles below this says nothing about its liquid
+HEAT_NOISE_K = 0.02  # half the last digit of the capture's sensors and more
+FLOW_NOISE_PU = 0.005  # a flow meter's share of its reading; source: estimate
+SENSOR_K = 0.1  # two temperature sensors against each other; source: estimate
+CLOSURE = "rack.flow_lpm/heat"
+RACK_NAMES = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c", "diff_pressure_pa")
+
+
+def rows(site: Site) -> list[Row]:
+    """Relations of this part."""
+    n = site.sizes["rack"]
+    return [
+        Row("rack.heat", "rack", n, HEAT_NOISE_K, "rack.capture", CAPTURE_PRIOR, CAPTURE_SIGMA, CAPTURE_ERROR,
+            CAPTURE_DRIFT_PER_SQRT_S, 0.0, 1.2, hold_s=20.0),
+        Row(CLOSURE, "rack", n, 1.0, hold_s=30.0),
+    ]  # fmt: skip
+
+
+class RackHeat:
+    """The lags of heat on its way into the coolant's return."""
+
+    def __init__(self, site: Site, coolant: Coolant) -> None:
+        n, design = site.sizes["rack"], site.design
+        self.coolant = coolant
+        self.plates, self.tank = Lag(1, site.sizes, "rack"), Lag(3, site.sizes, "rack")
+        self._plate_tau_s = np.where(design.liquid, design.gpu_tau_s, GPU_TAU_LIQUID_S)
+        self._plate_tau_s = np.where(np.isfinite(self._plate_tau_s), self._plate_tau_s, GPU_TAU_LIQUID_S)
+        self._nominal_lpm = design.rack_flow_lpm
+        self._tau_s = np.full(n, 60.0 * RACK_VOLUME_MIN)
+
+    def update(self, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
+        """Expected return temperature and flow of each rack."""
+        power_w, flow_lpm, supply_c, return_c = (rack[k] for k in RACK_NAMES[:4])
+        flowing = np.where(flow_lpm >= MIN_FLOW_LPM, flow_lpm, np.nan)
+        rate = heat_rate_w_per_k(self.coolant, flowing, supply_c)
+        loading = np.where(power_w >= MIN_POWER_W, power_w, np.nan)
+        heat_w = self.plates.toward(loading[None], share_of(dt_s, self._plate_tau_s)[None], now_ns)[0]
+        # Without a profile the nominal flow is not known: then it takes as long as where it flows nominally
+        ratio = flowing / self._nominal_lpm
+        tau_s = np.where(np.isfinite(ratio), self._tau_s / ratio, self._tau_s)
+        usual = share_of(dt_s, self._tau_s)
+        aims = np.stack([supply_c, heat_w / rate, heat_w])
+        shares = np.stack([usual, share_of(dt_s, tau_s), usual])
+        entered_c, rise_k, carried_w = self.tank.toward(aims, shares, now_ns)
+
+        capture = board.parameter("rack.heat")
+        expected_k = capture * rise_k
+        expected_c = np.where(expected_k >= MIN_RISE_K, entered_c + expected_k, np.nan)
+        risen_k = return_c - entered_c
+        teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
+        heard = rack.heard_ns(*RACK_NAMES[:4])
+        off_k = np.abs(aims[1] - rise_k) + np.abs(supply_c - entered_c)
+        board.put("rack.heat", expected_c, return_c, heard,
+                  implied=np.where(teaching, risen_k / rise_k, np.nan),
+                  slope=np.where(teaching, rise_k, 0.0),
+                  loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0))  # fmt: skip
+
+        warm = risen_k >= MIN_RISE_K
+        per_lpm = heat_rate_w_per_k(self.coolant, np.ones_like(risen_k), supply_c)
+        expected_lpm = np.where(warm, capture * carried_w / (per_lpm * risen_k), np.nan)
+        off_pu = np.abs(heat_w - carried_w) / carried_w
+        board.put(CLOSURE, expected_lpm, flow_lpm, heard,
+                  level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
+                  loose=np.where(off_pu > 0.05, 0.25 * off_pu * expected_lpm, 0.0))  # fmt: skip
+
+
+def cdu_tau_s(flow_lpm: F64, nominal_lpm: F64) -> F64:
+    """Time for a third of the water that a CDU and its pipes hold to pass [n]: hot leg, cold leg, pipes."""
+    tau_s = 60.0 * CDU_VOLUME_MIN / 3.0
+    ratio = np.maximum(flow_lpm / nominal_lpm, 0.05)
+    return np.where(np.isfinite(ratio), tau_s / ratio, tau_s)

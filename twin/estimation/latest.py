@@ -1,0 +1,75 @@
+"""The current readings of a table as float64, several signals at a time, and lags that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twin.catalogue import F64, I64, NS, TABLES
+from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column
+
+# After a gap this long a lag knows nothing and begins anew where its aim is; source: estimate.
+LOST_S = 30.0
+
+
+class Latest:
+    """Readings of some signals of one table at one tick; `self[name]` [n], NaN where there is no good one."""
+
+    def __init__(self, table: str, names: Sequence[str]) -> None:
+        spec = TABLES[table]
+        self.table = table
+        self.at = {name: i for i, name in enumerate(names)}
+        self._rows = np.array([spec.by_name[name].row for name in names], np.int32)
+        self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
+        self._at_once = False
+
+    def take(self, state: State) -> None:
+        """Look at the state as it is now."""
+        column = state.tables[self.table]
+        self._values = column.value[self._rows].astype(np.float64)
+        groups = column.partition.group_of_row[self._rows]
+        self._at_once = bool((groups == groups[0]).all())
+        self._heard_ns = column.t_ns[groups]
+        late = state.now_ns - self._heard_ns > column.freshness.stale_ns[self._rows, None]
+        bad = (column.quality[self._rows] != GOOD) | late
+        if bad.any():
+            self._values[bad] = np.nan
+
+    def __getitem__(self, name: str) -> F64:
+        values: F64 = self._values[self.at[name]]
+        return values
+
+    def heard_ns(self, *names: str) -> I64:
+        """Instant of the oldest of these readings [n]."""
+        found: I64 = self._heard_ns[self.at[names[0]]]
+        if self._at_once:  # all came together
+            return found
+        for name in names[1:]:
+            found = np.minimum(found, self._heard_ns[self.at[name]])
+        return found
+
+
+class Lag(EntityState):
+    """Free-running first-order models, k of them for each of n entities."""
+
+    level: F64 = column(OWN, "f8", np.nan, lead=("k",))
+    known_ns: I64 = column(OWN, "i8", lead=("k",))
+
+    def __init__(self, k: int, sizes: Sizes, table: str) -> None:
+        super().__init__({"k": k, table: sizes[table]}, table)
+
+    def toward(self, aim: F64, share: F64, now_ns: int) -> F64:
+        """Move by `share` of the way to `aim` (both [k, n]); NaN where an aim is unknown."""
+        known = np.isfinite(aim)
+        lost = now_ns - self.known_ns > LOST_S * NS
+        if lost.any():
+            np.copyto(self.level, aim, where=lost)
+        np.add(self.level, (aim - self.level) * share, out=self.level, where=known)
+        np.copyto(self.known_ns, now_ns, where=known)
+        return self.level.copy() if known.all() else np.where(known, self.level, np.nan)
+
+
+def share_of(dt_s: float, tau_s: F64) -> F64:
+    """Share of the way that a first-order lag goes in a step: exact for an aim that stands still."""
+    return np.asarray(-np.expm1(-dt_s / tau_s), np.float64)

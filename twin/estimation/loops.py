@@ -1,0 +1,75 @@
+"""Facility loops: their supply expected from the weather, their return from the CDUs, and their flow.
+
+The approach to the weather is learned; it drifts with load and mode, so it may drift fast.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64
+from twin.estimation.comparisons import Board, Row
+from twin.estimation.latest import Lag, Latest, share_of
+from twin.site import LOOP_VOLUME_MIN, Site
+
+APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
+TEMP_NOISE_K = 0.05  # floor; source: estimate
+FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
+WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
+LOOP_NAMES = ("supply_temp_c", "return_temp_c", "flow_lpm")
+SITE_NAMES = ("outdoor_temp_c", "outdoor_wet_bulb_c")
+
+
+def rows(site: Site) -> list[Row]:
+    """Relations of this part."""
+    n = site.sizes["loop"]
+    return [
+        Row(APPROACH, "loop", n, TEMP_NOISE_K, "loop.approach", np.nan, 10.0, 0.3, 2e-2, hold_s=120.0),
+        Row(RETURN, "loop", n, TEMP_NOISE_K, "loop.return_offset", 0.0, 2.0, 0.2, 3e-3, hold_s=120.0),
+        Row(FLOW, "loop", n, FLOW_NOISE_PU, "loop.flow_ratio", 1.0, 0.1, 0.01, 3e-4, low=0.5, high=2.0),
+    ]  # fmt: skip
+
+
+class Loops:
+    """Relations of facility loops."""
+
+    def __init__(self, site: Site) -> None:
+        n = self.n = site.sizes["loop"]
+        self.cdu = np.flatnonzero(site.loop_of_cdu >= 0).astype(np.int32)
+        self.loop = site.loop_of_cdu[self.cdu]
+        self.tank = Lag(1, site.sizes, "loop")
+        self._tau_s = np.full(n, 0.5 * 60.0 * LOOP_VOLUME_MIN)
+        self._empty = np.bincount(self.loop, minlength=n) == 0
+
+    def update(
+        self, weather: Latest, cdu: Latest, loop: Latest, board: Board, now_ns: int, dt_s: float
+    ) -> None:
+        """Expected temperatures and flow of each loop."""
+        if self.n == 0:
+            return
+        supply, back, flow = (loop[k] for k in LOOP_NAMES)
+        outdoor, heard = np.nan, 0
+        for name in SITE_NAMES:  # the wet bulb, where there is one: towers follow it, dry coolers nearly
+            if len(weather[name]) and np.isfinite(weather[name][0]):
+                outdoor, heard = float(weather[name][0]), int(weather.heard_ns(name)[0])
+        # Weather is told once a minute; what is new is the loop's reading
+        heard_ns = np.where(heard > 0, loop.heard_ns("supply_temp_c"), 0)
+        board.put(APPROACH, board.parameter(APPROACH) + outdoor, supply, heard_ns, implied=supply - outdoor,
+                  slope=1.0, loose=WEATHER_MOVES_K)  # fmt: skip
+
+        lpm = cdu["facility_flow_lpm"][self.cdu]
+        summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
+        summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
+        heat = np.bincount(self.loop, weights=lpm * cdu["facility_return_temp_c"][self.cdu], minlength=self.n)
+        mixed = heat / summed
+        arrived = self.tank.toward(mixed[None], share_of(dt_s, self._tau_s), now_ns)[0]
+        oldest = np.full(self.n, np.iinfo(np.int64).max)
+        np.minimum.at(
+            oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
+        )
+        board.put(RETURN, arrived + board.parameter(RETURN), back,
+                  np.minimum(oldest, loop.heard_ns("return_temp_c")), implied=back - arrived, slope=1.0,
+                  loose=0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0))  # fmt: skip
+        expected = board.parameter(FLOW) * summed
+        board.put(FLOW, expected, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")),
+                  implied=flow / summed, slope=summed, level=expected)  # fmt: skip

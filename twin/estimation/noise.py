@@ -1,0 +1,73 @@
+"""Noise of residuals: the learned distance of a reading from its expectation, per row.
+
+A difference that lasts is no noise, so nothing is learned from one: a fault must not become what is normal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import F64, I64, NS, Bool
+from twin.contracts import confidence_of, confidence_of_many
+from twin.contracts.confidence import _erf
+from twin.telemetry import OWN, EntityState, column
+
+__all__ = ["ResidualNoise", "_erf", "confidence_of", "confidence_of_many"]
+NOISE_MEMORY_S = 600.0  # time constant of the learned noise; source: estimate
+NOISE_WARMUP = 30  # residuals before a noise is called learned; source: estimate
+# Beyond so many sigmas for so long it is no noise: nothing is learned from it, lest a fault become normal;
+# source: estimate.
+FAULT_SIGMAS, FAULT_S = 4.0, 10.0
+
+
+class ResidualNoise(EntityState):
+    """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal."""
+
+    variance: F64 = column(OWN, "f8")
+    count: I64 = column(OWN, "i8")
+    off_ns: I64 = column(OWN, "i8")  # since when it has been far off; 0 = it is not
+
+    def __init__(self, n: int, floor: F64, table: str = OWN) -> None:
+        super().__init__({table: n}, table)
+        self.n, self.floor = n, floor
+
+    def sigma(self, rows: slice = slice(None)) -> F64:
+        """Return the noise learned so far [n], or of a part; NaN before `NOISE_WARMUP` residuals."""
+        learned = np.sqrt(self.variance[rows])
+        np.maximum(learned, self.floor[rows], out=learned)
+        np.copyto(learned, np.nan, where=self.count[rows] < NOISE_WARMUP)
+        return learned
+
+    def learn(self, difference: F64, heard_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
+        """Take in residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.
+
+        With `rows`, both are those of a part of the rows, `dt_s` seconds after that part's turn before.
+        """
+        variance, count, off_ns = self.variance[rows], self.count[rows], self.off_ns[rows]
+        size = np.abs(difference)
+        known = np.isfinite(size)
+        bound = np.sqrt(variance)
+        np.maximum(bound, self.floor[rows], out=bound)
+        bound *= FAULT_SIGMAS
+        least = int(count.min(initial=NOISE_WARMUP))
+        if least < NOISE_WARMUP:
+            bound[count < NOISE_WARMUP] = np.inf
+        far = size > bound
+        far &= known
+        if far.any() or off_ns.any():
+            near = known & ~(size > bound / 2)
+            off_ns[:] = np.where(near, 0, np.where(far & (off_ns == 0), heard_ns, off_ns))
+            known &= ~((off_ns > 0) & (heard_ns - off_ns >= FAULT_S * NS))
+            np.minimum(size, bound, out=size)
+        count += known
+        lasting = min(1.0, dt_s / NOISE_MEMORY_S)
+        size *= size
+        size -= variance
+        size *= lasting if least * lasting >= 1.0 else np.maximum(1.0 / np.maximum(count, 1), lasting)
+        np.copyto(size, 0.0, where=~known)
+        variance += size
+
+    def lasting(self, heard_ns: I64, rows: slice = slice(None)) -> Bool:
+        """Rows that have been far off for so long that nothing may be learned from them."""
+        off_ns = self.off_ns[rows]
+        return np.asarray((off_ns > 0) & (heard_ns - off_ns >= FAULT_S * NS))

@@ -1,0 +1,179 @@
+"""Parameters learned of devices, with their drift, their late entry into use, and the least squares.
+
+An expectation may not know a reading of its own signal that is younger than a minute. So a learned value
+passes through three sets, in use <- waiting <- learning, and moves on every 60 s of data time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from twin.catalogue import F64, Bool
+from twin.telemetry import OWN, EntityState, column, scalar
+
+# Rows learn in turns of parts. Below this size NumPy's calls cost as much as the rows; more turns than these
+# would lose little but learn late; source: estimate.
+LEAST_PART, TURNS = 512, 10
+MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
+# Readings closer than this err alike (models err, not noise), so they count as one; source: estimate
+ALIKE_S = 20.0
+
+
+def parts_of(n: int, most: int) -> list[slice]:
+    """Parts of n rows that learn in turn: at most `TURNS` of `LEAST_PART` rows; more if they pass `most`."""
+    count = max(-(-n // most), min(n // LEAST_PART, TURNS), 1)
+    cuts = np.linspace(0, n, count + 1).astype(np.int64).tolist()
+    return [slice(a, b) for a, b in pairwise(cuts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A learned quantity of the entities of `table`, in the unit that its name says [n].
+
+    `reference` is what it was when it had first settled (NaN before), `sigma` the uncertainty of `value`, and
+    `confidence_pu` the probability that the two truly differ.
+    """
+
+    name: str
+    table: str
+    value: F64
+    reference: F64
+    sigma: F64
+    confidence_pu: F64
+
+    @property
+    def drift(self) -> F64:
+        """value / reference - 1"""
+        return self.value / self.reference - 1.0
+
+
+class Delayed(EntityState):
+    """k parameters of n rows in three sets [k, n]. `learning` is written to, `in_use` is read."""
+
+    learning: F64 = column(OWN, "f8", "first", lead=("k",))
+    waiting: F64 = column(OWN, "f8", "first", lead=("k",))
+    in_use: F64 = column(OWN, "f8", "first", lead=("k",))
+    since_s: float = scalar(0.0)
+
+    def __init__(self, first: F64, table: str = OWN) -> None:
+        self.first = first
+        super().__init__({"k": first.shape[0], table: first.shape[1]}, table)
+
+    def advance(self, dt_s: float) -> bool:
+        """Call before learning: moves all rows on when a minute has gone, and says whether it did."""
+        self.since_s += dt_s
+        if self.since_s < MOVE_S:
+            return False
+        self.since_s = 0.0
+        self.move()
+        return True
+
+    def move(self, rows: slice = slice(None)) -> None:
+        """Move these rows on; for callers that keep the time themselves."""
+        self.in_use[:, rows] = self.waiting[:, rows]
+        self.waiting[:, rows] = self.learning[:, rows]
+
+    def reset(self, entity: int, first: F64) -> None:
+        """Begin anew for one entity with `first` [k]."""
+        for values in (self.learning, self.waiting, self.in_use):
+            values[:, entity] = first
+
+
+class Fit(EntityState):
+    """Least squares per row, y = x . theta, with k features, forgetting, and a prior that never fades.
+
+    Kept are the normal equations of what was seen: `normal` [k (k + 1) / 2, n], `moment` [k, n]. Adding the
+    prior's when solving bounds the covariance by the prior's, whatever is or is not excited.
+    """
+
+    normal: F64 = column(OWN, "f8", lead=("pairs",))
+    moment: F64 = column(OWN, "f8", lead=("k",))
+    taught_s: F64 = column(OWN, "f8")  # seconds of readings taken in, by their weight
+
+    def __init__(self, k: int, n: int, memory_s: float, table: str = OWN) -> None:
+        super().__init__({"k": k, "pairs": k * (k + 1) // 2, table: n}, table)
+        self.k, self.n, self.memory_s = k, n, memory_s
+
+    def learn(self, rows: slice, features: list[F64], y: F64, error: F64, weight: F64, dt_s: float) -> None:
+        """Take in a reading per row: `features` k times [m]; `error` is its 1 sigma; weight 0 is none.
+
+        What was seen before fades only as far as new readings come in. Features, y and error are finite where
+        the weight is not 0.
+        """
+        taken = weight > 0.0
+        keep = 1.0 - weight * min(dt_s / self.memory_s, 1.0)
+        clean = taken.all()
+        sure = error if clean else np.where(taken, error, 1.0)  # what is not taken in may be NaN throughout
+        information = weight * (min(dt_s / ALIKE_S, 1.0) / sure**2)
+        xs = features if clean else [np.where(taken, x, 0.0) for x in features]
+        target = y if clean else np.where(taken, y, 0.0)
+        at = 0
+        for i, x in enumerate(xs):
+            weighted = information * x
+            for other in xs[i:]:
+                cell = self.normal[at, rows]
+                cell *= keep
+                cell += weighted * other
+                at += 1
+            cell = self.moment[i, rows]
+            cell *= keep
+            cell += weighted * target
+        self.taught_s[rows] += weight * dt_s
+
+    def solve(self, rows: slice, prior: F64, spread: F64) -> tuple[F64, F64]:
+        """(theta, its variance) [k, m] with this prior and its 1 sigma, both [k, m] or [k, 1]."""
+        trust = 1.0 / (spread * spread)
+        return solve(self.normal[:, rows], self.moment[:, rows], prior, trust)
+
+
+def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> tuple[F64, F64]:
+    """(theta, variance) [k, m] of (N + diag(trust)) theta = moment + trust * prior, by Cholesky, row by row.
+
+    `normal` [k (k + 1) / 2, m] holds the upper triangle of N, row after row.
+    """
+    k, m = moment.shape
+    place: dict[tuple[int, int], int] = {}
+    for i in range(k):
+        for j in range(i, k):
+            place[i, j] = len(place)
+    low: dict[tuple[int, int], F64] = {}
+    inverse: dict[tuple[int, int], F64] = {}  # of the lower triangle
+    right = moment + trust * prior
+    half: list[F64] = []
+    for i in range(k):
+        for j in range(i):
+            low[i, j] = normal[place[j, i]] - sum((low[i, p] * low[j, p] for p in range(j)), np.zeros(m))
+            low[i, j] *= inverse[j, j]
+        square = normal[place[i, i]] + trust[i] - sum((low[i, p] ** 2 for p in range(i)), np.zeros(m))
+        inverse[i, i] = 1.0 / np.sqrt(square)
+        half.append((right[i] - sum((low[i, p] * half[p] for p in range(i)), np.zeros(m))) * inverse[i, i])
+        for j in range(i):
+            total = sum((low[i, p] * inverse[p, j] for p in range(j, i)), np.zeros(m))
+            inverse[i, j] = -total * inverse[i, i]
+    theta, variance = np.zeros((k, m)), np.zeros((k, m))
+    for j in range(k):
+        for i in range(j, k):
+            theta[j] += inverse[i, j] * half[i]
+            variance[j] += inverse[i, j] ** 2
+    return theta, variance
+
+
+class Reference(EntityState):
+    """The settled early value of k parameters of n rows, and the doubt about a drift away from it."""
+
+    value: F64 = column(OWN, "f8", np.nan, lead=("k",))
+    sigma: F64 = column(OWN, "f8", np.nan, lead=("k",))
+    confidence: F64 = column(OWN, "f8", np.nan, lead=("k",))
+
+    def __init__(self, k: int, n: int, settled_s: float, table: str = OWN) -> None:
+        super().__init__({"k": k, table: n}, table)
+        self.settled_s = settled_s
+
+    def settle(self, rows: slice, value: F64, taught_s: F64) -> None:
+        """Make `value` [k, m] the reference where enough readings have been taken in for the first time."""
+        held = self.value[:, rows]
+        fresh: Bool = np.isnan(held[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
+        np.copyto(held, value, where=fresh)

@@ -1,0 +1,351 @@
+"""Common-cause failures: failures of several nodes with a cause in common, which say nothing of the nodes
+themselves.
+
+Either a diagnosed fault above them explains them, or so many failed under one entity within ten minutes
+that chance does not account for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, NS, U8, Bool
+from twin.contracts import Fault
+from twin.diagnosis import Places
+from twin.health.context import HealthContext
+from twin.health.failure_words import CLASSES
+from twin.site import Site
+
+WINDOW_S = 600.0  # within which failures are together; source: estimate
+LEAST_NODES = 3
+LEAST_LOG_PU = math.log(1e-3)  # of so many by chance; below, the cause is in common; source: estimate
+# Failures per node-second before anything was seen, and the node-seconds that this weighs. source: 6.5 per
+# 1000 node-days, arXiv 2410.21680; the weight is an estimate
+PRIOR_PER_S, PRIOR_S = 6.5 / 1000.0 / 86_400.0, 1000.0 * 86_400.0
+MAX_SHOCKS, MAX_NODES, MAX_JOBS = 256, 1000, 256
+MAX_ENDS, MAX_TURNS = 16, 64  # windows looked at, and shocks found, in one look
+JOIN_S = 3600.0  # failures that the same fault explains are one shock within this
+SUPPLY, COOLING = ("power", "silent", "other"), ("thermal", "power", "silent")
+# Faults that take nodes below them along, and the classes of failure that they explain; source: estimate
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "feed_lost": SUPPLY,
+    "breaker_tripped": SUPPLY,
+    "grid_event": SUPPLY,
+    "pump_trip": COOLING,
+    "filter_blocked": COOLING,
+    "valve_stuck": COOLING,
+    "branch_blocked": COOLING,
+    "cooler_failed": COOLING,
+    "heat_wave": ("thermal",),
+    "leak": (*COOLING, "other"),
+}
+_ABOVE = ("rack", "cdu", "loop", "hall")
+
+
+class Fallen(NamedTuple):
+    """Failures of the last while [k]; `fresh`: since the last look; `shared`: known to be already."""
+
+    node: I32
+    start_ns: I64
+    kind: U8
+    fresh: Bool
+    shared: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shock:
+    """A cause in common: of an entity of `table`, or of a job (then `entity` is -1 and `name` the job)."""
+
+    start_ns: int
+    table: str
+    entity: int
+    name: str
+    nodes: tuple[int, ...]  # the first few, ascending
+    count: int
+    why: str
+    fault: str = ""  # kind of the fault that explains it
+
+
+class Shocks:
+    """Causes in common that were found, bounded, and jobs that ended lately."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.places = site, Places(site)
+        self._told: list[Shock] = []
+        self._jobs: list[tuple[int, str, I32]] = []  # (ended, name, nodes)
+        self._feeders: tuple[I32, I32] | None = None
+
+    def job_ended(self, name: str, nodes: I32, now_ns: int) -> None:
+        """A job is about to leave its nodes: what fails next may be its doing."""
+        if len(nodes) < LEAST_NODES:
+            return
+        self._jobs = [j for j in self._jobs if now_ns - j[0] <= 2 * WINDOW_S * NS]
+        self._jobs.append((now_ns, name, nodes.astype(np.int32)))
+        del self._jobs[:-MAX_JOBS]
+
+    def told(self) -> tuple[Shock, ...]:
+        """The newest last."""
+        return tuple(self._told)
+
+    def judge(self, now: HealthContext, fallen: Fallen, past: int, begin_ns: int) -> I64:
+        """Places in `fallen`, ascending, of failures with a cause in common.
+
+        `past` failures of single nodes since `begin_ns` tell how many to expect by chance.
+        """
+        shared: Bool = np.zeros(len(fallen.node), np.bool_)
+        for fault in now.faults:
+            if fault.kind in EXPLAINS and not fault.signal and fault.table != "node":
+                shared |= self._explained(fault, fallen, now)
+        if fallen.fresh.any() and len(fallen.node) >= LEAST_NODES:
+            watched_s = len(self.places.site.rack_of_node) * (now.now_ns - begin_ns) / NS
+            per_s = (past + PRIOR_PER_S * PRIOR_S) / (watched_s + PRIOR_S)
+            self._by_chance(now, fallen, shared, per_s)
+        return np.flatnonzero(shared).astype(np.int64)
+
+    def _explained(self, fault: Fault, fallen: Fallen, now: HealthContext) -> Bool:
+        below = self._below(fault.table, fault.entity)
+        if below is None:
+            return np.zeros(len(fallen.node), np.bool_)
+        kinds = [CLASSES.index(c) for c in EXPLAINS[fault.kind]]
+        mine = below[fallen.node] & np.isin(fallen.kind, kinds)
+        mine &= fallen.start_ns >= fault.since_ns - round(WINDOW_S * NS)
+        if (new := mine & ~fallen.shared).any():
+            nodes = np.unique(fallen.node[new])
+            name = self.site.name(fault.table, fault.entity)
+            first = int(fallen.start_ns[new].min())
+            self._note(
+                Shock(first, fault.table, fault.entity, name, tuple(nodes.tolist()), len(nodes),
+                      f"{fault.kind} of {name} explains it", fault.kind), JOIN_S,
+            )  # fmt: skip
+        return mine
+
+    def _by_chance(self, now: HealthContext, fallen: Fallen, shared: Bool, per_s: float) -> None:
+        """Mark what is too much for chance, the most improbable first."""
+        groups = self._groups(now, fallen)
+        once = bool((np.bincount(fallen.node) <= 1).all())  # no node failed twice
+        ends = np.unique(fallen.start_ns[fallen.start_ns >= fallen.start_ns[fallen.fresh].min()])
+        for _ in range(MAX_TURNS):
+            best: tuple[float, int, int, int] | None = None  # (log p, size, group, entity)
+            rows = np.zeros(0, np.int64)
+            for end_ns in ends[-MAX_ENDS:].tolist():
+                near = (fallen.start_ns <= end_ns) & (fallen.start_ns > end_ns - round(WINDOW_S * NS))
+                near &= ~shared
+                if np.count_nonzero(near) < LEAST_NODES:
+                    continue
+                for g, group in enumerate(groups):
+                    found = group.least_likely(near, fallen.node, per_s * WINDOW_S, once)
+                    if found is not None and (best is None or (*found[:2], g, found[2]) < best):
+                        best, rows = (*found[:2], g, found[2]), group.under(found[2], near)
+            if best is None:
+                return
+            shared[rows] = True
+            self._tell(groups[best[2]], best, fallen, rows, per_s)
+
+    def _tell(
+        self, group: _Group, best: tuple[float, int, int, int], fallen: Fallen, rows: I64, per_s: float
+    ) -> None:
+        log_pu, size, _, entity = best
+        nodes = np.unique(fallen.node[rows])
+        first = int(fallen.start_ns[rows].min())
+        span_s = (int(fallen.start_ns[rows].max()) - first) / NS
+        name = group.names[entity] if group.table == "job" else self.site.name(group.table, entity)
+        new = np.unique(fallen.node[rows[~fallen.shared[rows]]])
+        if not len(new):
+            return
+        mean = size * per_s * WINDOW_S
+        pu = f"10^{log_pu / math.log(10.0):.0f}"
+        why = (f"{len(nodes)} of {size} nodes of {name} failed within {span_s:.0f} s; by chance {mean:.2g} "
+               f"do in {WINDOW_S:.0f} s, and so many with a probability of {pu}")  # fmt: skip
+        at = -1 if group.table == "job" else entity
+        self._note(Shock(first, group.table, at, name, tuple(new.tolist()), len(new), why), WINDOW_S)
+
+    def _note(self, shock: Shock, join_s: float) -> None:
+        """Tell a shock, or add to the one that it goes on."""
+        for k in range(len(self._told) - 1, -1, -1):
+            old = self._told[k]
+            same = (old.table, old.entity, old.name, old.fault) == (
+                shock.table, shock.entity, shock.name, shock.fault)  # fmt: skip
+            if same and abs(shock.start_ns - old.start_ns) <= join_s * NS:
+                self._told[k] = replace(
+                    old, start_ns=min(old.start_ns, shock.start_ns), count=old.count + shock.count,
+                    nodes=tuple(sorted({*old.nodes, *shock.nodes})[:MAX_NODES]),
+                    why=shock.why,
+                )  # fmt: skip
+                return
+        self._told.append(replace(shock, nodes=shock.nodes[:MAX_NODES]))
+        del self._told[:-MAX_SHOCKS]
+
+    def _below(self, table: str, entity: int) -> Bool | None:
+        """Nodes under an entity [n_node]."""
+        rack_of_node = self.site.rack_of_node
+        if table == "site":
+            return np.ones(len(rack_of_node), np.bool_)
+        if table == "feeder":
+            racks = np.zeros(self.site.sizes["rack"], np.bool_)
+            racks[self.site.racks_below(entity)] = True
+            return racks[rack_of_node]
+        if table not in _ABOVE:
+            return None
+        return np.asarray(self.places.above("node", table) == entity)
+
+    def _groups(self, now: HealthContext, fallen: Fallen) -> list[_Group]:
+        """Return the candidates for a common cause of the failed nodes, table by table."""
+        out = []
+        for table in _ABOVE:
+            above = self.places.above("node", table)
+            size = np.bincount(above[above >= 0], minlength=self.site.sizes[table])
+            at = above[fallen.node]
+            rows = np.flatnonzero(at >= 0)
+            out.append(_Group(table, size, rows, at[rows]))
+        feeder, rack = self._fed()
+        nodes_of_rack = np.diff(self.site.node_start_of_rack)
+        size = np.bincount(feeder, nodes_of_rack[rack], self.site.sizes["feeder"])
+        racks = self.site.rack_of_node[fallen.node]
+        order = np.argsort(rack, kind="stable")
+        lo, hi = (np.searchsorted(rack[order], racks, side) for side in ("left", "right"))
+        rows = np.repeat(np.arange(len(racks)), hi - lo)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(hi - lo) - (hi - lo), hi - lo)
+        out.append(_Group("feeder", size, rows, feeder[order][np.repeat(lo, hi - lo) + within]))
+        out.append(self._by_job(now, fallen))
+        return out
+
+    def _by_job(self, now: HealthContext, fallen: Fallen) -> _Group:
+        """By the job that each node held, or had held until lately."""
+        jobs = now.jobs
+        held = jobs.job_of_node[fallen.node]
+        known: dict[int, tuple[str, int]] = {}  # row -> name and size
+        if self._jobs:
+            for k in np.flatnonzero(held < 0).tolist():
+                if (ended := self._ended(int(fallen.node[k]), int(fallen.start_ns[k]))) is not None:
+                    known[k] = ended
+        slots, first, of_slot = np.unique(held, return_index=True, return_inverse=True)
+        for slot, k in zip(slots.tolist(), first.tolist(), strict=True):
+            if slot >= 0:
+                known[k] = jobs.names[slot], len(jobs.nodes[slot])
+        names: dict[str, tuple[int, int]] = {}  # in order of their first rows: place and size
+        for k in sorted(known):
+            name, size = known[k]
+            names.setdefault(name, (len(names), size))
+        at = np.full(len(held), -1, np.int64)
+        at_of_slot = [names[jobs.names[slot]][0] if slot >= 0 else -1 for slot in slots.tolist()]
+        at[:] = np.array(at_of_slot, np.int64)[of_slot.reshape(-1)]
+        for k in known:
+            at[k] = names[known[k][0]][0]
+        rows = np.flatnonzero(at >= 0)
+        sizes = np.array([size for _, size in names.values()], np.int64)
+        return _Group("job", sizes, rows, at[rows], tuple(names))
+
+    def _ended(self, node: int, start_ns: int) -> tuple[str, int] | None:
+        """(name, nodes) of the last job that ended on a node when it failed."""
+        for ended_ns, name, nodes in reversed(self._jobs):
+            inside = np.searchsorted(nodes, node)
+            near = abs(start_ns - ended_ns) <= WINDOW_S * NS
+            if near and inside < len(nodes) and nodes[inside] == node:
+                return name, len(nodes)
+        return None
+
+    def _fed(self) -> tuple[I32, I32]:
+        """(feeder, rack) of all pairs, also those further up the tree."""
+        if self._feeders is None:
+            direct = self.site.feeders_of_rack
+            feeder, rack = direct.member, direct.row_of_member
+            n_rack, pairs = max(self.site.sizes["rack"], 1), np.zeros(0, np.int64)
+            while len(feeder):
+                pairs = np.union1d(pairs, feeder.astype(np.int64) * n_rack + rack)
+                above = self.site.parent_of_feeder[feeder]
+                feeder, rack = above[above >= 0], rack[above >= 0]
+            self._feeders = (pairs // n_rack).astype(np.int32), (pairs % n_rack).astype(np.int32)
+        return self._feeders
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Shocks:
+        """Return the common causes for a changed site; those of removed entities are dropped."""
+        out = Shocks(site)
+        new_of_old = np.full(self.site.sizes["node"], -1, np.int64)
+        kept = np.flatnonzero(old_of_new["node"] >= 0)
+        new_of_old[old_of_new["node"][kept]] = kept
+        for shock in self._told:
+            entity = shock.entity
+            if entity >= 0 and shock.table != "site":
+                found = np.flatnonzero(old_of_new[shock.table] == entity)
+                if not len(found):
+                    continue
+                entity = int(found[0])
+            nodes = tuple(sorted(i for i in new_of_old[list(shock.nodes)].tolist() if i >= 0))
+            out._told.append(replace(shock, entity=entity, nodes=nodes))
+        for ended_ns, name, nodes_of_job in self._jobs:
+            moved = new_of_old[nodes_of_job]
+            out._jobs.append((ended_ns, name, np.sort(moved[moved >= 0]).astype(np.int32)))
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        told = [[s.start_ns, s.table, s.entity, s.name, list(s.nodes), s.count, s.why, s.fault]
+                for s in self._told]  # fmt: skip
+        return {"told": told, "jobs": [[at, name, nodes] for at, name, nodes in self._jobs]}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self._told = [
+            Shock(int(s[0]), s[1], int(s[2]), s[3], tuple(int(i) for i in s[4]), int(s[5]), s[6], s[7])
+            for s in data["told"]
+        ]
+        self._jobs = [(int(at), name, np.array(nodes, np.int32)) for at, name, nodes in data["jobs"]]
+
+
+class _Group:
+    """Failures under each entity of a table: pairs (row, entity)."""
+
+    def __init__(
+        self, table: str, size: I64 | F64 | I32, rows: I64, entity: I64 | I32, names: tuple[str, ...] = ()
+    ) -> None:
+        self.table, self.size, self.rows, self.entity, self.names = table, size, rows, entity, names
+
+    def under(self, entity: int, near: Bool) -> I64:
+        """Failures that are `near`, of nodes under an entity."""
+        return np.asarray(self.rows[(self.entity == entity) & near[self.rows]])
+
+    def least_likely(
+        self, near: Bool, node: I32, each: float, once: bool = False
+    ) -> tuple[float, int, int] | None:
+        """(log of the chance, size, entity) where the failures that are `near` surprise the most.
+
+        `each` is what chance gives per node; `once` tells that each node is there once. None where chance
+        accounts for all.
+        """
+        mine = near[self.rows]
+        if np.count_nonzero(mine) < LEAST_NODES:
+            return None
+        if once:
+            count = np.bincount(self.entity[mine])
+        else:
+            nodes = int(node.max()) + 1
+            pairs = np.unique(self.entity[mine].astype(np.int64) * nodes + node[self.rows[mine]])
+            count = np.bincount(pairs // nodes)
+        known: dict[tuple[int, int], float] = {}
+        best: tuple[float, int, int] | None = None
+        for entity in np.flatnonzero(count >= LEAST_NODES).tolist():
+            key = int(count[entity]), int(self.size[entity])
+            if key not in known:
+                known[key] = log_tail(key[0], key[1] * each)
+            this = known[key], key[1], entity
+            if this[0] <= LEAST_LOG_PU and (best is None or this < best):
+                best = this
+        return best
+
+
+def log_tail(count: int, mean: float) -> float:
+    """Natural logarithm of a bound on the chance of `count` or more by a Poisson law; 0 from the mean on.
+
+    The first term times the sum of the geometric series that bounds the rest.
+    """
+    if mean <= 0.0:
+        return -math.inf
+    if count <= mean:
+        return 0.0
+    first = count * math.log(mean) - mean - math.lgamma(count + 1.0)
+    return min(first - math.log1p(-mean / (count + 1.0)), 0.0)

@@ -1,0 +1,98 @@
+"""Health context: everything of the engine that a verdict may rest on, read only.
+
+Columns are taken once and shared by all rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twin.catalogue import F32, F64, I64, Bool, Signal, find_signal
+from twin.contracts import Fault, Residual, Windows
+from twin.diagnosis import Diagnosis
+from twin.estimation import Estimator
+from twin.site import Site
+from twin.telemetry import JobSlots, State
+
+
+@dataclass(slots=True)
+class HealthContext:
+    """One look at the engine."""
+
+    site: Site
+    state: State
+    estimator: Estimator
+    diagnosis: Diagnosis
+    jobs: JobSlots
+    windows: Windows
+    dt_s: float  # since the last look
+    _good: dict[str, F32] = field(default_factory=dict)
+    _fresh: dict[str, Bool] = field(default_factory=dict)
+
+    @property
+    def now_ns(self) -> int:
+        """The instant of the tick."""
+        return self.state.now_ns
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Return the faults that the diagnosis reports now."""
+        return self.diagnosis.faults
+
+    def n(self, table: str) -> int:
+        """Entities of a table."""
+        return self.site.sizes[table]
+
+    def good(self, key: str) -> F32:
+        """Values [n] that are good and not stale; NaN elsewhere. Not to be written to."""
+        known = self._good.get(key)
+        if known is None:
+            signal = _signal(key)
+            value = self.state.tables[signal.table].value[signal.row]
+            fresh = self.fresh(key)
+            known = value.copy() if fresh.all() else np.where(fresh, value, np.float32(np.nan))
+            self._good[key] = known
+        return known
+
+    def fresh(self, key: str) -> Bool:
+        """Return the mask of entities whose signal or counter is good and not stale [n]. Read only."""
+        known = self._fresh.get(key)
+        if known is None:
+            signal = _signal(key)
+            known = self._fresh[key] = self.state.tables[signal.table].current(signal, self.now_ns)
+        return known
+
+    def age_s(self, key: str) -> F64:
+        """Seconds since the last good reading [n]; inf where there was none."""
+        signal = _signal(key)
+        return self.state.tables[signal.table].age_s(signal, self.now_ns)
+
+    def total(self, key: str) -> I64:
+        """Growth of a counter since it was first heard [n], resets left out. Not to be written to."""
+        signal = _signal(key)
+        total: I64 = self.state.tables[signal.table].total[signal.row]
+        return total
+
+    def heard(self, key: str) -> bool:
+        """Return True if any entity ever reported this signal or counter."""
+        signal = _signal(key)
+        column = self.state.tables[signal.table]
+        if signal.kind == "counter":
+            return bool((column.raw[signal.row] >= 0).any())
+        return column.n > 0 and bool(np.isfinite(column.value[signal.row]).any())
+
+    def residual(self, name: str) -> Residual | None:
+        """A comparison of the estimator, such as `gpu.temp`."""
+        return self.estimator.residuals.get(name)
+
+    def under_work(self, table: str) -> Bool | None:
+        """Return the mask of entities under maintenance [n]; None: none is."""
+        return self.windows.mask(table)
+
+
+def _signal(key: str) -> Signal:
+    signal = find_signal(key)
+    assert signal is not None, key
+    return signal

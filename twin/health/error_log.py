@@ -1,0 +1,502 @@
+"""Error log: what devices reported of themselves, per device and code, bounded.
+
+Late faults count where they belong, those of the future now, those older than 28 days not at all; a fault
+that happened before its device was replaced is not the new one's.
+
+`SoftwareFaults` are exceptions and page faults that several nodes of one job report at about the same time:
+the job's own (source: rule of thumb of operators: XID 31 on different GPUs of one job is software).
+`XidGauge` reads the gauge of the last XID where no agent reads the kernel's log: DCGM holds it and clears it
+only when it starts anew (field 230). A value that was there before anybody watched tells neither when it came
+nor whether it is cured, and one that goes tells of a restart of the GPU, its node, or DCGM alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F32, I32, I64, NS, U8, Bool, find_signal
+from twin.contracts import action
+from twin.health.context import HealthContext
+from twin.health.fault_actions import OpenActions, Remediation
+from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE, told
+from twin.health.fault_counts import SPANS_S, Batch, FaultCounts
+from twin.site import Site
+from twin.telemetry import EntityState, FaultReported, JobSlots, column
+
+KEY = "gpu.xid_code"
+NEVER = -1.0
+DOUBT_S = 86_400.0  # for which a GPU is watched whose grave XID went; source: estimate
+MOST = 1000  # faults of one look; the rest is told at the next ones
+ONLINE = 0.0  # of node.agent_state
+
+
+class XidGauge(EntityState):
+    """Last XID that the gauge of each GPU reported [n_gpu]; NEVER: none."""
+
+    last: F32 = column("gpu", "f4", NEVER)
+    before: I32 = column("gpu", "i4")  # grave, there when first heard or gone lately; 0 = none
+    gone_ns: I64 = column("gpu", "i8")  # when it went; 0 = it is held still
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.site = site
+        self.gone: I32 = np.zeros(0, np.int32)  # GPUs whose grave XID went at this look
+
+    def update(self, now: HealthContext) -> list[FaultReported]:
+        """New values since the last look, as faults; none of GPUs whose faults an agent tells."""
+        self.gone = self.gone[:0]
+        if self.gone_ns.any():
+            lapsed = (self.gone_ns > 0) & (now.now_ns - self.gone_ns > DOUBT_S * NS)
+            self.before[lapsed] = self.gone_ns[lapsed] = 0
+        signal = find_signal(KEY)
+        assert signal is not None
+        column = now.state.tables["gpu"]
+        if column.n == 0 or not now.heard(KEY):
+            return []
+        value = column.value[signal.row]
+        moved = np.flatnonzero(value != self.last)
+        moved = moved[np.isfinite(value[moved])][:MOST]
+        if not len(moved):
+            return []
+        code, old = value[moved].astype(np.int64), self.last[moved]
+        self.last[moved] = value[moved]
+        grave = CATALOGUE.grave[CATALOGUE.rows(code, "gpu")]
+        known = _agents(now)
+        spared = np.zeros(len(moved), np.bool_) if known is None else known[moved]
+        was = np.maximum(old, 0).astype(np.int64)
+        went = (code == 0) & CATALOGUE.grave[CATALOGUE.rows(was, "gpu")] & ~spared
+        self.gone = moved[went].astype(np.int32)
+        self.before[moved] = np.where(went, was, np.where((old == NEVER) & grave & ~spared, code, 0))
+        self.gone_ns[moved] = np.where(went, now.now_ns, 0)
+        told = (old != NEVER) & (code > 0) & ~spared
+        return [
+            FaultReported(table="gpu", name=self.site.name("gpu", int(i)), code=int(c),
+                          detail="the last XID, as the gauge holds it")
+            for i, c in zip(moved[told].tolist(), code[told].tolist(), strict=True)
+        ]  # fmt: skip
+
+
+def _agents(now: HealthContext) -> Bool | None:
+    """GPUs of nodes whose agent is online: it reads the log itself [n_gpu]; None: there is no agent."""
+    if not now.heard("node.agent_state"):
+        return None
+    online: Bool = now.good("node.agent_state") == ONLINE
+    return online[now.site.node_of_gpu]
+
+
+CODES = (13, 31)  # source: NVIDIA XID catalogue: mostly the application's
+TOGETHER_S, NODES = 600.0, 2  # source: estimate
+HELD_S = 86_400.0  # for which such a fault speaks of the job. source: estimate
+
+
+class SoftwareFaults(EntityState):
+    """When each node and GPU last reported one, for which job, and which of them were the job's own."""
+
+    _node_ns: I64 = column("node", "i8")
+    _slot: I32 = column("node", "i4", -1)
+    _generation: I32 = column("node", "i4")
+    _gpu_ns: I64 = column("gpu", "i8")
+    _own_ns: I64 = column("gpu", "i8")
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.site = site
+
+    def hear(self, batch: Batch, fresh: Bool, jobs: JobSlots | None, now_ns: int) -> None:
+        """Take in faults of GPUs [k]; those which are `fresh` count."""
+        if jobs is None:
+            return
+        some = np.flatnonzero(np.isin(batch.code, CODES) & fresh & (now_ns - batch.at_ns < TOGETHER_S * NS))
+        gpu = batch.entity[some]
+        node = self.site.node_of_gpu[gpu]
+        slot = jobs.job_of_node[node]
+        of_job = slot >= 0
+        if not of_job.any():
+            return
+        gpu, node, slot, at_ns = gpu[of_job], node[of_job], slot[of_job], batch.at_ns[some][of_job]
+        np.maximum.at(self._node_ns, node, at_ns)
+        np.maximum.at(self._gpu_ns, gpu, at_ns)
+        self._slot[node], self._generation[node] = slot, jobs.generation[slot]
+        recent = np.flatnonzero((self._slot >= 0) & (now_ns - self._node_ns < TOGETHER_S * NS))
+        recent = recent[self._slot[recent] < jobs.n]
+        recent = recent[jobs.generation[self._slot[recent]] == self._generation[recent]]
+        nodes = np.bincount(self._slot[recent], minlength=jobs.n)
+        own = np.zeros(len(self._slot), np.bool_)
+        own[recent] = nodes[self._slot[recent]] >= NODES
+        self._own_ns[own[self.site.node_of_gpu] & (now_ns - self._gpu_ns < TOGETHER_S * NS)] = now_ns
+
+    def gpus(self, now_ns: int) -> Bool:
+        """GPUs whose faults of these codes were their job's own [n_gpu]."""
+        return (self._own_ns > 0) & (now_ns - self._own_ns < HELD_S * NS)
+
+
+MOST_ALIKE = 5  # of one code within a day on one device. source: gpud and NVSentinel, rules of thumb
+MAX_TIMES = 1_000_000  # that one report may stand for
+MAX_DETAILS, MAX_DETAIL = 10_000, 200  # texts kept, at times twice as many; characters of each
+MAX_NOTED = 1000  # of one tick and table whose texts are kept
+MAX_HEARD = 32  # faults told of one device
+REBOOT = action("reboot_node")
+
+
+class Heard(NamedTuple):
+    """A fault as it was heard."""
+
+    at_ns: int
+    heard_ns: int
+    code: int
+    times: int
+    detail: str
+
+
+class FaultBook:
+    """Faults by device. Tables: gpu (XIDs), switch and node (SXIDs, codes of agents), others as they come."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.now_ns = site, 0
+        self.counts: dict[str, int] = {}
+        self._heard: dict[str, FaultCounts] = {}
+        self._open: dict[str, OpenActions] = {}
+        self._details: dict[tuple[str, int, int], str] = {}
+        self._replaced: dict[str, dict[int, int]] = {}  # table -> entity -> when, in the longest span
+        self._software, self._cures, self._gauge = SoftwareFaults(site), Remediation(site), XidGauge(site)
+        self._by_class = np.zeros((len(CLASSES), site.sizes["gpu"]), np.float32)
+
+    def hear(self, events: Sequence[FaultReported], now_ns: int, jobs: JobSlots | None = None) -> bool:
+        """Take in faults in order of arrival; True if one of them wants to be judged at once.
+
+        With `jobs`, page faults and exceptions on several nodes of one job are taken for its own.
+        """
+        self.advance(now_ns)
+        grave = False
+        for table, (entities, some) in self._by_table(events).items():
+            grave |= self._take(table, entities, some, jobs)
+        return grave
+
+    def look(self, now: HealthContext) -> None:
+        """Let time pass until this look, and close what restarts, resets and people have done since."""
+        self.advance(now.now_ns)
+        self._cures.update(now, self._open)
+        found = self._gauge.update(now)
+        if len(self._gauge.gone):  # more than the gauge nobody hears of it
+            self.resolve("gpu", self._gauge.gone, REBOOT, now.now_ns)
+        if found:
+            self.hear([f for f in found if not self._heard_lately(f)], now.now_ns, now.jobs)
+
+    def _heard_lately(self, fault: FaultReported) -> bool:
+        """Return True if the same device reported the same code within 24 h."""
+        heard, entity = self._heard.get(fault.table), self.site.entity(fault.table, fault.name)
+        if heard is None or entity is None:
+            return False
+        pairs = heard.of(entity)
+        return bool((heard.sums[1, pairs[heard.code[pairs] == fault.code]] > 0).any())
+
+    def advance(self, now_ns: int) -> None:
+        """Let time pass: what is too old is not counted any more, mild actions lapse."""
+        self.now_ns = max(self.now_ns, now_ns)
+        for heard in self._heard.values():
+            heard.advance(self.now_ns)
+        for opened in self._open.values():
+            opened.lapse(self.now_ns)
+
+    def _count(self, what: str, by: int = 1) -> None:
+        if by:
+            self.counts[what] = self.counts.get(what, 0) + by
+
+    def _by_table(self, events: Sequence[FaultReported]) -> dict[str, tuple[I32, list[FaultReported]]]:
+        """Entities and events per table, in order; what this site does not have is counted."""
+        out: dict[str, tuple[I32, list[FaultReported]]] = {}
+        present, known = {event.table for event in events}, 0
+        tables = [table for table in self.site.sizes if table in present and table != "job"]
+        for table in sorted(tables, key=lambda table: table == "switch"):
+            some = [event for event in events if event.table == table]
+            known += len(some)
+            found = self.site.entities(table, [event.name for event in some])
+            there = found >= 0
+            if there.all():
+                out[table] = found, some
+                continue
+            here = [some[i] for i in np.flatnonzero(there).tolist()]
+            lost = [some[i] for i in np.flatnonzero(~there).tolist()]
+            out[table] = found[there], here
+            if table == "switch":
+                lost = self._show_on_nodes(lost, out)
+            self._count("unknown_entities", len(lost))
+        self._count("unknown_tables", len(events) - known)
+        return {table: held for table, held in out.items() if held[1]}
+
+    def _show_on_nodes(
+        self, events: list[FaultReported], out: dict[str, tuple[I32, list[FaultReported]]]
+    ) -> list[FaultReported]:
+        """Faults of switches that the site does not list are their nodes'; those which are nobody's."""
+        found = [self.site.entity("node", event.name.rpartition("/")[0]) for event in events]
+        nodes = [node for node in found if node is not None]
+        if nodes:
+            entities, some = out.get("node", (np.zeros(0, np.int32), []))
+            shown = [event for event, node in zip(events, found, strict=True) if node is not None]
+            out["node"] = np.concatenate([entities, np.array(nodes, np.int32)]), some + shown
+        return [event for event, node in zip(events, found, strict=True) if node is None]
+
+    def _take(self, table: str, entity: I32, events: list[FaultReported], jobs: JobSlots | None) -> bool:
+        batch, wanted = self._batch(table, entity, events)
+        if not wanted.all():
+            index = np.flatnonzero(wanted)
+            batch, events = batch.some(index), [events[i] for i in index.tolist()]
+        heard = self._heard.get(table)
+        if heard is None:
+            n = self.site.sizes[table]
+            self._heard[table] = heard = FaultCounts(n, self.now_ns)
+            self._open[table] = OpenActions(n, table)
+        fresh = heard.add(batch, self.now_ns)
+        self._count("heard", len(fresh))
+        self._count("heard_twice", int((~fresh).sum()))
+        self._count("unknown_codes", int((batch.row == 0).sum()))
+        asked, grave = CATALOGUE.action[batch.row], CATALOGUE.grave[batch.row].copy()
+        cured = self._read_words(batch, events, asked, grave)
+        asked[~fresh], grave[~fresh] = 0, False
+        self._ask(table, batch, asked, grave, cured & fresh)
+        self._note_details(table, batch, events)
+        if table == "gpu":
+            self._software.hear(batch, fresh, jobs, self.now_ns)
+        return bool(grave.any())
+
+    def _batch(self, table: str, entity: I32, events: list[FaultReported]) -> tuple[Batch, Bool]:
+        """Columns of events, within bounds; where they are to be counted [k]."""
+        code = _whole([e.code for e in events])
+        times, at_ns = _whole([e.count for e in events]), _whole([e.at_ns for e in events])
+        absurd = (code < 0) | (code > MAX_CODE)
+        self._count("absurd_codes", int(absurd.sum()))
+        code = np.where(absurd, MAX_CODE, code)
+        many = (times < 1) | (times > MAX_TIMES)
+        self._count("absurd_counts", int(many.sum()))
+        times = np.where(many, 1, times)
+        self._count("absurd_times", int((at_ns < 0).sum()))
+        self._count("from_the_future", int((at_ns > self.now_ns).sum()))
+        told = at_ns > 0
+        at_ns = np.where(told, np.minimum(at_ns, self.now_ns), self.now_ns)
+        old = at_ns <= self.now_ns - SPANS_S[-1] * NS
+        self._count("too_old", int(old.sum()))
+        wanted = ~old
+        if replaced := self._replaced.get(table):
+            since = np.array([replaced.get(e, -1) for e in entity.tolist()], np.int64)
+            before = told & (at_ns <= since) & wanted
+            self._count("of_a_replaced_device", int(before.sum()))
+            wanted &= ~before
+        row = CATALOGUE.rows(code, table)
+        return Batch(entity, code, row, at_ns, times, told), wanted
+
+    def _read_words(self, batch: Batch, events: list[FaultReported], asked: U8, grave: Bool) -> Bool:
+        """Let the words of some codes say how grave they are; where a GPU says that nothing is needed [k]."""
+        cured = np.zeros(len(events), np.bool_)
+        for i in np.flatnonzero(CATALOGUE.text[batch.row]).tolist():
+            entry = CATALOGUE.entries[batch.row[i]]
+            asked[i], grave[i] = told(entry, events[i].detail)
+            cured[i] = entry.text == "recovery" and asked[i] == 0
+        return cured
+
+    def _ask(self, table: str, batch: Batch, asked: U8, grave: Bool, cured: Bool) -> None:
+        opened, start = self._open[table], 0
+        for stop in (*np.flatnonzero(cured).tolist(), len(asked)):
+            part = slice(start, stop)
+            opened.ask(
+                batch.entity[part],
+                batch.code[part],
+                asked[part],
+                grave[part],
+                batch.at_ns[part],
+                batch.told[part],
+                self.now_ns,
+            )
+            if stop < len(asked):
+                opened.resolve(batch.entity[stop : stop + 1], REBOOT, int(batch.at_ns[stop]))
+            start = stop
+
+    def _note_details(self, table: str, batch: Batch, events: list[FaultReported]) -> None:
+        """The words of a storm are much alike: those of its first faults are enough."""
+        details, some = self._details, slice(MAX_NOTED)
+        of = zip(batch.entity[some].tolist(), batch.code[some].tolist(), events[some], strict=True)
+        for entity, code, event in of:
+            if event.detail:
+                key = (table, entity, code)
+                details.pop(key, None)  # the newest last
+                details[key] = event.detail[:MAX_DETAIL]
+        if len(details) > 2 * MAX_DETAILS:  # seldom, as a dict is slow to lose its first ones
+            self._details = dict(list(details.items())[-MAX_DETAILS:])
+
+    def within(self, table: str, span_s: float) -> I32:
+        """Faults that mean something within the last 600, 86,400 or 2,419,200 s [n].
+
+        A span is counted in minutes, hours or days, and may be one of them longer. Raises ValueError for
+        another span.
+        """
+        span = SPANS_S.index(int(span_s))
+        heard = self._heard.get(table)
+        if heard is None:
+            return np.zeros(self.site.sizes[table], np.int32)
+        total: I32 = np.minimum(heard.total[span], 2**31 - 1).astype(np.int32)
+        return total
+
+    def repeated(self, table: str) -> tuple[I32, I32, I32]:
+        """(entity ascending, code, count) of codes that came MOST_ALIKE times or more within 24 h."""
+        heard = self._heard.get(table)
+        if heard is None:
+            none = np.zeros(0, np.int32)
+            return none, none, none
+        size = heard.size
+        many = np.flatnonzero((heard.sums[1, :size] >= MOST_ALIKE) & ~CATALOGUE.ignore[heard.row[:size]])
+        many = many[np.lexsort((heard.code[many], heard.entity[many]))]
+        count = np.minimum(heard.sums[1, many], 2**31 - 1)
+        return heard.entity[many], heard.code[many].astype(np.int32), count.astype(np.int32)
+
+    def lately(self, table: str, codes: tuple[int, ...], since_ns: int) -> I32:
+        """Devices of which one of these codes was heard after an instant, ascending."""
+        heard = self._heard.get(table)
+        return np.zeros(0, np.int32) if heard is None else heard.lately(codes, since_ns)
+
+    def last_ns(self, table: str, kind: str) -> I64:
+        """When a code of this kind was last reported [n], by the devices' own times; 0 = never."""
+        heard = self._heard.get(table)
+        return np.zeros(self.site.sizes[table], np.int64) if heard is None else heard.last_ns(kind)
+
+    def _shown(self, table: str, name: str, kind: Any) -> Any:
+        opened = self._open.get(table)
+        return np.zeros(self.site.sizes[table], kind) if opened is None else opened.shown(name)
+
+    def open_action(self, table: str) -> U8:
+        """The action that the codes ask for and that nothing since has done [n]: 0 = none.
+
+        Of what is grave the strongest, else of what is mild.
+        """
+        return np.asarray(self._shown(table, "action", np.uint8))
+
+    def open_code(self, table: str) -> I32:
+        """The code behind it [n]; 0 = none."""
+        return np.asarray(self._shown(table, "code", np.int32))
+
+    def open_grave(self, table: str) -> Bool:
+        """Return the mask of devices that cannot be used until the open action is done [n]."""
+        opened = self._open.get(table)
+        return np.zeros(self.site.sizes[table], np.bool_) if opened is None else opened.action[1] > 0
+
+    @property
+    def of_software(self) -> Bool:
+        """GPUs whose exceptions and page faults are most likely their job's own [n_gpu]."""
+        return self._software.gpus(self.now_ns)
+
+    def xid_before(self) -> I32:
+        """The grave XID that a GPU's gauge held before anybody watched [n_gpu]; 0 = none."""
+        return self._gauge.before
+
+    def dbe_undone(self) -> I64:
+        """Return each GPU's counter of double-bit errors at its last reset [n_gpu]; -1 = never seen."""
+        return self._cures.last["dbe"]
+
+    def by_class(self) -> tuple[tuple[str, ...], F32]:
+        """(names of classes, decayed counts of the last day [n_class, n_gpu]); good until asked again."""
+        heard = self._heard.get("gpu")
+        self._by_class[:] = 0
+        return CLASSES, self._by_class if heard is None else heard.by_class(self._by_class)
+
+    def of(self, table: str, entity: int) -> tuple[Heard, ...]:
+        """The last faults of a device, the newest last; of one code the newest three, one with its words."""
+        heard, found = self._heard.get(table), list[Heard]()
+        if heard is None:
+            return ()
+        for pair in heard.of(entity).tolist():
+            code = int(heard.code[pair])
+            columns = (heard.ring_at[:, pair], heard.ring_heard[:, pair], heard.ring_times[:, pair])
+            told = [
+                Heard(at_ns, heard_ns, code, times, "")
+                for at_ns, heard_ns, times in zip(*(c.tolist() for c in columns), strict=True)
+                if times
+            ]
+            if told:
+                told[-1] = told[-1]._replace(detail=self._details.get((table, entity, code), ""))
+            found += told
+        return tuple(sorted(found, key=lambda h: (h.at_ns, h.heard_ns, h.code))[-MAX_HEARD:])
+
+    def resolve(self, table: str, index: I32, upto: int, now_ns: int) -> None:
+        """Close the faults of these entities reported up to `now_ns` whose action is at most `upto` in
+        ACTIONS.
+        """
+        if table in self._open:
+            self._open[table].resolve(np.asarray(index, np.int32), upto, now_ns)
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what happened till now was not its."""
+        held = self._replaced.get(table, {})
+        oldest_ns = self.now_ns - SPANS_S[-1] * NS
+        self._replaced[table] = {e: at for e, at in held.items() if at > oldest_ns} | {entity: self.now_ns}
+        if table in self._heard:
+            self._heard[table].forget(entity)
+            self._open[table].forget(table, entity)
+        self._details = {k: v for k, v in self._details.items() if k[:2] != (table, entity)}
+        for some in (self._software, self._gauge, self._cures):
+            some.forget(table, entity)
+
+    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> FaultBook:
+        """Return the book for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
+        out = FaultBook(site)
+        out.now_ns, out.counts = self.now_ns, dict(self.counts)
+        moved: dict[str, I32] = {}
+        for table, old in old_of_new.items():
+            if table in self.site.sizes:
+                moved[table] = np.full(self.site.sizes[table], -1, np.int32)
+                moved[table][old[old >= 0]] = np.flatnonzero(old >= 0)
+        for table, heard in self._heard.items():
+            if table in moved:
+                n, old = site.sizes[table], old_of_new[table]
+                out._heard[table] = heard.remapped(n, moved[table], old)
+                out._open[table] = OpenActions(n, table)
+                out._open[table].adopt(self._open[table], old_of_new)
+        for (table, entity, code), text in self._details.items():
+            if table in moved and moved[table][entity] >= 0:
+                out._details[table, int(moved[table][entity]), code] = text
+        for table, replaced in self._replaced.items():
+            if table in moved:
+                there = {int(moved[table][e]): at_ns for e, at_ns in replaced.items()}
+                if there := {e: at_ns for e, at_ns in there.items() if e >= 0}:
+                    out._replaced[table] = there  # an empty one would not be in a snapshot
+        out._software.adopt(self._software, old_of_new)
+        out._cures.adopt(self._cures, old_of_new)
+        out._gauge.adopt(self._gauge, old_of_new)
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot or a checksum."""
+        return {
+            "now_ns": self.now_ns, "counts": dict(self.counts),
+            "heard": {table: heard.dump() for table, heard in self._heard.items()},
+            "open": {table: opened.dump() for table, opened in self._open.items()},
+            "details": [[*key, text] for key, text in self._details.items()],
+            "replaced": [[t, e, at] for t, held in self._replaced.items() for e, at in held.items()],
+            "software": self._software.dump(), "cures": self._cures.dump(), "gauge": self._gauge.dump(),
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.now_ns, self.counts = int(data["now_ns"]), dict(data["counts"])
+        for table, held in data["heard"].items():
+            if table in self.site.sizes:
+                self._heard[table] = FaultCounts(self.site.sizes[table], self.now_ns)
+                self._heard[table].restore(held, CATALOGUE.rows(np.asarray(held["known"]), table))
+                self._open[table] = OpenActions(self.site.sizes[table], table)
+                self._open[table].restore(data["open"][table])
+        self._details = {(table, entity, code): text for table, entity, code, text in data["details"]}
+        self._replaced = {}
+        for table, entity, at_ns in data["replaced"]:
+            self._replaced.setdefault(table, {})[entity] = at_ns
+        self._software.restore(data["software"])
+        self._cures.restore(data["cures"])
+        if "gauge" in data:
+            self._gauge.restore(data["gauge"])
+
+
+def _whole(values: list[int]) -> I64:
+    """As int64; what has more bits becomes -1."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([v if abs(v) < 2**62 else -1 for v in values], np.int64)

@@ -1,0 +1,20 @@
+from .failure_timeline import (
+    FailureTable as FailureTable,
+    FailureTimeline as FailureTimeline,
+    TimelineEvent as TimelineEvent,
+    TimelinePlayer as TimelinePlayer,
+)
+from .faults import BOTH as BOTH, PUBLISHED as PUBLISHED, Campaign as Campaign, Script as Script
+from .jobs import Mix as Mix
+from .meters import Observation as Observation, Report as Report
+from .mirror import read_as_one as read_as_one
+from .plant import Plant as Plant
+from .scenario import (
+    MAX_CASES as MAX_CASES,
+    MAX_HOURS as MAX_HOURS,
+    Scenario as Scenario,
+    cases_of as cases_of,
+    scenario_of as scenario_of,
+)
+from .sensors import RACK_LIQUID as RACK_LIQUID, Sensors as Sensors
+from .work import Work as Work

@@ -1,0 +1,43 @@
+from .collector import Collector as Collector
+from .page import (
+    STYLE as STYLE,
+    bullets as bullets,
+    cards as cards,
+    code as code,
+    details as details,
+    figure as figure,
+    fill as fill,
+    heading as heading,
+    joined as joined,
+    marked as marked,
+    page as page,
+    pair as pair,
+    paragraph as paragraph,
+    responsive as responsive,
+    section as section,
+    stacked as stacked,
+    table as table,
+    terms as terms,
+)
+from .plots import LEAST_SPAN as LEAST_SPAN
+from .replacement_history import (
+    account_words as account_words,
+    rows_of as rows_of,
+    score_of as score_of,
+    unmatched as unmatched,
+)
+from .replacement_journal import (
+    BURN_IN as BURN_IN,
+    POLICY as POLICY,
+    SERVICE as SERVICE,
+    Found as Found,
+    JournalReader as JournalReader,
+)
+from .svg import Line as Line, plot as plot, whiskers as whiskers
+from .writer import (
+    PAGE as PAGE,
+    open_folder as open_folder,
+    render_terminal as render_terminal,
+    write_report as write_report,
+    write_whole as write_whole,
+)

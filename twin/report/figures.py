@@ -1,0 +1,229 @@
+"""Key figures of a run, for the page and the terminal, each with its meaning.
+
+Figures that cannot be known are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F64, duration, number, percent, quantity
+from twin.report.collector import Collector
+
+Summary = Mapping[str, Any]
+POWER_SOURCES = (("rack.power_w", "racks"), ("node.power_w", "nodes"), ("gpu.power_w", "GPUs"))
+
+
+class ReportFigure(NamedTuple):
+    """A number, its name, and one sentence for someone who sees it for the first time."""
+
+    label: str
+    value: str
+    meaning: str
+
+
+def site_power(collector: Collector) -> tuple[str, str] | None:
+    """(track, whose power it adds up): racks where they report, else nodes, else GPUs."""
+    for key, whose in POWER_SOURCES:
+        if f"sum {key}" in collector.time.tracks:
+            return key, whose
+    return None
+
+
+class SitePower(NamedTuple):
+    """The site's power in W, per point; NaN before all that ever spoke had spoken: half a sum is no power."""
+
+    key: str
+    whose: str
+    low: F64
+    mean: F64
+    high: F64
+    heard: int
+
+
+def power_series(collector: Collector) -> SitePower | None:
+    """The sum that `site_power` names, from where it is whole."""
+    source = site_power(collector)
+    if source is None:
+        return None
+    track, cut = collector.time.tracks[f"sum {source[0]}"], slice(0, collector.time.points)
+    heard = np.nan_to_num(track.low[1, cut])
+    begun = np.arange(len(heard)) >= int(np.argmax(heard >= 0.98 * heard.max()))
+    low, mean, high = (
+        np.where(begun, a[0, cut], np.nan).astype(np.float64) for a in (track.low, track.mean(), track.high)
+    )
+    return SitePower(*source, low, mean, high, int(heard.max()))
+
+
+def whole(value: object) -> int:
+    """An integer of a summary, 0 for anything else."""
+    return int(value) if isinstance(value, int | float) and value == value and abs(value) < 1e18 else 0
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """A mapping of a summary, empty for anything else."""
+    return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+def was_simulated(summary: Summary) -> bool:
+    """A plant was simulated in this very run; a replay of such a run was not."""
+    return "simulated_s" in summary
+
+
+def key_figures(collector: Collector, summary: Summary) -> list[ReportFigure]:
+    """The figures that a reader needs first; a figure without a number is left out."""
+    out = [*_power(collector), *_cooling(collector), *_tree(collector, summary), *_deeds(collector, summary)]
+    return out + _run(collector, summary)
+
+
+def _power(collector: Collector) -> list[ReportFigure]:
+    power = power_series(collector)
+    if power is None or not np.isfinite(power.mean).any():
+        return []
+    greatest, mean = float(np.nanmax(power.high)), float(np.nanmean(power.mean))
+    size = collector.sizes().get(power.key.partition(".")[0], power.heard)
+    whose = power.whose if size != 1 else power.whose.removesuffix("s")
+    every = f"the {power.heard:,} (of {size:,}) reporting"
+    if power.heard >= size:
+        every = f"all {size:,}" if size != 1 else "the one"
+    together = " together" if size != 1 else ""
+    out = [
+        ReportFigure(
+            "Peak IT power",
+            quantity(greatest, "W"),
+            f"The most that {every} {whose} drew{together}; on average {quantity(mean, 'W')}.",
+        )
+    ]
+    if collector.span_s > 0:
+        energy_wh = mean * collector.span_s / 3600
+        shown = f"{number(energy_wh / 1e6)} MWh" if energy_wh >= 1e6 else f"{number(energy_wh / 1e3)} kWh"
+        out.append(ReportFigure("Energy used", shown, f"That average over {duration(collector.span_s)}."))
+    return out
+
+
+def doubt(greatest: float) -> str:
+    """A note on learned shares of heat of which one is more than all."""
+    if greatest <= 1.0:
+        return ""
+    return (
+        " More than 100 % cannot be: load or flow changed while it was learned, or a meter is off; do not "
+        "rely on it."
+    )
+
+
+def _cooling(collector: Collector) -> list[ReportFigure]:
+    out = []
+    rows = collector.heat_rows(1_000_000)
+    if rows:
+        shares = np.array([r.capture_pu for r in rows])
+        lowest, highest = percent(float(shares.min())), percent(float(shares.max()))
+        among = f" (middle of {len(rows)} racks, {lowest} to {highest})" if len(rows) > 1 else ""
+        out.append(
+            ReportFigure(
+                "Heat taken by liquid",
+                percent(float(np.median(shares))),
+                f"Share of a rack's power that its coolant carries away{among}; air takes the rest."
+                + doubt(float(shares.max())),
+            )
+        )
+    margin = collector.time.tracks.get("margin")
+    if margin is not None and np.isfinite(least := float(margin.overall()[0][0])):
+        out.append(
+            ReportFigure(
+                "Thermal margin",
+                f"{number(least)} K",
+                "The nearest that any GPU may have come to its temperature limit, if sensors that "
+                "fell silent were heating up.",
+            )
+        )
+    return out
+
+
+def _tree(collector: Collector, summary: Summary) -> list[ReportFigure]:
+    tree = collector.time.tracks.get("tree")
+    mean = float(tree.overall()[1][0]) if tree is not None else float("nan")
+    if not np.isfinite(mean):
+        return []
+    power_tree = mapping(summary.get("power_tree"))
+    guessed = (
+        " Part of the wiring was guessed from the data."
+        if power_tree.get("inferred", power_tree.get("inferred_edges"))
+        else ""
+    )
+    return [
+        ReportFigure(
+            "Power unaccounted for",
+            percent(mean),
+            "Mean difference between the feeding meters and the sum of the racks behind them; "
+            "near zero is good." + guessed,
+        )
+    ]
+
+
+def _deeds(collector: Collector, summary: Summary) -> list[ReportFigure]:
+    commands = whole(summary.get("commands", collector.episodes.batches["command"]))
+    advice = whole(summary.get("advice", collector.episodes.batches["advice"]))
+    found = collector.episodes.conditions.values()
+    lasting = sum(c.cleared_ns is None for c in found)
+    raised = len(found) + collector.episodes.dropped["finding"]
+    sent = "The simulated plant obeyed." if was_simulated(summary) else "A replay sends nothing."
+    return [
+        ReportFigure(
+            "Commands · advice",
+            f"{number(commands, 9)} · {number(advice, 9)}",
+            "New values for single devices, and suggestions only written down. " + sent,
+        ),
+        ReportFigure(
+            "Findings",
+            number(raised, 9),
+            "Conditions that people should know of; "
+            f"{lasting if lasting else 'none'} of them still lasted at the end."
+            if raised
+            else "Nothing was found that people should know of.",
+        ),
+    ]
+
+
+def _run(collector: Collector, summary: Summary) -> list[ReportFigure]:
+    out = []
+    messages = mapping(summary.get("messages"))
+    total, bad = whole(messages.get("total")), whole(messages.get("bad"))
+    if total:
+        decoded = whole(messages.get("decoded"))
+        others = "" if decoded >= total else "; the others are about things that the twin does not use"
+        broken = number(bad, 9) if bad else "none"
+        told = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
+        out.append(ReportFigure("Messages understood", percent(decoded / total), told))
+    good, heard = good_share(collector)
+    if heard:
+        out.append(
+            ReportFigure(
+                "Readings good",
+                percent(good),
+                f"Share of the {number(heard, 9)} values ever heard that were fresh and plausible, "
+                "over the run.",
+            )
+        )
+    simulated, wall_s = was_simulated(summary), summary.get("wall_s")
+    if isinstance(wall_s, int | float) and wall_s > 0 and collector.span_s > 0:
+        out.append(
+            ReportFigure(
+                "Simulated in" if simulated else "Replayed in",
+                duration(float(wall_s)),
+                f"{duration(collector.span_s)} of the site's time, {number(collector.span_s / wall_s, 2)} "
+                f"times {'real time' if simulated else 'as fast as it happened'}.",
+            )
+        )
+    return out
+
+
+def good_share(collector: Collector) -> tuple[float, int]:
+    """(share of readings that were good over the run, cells ever heard)."""
+    total = np.zeros(5)
+    for cells in collector.quality.values():
+        total += cells.total / max(1, int(cells.total.sum())) * int(cells.latest.sum())
+    heard = sum(int(c.latest.sum()) for c in collector.quality.values())
+    return (float(total[0] / total.sum()) if total.sum() else float("nan")), heard

@@ -1,0 +1,187 @@
+"""Health in words: chances, spans, how sure a verdict is, what is missing and what would change a verdict.
+
+Shared by the command `racktwin health`, the interface and the status page, so that all say the same. Imports
+the words of health only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from twin.contracts import ATTRIBUTIONS, LEVELS
+
+HORIZONS_S = (3600.0, 86_400.0, 604_800.0, 2_592_000.0)
+LEVEL_WORDS = {
+    "healthy": "is healthy",
+    "unknown": "is unknown: too little is heard of it to call it healthy",
+    "watch": "works, with something to watch",
+    "degraded": "is degraded: it works, but not as it should",
+    "failed": "has failed",
+}
+LOWERED_WORDS = dict(
+    zip(
+        ATTRIBUTIONS,
+        (
+            "its clock is not held down",
+            "the GPU itself: its cooling is as it should be, so this speaks against the GPU",
+            "the facility's cooling, so no fault of the GPU: a reset or a swap cures nothing",
+            "a power limit, so no fault of the GPU: a cap of ours, of the site or of the supply",
+            "nobody can tell: what would say it is not heard",
+        ),
+        strict=True,
+    )
+)
+HELD_DOWN = {
+    "own": "by themselves",
+    "facility": "by the facility's cooling: no fault of theirs",
+    "power": "by a power limit: no fault of theirs",
+    "unknown": "by what cannot be told",
+}
+SIGNAL_WORDS = {
+    "excluded": "times that people or the scheduler avoided it",
+    "xids": "XIDs that speak of the hardware",
+    "tickets": "maintenance windows opened for it",
+    "out_of_service": "times out of service",
+    "multi_node_failures": "failures of jobs on several nodes",
+    "single_node_failures": "failures of jobs on it alone",
+    "single_node_failure_pu": "share of its own jobs that failed",
+}
+CLASS_WORDS = {
+    "off_bus": "GPU off the bus",
+    "memory": "memory",
+    "link": "links",
+    "thermal": "heat",
+    "power": "power",
+    "software": "software",
+    "silent": "silence",
+    "taken_out": "taken out of service",
+    "other": "other causes",
+    "restarted": "restarts, over within half an hour",
+}
+
+
+_AGENT = "racktwin-agent on the node, or DCGM's exporter"
+# Who tells what is missing: by signal, else by table.
+SOURCES = {
+    "gpu.xid_code": "DCGM's exporter; racktwin-agent tells of an XID when one comes",
+    "node.agent_state": "racktwin-agent on the node",
+    "node.reboot_count": "racktwin-agent on the node",
+    "node.service_level_state": "the scheduler, by a `slurm` source",
+    "gpu": _AGENT,
+    "node": "the node's BMC by IPMI",
+    "switch": "the network's telemetry, by Telegraf and a mapping",
+    "link": "the network's telemetry, by Telegraf and a mapping",
+    "cdu": "the building's BMS",
+}
+
+# What ends a verdict once its action is done; the evidence itself goes as soon as its cause has gone.
+_ENDS = {
+    "none": "",
+    "watch": "It goes by itself when what is told above has been quiet for a while.",
+    "restart_app": "It goes when the application runs again without the error.",
+    "check_facility": "It goes by itself when power and cooling are as they should be; no reset will do it.",
+    "reset_gpu": "It goes when the GPU was reset or its node restarted, and the error does not come again.",
+    "reboot_node": "It goes when the node was restarted and the error does not come again.",
+    "run_diagnostics": "It goes when the node comes back from diagnostics and the error does not come again.",
+    "drain": "It goes when the node was repaired and is back in service.",
+    "contact_support": "It goes when the part was replaced, or the node is back in service after a repair.",
+    "replace": "It goes when another part is in this place: by another serial number, or by what it reads.",
+}
+# Parts whose readings alone tell that they are well again
+_ENDS_OF = {
+    "psu": "It goes when the supply gives its share of the power again.",
+    "pump": "It goes when the pump runs, and flow and pressure are what its speed promises.",
+    "link": "It goes when the link is up and its errors have been quiet for a while.",
+}
+_HORIZON_WORDS = {3600.0: "1 h", 86_400.0: "24 h", 604_800.0: "7 days", 2_592_000.0: "30 days"}
+
+
+def chance(value_pu: float | None) -> str:
+    """A probability as people say it; a dash for none. Never a flat 0 or 100 %: nobody knows that."""
+    if value_pu is None or not math.isfinite(value_pu):
+        return "-"
+    percent = 100.0 * value_pu
+    if percent < 0.01:
+        return "< 0.01 %"
+    if percent > 99.0:
+        return "> 99 %"
+    digits = 2 if percent < 0.1 else 1 if percent < 10 else 0
+    return f"{percent:.{digits}f} %"
+
+
+def times(value_pu: float | None, usual_pu: float | None) -> str:
+    """Compare a chance with the average of the fleet; empty where either is unknown or zero."""
+    if not value_pu or not usual_pu or not (math.isfinite(value_pu) and math.isfinite(usual_pu)):
+        return ""
+    ratio = value_pu / usual_pu
+    if ratio >= 1.5:
+        return f"{ratio:.{0 if ratio >= 10 else 1}f} x the average"
+    if ratio <= 1 / 1.5:
+        return "below average"
+    return "about average"
+
+
+def horizon(seconds: float) -> str:
+    """A horizon of the failure forecasts."""
+    return _HORIZON_WORDS.get(seconds, f"{seconds / 3600:g} h")
+
+
+def span(seconds: float | None) -> str:
+    """A duration in one unit, as one says it; empty for none."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    for size, unit in ((172_800.0, "days"), (7200.0, "h"), (120.0, "min")):
+        if seconds >= size:
+            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def comes_from(key: str) -> str:
+    """Return the source of a signal such as `gpu.temp_c`: what to connect to get it."""
+    return SOURCES.get(key) or SOURCES[key.partition(".")[0]]
+
+
+def source(text: str) -> str:
+    """Write the source of a rule."""
+    return "" if not text else "rule: our own estimate" if text == "estimate" else f"rule: {text}"
+
+
+def count(value: float | None) -> str:
+    """An expected number of failures; two digits below ten."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return "< 0.01" if value < 0.01 else f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f}"
+
+
+def sure(value_pu: float | None) -> str:
+    """Write the confidence of a verdict that the part itself is to blame."""
+    if value_pu is None or not math.isfinite(value_pu):
+        return ""
+    word = next(w for least, w in ((0.9, "sure"), (0.7, "fairly sure"), (0.5, "more likely than not"),
+                                   (-1.0, "no more than a suspicion")) if value_pu >= least)  # fmt: skip
+    return f"{word} ({100 * min(value_pu, 0.99):.0f} %)"
+
+
+def changes(level: str, action: str, missing: bool, part: str = "") -> str:
+    """Write what would change a verdict, in a sentence or two; `part`: the kind of part."""
+    if level == "unknown":
+        return "It is judged once what is missing is heard; until then it counts as neither well nor ill."
+    if level == "healthy":
+        more = " What is missing could hide something." if missing else ""
+        return (
+            "An error that it reports, errors that grow, heat or a lowered clock of its own, or silence."
+            + more
+        )
+    of_part = _ENDS_OF.get(part) if level in ("degraded", "failed") else None
+    return of_part or _ENDS.get(action) or _ENDS["watch"]
+
+
+def worst(levels: dict[str, int]) -> str:
+    """The gravest level that somebody has; `healthy` of nobody."""
+    return next((level for level in reversed(LEVELS) if levels.get(level)), LEVELS[0])
+
+
+def counted(levels: dict[str, int]) -> str:
+    """Counts per level, the gravest first."""
+    said = [f"{levels[level]} {level}" for level in reversed(LEVELS) if levels.get(level)]
+    return ", ".join(said) or "none"

@@ -1,0 +1,208 @@
+"""The journal's lines on nodes that were withdrawn and came back: accounts, commands, tests, repairs, faults.
+
+Files are read from where the last reading ended; what is kept of them has a bound, and what was left out is
+told. Lines that cannot be read are counted and passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twin.catalogue import StorageError
+from twin.contracts import ManifestRecord
+from twin.run import OPEN, READS, Entry, RecordedLine, closed_segments, last_line
+
+POLICY = "replacement"
+SERVICE, BURN_IN, PLACEMENT = "node.service_level", "node.burn_in_since_s", "node.placement"
+CONTROLS = (SERVICE, BURN_IN, PLACEMENT)
+MAX_KEPT = 20_000  # lines of one file; about 10 MB
+MAX_READ = 1024 * 2**20  # bytes of one question; what lies before is said to be left out. source: estimate
+_HEAD = re.compile(
+    rb'^\{"seq":\d+,"prev":"[0-9a-f]*","kind":"'
+    rb'(account|command|advice|event|failed|lapsed|kept_back|deferred|narrowed|protected|finding|manifest)"'
+)
+_HEAD_BYTES = 120
+# Of the kinds that also tell of much else, lines that hold none of these are passed over unread
+_WORDS = {
+    b"event": (b'"NodeTested"', b'"NodeRepaired"', b'"EntityReplaced"', b'"policy":"replacement"'),
+    b"command": tuple(f'"{control}"'.encode() for control in CONTROLS),
+    b"finding": (b'"id":"health/', b'"id":"fault/', b'"id":"replacement/'),
+    b"account": (b'"policy":"replacement"',),
+    b"manifest": (b"",),
+}
+_ALIKE = (
+    b"advice",
+    b"failed",
+    b"lapsed",
+    b"kept_back",
+    b"deferred",
+    b"narrowed",
+    b"protected",
+)  # as commands
+
+
+@dataclass(slots=True)
+class _File:
+    """Progress of reading one segment."""
+
+    position: int = 0
+    entries: list[RecordedLine] = field(default_factory=list)
+    first_ns: int = 0
+    first_seq: int = -1
+    next_seq: int = -1
+    gaps: int = 0  # lines that are missing between others
+    bad: int = 0  # lines that cannot be read
+    left_out: int = 0  # of the oldest, beyond MAX_KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Lines in order, oldest first, and what stands between them and the whole truth, in words."""
+
+    entries: list[RecordedLine]
+    since_ns: int  # from here on all is there, as far as `notes` says nothing else
+    notes: list[str]
+
+
+class JournalReader:
+    """Reads the journal of one run again and again; only what is new costs anything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder if folder.is_dir() else folder.parent
+        self._files: dict[tuple[int, int], _File] = {}
+
+    def last_ns(self) -> int:
+        """The instant of the journal's last whole line; 0 if none has one. Raises StorageError."""
+        last = self.folder / OPEN
+        for path in ([last] if last.is_file() else []) + closed_segments(self.folder)[::-1]:
+            try:
+                with path.open("rb") as file:
+                    line, _ = last_line(file)
+            except OSError as error:
+                raise StorageError(f"{path}: the journal cannot be read: {error.strerror}") from error
+            if (at_ns := _instant(line)) > 0:
+                return at_ns
+        return 0
+
+    def read(self, since_ns: int, most_bytes: int = MAX_READ) -> Found:
+        """All lines from an instant on. Raises StorageError if there is no journal that can be read."""
+        last = self.folder / OPEN
+        paths = [*closed_segments(self.folder), *([last] if last.is_file() else [])]
+        if not paths:
+            raise StorageError(f"{self.folder}: holds no journal; expected the folder of a run")
+        seen: list[_File] = []
+        known: dict[tuple[int, int], _File] = {}
+        room, notes = most_bytes, []
+        for path in reversed(paths):
+            try:
+                with path.open("rb") as file:
+                    stat = os.fstat(file.fileno())
+                    key = (stat.st_dev, stat.st_ino)
+                    if key in known:  # closed between the two listings
+                        continue
+                    held = self._files.get(key, _File())
+                    if stat.st_size < held.position:  # cut since
+                        held = _File()
+                    room -= stat.st_size - held.position
+                    if room < 0 and seen:
+                        notes.append(f"{path.name} and what lies before it was not read: too much at once")
+                        break
+                    _read_on(held, file)
+            except FileNotFoundError:
+                continue  # pruned meanwhile
+            except OSError as error:
+                raise StorageError(f"{path}: the journal cannot be read: {error.strerror}") from error
+            known[key] = held
+            seen.append(held)
+            if 0 < held.first_ns <= since_ns:
+                break
+        self._files = known
+        return _found(seen[::-1], since_ns, notes)
+
+
+def _read_on(held: _File, file: Any) -> None:
+    file.seek(held.position)
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        held.position += len(line)
+        _take(held, line)
+    if (more := len(held.entries) - MAX_KEPT) > 0:
+        del held.entries[:more]
+        held.left_out += more
+
+
+def _take(held: _File, line: bytes) -> None:
+    """One line: its number always, its content where it is of ours."""
+    seq = _number(line)
+    if seq < 0:
+        held.bad += 1
+        return
+    if held.first_seq < 0:
+        held.first_seq = seq
+    elif seq != held.next_seq:
+        held.gaps += max(1, seq - held.next_seq)
+    held.next_seq = seq + 1
+    if held.first_ns == 0:  # a manifest, which comes before the first tick, has no instant
+        held.first_ns = _instant(line)
+    found = _HEAD.match(line[:_HEAD_BYTES])
+    if found is None:
+        return
+    kind = found[1]
+    if not any(word in line for word in _WORDS[b"command" if kind in _ALIKE else kind]):
+        return
+    try:
+        entry = msgspec.json.decode(line, type=Entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        held.bad += 1
+        return
+    held.entries.append(RecordedLine(entry.seq, entry.tick, entry.now_ns, entry.record))
+    if len(held.entries) > 2 * MAX_KEPT:
+        held.left_out += len(held.entries) - MAX_KEPT
+        del held.entries[:-MAX_KEPT]
+
+
+def _number(line: bytes) -> int:
+    if not line.startswith(b'{"seq":'):
+        return -1
+    digits = line[7 : line.find(b",", 7, 30)]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _instant(line: bytes) -> int:
+    try:
+        return msgspec.json.decode(line, type=Entry).now_ns
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+
+
+def _found(files: list[_File], since_ns: int, notes: list[str]) -> Found:
+    """The lines of all files from an instant on, and what is missing of them."""
+    entries = [e for f in files for e in f.entries if e.now_ns >= since_ns or e.kind == "manifest"]
+    before = files[0] if files else _File()
+    if bad := sum(f.bad for f in files):
+        notes.append(f"{bad:,} lines of the journal cannot be read: `racktwin journal verify` says where")
+    gaps = sum(f.gaps for f in files)
+    for one, two in pairwise(files):
+        if one.next_seq >= 0 and two.first_seq >= 0 and one.next_seq != two.first_seq:
+            gaps += max(1, two.first_seq - one.next_seq)
+    if gaps:
+        notes.append(f"the journal has gaps: about {gaps:,} lines are missing")
+    if left := sum(f.left_out for f in files):
+        notes.append(f"{left:,} earlier lines on replacement were left out")
+    begin_ns = before.first_ns
+    if begin_ns > since_ns and before.first_seq > 0 and not notes:
+        notes.append("the journal goes back no further: what lies before was pruned, or is of another run")
+    manifests = [e.record for e in entries if isinstance(e.record, ManifestRecord)]
+    other = {m.format for m in manifests} - set(READS)
+    if other:
+        told = ", ".join(str(f)[:20] for f in sorted(other, key=str))
+        notes.append(f"parts were written in format {told}, which this version may misread")
+    return Found([e for e in entries if e.kind != "manifest"], max(begin_ns, since_ns), notes)

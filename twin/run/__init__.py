@@ -1,0 +1,5 @@
+"""Run folder: trace, journal, snapshots, history, retention, recovery and replay."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

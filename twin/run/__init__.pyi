@@ -1,0 +1,56 @@
+from .atomic_write import atomic_write as atomic_write
+from .comparison import said_simulated as said_simulated
+from .fitting import LATENCY_S as LATENCY_S, Fitter as Fitter
+from .history_query import HistoryError as HistoryError, HistoryReader as HistoryReader
+from .history_sample import Layout as Layout, Sample as Sample, take_sample as take_sample
+from .history_schema import FILE_NAME as FILE_NAME
+from .history_service import HistoryService as HistoryService
+from .history_store import HistoryStore as HistoryStore
+from .interrupt import asked_to_stop as asked_to_stop, look as look, stop_at_once as stop_at_once
+from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine
+from .journal_files import (
+    OPEN as OPEN,
+    JournalVerdict as JournalVerdict,
+    closed_segments as closed_segments,
+    cut_journal as cut_journal,
+    is_torn as is_torn,
+    journal_exists as journal_exists,
+    journal_lines as journal_lines,
+    last_line as last_line,
+    verify_journal as verify_journal,
+)
+from .parallel import DIED as DIED, Failed as Failed, Pool as Pool, Report as Report, no_report as no_report
+from .progress import ProgressBar as ProgressBar
+from .recordings import (
+    URGENT_GAP_NS as URGENT_GAP_NS,
+    Arrival as Arrival,
+    Cutter as Cutter,
+    MessageSource as MessageSource,
+    form_of as form_of,
+    open_source as open_source,
+)
+from .recovery import (
+    LEVELS as LEVELS,
+    RecoveredRun as RecoveredRun,
+    open_recorded as open_recorded,
+    resume as resume,
+)
+from .replay import (
+    Keeping as Keeping,
+    Observer as Observer,
+    Outcome as Outcome,
+    Recorder as Recorder,
+    manifest as manifest,
+    plant_words as plant_words,
+    replay_arrivals as replay_arrivals,
+    replay_frames as replay_frames,
+    summary as summary,
+)
+from .retention import Upkeep as Upkeep
+from .run_files import mend_last as mend_last, opening as opening
+from .storage import (
+    JournalWriter as JournalWriter,
+    TraceReader as TraceReader,
+    TraceWriter as TraceWriter,
+    write_snapshot as write_snapshot,
+)

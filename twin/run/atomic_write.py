@@ -1,0 +1,29 @@
+"""Atomic write: replaces a file as a whole, or leaves it as it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync: bool = True) -> None:
+    """Write a file beside `path` and rename it: a reader sees all of it or nothing. Raises OSError.
+
+    Without `mode` the umask decides who may read it. Without `sync` a power loss may bring the old file back.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    # Exclusive, so that a link that lies in wait is not followed
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(content.encode("utf-8", errors="replace") if isinstance(content, str) else content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

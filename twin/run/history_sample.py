@@ -1,0 +1,121 @@
+"""A sample: what the history keeps of one tick, as plain arrays that nobody changes any more.
+
+Taken on the daemon's loop, so it only copies; names are spelled out later, by the threads that write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twin.catalogue import F32, I64
+from twin.engine import Engine
+from twin.run.history_chunks import NO_COUNT, quality_words
+from twin.site import Site
+from twin.telemetry import GOOD, STALE, TableState
+
+
+@dataclass(slots=True)
+class Layout:
+    """The names of a site's entities, in the order of their indices; spelled out when first asked for."""
+
+    site: Site
+    _names: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        """The site's hash, which names this layout."""
+        return self.site.spec_hash
+
+    def names(self, table: str) -> list[str]:
+        """Full paths of a table's entities."""
+        found = self._names.get(table)
+        if found is None:
+            found = self._names[table] = self._spell(table)
+        return found
+
+    def _spell(self, table: str) -> list[str]:
+        if table in ("node", "gpu"):
+            above = "rack" if table == "node" else "node"
+            start = self.site.node_start_of_rack if table == "node" else self.site.gpu_start_of_node
+            parents, sizes = self.names(above), np.diff(start).tolist()
+            return [f"{p}/{table}{k}" for p, n in zip(parents, sizes, strict=True) for k in range(n)]
+        return [self.site.name(table, i) for i in range(self.site.sizes[table])]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSample:
+    """One table: gauges [k, n], NaN (with the quality inside) where not good; totals [c, n], -1 for none."""
+
+    table: str
+    gauges: tuple[str, ...]
+    value: F32
+    counters: tuple[str, ...]
+    total: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All tables at one instant. `bad_cells` counts what was not good, of the rows that are kept."""
+
+    t_ns: int
+    layout: Layout
+    tables: tuple[TableSample, ...]
+    bad_cells: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in memory."""
+        return sum(t.value.nbytes + t.total.nbytes for t in self.tables)
+
+    @property
+    def points(self) -> int:
+        """Readings in it, gaps included."""
+        return sum(t.value.size + t.total.size for t in self.tables)
+
+
+def take_sample(engine: Engine, layout: Layout, now_ns: int) -> Sample:
+    """A copy of everything that was heard of, as it stands."""
+    tables, bad_cells = [], 0
+    for name, state in engine.state.tables.items():
+        taken, bad = _take_table(name, state, now_ns)
+        if taken is not None:
+            tables.append(taken)
+            bad_cells += bad
+    return Sample(now_ns, layout, tuple(tables), bad_cells)
+
+
+def _take_table(name: str, state: TableState, now_ns: int) -> tuple[TableSample | None, int]:
+    gauges = np.flatnonzero(state.bad_count < state.n)
+    heard = [r for r in range(len(state.counters)) if state.n and state.raw[r].max() >= 0]
+    if state.n == 0 or (len(gauges) == 0 and not heard):
+        return None, 0
+    value, bad_cells = state.value[gauges], 0
+    for k, row in enumerate(gauges.tolist()):
+        timely = state.timely(row, now_ns)
+        if not state.bad_count[row] and timely is None:
+            continue
+        quality = state.quality[row]
+        if timely is not None:
+            quality = np.where((quality == GOOD) & ~timely, np.uint8(STALE), quality)
+        quality_words(value[k], quality)
+        bad_cells += int(np.count_nonzero(quality))
+    total = state.total[heard]
+    for k, row in enumerate(heard):
+        silent = state.raw[row] < 0
+        timely = state.timely(row + len(state.signals), now_ns)
+        if timely is not None:
+            silent |= ~timely
+        if silent.any():
+            total[k][silent] = NO_COUNT
+            bad_cells += int(np.count_nonzero(silent))
+    for array in (value, total):
+        array.flags.writeable = False
+    return TableSample(
+        name,
+        tuple(state.signals[r].name for r in gauges.tolist()),
+        value,
+        tuple(state.counters[r].name for r in heard),
+        total,
+    ), bad_cells

@@ -1,0 +1,208 @@
+"""Process pool: independent tasks in worker processes; results do not depend on the number of processes.
+
+Workers are single-threaded, ignore Ctrl-C (the parent handles it) and end with their parent: each holds the
+reading end of one pipe whose writing end only the parent has. A task whose worker dies is tried once more by
+itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+from twin.catalogue import TwinError
+
+T = TypeVar("T")
+R = TypeVar("R")
+Report = Callable[[float, str], None]  # the finished share of a task or of all of them, and a note
+Work = Callable[[T, Report], R]
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+POLL_S = 0.2  # between two looks at the progress of workers
+DIED = "its process ended: killed, or out of memory"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The outcome of a task that raised. `error` is absent where it was raised in a worker."""
+
+    reason: str
+    error: Exception | None = None
+
+
+def no_report(share: float, note: str = "") -> None:
+    """A `Report` for callers that show no progress."""
+
+
+@dataclass(frozen=True)
+class Pool(Generic[T, R]):
+    """Runs `work` on tasks. With more than one process `work`, tasks and results have to be picklable.
+
+    `work` is sent to each worker once: bind to it what all tasks share (`functools.partial`). `weights` are
+    the relative costs of the tasks: the greatest starts first. `nice` lowers the priority of workers.
+    """
+
+    work: Work[T, R]
+    processes: int = 1
+    progress: Report = no_report
+    nice: int = 0
+
+    def results(self, tasks: Sequence[T], weights: Sequence[float] | None = None) -> list[R]:
+        """The results in the order of the tasks. Raises the error of a task that fails."""
+        done: dict[int, R] = {}
+        with closing(self.completed(tasks, weights)) as outcomes:
+            for i, outcome in outcomes:
+                if isinstance(outcome, Failed):
+                    raise outcome.error or TwinError(outcome.reason)
+                done[i] = outcome
+        return [done[i] for i in range(len(tasks))]
+
+    def completed(
+        self, tasks: Sequence[T], weights: Sequence[float] | None = None
+    ) -> Generator[tuple[int, R | Failed], None, None]:
+        """(index, outcome) of each task as it ends."""
+        shares = _Shares([1.0] * len(tasks) if weights is None else weights, self.progress)
+        order = sorted(range(len(tasks)), key=lambda i: -shares.weights[i])
+        if self.processes <= 1 or len(tasks) <= 1:
+            for i in range(len(tasks)):
+                yield i, _outcome(self.work, tasks[i], shares.of(i), in_worker=False)
+                shares.end(i)
+            return
+        lost = yield from self._pooled(tasks, order, shares)
+        for i in lost:
+            if (yield from self._pooled(tasks, [i], shares)):
+                yield i, Failed(DIED)
+
+    def _pooled(
+        self, tasks: Sequence[T], order: Sequence[int], shares: _Shares
+    ) -> Generator[tuple[int, R | Failed], None, list[int]]:
+        """Run these tasks in one pool; returns those that were not done when a worker died."""
+        waiting, lost = list(order)[::-1], list[int]()
+        running: dict[Future[R | Failed], int] = {}
+        processes = min(self.processes, len(order))
+        with self._workers(processes, len(tasks)) as (pool, told):
+            while waiting or running:
+                while waiting and len(running) < 2 * processes and not lost:
+                    try:
+                        running[pool.submit(_in_worker, tasks[waiting[-1]], waiting[-1])] = waiting[-1]
+                    except BrokenProcessPool:
+                        break
+                    waiting.pop()
+                if not running:
+                    break
+                for future in wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED).done:
+                    i = running.pop(future)
+                    try:
+                        outcome = future.result()
+                    except BrokenProcessPool:
+                        lost.append(i)
+                        continue
+                    shares.end(i)
+                    yield i, outcome
+                shares.take(told)
+        return [i for i in order if i in (*lost, *waiting)]
+
+    @contextmanager
+    def _workers(self, processes: int, tasks: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
+        """A pool whose workers end with this block, however it ends; and the share that each task reports."""
+        context = multiprocessing.get_context("spawn")
+        held, lifeline = context.Pipe(duplex=False)
+        shares = context.Array("d", tasks, lock=False)
+        before = {name: os.environ.get(name) for name in THREADS}
+        os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a worker imports NumPy
+        arguments = (self.work, self.nice, held, shares)
+        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=arguments)
+        try:
+            yield pool, shares
+        except BaseException:
+            lifeline.close()  # workers end in the middle of their tasks
+            with suppress(KeyboardInterrupt):
+                pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            pool.shutdown(wait=True, cancel_futures=True)
+            lifeline.close()
+            held.close()
+
+
+class _Shares:
+    """The finished share of each task, summed up by weight for the caller's progress."""
+
+    def __init__(self, weights: Sequence[float], progress: Report) -> None:
+        self.weights, self._progress = weights, progress
+        self._done = [0.0] * len(weights)
+        self._ended = 0
+
+    def of(self, i: int) -> Report:
+        """A `Report` of one task in this process."""
+
+        def report(share: float, note: str = "") -> None:
+            self._done[i] = share
+            self._tell(note)
+
+        return report
+
+    def take(self, shares: Sequence[float]) -> None:
+        """The shares that workers report."""
+        self._done = [max(a, b) for a, b in zip(self._done, shares, strict=True)]
+        self._tell(f"{self._ended} of {len(self._done)} done")
+
+    def end(self, i: int) -> None:
+        self._done[i] = 1.0
+        self._ended += 1
+        self._tell(f"{self._ended} of {len(self._done)} done")
+
+    def _tell(self, note: str) -> None:
+        total = sum(self.weights) or 1.0
+        done = sum(w * share for w, share in zip(self.weights, self._done, strict=True))
+        self._progress(done / total, note)
+
+
+def _outcome(work: Work[T, R], task: T, report: Report, *, in_worker: bool) -> R | Failed:
+    """The result, or the reason why there is none: an error might not survive the way back."""
+    try:
+        return work(task, report)
+    except Exception as error:
+        reason = str(error) if isinstance(error, TwinError) else f"{type(error).__name__}: {error}"
+        return Failed(reason, None if in_worker else error)
+
+
+_work: list[Any] = []  # in a worker: the work, and the share of each task
+
+
+def _prepare(work: Any, nice: int, lifeline: Connection, shares: Any) -> None:
+    """In a worker: without a parent nobody wants the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(nice)
+    _work[:] = [work, shares]
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+
+
+def _end_with(lifeline: Connection) -> None:
+    with suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(1)
+
+
+def _in_worker(task: Any, place: int) -> Any:
+    work, shares = _work
+
+    def report(share: float, _: str = "") -> None:
+        shares[place] = share
+
+    return _outcome(work, task, report, in_worker=True)

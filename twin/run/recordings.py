@@ -1,0 +1,309 @@
+"""Sources of a replay: files of any known form as one stream of arrivals in order of time, cut into frames.
+
+Knows which form a file has, decodes, and counts every message or row as decoded, ignored (with its kind and
+why) or bad. The codecs are in `connectors`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from connectors.files import (
+    BadRow,
+    Dump,
+    RowTally,
+    open_bytes,
+    read_capture,
+    read_mapping,
+    read_sensor_table,
+    read_series,
+)
+from connectors.mqtt import Router
+from twin.catalogue import NS, START_NS, TABLES, BadMessage, ConfigError, StorageError
+from twin.engine import Engine, news
+from twin.site import Site, SiteSpec, build_site
+from twin.telemetry import (
+    Block,
+    Counts,
+    EntityReplaced,
+    Event,
+    Frame,
+    IdentityTold,
+    Ignored,
+    Inbox,
+    Message,
+    Reading,
+    SiteChanged,
+    TableUpdate,
+    TicksSkipped,
+)
+
+Form = Literal["native", "capture", "ipmi", "table"]
+MAX_KINDS = 200
+SAMPLES = 10
+URGENT_GAP_NS = NS // 10  # an urgent frame comes at least 100 ms after the one before
+MAX_QUIET_TICKS = 100_000  # a longer gap in a recording is skipped, and said so by an event
+
+
+class Arrival(NamedTuple):
+    """Decoded readings that arrived at `t_ns` (our clock)."""
+
+    t_ns: int
+    items: list[Any]  # Reading, Block or Event
+
+
+@dataclass
+class Messages:
+    """Counts of messages or rows by outcome."""
+
+    total: int = 0
+    decoded: int = 0
+    bad: int = 0
+    ignored: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bad_samples: list[str] = field(default_factory=list)
+
+    def skip(self, what: str, why: str, number: int = 1) -> None:
+        """Count an ignored message under its kind; kinds beyond a limit are counted together."""
+        key = what if what in self.ignored or len(self.ignored) < MAX_KINDS else "other"
+        entry = self.ignored.setdefault(key, {"count": 0, "why": why})
+        entry["count"] += number
+
+    def reject(self, why: str) -> None:
+        """Count a bad message and keep the first few reasons."""
+        self.bad += 1
+        if len(self.bad_samples) < SAMPLES:
+            self.bad_samples.append(why[:300])
+
+    def add(self, tally: RowTally) -> None:
+        """Take over what a table's or a dump's reader counted."""
+        self.total += tally.total
+        self.decoded += tally.decoded
+        self.bad += tally.bad
+        for (outcome, what, why), (number, sample) in tally.reasons.items():
+            if outcome == "ignored":
+                self.skip(what, why, number)
+            elif outcome == "bad" and len(self.bad_samples) < SAMPLES:
+                self.bad_samples.append(f"{what}: {why}, e.g. {sample!r} ({number} times)"[:300])
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON: the three sums add up to the total."""
+        ignored = sum(e["count"] for e in self.ignored.values())
+        return {
+            "total": self.total,
+            "decoded": self.decoded,
+            "ignored": ignored,
+            "bad": self.bad,
+            "ignored_kinds": dict(sorted(self.ignored.items())),
+            "bad_samples": self.bad_samples,
+        }
+
+
+def form_of(path: Path, mapping: Path | None) -> Form:
+    """Kind of a recording, by its path. Raises StorageError for what is none."""
+    if path.is_dir():
+        if sorted(path.glob("trace-*.rt")):
+            return "native"
+        raise StorageError(f"{path}: a folder without trace-*.rt; expected a recorded run or a file")
+    if not path.exists():
+        raise StorageError(f"{path}: no such file")
+    if path.suffix == ".rt":
+        return "native"
+    if path.name.endswith((".tar.gz", ".tgz", ".tar", ".tar.xz")):
+        return "ipmi"
+    if ".jsonl" in path.suffixes[-2:]:
+        return "capture"
+    if mapping is not None:
+        return "table"
+    try:
+        with open_bytes(path) as file:
+            head = file.readline(4096)
+    except (OSError, EOFError, ValueError) as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
+    if head.lstrip(b"\xef\xbb\xbf").strip() == b"offset,topic,payload":
+        return "capture"
+    raise ConfigError(
+        f"{path}: a table needs --map FILE (columns to signals), a capture begins with "
+        "`offset,topic,payload` or ends in .jsonl"
+    )
+
+
+class MessageSource:
+    """MQTT messages of a capture, decoded by topic."""
+
+    def __init__(self, paths: list[Path], site: Site, start_ns: int = START_NS) -> None:
+        self.paths, self.start_ns = paths, start_ns
+        self.messages = Messages()
+        self.router = Router(site)
+
+    def __iter__(self) -> Iterator[Arrival]:
+        for path in self.paths:
+            for row in read_capture(path, self.start_ns):
+                self.messages.total += 1
+                if isinstance(row, BadRow):
+                    self.messages.reject(f"{path.name} line {row.line}: {row.reason}")
+                    continue
+                items = self._decode(row)
+                if items is not None:
+                    yield Arrival(row.t_ns, items)
+
+    def _decode(self, message: Message) -> list[Any] | None:
+        try:
+            got = self.router.decode(message)
+        except BadMessage as error:
+            self.messages.reject(f"{message.topic[:120]}: {error}")
+            return None
+        if isinstance(got, Ignored):
+            self.messages.skip(got.what, got.why)
+            return None
+        self.messages.decoded += 1
+        return list(got)
+
+
+class SampleSource:
+    """Rows of a table or sensor lines of a dump, already in order."""
+
+    def __init__(self, samples: Any, tally: RowTally) -> None:
+        self.samples, self.messages = samples, Messages()
+        self.messages.add(tally)
+
+    def __iter__(self) -> Iterator[Arrival]:
+        for t_ns, readings in self.samples:
+            yield Arrival(t_ns, readings)
+
+
+def open_source(
+    paths: list[Path], site: Site, mapping: Path | None, sensors: Path | None = None
+) -> MessageSource | SampleSource:
+    """The arrivals of these files, which must all have one form (native ones are read by `replay`)."""
+    forms = {form_of(p, mapping) for p in paths}
+    if len(forms) != 1:
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: forms differ ({', '.join(sorted(forms))}); expected one"
+        )
+    form = forms.pop()
+    if form == "capture":
+        return MessageSource(paths, site)
+    if form == "table":
+        assert mapping is not None
+        series = read_series(paths, read_mapping(mapping), site)
+        return SampleSource(series, series.counts)
+    if len(paths) != 1:
+        raise ConfigError("expected one archive of IPMI dumps")
+    dump = Dump(paths[0], read_sensor_table(sensors or default_sensors()), site)
+    return SampleSource(dump, dump.tally)
+
+
+def default_sensors() -> Path:
+    """The mapping of sensor names that comes with racktwin, inside the package."""
+    return Path(str(resources.files("connectors") / "ipmi-sdr.yaml"))
+
+
+class Cutter:
+    """Cuts arrivals into frames: nominal ticks `dt_s` apart, and urgent ones between them.
+
+    Follows the site: behind a SiteChanged, arrivals are in the new numbering, and so the Inbox begins anew.
+    What the old one still held is dropped: less than a tick's readings, which come again.
+    """
+
+    def __init__(self, engine: Engine, dt_s: float, due_events: Callable[[int, str], list[Event]]) -> None:
+        self.site, self.step_ns = engine.site, round(dt_s * NS)
+        self.inbox = Inbox(self.site.sizes)
+        self._serials = engine.intake.serials
+        self._due_events = due_events
+        self._tick, self._last_ns = 0, 0
+
+    def frames(self, source: Iterable[Arrival]) -> Iterator[Frame]:
+        """The frames of these arrivals, in order of time."""
+        next_ns: int | None = None
+        urgent_ns: int | None = None
+        for arrival in source:
+            if next_ns is None:
+                self._last_ns = arrival.t_ns // self.step_ns * self.step_ns
+                next_ns = self._last_ns + self.step_ns
+            while arrival.t_ns > (next_ns if urgent_ns is None else min(urgent_ns, next_ns)):
+                if urgent_ns is not None and urgent_ns < next_ns:
+                    yield self._cut(urgent_ns, True)
+                else:
+                    yield self._cut(next_ns, False)
+                    next_ns += self.step_ns
+                    quiet = (arrival.t_ns - next_ns) // self.step_ns
+                    if quiet > MAX_QUIET_TICKS:
+                        self.inbox.put_event(TicksSkipped(count=quiet, why="the recording has a gap"))
+                        next_ns += quiet * self.step_ns
+                urgent_ns = None
+            for item in arrival.items:
+                self._stage(item, arrival.t_ns)
+            if self.inbox.urgent and urgent_ns is None:
+                urgent_ns = max(arrival.t_ns, self._last_ns + URGENT_GAP_NS)
+        if next_ns is not None:
+            if urgent_ns is not None and urgent_ns < next_ns:
+                yield self._cut(urgent_ns, True)
+            yield self._cut(next_ns, False)
+
+    def _cut(self, now_ns: int, urgent: bool) -> Frame:
+        for event in self._due_events(now_ns, self.site.spec_hash):
+            self.inbox.put_event(event)
+        frame = self.inbox.take(self._tick, now_ns, (now_ns - self._last_ns) / NS)
+        self._tick, self._last_ns = self._tick + 1, now_ns
+        return dataclasses.replace(frame, urgent=urgent)
+
+    def _stage(self, item: Reading | Block | Event, now_ns: int) -> None:
+        if isinstance(item, Reading):
+            self.inbox.put(item, now_ns)
+        elif isinstance(item, Block):
+            self.inbox.put_block(item, now_ns)
+        else:
+            if isinstance(item, SiteChanged):
+                self._follow(item)
+            elif isinstance(item, EntityReplaced):
+                self._forget(item)
+            elif isinstance(item, IdentityTold):
+                what = news(self._serials, item, self.site)
+                if what == "same":
+                    return
+                if what == "other":
+                    self._forget(item)
+            self.inbox.put_event(item)
+
+    def _follow(self, event: SiteChanged) -> None:
+        self.site = build_site(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
+        before, self.inbox = self.inbox, Inbox(self.site.sizes)
+        self.inbox.events, self.inbox.urgent = before.events, before.urgent
+        self.inbox.counts = before.counts
+
+    def _forget(self, event: EntityReplaced | IdentityTold) -> None:
+        """The counters of a new device do not go on where the old one's ended."""
+        entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
+        if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
+            self.inbox.forget(event.table, entity)
+
+
+def check_fits(frame: Frame, site: Site) -> None:
+    """Raises StorageError for a frame that speaks of other tables than the site has."""
+    for event in frame.events:
+        if isinstance(event, SiteChanged):
+            try:
+                site = build_site(msgspec.json.decode(event.spec, type=SiteSpec))
+            except (msgspec.MsgspecError, ConfigError) as error:
+                raise StorageError(f"tick {frame.tick}: changes the site to none: {error}") from error
+    parts: list[TableUpdate | Counts] = [*frame.updates, *frame.counts]
+    for part in parts:
+        n, known = site.sizes.get(part.table, 0), TABLES.get(part.table)
+        rows = 0 if known is None else len(known.gauges if isinstance(part, TableUpdate) else known.counters)
+        entity = np.arange(len(part.t_ns)) if part.entity is None else part.entity
+        fits = len(entity) == n if part.entity is None else bool((np.diff(entity) > 0).all())
+        for index, end in ((entity, n), (part.rows, rows)):
+            fits = fits and len(index) > 0 and index.min() >= 0 and index.max() < end
+        if not fits:
+            raise StorageError(
+                f"tick {frame.tick}: {len(entity)} of {part.table}, rows {part.rows.tolist()[:8]}; "
+                f"expected some of {n}, rows below {rows}, as its site has"
+            )

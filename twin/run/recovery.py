@@ -1,0 +1,402 @@
+"""Starting again: the newest whole snapshot, and the trace behind it ticked through; there is no other way.
+
+Faulty tails of trace and journal are cut off and kept beside their file; the journal is completed with what
+the trace shows was decided. Whatever was wrong is told, never hidden. What another version wrote in a format
+of its own is no damage: then nothing is touched, and the start is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from twin.catalogue import NS, TABLES, ConfigError, Divergence, StorageError
+from twin.engine import Engine, snapshot
+from twin.run.comparison import Comparer, Since
+from twin.run.journal import GENESIS, Chain, line_hash
+from twin.run.journal_files import (
+    OPEN,
+    closed_segments,
+    cut_journal,
+    journal_exists,
+    journal_lines,
+    last_line,
+    line_head,
+    verify_open,
+)
+from twin.run.journal_writer import JournalWriter
+from twin.run.run_files import (
+    REMEDY,
+    Segment,
+    cut_torn,
+    mend_last,
+    of_another_version,
+    segments_of,
+    set_aside,
+)
+from twin.run.storage import TraceReader, is_gap, read_holes
+from twin.run.trace import OtherFormat
+from twin.site import SiteSpec
+from twin.telemetry import (
+    AuthorityChanged,
+    EntityReplaced,
+    EpochChanged,
+    Event,
+    Frame,
+    IdentityTold,
+    PluginRestored,
+    State,
+    TicksSkipped,
+)
+
+LEVELS = ("off", "advise", "approve", "act")  # from the strictest
+EngineFactory = Callable[[SiteSpec], Engine]
+
+
+@dataclass
+class RecoveredRun:
+    """An engine as it was when its run was interrupted, and what has to be known to go on.
+
+    `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
+    of ticks (first, last) whose decisions are journaled although what they saw is gone. `pending` is what
+    the configuration and the restart change: the next frame must carry it, so that it is recorded.
+    """
+
+    engine: Engine
+    spec: SiteSpec
+    last_tick: int
+    last_ns: int
+    snapshot_tick: int = -1
+    replayed: int = 0
+    completed_lines: int = 0
+    lost: tuple[int, int] | None = None
+    faults: list[str] = field(default_factory=list)
+    pending: list[Event] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        """For the manifest of what follows: `Recorder(..., resumed=...)`."""
+        return {
+            "snapshot_tick": self.snapshot_tick,
+            "last_tick": self.last_tick,
+            "replayed": self.replayed,
+            "completed_lines": self.completed_lines,
+            "lost": list(self.lost) if self.lost else None,
+            "faults": [fault[:300] for fault in self.faults[:20]],
+        }
+
+    def bridge(self) -> list[Event]:
+        """Events for the next frame: after a loss, a new term, so that no number is used twice."""
+        if self.lost is None:
+            return []
+        count = self.lost[1] - self.lost[0] + 1
+        return [TicksSkipped(count=count, why="restart"), EpochChanged(epoch=self.engine.arbiter.epoch + 1)]
+
+
+def resume(
+    folder: Path, engine_factory: EngineFactory, authority: dict[str, str] | None = None
+) -> RecoveredRun:
+    """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole.
+
+    `authority` of policies is today's configuration where it differs from what the factory gives.
+    """
+    faults: list[str] = []
+    configured: dict[str, str] = {}
+
+    def made(spec: SiteSpec) -> Engine:
+        engine = engine_factory(spec)
+        configured.clear()
+        configured.update(engine.intake.authority)
+        return engine
+
+    segments = segments_of(folder, faults)
+    place: dict[str, Any] = {}
+    engine, spec = _from_snapshot(folder, segments, made, faults, place)
+    # Only now is anything cut: what another version wrote has been refused by here.
+    _mend_journal(folder / OPEN, faults)
+    mend_last(folder, faults)
+    if engine is None:
+        if not segments:
+            raise StorageError(
+                f"{folder}: no run to go on with; expected trace-*.rt or snapshot-*.rts that can be read; to "
+                "begin anew, move this folder away"
+            )
+        first = segments[0].header
+        spec = msgspec.json.decode(first.spec, type=SiteSpec)
+        engine = made(spec)
+        if first.first_tick > 0:
+            faults.append(
+                f"{segments[0].path.name}: begins at tick {first.first_tick}, no snapshot is before it"
+            )
+    assert spec is not None
+    out = RecoveredRun(engine, spec, engine.state.tick, engine.state.now_ns, engine.state.tick, faults=faults)
+    _tail(folder, segments, out, place)
+    out.pending = _pending(out.engine, configured | (authority or {}))
+    return out
+
+
+def _pending(engine: Engine, configured: dict[str, str]) -> list[Event]:
+    """Apply what a restart changes: the stricter of configuration and snapshot holds; suspensions end.
+
+    Neither an operator who disarmed a policy in its file nor one who did so while it ran is overruled.
+    """
+    now = engine.intake.authority
+    out: list[Event] = [
+        AuthorityChanged(author="configuration", policy=policy, authority=cast(Any, wanted))
+        for policy, wanted in sorted(configured.items())
+        if policy in now and LEVELS.index(wanted) < LEVELS.index(now[policy])
+    ]
+    return out + [PluginRestored(plugin=name) for name in sorted(engine.suspended)]
+
+
+def _from_snapshot(
+    folder: Path,
+    segments: list[Segment],
+    engine_factory: EngineFactory,
+    faults: list[str],
+    place: dict[str, Any],
+) -> tuple[Engine | None, SiteSpec | None]:
+    """An engine in the state of the newest snapshot that is whole and whose site the trace describes."""
+    specs = {s.header.site_hash: s.header.spec for s in segments}
+    for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
+        try:
+            raw = path.read_bytes()
+            try:
+                data = snapshot.decode(raw)
+            except StorageError:
+                if (other := of_another_version(raw)) is not None:
+                    raise OtherFormat(f"{path}: {other}; {REMEDY}") from None
+                raise
+            packed = specs.get(data["site_hash"])
+            if packed is None:
+                raise StorageError(f"no segment of the trace describes its site {data['site_hash']}")
+            spec = msgspec.json.decode(packed, type=SiteSpec)
+            engine = engine_factory(spec)
+            engine.restore(data)
+        except OtherFormat:
+            raise
+        except (StorageError, ConfigError, OSError) as error:
+            faults.append(f"{path.name}: {error}; the one before it is used")
+            continue
+        place.update(data.get("journal", {}))
+        return engine, spec
+    return None, None
+
+
+def _tail(folder: Path, segments: list[Segment], out: RecoveredRun, place: dict[str, Any]) -> None:
+    """Warm the history, tick through what the snapshot has not seen, and bring the journal up to it."""
+    journal = folder / OPEN
+    comparer: Comparer | None = None
+    journal_tick, journal_ns = -1, 0
+    if journal_exists(journal):
+        comparer, journal_tick, journal_ns = _comparer(journal, out, place)
+    scratch = State(out.engine.site.sizes)
+    for frame in frames_since(segments, out):
+        if frame.tick <= out.snapshot_tick:
+            warm(out.engine, scratch, frame)
+            continue
+        try:
+            if comparer is not None:
+                comparer.before(frame)
+        except Divergence as error:
+            out.faults.append(f"the tail is decided otherwise than it was (another version?): {error}")
+            comparer = None
+        decision = out.engine.tick(frame)
+        try:
+            if comparer is not None:
+                comparer.after(out.engine, decision)
+        except Divergence as error:
+            out.faults.append(f"the tail is decided otherwise than it was (another version?): {error}")
+            comparer = None
+        out.replayed += 1
+        out.last_tick, out.last_ns = frame.tick, frame.now_ns
+    if comparer is not None and comparer.beyond and not _completed_before(comparer, place, journal_tick):
+        writer = JournalWriter(folder)
+        writer.chain.sides.update(comparer.chain.sides)
+        writer.append(comparer.beyond)
+        writer.close()
+        out.completed_lines = len(comparer.beyond)
+        out.faults.append(
+            f"{journal.name}: ended at tick {journal_tick}, completed by {out.completed_lines} lines "
+            f"up to tick {out.last_tick}; the commands in them may not have left"
+        )
+    if journal_tick > out.last_tick:
+        out.lost = (out.last_tick + 1, journal_tick)
+        out.faults.append(
+            f"{journal.name}: goes on to tick {journal_tick}, the trace ends at {out.last_tick}: "
+            f"what was seen in between is lost"
+        )
+        out.last_tick, out.last_ns = journal_tick, max(out.last_ns, journal_ns)
+
+
+def _completed_before(comparer: Comparer, place: dict[str, Any], journal_tick: int) -> bool:
+    """True if a journal that is shorter than the snapshot knows has these lines from an earlier start."""
+    beyond = comparer.beyond or []
+    begun = comparer.chain.seq - len(beyond)
+    return begun < place.get("seq", 0) and line_head(beyond[-1]).tick <= journal_tick
+
+
+def frames_since(segments: list[Segment], out: RecoveredRun, mend: bool = True) -> Iterator[Frame]:
+    """Frames from as long before the snapshot as history is declared, to the first damage or gap behind it.
+
+    What lies behind that is set aside, if `mend`.
+    """
+    site_hash, since = out.engine.site.spec_hash, out.snapshot_tick
+    first = max((i for i, s in enumerate(segments) if s.header.first_tick <= since + 1), default=0)
+    wanted_ns = out.engine.state.now_ns - round(
+        max(out.engine.site.file.history_s.values(), default=0.0) * NS
+    )
+    while (
+        first > 0
+        and segments[first].first_ns > wanted_ns
+        and segments[first].header.site_hash == segments[first - 1].header.site_hash == site_hash
+    ):
+        first -= 1
+    last_tick = -1
+    for number, segment in enumerate(segments[first:], first):
+        reader = TraceReader(segment.path)
+        for frame in reader:
+            # What another site saw before the snapshot's is in other numbers, and its history was dropped.
+            foreign = frame.tick <= since and segment.header.site_hash != site_hash
+            known = max(last_tick, since)
+            if known >= 0 and is_gap(known, frame) and frame.tick > since:
+                out.faults.append(f"{segment.path.name}: ticks {known + 1}..{frame.tick - 1} were not traced")
+                if mend:
+                    _set_aside(segments[number:], out)
+                return
+            if frame.tick > last_tick and not foreign:
+                last_tick = frame.tick
+                yield frame
+        if reader.damage:
+            later = segments[number + 1 :]
+            covered = bool(later) and later[0].header.first_tick <= since + 1
+            out.faults += [f"{d}; what lies before was used" for d in reader.damage]
+            if not covered and not mend:
+                return
+            if not covered:
+                cut_torn(segment.path, [])
+                _set_aside(later, out)
+                return
+
+
+def _set_aside(segments: list[Segment], out: RecoveredRun) -> None:
+    """Behind damage that no snapshot covers, frames would meet an engine that has missed some."""
+    for segment in segments:
+        kept = set_aside(segment.path, ".lost")
+        out.faults.append(f"{segment.path.name}: lies behind the damage; set aside as {kept.name}")
+
+
+def warm(engine: Engine, scratch: State, frame: Frame) -> None:
+    """The rings as they were: the frames' own values, without deciding anything again."""
+    others = [(e.table, e.name) for e in frame.events if isinstance(e, EntityReplaced)]
+    # Which identities were believed, the engine knows.
+    if any(isinstance(e, IdentityTold) for e in frame.events):
+        others += engine.intake.identities.changed_in(frame.now_ns)
+    for table, name in others:
+        entity = engine.site.entity(table, name) if table in TABLES else None
+        if entity is not None:
+            scratch.tables[table].replace(entity)
+            engine.history.forget(table, entity)
+    scratch.apply(frame)
+    engine.history.push(scratch)
+
+
+def _mend_journal(path: Path, faults: list[str]) -> None:
+    """Cut the open segment, or the link to the one before, where it is faulty."""
+    if not journal_exists(path):
+        return
+    while (verdict := verify_open(path)).fault:
+        where = f"{verdict.file} line {verdict.line_no}, byte {verdict.position}"
+        faults.append(f"{where}: {verdict.fault}; cut off there")
+        cut_journal(path, verdict)
+        if not journal_exists(path):
+            return
+
+
+def _comparer(journal: Path, out: RecoveredRun, place: dict[str, Any]) -> tuple[Comparer, int, int]:
+    """(a comparer that stands behind the snapshot's tick, the last journaled tick and its instant)."""
+    seq, head = place.get("seq", 0), place.get("head", GENESIS)
+    count, last_tick, last_ns = 0, -1, 0
+    for line in journal_lines(journal, seq):
+        found = line_head(line)
+        if count == 0 and found.seq > seq:
+            out.faults.append(
+                f"{journal.name}: begins at line {found.seq + 1}, behind the snapshot; compared from there"
+            )
+        elif count == 0 and found.prev != head:
+            out.faults.append(f"{journal.name}: its first {seq} lines are not what the snapshot follows")
+            head = found.prev
+        count += 1
+        if found.tick > last_tick:
+            last_tick, last_ns = found.tick, found.now_ns
+    if count == 0 and seq > 0:
+        seq, head, last_tick, last_ns = _end_of(journal, out, place)
+    comparer = Comparer(out.engine, journal_lines(journal, seq) if count else iter(()), Chain(seq, head))
+    comparer.beyond = []
+    return comparer, last_tick, last_ns
+
+
+def _end_of(journal: Path, out: RecoveredRun, place: dict[str, Any]) -> tuple[int, str, int, int]:
+    """End of a journal that has no line behind the snapshot: (seq, head) to go on with, tick, instant."""
+    line = b""
+    for file in (journal, *reversed(closed_segments(journal.parent))):
+        if not line and file.is_file():
+            with file.open("rb") as opened:
+                line, _ = last_line(opened)
+    if not line:
+        out.faults.append(
+            f"{journal.name}: holds no line; the snapshot knows of {place['seq']}: all of them are missing"
+        )
+        return 0, GENESIS, -1, 0
+    found = line_head(line)
+    if found.seq + 1 < place["seq"]:
+        out.faults.append(
+            f"{journal.name}: {found.seq + 1} lines up to tick {found.tick}; "
+            f"the snapshot knows of {place['seq']}: those between them are missing"
+        )
+    elif line_hash(line) != place["head"]:
+        out.faults.append(f"{journal.name}: its first {place['seq']} lines are not what the snapshot follows")
+    return found.seq + 1, line_hash(line), found.tick, found.now_ns
+
+
+def open_recorded(folder: Path, engine_factory: EngineFactory) -> tuple[Engine, SiteSpec, Since | None]:
+    """An engine to replay a whole run with: new, or, where the beginning was pruned, at the oldest snapshot
+    that the trace follows. Touches no file. Raises StorageError if there is no such snapshot.
+    """
+    faults: list[str] = []
+    segments = segments_of(folder, faults)
+    if not segments:
+        raise StorageError(f"{folder}: no readable trace segments (trace-*.rt) here")
+    spec = msgspec.json.decode(segments[0].header.spec, type=SiteSpec)
+    if segments[0].header.first_tick == 0:
+        return engine_factory(spec), spec, None
+    specs = {s.header.site_hash: s.header.spec for s in segments}
+    holes = read_holes(folder)
+    for path in sorted(folder.glob("snapshot-*.rts")):
+        tick = int(path.stem[9:])
+        begun = [s for s in segments if s.header.first_tick <= tick + 1]
+        if not begun or any(first <= tick + 1 <= last for first, last in holes):
+            continue
+        try:
+            data = snapshot.decode(path.read_bytes())
+            spec = msgspec.json.decode(specs.get(data["site_hash"], b""), type=SiteSpec)
+            engine = engine_factory(spec)
+            engine.restore(data)
+        except (StorageError, ConfigError, OSError, msgspec.MsgspecError) as error:
+            faults.append(f"{path.name}: {error}")
+            continue
+        out = RecoveredRun(engine, spec, tick, engine.state.now_ns, tick)
+        scratch = State(engine.site.sizes)
+        for frame in frames_since(segments, out, mend=False):
+            if frame.tick > tick:
+                break
+            warm(engine, scratch, frame)
+        place = data.get("journal", {})
+        return engine, spec, Since(tick, place.get("seq", 0), place.get("head", GENESIS))
+    raise StorageError(
+        f"{folder}: begins at tick {segments[0].header.first_tick}: what was before is pruned, and no "
+        f"snapshot that is followed by trace is left to start at{': ' if faults else ''}{'; '.join(faults)}"
+    )

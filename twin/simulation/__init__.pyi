@@ -1,0 +1,31 @@
+from .closed_loop import Simulation as Simulation
+from .demo_pod import FAULT_AT_S as FAULT_AT_S, PERIOD_S as PERIOD_S, SITE as SITE, PodSource as PodSource
+from .plant_live import Broadcast as Broadcast, LivePlant as LivePlant
+from .subprocesses import (
+    HOST as HOST,
+    START_S as START_S,
+    end_child as end_child,
+    free_port as free_port,
+    need_agent as need_agent,
+    reached as reached,
+    start_child as start_child,
+    start_daemon as start_daemon,
+    tail as tail,
+)
+from .whatif import (
+    Case as Case,
+    Question as Question,
+    authority_of as authority_of,
+    engine_of as engine_of,
+    newest_snapshot as newest_snapshot,
+    when as when,
+)
+from .whatif_report import (
+    armed_words as armed_words,
+    case_json as case_json,
+    said as said,
+    summary_of as summary_of,
+    tell as tell,
+    write_page as write_page,
+)
+from .whatif_sweep import Result as Result, run_cases as run_cases

@@ -1,0 +1,32 @@
+from .build import build_site as build_site
+from .contingency import contingency_caps as contingency_caps
+from .design import (
+    APPROACH_K as APPROACH_K,
+    CDU_FILTER_DROP_PA as CDU_FILTER_DROP_PA,
+    CDU_INNER_DROP_PA as CDU_INNER_DROP_PA,
+    CDU_VOLUME_MIN as CDU_VOLUME_MIN,
+    CONVECTIVE_SHARE as CONVECTIVE_SHARE,
+    FLOW_EXPONENT as FLOW_EXPONENT,
+    GPU_TAU_LIQUID_S as GPU_TAU_LIQUID_S,
+    LOOP_VOLUME_MIN as LOOP_VOLUME_MIN,
+    PRIMARY_FLOW_RATIO as PRIMARY_FLOW_RATIO,
+    PUMP_EFFICIENCY_PU as PUMP_EFFICIENCY_PU,
+    PUMP_SHUTOFF_RATIO as PUMP_SHUTOFF_RATIO,
+    PUMP_SPEED_NOMINAL_PU as PUMP_SPEED_NOMINAL_PU,
+    PUMPS_PER_CDU as PUMPS_PER_CDU,
+    RACK_DROP_PA as RACK_DROP_PA,
+    RACK_VOLUME_MIN as RACK_VOLUME_MIN,
+    Design as Design,
+)
+from .file import (
+    ModelEntry as ModelEntry,
+    SiteFile as SiteFile,
+    convert as convert,
+    expand as expand,
+    salvage as salvage,
+    short as short,
+    told as told,
+)
+from .profile import Profile as Profile, parse_profile as parse_profile
+from .safety import lapse_faults as lapse_faults
+from .site import Envelope as Envelope, Limit as Limit, Site as Site, SiteSpec as SiteSpec

@@ -1,0 +1,342 @@
+"""The site file: its schema, how names with ranges expand, and how a faulty file is refused, whole.
+
+YAML is read by the shell; this file turns the parsed tree into frozen structs and finds every fault of it
+at once. It knows nothing of tables or indices: `twin.site.site` builds those.
+
+Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... r139.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from twin.catalogue import ConfigError
+
+T = TypeVar("T")
+MAX_EXPANSION = 200_000
+MAX_PATTERN = 256  # characters
+MAX_PROBLEMS = 1_000  # of one file that are told; the others are counted
+# With `fullmatch`, and no \d: digits of other scripts and a line's end are no part of a name.
+_RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<tail>[^\[\]]*)")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:+\-]+")
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 3, 80, 80, 80
+_REPR.maxlist = _REPR.maxdict = _REPR.maxtuple = _REPR.maxset = 12
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class RackGroup(_Strict, frozen=True):
+    """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout.
+
+    What is kept free to take over from a node that leaves: all of a `spare` rack, or the last `spare_nodes`
+    of each rack.
+    """
+
+    name: str
+    profile: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    priority: int = 0
+    spare: bool = False
+    spare_nodes: int = 0
+
+
+class CduGroup(_Strict, frozen=True):
+    """CDUs and what they serve: rack names; several CDUs share the racks in contiguous, equal blocks."""
+
+    name: str
+    serves: list[str] = []
+    loop: str | None = None
+
+
+class LoopGroup(_Strict, frozen=True):
+    """A facility-water loop; `cooling` is how it rejects heat."""
+
+    name: str
+    cooling: Literal["dry_cooler", "tower", "chiller", "unknown"] = "unknown"
+
+
+class FeederGroup(_Strict, frozen=True):
+    """Meters, busways, PDUs, UPSs: nodes of the power tree.
+
+    `serves` names feeders or racks; several feeders share them in contiguous, equal blocks. `side` is A or B.
+    `budget_w` is what it may carry. An `external` budget is a leased signal; while no lease runs,
+    `guaranteed_w` applies. `inferred` marks an edge that was guessed, not declared.
+    """
+
+    name: str
+    serves: list[str] = []
+    side: Literal["A", "B", "none"] = "none"
+    budget_w: float | None = None
+    external: bool = False
+    guaranteed_w: float | None = None
+    inferred: bool = False
+
+
+class Plane(_Strict, frozen=True):
+    """A network plane: links per node of the racks that match."""
+
+    name: str
+    links_per_node: int
+    racks: list[str] = []
+
+
+class LeafGroup(_Strict, frozen=True):
+    """Leaf switches and the racks on each: one hop from node to node. Several share the racks as CDUs do.
+
+    In a rail-optimised pod a leaf is the set of rail leaves that its racks have in common (a scalable unit).
+    A rack is on one at most; of a rack on none the leaf is not known.
+    """
+
+    name: str
+    serves: list[str] = []
+
+
+class SwitchGroup(_Strict, frozen=True):
+    """Network switches that report for themselves; the links of nodes belong to planes."""
+
+    name: str
+
+
+class StorageGroup(_Strict, frozen=True):
+    """File systems that jobs flush their checkpoints to and restore them from."""
+
+    name: str
+
+
+class Hall(_Strict, frozen=True):
+    """A room: racks, the CDUs, feeders and switches that stand in it, its network planes and leaves."""
+
+    name: str
+    racks: list[RackGroup] = []
+    cdus: list[CduGroup] = []
+    feeders: list[FeederGroup] = []
+    planes: list[Plane] = []
+    leaves: list[LeafGroup] = []
+    switches: list[SwitchGroup] = []
+
+
+class ControlLimits(_Strict, frozen=True):
+    """Range that the site allows of a control: may only narrow the catalogue and the profile."""
+
+    min: float | None = None
+    max: float | None = None
+    safe: float | None = None
+    slew_per_s: float | None = None
+    deadband: float | None = None
+    blast_radius: int | None = None
+
+
+class PolicyEntry(_Strict, frozen=True):
+    """A policy of this site: `kind` is a registered name or `module:Class` of a third party."""
+
+    authority: Literal["off", "advise", "approve", "act"] = "advise"
+    kind: str | None = None
+    settings: dict[str, float | str | bool] = {}
+
+
+class ModelEntry(_Strict, frozen=True):
+    """A model of this site; `signals` are the catalogue keys that it forecasts."""
+
+    kind: str | None = None
+    signals: list[str] = []
+    horizons_s: list[float] = []
+    settings: dict[str, float | str | bool] = {}
+
+
+class SiteFile(_Strict, frozen=True):
+    """A whole site. Priorities: a larger number matters more; sheds last."""
+
+    site: str
+    schema: int = 1
+    coolant: str = "pg25"
+    halls: list[Hall] = []
+    loops: list[LoopGroup] = []
+    feeders: list[FeederGroup] = []
+    storage: list[StorageGroup] = []
+    max_jobs: int = 1024
+    controls: dict[str, ControlLimits] = {}
+    periods_s: dict[str, float] = {}
+    history_s: dict[str, float] = {}
+    policies: dict[str, PolicyEntry] = {}
+    models: dict[str, ModelEntry] = {}
+
+
+def expand(pattern: str) -> list[str]:
+    """The names that `pattern` stands for, in order. Raises ValueError with the expectation."""
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"expected at most {MAX_PATTERN} characters, got {len(pattern)}")
+    if _PLAIN.fullmatch(pattern):
+        return [pattern]
+    match = _RANGE.fullmatch(pattern)
+    if match is None or not all(p == "" or _PLAIN.fullmatch(p) for p in (match["head"], match["tail"])):
+        raise ValueError(f"expected a name or a name with one range such as r[001-139], got {short(pattern)}")
+    first, last = int(match["first"]), int(match["last"])
+    if last < first or last - first >= MAX_EXPANSION:
+        raise ValueError(
+            f"expected an ascending range of at most {MAX_EXPANSION} names, got {short(pattern)}"
+        )
+    width = len(match["first"])
+    return [f"{match['head']}{i:0{width}d}{match['tail']}" for i in range(first, last + 1)]
+
+
+class _Lost:
+    """Stands for what could not be read."""
+
+
+@dataclass
+class Faults:
+    """Faults in the form of a tree. `names_lost`: a name, or what has one, could not be read."""
+
+    problems: list[str] = field(default_factory=list)
+    names_lost: bool = False
+
+
+def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
+    """`raw` without what does not fit `kind`, each fault noted; lists of structs keep their places."""
+    args: tuple[Any, ...] = getattr(kind, "__args__", ())
+    if isinstance(raw, dict) and type(None) in args and len(args) == 2:  # a section that may be left out
+        kind = next(part for part in args if part is not type(None))
+        args = getattr(kind, "__args__", ())
+    origin = getattr(kind, "__origin__", None)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
+        return _mend_struct(kind, raw, path, faults)
+    if origin is list and isinstance(raw, list):
+        items = [_mend(args[0], item, f"{path}[{i}]", faults) for i, item in enumerate(raw)]
+        faults.names_lost |= args[0] is str and _Lost in items
+        if isinstance(args[0], type) and issubclass(args[0], msgspec.Struct):
+            faults.names_lost |= _Lost in items
+            items = [
+                _mend_struct(args[0], {}, f"{path}[{i}]", Faults()) if x is _Lost else x
+                for i, x in enumerate(items)
+            ]
+        return [x for x in items if x is not _Lost]
+    if origin is dict and isinstance(raw, dict):
+        mended = {k: _mend(args[1], x, f"{path}.{_cut(k)}", faults) for k, x in _text_keys(raw, path, faults)}
+        return {k: x for k, x in mended.items() if x is not _Lost}
+    if isinstance(raw, int) and raw.bit_length() > 63:
+        faults.problems.append(f"{path}: expected a number of at most 63 bits, got {short(raw)}")
+        return _Lost
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        at = re.search(r" - at `\$(.*)`$", str(error))
+        why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
+        why = why[:1].lower() + why[1:]
+        if why.startswith("invalid enum value") and (words := _choices(kind)):
+            why = f"expected one of {', '.join(words)}"
+        faults.problems.append(
+            f"{path}{at.group(1) if at else ''}: {why}, got {short(raw)}{_hint(kind, raw)}"
+        )
+        faults.names_lost |= origin is list
+        return _Lost
+    return raw
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that a `Literal` allows, wherever it stands within a kind."""
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    found = (words for part in get_args(kind) if (words := _choices(part)))
+    return next(found, [])
+
+
+def _mend_struct(
+    kind: type[msgspec.Struct], raw: dict[Any, Any], path: str, faults: Faults
+) -> dict[str, Any]:
+    fields = _fields(kind)
+    known = ", ".join(sorted(fields))
+    out: dict[str, Any] = {}
+    for key, item in _text_keys(raw, path, faults):
+        if key not in fields:
+            faults.problems.append(f"{path}.{_cut(key)}: unknown key; expected one of {known}")
+        elif (mended := _mend(fields[key].type, item, f"{path}.{key}", faults)) is not _Lost:
+            out[key] = mended
+    for key, wanted in fields.items():
+        if wanted.required and key not in raw:
+            faults.problems.append(f"{path}.{key}: missing; expected {_type_name(wanted.type)}")
+        if wanted.required and key not in out:
+            faults.names_lost = True
+            out[key] = "unreadable" + re.sub(r"\W+", "-", path) if wanted.type is str else 1
+    return out
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {f.encode_name: f for f in msgspec.structs.fields(kind)}
+
+
+def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str, Any]]:
+    """YAML allows keys that are not text (`on:` is a truth value, `1:` a number); we do not."""
+    for key in raw:
+        if not isinstance(key, str):
+            kind = type(key).__name__
+            faults.problems.append(
+                f"{path}: the key {short(key)} is read as {kind}; expected text, so quote it"
+            )
+    return [(k, x) for k, x in raw.items() if isinstance(k, str)]
+
+
+def _hint(kind: Any, raw: Any) -> str:
+    """Values that YAML reads otherwise than a person would."""
+    kinds = getattr(kind, "__args__", (kind,))
+    if isinstance(raw, str) and (float in kinds or int in kinds):
+        try:
+            return f"; YAML reads this as text, write {float(raw):.1f} or {float(raw):.6e}"
+        except ValueError:
+            return ""
+    if str in kinds and isinstance(raw, bool | int | float | date):
+        return f"; YAML reads this as {type(raw).__name__}, so quote it"
+    return ""
+
+
+def _type_name(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind))
+
+
+def short(raw: Any) -> str:
+    """A value as a message quotes it: at most 60 characters, and no more work than that takes."""
+    try:
+        text = _REPR.repr(raw)
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4300 digits
+        text = f"<{type(raw).__name__}>"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def told(problems: list[str], file: str) -> list[str]:
+    """The problems of one file as they are reported: each once, the first `MAX_PROBLEMS`, then a count."""
+    unique = list(dict.fromkeys(problems))
+    rest = len(unique) - MAX_PROBLEMS
+    return unique if rest <= 0 else [*unique[:MAX_PROBLEMS], f"{file}: $: and {rest} more"]
+
+
+def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
+    """(`raw` as `cls` without its faulty parts, the faults): so both are judged in one report."""
+    faults = Faults()
+    mended = _mend(cls, raw, "$", faults)
+    if mended is _Lost:
+        return None, faults
+    return msgspec.convert(mended, cls), faults
+
+
+def convert(cls: type[T], raw: Any, file: str) -> T:
+    """`raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path: ...`."""
+    faults = Faults()
+    _mend(cls, raw, "$", faults)
+    if faults.problems:
+        raise ConfigError(told([f"{file}: {p}" for p in faults.problems], file))
+    return msgspec.convert(raw, cls)

@@ -1,0 +1,311 @@
+"""The site: what is installed and how it hangs together, as index maps; names in, indices out; roll-ups.
+
+Built once from the site file and the profiles (`twin.site.build`), then read only. Entities of a rack are
+contiguous: nodes of a rack, GPUs of a node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from twin.catalogue import F32, F64, I32
+from twin.site.design import Design
+from twin.site.file import SiteFile
+
+MAX_REMEMBERED = 250_000  # names of nodes and GPUs that were asked for, so that they are parsed once
+
+
+class SiteSpec(msgspec.Struct, frozen=True):
+    """All that a site is made from: the file's tree and the trees of the profiles that it names."""
+
+    file: dict[str, Any]
+    profiles: dict[str, dict[str, Any]]
+
+    def packed(self) -> bytes:
+        """Canonical JSON: equal specs give equal bytes."""
+        return msgspec.json.encode(self, order="deterministic")
+
+    def digest(self) -> str:
+        """The name of this site in traces and journals."""
+        return hashlib.blake2b(self.packed(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Index pairs in rows: the members of row i are `member[start[i]:start[i + 1]]`, ascending."""
+
+    start: I32  # [n_rows + 1]
+    member: I32
+
+    @classmethod
+    def of(cls, lists: list[list[int]]) -> Relation:
+        """From one list of members per row."""
+        start = np.zeros(len(lists) + 1, np.int32)
+        start[1:] = np.cumsum([len(x) for x in lists])
+        flat = [i for x in lists for i in sorted(set(x))]
+        if len(flat) != int(start[-1]):
+            start[1:] = np.cumsum([len(set(x)) for x in lists])
+        return cls(start, np.array(flat, np.int32))
+
+    def of_row(self, row: int) -> I32:
+        """Members of one row."""
+        return self.member[self.start[row] : self.start[row + 1]]
+
+    @property
+    def row_of_member(self) -> I32:
+        """For each pair, its row."""
+        return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
+
+    def sums(self, values: F32 | F64) -> F64:
+        """Sum of the members' values per row, in float64; NaN members make the row NaN; empty rows are 0."""
+        out = np.zeros(len(self.start) - 1, np.float64)
+        if len(self.member):
+            filled = np.flatnonzero(np.diff(self.start))
+            out[filled] = np.add.reduceat(values[self.member].astype(np.float64), self.start[filled])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Allowed range of one control, per entity [n]: NaN bounds mean "not controllable here"."""
+
+    low: F64
+    high: F64
+    safe: F64
+    slew_per_s: F64
+    deadband: float
+    blast_radius: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Limits of one signal, per entity [n]; NaN = none stated, and none stated = not evaluated."""
+
+    guard: F64
+    max: F64
+    slew_per_s: F64
+
+
+@dataclass(slots=True)
+class Site:
+    """A built site. `*_of_*` maps give -1 for "none"."""
+
+    file: SiteFile
+    spec_hash: str
+    names: dict[str, list[str]]  # full paths; not for node, gpu and link, which are computed
+    sizes: dict[str, int]
+    hall_of_rack: I32
+    supernode_of_node: I32
+    rack_of_node: I32
+    node_start_of_rack: I32  # [n_rack + 1]
+    node_of_gpu: I32
+    gpu_start_of_node: I32  # [n_node + 1]
+    cdu_of_rack: I32
+    leaf_of_rack: I32  # nodes on one leaf are one network hop apart; -1 = not told
+    loop_of_cdu: I32
+    hall_of_cdu: I32
+    parent_of_feeder: I32
+    feeders_of_rack: Relation  # the feeders that serve it directly
+    priority_of_rack: I32
+    spare_rack: np.ndarray  # bool
+    spare_node: np.ndarray  # bool: all of a spare rack, and the last `spare_nodes` of each other one
+    side_of_feeder: I32  # 0 none, 1 A, 2 B
+    inferred_feeder: np.ndarray  # bool
+    budget_w: F64
+    external_budget: np.ndarray  # bool
+    guaranteed_w: F64
+    node_of_link: I32
+    plane_of_link: I32
+    planes: list[str]
+    profile_of_rack: list[str | None]
+    envelopes: dict[str, Envelope]
+    limits: dict[str, Limit]
+    design: Design
+    _local: dict[str, dict[str, int]] = field(default_factory=dict)
+    _rack_of_gpu: I32 | None = None
+    _below: tuple[Relation, Relation] | None = field(default=None, init=False)
+    _asked: tuple[str, list[str], I32] | None = field(default=None, init=False)  # last
+
+    @property
+    def rack_of_gpu(self) -> I32:
+        """[n_gpu]"""
+        if self._rack_of_gpu is None:
+            self._rack_of_gpu = self.rack_of_node[self.node_of_gpu]
+        return self._rack_of_gpu
+
+    def gpus_of_rack(self, rack: int) -> slice:
+        """The run of GPUs in a rack."""
+        first, last = self.node_start_of_rack[rack], self.node_start_of_rack[rack + 1]
+        return slice(int(self.gpu_start_of_node[first]), int(self.gpu_start_of_node[last]))
+
+    def name(self, table: str, entity: int) -> str:
+        """Full path of an entity."""
+        if table == "node":
+            rack = int(self.rack_of_node[entity])
+            return f"{self.names['rack'][rack]}/node{entity - int(self.node_start_of_rack[rack])}"
+        if table == "gpu":
+            node = int(self.node_of_gpu[entity])
+            return f"{self.name('node', node)}/gpu{entity - int(self.gpu_start_of_node[node])}"
+        if table == "link":
+            node, plane = int(self.node_of_link[entity]), int(self.plane_of_link[entity])
+            first = int(np.searchsorted(self.node_of_link, node))
+            ordinal = int((self.plane_of_link[first:entity] == plane).sum())
+            return f"{self.name('node', node)}/{self.planes[plane]}{ordinal}"
+        if table == "job":
+            return f"{self.file.site}/job{entity}"
+        return self.names[table][entity]
+
+    def entity(self, table: str, name: str) -> int | None:
+        """Index of the entity with this full path or unique local name; None if there is none."""
+        head, _, tail = name.rpartition("/")
+        if table == "job":
+            slot = _number(tail, "job") if head == self.file.site else None
+            return slot if slot is not None and slot < self.sizes["job"] else None
+        if table in ("node", "gpu"):
+            known = self._local.setdefault(table, {})
+            if name in known:
+                return known[name]
+            parent = self.entity("rack" if table == "node" else "node", head) if head else None
+            ordinal = _number(tail, table)
+            if parent is None or ordinal is None:
+                return None
+            starts = self.node_start_of_rack if table == "node" else self.gpu_start_of_node
+            index = int(starts[parent]) + ordinal
+            if index >= starts[parent + 1]:
+                return None
+            if len(known) < MAX_REMEMBERED:
+                known[name] = index
+            return index
+        if table == "link":
+            return self._link(self.entity("node", head) if head else None, tail)
+        if table not in self._local:
+            self._local[table] = _local_names(self.names.get(table, []))
+        found = self._local[table].get(name)
+        return None if found is None or found < 0 else found
+
+    def entities(self, table: str, names: list[str]) -> I32:
+        """Indices of many entities [k], as `entity` finds them; -1 for none. Not to be written to."""
+        if self._asked is not None and self._asked[:2] == (
+            table,
+            names,
+        ):  # several parts ask of the same events in a tick
+            return self._asked[2]
+        known = self._local.get(table, {}) if table in ("node", "gpu") else {}
+        found = [known.get(name) for name in names]
+        if None in found:
+            pairs = zip(names, found, strict=True)
+            found = [self.entity(table, name) if i is None else i for name, i in pairs]
+        index = np.array([-1 if i is None else i for i in found], np.int32)
+        self._asked = table, names, index
+        return index
+
+    def _link(self, node: int | None, tail: str) -> int | None:
+        for plane, name in enumerate(self.planes):
+            ordinal = _number(tail, name)
+            if node is None or ordinal is None:
+                continue
+            first, last = np.searchsorted(self.node_of_link, [node, node + 1])
+            same = np.flatnonzero(self.plane_of_link[first:last] == plane)
+            return int(first + same[ordinal]) if ordinal < len(same) else None
+        return None
+
+    def freeze(self) -> None:
+        """From here on read only: no plug-in can widen its own envelope by writing into it."""
+        self.design.freeze()
+        held = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
+        for part in held:
+            for array in (getattr(part, f.name) for f in fields(cast(Any, part))):
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+
+    def sum_by_rack(self, table: str, values: F32 | F64) -> F64:
+        """Sum of a node or GPU quantity per rack [n_rack] float64; NaN where a member is NaN."""
+        start = (
+            self.node_start_of_rack if table == "node" else self.gpu_start_of_node[self.node_start_of_rack]
+        )
+        return _segment_sum(values, start)
+
+    def below_feeder(self) -> tuple[Relation, Relation]:
+        """(feeders, racks) directly below each feeder."""
+        if self._below is None:
+            n, served = len(self.parent_of_feeder), self.feeders_of_rack
+            fed = np.flatnonzero(self.parent_of_feeder >= 0).astype(np.int32)
+            self._below = (
+                _grouped(self.parent_of_feeder[fed], fed, n),
+                _grouped(served.member, served.row_of_member, n),
+            )
+        return self._below
+
+    def subtree(self, feeder: int) -> list[int]:
+        """Feeders below and including this one, ascending."""
+        children, _ = self.below_feeder()
+        inside = [feeder]
+        for at in inside:
+            inside += children.of_row(at).tolist()
+        return sorted(inside)
+
+    def depth_of_feeder(self) -> I32:
+        """Distance from the root [n_feeder]."""
+        return self._climb()[0]
+
+    def root_of_feeder(self) -> I32:
+        """The feeder at the head of each one's tree [n_feeder]."""
+        return self._climb()[1]
+
+    def _climb(self) -> tuple[I32, I32]:
+        """(depth, root); each step doubles the way that was gone, so a long chain takes few."""
+        is_root = self.parent_of_feeder < 0
+        depth = (~is_root).astype(np.int32)
+        at = np.where(is_root, np.arange(len(is_root)), self.parent_of_feeder).astype(np.int32)
+        while not is_root[at].all():
+            depth += depth[at]
+            at = at[at]
+        return depth, at
+
+    def racks_below(self, feeder: int) -> I32:
+        """Racks that this feeder reaches, ascending."""
+        _, racks = self.below_feeder()
+        found = [racks.of_row(f) for f in self.subtree(feeder)]
+        return cast(I32, np.unique(np.concatenate(found)))
+
+
+def _grouped(row: I32, member: I32, n: int) -> Relation:
+    """Pairs, sorted by member, as rows."""
+    start = np.zeros(n + 1, np.int32)
+    start[1:] = np.cumsum(np.bincount(row, minlength=n))
+    return Relation(start, member[np.argsort(row, kind="stable")])
+
+
+def _number(tail: str, head: str) -> int | None:
+    """The number after `head`, as `name` writes it; None for anything else."""
+    digits = tail[len(head) :]
+    if not tail.startswith(head) or not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
+        return None
+    return int(digits)
+
+
+def _segment_sum(values: F32 | F64, start: I32) -> F64:
+    out = np.zeros(len(start) - 1, np.float64)
+    filled = np.flatnonzero(np.diff(start))
+    if len(filled):
+        # reduceat over an empty segment would return a neighbour's value: only filled ones are asked for
+        out[filled] = np.add.reduceat(values[: start[-1]].astype(np.float64), start[filled])
+    return out
+
+
+def _local_names(paths: list[str]) -> dict[str, int]:
+    """Every path and every unique suffix of one; -1 marks an ambiguous suffix."""
+    found: dict[str, int] = {}
+    for i, path in enumerate(paths):
+        parts = path.split("/")
+        for k in range(len(parts)):
+            suffix = "/".join(parts[k:])
+            found[suffix] = i if found.get(suffix, i) == i else -1
+    for i, path in enumerate(paths):
+        found[path] = i
+    return found

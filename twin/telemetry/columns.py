@@ -1,0 +1,560 @@
+"""Columns: state per entity that survives snapshots, replaced devices and changed sites.
+
+A class or a policy declares what it keeps; dump, restore, forget and remap follow from the declaration:
+
+* a *column* has one value (or a small block) per entity of a table;
+* *keyed* columns are a dict of columns, each of the table that its key begins with (`gpu.ecc_sbe_count`);
+* a *scalar* belongs to no entity;
+* a *ring* has the last few columns of a table with their instants;
+* *rows* are sparse columns: one row per entity that has any (`SparseState`, with `cell`);
+* a *part* is an object, or a dict of objects, that declares its own.
+
+A stateful class of the core derives from `EntityState` and declares attributes:
+
+    class Rates(EntityState):
+        gap: F32 = column("gpu", "f4")
+        usual_w: F64 = column("gpu", "f8", fill=np.nan, lead=(2,))   # [2, n]
+        looked_ns: int = scalar(0)
+        noise: Noise = part()                                         # assigned in __init__
+
+        def __init__(self, site: Site) -> None:
+            super().__init__(site.sizes)
+            self.noise = Noise(site.sizes)
+
+A policy is a pure function and declares its memory, a dict of arrays, with `Columns`:
+
+    memory = Columns(
+        gpu={"cap_w": "f8", "peak_w": ColumnSpec("f8", fill=np.nan)},
+        scalars={"looked_ns": "i8"},                # arrays of shape (): int(memory["looked_ns"])
+        rings={"power_w": RingSpec("gpu", slots=12)},   # [12, n] and "power_w_ns" [12]: see `pushed`
+    )
+
+`propose` gives back a value for every declared name; the engine checks shapes and types (`checked`), writes
+them to snapshots and restores them (`restored`), sets the row of a replaced entity to the fill (`forget`),
+and moves rows when the site changes (`moved`). A name that a snapshot lacks begins as in a new run, and a
+name that is no longer declared is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from twin.catalogue import I32, I64, Bool, ContractError
+
+Sizes = Mapping[str, int]  # entities by table, and other lengths that a declaration names
+OldOfNew = Mapping[str, I32]  # by table: per new entity the old index, -1 for a new one
+OWN = "*"  # the table that an instance was made for
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One value per entity: an array [*lead, n, *trail]; lengths are numbers or names among the sizes.
+
+    A text as `fill` names an attribute of the owner: an array of the same shape with what each begins with.
+    `of_place`: the value belongs to the place, and stays when its device is replaced. `was`: the name in
+    earlier snapshots, from which a scalar takes the `merge` of a column.
+    """
+
+    dtype: str
+    fill: Any = 0
+    lead: tuple[int | str, ...] = ()
+    trail: tuple[int | str, ...] = ()
+    table: str = ""
+    of_place: bool = False
+    was: str = ""
+    merge: Literal["max", "sum"] = "max"
+
+    def fresh(self, sizes: Sizes, owner: object = None) -> np.ndarray:
+        """The column as it begins."""
+        shape = [x if isinstance(x, int) else sizes[x] for x in (*self.lead, self.table, *self.trail)]
+        fill = getattr(owner, self.fill) if isinstance(self.fill, str) else self.fill
+        if not isinstance(fill, np.ndarray) and fill == 0:
+            return np.zeros(shape, self.dtype)  # takes no memory until it is written to
+        return np.full(shape, fill, self.dtype)
+
+    def clear(self, array: np.ndarray, entity: int, owner: object = None) -> None:
+        """Set an entity to the fill, in place."""
+        if self.of_place:
+            return
+        at = (slice(None),) * len(self.lead) + (entity,)
+        array[at] = getattr(owner, self.fill)[at] if isinstance(self.fill, str) else self.fill
+
+    def move(self, old: np.ndarray, new: np.ndarray, old_of_new: I32) -> None:
+        """Copy what is kept of another site's column into a fresh one."""
+        before: tuple[Any, ...] = (slice(None),) * len(self.lead)
+        kept = np.flatnonzero(old_of_new >= 0)
+        new[(*before, kept)] = old[(*before, old_of_new[kept])]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedSpec:
+    """A dict of columns. `keys`, with their tables, exist from the start; without any, keys come and go."""
+
+    dtype: str
+    fill: Any
+    keys: Mapping[str, ColumnSpec]
+
+    def of(self, key: str) -> ColumnSpec:
+        """The column of a key."""
+        return self.keys.get(key) or ColumnSpec(self.dtype, self.fill, table=key.partition(".")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """One value that belongs to no entity: plain data, such as a number, a text, a dict or list of them."""
+
+    default: Any
+
+    def fresh(self) -> Any:
+        """The value as it begins."""
+        return copy.deepcopy(self.default)
+
+    def read(self, value: Any) -> Any:
+        """A value of a snapshot, of the type of the default."""
+        kind = type(self.default)
+        if isinstance(self.default, bool | int | float | str):
+            return kind(value)
+        return copy.deepcopy(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RingSpec:
+    """The last `slots` columns of a table, [slots, n], and their instants [slots], 0 where none is yet."""
+
+    table: str
+    slots: int
+    dtype: str = "f4"
+    fill: Any = np.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """An attribute that is an `EntityState`, or a dict of them; `make` makes one for a new key."""
+
+    make: str = ""
+
+
+Spec = ColumnSpec | KeyedSpec | ScalarSpec | PartSpec
+
+
+def column(
+    table: str,
+    dtype: str,
+    fill: Any = 0,
+    *,
+    lead: tuple[int | str, ...] = (),
+    trail: tuple[int | str, ...] = (),
+) -> Any:
+    """Declare a column of `table` (or `OWN`) in an `EntityState` class."""
+    return ColumnSpec(dtype, fill, lead, trail, table)
+
+
+def keyed(
+    dtype: str = "f8", fill: Any = 0, keys: Mapping[str, str | ColumnSpec] | tuple[str, ...] = ()
+) -> Any:
+    """Declare a dict of columns in an `EntityState` class; `keys` without tables begin with their table."""
+    known = keys if isinstance(keys, Mapping) else {key: key.partition(".")[0] for key in keys}
+    return KeyedSpec(dtype, fill, {
+        key: ColumnSpec(dtype, fill, table=of) if isinstance(of, str) else of for key, of in known.items()
+    })  # fmt: skip
+
+
+def scalar(default: Any) -> Any:
+    """Declare a value that belongs to no entity in an `EntityState` class."""
+    return ScalarSpec(default)
+
+
+def part(make: str = "") -> Any:
+    """Declare a part in an `EntityState` class. `make`: a method that makes the part for a new key."""
+    return PartSpec(make)
+
+
+def cell(dtype: str, fill: Any = 0, *, lead: tuple[int | str, ...] = ()) -> Any:
+    """Declare a sparse column of a `SparseState` class."""
+    return ColumnSpec(dtype, fill, lead)
+
+
+class EntityState:
+    """Arrays, scalars and parts as declared. Override `derive` for what follows from them."""
+
+    declared: ClassVar[dict[str, Spec]] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        own = {k: v for k, v in vars(cls).items() if isinstance(v, Spec)}
+        cls.declared = cls.declared | own
+        for name in own:
+            delattr(cls, name)
+
+    def __init__(self, sizes: Sizes, table: str = "") -> None:
+        """`table`: the one that OWN stands for."""
+        self.sizes: Sizes = {**sizes, OWN: sizes[table]} if table else sizes
+        self.table = table
+        for name, spec in self.declared.items():
+            if isinstance(spec, ColumnSpec):
+                setattr(self, name, spec.fresh(self.sizes, self))
+            elif isinstance(spec, KeyedSpec):
+                setattr(self, name, {key: of.fresh(self.sizes) for key, of in spec.keys.items()})
+            elif isinstance(spec, ScalarSpec):
+                setattr(self, name, spec.fresh())
+
+    def derive(self) -> None:
+        """Renew what follows from the kept state, after it was restored, moved or lost an entity."""
+
+    def _of(self, spec: ColumnSpec) -> str:
+        return self.table if spec.table == OWN else spec.table
+
+    def _parts(self) -> list[tuple[str, str, EntityState]]:
+        """(attribute, key, part): the key is "" where the attribute is the part itself."""
+        out: list[tuple[str, str, EntityState]] = []
+        for name, spec in self.declared.items():
+            if isinstance(spec, PartSpec):
+                value = getattr(self, name)
+                out += (
+                    [(name, "", value)]
+                    if isinstance(value, EntityState)
+                    else [(name, k, v) for k, v in value.items()]
+                )
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is kept, for a snapshot or a checksum."""
+        out: dict[str, Any] = {}
+        for name, spec in self.declared.items():
+            value = getattr(self, name)
+            if isinstance(spec, PartSpec):
+                value = (
+                    value.dump()
+                    if isinstance(value, EntityState)
+                    else {k: v.dump() for k, v in value.items()}
+                )
+            elif isinstance(spec, KeyedSpec):
+                value = dict(value)
+            out[name.removeprefix("_")] = value
+        return out
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave; what it lacks, or has in another shape, begins as new."""
+        if not isinstance(data, Mapping):
+            return  # of a version that wrote it otherwise
+        for name, spec in self.declared.items():
+            key = name.removeprefix("_")
+            if key not in data:
+                continue
+            if isinstance(spec, ColumnSpec):
+                value = np.array(data[key], spec.dtype)
+                if value.shape == getattr(self, name).shape:
+                    setattr(self, name, value)
+            elif isinstance(spec, ScalarSpec):
+                setattr(self, name, spec.read(data[key]))
+            elif isinstance(spec, PartSpec):
+                self._restore_part(name, spec, data[key])
+            elif isinstance(data[key], Mapping):
+                self._restore_keyed(getattr(self, name), spec, data[key])
+        self.derive()
+
+    def _restore_part(self, name: str, spec: PartSpec, data: Any) -> None:
+        value = getattr(self, name)
+        if isinstance(value, EntityState):
+            value.restore(data)
+            return
+        if not isinstance(data, Mapping):
+            return
+        for key, held in data.items():
+            if key not in value and spec.make:
+                value[key] = getattr(self, spec.make)(key)
+            if key in value:
+                value[key].restore(held)
+
+    def _restore_keyed(
+        self, columns: dict[str, np.ndarray], spec: KeyedSpec, data: Mapping[str, Any]
+    ) -> None:
+        for key, held in data.items():
+            of = spec.of(key)
+            if (key in spec.keys or not spec.keys) and of.table in self.sizes:
+                fresh = of.fresh(self.sizes)
+                if np.shape(held) == fresh.shape:
+                    columns[key] = np.array(held, fresh.dtype)
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: what was kept of the old one is not true of it."""
+        for name, spec in self.declared.items():
+            if isinstance(spec, ColumnSpec) and self._of(spec) == table:
+                spec.clear(getattr(self, name), entity, self)
+            elif isinstance(spec, KeyedSpec):
+                for key, array in getattr(self, name).items():
+                    if spec.of(key).table == table:
+                        spec.of(key).clear(array, entity)
+        for _, _, some in self._parts():
+            some.forget(table, entity)
+        self.derive()
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over what the same object held on another site; what is of no table there begins as new."""
+        for name, spec in self.declared.items():
+            if isinstance(spec, ScalarSpec):
+                setattr(self, name, copy.deepcopy(getattr(old, name)))
+            elif isinstance(spec, ColumnSpec) and self._of(spec) in old_of_new:
+                spec.move(getattr(old, name), getattr(self, name), old_of_new[self._of(spec)])
+            elif isinstance(spec, KeyedSpec):
+                for key, array in getattr(old, name).items():
+                    of = spec.of(key)
+                    if of.table in old_of_new:
+                        mine = getattr(self, name)[key] = of.fresh(self.sizes)
+                        of.move(array, mine, old_of_new[of.table])
+        for name, key, theirs in old._parts():
+            own, spec = getattr(self, name), self.declared[name]
+            if key:
+                if key not in own and isinstance(spec, PartSpec) and spec.make:
+                    own[key] = getattr(self, spec.make)(key)
+                own = own.get(key)
+            if own is not None:
+                own.adopt(theirs, old_of_new)
+        self.derive()
+
+
+class SparseState(EntityState):
+    """Sparse columns: one row per entity that has any, ascending by `index` [k]; each cell is [*lead, k]."""
+
+    cells: ClassVar[dict[str, ColumnSpec]] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        own = {k: v for k, v in vars(cls).items() if isinstance(v, ColumnSpec) and not v.table}
+        cls.cells = cls.cells | own
+        for name in own:
+            delattr(cls, name)
+        super().__init_subclass__(**more)
+
+    def __init__(self, sizes: Sizes, table: str) -> None:
+        super().__init__(sizes, table)
+        self.index: I32 = np.zeros(0, np.int32)
+        for name, spec in self.cells.items():
+            setattr(self, name, self._empty(spec, 0))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def _empty(self, spec: ColumnSpec, k: int) -> np.ndarray:
+        lead = [x if isinstance(x, int) else self.sizes[x] for x in spec.lead]
+        return np.full((*lead, k), spec.fill, spec.dtype)
+
+    def insert(self, index: I32, **values: Any) -> None:
+        """Add rows of entities (unique, ascending) that have none; cells not given begin with their fill."""
+        at = np.searchsorted(self.index, index)
+        for name, spec in self.cells.items():
+            new = self._empty(spec, len(index))
+            if name in values:
+                new[...] = values[name]
+            setattr(self, name, np.insert(getattr(self, name), at, new, axis=-1))
+        self.index = np.insert(self.index, at, index).astype(np.int32)
+
+    def keep(self, mask: Bool) -> None:
+        """Drop all other rows."""
+        if not mask.all():
+            self.index = self.index[mask]
+            for name in self.cells:
+                setattr(self, name, getattr(self, name)[..., mask])
+
+    def find(self, index: I32) -> tuple[I64, Bool]:
+        """(place of each of these entities among the rows, whether it has one) [k]."""
+        at = np.searchsorted(self.index, index)
+        if not len(self.index):
+            return at, np.zeros(len(index), np.bool_)
+        at = np.minimum(at, len(self.index) - 1)
+        return at, np.asarray(self.index[at] == index, np.bool_)
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is kept, for a snapshot or a checksum."""
+        return super().dump() | {"index": self.index} | {name: getattr(self, name) for name in self.cells}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        if isinstance(data, Mapping) and "index" in data:
+            self.index = np.array(data["index"], np.int32)
+            for name, spec in self.cells.items():
+                value = self._empty(spec, len(self.index))
+                if name in data and np.shape(data[name]) == value.shape:
+                    value[...] = data[name]
+                setattr(self, name, value)
+        super().restore(data)
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: its row is dropped."""
+        if table == self.table:
+            self.keep(self.index != entity)
+        super().forget(table, entity)
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the rows of entities that the new site still has."""
+        source = old_of_new.get(self.table)
+        if source is not None:
+            at, there = old.find(source)
+            there &= source >= 0
+            at = at[there]
+            self.index = np.flatnonzero(there).astype(np.int32)
+            for name in self.cells:
+                setattr(self, name, getattr(old, name)[..., at])
+        super().adopt(old, old_of_new)
+
+
+class RingBuffer(EntityState):
+    """The last columns of one table with their instants; the oldest slot is written over."""
+
+    t_ns: I64
+
+    def __init__(self, sizes: Sizes, ring: RingSpec) -> None:
+        super().__init__(sizes, ring.table)
+        self.ring = ring
+        self.values, self.t_ns = fresh_ring(ring, sizes)
+
+    def push(self, values: np.ndarray, now_ns: int) -> None:
+        """Keep a column [n] of this instant."""
+        at = int(np.argmin(self.t_ns))
+        self.values[at], self.t_ns[at] = values, now_ns
+
+    def ordered(self) -> tuple[I64, np.ndarray]:
+        """(instants [k], values [k, n]), oldest first."""
+        return in_order(self.values, self.t_ns)
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is kept, for a snapshot or a checksum."""
+        return {"values": self.values, "t_ns": self.t_ns}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        if np.shape(data["values"]) == self.values.shape:
+            self.values, self.t_ns = (
+                np.array(data["values"], self.ring.dtype),
+                np.array(data["t_ns"], np.int64),
+            )
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: its past is not the old one's."""
+        if table == self.table:
+            self.values[:, entity] = self.ring.fill
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the past of entities that the new site still has."""
+        if self.table in old_of_new:
+            ColumnSpec(self.ring.dtype, lead=(self.ring.slots,)).move(
+                old.values, self.values, old_of_new[self.table]
+            )
+            self.t_ns = old.t_ns.copy()
+
+
+def fresh_ring(ring: RingSpec, sizes: Sizes) -> tuple[np.ndarray, I64]:
+    """(values [slots, n], instants [slots]) of an empty ring."""
+    values = np.full((ring.slots, sizes[ring.table]), ring.fill, ring.dtype)
+    return values, np.zeros(ring.slots, np.int64)
+
+
+def in_order(values: np.ndarray, t_ns: np.ndarray) -> tuple[I64, np.ndarray]:
+    """(instants [k], values [k, n]) of the filled slots of a ring, oldest first."""
+    order = np.argsort(t_ns, kind="stable")[int(np.count_nonzero(t_ns == 0)) :]
+    return t_ns[order], values[order]
+
+
+def pushed(
+    memory: Mapping[str, np.ndarray], name: str, values: np.ndarray, now_ns: int
+) -> dict[str, np.ndarray]:
+    """The two entries of a ring of a policy's memory with one more column, for `memory | pushed(...)`."""
+    ring, t_ns = np.array(memory[name]), np.array(memory[f"{name}_ns"])
+    at = int(np.argmin(t_ns))
+    ring[at], t_ns[at] = values, now_ns
+    return {name: ring, f"{name}_ns": t_ns}
+
+
+class Columns:
+    """The declaration of a policy's memory: columns by table, scalars and rings; names are unique."""
+
+    def __init__(
+        self,
+        *,
+        scalars: Mapping[str, str | ColumnSpec] | None = None,
+        rings: Mapping[str, RingSpec] | None = None,
+        **tables: Mapping[str, str | ColumnSpec],
+    ) -> None:
+        self.scalars = {k: ColumnSpec(v) if isinstance(v, str) else v for k, v in (scalars or {}).items()}
+        self.rings = dict(rings or {})
+        self.columns: dict[str, ColumnSpec] = {}
+        names: list[str] = [*self.scalars, *self.rings, *(f"{name}_ns" for name in self.rings)]
+        for table, columns in tables.items():
+            names += columns
+            for name, given in columns.items():
+                spec = ColumnSpec(given) if isinstance(given, str) else given
+                self.columns[name] = replace(spec, table=table)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ContractError(f"memory: {', '.join(twice)} declared more than once")
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Tables of which anything is kept."""
+        some = (*(c.table for c in self.columns.values()), *(r.table for r in self.rings.values()))
+        return tuple(dict.fromkeys(some))
+
+    def fresh(self, sizes: Sizes) -> dict[str, np.ndarray]:
+        """The memory as it begins."""
+        out = {name: spec.fresh(sizes) for name, spec in self.columns.items()}
+        out |= {name: np.array(spec.fill, spec.dtype) for name, spec in self.scalars.items()}
+        for name, ring in self.rings.items():
+            out[name], out[f"{name}_ns"] = fresh_ring(ring, sizes)
+        return out
+
+    def checked(self, memory: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
+        """Arrays of our own with what a policy gave back. Raises ContractError for others than declared."""
+        out = self.fresh(sizes)
+        for name, expected in out.items():
+            given = memory.get(name)
+            if name in self.scalars and isinstance(given, bool | int | float | np.generic):
+                given = np.array(given)
+                if np.can_cast(given.dtype, expected.dtype, "same_kind"):
+                    given = given.astype(expected.dtype)
+            if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (
+                expected.shape,
+                expected.dtype,
+            ):
+                raise ContractError(f"memory column {name}: expected {expected.dtype} {expected.shape}")
+            # A policy may hand back the read-only views that it was given
+            out[name] = np.array(given)
+        return out
+
+    def restored(self, data: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
+        """The memory of a snapshot; what it lacks, or has in another shape, begins as new."""
+        out = self.fresh(sizes)
+        for name, expected in out.items():
+            spec = self.columns.get(name) or self.scalars.get(name)
+            held: Any = data.get(name) if spec is None or name in data else data.get(spec.was)
+            if spec is not None and name in self.scalars and np.ndim(held) == 1 and np.size(held):
+                held = np.max(held) if spec.merge == "max" else np.sum(held)
+            if held is not None and np.shape(held) == expected.shape:
+                out[name] = np.array(held, expected.dtype)
+        return out
+
+    def forget(self, memory: Mapping[str, np.ndarray], table: str, entity: int) -> None:
+        """Another device sits in this slot: its row begins as new, in place."""
+        for name, spec in self.columns.items():
+            if spec.table == table:
+                spec.clear(memory[name], entity)
+        for name, ring in self.rings.items():
+            if ring.table == table:
+                memory[name][:, entity] = ring.fill
+
+    def moved(
+        self, memory: Mapping[str, np.ndarray], old_of_new: OldOfNew, sizes: Sizes
+    ) -> dict[str, np.ndarray]:
+        """The memory on a changed site; new entities begin as new."""
+        out = self.fresh(sizes)
+        for name, spec in self.columns.items():
+            spec.move(memory[name], out[name], old_of_new[spec.table])
+        for name in self.scalars:
+            out[name] = np.array(memory[name])
+        for name, ring in self.rings.items():
+            ColumnSpec(ring.dtype, lead=(ring.slots,)).move(memory[name], out[name], old_of_new[ring.table])
+            out[f"{name}_ns"] = np.array(memory[f"{name}_ns"])
+        return out

@@ -1,0 +1,94 @@
+"""Ids of faults that were heard, so that one delivered again counts once, even after a storm of others.
+
+Kept as numbers in two generations: when the younger is full, the older is forgotten as a whole. Imports
+events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.telemetry.events import FaultReported
+
+KEPT = 200_000  # the last ids are remembered, at times twice as many
+_WIDE = 8  # bytes of a number
+Answer = Literal["new", "again", "reused"]
+
+
+class FaultIds:
+    """Known fault ids, with a checksum of the fault that used each."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept = kept
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def hear(self, event: FaultReported) -> Answer:
+        """Note a fault with an id: whether it is new, the same once more, or another one under its id.
+
+        When it happened does not tell two apart: an agent that reads its log again may date it otherwise.
+        """
+        return self.hear_all([event])[0]
+
+    def hear_all(self, events: Sequence[FaultReported]) -> list[Answer]:
+        """The same for many, in order of arrival."""
+        keys = np.frombuffer(b"".join([_digest(e.id) for e in events]), "<u8").tolist()
+        marks = [_mark(e) for e in events]
+        young, old, n = self._young, self._old, len(events)
+        apart = len(young) + n <= self.kept and len(set(keys)) == n
+        if apart and young.keys().isdisjoint(keys) and old.keys().isdisjoint(keys):
+            young.update(zip(keys, marks, strict=True))
+            return ["new"] * n
+        return [self._hear(key, mark) for key, mark in zip(keys, marks, strict=True)]
+
+    def _hear(self, key: int, mark: int) -> Answer:
+        known = self._young.get(key)
+        if known is None:
+            known = self._old.get(key)
+        if known is not None:
+            return "again" if known == mark else "reused"
+        if len(self._young) >= self.kept:
+            self._young, self._old = {}, self._young
+        self._young[key] = mark
+        return "new"
+
+    def dump(self) -> dict[str, NDArray[np.uint64]]:
+        """Everything, for a snapshot or a checksum: [k, 2] of each generation."""
+        return {name: _pairs(held) for name, held in (("young", self._young), ("old", self._old))}
+
+    def restore(self, data: dict[str, NDArray[np.uint64]]) -> None:
+        """Take over what `dump` gave."""
+        self._young, self._old = (dict(zip(*data[name].T.tolist(), strict=True)) for name in ("young", "old"))
+
+
+def _digest(text: str) -> bytes:
+    try:
+        plain = text.encode()
+    except UnicodeEncodeError:
+        plain = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(plain, digest_size=_WIDE).digest()
+
+
+def _mark(event: FaultReported) -> int:
+    """Return the checksum of a fault without its time: enough to tell two faults of one id apart."""
+    text = f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
+    try:
+        return zlib.crc32(text.encode())
+    except UnicodeEncodeError:
+        return zlib.crc32(text.encode(errors="surrogatepass"))
+
+
+def _pairs(held: dict[int, int]) -> NDArray[np.uint64]:
+    out = np.empty((len(held), 2), np.uint64)
+    out[:, 0] = np.fromiter(held.keys(), np.uint64, len(held))
+    out[:, 1] = np.fromiter(held.values(), np.uint64, len(held))
+    return out

@@ -1,0 +1,65 @@
+"""Decoded readings: a decoder's output for the Inbox, in core units, and the reasons why a message gave none.
+
+Connectors make these, `twin.telemetry.inbox` takes them. Knows neither wire nor site.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Message(NamedTuple):
+    """One message as received: `t_ns` is when it reached us (UTC), not what the device claims."""
+
+    t_ns: int
+    topic: str
+    payload: bytes
+
+
+class Reading(NamedTuple):
+    """One value of one entity, in core units.
+
+    `value` None is an explicit "no reading" (a null on the wire); `trusted` False a value that its source
+    marks as not good. `t_ns` is the device's time, UTC.
+    """
+
+    table: str
+    entity: int
+    signal: str
+    value: float | None
+    t_ns: int
+    trusted: bool = True
+
+
+class Block(NamedTuple):
+    """Many signals of a contiguous run of entities at one instant: the fast path of batched sources.
+
+    `values` is float32 [len(signals), n], NaN for "no reading"; `counts` is int64 [len(counters), n],
+    negative for "no reading". The entities are `start .. start + n - 1`.
+    """
+
+    table: str
+    start: int
+    signals: tuple[str, ...]
+    values: NDArray[np.float32]
+    counters: tuple[str, ...]
+    counts: NDArray[np.int64]
+    t_ns: int
+
+
+class Ignored(NamedTuple):
+    """A well-formed message that is not for us: `what` is its kind (a DSX point type), `why` the reason."""
+
+    what: str
+    why: str
+
+
+class Names(Protocol):
+    """Lookup of a site's names, for decoders."""
+
+    def entity(self, table: str, name: str) -> int | None:
+        """Index of the entity with this full path or unique local name, or None."""
+        ...

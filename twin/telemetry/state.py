@@ -1,0 +1,337 @@
+"""The state: the latest image of every signal of every entity, in columns, with time and quality per cell.
+
+`apply` latches a frame; everything else is derived when asked for: age, quality (staleness included), and the
+worst case of a value that has not been refreshed. Holds no history and takes no decisions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from twin.catalogue import F32, F64, I32, I64, NS, TABLES, U8, Bool, Signal
+from twin.telemetry.frame import (
+    ABSURD_Q,
+    FIRST_VALID_Q,
+    MISSING_Q,
+    UNTRUSTED_Q,
+    Counts,
+    Frame,
+    Partition,
+    TableUpdate,
+)
+from twin.telemetry.freshness import Freshness
+from twin.telemetry.observation_gaps import nothing
+
+# Qualities; everything but GOOD is a reason not to call something healthy.
+GOOD, STALE, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 1, 2, 3, 4
+QUALITY_NAMES = ("good", "stale", "untrusted", "out_of_range", "missing")
+
+MAX_TIMELY = 256  # masks of timely readings that a table remembers
+# Stands for an age without end, since infinity times a slew of zero is not a number.
+_FOREVER_S = 1e12
+_PER_ENTITY = ("value", "quality", "good_ns", "t_ns", "raw", "total", "resets", "generation")
+
+
+class TableState:
+    """One table. Shapes: value, quality [n_gauge, n]; t_ns [n_groups, n]; raw, total, resets [n_counter, n].
+
+    A bad reading leaves the last good value in place: `quality` says that it is not current, `good_ns` (only
+    where quality is bad) since when it was good.
+    """
+
+    def __init__(self, table: str, n: int, freshness: Freshness | None = None) -> None:
+        spec = TABLES[table]
+        self.table, self.n = table, n
+        self.freshness = Freshness(table) if freshness is None else freshness
+        self.signals, self.counters = spec.gauges, spec.counters
+        self.value = np.full((len(spec.gauges), n), np.nan, np.float32)
+        self.quality = np.full((len(spec.gauges), n), MISSING, np.uint8)
+        self.good_ns = np.zeros((len(spec.gauges), n), np.int64)
+        self.bad_count = np.full(len(spec.gauges), n, np.int64)  # cells of a row that are not GOOD
+        self.partition = Partition(len(spec.gauges) + len(spec.counters))
+        self.t_ns = np.zeros((1, n), np.int64)
+        self.raw = np.full((len(spec.counters), n), -1, np.int64)
+        self.total = np.zeros((len(spec.counters), n), np.int64)
+        self.resets = np.zeros((len(spec.counters), n), np.int32)
+        self.generation = np.zeros(n, np.int32)
+        self.resumed_ns = np.zeros(2, np.int64)  # the last pause in which nobody listened: its end, its begin
+        self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
+        # Derived from `t_ns` when asked for, until it changes
+        self._oldest_ns: dict[int, int] = {}  # by group
+        self._timely: dict[tuple[int, int], Bool | None] = {}  # by group and oldest instant allowed
+
+    def _groups_of(self, rows: I32) -> tuple[int, ...]:
+        self._times_changed()
+        groups, splits = self.partition.resolve(rows)
+        for parent, _ in splits:
+            self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
+        return groups
+
+    def _times_changed(self) -> None:
+        self._oldest_ns.clear()
+        self._timely.clear()
+
+    def apply_update(self, update: TableUpdate) -> None:
+        """Latch gauges and states."""
+        groups = self._groups_of(update.rows)
+        whole = update.entity is None
+        for k, row in enumerate(update.rows.tolist()):
+            q = update.q[k]
+            quantum = np.float32(self.signals[row].quantum)
+            if q.min(initial=0) >= FIRST_VALID_Q:
+                if whole:
+                    np.copyto(self.value[row], q, casting="unsafe")
+                    np.multiply(self.value[row], quantum, out=self.value[row])
+                    if self.bad_count[row]:
+                        self.quality[row].fill(GOOD)
+                        self.bad_count[row] = 0
+                else:
+                    self.value[row, update.entity] = q.astype(np.float32) * quantum
+                    if self.bad_count[row]:
+                        self.quality[row, update.entity] = GOOD
+                        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
+            else:
+                self._apply_with_gaps(row, update.entity, q, quantum)
+        for group in groups:
+            if whole:
+                self.t_ns[group] = update.t_ns
+            else:
+                self.t_ns[group, update.entity] = update.t_ns
+
+    def _apply_with_gaps(self, row: int, entity: I32 | None, q: I32, quantum: np.float32) -> None:
+        cells = np.arange(self.n, dtype=np.int32) if entity is None else entity
+        good = q >= FIRST_VALID_Q
+        fresh, bad = cells[good], cells[~good]
+        newly = bad[self.quality[row, bad] == GOOD]
+        self.good_ns[row, newly] = self.t_ns[self.partition.group_of_row[row], newly]
+        self.value[row, fresh] = q[good].astype(np.float32) * quantum
+        self.quality[row, fresh] = GOOD
+        why = q[~good]
+        self.quality[row, bad] = np.select(
+            [why == UNTRUSTED_Q, why == ABSURD_Q, why == MISSING_Q],
+            [UNTRUSTED, OUT_OF_RANGE, MISSING],
+            MISSING,
+        )
+        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
+
+    def apply_counts(self, update: Counts) -> None:
+        """Latch counters: the total grows by the gain; a raw that does not follow was a reset or wrap.
+
+        "No reading" is latched as such (quality MISSING); it ends no sum.
+        """
+        groups = self._groups_of(update.rows + np.int32(len(self.signals)))
+        cells: Any = update.rows if update.entity is None else np.ix_(update.rows, update.entity)
+        old = self.raw[cells]
+        moved = (old >= 0) & (update.raw >= 0) & (update.raw != old + update.gain)
+        if moved.any():
+            self.resets[cells] += moved
+        self.raw[cells] = update.raw
+        self.total[cells] += update.gain
+        for group in groups:
+            self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
+
+    def heard_ns(self, signal: Signal) -> I64:
+        """Instants of the last messages that carried a signal, good or not [n]. Not to be written to."""
+        group = self.partition.group_of_row[self.freshness.row_of(signal)]
+        t_ns: I64 = self.t_ns[group]
+        return t_ns
+
+    def last_good_ns(self, signal: Signal, index: Any = slice(None)) -> I64:
+        """Instants of the last good readings of a gauge or state [k]; 0 where there was none."""
+        t_ns: I64 = self.heard_ns(signal)[index]
+        if self.bad_count[signal.row]:
+            t_ns = np.where(self.quality[signal.row, index] == GOOD, t_ns, self.good_ns[signal.row, index])
+        return t_ns
+
+    def timely(self, row: int, now_ns: int) -> Bool | None:
+        """Return the entities whose last message with a row is not stale [n]; None: all. Not to be written
+        to.
+        """
+        group, oldest_ns = int(self.partition.group_of_row[row]), self.freshness.oldest_ns(row, now_ns)
+        key = (group, oldest_ns)
+        if key not in self._timely:
+            t_ns = self.t_ns[group]
+            if group not in self._oldest_ns:
+                self._oldest_ns[group] = int(t_ns.min(initial=2**62))
+            if len(self._timely) >= MAX_TIMELY:
+                self._timely.clear()
+            self._timely[key] = None if self._oldest_ns[group] >= oldest_ns else t_ns >= oldest_ns
+        return self._timely[key]
+
+    def all_current(self, signal: Signal, now_ns: int) -> bool:
+        """Return True if every entity has a current reading of a signal; False for an empty table."""
+        counter, row = signal.kind == "counter", self.freshness.row_of(signal)
+        if self.n == 0 or (not counter and self.bad_count[row]) or self.timely(row, now_ns) is not None:
+            return False
+        return not counter or bool((self.raw[signal.row] >= 0).all())
+
+    def current(self, signal: Signal, now_ns: int, index: Any = slice(None)) -> Bool:
+        """Return the mask of these entities of which a signal is good and not stale [k]. Not to be written
+        to.
+        """
+        row = self.freshness.row_of(signal)
+        timely = self.timely(row, now_ns)
+        if signal.kind == "counter":
+            good = self.raw[signal.row, index] >= 0
+        elif self.bad_count[row] == self.n:
+            return cast(Bool, np.zeros(self.n, np.bool_)[index])
+        elif self.bad_count[row]:
+            good = self.quality[row, index] == GOOD
+        else:
+            return cast(Bool, (np.ones(self.n, np.bool_) if timely is None else timely)[index])
+        return cast(Bool, good if timely is None else good & timely[index])
+
+    def lately_good(self, signal: Signal, now_ns: int) -> Bool:
+        """Return the entities whose last good reading of a gauge is not stale [n], although a bad one may
+        have followed.
+        """
+        return np.asarray(self.last_good_ns(signal) >= self.freshness.oldest_ns(signal.row, now_ns), np.bool_)
+
+    def reports(self, entity: int, now_ns: int) -> bool:
+        """Return True if any gauge or state of an entity is current."""
+        n = len(self.signals)
+        t_ns = self.t_ns[self.partition.group_of_row[:n], entity]
+        timely = (t_ns > 0) & (now_ns - t_ns <= self.freshness.stale_ns[:n])
+        return bool((timely & (self.quality[:, entity] == GOOD)).any())
+
+    def age_s(self, signal: Signal, now_ns: int) -> F64:
+        """Seconds since the last good reading [n]; inf where there was none. Never negative."""
+        t_ns = self.heard_ns(signal) if signal.kind == "counter" else self.last_good_ns(signal)
+        age: F64 = np.maximum(now_ns - t_ns, 0) / NS
+        age[t_ns == 0] = np.inf
+        if signal.kind == "counter":
+            age[self.raw[signal.row] < 0] = np.inf  # when it last read is not kept
+        return age
+
+    def quality_of(self, signal: Signal, now_ns: int) -> U8:
+        """Quality per entity [n], with staleness."""
+        if signal.kind == "counter":
+            quality = np.where(self.raw[signal.row] < 0, MISSING, GOOD).astype(np.uint8)
+        else:
+            quality = self.quality[signal.row].copy()
+        timely = self.timely(self.freshness.row_of(signal), now_ns)
+        if timely is not None:
+            quality[(quality == GOOD) & ~timely] = STALE
+        return quality
+
+    def silence_s(self, age_s: F64, now_ns: int) -> F64:
+        """Return the seconds that something of this age [n] was silent while we listened: without the last
+        pause.
+        """
+        resumed, stopped = (
+            (now_ns - float(self.resumed_ns[0])) / NS,
+            (now_ns - float(self.resumed_ns[1])) / NS,
+        )
+        return age_s - np.clip(np.minimum(age_s, stopped) - resumed, 0.0, None)
+
+    def worst(self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None) -> F32:
+        """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
+
+        `value +/- max(0, age - 1.5 period) * slew`, bounded by the physical range. `slew_per_s` [n] overrides
+        the catalogue's (a profile knows its cold plates better).
+        """
+        value: F32 = self.value[signal.row]
+        slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
+        if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
+            return value.copy()
+        drift_s = self.freshness.drift_s[signal.row]
+        fresh_ns = now_ns - round(drift_s * NS)
+        t_ns = self.heard_ns(signal)
+        if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
+            return value.copy()  # all heard in time: nothing has drifted
+        age_s = self.silence_s(self.age_s(signal, now_ns), now_ns)
+        late_s = np.maximum(age_s - drift_s, 0.0)
+        drift = np.minimum(late_s, _FOREVER_S) * slew
+        low = signal.danger == "low"
+        worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
+        return cast(F32, worst.astype(np.float32))
+
+    def replace(self, entity: int) -> None:
+        """Another device sits in this slot: nothing that the old one said is known of the new one."""
+        self._times_changed()
+        self.generation[entity] += 1
+        self.value[:, entity] = np.nan
+        self.quality[:, entity] = MISSING
+        self.good_ns[:, entity] = 0
+        self.t_ns[:, entity] = 0
+        self.raw[:, entity] = -1
+        self.total[:, entity] = 0
+        self.resets[:, entity] = 0
+        self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+
+    def remapped(self, n: int, old_of_new: I32, freshness: Freshness | None = None) -> TableState:
+        """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
+        out = TableState(self.table, n, freshness)
+        out.partition, out.resumed_ns = self.partition.copy(), self.resumed_ns.copy()
+        kept = np.flatnonzero(old_of_new >= 0)
+        source = old_of_new[kept]
+        out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
+        for name in _PER_ENTITY:
+            getattr(out, name)[..., kept] = getattr(self, name)[..., source]
+        out.bad_count[:] = np.count_nonzero(out.quality, axis=1)
+        return out
+
+    def arrays(self) -> dict[str, Any]:
+        """Everything that a snapshot must hold, by name."""
+        return {
+            "value": self.value, "quality": self.quality, "good_ns": self.good_ns, "t_ns": self.t_ns,
+            "raw": self.raw, "total": self.total, "resets": self.resets, "generation": self.generation,
+            "group_of_row": self.partition.group_of_row,
+            "resumed_ns": self.resumed_ns,
+        }  # fmt: skip
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        """Take over what `arrays` gave."""
+        self._times_changed()
+        for name in _PER_ENTITY:
+            setattr(self, name, np.array(arrays[name]))
+        pause = np.array(arrays["resumed_ns"])
+        self.resumed_ns = pause if len(pause) == 2 else np.repeat(pause, 2)
+        self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
+        self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+
+
+class State:
+    """All tables, and the nominal instant of the last frame."""
+
+    def __init__(self, sizes: dict[str, int], periods_s: Mapping[str, float] | None = None) -> None:
+        self.tables = {t: TableState(t, n, Freshness(t, periods_s)) for t, n in sizes.items()}
+        self.now_ns = 0
+        self.tick = -1
+        self.unwatched_ns = nothing()  # gaps in which nobody listened [g, 2]
+
+    def apply(self, frame: Frame) -> None:
+        """Latch the image of a frame."""
+        for update in frame.updates:
+            self.tables[update.table].apply_update(update)
+        for counts in frame.counts:
+            self.tables[counts.table].apply_counts(counts)
+        self.now_ns, self.tick = frame.now_ns, frame.tick
+
+    def checksum(self) -> str:
+        """blake2b over every array of every table: two equal states, and only those, have the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{self.tick} {self.now_ns}".encode())
+        digest.update(self.unwatched_ns.tobytes())
+        for name in sorted(self.tables):
+            arrays = self.tables[name].arrays()
+            for key in sorted(arrays):
+                digest.update(f"{name}.{key}".encode())
+                digest.update(np.ascontiguousarray(arrays[key]).data)
+        return digest.hexdigest()
+
+    def marks(self) -> dict[str, int]:
+        """A short check of every row that holds anything, so that a drifting replay can name the signal."""
+        out: dict[str, int] = {}
+        for name in sorted(self.tables):
+            table = self.tables[name]
+            for signal in table.signals:
+                values = table.value[signal.row]
+                if table.n and (table.bad_count[signal.row] < table.n or np.isfinite(values).any()):
+                    piece = hashlib.blake2b(values.data, digest_size=6).digest()
+                    out[signal.key] = int.from_bytes(piece, "little")
+        return out

@@ -1,0 +1,5 @@
+"""Wiring: sources, sinks and services made from a configuration."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,235 @@
+"""BMC wiring: sources and sinks for Redfish and IPMI DCMI, made from a configuration for one site.
+
+Each section brings a source that reads back, and a sink where it commands. A GPU whose node has an agent
+online is left to the agent, whose leases hold without the daemon.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from connectors.bmc import GPU_CAP, MAX_SECRET, NODE_CAP, Bmc, BmcSink, BmcSource, DcmiBmc, Fleet, Key
+from connectors.slurm import find_node
+from twin.catalogue import NS, ConfigError, find_control, find_signal
+from twin.config import Dcmi, Loaded, Redfish, hosts_of, sections
+from twin.contracts import Item
+from twin.engine import Engine
+from twin.site import Site
+from twin.telemetry import Freshness
+from twin.wiring.schedulers import Schedulers
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Stage = Callable[[Sequence[Item], int], None]
+IPMI = 623  # port
+CONTROLS = {"gpus": GPU_CAP, "node": NODE_CAP}
+ONLINE = 0.0  # of node.agent_state
+
+
+def make_actuators(
+    loaded: Loaded, site: Site, engine: Callable[[], Engine], stage: Stage, may_act: Callable[[], bool],
+    out: Schedulers, now_ns: Callable[[], int] = time.time_ns,
+) -> None:  # fmt: skip
+    """Add all that the configuration asks for to `out`. Raises ConfigError; starts nothing.
+
+    `now_ns` is the clock that leases are given by.
+    """
+    problems = actuator_faults(loaded, site)
+    if problems:
+        raise ConfigError(problems)
+    for _, section, _ in sections(loaded.config.redfish, loaded.config.dcmi):
+        _secret(loaded, section)  # so that a file that is absent is refused now
+    agents, act = Agents(site, engine), (site, stage, may_act, now_ns)
+    for i, part in enumerate(loaded.config.redfish):
+        http = Http()
+        fleet = Fleet(_redfish(loaded, part, site, f"$.redfish[{i}]", http), part.at_once, http.close)
+        _add(out, "redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s, agents, *act)
+    for i, dcmi in enumerate(loaded.config.dcmi):
+        fleet = Fleet(_dcmi(loaded, dcmi, site), dcmi.at_once)
+        _add(out, "dcmi" if i == 0 else f"dcmi-{i}", fleet, dcmi.period_s, agents, *act)
+
+
+def actuator_faults(loaded: Loaded, site: Site) -> list[str]:
+    """Names of nodes that the site does not have, and caps that it does not know."""
+    out: list[str] = []
+    config = loaded.config
+    for where, part, what in sections(config.redfish, config.dcmi):
+        for host, name in hosts_of(part).items():
+            node = find_node(site, name)
+            at = f"{loaded.path}: $.{where}.bmcs.{host[:60]}"
+            if node is None:
+                out.append(f"{at}: the site has no node {name[:80]!r}; expected a full path")
+                continue
+            for control in sorted(CONTROLS[name] for name in what):
+                first = node if control == NODE_CAP else int(site.gpu_start_of_node[node])
+                gpus = int(site.gpu_start_of_node[node + 1]) - int(site.gpu_start_of_node[node])
+                if control == GPU_CAP and gpus == 0:
+                    out.append(f"{at}: {name[:80]} has no GPUs; expected `command` without gpus")
+                elif math.isnan(site.envelopes[control].safe[first]):
+                    out.append(
+                        f"{at}: {control} of {name[:80]} has no limits and no safe value; expected them in "
+                        "its profile or in `controls` of the site file"
+                    )
+    return out[:20]
+
+
+def reading_notes(loaded: Loaded, site: Site) -> list[str]:
+    """Notes on read-backs that come more seldom than the site expects, so that they count as stale."""
+    out: list[str] = []
+    for where, part, _ in sections(loaded.config.redfish, loaded.config.dcmi):
+        keys = ["node.power_cap_readback_w"]
+        if isinstance(part, Redfish):
+            keys.append("gpu.power_limit_w")
+        for key in keys:
+            signal = find_signal(key)
+            assert signal is not None  # of the catalogue
+            freshness = Freshness(signal.table, site.file.periods_s)
+            expected_s = freshness.period_s[signal.row]
+            if part.period_s > freshness.stale_s[signal.row]:
+                out.append(
+                    f"{where}.period_s is {part.period_s:g} s, and the site expects {key} every "
+                    f"{expected_s:g} s: between looks it is stale; set periods_s in the site file"
+                )
+    return out
+
+
+class Agents:
+    """GPUs whose caps an agent carries out, as an engine knows them, looked up anew each time."""
+
+    def __init__(self, site: Site, engine: Callable[[], Engine]) -> None:
+        self._site, self._engine = site, engine
+        signal, control = find_signal("node.agent_state"), find_control(GPU_CAP)
+        assert signal is not None  # both are of the catalogue
+        assert control is not None
+        self._signal, self._lease_ns = signal, round(control.lease_s * NS)
+
+    def why_theirs(self, key: Key) -> str:
+        """Why a cap is the agent's, in words; "" if it is not.
+
+        An agent that went offline may still let its last lease lapse: it is waited for that long.
+        """
+        if key.control != GPU_CAP:
+            return ""
+        state = self._engine().state
+        table, node = state.tables["node"], int(self._site.node_of_gpu[key.entity])
+        if node >= table.value.shape[1]:
+            return ""
+        if not table.current(self._signal, state.now_ns, node):
+            return ""
+        value = float(table.value[self._signal.row, node])
+        age_s = float(np.asarray(table.age_s(self._signal, state.now_ns))[node])
+        if value == ONLINE:
+            return "the node's agent carries it out"
+        return "the node's agent went offline just now" if age_s * NS < self._lease_ns else ""
+
+
+def _add(
+    out: Schedulers, name: str, fleet: Fleet, period_s: float, agents: Agents, site: Site, stage: Stage,
+    may_act: Callable[[], bool], now_ns: Callable[[], int],
+) -> None:  # fmt: skip
+    out.sources.append(BmcSource(name, fleet, period_s, now_ns, agents.why_theirs))
+    if fleet.of:
+        sink = BmcSink(name, site, fleet, stage, may_act, now_ns=now_ns, left_to_others=agents.why_theirs)
+        out.add(sink, sink.counts)
+        out.works[f"{name}-work"] = sink.run
+        out.faults[name] = lambda: sink.fault
+
+
+def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) -> list[Bmc]:
+    # Only here: a site without Redfish need not load what speaks to it.
+    from connectors.bmc import RedfishBmc, RedfishClient
+
+    secret = partial(_secret, loaded, part)
+    tls = _trust(loaded, part, where) if part.scheme == "https" else None
+    out: list[Bmc] = []
+    for host, name in hosts_of(part).items():
+        node = find_node(site, name)
+        assert node is not None  # it was checked
+        first, last = (int(x) for x in site.gpu_start_of_node[node : node + 2])
+        most_w = {Key(NODE_CAP, node): float(site.envelopes[NODE_CAP].high[node])}
+        most_w |= {Key(GPU_CAP, g): float(site.envelopes[GPU_CAP].high[g]) for g in range(first, last)}
+        client = RedfishClient(
+            f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls
+        )
+        out.append(RedfishBmc(
+            host, node, client, range(first, last), command=part.command,
+            most_w={key: w for key, w in most_w.items() if math.isfinite(w)}, gpu_ids=part.gpu_ids,
+            node_control=part.node_control,
+        ))  # fmt: skip
+    return out
+
+
+def _dcmi(loaded: Loaded, part: Dcmi, site: Site) -> list[Bmc]:
+    out: list[Bmc] = []
+    high_w = site.envelopes[NODE_CAP].high
+    options = () if part.cipher is None else ("-C", str(part.cipher))
+    for host, name in hosts_of(part).items():
+        node = find_node(site, name)
+        assert node is not None  # it was checked
+        address, _, port = host.partition(":")
+        most_w = float(high_w[node])
+        out.append(DcmiBmc(
+            host, node, address, int(port or IPMI), part.user,
+            partial(_secret, loaded, part),
+            most_w=most_w if math.isfinite(most_w) else 0xFFFF, command=part.command,
+            timeout_s=part.timeout_s, correction_ms=part.correction_ms, action=part.exception,
+            program=part.program, options=options,
+        ))  # fmt: skip
+    return out
+
+
+class Http:
+    """The session of aiohttp that all services of a section share, made where it is first needed."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    def __call__(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
+                # a look takes seconds, the next is long after: idle connections of all BMCs would be too many
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=2, keepalive_timeout=3.0),
+                headers={"Accept": "application/json", "Accept-Encoding": "identity",
+                         "User-Agent": "racktwin", "OData-Version": "4.0"},
+            )  # fmt: skip
+        return self._session
+
+    async def close(self) -> None:
+        """End its connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _secret(loaded: Loaded, part: Redfish | Dcmi) -> str:
+    """The password as its file has it now. Raises ConfigError; never quotes it."""
+    text, most = loaded.secret(part.password_file) or "", MAX_SECRET if isinstance(part, Dcmi) else 1000
+    if len(text) > most or not text.isprintable():
+        raise ConfigError(
+            f"{loaded.path}: {part.password_file}: a password of {len(text)} characters; expected one line "
+            f"of at most {most}"
+        )
+    return text
+
+
+def _trust(loaded: Loaded, part: Redfish, where: str) -> Any:
+    try:
+        context = ssl.create_default_context(
+            cafile=None if part.ca_file is None else str(loaded.file(part.ca_file))
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{loaded.path}: {where}.ca_file: expected certificates in PEM: {error}") from error
+    if not part.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
