@@ -8,10 +8,11 @@ A rule that forbids a module or a call in pure code can be lifted for one statem
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -84,12 +85,16 @@ class Source:
     path: str
     text: str
     tree: ast.Module = field(init=False)
+    nodes: list[ast.AST] = field(init=False)  # all of the tree
     escapes: dict[int, tuple[str, bool]] = field(init=False)  # line -> (name, gives a reason)
     used: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.tree = ast.parse(self.text, self.path)
+        self.nodes = list(ast.walk(self.tree))
         self.escapes = {}
+        if not _ESCAPE.search(self.text):
+            return
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
             if token.type == tokenize.COMMENT and (found := _ESCAPE.search(token.string)):
                 self.escapes[token.start[0]] = (found["name"], found["reason"] is not None)
@@ -103,6 +108,15 @@ class Source:
         lines = [i for i in range(first, last + 1) if self.escapes.get(i, ("", False))[0] == name]
         self.used.update(lines)
         return bool(lines)
+
+
+def sources(paths: Iterable[str]) -> list[Source]:
+    """These files, parsed. The garbage collector rests meanwhile: it would take most of the time."""
+    gc.disable()
+    try:
+        return [Source(path, tree.text(path) or "") for path in paths]
+    finally:
+        gc.enable()
 
 
 def is_pure(path: str) -> bool:
@@ -120,9 +134,9 @@ def layer(module: str) -> tuple[int, str] | None:
     return None
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:
     """(statement, dotted name) of every absolute import, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node, alias.name
@@ -136,7 +150,7 @@ def sizes(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), 1):
         if len(line) > MAX_LINE:
             yield f"{source.path}:{number}: {len(line)} characters, expected at most {MAX_LINE}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and _last(node) - node.lineno >= MAX_CLASS:
             yield source.at(node, f"{node.name} has more than {MAX_CLASS} lines")
         if isinstance(node, Function):
@@ -149,7 +163,7 @@ def sizes(source: Source) -> Iterator[str]:
 
 def parameters(source: Source) -> Iterator[str]:
     """A function has few parameters and a NamedTuple few positions; a frozen dataclass takes the rest."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = sum(a.arg not in ("self", "cls") for a in given)
@@ -175,7 +189,7 @@ def docstring(source: Source) -> Iterator[str]:
 
 def questions(source: Source) -> Iterator[str]:
     """No docstring begins with a question word: it says what a thing is or does."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Module | ast.ClassDef | Function):
             found = _QUESTION.match(ast.get_docstring(node) or "")
             if found:
@@ -186,7 +200,7 @@ def names(source: Source) -> Iterator[str]:
     """Public names say what a thing does."""
     module = PurePosixPath(source.path).stem
     found: list[tuple[ast.AST, str]] = [(source.tree, module)]
-    found += [(n, n.name) for n in ast.walk(source.tree) if isinstance(n, Function | ast.ClassDef)]
+    found += [(n, n.name) for n in source.nodes if isinstance(n, Function | ast.ClassDef)]
     for node, name in found:
         words = {w.lower() for w in _WORD.findall(name)}
         if not name.startswith("_") and (BANNED_PARTS.search(name) or words & BANNED_WORDS):
@@ -198,7 +212,7 @@ def names(source: Source) -> Iterator[str]:
 def bare_names(source: Source) -> Iterator[str]:
     """A public name is a noun or a verb, no bare participle, pronoun or preposition."""
     found: list[tuple[ast.AST, str]] = [(source.tree, PurePosixPath(source.path).stem)]
-    found += [(n, n.name) for n in ast.walk(source.tree) if isinstance(n, Function | ast.ClassDef)]
+    found += [(n, n.name) for n in source.nodes if isinstance(n, Function | ast.ClassDef)]
     for node, name in found:
         if name.lower() in BARE:
             yield source.at(node, f"{name}: expected a noun or a verb, no bare participle or preposition")
@@ -230,7 +244,7 @@ def direction(source: Source) -> Iterator[str]:
     own = layer(source.path.removesuffix(".py").replace("/", "."))
     if own is None:
         return
-    for node, name in imports(source.tree):
+    for node, name in imports(source.nodes):
         other = layer(name)
         upward = other is not None and other[1] != own[1] and other[0] <= own[0]
         if upward or name.split(".", maxsplit=1)[0] in ("tests", "deploy"):
@@ -242,7 +256,7 @@ def faces(source: Source) -> Iterator[str]:
     own = PurePosixPath(source.path).parent
     if layer(source.path.removesuffix(".py").replace("/", ".")) is None:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.ImportFrom) or layer(node.module or "") is None:
             continue
         module = PurePosixPath((node.module or "").replace(".", "/"))
@@ -253,7 +267,7 @@ def faces(source: Source) -> Iterator[str]:
 
 def relative_imports(source: Source) -> Iterator[str]:
     """Imports are absolute, so that every rule about them can be read off the line."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.level:
             yield source.at(node, "expected an absolute import")
 
@@ -262,11 +276,11 @@ def purity(source: Source) -> Iterator[str]:
     """Pure code imports no clock, chance, thread, file, socket or log, and calls none of them."""
     if not is_pure(source.path):
         return
-    for statement, name in imports(source.tree):
+    for statement, name in imports(source.nodes):
         root = name.split(".", maxsplit=1)[0]
         if root in IMPURE and not source.allows(statement, root):
             yield source.at(statement, f"pure code may not import {root}")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         called = node.func if isinstance(node, ast.Call) else None
         name = ""
         if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
@@ -281,10 +295,10 @@ def dice(source: Source) -> Iterator[str]:
     """Only the simulated plant and its faults use np.random, from a generator that they are given."""
     if not is_pure(source.path) or source.path.removesuffix(".py").startswith(MAY_ROLL_DICE):
         return
-    for statement, name in imports(source.tree):
+    for statement, name in imports(source.nodes):
         if f"{name}.".startswith("numpy.random.") and not source.allows(statement, "np.random"):
             yield source.at(statement, "pure code may not import numpy.random")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if (
             not isinstance(node, ast.Attribute)
             or node.attr != "random"
@@ -299,7 +313,7 @@ def set_order(source: Source) -> Iterator[str]:
     """The order of a set differs from one process to the next: sort it before walking it."""
     if not is_pure(source.path):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         for walked in _walked(node):
             if _is_set(walked) and not source.allows(walked, "set"):
                 yield source.at(walked, "walks a set, whose order is not fixed: expected sorted(...)")
@@ -342,13 +356,6 @@ RULES = (
 BOUNDED = {parameters: 90, bare_names: 63, faces: 6}
 
 
-def problems(path: str, text: str) -> list[str]:
-    """Everything that the rules find in one Python file."""
-    source = Source(path, text)
+def problems(source: Source) -> list[str]:
+    """Everything that the rules find in one Python file; the bounded ones are apart."""
     return [found for rule in RULES for found in rule(source)]
-
-
-def bounded_problems(path: str, text: str) -> list[str]:
-    """Everything that the bounded rules find in one Python file."""
-    source = Source(path, text)
-    return [found for rule in BOUNDED for found in rule(source)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import pytest
-
 from twin.catalogue import TABLES, Control, Signal, unit_of
 from twin.catalogue.units import SUFFIX_UNIT
 
@@ -35,34 +33,28 @@ def faults_of_range(gauge: Signal) -> Iterator[str]:
         yield f"{gauge.key}: {gauge.high} in steps of {gauge.quantum} does not fit 31 bits"
 
 
-def by_key(line: Signal | Control) -> str:
-    return line.key
-
-
-@pytest.mark.parametrize("line", [*SIGNALS, *CONTROLS], ids=by_key)
-def test_the_unit_is_what_the_name_declares(line: Signal | Control) -> None:
-    assert not list(faults_of_unit(line))
-
-
-@pytest.mark.parametrize("gauge", GAUGES, ids=by_key)
-def test_the_range_fits_the_record(gauge: Signal) -> None:
-    assert not list(faults_of_range(gauge))
-
-
-@pytest.mark.parametrize("signal", [s for s in SIGNALS if s.base], ids=by_key)
-def test_a_companion_stands_beside_its_signal(signal: Signal) -> None:
-    beside = TABLES[signal.table].by_name.get(signal.base or "")
-    assert beside is not None
-    assert (beside.unit, beside.low, beside.high, beside.quantum) == (
+def faults_of_companion(signal: Signal) -> Iterator[str]:
+    base = TABLES[signal.table].by_name.get(signal.base or "")
+    if base is None:
+        yield f"{signal.key}: expected a signal {signal.base} beside it"
+    elif (base.unit, base.low, base.high, base.quantum) != (
         signal.unit, signal.low, signal.high, signal.quantum,
-    )  # fmt: skip
+    ):  # fmt: skip
+        yield f"{signal.key}: expected unit, range and quantum of {base.key}"
 
 
-@pytest.mark.parametrize("control", [c for c in CONTROLS if c.readback], ids=by_key)
-def test_a_read_back_is_a_signal_of_the_same_table_and_unit(control: Control) -> None:
+def faults_of_readback(control: Control) -> Iterator[str]:
     echo = TABLES[control.table].by_name.get(control.readback or "")
-    assert echo is not None
-    assert echo.unit == control.unit
+    if echo is None or echo.unit != control.unit:
+        yield f"{control.key}: expected a signal {control.readback} in {control.unit}"
+
+
+def test_every_line_is_sound() -> None:
+    found = [fault for line in (*SIGNALS, *CONTROLS) for fault in faults_of_unit(line)]
+    found += [fault for gauge in GAUGES for fault in faults_of_range(gauge)]
+    found += [fault for signal in SIGNALS if signal.base for fault in faults_of_companion(signal)]
+    found += [fault for control in CONTROLS if control.readback for fault in faults_of_readback(control)]
+    assert found == []
 
 
 def test_a_bad_line_is_refused() -> None:
@@ -74,6 +66,12 @@ def test_a_bad_line_is_refused() -> None:
     assert list(faults_of_range(dataclasses.replace(good, low=-good.quantum * LAST_CODE)))
     assert list(faults_of_range(dataclasses.replace(good, low=good.high)))
     assert list(faults_of_range(dataclasses.replace(good, quantum=0.0)))
+    peak = next(s for s in SIGNALS if s.base)
+    assert list(faults_of_companion(dataclasses.replace(peak, name="absent_w_max")))
+    assert list(faults_of_companion(dataclasses.replace(peak, unit="kW")))
+    cap = next(c for c in CONTROLS if c.readback)
+    assert list(faults_of_readback(dataclasses.replace(cap, readback="absent_w")))
+    assert list(faults_of_readback(dataclasses.replace(cap, unit="kW")))
 
 
 def test_the_catalogue_is_not_empty() -> None:

@@ -10,11 +10,9 @@ import pytest
 from tests.tidy import rules, tree
 
 
-@pytest.mark.parametrize("path", tree.code())
-def test_code_keeps_the_house_rules(path: str) -> None:
-    text = tree.text(path)
-    assert text is not None, f"{path}: expected UTF-8"
-    found = rules.problems(path, text)
+def test_code_keeps_the_house_rules() -> None:
+    found = [f"{path}: expected UTF-8" for path in tree.code() if tree.text(path) is None]
+    found += [problem for source in rules.sources(tree.code()) for problem in rules.problems(source)]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
 
