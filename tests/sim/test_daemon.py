@@ -5,7 +5,8 @@ What it mirrors, what it commands, how it restarts, reloads and stops.
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tests.support.agent_pod import pod
 from tests.support.builders import two_racks
 from tests.support.daemon_process import RunningDaemon, running
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.storm_watch import scald
 from twin.catalogue import NS
 from twin.config import load_site, make_engine
 from twin.engine import Engine
@@ -83,7 +85,7 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
         daemon.site_path.write_text(site_yaml, encoding="utf-8")
         daemon.start()
         rows = [m for m in read_capture(capture) if isinstance(m, Message)]
-        daemon.until(lambda: _part(daemon, "mqtt") == "running")
+        daemon.until(lambda: parts(daemon).get("mqtt") == "running")
         publish(broker.port, rows, in_real_time)
         total = len(rows)
 
@@ -92,7 +94,8 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
             return bool(link["received"] >= total and link["waiting"] == 0)
 
         daemon.until(all_decoded, 30, "all messages of the capture")
-        time.sleep(2.5)
+        at = daemon.get("/api/v1/summary")["ticks"]["tick"]
+        daemon.until(lambda: daemon.get("/api/v1/summary")["ticks"]["tick"] >= at + 2, what="their ticks")
         assert daemon.stop() == 0
     live = resume(daemon.run_folder, lambda s: make_engine(build_site(s))).engine
     equal, near = compared(engine, live, last_readings(capture, site))
@@ -134,22 +137,61 @@ def compared(
     return equal, near
 
 
-def _part(daemon: RunningDaemon, name: str) -> str:
-    found = [p for p in daemon.get("/api/v1/parts")["parts"] if p["name"] == name]
-    return str(found[0]["state"]) if found else ""
-
-
-def test_heat_is_answered_by_caps_that_agents_carry_out_and_report(broker: Mosquitto, tmp_path: Path) -> None:
-    with running(tmp_path / "d", broker.port) as daemon, pod(broker.port) as racks:
+def test_heat_is_answered_by_caps_that_outlive_a_kill_and_damaged_files(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    with (
+        running(tmp_path / "d", broker.port, history={"every_s": 0.5}) as daemon,
+        pod(broker.port) as racks,
+    ):
         daemon.until(lambda: _good(daemon, "gpu.temp_c") == 144, what="all GPUs heard")
-        racks.heat(node=3)
+        scald(racks, 3)
         daemon.until(lambda: racks.caps(node=3).max() < 1200, what="caps lowered on the hot node")
         assert racks.caps(node=4).min() == 1200.0, "the others are left alone"
         leases = daemon.until(lambda: _done(daemon), what="acks and read-back")
         assert {row["name"].rpartition("/")[0] for row in leases} == {"lab/h/r1/node3"}
         assert any(line["body"]["policy"] == "thermal_guard" for line in daemon.journal("command"))
+        assert daemon.process is not None
+        assert mapped(daemon.process.pid) == set(), "libraries of statistics belong into workers"
+        daemon.until(lambda: history(daemon)["samples"] > 1, what="a history")
+        before = daemon.get("/api/v1/state")["tick"]
+        daemon.kill()
+        state = daemon.folder / "state"
+        stores = [p for p in (state / "history").iterdir() if p.suffix not in ("-wal", "-shm")]
+        for path in [*stores, state / "alarms.json"]:
+            path.write_bytes(os.urandom(50_000))
+        daemon.start()
+        assert daemon.get("/api/v1/state")["tick"] > before, "the numbers of ticks go on"
+        daemon.until(lambda: _done(daemon), what="the cap in force again")
+        assert racks.caps(node=3).max() < 1200.0
+        daemon.until(lambda: history(daemon)["moved_aside"] == 1, 15, "the history moved aside")
+        daemon.until(lambda: history(daemon)["samples"] > 1, 15, "another history")
+        alarms = {a["id"] for a in daemon.get("/api/v1/alarms?limit=1000")["alarms"] if a["active"]}
+        assert "history/moved_aside" in alarms
+        assert (state / "alarms.damaged").exists()
+        assert "alarms.json: damaged" in daemon.log.read_text()
         assert daemon.stop() == 0
         replayed_whole(daemon.run_folder)
+
+
+def history(daemon: RunningDaemon) -> dict[str, Any]:
+    """The counts of its history."""
+    return dict(daemon.get("/api/v1/messages")["messages"]["history"])
+
+
+def mapped(process: int | str) -> set[str]:
+    """The libraries of statistics, all with compiled parts, that a process has in its memory."""
+    found = re.findall(
+        r"/site-packages/(sklearn|scikit_learn|scipy|statsmodels|pandas|torch)[./]",
+        Path(f"/proc/{process}/maps").read_text(),
+    )
+    return set(found)
+
+
+def test_the_search_for_libraries_finds_one_that_is_loaded() -> None:
+    import scipy.optimize  # noqa: F401
+
+    assert "scipy" in mapped("self")
 
 
 def _good(daemon: RunningDaemon, key: str) -> int:
@@ -164,55 +206,12 @@ def _done(daemon: RunningDaemon) -> list[dict[str, Any]]:
     return rows if rows and all(r["state"] == "done" for r in rows) else []
 
 
-def test_a_restart_goes_on_with_its_leases_and_repeats_itself(broker: Mosquitto, tmp_path: Path) -> None:
-    with running(tmp_path / "d", broker.port) as daemon, pod(broker.port) as racks:
-        daemon.until(lambda: _good(daemon, "gpu.temp_c") == 144, what="all GPUs heard")
-        racks.heat(node=0)
-        daemon.until(lambda: _done(daemon), what="a cap in force")
-        before = daemon.get("/api/v1/state")["tick"]
-        daemon.kill()
-        daemon.start()
-        assert daemon.get("/api/v1/state")["tick"] > before, "the numbers of ticks go on"
-        daemon.until(lambda: _done(daemon), what="the cap in force again")
-        assert racks.caps(node=0).max() < 1200.0
-        assert daemon.stop() == 0
-        replayed_whole(daemon.run_folder)
-
-
-def test_a_site_that_changed_while_it_was_away(broker: Mosquitto, tmp_path: Path) -> None:
-    with running(tmp_path / "d", broker.port) as daemon:
-        daemon.until(lambda: _part(daemon, "mqtt") == "running")
-        assert daemon.stop() == 0
-        daemon.write_site(two_racks(racks="r[0-3]"))
-        daemon.start()
-        with pod(broker.port, racks=3):
-            daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of three racks")
-            rows = daemon.get("/api/v1/state/gpu?signals=temp_c&limit=1000")
-            heard = {n for n, q in zip(rows["names"], rows["signals"]["temp_c"]["quality"], strict=True)
-                     if q.lower() == "good"}  # fmt: skip
-            assert {name.split("/")[2] for name in heard} == {"r1", "r2", "r3"}
-        assert daemon.stop() == 0
-        replayed_whole(daemon.run_folder)
-
-
-def test_it_stops_within_five_seconds_and_says_why_it_will_not_start_twice(
-    broker: Mosquitto, tmp_path: Path
-) -> None:
-    with running(tmp_path / "d", broker.port) as daemon:
+def test_a_configuration_is_taken_over_whole_or_refused(broker: Mosquitto, tmp_path: Path) -> None:
+    with running(tmp_path / "d", broker.port) as daemon, pod(broker.port, racks=3):
+        daemon.until(lambda: parts(daemon).get("mqtt") == "running")
         second = RunningDaemon(tmp_path / "d", broker.port)
         second.start(wait=False)
-        assert second.process is not None
-        assert second.process.wait(20) == 1
-        assert "is in use by process" in second.words()
-        begun = time.monotonic()
-        assert daemon.stop() == 0
-        assert time.monotonic() - begun < 5.0
-
-
-def test_a_reload_takes_over_a_changed_site_and_refuses_a_wrong_one(
-    broker: Mosquitto, tmp_path: Path
-) -> None:
-    with running(tmp_path / "d", broker.port) as daemon:
+        what_cannot_be_made_is_refused_again_and_stops_nothing(daemon)
         good = two_racks(policies={"thermal_guard": {"authority": "act"}})
         daemon.write_site(
             {**good, "halls": [{**good["halls"][0], "racks": [{"name": "r1", "profile": "none"}]}]}
@@ -224,27 +223,47 @@ def test_a_reload_takes_over_a_changed_site_and_refuses_a_wrong_one(
         daemon.send(signal.SIGHUP)
         daemon.until(lambda: daemon.get("/api/v1/site")["sizes"]["rack"] == 3)
         daemon.until(lambda: not daemon.get("/api/v1/alarms")["alarms"])
-        with pod(broker.port, racks=3):
-            daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of the third rack")
+        daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of the third rack")
         reloads = [line["body"] for line in daemon.journal("reload")]
-        assert [bool(r["refused"]) for r in reloads] == [True, False]
+        assert [bool(r["refused"]) for r in reloads] == [True] * 8 + [False, True, False]
+        assert second.process is not None
+        assert second.process.wait(20) == 1, "one daemon for each state folder"
+        assert "is in use by process" in second.words()
+        assert daemon.stop() == 0
+        daemon.write_site(two_racks(racks="r[0-3]"))  # changed while it was away
+        daemon.start()
+        daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of three racks")
+        rows = daemon.get("/api/v1/state/gpu?signals=temp_c&limit=1000")
+        heard = {n for n, q in zip(rows["names"], rows["signals"]["temp_c"]["quality"], strict=True)
+                 if q.lower() == "good"}  # fmt: skip
+        assert {name.split("/")[2] for name in heard} == {"r1", "r2", "r3"}
         assert daemon.stop() == 0
         replayed_whole(daemon.run_folder)
 
 
-def test_act_is_refused_over_the_embedded_broker(tmp_path: Path) -> None:
-    daemon = RunningDaemon(tmp_path / "d", "embedded")
-    daemon.start(wait=False)
-    assert daemon.process is not None
-    assert daemon.process.wait(20) == 78
-    assert "simulated: true" in daemon.words()
-    daemon.write_site(two_racks())
-    daemon.start()
-    try:
-        body = {"policy": "thermal_guard", "authority": "act", "reason": "a test",
-                "acknowledge": "thermal_guard may act on lab"}  # fmt: skip
-        status, answer = daemon.ask("POST", "/api/v1/authority", body)
-        assert status == 409
-        assert "embedded broker" in json.dumps(answer)
-    finally:
-        daemon.kill()
+def what_cannot_be_made_is_refused_again_and_stops_nothing(daemon: RunningDaemon) -> None:
+    """Parts that a configuration asks for in vain: each is refused twice, and no part is touched."""
+    before, good = parts(daemon), dict(daemon.config)
+    wrong: list[dict[str, Any]] = [
+        {"broker": {**good["broker"], "maps": {"telegraf/#": "no-such-map"}}},
+        {"notify": [{"kind": "webhook", "url": "https://h", "tls": {"ca_file": "missing.pem"}}]},
+        {"history": {"influx": {"url": "http://h", "token_file": "missing"}}},
+        {"scrapes": [{"url": "http://h", "map": "no-such-map"}]},
+    ]
+    for change in wrong:
+        daemon.config = {**good, **change}
+        daemon.write_config()
+        for _ in range(2):
+            status, answer = daemon.ask("POST", "/api/v1/reload", {"reason": "a test"})
+            assert status == 409, (change, answer)
+            assert parts(daemon) == before, change
+    daemon.config = good
+    daemon.write_config()
+    status, answer = daemon.ask("POST", "/api/v1/reload", {"reason": "a test"})
+    assert status == 200, answer
+    assert parts(daemon) == before
+
+
+def parts(daemon: RunningDaemon) -> dict[str, str]:
+    """The state of every part, by its name."""
+    return {p["name"]: p["state"] for p in daemon.get("/api/v1/parts")["parts"]}

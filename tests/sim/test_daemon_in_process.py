@@ -1,10 +1,9 @@
-"""A reload takes a configuration over whole, between two ticks, or leaves everything as it was."""
+"""The daemon in the loop of the test: a reload while a tick is in flight, `act` over the embedded broker."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +11,24 @@ import pytest
 import yaml
 
 from tests.support.builders import two_racks
-from tests.support.daemon_process import RunningDaemon, running
-from tests.support.mosquitto import Mosquitto, mosquitto
-from twin.config import load_config
+from twin.catalogue import ConfigError
+from twin.cli.main import main
+from twin.config import Loaded, load_config
 from twin.contracts import CommandBatch, Decision
-from twin.daemon import Daemon, SdNotify
-from twin.telemetry import Reading
+from twin.daemon import Daemon, SdNotify, load_checked
+from twin.telemetry import AuthorityChanged, Reading
 
 pytestmark = pytest.mark.slow
-Server = Callable[..., Path]
 GUARDED = {"thermal_guard": {"authority": "act"}}
 
 
-@pytest.fixture
-def broker(server: Server, tmp_path: Path) -> Iterator[Mosquitto]:
-    with mosquitto(server, tmp_path) as running_broker:
-        yield running_broker
-
-
-def parts(daemon: RunningDaemon) -> dict[str, str]:
-    return {p["name"]: p["state"] for p in daemon.get("/api/v1/parts")["parts"]}
-
-
-def test_what_is_refused_is_refused_again_and_nothing_stops(broker: Mosquitto, tmp_path: Path) -> None:
-    with running(tmp_path / "d", broker.port) as daemon:
-        daemon.until(lambda: parts(daemon).get("mqtt") == "running")
-        before, good = parts(daemon), dict(daemon.config)
-        wrong: list[dict[str, Any]] = [
-            {"broker": {**good["broker"], "maps": {"telegraf/#": "no-such-map"}}},
-            {"notify": [{"kind": "webhook", "url": "https://h", "tls": {"ca_file": "missing.pem"}}]},
-            {"history": {"influx": {"url": "http://h", "token_file": "missing"}}},
-            {"scrapes": [{"url": "http://h", "map": "no-such-map"}]},
-        ]
-        for change in wrong:
-            daemon.config = {**good, **change}
-            daemon.write_config()
-            for _ in range(2):
-                status, answer = daemon.ask("POST", "/api/v1/reload", {"reason": "a test"})
-                assert status == 409, (change, answer)
-                assert parts(daemon) == before, change
-        daemon.config = good
-        daemon.write_config()
-        status, answer = daemon.ask("POST", "/api/v1/reload", {"reason": "a test"})
-        assert status == 200, answer
-        assert parts(daemon) == before
-        daemon.until(lambda: not [a for a in daemon.get("/api/v1/alarms")["alarms"] if a["id"] == "reload"])
+def configured(folder: Path, policies: dict[str, Any], **settings: Any) -> Loaded:
+    """The configuration of a small daemon behind the embedded broker."""
+    (folder / "site.yaml").write_text(yaml.safe_dump(two_racks(policies=policies)))
+    config = {"site": "site.yaml", "broker": "embedded", "api": None, "tick_s": 0.2,
+              "quotas": {"journal_reserve_mb": 1}, "history": {"embedded": False}} | settings  # fmt: skip
+    (folder / "racktwin.yaml").write_text(yaml.safe_dump(config))
+    return load_config(folder / "racktwin.yaml")
 
 
 class Heard:
@@ -79,13 +51,10 @@ class Heard:
 
 def test_commands_of_a_tick_in_flight_never_meet_another_site(tmp_path: Path) -> None:
     """The journal is slow, and the site changes meanwhile: every command names what the engine meant."""
-    (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks(policies=GUARDED)))
-    config = {"site": "site.yaml", "broker": "embedded", "simulated": True, "api": None, "tick_s": 0.2,
-              "quotas": {"journal_reserve_mb": 1}, "history": {"embedded": False}}  # fmt: skip
-    (tmp_path / "racktwin.yaml").write_text(yaml.safe_dump(config))
+    config = configured(tmp_path, GUARDED, simulated=True)
 
     async def scene() -> tuple[list[str], list[str]]:
-        daemon, loop = Daemon(load_config(tmp_path / "racktwin.yaml"), SdNotify()), asyncio.get_running_loop()
+        daemon, loop = Daemon(config, SdNotify()), asyncio.get_running_loop()
         heard, in_flight = Heard(daemon), asyncio.Event()
         meant: list[str] = []
         write, send = daemon._journal, daemon.services.send
@@ -132,3 +101,21 @@ def hot(daemon: Daemon) -> None:
         entity = site.entity("gpu", f"{name}/node3/gpu{gpu}")
         assert entity is not None
         daemon.ingest.stage([Reading("gpu", entity, "temp_c", 95.0, now_ns)], now_ns)
+
+
+def test_act_is_refused_over_the_embedded_broker(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`simulated: true` for the simulated pod"):
+        load_checked(configured(tmp_path, GUARDED))
+    assert main(["run", "--check", "--config", str(tmp_path / "racktwin.yaml")]) == 78
+
+    async def asked() -> str | None:
+        daemon = Daemon(configured(tmp_path, {}), SdNotify())
+        task = asyncio.create_task(daemon.run())
+        while not daemon.live.ready:
+            await asyncio.sleep(0.02)
+        why = daemon.live.veto(AuthorityChanged(author="ann", policy="thermal_guard", authority="act"))
+        daemon.stop()
+        await task
+        return why
+
+    assert "the embedded broker knows no identities" in (asyncio.run(asked()) or "")
