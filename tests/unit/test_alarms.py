@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.builders import Twin, eight_nodes, two_racks
 from twin.catalogue import NS
-from twin.cli.journal import _sentence
 from twin.contracts import EventRecord, Finding, FindingRecord, NarrowedRecord, brief_event
+from twin.report import sentence
 from twin.telemetry import events as ev
 
 OK = {"gpu.temp_c": 50.0}
@@ -164,7 +164,7 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
 @pytest.mark.parametrize(
     "event, words",
     [
-        (ev.Held(author="ann", reason="smoke"), "Held by ann: reason smoke"),
+        (ev.Held(author="ann", reason="smoke"), "Held by ann (smoke)"),
         (
             ev.AuthorityChanged(author="bob", policy="operator", authority="off"),
             "AuthorityChanged by bob: policy operator, authority off",
@@ -173,18 +173,18 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
             ev.OperatorRequest(
                 id="q", author="ann", control="gpu.power_cap_w", names=("g0",), lo=300, hi=4e2
             ),
-            "OperatorRequest by ann: gpu.power_cap_w in 300 to 400, name g0, id q",
+            "OperatorRequest by ann: bounds gpu.power_cap_w 300 W to 400 W, names g0",
         ),
         (
             ev.JobStarted(job="j", nodes=tuple(f"n{i}" for i in range(100))),
-            "JobStarted: job j, nodes n0, n1, n2, n3 and 96 more",
+            "JobStarted: job j, nodes n0, n1, n2 and 97 more",
         ),
     ],
 )
 def test_an_event_of_the_journal_in_words(event: ev.Event, words: str) -> None:
-    assert _sentence(EventRecord(event=brief_event(event))) == words
+    assert sentence(EventRecord(event=brief_event(event))) == words
     refused = EventRecord(event=brief_event(event), refused="no")
-    assert _sentence(refused) == f"{words}; refused: no"
+    assert sentence(refused) == f"{words}; refused: no"
 
 
 def test_findings_and_verdicts_of_the_journal_in_words() -> None:
@@ -192,6 +192,6 @@ def test_findings_and_verdicts_of_the_journal_in_words() -> None:
         id="x", severity="warning", title="9 gpu are hot", evidence=("why",), count=9,
         entities=("a", "b"), action="Look.", confidence_pu=1.0,
     )  # fmt: skip
-    assert _sentence(finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
+    assert sentence(finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
     verdict = NarrowedRecord(control="gpu.power_cap_w", count=3, why="no room", policy="operator")
-    assert _sentence(verdict) == "operator: gpu.power_cap_w of 3; no room"
+    assert sentence(verdict) == "operator: narrowed gpu.power_cap_w of 3: no room"

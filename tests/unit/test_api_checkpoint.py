@@ -13,12 +13,12 @@ from connectors.jobs import MAX_REPORT, decode_advice
 from connectors.jobs.wire import JOB_BURST
 from tests.support.builders import START_NS, eight_nodes, site_of, two_racks
 from tests.support.in_process_daemon import Pod, serve
-from twin.api.journal_texts import sentence
 from twin.api.summary import _means
 from twin.api.tokens import add_token
 from twin.catalogue import NS, find_control
 from twin.contracts import AdviceRecord
 from twin.control import ACCEPTED, DONE, SENT
+from twin.report import sentence
 from twin.telemetry import CheckpointTold, JobEnded, JobStarted, OperatorRequest
 from twin.telemetry.jobs import REST_S
 from twin.wiring import Roster, answers_of

@@ -9,10 +9,10 @@ import yaml
 
 from tests.support.builders import START_NS, site_of, two_racks
 from tests.support.in_process_daemon import Pod, serve
-from twin.api.journal_texts import sentence
 from twin.catalogue import NS
 from twin.cli.main import main
 from twin.contracts import read_record
+from twin.report import sentence
 
 CAP = "gpu.power_cap_w"
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from twin.api.access import WHO
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
-from twin.api.journal_texts import is_about, line_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import entity_of, is_below, job_of
 from twin.api.state import alarms_of
@@ -52,7 +51,7 @@ async def decisions(request: web.Request) -> web.Response:
             line.kind not in kinds if kinds else line.kind in QUIET
         ):
             continue
-        shown = line_of(line, live.engine.site, about, control)
+        shown = line.answer(live.engine.site, about, control)
         if shown is None:
             continue
         if len(rows) == limit:
@@ -97,7 +96,7 @@ def _about(live: Runtime, name: str | None) -> tuple[str, int, str] | None:
     if name is None:
         return None
     slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
-    if slot is not None or any(is_about(line, live.engine.site, ("job", -1, own)) for line in live.lines):
+    if slot is not None or any(line.concerns(live.engine.site, ("job", -1, own)) for line in live.lines):
         return "job", -1 if slot is None else slot, own
     head, _, tail = name.partition(":")
     for table in (head,) if tail and head in TABLES else TABLES:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from twin.catalogue import clean
 from twin.config import Loaded
 from twin.contracts import (
     Bound,
@@ -24,12 +25,16 @@ from twin.contracts import (
     JournalRecord,
     OtherRecord,
     PolicyAccount,
+    ProposalsRecord,
 )
 from twin.engine import Engine
+from twin.report import brief, sentence
+from twin.site import Site
 from twin.telemetry import Event
 
 MAX_LINES = 2000  # journal records that interfaces can show without reading the file
 MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
+MAX_TEXT = 400  # characters of a line's sentence
 MAX_WAITING = 1000  # requests whose outcome somebody waits for
 MAX_FOLLOWERS = 64
 FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
@@ -70,6 +75,52 @@ class JournalLine:
     def kind(self) -> str:
         """Kind of the record."""
         return self.record.kind
+
+    def answer(
+        self, site: Site, about: tuple[str, int, str] | None = None, control: str | None = None
+    ) -> dict[str, Any] | None:
+        """As JSON; None if it is not about the entity (table, index, path) or the control asked for."""
+        if control is not None and control not in self._controls():
+            return None
+        if about is not None and not self.concerns(site, about):
+            return None
+        return {
+            "kind": self.kind,
+            "tick": self.tick,
+            "now_ns": self.now_ns,
+            "text": clean(sentence(self.record, site), MAX_TEXT),
+            "body": brief(self.record, site),
+        }
+
+    def _controls(self) -> list[str]:
+        if isinstance(self.record, ProposalsRecord):
+            return [p.control for p in self.record.proposals]
+        return [getattr(self._source(), "control", "")]
+
+    def _source(self) -> Any:
+        return self.record.event if isinstance(self.record, EventRecord) else self.record
+
+    def concerns(self, site: Site, about: tuple[str, int, str]) -> bool:
+        """Return True if it concerns an entity (table, index, path): by index in columns, else by path."""
+        table, row, path = about
+        for part in self.record.proposals if isinstance(self.record, ProposalsRecord) else (self.record,):
+            if getattr(part, "control", "").partition(".")[0] != table:
+                continue
+            names = getattr(part, "names", ())
+            if path in names:
+                return True
+            if table == "job" and names:
+                continue  # by their own names: a slot may have had another job then
+            for column in (getattr(part, "index", None), getattr(part, "gone", None)):
+                if column is not None and row in column:
+                    return True
+        source = self._source()
+        listed = [n for field in ("names", "nodes", "entities") for n in getattr(source, field, ())]
+        named = [n for n in (*listed, getattr(source, "name", "")) if isinstance(n, str) and n]
+        if path in named:
+            return True
+        local = any(path.endswith("/" + n) for n in named)
+        return local and any(site.entity(table, n) == row for n in named)
 
 
 def _nobody(event: Event) -> bool:  # noqa: ARG001

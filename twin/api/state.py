@@ -13,7 +13,6 @@ import numpy as np
 from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
-from twin.api.journal_texts import line_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import entity_of, inside, is_below, table_of
 from twin.catalogue import F32, TABLES, Control, Signal, clean, find_control
@@ -183,7 +182,7 @@ def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]
     """The newest journal lines that concern an entity."""
     out: list[dict[str, Any]] = []
     for line in reversed(live.lines):
-        shown = line_of(line, live.engine.site, (name, row, path))
+        shown = line.answer(live.engine.site, (name, row, path))
         if shown is not None:
             out.append(shown)
         if len(out) >= SHOWN_LINES:

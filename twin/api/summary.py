@@ -13,10 +13,10 @@ import numpy as np
 
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
-from twin.api.journal_texts import INSTANTS
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, worst_of
-from twin.catalogue import NS, Control, clean, find_signal, utc
+from twin.catalogue import NS, Control, clean, find_signal
+from twin.report import INSTANTS, control_value
 from twin.telemetry import GOOD
 
 SEVERITIES = ("critical", "warning", "info")
@@ -151,7 +151,9 @@ def standing(live: Runtime) -> list[dict[str, Any]]:
 
 def _means(control: Control, values: np.ndarray) -> str | None:
     if control.key in INSTANTS:
-        return " to ".join(dict.fromkeys(f"{utc(round(v) * NS)} UTC" for v in (values.min(), values.max())))
+        return " to ".join(
+            dict.fromkeys(control_value(float(v), control.key) for v in (values.min(), values.max()))
+        )
     named = sorted({int(v) for v in np.unique(values)}) if control.states else []
     return ", ".join(control.states[v] for v in named if 0 <= v < len(control.states)) or None
 

@@ -19,7 +19,6 @@ from aiohttp import web
 from twin.api.access import bare
 from twin.api.answers import Refused, answer, live_of, packed
 from twin.api.decisions import QUIET
-from twin.api.journal_texts import line_of
 from twin.api.runtime import JournalLine, Runtime
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, brief_alarm, severities, summary, urgency
@@ -121,7 +120,7 @@ class Updates:
         shown: list[dict[str, Any]] = []
         records = [r for r in decision.records if r.kind not in QUIET]
         for record in records[:MAX_LINES]:
-            line = line_of(JournalLine(record, decision.tick, decision.now_ns), self.live.engine.site)
+            line = JournalLine(record, decision.tick, decision.now_ns).answer(self.live.engine.site)
             if line is not None:
                 shown.append({k: line[k] for k in ("kind", "tick", "now_ns", "text")})
         if shown:

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import deque
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from twin.catalogue import NS, ConfigError, StorageError, clean
-from twin.cli.tables import escape
-from twin.contracts import (
-    JOURNAL_KINDS,
-    AccountRecord,
-    AdviceRecord,
-    CommandRecord,
-    DeferredRecord,
-    EventRecord,
-    FailedRecord,
-    FindingRecord,
-    JournalRecord,
-    LapsedRecord,
-    MarkRecord,
-    NarrowedRecord,
-    OtherRecord,
-    ProposalsRecord,
-    RenewalRecord,
-    UpkeepRecord,
-    fields_of,
-    journal_schema,
-)
-from twin.report import account_words
+from twin.catalogue import NS, ConfigError, StorageError, clean, utc
+from twin.cli.tables import grid, safe
+from twin.contracts import JOURNAL_KINDS, journal_schema
+from twin.report import sentence
 from twin.run import (
     OPEN,
     Entry,
@@ -49,9 +26,6 @@ from twin.run import (
     journal_lines,
     verify_journal,
 )
-from twin.telemetry import Event
-
-SHOWN_NAMES = 4
 
 
 def _journal(path: Path) -> Path:
@@ -106,7 +80,7 @@ def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     if not args.json and (gone := verdict.pruned) is not None:
         out.print(
             f"begins at line {verdict.first_seq + 1:,}: segments up to {clean(gone.file, 100)} "
-            f"(line {gone.last_seq + 1:,}) were pruned on {_when(gone.now_ns)}; "
+            f"(line {gone.last_seq + 1:,}) were pruned on {utc(gone.now_ns)}; "
             f"recorded in line {gone.seq + 1:,}",
             markup=False,
             soft_wrap=True,
@@ -138,9 +112,6 @@ def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.kind and args.kind not in JOURNAL_KINDS:
         raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(JOURNAL_KINDS)}")
     path = _journal(args.path)
-    table = Table(box=None, pad_edge=False)
-    for head in ("time (UTC)", "tick", "kind", "what"):
-        table.add_column(head, overflow="fold")
     since_ns, until_ns = _instant(args.since, 0), _instant(args.until, 2**63)
     found: deque[tuple[Entry, bytes]] = deque(maxlen=max(0, args.limit) if args.last else None)
     fault, chosen = None, 0
@@ -156,13 +127,14 @@ def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
         chosen += 1
         if args.last or len(found) < args.limit:
             found.append((entry, line))
-    for entry, line in found:
-        if args.json:
-            out.file.write(line.decode() + "\n")
-        else:
-            table.add_row(_when(entry.now_ns), str(entry.tick), escape(entry.kind), _sentence(entry.record))
-    if not args.json:
-        out.print(table)
+    if args.json:
+        out.file.write("".join(line.decode() + "\n" for _, line in found))
+    else:
+        rows = [
+            [utc(e.now_ns) if e.now_ns else "-", str(e.tick), e.kind, safe(sentence(e.record), limit=4000)]
+            for e, _ in found
+        ]
+        grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no entries")
     _left_out(args, chosen, len(found), err if args.json else out)
     if fault is None and (args.last or len(found) < args.limit) and is_torn(path):
         fault = f"{path}: the last line is torn; run `racktwin journal verify`"
@@ -193,103 +165,3 @@ def _instant(text: str | None, otherwise: int) -> int:
     except ValueError:
         raise ConfigError(f"{text[:60]!r}: expected a time such as 2026-11-21T02:00") from None
     return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
-
-
-def _when(now_ns: int) -> str:
-    try:
-        return datetime.fromtimestamp(now_ns / NS, UTC).strftime("%Y-%m-%d %H:%M:%S") if now_ns else "-"
-    except (ValueError, OverflowError, OSError):
-        return "?"
-
-
-def _sentence(record: JournalRecord | OtherRecord) -> str:
-    """A record in words. Reasons and names come from outside: no markup, no control characters."""
-    return escape(_words(record))
-
-
-def _words(record: JournalRecord | OtherRecord) -> str:
-    match record:
-        case CommandRecord() | AdviceRecord():
-            low, high = float(record.value.min(initial=np.inf)), float(record.value.max(initial=-np.inf))
-            span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-            count = len(record.index)
-            who = record.first_name
-            if count != 1:
-                who = f"{count} from {record.first_name} to {record.last_name}"
-            text = f"{record.policy}: {record.control} {span} for {who}; {record.reason}"
-            if isinstance(record, CommandRecord):
-                text += f"; lease until {datetime.fromtimestamp(record.expires_ns / NS, UTC):%H:%M:%S}"
-        case RenewalRecord():
-            text = f"{record.control} of {record.count}"
-        case LapsedRecord():
-            text = f"{record.control} of {len(record.index)}"
-        case FailedRecord():
-            text = f"{record.control} of {len(record.index)}; {record.why}"
-        case DeferredRecord() | NarrowedRecord():
-            policy = getattr(record, "policy", "")
-            text = (f"{policy}: " if policy else "") + f"{record.control} of {record.count}; {record.why}"
-        case FindingRecord():
-            text = _finding(record)
-        case EventRecord():
-            text = _event(record.event) + ("" if record.refused is None else f"; refused: {record.refused}")
-        case ProposalsRecord():
-            reasons = "; ".join(p.reason for p in record.proposals)
-            text = f"{record.policy}: {reasons or 'nothing to propose'}"
-        case AccountRecord():
-            about = record.account
-            named = " ".join(str(about[k]) for k in ("what", "node") if k in about)
-            text = f"{record.policy}: {named}: {account_words(about)}"
-        case MarkRecord():
-            text = f"check of {len(record.state)} signals"
-        case UpkeepRecord(pruned=tuple() as pruned) if pruned:
-            text = f"pruned {len(pruned)} journal segments up to {pruned[-1].file}"
-        case _:
-            text = ", ".join(f"{k}={_plain(v)}" for k, v in fields_of(record).items())
-    return text
-
-
-def _plain(value: Any) -> str:
-    """A field of a record that has no sentence of its own, as on disk."""
-    if isinstance(value, msgspec.Struct | tuple):
-        value = msgspec.to_builtins(value)
-    return str(list(value) if isinstance(value, tuple) else value)[:60]
-
-
-def _finding(record: FindingRecord) -> str:
-    text = f"{record.severity}: {record.title}"
-    if record.evidence:
-        text += f"; {', '.join(record.evidence)}"
-    if record.entities:
-        text += f"; {_few(record.entities, record.count or len(record.entities))}"
-    return text + (f"; {record.action}" if record.action else "")
-
-
-def _few(names: Sequence[str], count: int = 0) -> str:
-    """The first names of `count`; without a count, of these, of which the last may be "and 9 more"."""
-    shown = names[:SHOWN_NAMES]
-    more = max(count, len(names)) - len(shown)
-    if more > 0 and (cut := re.fullmatch(r"and (\d+) more", names[-1])):
-        more += int(cut[1]) - 1
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-
-
-def _event(event: Event) -> str:
-    """An event by its type, who it is from, and what it says; bounds as one interval."""
-    rest = {k: v for k, v in fields_of(event).items() if k != "author"}
-    author = getattr(event, "author", "")
-    text = type(event).__name__ + (f" by {author}" if author else "")
-    said = []
-    if "lo" in rest and "hi" in rest:
-        said.append(f"{rest.pop('control')} in {_number(rest.pop('lo'))} to {_number(rest.pop('hi'))}")
-    for name, value in rest.items():
-        if name in ("names", "nodes"):
-            said.append(f"{name[:-1] if len(value) == 1 else name} {_few(value)}")
-        elif name.endswith("_ns"):
-            said.append(f"{name[:-3]} {_when(value)}")
-        else:
-            said.append(f"{name} {_number(value) if isinstance(value, float) else str(value)[:200]}")
-    return text + (f": {', '.join(said)}" if said else "")
-
-
-def _number(value: Any) -> str:
-    return "any" if value is None else f"{value:g}"

@@ -1,4 +1,11 @@
 from .collector import Collector as Collector
+from .journal_texts import (
+    INSTANTS as INSTANTS,
+    brief as brief,
+    control_value as control_value,
+    few as few,
+    sentence as sentence,
+)
 from .page import (
     STYLE as STYLE,
     bullets as bullets,
