@@ -28,11 +28,11 @@ from twin.api.request_bodies import (
     Reason,
     Shelving,
     control_of,
+    doubts,
     level,
     said,
     until,
 )
-from twin.api.request_warnings import doubts
 from twin.api.scopes import expand, table_of
 from twin.catalogue import ConfigError, clean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord

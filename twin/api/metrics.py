@@ -18,14 +18,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
 from twin.api.load_targets import target_series
-from twin.api.metrics_health import health_series
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, quantile, severities
 from twin.catalogue import NS, TABLES, Signal, TwinError
-from twin.contracts import Explainer, Explanation, KeyFigure
+from twin.contracts import PARTS, Explainer, Explanation, KeyFigure
 from twin.engine import Inquiry, explain, topics_of
+from twin.report import health_texts as words
 from twin.site import Site
 from twin.telemetry import GOOD, QUALITY_NAMES
 
@@ -335,3 +336,59 @@ class Metrics:
     def of_site(self, tables: Iterable[str]) -> tuple[list[Column], dict[str, int]]:
         """Copies of the site's columns, to be rendered beside the ticks."""
         return self.site.take(self.live, tables)
+
+
+LIKELIEST = 20  # nodes with a series of their own: thousands would be more than anybody charts
+MAX_COUNTS = 100
+ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")  # so that rates have a beginning
+
+
+def health_series(live: Runtime) -> Iterator[Metric]:
+    """One metric after the other."""
+    engine = live.engine
+    parts = GaugeMetricFamily("racktwin_health_parts", "parts of a kind at a level", labels=["part", "level"])
+    for part, table in PARTS.items():
+        if engine.site.sizes[table]:
+            for level, count in counted(levels_of(live, part)).items():
+                parts.add_metric([part, level], count)
+    yield parts
+    age_s = looked(live)["judged_s"]
+    if age_s is not None:
+        yield GaugeMetricFamily("racktwin_health_age_seconds", "since all was judged, in site time", age_s)
+    lemons = int(engine.health.lemons.is_lemon().sum())
+    yield GaugeMetricFamily("racktwin_health_lemons", "nodes that fail more often than others", lemons)
+    seen = failures(live)
+    by_class = GaugeMetricFamily("racktwin_node_failures", "failures remembered", labels=["class"])
+    for name, count in seen["by_class"].items():
+        by_class.add_metric([name], count)
+    yield by_class
+    yield GaugeMetricFamily("racktwin_nodes_down", "nodes whose failure is not over", seen["down"])
+    yield GaugeMetricFamily("racktwin_nodes_down_together", "of them, by a cause in common",
+                            seen["down_together"])  # fmt: skip
+    faults = CounterMetricFamily("racktwin_health_faults", "faults that devices reported", labels=["what"])
+    counts = dict.fromkeys(ALWAYS, 0) | engine.health.book.counts
+    for what, count in list(counts.items())[:MAX_COUNTS]:
+        faults.add_metric([what], count)
+    yield faults
+    yield _likeliest(live)
+
+
+def _likeliest(live: Runtime) -> Metric:
+    """Chances of the nodes that are likeliest to fail within a day; which they are changes with time."""
+    metric = GaugeMetricFamily("racktwin_node_failure_probability",
+                               f"of the {LIKELIEST} nodes likeliest to fail within a day",
+                               labels=["name", "horizon_s"])  # fmt: skip
+    day = forecast_of(live, CHANCE, DAY_S)
+    if day is None:
+        return metric
+    chance = np.nan_to_num(day.mean.astype(np.float64), nan=-1.0)
+    likeliest = np.argsort(-chance, kind="stable")[:LIKELIEST]
+    for horizon_s in words.HORIZONS_S:
+        forecast = forecast_of(live, CHANCE, horizon_s)
+        if forecast is None:
+            continue
+        for i in likeliest.tolist():
+            if np.isfinite(forecast.mean[i]):
+                metric.add_metric([live.engine.site.name("node", i), f"{horizon_s:g}"],
+                                  float(forecast.mean[i]))  # fmt: skip
+    return metric
