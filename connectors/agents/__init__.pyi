@@ -3,15 +3,14 @@ from .command import (
     MAX_NAMES as MAX_NAMES,
     MAX_RESULT as MAX_RESULT,
     TABLES_OF_AGENTS as TABLES_OF_AGENTS,
+    BmsSink as BmsSink,
+    ContingencyTerms as ContingencyTerms,
+    MqttSink as MqttSink,
     Publication as Publication,
+    Publish as Publish,
     ResultDecoder as ResultDecoder,
     contingency_of as contingency_of,
     presence_of as presence_of,
-)
-from .command_sink import (
-    BmsSink as BmsSink,
-    MqttSink as MqttSink,
-    Publish as Publish,
     publish_all as publish_all,
 )
 from .frame import (

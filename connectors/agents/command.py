@@ -1,23 +1,27 @@
-"""Commands on the IT tree: requests and contingency caps out, results and the state of agents in. Bytes
-only.
+"""Commands over MQTT: caps to the agents of nodes as leases, requests to the BMS on points that are ours.
 
 `IT/v1/{integration}/Request/{control}/{rack path}` carries the leases of one rack as columns, and
 `.../Result/{control}/{node path}` an agent's answers. Names are relative to the path of the topic, so that
-nobody can speak of what is not below it.
+no sender can name a device outside it. No sink waits for an outcome: agents answer on the Result topics
+(`ResultDecoder`), the BMS echoes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from connectors.allowance import Allowance
-from twin.catalogue import F64, I32, TABLES, ActuationError, BadMessage, find_control
+from connectors.dsx import BmsDecoder, Heartbeat
+from connectors.orders import summary_of
+from twin.catalogue import F64, I32, TABLES, ActuationError, BadMessage, ConnectorError, find_control
 from twin.contracts import CommandBatch
 from twin.site import Site
 from twin.telemetry import CommandAcked, Ignored, Message, Reading
@@ -30,6 +34,14 @@ MAX_DETAIL = 500
 ANSWER_BURST, ANSWER_PER_S = 2**22, 2**18  # bytes of a node or rack
 MAX_EPOCH = 2**53
 Publication = tuple[str, bytes]
+AT_ONCE = 64  # publications that wait for the broker's acknowledgement
+AGENT_CONTROLS = ("gpu.power_cap_w", "node.power_cap_w")
+# control -> the signal of our point that asks the BMS for it
+BMS_REQUESTS = {
+    "cdu.supply_temp_target_c": "supply_temp_request_c",
+    "rack.liquid_isolation": "liquid_isolation_request_state",
+    "rack.electrical_isolation": "electrical_isolation_request_state",
+}
 
 
 def requests_of(
@@ -91,18 +103,19 @@ def requests_of(
     return out
 
 
-def contingency_of(
-    site: Site,
-    index: I32,
-    caps_w: F64,
-    *,
-    integration: str,
-    epoch: int,
-    issued_ns: int,
-    expires_ns: int,
-    triggers: Sequence[str] = ("psu_lost", "power_brake", "broker_gone"),
-    hold_s: float = 300.0,
-) -> list[Publication]:
+@dataclass(frozen=True)
+class ContingencyTerms:
+    """The sender of contingency caps, their validity, their triggers, and how long a trigger holds them."""
+
+    integration: str
+    epoch: int
+    issued_ns: int
+    expires_ns: int
+    triggers: Sequence[str] = ("psu_lost", "power_brake", "broker_gone")
+    hold_s: float = 300.0
+
+
+def contingency_of(site: Site, index: I32, caps_w: F64, terms: ContingencyTerms) -> list[Publication]:
     """The retained (topic, payload) per rack of the caps [len(index)] of GPUs for when the daemon is not
     there.
 
@@ -118,15 +131,15 @@ def contingency_of(
         body = {
             "v": 1,
             "path": path,
-            "epoch": epoch,
-            "issued_ns": issued_ns,
-            "expires_ns": expires_ns,
+            "epoch": terms.epoch,
+            "issued_ns": terms.issued_ns,
+            "expires_ns": terms.expires_ns,
             "names": names[first:last],
             "caps_w": caps[first:last],
-            "triggers": list(triggers),
-            "hold_s": hold_s,
+            "triggers": list(terms.triggers),
+            "hold_s": terms.hold_s,
         }
-        out.append((f"IT/v1/{integration}/Contingency/{path}", msgspec.json.encode(body)))
+        out.append((f"IT/v1/{terms.integration}/Contingency/{path}", msgspec.json.encode(body)))
     return out
 
 
@@ -286,3 +299,129 @@ class ResultDecoder:
 def _check_sender(sender: str | None, path: str) -> None:
     if sender is not None and sender != path:
         raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")
+
+
+class Publish(Protocol):
+    """Publishes on a link; with QoS 1 the broker has it when this returns. Raises ConnectorError."""
+
+    def __call__(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> Awaitable[None]: ...
+
+
+class MqttSink:
+    """Power caps, to be carried out and lapsed by the agents of the nodes.
+
+    `lapse` gives the values [n of the table] that devices take when a lease ends, for controls that give
+    back what was found; None is the site's safe value.
+    """
+
+    enforces_safe = True
+
+    def __init__(
+        self,
+        site: Site,
+        integration: str,
+        publish: Publish,
+        *,
+        name: str = "agents",
+        controls: tuple[str, ...] = AGENT_CONTROLS,
+        lapse: Callable[[CommandBatch], F64 | None] = lambda batch: None,  # noqa: ARG005
+    ) -> None:
+        self.name, self.controls = name, controls
+        self._site, self._publish, self._integration, self._lapse = site, publish, integration, lapse
+        self.sent = 0  # commands, renewals included
+
+    def rebind(self, site: Site) -> None:
+        """The site changed: names are its own from now on."""
+        self._site = site
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Publish a request for each rack. Raises ActuationError, after all the others were sent."""
+        problems: list[str] = []
+        messages: list[tuple[str, bytes]] = []
+        for batch in commands:
+            if batch.control not in self.controls:
+                continue
+            try:
+                messages += requests_of(batch, self._site, self._integration, self._lapse(batch))
+                self.sent += len(batch.index)
+            except ActuationError as error:
+                problems.append(str(error))
+        problems += await publish_all(self._publish, messages)
+        _raise(self.name, problems)
+
+
+class BmsSink:
+    """Setpoints and isolations, asked of the BMS on the points that its metadata gives to our integration.
+
+    The BMS may refuse, and holds what was asked for until it is asked for something else: nothing lapses by
+    itself.
+    """
+
+    enforces_safe = False
+
+    def __init__(
+        self,
+        site: Site,
+        decoder: BmsDecoder,
+        integration: str,
+        publish: Publish,
+        *,
+        name: str = "bms",
+        controls: tuple[str, ...] = tuple(BMS_REQUESTS),
+    ) -> None:
+        self.name, self.controls = name, controls
+        self.pulse = Heartbeat(integration)
+        self._site, self._decoder, self._publish = site, decoder, publish
+
+    def rebind(self, site: Site) -> None:
+        """The site changed: names are its own from now on."""
+        self._site = site
+
+    async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
+        """Publish a request for each entity. Raises ActuationError, after all the others were sent."""
+        problems: list[str] = []
+        messages: list[tuple[str, bytes]] = []
+        for batch in commands:
+            if batch.control not in self.controls:
+                continue
+            table, signal = batch.control.partition(".")[0], BMS_REQUESTS[batch.control]
+            for entity, value in zip(batch.index.tolist(), batch.value.tolist(), strict=True):
+                try:
+                    topic = self._decoder.find_request(table, entity, signal)
+                    messages.append(self._decoder.encode_request(topic, value, batch.issued_ns))
+                except ActuationError as error:
+                    problems.append(f"{self._site.name(table, entity)}: {error}")
+        problems += await publish_all(self._publish, messages)
+        _raise(self.name, problems)
+
+    async def beat(self, now_ns: int) -> int:
+        """Publish the heartbeat if it is due; return how many points. Call it about once a second.
+
+        Raises ActuationError.
+        """
+        messages = self.pulse.due(now_ns)
+        _raise(self.name, await publish_all(self._publish, messages, qos=0))
+        return len(messages)
+
+
+async def publish_all(
+    publish: Publish, messages: Sequence[tuple[str, bytes]], qos: int = 1, retain: bool = False
+) -> list[str]:
+    """Publish them, several at a time; what failed."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(topic: str, payload: bytes) -> str | None:
+        async with gate:
+            try:
+                await publish(topic, payload, qos, retain)
+            except (ConnectorError, ActuationError) as error:
+                return str(error)
+        return None
+
+    answers = await asyncio.gather(*(one(topic, payload) for topic, payload in messages))
+    return [a for a in answers if a is not None]
+
+
+def _raise(name: str, problems: list[str]) -> None:
+    if problems:
+        raise ActuationError(f"{name}: {summary_of(problems)}")

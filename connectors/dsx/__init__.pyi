@@ -21,4 +21,9 @@ from .flex_state import (
     Hint as Hint,
 )
 from .flex_wire import AGENT as AGENT, BREACH as BREACH, encode_event as encode_event, plain as plain
-from .heartbeat import EVERY_S as EVERY_S, Heartbeat as Heartbeat
+from .heartbeat import (
+    EVERY_S as EVERY_S,
+    SYSTEM_METADATA as SYSTEM_METADATA,
+    SYSTEM_VALUE as SYSTEM_VALUE,
+    Heartbeat as Heartbeat,
+)

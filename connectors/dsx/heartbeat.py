@@ -16,6 +16,7 @@ from twin.telemetry import Ignored, Message
 
 EVERY_S = 10.0
 MAX_BEATS = 64
+SYSTEM_METADATA, SYSTEM_VALUE = f"{PUB_METADATA}System/", f"{PUB_VALUE}System/"
 _OURS = ("HeartbeatTimestampIntegration", "HeartbeatEchoIntegration")
 
 
@@ -36,14 +37,14 @@ class Heartbeat:
         self._last_ns: int | None = None
         self._metadata, self._value = msgspec.json.Decoder(Metadata), msgspec.json.Decoder(_Value)
 
-    def hear(self, message: Message) -> Ignored | None:
+    def hear(self, message: Message) -> Ignored | tuple[()]:
         """Metadata of a System, or the BMS's own heartbeat. Raises BadMessage."""
         topic = message.topic
         if len(topic) > MAX_TOPIC:
             return Ignored("topic", "too long")
-        if topic.startswith(PUB_METADATA + "System/"):
+        if topic.startswith(SYSTEM_METADATA):
             return self._announce(topic[len(PUB_METADATA) :], message.payload)
-        if not topic.startswith(PUB_VALUE + "System/HeartbeatTimestampBms/"):
+        if not topic.startswith(f"{SYSTEM_VALUE}HeartbeatTimestampBms/"):
             return Ignored("System", "no heartbeat")
         if len(message.payload) > MAX_VALUE_BYTES:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_VALUE_BYTES}")
@@ -53,15 +54,15 @@ class Heartbeat:
             raise BadMessage(f"expected value, timestamp and quality: {str(error)[:120]}") from None
         if wire.quality == 1 and wire.value is not None and abs(wire.value) < 2**62:
             self.bms_ms, self.bms_ns = wire.value, message.t_ns
-        return None
+        return ()
 
-    def _announce(self, key: str, payload: bytes) -> Ignored | None:
+    def _announce(self, key: str, payload: bytes) -> Ignored | tuple[()]:
         topic = f"BMS/v1/{self.integration}/Value/{key}"
         if len(payload) > MAX_METADATA_BYTES:
             raise BadMessage(f"{len(payload)} bytes; expected at most {MAX_METADATA_BYTES}")
         if not payload:
             self._points.pop(topic, None)
-            return None
+            return ()
         try:
             meta = self._metadata.decode(payload)
         except (ValueError, RecursionError) as error:
@@ -73,7 +74,7 @@ class Heartbeat:
             return Ignored(meta.point_type[:40], "no heartbeat of ours")
         if len(self._points) < MAX_BEATS:
             self._points[topic] = meta.point_type
-        return None
+        return ()
 
     def due(self, now_ns: int) -> list[tuple[str, bytes]]:
         """The (topic, payload) to publish now; none before 10 s are over."""

@@ -1,8 +1,9 @@
 from .link import LinkSettings as LinkSettings, MqttLink as MqttLink, Presence as Presence
-from .routing import (
+from .source import (
+    FLOODED as FLOODED,
+    MqttSource as MqttSource,
     Router as Router,
     TopicRoute as TopicRoute,
     extra_route as extra_route,
     matcher as matcher,
 )
-from .source import FLOODED as FLOODED, MqttSource as MqttSource

@@ -57,7 +57,7 @@ class Lane:
                 self._by[topic] = self._by.get(topic, 0) + 1
         return bool(taken)
 
-    def told(self, now_ns: int) -> RefusalCount | None:
+    def take_refusals(self, now_ns: int) -> RefusalCount | None:
         """Refusals since the last call; None for none."""
         count, within_s = self._count, max((now_ns - self._since_ns) / NS, 1e-3)
         self._count, self._since_ns = 0, now_ns

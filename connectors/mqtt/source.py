@@ -1,6 +1,8 @@
-"""The MQTT source: what a link receives is decoded by topic, staged, and only then acknowledged.
+"""MQTT source: decodes what a link receives by topic, stages it, and only then acknowledges it.
 
-What does not decode is counted under its topic and never stops the link.
+`CORE` and `COMMON` are routes of every site; a configuration adds its own between them, such as `plant/#` for
+line protocol. A replay of a capture uses the same `Router`. A message that cannot be decoded is counted under
+its topic and never stops the link.
 """
 
 from __future__ import annotations
@@ -8,21 +10,200 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, cast
 
-from connectors.jobs import REPORT
+from connectors.agents import ItDecoder, Publish, ResultDecoder
+from connectors.dsx import BmsDecoder
+from connectors.influx import LineDecoder
+from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
 from connectors.mqtt.link import LinkSettings, MqttLink, Presence
-from connectors.mqtt.routing import Router
-from connectors.sparkplug import rebirth
-from twin.catalogue import BadMessage, ConnectorError
-from twin.contracts import Inlet
+from connectors.series_map import load_map
+from connectors.sparkplug import SparkplugDecoder, rebirth
+from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
+from twin.contracts import Decoder, Inlet, Item
+from twin.site import Site
 from twin.telemetry import Ignored, Message
 
-LOOK_EVERY_S = 1.0
-FLOODED = "job reports"  # where those were dropped that one lane does not take
-MOST_NAME = 80  # characters of a job's name
+Form = Literal["bms", "it", "answer", "job", "line", "sparkplug", "own"]
+Decode = Callable[[Message], Sequence[Item] | Ignored]
+MAX_TOPIC_BYTES = 65_535
+CHECK_EVERY_S = 1.0
+FLOODED = "job reports"  # the place under which refusals of the lane are counted
+MAX_JOB_CHARS = 80  # of a job's name in a line
 REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
+SPARKPLUG = "spBv1.0/"
+
+
+class TopicRoute(NamedTuple):
+    """Topics that match `topic` (an MQTT filter) have this form; `map` is for line protocol and Sparkplug."""
+
+    topic: str
+    form: Form
+    map: str = ""  # a packaged mapping or a path
+
+
+CORE = (
+    TopicRoute("BMS/v1/#", "bms"),
+    TopicRoute("IT/v1/PUB/Agent/#", "answer"),
+    TopicRoute("IT/v1/PUB/Job/#", "job"),
+    TopicRoute("IT/v1/PUB/#", "it"),
+    TopicRoute("IT/v1/+/Result/#", "answer"),
+    TopicRoute("IT/v1/#", "own"),  # requests, contingency caps, advice and presence of daemons, canaries
+)
+COMMON = (TopicRoute("spBv1.0/#", "sparkplug", "sparkplug"), TopicRoute("telegraf/#", "line", "telegraf"))
+
+
+def matcher(topic_filter: str) -> Callable[[str], bool]:
+    """A function that tells if a topic matches an MQTT filter. Raises ConfigError for what is no filter."""
+    levels = topic_filter.split("/")
+    if (
+        not 0 < len(topic_filter.encode()) <= MAX_TOPIC_BYTES
+        or any(set("+#\0") & set(level) and level not in ("+", "#") for level in levels)
+        or "#" in levels[:-1]
+    ):
+        raise ConfigError(
+            f"topic {topic_filter[:80]!r}: expected an MQTT filter: + is a whole level, # the last one"
+        )
+    if "+" not in levels:
+        if levels[-1] != "#":
+            return partial(str.__eq__, topic_filter)
+        if len(levels) == 1:
+            return lambda topic: not topic.startswith("$")
+        stem = topic_filter[:-1]
+        return lambda topic: topic.startswith(stem) or topic == stem[:-1]
+    return partial(_matches, levels)
+
+
+def _matches(levels: list[str], topic: str) -> bool:
+    parts = topic.split("/")
+    if topic.startswith("$") and levels[0] in ("+", "#"):
+        return False
+    open_ended = levels[-1] == "#"
+    fixed = levels[:-1] if open_ended else levels
+    if len(parts) < len(fixed) or (not open_ended and len(parts) != len(fixed)):
+        return False
+    return all(level in ("+", part) for level, part in zip(fixed, parts, strict=False))
+
+
+def extra_route(topic_filter: str, mapping: str | None = None) -> TopicRoute:
+    """The route of a topic that a configuration adds: Sparkplug under its own name, else line protocol.
+
+    `mapping` is a packaged mapping or a file's path; without it the packaged one of that form.
+    """
+    matcher(topic_filter)
+    form: Form = "sparkplug" if topic_filter.startswith(SPARKPLUG) else "line"
+    return TopicRoute(topic_filter, form, mapping or ("sparkplug" if form == "sparkplug" else "telegraf"))
+
+
+class Router:
+    """Decodes any message of a site. Decoders are made when their first message comes.
+
+    `ours` are the integrations in whose name we may publish BMS requests; `integration` is our name in topics
+    of requests and results (None: results of any); `extra` are routes of the configuration; `slot_of` says in
+    which slot a job runs (see `JobDecoder`).
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        extra: Sequence[TopicRoute] = (),
+        ours: Collection[str] = (),
+        integration: str | None = None,
+        slot_of: Callable[[str], int | None] | None = None,
+    ) -> None:
+        self.site, self.ours, self.integration, self._slot_of = site, tuple(ours), integration, slot_of
+        self._routes = [(matcher(r.topic), r.form, r.map) for r in (*CORE, *extra, *COMMON)]
+        self._decoders: dict[tuple[Form, str], Decoder] = {}
+        self._attached: list[tuple[str, Decode]] = []
+
+    def attach(self, prefix: str, decode: Decode) -> None:
+        """Give messages on topics that begin with `prefix` to `decode`, before all routes."""
+        self._attached.append((prefix, decode))
+
+    def decode(self, message: Message) -> Sequence[Item] | Ignored:
+        """Decode a message, or say why it is not for us. Raises BadMessage for nonsense."""
+        topic = message.topic
+        for prefix, decode in self._attached:
+            if topic.startswith(prefix):
+                return decode(message)
+        for fits, form, mapping in self._routes:
+            if fits(topic):
+                if form == "own":
+                    return Ignored("own", "a request, a canary or the presence of a daemon")
+                decoder = self._decoders.get((form, mapping)) or self.decoder(form, mapping)
+                return decoder.decode(message)
+        return Ignored("topic", "no route: neither BMS/v1/, IT/v1/ nor a topic of the configuration")
+
+    def decoder(self, form: Form, mapping: str = "") -> Decoder:
+        """The decoder of a form and mapping; the same each time. Raises ConfigError for a bad mapping."""
+        decoder = self._decoders.get((form, mapping))
+        if decoder is None:
+            decoder = self._decoders[form, mapping] = self._make(form, mapping)
+        return decoder
+
+    def load(self) -> None:
+        """Make the decoders of all mappings now. Raises ConfigError for a mapping file that is wrong."""
+        for _, form, mapping in self._routes:
+            if mapping:
+                self.decoder(form, mapping)
+
+    @property
+    def bms(self) -> BmsDecoder:
+        """The decoder of the BMS tree, which also encodes requests to it."""
+        return cast(BmsDecoder, self.decoder("bms"))
+
+    @property
+    def answers(self) -> ResultDecoder:
+        """The decoder of agents' answers; its `epoch` may be set."""
+        return cast(ResultDecoder, self.decoder("answer"))
+
+    @property
+    def reports(self) -> JobDecoder:
+        """The decoder of what jobs report, with its counts."""
+        return cast(JobDecoder, self.decoder("job"))
+
+    def rebind(self, site: Site) -> None:
+        """The site changed: what comes is in its numbering. What decoders know of devices stays."""
+        self.site = site
+        for key, decoder in list(self._decoders.items()):
+            if isinstance(decoder, BmsDecoder | ResultDecoder | SparkplugDecoder):
+                decoder.rebind(site)
+            elif not isinstance(decoder, JobDecoder):
+                del self._decoders[key]
+
+    def faults(self) -> list[tuple[str, int]]:
+        """Faults inside messages that were decoded all the same, and how often, since the last call."""
+        decoders = (d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder))
+        return [fault for decoder in decoders for fault in decoder.faults.take()]
+
+    def wanted_births(self) -> list[str]:
+        """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""
+        out: list[str] = []
+        for decoder in self._decoders.values():
+            if isinstance(decoder, SparkplugDecoder):
+                out += decoder.wants_rebirth
+                decoder.wants_rebirth.clear()
+        return out
+
+    def _make(self, form: Form, mapping: str) -> Decoder:
+        if form == "bms":
+            halls = self.site.names["hall"]
+            default = halls[0].rpartition("/")[2] if len(halls) == 1 else None
+            return BmsDecoder(self.site, ours=self.ours, default_hall=default)
+        if form == "it":
+            return ItDecoder(self.site)
+        if form == "answer":
+            return ResultDecoder(self.site, self.integration)
+        if form == "job":
+            return JobDecoder(self._slot_of)
+        series, file = load_map(mapping)
+        if form == "line":
+            return LineDecoder(self.site, series, file)
+        return SparkplugDecoder(self.site, series, file)
 
 
 def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[str, int], ...]:
@@ -36,8 +217,8 @@ def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[s
 
 
 def flood_of(refused: RefusalCount) -> str:
-    """One line on a flood: its rate, what was dropped, and the job that sent most."""
-    rate, job = refused.number / refused.within_s, refused.topic[len(REPORT) :][:MOST_NAME]
+    """A line on a flood: its rate, the number dropped, and the job that sent most."""
+    rate, job = refused.number / refused.within_s, refused.topic[len(REPORT) :][:MAX_JOB_CHARS]
     job = "".join(c if c.isprintable() else "?" for c in job)
     text = f"{rate:,.0f}/s over the limit, {refused.number:,} dropped, "
     return f"{text}{refused.of_topic:,} of them from job {job}; look at its client"
@@ -50,7 +231,7 @@ def canary_topic(integration: str, client_id: str) -> str:
 
 
 class MqttSource:
-    """Stages what one broker delivers. `link` is also the way out for whoever publishes."""
+    """Stages the messages of one broker; `link` and `publisher` also publish."""
 
     name = "mqtt"
 
@@ -71,45 +252,56 @@ class MqttSource:
             self.lane,
         )
 
+    def publisher(self, may_act: Callable[[], bool]) -> Publish:
+        """Publish over the link while `may_act`; raises ActuationError once another daemon leads."""
+
+        async def publish(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
+            if not may_act():  # for each publication, as a large batch takes its time
+                raise ActuationError("another daemon leads by now")
+            await self.link.publish(topic, payload, qos, retain)
+
+        return publish
+
     async def run(self, inlet: Inlet) -> None:
         """Hold the link up until cancelled. Raises ConnectorError when it is down."""
-
-        def take(message: Message) -> None:
-            try:
-                got = self.router.decode(message)
-            except BadMessage as error:
-                inlet.reject(message.topic[:200], str(error))
-                return
-            except Exception as error:  # a message must not be able to stop all others
-                inlet.reject(message.topic[:200], f"its decoder failed: {type(error).__name__}: {error}")
-                return
-            if isinstance(got, Ignored):
-                inlet.skip(got.what, got.why)
-            elif got:
-                inlet.stage(got, message.t_ns)
-
-        looking = asyncio.ensure_future(self._look(inlet))
+        checks = asyncio.ensure_future(self._check(inlet))
         try:
-            await self.link.run(take, inlet.drop)
+            await self.link.run(partial(self._take, inlet), inlet.drop)
         finally:
-            looking.cancel()
+            checks.cancel()
 
-    async def _look(self, inlet: Inlet) -> None:
-        """Now and then: faults inside messages, a link's own fault, Sparkplug nodes whose birth we missed."""
-        asked: dict[str, float] = {}
+    def _take(self, inlet: Inlet, message: Message) -> None:
+        """Decode a message and stage its items."""
+        try:
+            items = self.router.decode(message)
+        except BadMessage as error:
+            inlet.reject(message.topic[:200], str(error))
+            return
+        except Exception as error:  # a message must not be able to stop all others
+            inlet.reject(message.topic[:200], f"its decoder failed: {type(error).__name__}: {error}")
+            return
+        if isinstance(items, Ignored):
+            inlet.skip(items.what, items.why)
+        elif items:
+            inlet.stage(items, message.t_ns)
+
+    async def _check(self, inlet: Inlet) -> None:
+        """Report faults inside messages and of the link, and ask Sparkplug nodes for births we missed."""
+        requested_s: dict[str, float] = {}
         fault = ""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             for why, count in self.router.faults():
                 inlet.reject("inside a message", f"{why} ({count} times)")
-            if (refused := self.lane.told(time.time_ns())) is not None:
+            if (refused := self.lane.take_refusals(time.time_ns())) is not None:
                 inlet.drop(FLOODED, flood_of(refused), refused.number)
             if self.link.fault and not fault:
                 inlet.reject(self.link.where, self.link.fault)
             fault = self.link.fault
             now = time.monotonic()
             for topic in self.router.wanted_births():
-                if now - asked.get(topic, -REBIRTH_EVERY_S) >= REBIRTH_EVERY_S and len(asked) < MAX_NODES:
-                    asked[topic] = now
+                last_s = requested_s.get(topic, -REBIRTH_EVERY_S)
+                if now - last_s >= REBIRTH_EVERY_S and len(requested_s) < MAX_NODES:
+                    requested_s[topic] = now
                     with contextlib.suppress(ConnectorError):
                         await self.link.publish(topic, rebirth(time.time_ns() // 10**6))

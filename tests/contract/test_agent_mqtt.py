@@ -21,7 +21,7 @@ from racktwin_agent.fleet import Fleet
 from racktwin_agent.publish import Out
 from racktwin_agent.simulated import SimulatedDevices
 
-from connectors.agents import ItDecoder, ResultDecoder, contingency_of
+from connectors.agents import ContingencyTerms, ItDecoder, ResultDecoder, contingency_of
 from connectors.agents.command import requests_of
 from tests.contract.test_mosquitto_acl import Secured, secured  # noqa: F401
 from tests.support.builders import site_of
@@ -177,12 +177,7 @@ def contingency(client: Client, caps: list[float], hold_s: float = 1.0, **more: 
         SITE,
         np.arange(len(caps), dtype=np.int32),
         np.array(caps),
-        integration="racktwin",
-        epoch=3,
-        issued_ns=now,
-        expires_ns=now + 3600 * NS,
-        hold_s=hold_s,
-        **more,
+        ContingencyTerms("racktwin", 3, now, now + 3600 * NS, hold_s=hold_s, **more),
     )
     client.say(topic, payload, retain=True)
 
@@ -357,9 +352,8 @@ def test_an_agent_with_a_certificate_under_the_shipped_access_list(secured: Secu
         client.wait(frames(3, 1200, node))
         client.wait(lambda m: m.topic == f"IT/v1/PUB/Agent/{node}" and m.body["state"] == "online")
         now = time.time_ns()
-        ((topic, plan),) = contingency_of(site, np.arange(4, dtype=np.int32), np.full(4, 500.0),
-                                          integration="racktwin", epoch=3, issued_ns=now,
-                                          expires_ns=now + 60 * NS)  # fmt: skip
+        terms = ContingencyTerms("racktwin", 3, now, now + 60 * NS)
+        ((topic, plan),) = contingency_of(site, np.arange(4, dtype=np.int32), np.full(4, 500.0), terms)
         client.say(topic, plan, retain=True)
         client.wait(lambda m: m.topic == f"IT/v1/PUB/Agent/{node}" and m.body["contingency"] == "armed")
         for topic, payload in requests_of(batch([450.0] * 4), site, "racktwin"):

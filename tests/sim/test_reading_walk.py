@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -35,29 +35,62 @@ SITE = {
     ],
     "policies": {"thermal_guard": {"authority": "act"}},
 }
-STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|$", re.M)
-
-
-def steps() -> list[tuple[str, str]]:
-    """(file, function) of each step on the page."""
-    return STEP.findall((ROOT / "docs/architecture.md").read_text())
+PAGE = (ROOT / "docs/architecture.md").read_text()
+STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| `([\w.<>]+)` \|$", re.M)
+LEAF = re.compile(r"`([\w/]+\.py)`")
+Call = tuple[str, str]  # (file, function)
+STEPS: list[Call] = STEP.findall(PAGE)
+FILES = frozenset(path for path, _ in STEPS)
+LEAVES = frozenset(LEAF.findall(PAGE.split("Leaves that a step calls")[1].split("\n`tests/")[0]))
+# Below these nothing but steps and leaves is called: the way from the wire, and the way to it.
+ENDS = {
+    ("connectors/mqtt/link.py", "MqttLink._stage"),
+    ("twin/daemon/dispatcher.py", "Dispatcher._carry_out"),
+    ("connectors/mqtt/source.py", "MqttSource.publisher.<locals>.publish"),
+}
 
 
 class Walk:
-    """Functions of the product that ran, in the order of their first call since `begin`."""
+    """Functions of the product that ran since `begin`, with their callers, the outermost first.
+
+    `calls` has them by first call; `at_ends` are files of functions that ran below one of ENDS.
+    """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, str], None] = {}
+        self.calls: dict[Call, tuple[Call, ...]] = {}
+        self.at_ends: set[str] = set()
         self.recording = False
+        self._edges: set[tuple[CodeType, CodeType | None]] = set()
 
     def begin(self) -> None:
         self.calls.clear()
         self.recording = True
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and self.recording and frame.f_code.co_filename.startswith(str(ROOT)):
-            path = Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()
-            self.calls.setdefault((path, frame.f_code.co_qualname))
+        if event != "call" or not self.recording or not is_product(frame):
+            return
+        edge = frame.f_code, frame.f_back.f_code if frame.f_back else None
+        if edge not in self._edges:
+            self._edges.add(edge)
+            *callers, call = calls_of(frame)
+            self.calls.setdefault(call, tuple(callers))
+            if ENDS.intersection(callers):
+                self.at_ends.add(call[0])
+
+
+def is_product(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return path.startswith(tuple(f"{ROOT}/{top}/" for top in ("twin", "connectors", "policies", "models")))
+
+
+def calls_of(frame: FrameType | None) -> list[Call]:
+    """Calls of the product on the stack, the outermost first."""
+    calls: list[Call] = []
+    while frame is not None:
+        if is_product(frame):
+            calls.append((frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_qualname))
+        frame = frame.f_back
+    return calls[::-1]
 
 
 def frame_of(temp_c: float) -> bytes:
@@ -108,18 +141,22 @@ def walk(server: Callable[..., Path], tmp_path: Path) -> Walk:
     return seen
 
 
-def test_a_reading_goes_the_way_that_the_page_tells(walk: Walk) -> None:
+def strangers(callers: tuple[Call, ...]) -> set[str]:
+    """Files on the stack, from the first that is a step's onward, that are no step's."""
+    files = [path for path, _ in callers]
+    first = next((n for n, path in enumerate(files) if path in FILES), len(files))
+    return set(files[first:]) - FILES
+
+
+def test_a_reading_takes_the_steps_of_the_page_and_no_other(walk: Walk) -> None:
     order = {call: number for number, call in enumerate(walk.calls)}
-    expected = steps()
-    assert len(expected) >= 10
-    missing = [step for step in expected if step not in order]
-    assert not missing, missing
-    begun = expected[1:]  # the link was up before the reading came
-    assert [order[s] for s in begun] == sorted(order[s] for s in begun)
+    assert [step for step in STEPS if step not in order] == []
+    assert [order[step] for step in STEPS] == sorted(order[step] for step in STEPS)
+    assert {step: files for step in STEPS if (files := strangers(walk.calls[step]))} == {}
+    assert walk.at_ends - FILES - LEAVES == set()
 
 
 def test_the_way_is_short() -> None:
-    files = [path for path, _ in steps()]
-    sides = ["connectors" if path.startswith("connectors/") else "twin" for path in files]
-    assert len(set(files)) <= 15
+    sides = ["connectors" if path.startswith("connectors/") else "twin" for path, _ in STEPS]
+    assert len(FILES) <= 15
     assert sum(a != b for a, b in pairwise(sides)) == 2

@@ -14,7 +14,7 @@ from racktwin_agent.leases import Answer
 from racktwin_agent.publish import result_of, status_of
 from racktwin_agent.wire import read_plan, read_request
 
-from connectors.agents import BmsSink, MqttSink, ResultDecoder, contingency_of, presence_of
+from connectors.agents import BmsSink, ContingencyTerms, MqttSink, ResultDecoder, contingency_of, presence_of
 from connectors.agents.command import AGENT, requests_of
 from connectors.dsx import PUB_METADATA, PUB_VALUE, BmsDecoder, Heartbeat
 from tests.support.builders import site_of
@@ -83,9 +83,8 @@ def test_the_agent_reads_what_is_written() -> None:
     ]
     assert [(o.name, o.command) for o in read.orders["node1"]] == [("gpu1", 18)]
     index = np.arange(10, dtype=np.int32)
-    plans = contingency_of(
-        SITE, index, np.full(10, 220.0), integration="ours", epoch=3, issued_ns=T, expires_ns=T + NS, hold_s=5
-    )
+    terms = ContingencyTerms("ours", epoch=3, issued_ns=T, expires_ns=T + NS, hold_s=5)
+    plans = contingency_of(SITE, index, np.full(10, 220.0), terms)
     assert [t for t, _ in plans] == ["IT/v1/ours/Contingency/lab/h/r1", "IT/v1/ours/Contingency/lab/h/r2"]
     plan = read_plan("lab/h/r1", plans[0][1])
     assert plan.caps["node2"] == {"gpu0": 220.0, "gpu1": 220.0}
@@ -114,8 +113,9 @@ def test_what_no_agent_carries_out_or_could_not_lapse_is_refused() -> None:
     assert requests_of(batch([]), SITE, "ours") == []
     for caps in (np.nan, -1.0, np.inf):
         with pytest.raises(ActuationError, match="contingency caps"):
-            contingency_of(SITE, np.array([0], np.int32), np.array([caps]), integration="x", epoch=1,
-                           issued_ns=T, expires_ns=T + 1)  # fmt: skip
+            contingency_of(
+                SITE, np.array([0], np.int32), np.array([caps]), ContingencyTerms("x", 1, T, T + 1)
+            )
 
 
 def test_large_racks_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,9 +357,9 @@ def test_the_heartbeat_beats_every_ten_seconds_on_our_points() -> None:
     wire = Wire()
     sink = BmsSink(SITE, a_bms(), "ours", wire.publish)
     assert asyncio.run(sink.beat(T)) == 0
-    sink.hear(system("HeartbeatTimestampIntegration", integration="ours", objectId="ours"))
-    sink.hear(system("HeartbeatEchoIntegration", integration="ours", objectId="BMS"))
-    sink.hear(system("HeartbeatTimestampIntegration", "y", integration="theirs", objectId="theirs"))
+    sink.pulse.hear(system("HeartbeatTimestampIntegration", integration="ours", objectId="ours"))
+    sink.pulse.hear(system("HeartbeatEchoIntegration", integration="ours", objectId="BMS"))
+    sink.pulse.hear(system("HeartbeatTimestampIntegration", "y", integration="theirs", objectId="theirs"))
     assert asyncio.run(sink.beat(T + 9 * NS)) == 0
     assert asyncio.run(sink.beat(T + 10 * NS)) == 1
     (topic, payload, _, retain) = wire.said[0]
@@ -367,11 +367,11 @@ def test_the_heartbeat_beats_every_ten_seconds_on_our_points() -> None:
     ms = (T + 10 * NS) // 10**6
     assert msgspec.json.decode(payload) == {"value": ms, "timestamp": ms, "quality": 1}
     value = msgspec.json.encode({"value": 123.0, "timestamp": 5, "quality": 1})
-    sink.hear(Message(T, f"{PUB_VALUE}System/HeartbeatTimestampBms/b", value))
+    sink.pulse.hear(Message(T, f"{PUB_VALUE}System/HeartbeatTimestampBms/b", value))
     wire.said.clear()
     assert asyncio.run(sink.beat(T + 20 * NS)) == 2
     assert msgspec.json.decode(wire.said[1][1])["value"] == 123.0
-    sink.hear(Message(T, f"{PUB_METADATA}System/HeartbeatEchoIntegration/x", b""))
+    sink.pulse.hear(Message(T, f"{PUB_METADATA}System/HeartbeatEchoIntegration/x", b""))
     assert asyncio.run(sink.beat(T + 30 * NS)) == 1
     wire.denied = "BMS"
     with pytest.raises(ActuationError, match="not connected"):

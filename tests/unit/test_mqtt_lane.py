@@ -47,17 +47,17 @@ def test_all_together_have_a_limit_and_names_are_bounded() -> None:
 
 def test_who_floods_is_named_once_a_look() -> None:
     lane = Lane(REPORT)
-    assert lane.told(T) is None
+    assert lane.take_refusals(T) is None
     for k in range(1000):
         lane.admits(REPORT + ("4711" if k % 10 else "other"), T, 0, 0)
-    refused = lane.told(T + 2 * NS)
+    refused = lane.take_refusals(T + 2 * NS)
     assert refused is not None
     assert (refused.number, refused.topic, refused.of_topic) == (1000 - 228, REPORT + "4711", 900 - 128)
     assert refused.within_s == 2.0
     assert flood_of(refused) == (
         "386/s over the limit, 772 dropped, 772 of them from job 4711; look at its client"
     )
-    assert lane.told(T + 3 * NS) is None
+    assert lane.take_refusals(T + 3 * NS) is None
     assert "\x1b" not in flood_of(refused._replace(topic=REPORT + "\x1b[31m"))
 
 

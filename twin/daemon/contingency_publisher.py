@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from connectors.agents import Publication, contingency_of
+from connectors.agents import ContingencyTerms, Publication, contingency_of
 from twin.api import Runtime
 from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import ContingencyNote, DaemonRecord
@@ -91,10 +91,8 @@ class ContingencyPublisher:
         now_ns = time.time_ns()
         plans: list[Publication] = []
         if len(index):
-            plans = contingency_of(
-                site, index, found.caps_w[index], integration=links.integration, epoch=epoch,
-                issued_ns=now_ns, expires_ns=now_ns + round(VALID_S * NS),
-            )  # fmt: skip
+            terms = ContingencyTerms(links.integration, epoch, now_ns, now_ns + round(VALID_S * NS))
+            plans = contingency_of(site, index, found.caps_w[index], terms)
         await self._withdraw([t for t in self.delivered if t not in {topic for topic, _ in plans}])
         if plans:
             caps = found.caps_w[index]
@@ -121,10 +119,11 @@ class ContingencyPublisher:
 
     async def _publish(self, plans: list[Publication]) -> None:
         links = self._links()
+        if links is None:
+            raise ActuationError("no link to a broker")
+        publish = links.source.publisher(self.leadership.may_act)
         for topic, payload in plans:
-            if links is None or not self.leadership.may_act():
-                raise ActuationError("another daemon leads by now")
-            await links.source.link.publish(topic, payload, 1, True)
+            await publish(topic, payload, 1, True)
 
     async def _journal(self, note: ContingencyNote) -> None:
         """Intent before act: the line is on the disk with the lines of the next tick."""

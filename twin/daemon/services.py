@@ -47,6 +47,7 @@ from twin.telemetry import Event, Frame, Held, Released, Resumed, TicksSkipped
 from twin.wiring import (
     EmbeddedBroker,
     Links,
+    Member,
     Outside,
     Roster,
     Schedulers,
@@ -119,7 +120,8 @@ class Services:
         roster = Roster(lambda: self.live.engine)
         may_act = self.leadership.may_act
         outside = make_outside(loaded, site, lambda: self.live.engine, may_act)
-        links = Links(loaded, site, port, name, self._role, may_act, roster, outside.decoder)
+        member = Member(name, self._role, may_act)
+        links = Links(loaded, site, port, member, roster, outside.decoder)
         schedulers = make_schedulers(
             loaded, site, lambda: self.live.engine, self._stage, self.leadership.may_act
         )
@@ -176,8 +178,8 @@ class Services:
         self._job_counts |= prepared.schedulers.counts
         self.outside = prepared.outside
         if prepared.outside.publisher is not None:
-            speak = partial(prepared.outside.speak, prepared.links.source.link, may_act)
-            supervisor.start("dsx-flex-out", "sink", speak)
+            publish = prepared.links.source.publisher(may_act)
+            supervisor.start("dsx-flex-out", "sink", partial(prepared.outside.publisher.run, publish))
         for name, work in prepared.schedulers.works.items():
             supervisor.start(name, "sink", work)
         for sink in (*prepared.links.sinks, *prepared.schedulers.sinks):

@@ -3,12 +3,17 @@ from .bmc import (
     make_actuators as make_actuators,
     reading_notes as reading_notes,
 )
-from .connectors import Links as Links, make_jobs as make_jobs, make_scrapes as make_scrapes
+from .connectors import (
+    Links as Links,
+    Member as Member,
+    link_settings as link_settings,
+    make_jobs as make_jobs,
+    make_scrapes as make_scrapes,
+)
 from .embedded_broker import EmbeddedBroker as EmbeddedBroker
+from .external_files import outside_faults as outside_faults, without_uncheckable as without_uncheckable
+from .flex import LoadNow as LoadNow, load_now as load_now, places_of as places_of
 from .grid import Outside as Outside, make_outside as make_outside, power_faults as power_faults
-from .grid_files import outside_faults as outside_faults, without_uncheckable as without_uncheckable
 from .job_advice import Roster as Roster, advice_in_force as advice_in_force, answers_of as answers_of
-from .mqtt import link_settings as link_settings
-from .present_load import LoadNow as LoadNow, load_now as load_now, places_of as places_of
 from .schedulers import Schedulers as Schedulers, make_schedulers as make_schedulers
 from .target_files import AUTHOR as AUTHOR

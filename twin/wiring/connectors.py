@@ -1,38 +1,47 @@
-"""Links: the MQTT link, sources and sinks of one site, made from a configuration."""
+"""Links: the MQTT link of one site with the sources and sinks on it, made from a configuration."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from connectors.agents import BmsSink, MqttSink, presence_of
-from connectors.dsx import PUB_METADATA, PUB_VALUE, STEM, FlexDecoder
+from connectors.dsx import STEM, SYSTEM_METADATA, SYSTEM_VALUE, TOPIC, FlexDecoder
 from connectors.jobs import REPORT, FolderSink, FolderSource, JobBook, JobSink, ReportFolder
-from connectors.mqtt import MqttSource, Presence, Router, TopicRoute, extra_route
+from connectors.mqtt import LinkSettings, MqttSource, Presence, Router, TopicRoute, extra_route
 from connectors.prometheus import PrometheusSource
 from connectors.series import Sums
 from connectors.series_map import load_map
 from twin.catalogue import ActuationError, ConfigError
-from twin.config import Broker, Loaded, Scrape, Tls
-from twin.contracts import Item, Sink, Source
+from twin.config import Broker, Loaded, Scrape, Tls, warn_exposed
+from twin.contracts import Sink, Source
 from twin.site import Site
-from twin.telemetry import Ignored, Message
-from twin.wiring.grid import flex_topics
+from twin.telemetry import Ignored
+from twin.wiring.embedded_broker import HOST
 from twin.wiring.job_advice import Roster
-from twin.wiring.mqtt import link_settings
 
-SYSTEM = (f"{PUB_METADATA}System/", f"{PUB_VALUE}System/")
 BEAT_S = 1.0  # between looks whether a heartbeat is due
 PLACES_TICKS = 10.0  # a report that was read so many ticks ago is in the trace
 
 
-class Links:
-    """The connection to the broker, and the sinks that publish over it, which they do only while `may_act`.
+@dataclass(frozen=True)
+class Member:
+    """This daemon among those of its site: its name, its (role, epoch), and whether it may act now."""
 
-    `role` says (role, epoch) of us; `roster` knows the jobs that are advised; `flex` decodes DSX Flex.
+    name: str
+    role: Callable[[], tuple[str, int]]
+    may_act: Callable[[], bool]
+
+
+class Links:
+    """The connection to the broker, and the sinks that publish over it while the `member` may act.
+
+    `roster` knows the jobs that are advised; `flex` decodes DSX Flex.
     """
 
     def __init__(
@@ -40,52 +49,41 @@ class Links:
         loaded: Loaded,
         site: Site,
         port: int | None,
-        name: str,
-        role: Callable[[], tuple[str, int]],
-        may_act: Callable[[], bool],
+        member: Member,
         roster: Roster,
         flex: FlexDecoder | None = None,
     ) -> None:
-        broker = loaded.config.broker
+        broker, jobs = loaded.config.broker, loaded.config.jobs
         options = broker if isinstance(broker, Broker) else Broker(host="")
         settings = link_settings(loaded, port)
-        settings = dataclasses.replace(settings, client_id=_client_id(loaded, settings.client_id, name))
+        settings = replace(settings, client_id=_client_id(loaded, settings.client_id, member.name))
+        integration = self.integration = options.integration
+        topics = tuple(dict.fromkeys((*options.topics, *options.maps)))
         try:
-            extra = [
-                _route(loaded, options, topic) for topic in dict.fromkeys((*options.topics, *options.maps))
-            ]
+            extra = [_route(loaded, options, topic) for topic in topics]
         except ConfigError as error:
             raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
-        integration, client_id = options.integration, settings.client_id
-        router = _Hearing(
+        self.router = Router(
             site, extra=extra, ours=(integration,), integration=integration, slot_of=roster.slot_of
         )
-        router.load()
-        router.hears_jobs, router.flex = loaded.config.jobs.mqtt, flex
-        topic, offline = presence_of(integration, client_id, "offline", "unknown", 0, 0)
-
-        def online() -> bytes:
-            now, epoch = role()
-            return presence_of(integration, client_id, "online", now, epoch, time.time_ns())[1]
-
-        presence = Presence(topic, online, offline)
-        topics = tuple(dict.fromkeys((*options.topics, *options.maps, *flex_topics(loaded))))
-        self.source = MqttSource(settings, router, integration, topics, presence)
-
-        async def command(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
-            if not may_act():  # asked for each publication: a large batch takes its time
-                raise ActuationError("another daemon leads by now")
-            await self.source.link.publish(topic, payload, qos, retain)
-
-        self.agents = MqttSink(site, integration, command)
-        self.bms = BmsSink(site, router.bms, integration, command)
-        router.pulse = self.bms.hear
-        self.integration, self.router = integration, router
+        self.router.load()
+        if flex is not None:
+            self.router.attach(STEM, flex.decode)
+            topics = (*topics, TOPIC)
+        presence = _presence(integration, settings.client_id, member)
+        self.source = MqttSource(settings, self.router, integration, topics, presence)
+        publish = self.source.publisher(member.may_act)
+        self.agents = MqttSink(site, integration, publish)
+        self.bms = BmsSink(site, self.router.bms, integration, publish)
+        for prefix in (SYSTEM_METADATA, SYSTEM_VALUE):
+            self.router.attach(prefix, self.bms.pulse.hear)
         self.to_jobs: list[JobSink | FolderSink] = []
-        if loaded.config.jobs.mqtt:
-            self.to_jobs.append(JobSink(integration, command, _book(roster)))
-        if loaded.config.jobs.folder is not None:
-            self.to_jobs.append(FolderSink(loaded.file(loaded.config.jobs.folder), _book(roster)))
+        if jobs.mqtt:
+            self.to_jobs.append(JobSink(integration, publish, _book(roster)))
+        else:
+            self.router.attach(REPORT, lambda _: Ignored("Job", "jobs.mqtt is off"))
+        if jobs.folder is not None:
+            self.to_jobs.append(FolderSink(loaded.file(jobs.folder), _book(roster)))
 
     @property
     def sinks(self) -> Sequence[Sink]:
@@ -104,6 +102,15 @@ class Links:
                 continue  # the link's own alarm says why
 
 
+def _presence(integration: str, client_id: str, member: Member) -> Presence:
+    def online() -> bytes:
+        role, epoch = member.role()
+        return presence_of(integration, client_id, "online", role, epoch, time.time_ns())[1]
+
+    topic, offline = presence_of(integration, client_id, "offline", "unknown", 0, 0)
+    return Presence(topic, online, offline)
+
+
 def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
     """Two daemons of one site must not put each other off the broker, nor share a session."""
     if loaded.config.leader.kind == "etcd" or loaded.config.leader.name:
@@ -116,28 +123,6 @@ def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
 
 def _book(roster: Roster) -> JobBook:
     return JobBook(roster.job_of, roster.held())
-
-
-class _Hearing(Router):
-    """A router that shows the BMS's own heartbeats to the sink that answers them, and may be deaf to jobs.
-
-    What the grid's side sets is for `flex`, where the configuration asks for it.
-    """
-
-    pulse: Callable[[Message], Ignored | None] | None = None
-    flex: FlexDecoder | None = None
-    hears_jobs = True
-
-    def decode(self, message: Message) -> Sequence[Item] | Ignored:
-        """As a router does."""
-        if not self.hears_jobs and message.topic.startswith(REPORT):
-            return Ignored("Job", "jobs.mqtt is off")
-        if self.pulse is not None and message.topic.startswith(SYSTEM):
-            heard = self.pulse(message)
-            return () if heard is None else heard
-        if self.flex is not None and message.topic.startswith(STEM):
-            return self.flex.decode(message)
-        return super().decode(message)
 
 
 def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
@@ -183,3 +168,53 @@ def make_jobs(loaded: Loaded, roster: Roster) -> list[Source]:
         return []
     places = ReportFolder(loaded.state / "job-reports.json", PLACES_TICKS * config.tick_s)
     return [FolderSource(loaded.file(config.jobs.folder), roster.slots, places, config.jobs.look_s)]
+
+
+def link_settings(loaded: Loaded, embedded_port: int | None = None) -> LinkSettings:
+    """Settings of the configured broker. Raises ConfigError for a file that is absent; quotes no secret.
+
+    `embedded_port` is that of the embedded broker, where the configuration asks for it.
+    """
+    broker = loaded.config.broker
+    if not isinstance(broker, Broker):
+        if embedded_port is None:
+            raise ConfigError(
+                f"{loaded.path}: $.broker: the embedded broker is part of a running daemon; expected its port"
+            )
+        return LinkSettings(HOST, embedded_port)
+    tls = broker.tls
+    files = {} if tls is None else _tls_files(loaded, tls)
+    return LinkSettings(
+        host=broker.host,
+        port=broker.port,
+        client_id=broker.client_id,
+        username=broker.username,
+        password=loaded.secret(broker.password_file),
+        tls=tls is not None,
+        ca_file=files.get("ca_file"),
+        cert_file=files.get("cert_file"),
+        key_file=files.get("key_file"),
+        keepalive_s=broker.keepalive_s,
+        queue_messages=broker.queue_messages,
+        queue_bytes=broker.queue_bytes,
+        max_message_bytes=broker.max_message_bytes,
+    )
+
+
+def _tls_files(loaded: Loaded, tls: Tls) -> dict[str, str | None]:
+    """Absolute paths of the files, which must be readable. Raises ConfigError with all that are not."""
+    if (tls.cert_file is None) != (tls.key_file is None):
+        raise ConfigError(f"{loaded.path}: $.broker.tls: expected cert_file and key_file, or neither")
+    paths: dict[str, str | None] = {}
+    problems: list[str] = []
+    for key in ("ca_file", "cert_file", "key_file"):
+        name = getattr(tls, key)
+        path: Path | None = None if name is None else loaded.file(name)
+        if path is not None and not os.access(path, os.R_OK):
+            problems.append(f"{loaded.path}: $.broker.tls.{key}: {path}: cannot be read")
+        paths[key] = None if path is None else str(path)
+        if key == "key_file" and path is not None:
+            warn_exposed(path)
+    if problems:
+        raise ConfigError(problems)
+    return paths

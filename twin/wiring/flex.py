@@ -12,10 +12,12 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from connectors.agents import Publish
 from connectors.dsx import (
     AGENT,
     BREACH,
@@ -30,17 +32,15 @@ from connectors.dsx import (
     feed_of,
     plain,
 )
-from twin.catalogue import ActuationError, ConnectorError
+from twin.catalogue import F64, I64, ActuationError, ConnectorError
 from twin.config import explain_topic
-from twin.contracts import Value
+from twin.contracts import LoadTarget, Value
 from twin.engine import Engine
-from twin.wiring.present_load import float_of
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 MAX_WAITING = 200  # breaches that could not be sent
 PUBLISHED = ("powerstate/status", "powerbreach")
-Publish = Callable[[str, bytes, int], Awaitable[None]]
 
 
 class Feeds:
@@ -147,3 +147,34 @@ class FlexPublisher:
         )  # fmt: skip
         await publish(f"grid/v1/dsx-flex-agent/{self.identifier}/{PUBLISHED[breach]}", payload, 1 + breach)
         self.counts["breach" if breach else "status"] += 1
+
+
+class LoadNow(NamedTuple):
+    """Load of the site (W, NaN where nothing was ever heard), its unheard racks, and of each feeder (W, NaN
+    unknown) [n_feeder]."""
+
+    site_w: float
+    unheard_racks: int
+    feeder_w: F64
+
+
+def load_now(engine: Engine) -> LoadNow:
+    """Loads of the site and its feeders, as bad as they may be where a meter has fallen silent."""
+    found = explain_topic(engine, "feeds")
+    site, *feeders = (float_of(row["load_w"]) for row in found.table("feeds"))
+    unheard = found.figure("unheard_racks")
+    return LoadNow(site, unheard if isinstance(unheard, int) else 0, np.array(feeders, np.float64))
+
+
+def float_of(value: object) -> float:
+    """A cell as a number; NaN for none."""
+    return float(value) if isinstance(value, int | float) else np.nan
+
+
+def places_of(target: LoadTarget, load: LoadNow) -> tuple[I64, F64]:
+    """(feeder of each place that a target holds, -1 = the site; its load in W), the highest load first."""
+    if target.feeders is None:
+        return np.array([-1], np.int64), np.array([load.site_w])
+    order = np.argsort(-np.nan_to_num(load.feeder_w[target.feeders], nan=np.inf), kind="stable")
+    index = target.feeders[order].astype(np.int64)
+    return index, load.feeder_w[index]

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from connectors.dsx import TOPIC, FlexDecoder, KeySet, Signer
-from connectors.mqtt import MqttLink
-from twin.catalogue import ActuationError, ConfigError
+from connectors.dsx import FlexDecoder, KeySet, Signer
+from twin.catalogue import ConfigError
 from twin.config import SITE, Flex, Loaded, feeder_of, warn_exposed
 from twin.contracts import Inlet, LoadTarget, Source
 from twin.engine import Engine
 from twin.site import Site
+from twin.wiring.external_files import is_uncheckable
 from twin.wiring.flex import Feeds, FlexPublisher
-from twin.wiring.grid_files import is_uncheckable
 from twin.wiring.target_files import OutlookFileSource, TargetsSource, WatchedFile, plain_bytes, read_targets
 
 log = logging.getLogger(__name__)
@@ -57,23 +56,6 @@ class Outside:
                 self.publisher.fault,
             )
         return out
-
-    async def speak(self, link: MqttLink, may_act: Callable[[], bool]) -> None:
-        """The publisher's work over a link, until cancelled."""
-
-        async def publish(topic: str, payload: bytes, qos: int) -> None:
-            if not may_act():
-                raise ActuationError("another daemon leads by now")
-            await link.publish(topic, payload, qos)
-
-        if self.publisher is not None:
-            await self.publisher.run(publish)
-
-
-def flex_topics(loaded: Loaded) -> tuple[str, ...]:
-    """Topics to subscribe to."""
-    power = loaded.config.power
-    return () if power is None or power.flex is None else (TOPIC,)
 
 
 def make_outside(
