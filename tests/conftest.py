@@ -90,6 +90,25 @@ def server(request: pytest.FixtureRequest) -> Callable[..., Path]:
     return find
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if CI and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config), "failures-at-once")
+
+
+class _FailuresAtOnce:
+    """Prints each failure when it happens, so that a run that is cut short still says why."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.when} of {report.nodeid} failed after {report.duration:.0f} s")
+            terminal.write_line(report.longreprtext)
+
+
 def _absent(request: pytest.FixtureRequest, what: str, remedy: str, expected: str) -> NoReturn:
     request.config.stash.setdefault(MISSING, {}).setdefault((what, remedy), set()).add(request.node.nodeid)
     message = f"{what} is not here: run {remedy} ({expected})"
