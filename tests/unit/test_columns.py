@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from twin.telemetry import (
     Columns,
     ColumnSpec,
     EntityState,
+    PackedState,
     RingBuffer,
     RingSpec,
     Sizes,
@@ -24,6 +26,7 @@ from twin.telemetry import (
     keyed,
     part,
     pushed,
+    records,
     scalar,
 )
 
@@ -42,6 +45,19 @@ class Cycles(SparseState):
     total: int = scalar(0)
 
 
+@dataclass(slots=True)
+class Report:
+    id: str
+    table: str
+    entity: int
+    rows: dict[str, I32] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+
+class Packed(PackedState):
+    level: F64 = column(OWN, "f8", 0.5)
+
+
 class Watch(EntityState):
     seen_ns: I64 = column("gpu", "i8")
     level: F32 = column("gpu", "f4", 0.5, lead=(2,), trail=(3,))
@@ -54,12 +70,17 @@ class Watch(EntityState):
     cycles: Cycles = part()
     rings: dict[str, RingBuffer] = part()
     by_code: dict[str, Noise] = part(make="_noise")
+    reports: dict[str, Report] = records(Report, "id", was="told")
+    places: dict[str, Report] = records(Report, "id", of_place=True)
+    packed: Packed = part(was="board")
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.noise, self.cycles = Noise(sizes, "gpu"), Cycles(sizes, "gpu")
         self.rings = {"temp_c": RingBuffer(sizes, RingSpec("gpu", 4))}
         self.by_code: dict[str, Noise] = {}
+        self.packed = Packed([("power", "node", sizes["node"]), ("sums", "balance", 2),
+                              ("temp", "gpu", sizes["gpu"])])  # fmt: skip
         self.any_down = False
 
     def _noise(self, key: str) -> Noise:
@@ -85,6 +106,10 @@ def filled(seed: int) -> Watch:
         watch.rings["temp_c"].push(rng.normal(size=N).astype(np.float32), 10 + k)
     watch.by_code["node.63"] = watch._noise("node.63")
     watch.by_code["node.63"].variance[:] = [1.0, 2.0, 3.0]
+    for key, table, entity in (("late", "gpu", 3), ("all", "site", 0), ("early", "gpu", 1)):
+        watch.reports[key] = Report(key, table, entity, {"b": index, "a": index}, ("x", "y"))
+    watch.places["p"] = Report("p", "gpu", 3)
+    watch.packed.level[:] = np.arange(len(watch.packed.level)) + 10.0
     watch.derive()
     return watch
 
@@ -141,7 +166,14 @@ def test_a_replaced_entity_begins_as_new_and_no_other_one_does(seed: int, entity
     assert np.isnan(watch.rings["temp_c"].values[:, entity]).all()
     assert watch.cycles.index.tolist() == [i for i in before.cycles.index.tolist() if i != entity]
     assert watch.by_code["node.63"].variance.tolist() == [1.0, 2.0, 3.0]
+    keys = [key for key, r in before.reports.items() if (r.table, r.entity) != ("gpu", entity)]
+    assert list(watch.reports) == keys
+    assert list(watch.places) == ["p"]
+    level = np.arange(10.0, 20.0)
+    level[3 + 2 + entity] = 0.5
+    assert np.array_equal(watch.packed.level, level)
     watch.forget("node", 1)
+    assert watch.packed.level[1] == 0.5
     assert np.isnan(watch.by_code["node.63"].variance[1])
     assert not watch.any_down
 
@@ -169,6 +201,29 @@ def test_a_changed_site_moves_the_rows_of_those_that_stayed(seed: int, order: li
     assert new.by_code["node.63"].variance.tolist() == [3.0, 1.0]
     assert (new.epoch_ns, new.counts, new.cycles.total) == (7, old.counts, 3)
     assert not new.any_down, "the node that was down has left"
+    at = {was: i for i, was in enumerate(order[:n]) if was >= 0}
+    entities = {key: at.get(r.entity) if r.table == "gpu" else 0 for key, r in old.reports.items()}
+    assert {key: r.entity for key, r in new.reports.items()} == {
+        key: i for key, i in entities.items() if i is not None
+    }
+    temp = [10.0 + 5 + was if was >= 0 else 0.5 for was in order[:n]]
+    assert new.packed.level.tolist() == [12.0, 10.0, 0.5, 0.5, *temp], "no balance is known to have stayed"
+
+
+def test_names_and_layouts_of_earlier_snapshots() -> None:
+    watch, back = filled(1), Watch(SIZES)
+    data = watch.dump()
+    data["told"], data["board"] = data.pop("reports"), data.pop("packed")
+    # A version before wrote no words, and a dict of arrays in its order, as pairs
+    data["told"] = [[*row[:3], list(row[3].items())] for row in data["told"]]
+    back.restore(unpack(pack(data)))
+    assert list(back.reports) == ["late", "all", "early"]
+    assert list(back.reports["all"].rows) == ["b", "a"]
+    assert back.reports["all"].words == ()
+    assert back.packed.level.tolist() == watch.packed.level.tolist()
+    other = Packed([("temp", "gpu", 3), ("power", "node", 7)])
+    other.restore(watch.packed.dump())
+    assert other.level.tolist() == [0.5] * 10, "as long, and laid out otherwise"
 
 
 @given(st.lists(st.tuples(st.integers(0, N - 1), st.booleans()), max_size=20))

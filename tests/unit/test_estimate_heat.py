@@ -116,24 +116,6 @@ def test_the_flow_that_the_heat_speaks_of() -> None:
     assert r.confidence_pu[1] < 0.9999
 
 
-def test_an_old_snapshot_keeps_the_share_and_learns_the_rest_afresh() -> None:
-    desk = Desk(two_racks())
-    rack = Rack(desk, 0.8)
-    for _ in range(100):
-        rack.tick(100e3)
-    e = desk.estimator
-    heat, balance = e.heat_noise.dump(), e.balance_noise.dump()
-    old = {"capture": e.capture, "capture_var": e.capture_var, "capture_count": e.capture_count,
-           "heat_heard_ns": e.heat_heard_ns, "balance_heard_ns": e.balance_heard_ns,
-           "heat_noise": heat, "balance_noise": balance}  # fmt: skip
-    back = type(e)(desk.site)
-    back.restore(old)
-    assert np.array_equal(back.capture, e.capture)
-    assert np.array_equal(back.heat_noise.variance, e.heat_noise.variance)
-    assert np.isnan(back.parameters["rack.capture"].reference).all()
-    back.update(desk.state, 1.0)
-
-
 def test_a_parameters_early_value_is_its_reference() -> None:
     desk = Desk(two_racks())
     rack = Rack(desk, 0.8)

@@ -29,16 +29,22 @@ from twin.estimation.power_tree import BALANCE, Balance, PowerTreeEstimator, bal
 from twin.estimation.reading import Readings
 from twin.physics import COOLANTS
 from twin.site import Site
-from twin.telemetry import EntityState, OldOfNew, State
+from twin.telemetry import EntityState, OldOfNew, State, part
 
 __all__ = ["Balance", "Estimator", "balances_of"]
 HEAT = "rack.heat"
 
 
-class Estimator:
+class Estimator(EntityState):
     """Residuals and learned parameters of a site."""
 
+    board: Board = part()
+    lags: dict[str, Lag] = part()
+    gpus: GpuEstimator = part()
+    nodes: NodeEstimator = part()
+
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         if site.file.coolant not in COOLANTS:
             raise ConfigError(f"$.coolant: expected one of {', '.join(COOLANTS)}, got {site.file.coolant!r}")
         self.site, self.coolant = site, COOLANTS[site.file.coolant]
@@ -50,6 +56,8 @@ class Estimator:
         cooled = Cooled(site)
         self.heat, self.hydraulics = RackHeat(site, self.coolant), HydraulicsEstimator(site, cooled)
         self.exchange, self.loops = exchanger.Exchange(site, self.coolant, cooled), Loops(site)
+        self.lags = {"plates": self.heat.plates, "tank": self.heat.tank, "legs": self.exchange.legs,
+                     "loop": self.loops.tank}  # fmt: skip
         self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
         self._loop, self._weather = Latest("loop", LOOP_NAMES), Latest("site", SITE_NAMES)
         self._feeder = Latest("feeder", ("power_w",))
@@ -94,15 +102,11 @@ class Estimator:
         out: dict[str, Parameter] = {}
         for row in self.board.rows:
             if row.parameter:
-                kept = {
-                    k: self.board.learned(row.name, k) for k in ("value", "var", "reference", "reference_var")
-                }
-                sigma = np.sqrt(kept["var"])
-                moved = kept["value"] - kept["reference"]
-                sure = confidence_of(moved, np.sqrt(kept["var"] + kept["reference_var"]))
-                out[row.parameter] = Parameter(
-                    row.parameter, row.table, kept["value"], kept["reference"], sigma, sure
+                value, var, early, early_var = (
+                    self.board.learned(row.name, k) for k in ("value", "var", "reference", "reference_var")
                 )
+                sure = confidence_of(value - early, np.sqrt(var + early_var))
+                out[row.parameter] = Parameter(row.parameter, row.table, value, early, np.sqrt(var), sure)
         return out | self.gpus.parameters() | self.nodes.parameters()
 
     def _spared(self, windows: Windows | None) -> Bool | None:
@@ -172,58 +176,13 @@ class Estimator:
         """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
         return self.tree.off_pu(self.residuals.get(BALANCE))
 
-    def _lags(self) -> dict[str, Lag]:
-        return {"plates": self.heat.plates, "tank": self.heat.tank, "legs": self.exchange.legs,
-                "loop": self.loops.tank}  # fmt: skip
-
-    def _parts(self) -> tuple[EntityState, ...]:
-        return (self.gpus, self.nodes, *self._lags().values())
-
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: what was learned of the old one is not true of it."""
-        self.board.forget(table, entity)
-        for some in self._parts():
-            some.forget(table, entity)
-
     def remapped(self, site: Site, old_of_new: OldOfNew) -> Estimator:
-        """Return the learned state for a changed site; balances are learned afresh, since their members
-        changed.
-        """
+        """What was learned, for a changed site; balances are learned afresh, since their members changed."""
         out = Estimator(site)
-        out.board.adopt(
-            self.board, {t: old_of_new[t] for t in ("rack", "cdu", "loop", "feeder") if t in old_of_new}
-        )
-        for mine, theirs in zip(out._parts(), self._parts(), strict=True):
-            mine.adopt(theirs, old_of_new)
+        out.adopt(self, old_of_new)
         return out
 
-    def dump(self) -> dict[str, Any]:
-        """Everything learned, for a snapshot or a checksum."""
-        return {
-            "board": self.board.dump(), "lags": {k: lag.dump() for k, lag in self._lags().items()},
-            "gpus": self.gpus.dump(), "nodes": self.nodes.dump(),
-        }  # fmt: skip
-
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave; what an older version did not keep is learned afresh."""
-        if "gpus" in data:
-            self.gpus.restore(data["gpus"])
-            self.nodes.restore(data["nodes"])
-        if "board" in data and self.board.restore(data["board"]):
-            for name, lag in self._lags().items():
-                lag.restore(data["lags"][name])
-        elif "capture" in data:
-            self._restore_first(data)
-
-    def _restore_first(self, data: Mapping[str, Any]) -> None:
-        """From a version that knew racks' heat and balances only."""
-        at = self.board.cells[HEAT]
-        for name in ("value", "waiting", "in_use"):
-            self.board.learned(HEAT, name)[:] = data["capture"]
-        for name in ("var", "waiting_var", "in_use_var"):
-            self.board.learned(HEAT, name)[:] = data["capture_var"]
-        self.board.count[at], self.board.taught_ns[at] = data["capture_count"], data["heat_heard_ns"]
-        self.board.taught_ns[self.board.cells[BALANCE]] = data["balance_heard_ns"]
-        for row, kept in ((HEAT, "heat_noise"), (BALANCE, "balance_noise")):
-            for name in ("variance", "count", "off_ns"):
-                getattr(self.board.noise, name)[self.board.cells[row]] = data[kept][name]
+        """Take over what `dump` gave; until snapshot format 4 a board kept most columns in a dict."""
+        board = data.get("board", {})
+        super().restore({**data, "board": {**board, **board.get("kept", {})}} if "kept" in board else data)

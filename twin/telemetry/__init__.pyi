@@ -4,6 +4,7 @@ from .columns import (
     ColumnSpec as ColumnSpec,
     EntityState as EntityState,
     OldOfNew as OldOfNew,
+    PackedState as PackedState,
     RingBuffer as RingBuffer,
     RingSpec as RingSpec,
     Sizes as Sizes,
@@ -14,6 +15,7 @@ from .columns import (
     keyed as keyed,
     part as part,
     pushed as pushed,
+    records as records,
     scalar as scalar,
 )
 from .events import (

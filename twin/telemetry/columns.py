@@ -7,6 +7,7 @@ A class or a policy declares what it keeps; dump, restore, forget and remap foll
 * a *scalar* belongs to no entity;
 * a *ring* has the last few columns of a table with their instants;
 * *rows* are sparse columns: one row per entity that has any (`SparseState`, with `cell`);
+* *records* are a dict of dataclasses, some of them of one entity each;
 * a *part* is an object, or a dict of objects, that declares its own.
 
 A stateful class of the core derives from `EntityState` and declares attributes:
@@ -38,9 +39,10 @@ name that is no longer declared is dropped.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Self, get_origin, get_type_hints
 
 import numpy as np
 
@@ -98,10 +100,11 @@ class KeyedSpec:
     dtype: str
     fill: Any
     keys: Mapping[str, ColumnSpec]
+    lead: tuple[int | str, ...] = ()
 
     def of(self, key: str) -> ColumnSpec:
         """The column of a key."""
-        return self.keys.get(key) or ColumnSpec(self.dtype, self.fill, table=key.partition(".")[0])
+        return self.keys.get(key) or ColumnSpec(self.dtype, self.fill, self.lead, table=key.partition(".")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +136,52 @@ class RingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsSpec:
+    """A dict of dataclasses by their attribute `key`, in order; some name their entity: `table`, `entity`."""
+
+    kind: type[Any]
+    key: str
+    of_place: bool = False
+    was: str = ""
+
+    def dump(self, records: Mapping[Any, Any]) -> list[list[Any]]:
+        """Rows of plain values, in the order of the fields."""
+        names = [field.name for field in fields(self.kind)]
+        return [[getattr(record, name) for name in names] for record in records.values()]
+
+    def read(self, rows: Sequence[Sequence[Any]]) -> dict[Any, Any]:
+        """The records of such rows; a field that an earlier version did not have takes its default."""
+        kinds = [get_origin(hint) or hint for hint in get_type_hints(self.kind).values()]
+        records = [self.kind(*(k(v) for k, v in zip(kinds, row, strict=False))) for row in rows]
+        return {getattr(record, self.key): record for record in records}
+
+    def drop(self, records: dict[Any, Any], table: str, entity: int) -> None:
+        """Drop the records of an entity."""
+        for key, record in list(records.items()):
+            if (getattr(record, "table", ""), getattr(record, "entity", -1)) == (table, entity):
+                del records[key]
+
+    def moved(self, records: Mapping[Any, Any], old_of_new: OldOfNew) -> dict[Any, Any]:
+        """Copies for another site, without those of entities that it lacks."""
+        out: dict[Any, Any] = {}
+        for record in records.values():
+            source = old_of_new.get(getattr(record, "table", ""))
+            at = [-1] if source is None else np.flatnonzero(source == record.entity).tolist()
+            if at:
+                new = copy.copy(record) if source is None else replace(record, entity=at[0])
+                out[getattr(new, self.key)] = new
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class PartSpec:
     """An attribute that is an `EntityState`, or a dict of them; `make` makes one for a new key."""
 
     make: str = ""
+    was: str = ""
 
 
-Spec = ColumnSpec | KeyedSpec | ScalarSpec | PartSpec
+Spec = ColumnSpec | KeyedSpec | ScalarSpec | RecordsSpec | PartSpec
 
 
 def column(
@@ -155,13 +197,16 @@ def column(
 
 
 def keyed(
-    dtype: str = "f8", fill: Any = 0, keys: Mapping[str, str | ColumnSpec] | tuple[str, ...] = ()
+    dtype: str = "f8",
+    fill: Any = 0,
+    keys: Mapping[str, str | ColumnSpec] | tuple[str, ...] = (),
+    *,
+    lead: tuple[int | str, ...] = (),
 ) -> Any:
     """Declare a dict of columns in an `EntityState` class; `keys` without tables begin with their table."""
     known = keys if isinstance(keys, Mapping) else {key: key.partition(".")[0] for key in keys}
-    return KeyedSpec(dtype, fill, {
-        key: ColumnSpec(dtype, fill, table=of) if isinstance(of, str) else of for key, of in known.items()
-    })  # fmt: skip
+    specs = {k: ColumnSpec(dtype, fill, lead, table=t) if isinstance(t, str) else t for k, t in known.items()}
+    return KeyedSpec(dtype, fill, specs, lead)
 
 
 def scalar(default: Any) -> Any:
@@ -169,9 +214,17 @@ def scalar(default: Any) -> Any:
     return ScalarSpec(default)
 
 
-def part(make: str = "") -> Any:
+def records(kind: type[Any], key: str = "key", *, of_place: bool = False, was: str = "") -> Any:
+    """Declare a dict of dataclasses by `key` in an `EntityState` class; `was`: the name in earlier snapshots.
+
+    `of_place`: a record stays when the device of its entity is replaced.
+    """
+    return RecordsSpec(kind, key, of_place, was)
+
+
+def part(make: str = "", *, was: str = "") -> Any:
     """Declare a part in an `EntityState` class. `make`: a method that makes the part for a new key."""
-    return PartSpec(make)
+    return PartSpec(make, was)
 
 
 def cell(dtype: str, fill: Any = 0, *, lead: tuple[int | str, ...] = ()) -> Any:
@@ -202,6 +255,8 @@ class EntityState:
                 setattr(self, name, {key: of.fresh(self.sizes) for key, of in spec.keys.items()})
             elif isinstance(spec, ScalarSpec):
                 setattr(self, name, spec.fresh())
+            elif isinstance(spec, RecordsSpec):
+                setattr(self, name, {})
 
     def derive(self) -> None:
         """Renew what follows from the kept state, after it was restored, moved or lost an entity."""
@@ -235,6 +290,8 @@ class EntityState:
                 )
             elif isinstance(spec, KeyedSpec):
                 value = dict(value)
+            elif isinstance(spec, RecordsSpec):
+                value = spec.dump(value)
             out[name.removeprefix("_")] = value
         return out
 
@@ -244,13 +301,15 @@ class EntityState:
             return  # of a version that wrote it otherwise
         for name, spec in self.declared.items():
             key = name.removeprefix("_")
+            if key not in data and isinstance(spec, RecordsSpec | PartSpec):
+                key = spec.was
             if key not in data:
                 continue
             if isinstance(spec, ColumnSpec):
-                value = np.array(data[key], spec.dtype)
-                if value.shape == getattr(self, name).shape:
-                    setattr(self, name, value)
-            elif isinstance(spec, ScalarSpec):
+                # In place: a column may be a view of wider arrays
+                if np.shape(data[key]) == getattr(self, name).shape:
+                    getattr(self, name)[...] = data[key]
+            elif isinstance(spec, ScalarSpec | RecordsSpec):
                 setattr(self, name, spec.read(data[key]))
             elif isinstance(spec, PartSpec):
                 self._restore_part(name, spec, data[key])
@@ -290,6 +349,8 @@ class EntityState:
                 for key, array in getattr(self, name).items():
                     if spec.of(key).table == table:
                         spec.of(key).clear(array, entity)
+            elif isinstance(spec, RecordsSpec) and not spec.of_place:
+                spec.drop(getattr(self, name), table, entity)
         for _, _, some in self._parts():
             some.forget(table, entity)
         self.derive()
@@ -299,6 +360,8 @@ class EntityState:
         for name, spec in self.declared.items():
             if isinstance(spec, ScalarSpec):
                 setattr(self, name, copy.deepcopy(getattr(old, name)))
+            elif isinstance(spec, RecordsSpec):
+                setattr(self, name, spec.moved(getattr(old, name), old_of_new))
             elif isinstance(spec, ColumnSpec) and self._of(spec) in old_of_new:
                 spec.move(getattr(old, name), getattr(self, name), old_of_new[self._of(spec)])
             elif isinstance(spec, KeyedSpec):
@@ -316,6 +379,44 @@ class EntityState:
             if own is not None:
                 own.adopt(theirs, old_of_new)
         self.derive()
+
+
+class PackedState(EntityState):
+    """Columns of `OWN` in which the rows of several tables lie one after another, to be worked on at once.
+
+    `pieces`: (name, table, rows) of each; `cells[name]` is its part of a column.
+    """
+
+    def __init__(self, pieces: Sequence[tuple[str, str, int]]) -> None:
+        ends = np.cumsum([0, *(n for _, _, n in pieces)]).tolist()
+        self.tables = {name: table for name, table, _ in pieces}
+        self.cells = {p[0]: slice(a, b) for p, (a, b) in zip(pieces, pairwise(ends), strict=True)}
+        super().__init__({"cell": ends[-1]}, "cell")
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is kept, with the layout."""
+        return super().dump() | {"rows": [[name, at.stop - at.start] for name, at in self.cells.items()]}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave; nothing of another layout."""
+        rows = [(name, at.stop - at.start) for name, at in self.cells.items()]
+        if [tuple(row) for row in data["rows"]] == rows:
+            super().restore(data)
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: its row of each piece begins as new."""
+        for name, of in self.tables.items():
+            if of == table:
+                super().forget("cell", self.cells[name].start + entity)
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the rows of entities that the new site still has, piece by piece."""
+        source = np.full(self.sizes["cell"], -1, np.int32)
+        for name, table in self.tables.items():
+            if name in old.cells and table in old_of_new:
+                of = old_of_new[table]
+                source[self.cells[name]] = np.where(of >= 0, old.cells[name].start + of, -1)
+        super().adopt(old, {"cell": source})
 
 
 class SparseState(EntityState):
