@@ -177,7 +177,7 @@ class Estimator(EntityState):
         return self.tree.off_pu(self.residuals.get(BALANCE))
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> Estimator:
-        """What was learned, for a changed site; balances are learned afresh, since their members changed."""
+        """Learned state for a changed site; balances are learned afresh, since their members changed."""
         out = Estimator(site)
         out.adopt(self, old_of_new)
         return out
