@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from twin.cli.main import main
-from twin.cli.tables import escape
+from twin.report import escape
 from twin.run import journal_lines, verify_journal
 
 ROOT = Path(__file__).parents[2]

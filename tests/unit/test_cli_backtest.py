@@ -18,7 +18,7 @@ from tests.evaluation.forecasts import suite
 from twin.backtest import print_load_scores
 from twin.backtest.load_report import loss_words
 from twin.catalogue import ConfigError
-from twin.cli import backtest, horizons_of, plain
+from twin.cli import backtest, horizons_of, write_json
 from twin.cli.backtest import losses, overall, step_of
 from twin.cli.main import main
 
@@ -197,7 +197,8 @@ def test_losses_name_horizon_series_and_rival() -> None:
         losses([horizon({"a": unit(mase=1.5)}, mase=1.5)])[0]["series"] is None
     )  # the only one is told once
     assert len(losses([horizon({"a": unit(mase=1.5)}, mase=1.5)])) == 1
-    assert json.loads(json.dumps(plain(found)))[3]["value"] is None
+    write_json(found, Console(file=(text := io.StringIO())))
+    assert json.loads(text.getvalue())[3]["value"] is None
 
 
 def test_the_whole_is_told_over_all_horizons() -> None:

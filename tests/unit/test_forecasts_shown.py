@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from models.load import DEFAULT_EXPERTS, FORECASTERS, Load
 from models.load.model import GRIDS, SIGNALS
@@ -18,13 +17,14 @@ from models.load.schedule import EXPERTS as FROM_OUTSIDE
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_cli_live import Desk, desk
 from tests.unit.test_metrics import parsed
-from twin.api import Shown, forecasts, metrics, shown, span, why
-from twin.api.forecast_texts import EXPERTS
+from twin.api import forecasts, metrics
 from twin.api.metrics import Metrics
 from twin.api.summary import Pulse, summary
 from twin.catalogue import NS
 from twin.cli import forecast as cli_live_forecast
 from twin.contracts import Forecast, View
+from twin.report import Shown, shown, why
+from twin.report.forecast_texts import EXPERTS
 from twin.telemetry.events import BudgetGranted
 
 __all__ = ["desk"]
@@ -337,9 +337,3 @@ def test_every_expert_has_words() -> None:
     ("1/s", 4000.0, Shown("1/s"))])  # fmt: skip
 def test_units_are_sensible(unit: str, most: float, expected: Shown) -> None:
     assert shown(unit, most) == expected
-
-
-@given(st.integers(1, 10**6))
-def test_a_span_is_the_same_time_in_other_words(seconds: int) -> None:
-    number, unit = span(float(seconds)).split()
-    assert float(number) * {"s": 1, "min": 60, "h": 3600}[unit] == pytest.approx(seconds, rel=1e-5)

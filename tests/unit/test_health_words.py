@@ -40,21 +40,6 @@ def test_comparisons_with_the_fleet(value: float | None, usual: float | None, sa
     assert words.times(value, usual) == said
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(None, ""), (math.inf, ""), (-3.0, "0 s"), (59.0, "59 s"), (119.0, "119 s"), (120.0, "2 min"),
-     (7199.0, "120 min"), (7200.0, "2 h"), (172_799.0, "48 h"), (172_800.0, "2 days"), (2.6e6, "30 days")],
-)  # fmt: skip
-def test_spans(seconds: float | None, said: str) -> None:
-    assert words.span(seconds) == said
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(3600.0, "1 h"), (86_400.0, "24 h"), (604_800.0, "7 days"),
-                                               (2_592_000.0, "30 days"), (7200.0, "2 h")])  # fmt: skip
-def test_horizons(seconds: float, said: str) -> None:
-    assert words.horizon(seconds) == said
-
-
 @pytest.mark.parametrize(("value", "said"), [(None, "-"), (0.0, "< 0.01"), (0.154, "0.15"), (3.26, "3.3"),
                                              (61.4, "61"), (math.nan, "-")])  # fmt: skip
 def test_numbers_of_failures(value: float | None, said: str) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from models.load import GRIDS
-from twin.api.forecast_texts import shown, span, why
 from twin.api.runtime import Runtime
-from twin.catalogue import NS, clean, find_quantity
+from twin.catalogue import NS, clean, duration, find_quantity
 from twin.contracts import Forecast, measured
 from twin.engine import EngineView
+from twin.report import shown, why
 
 FIRST = ("site.power_w", "site.gpu_demand_count", "site.grid_price_usd_per_kwh")  # these are shown first
 BUDGET_WITHIN_S = 3600.0
@@ -88,7 +88,7 @@ def budgets(live: Runtime) -> list[str]:
             budget, centre = (f"{v * how.factor:.{how.digits}f}" for v in (budget_w[i], f.mean[i]))
             found.append(
                 f"feeder {clean(engine.site.name('feeder', i))}: the upper end of its 90 % band reaches its "
-                f"budget of {budget} {how.unit} in {span(horizon_s)}; {centre} {how.unit} expected"
+                f"budget of {budget} {how.unit} in {duration(horizon_s)}; {centre} {how.unit} expected"
             )
     more = len(found) - SHOWN_BUDGETS
     return [*found[:SHOWN_BUDGETS], *([f"and {more} more feeders"] if more > 0 else [])]
@@ -97,8 +97,8 @@ def budgets(live: Runtime) -> list[str]:
 def _waits(lacking: set[tuple[float, float]]) -> list[str]:
     out = []
     for step_s in sorted({step_s for _, step_s in lacking}):
-        far = ", ".join(span(horizon_s) for horizon_s, step in sorted(lacking) if step == step_s)
-        out.append(f"no bands yet for {far}: they take two full rows of {span(step_s)}, and a change")
+        far = ", ".join(duration(horizon_s) for horizon_s, step in sorted(lacking) if step == step_s)
+        out.append(f"no bands yet for {far}: they take two full rows of {duration(step_s)}, and a change")
     return out
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
-from twin.api.forecast_texts import why
 from twin.api.runtime import Runtime
 from twin.api.scopes import inside
 from twin.catalogue import F64, NS, TABLES, U8, Bool, clean
@@ -30,7 +29,7 @@ from twin.contracts import (
     todo_words,
 )
 from twin.health import SPECS, is_failure
-from twin.report import health_texts as words
+from twin.report import health_texts as words, why
 from twin.telemetry import GOOD
 
 CHANCE, EXPECTED, DAY_S = "node.failure_pu", "site.node_failure_count", 86_400.0

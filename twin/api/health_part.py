@@ -33,7 +33,7 @@ from twin.api.health import (
     told,
 )
 from twin.api.runtime import Runtime
-from twin.catalogue import NS, clean, find_signal
+from twin.catalogue import NS, clean, duration, find_signal
 from twin.contracts import ACTION_WORDS, ACTIONS, ATTRIBUTIONS, LEVELS, PAIRED, PARTS
 from twin.health import SIGNALS, Heard, find, is_failure
 from twin.report import health_texts as words
@@ -162,7 +162,7 @@ def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
             continue
         ages = [float(state.tables[table].age_s(signal, state.now_ns)[entity])
                 for key in keys if (signal := find_signal(key)) is not None]  # fmt: skip
-        since = words.span(min(ages)) if ever[entity] else ""
+        since = duration(min(ages)) if ever[entity] else ""
         out.append({"what": what, "state": f"silent for {since}" if since else "never heard",
                     "connect": words.comes_from(keys[0])})  # fmt: skip
     return out

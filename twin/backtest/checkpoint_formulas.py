@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from policies.checkpointing import (
     FIXED_S,
@@ -29,6 +29,7 @@ from policies.checkpointing import (
     single_tier as single,
 )
 from twin.catalogue import F64, ConfigError, clean, duration, number
+from twin.report import grid
 
 UNIT_S = {
     "ms": 1e-3,
@@ -334,18 +335,12 @@ def print_forms(told: Mapping[str, Any], out: Console) -> None:
     terms = JobTerms(**told["terms"])
     for line in headings(terms):
         out.print(line, markup=False, soft_wrap=True, highlight=False)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, head in enumerate(("rule", "interval", "effective time", "behind")):
-        shown.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
-    shown.add_row("best", duration(told["interval_s"]), f"{100 * told['ettr']:.2f} %", "", style="bold")
+    best = ("best", duration(told["interval_s"]), f"{100 * told['ettr']:.2f} %", "")
+    rows: list[list[Any]] = [[Text(cell, "bold") for cell in best]]
     for name, one in told["alternatives"].items():
-        shown.add_row(
-            name.replace("_", " "),
-            duration(one["interval_s"]),
-            f"{100 * one['ettr']:.2f} %",
-            f"{one['behind_pp']:.2f} pp",
-        )
-    out.print(shown)
+        share, behind = f"{100 * one['ettr']:.2f} %", f"{one['behind_pp']:.2f} pp"
+        rows.append([name.replace("_", " "), duration(one["interval_s"]), share, behind])
+    grid(out, ("rule", "interval", "effective time", "behind"), rows, right=(1, 2, 3), folds=())
     if "local_interval_s" in told:
         line = f"saves in memory every {duration(told['local_interval_s'])}"
         out.print(line, markup=False, highlight=False)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from models.moving_block import interval
 from twin.backtest.checkpoint_formulas import GOAL_MTTF_S, GOAL_PP, GOAL_RIVAL, GOAL_SAVE_S, print_goals
 from twin.backtest.checkpoint_replay import BEST, LIVE, ORACLES, RULES, YOUNGS, ReplayResult
 from twin.catalogue import F64, duration, number
+from twin.report import grid
 
 BLOCK_D = 7  # days of a block: what strikes a fleet lasts as long. source: estimate
 SEED = 0
@@ -145,10 +145,5 @@ def _ahead(one: Mapping[str, float], wide: bool) -> str:
 
 def print_table(out: Console, heads: list[str], rows: list[list[str]]) -> None:
     """A table: names on the left, figures on the right."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, head in enumerate(heads):
-        shown.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows:
-        shown.add_row(*row)
-    out.print(shown)
+    grid(out, heads, rows, right=range(1, len(heads)), folds=())
     out.print()

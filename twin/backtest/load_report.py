@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from models.backtest import BacktestResult, HorizonForecasts, binomial
 from models.load import BANDS, MEDIAN
@@ -23,6 +21,7 @@ from twin.report import (
     details,
     figure,
     fill,
+    grid,
     heading,
     joined,
     marked,
@@ -87,15 +86,10 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
     names = ", ".join(told["series"][:6]) + (" …" if len(told["series"]) > 6 else "")
     scored_from = f"scored after {100 * told['from']:.0f} %"
     title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · {scored_from}"
-    shown = Table(title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False,
-                  padding=(0, 2, 0, 0))  # fmt: skip
     columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    for head in columns:
-        shown.add_column(head, justify="left" if head == "ahead" else "right", no_wrap=True)
-    for h in told["horizons"]:
-        cells = _cells(h)
-        shown.add_row(*(cells[head] for head in columns))
-    out.print(shown)
+    rows = [[cells[head] for head in columns] for cells in map(_cells, told["horizons"])]
+    out.print(clean(title, 200), style="italic", markup=False, soft_wrap=True)
+    grid(out, columns, rows, right=range(1, len(columns)), folds=())
     if "rival" in told:
         for line in rival_lines(told["rival"]):
             out.print(line, markup=False, soft_wrap=True)

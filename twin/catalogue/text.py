@@ -51,9 +51,9 @@ def unit_for(core: str, greatest: float) -> Unit:
     return plain.get(core, Unit(core, 1.0))
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """About `digits` significant digits, thousands apart, never an exponent; a dash for none."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
     after = 0 if size >= 10 ** (digits - 1) or size == 0 else digits - 1 - math.floor(math.log10(size))
@@ -77,9 +77,9 @@ def percent(share: float, digits: int = 3) -> str:
     return "–" if not math.isfinite(share) else f"{number(share * 100, digits)} %"
 
 
-def duration(seconds: float) -> str:
-    """Two leading units: "2 d 4 h", "1.5 s"."""
-    if not math.isfinite(seconds) or seconds < 0:
+def duration(seconds: float | None) -> str:
+    """Two leading units: "2 d 4 h", "1.5 s"; a dash for none."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return "–"
     if seconds < 60:
         return f"{number(seconds)} s"

@@ -1,3 +1,4 @@
+from .arguments import write_json as write_json
 from .backtest import (
     BacktestCase as BacktestCase,
     add_scoring as add_scoring,
@@ -5,4 +6,3 @@ from .backtest import (
     horizons_of as horizons_of,
     scored as scored,
 )
-from .json_output import plain as plain, write_json as write_json

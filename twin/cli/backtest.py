@@ -21,7 +21,7 @@ from rich.console import Console
 from twin.backtest import Rival, print_load_scores
 from twin.catalogue import ConfigError, clean, duration, number
 from twin.cli import backtest_checkpoint, backtest_failures, backtest_power_curves
-from twin.cli.json_output import write_json
+from twin.cli.arguments import write_json
 
 LEAST_ROWS = 20
 MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts

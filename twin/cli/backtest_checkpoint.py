@@ -17,7 +17,7 @@ from rich.console import Console
 
 from twin.backtest import ArgumentCheck, add_term_arguments, parse_terms
 from twin.catalogue import ConfigError, clean
-from twin.cli.json_output import write_json
+from twin.cli.arguments import write_json
 
 OF_EVENTS = ("nodes", "start", "until", "sizes", "mend")  # options that a log gives a meaning to
 OF_FORMS = ("mttf", "recall", "precision", "lead", "weibull", "local_save", "local_restart", "soft_mttf")

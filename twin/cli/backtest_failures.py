@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from twin.catalogue import ConfigError, clean, number
-from twin.cli.json_output import write_json
+from twin.catalogue import ConfigError, clean, duration, number
+from twin.cli.arguments import write_json
+from twin.report import grid
 
 HORIZONS, TOP = "1d,7d,30d", "10,20,40"
 UNIT_D = {"h": 1.0 / 24.0, "d": 1.0, "w": 7.0}
@@ -181,12 +181,12 @@ def say(told: Mapping[str, Any], out: Console) -> None:
     for head in heads:
         out.print(clean(head, 200), markup=False, soft_wrap=True, highlight=False)
     columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    shown = _table(columns, 2)
+    rows = []
     for h in told["horizons"]:
         for name, s in (("champion", h), *h["methods"].items()):
             cells = dict(zip(COLUMNS, _cells(h, name, s, middle), strict=True))
-            shown.add_row(*(cells[head] for head in columns))
-    out.print(shown)
+            rows.append([cells[head] for head in columns])
+    grid(out, columns, rows, right=range(2, len(columns)))
     for h in told["horizons"]:
         _say_beside(h, out)
     _say_fleet(told["fleet"], out)
@@ -196,18 +196,11 @@ def say(told: Mapping[str, Any], out: Console) -> None:
         out.print(line, style="dim", markup=False, soft_wrap=True, highlight=False)
 
 
-def _table(heads: Sequence[str], left: int) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, head in enumerate(heads):
-        shown.add_column(head, justify="left" if i < left else "right", no_wrap=True)
-    return shown
-
-
 def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> list[str]:
     lead = s["lead_time_h"][str(k)]
     kinds = (s[f"{kind}_at_k"][str(k)] for kind in ("precision", "recall", "lift"))
     return [
-        span_words(h["horizon_d"]),
+        duration(86_400 * h["horizon_d"]),
         name.replace("_", " "),
         number(s["pr_auc"]),
         number(s["roc_auc"]),
@@ -222,7 +215,7 @@ def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> lis
 def _say_beside(h: Mapping[str, Any], out: Console) -> None:
     """The champion of one horizon against the reference, a line per score."""
     who = ", ".join(f"{name.replace('_', ' ')} on {days} days" for name, days in h["champion_days"].items())
-    span = span_words(h["horizon_d"])
+    span = duration(86_400 * h["horizon_d"])
     for line in (
         "",
         f"within {span}: {number(100 * h['base_rate'])} % of nodes that are up fail; Brier of that rate "
@@ -230,30 +223,27 @@ def _say_beside(h: Mapping[str, Any], out: Console) -> None:
         f"champion: {who}; {number(h['blocks'], 2)} spans that do not overlap",
     ):
         out.print(line, markup=False, soft_wrap=True, highlight=False)
-    shown = _table(("against decayed count", "difference", "90 % interval", "champion is"), 1)
+    rows = []
     for metric, found in h["against_reference"].items():
         known = math.isfinite(found["low"])
         ends = f"{found['low']:+.2g} to {found['high']:+.2g}" if known else "-"
-        shown.add_row(metric.replace("_", " "), f"{found['difference']:+.2g}", ends, found["verdict"])
-    out.print(shown)
+        rows.append([metric.replace("_", " "), f"{found['difference']:+.2g}", ends, found["verdict"]])
+    grid(out, ("against decayed count", "difference", "90 % interval", "champion is"), rows, right=(1, 2, 3))
 
 
 def _say_fleet(counts: Sequence[Mapping[str, Any]], out: Console) -> None:
     out.print("\nfaults of the whole fleet, mean of the days scored", markup=False, highlight=False)
-    shown = _table(("in the next", "forecast", "came", "inside 90 %", "days", "latest MTBF"), 1)
+    rows = []
     for c in counts:
         latest = c["latest"]
         hours = [number(latest[f"mtbf{edge}_h"]) for edge in ("", "_low", "_high")] if latest else []
-        now = f"{hours[0]} h ({hours[1]} to {hours[2]})" if latest else "-"
-        shown.add_row(
-            span_words(c["span_d"]),
-            number(c["mean_forecast"]),
-            number(c["mean_actual"]),
-            f"{number(100 * c['coverage90'])} %",
-            f"{c['origins']}",
-            now,
-        )
-    out.print(shown)
+        rows.append([
+            duration(86_400 * c["span_d"]), number(c["mean_forecast"]), number(c["mean_actual"]),
+            f"{number(100 * c['coverage90'])} %", c["origins"],
+            f"{hours[0]} h ({hours[1]} to {hours[2]})" if latest else "-",
+        ])  # fmt: skip
+    heads = ("in the next", "forecast", "came", "inside 90 %", "days", "latest MTBF")
+    grid(out, heads, rows, right=range(1, len(heads)))
 
 
 def shock_words(found: Mapping[str, Any]) -> str:
@@ -267,7 +257,3 @@ def shock_words(found: Mapping[str, Any]) -> str:
         f"{cases} in common: {found['faults']} faults, more within {within} than by chance;\nthe greatest on "
         f"day {number(most['day'])} of {most['nodes']} nodes; no mark against the nodes it struck"
     )
-
-
-def span_words(days: float) -> str:
-    return f"{number(days)} d" if days >= 1.0 else f"{number(days * 24.0)} h"

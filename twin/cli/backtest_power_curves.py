@@ -14,7 +14,7 @@ from rich.console import Console
 
 from twin.backtest import print_table
 from twin.catalogue import clean
-from twin.cli.json_output import write_json
+from twin.cli.arguments import write_json
 
 COLUMNS = ("time_touched", "energy_touched", "time_all", "energy_all")
 

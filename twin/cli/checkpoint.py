@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.backtest import ArgumentCheck, add_term_arguments, parse_time
 from twin.catalogue import clean
-from twin.cli.connection import add_connection, client_of
+from twin.cli.arguments import add_connection, client_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def _option(name: str) -> str:
 def _thought(args: argparse.Namespace, out: Console) -> int:
     from twin.backtest import check_folder, closed_forms, parse_terms, print_forms, write_curve
     from twin.catalogue import duration, number
-    from twin.cli.json_output import write_json
+    from twin.cli.arguments import write_json
 
     check_folder(args.report)
     check = ArgumentCheck()

@@ -21,15 +21,13 @@ from typing import Any
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live as Screen
-from rich.table import Table
 from rich.text import Text
 
 from twin.api import Client
 from twin.catalogue import ConfigError, ConnectorError, StorageError
 from twin.cli.show import TONES
-from twin.cli.tables import safe, when
 from twin.config import make_engine
-from twin.report import Collector, write_report
+from twin.report import Collector, safe_text, text_table, when, write_report
 from twin.run import TraceReader, replay_frames, summary
 from twin.simulation import (
     FAULT_AT_S,
@@ -175,26 +173,14 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
         ("racktwin ", "bold"), f"{state['site']} (simulated)  tick {ticks['tick']}  "
         f"{1e3 * (ticks['took_s_p50'] or 0):.0f} ms a tick  ", _alarm_words(counts),
     )  # fmt: skip
-    racks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rack", "power", "flow", "supply", "return", "hottest GPU", "GPUs capped"):
-        racks.add_column(name, justify="left" if name == "rack" else "right")
-    for rack in state["racks"]:
-        tone = TONES.get(rack["severity"], "")
-        racks.add_row(
-            safe(rack["name"].partition("/")[2], tone),
-            _unit(rack["power_w"], 1e-3, "kW"),
-            _unit(rack["flow_lpm"], 1, "l/min"),
-            _unit(rack["supply_temp_c"], 1, "°C"),
-            _unit(rack["return_temp_c"], 1, "°C"),
-            _unit(rack["gpu_temp_c_max"], 1, "°C"),
-            str(rack["gpus_capped"]),
-        )
+    heads = ("rack", "power", "flow", "supply", "return", "hottest GPU", "GPUs capped")
+    racks = text_table(heads, [_rack(rack) for rack in state["racks"]], right=range(1, len(heads)))
     parts: list[Any] = [title, Text(head, "dim"), Text(), racks, Text()]
     for alarm in state["alarms"][:4]:
-        parts.append(safe(f"{alarm['severity']}: {alarm['title']}", TONES.get(alarm["severity"], "")))
+        parts.append(safe_text(f"{alarm['severity']}: {alarm['title']}", TONES.get(alarm["severity"], "")))
     for row in state["commanded"][:4]:
         parts.append(
-            safe(
+            safe_text(
                 f"commanded: {row['control']} {_span(row['low'], row['high'])} {row['unit']} for "
                 f"{row['count']} by {row['policy']}: {'; '.join(row['reasons'])}",
                 "cyan",
@@ -206,9 +192,20 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
         parts.append(Text(f"all is well; rack r2 will lose its coolant in about {wait:.0f} s", "green"))
     parts.append(Text())
     parts += [
-        safe(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160) for line in _told(lines)[:SHOWN_LINES]
+        safe_text(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160)
+        for line in _told(lines)[:SHOWN_LINES]
     ]
     return Group(*parts)
+
+
+def _rack(rack: dict[str, Any]) -> list[Any]:
+    return [
+        safe_text(rack["name"].partition("/")[2], TONES.get(rack["severity"], "")),
+        _unit(rack["power_w"], 1e-3, "kW"),
+        _unit(rack["flow_lpm"], 1, "l/min"),
+        *(_unit(rack[k], 1, "°C") for k in ("supply_temp_c", "return_temp_c", "gpu_temp_c_max")),
+        rack["gpus_capped"],
+    ]
 
 
 def _told(lines: dict[str, Any]) -> list[dict[str, Any]]:

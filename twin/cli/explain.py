@@ -6,15 +6,14 @@ Renders any explanation: sentences, figures, tables and curves. Knows no policy 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import ConfigError, clean, text
-from twin.cli.connection import add_connection, client_of
-from twin.cli.tables import grid, safe, span, when
+from twin.catalogue import ConfigError, clean, duration, text
+from twin.cli.arguments import add_connection, client_of, write_json
+from twin.report import grid, safe_text, when
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +46,7 @@ def run_explain(args: argparse.Namespace, out: Console) -> int:
     if args.policy is None:
         tree = client.get("/explain")
         if args.json:
-            out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+            write_json(tree, out)
         else:
             _list(tree, out)
         return 0
@@ -66,7 +65,7 @@ def run_explain(args: argparse.Namespace, out: Console) -> int:
 def print_answer(tree: dict[str, Any], as_json: bool, out: Console) -> None:
     """An explanation as it came over HTTP: as JSON, or rendered."""
     if as_json:
-        out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+        write_json(tree, out)
         return
     import msgspec
 
@@ -96,7 +95,7 @@ def show_explanation(found: Explanation, out: Console) -> None:
     out.print(head)
     for sentence in found.sentences:
         if sentence.kind != "note":
-            out.print(safe(sentence.text, TONES[sentence.kind], 1000), soft_wrap=True)
+            out.print(safe_text(sentence.text, TONES[sentence.kind], 1000), soft_wrap=True)
     shown = [
         f for f in found.figures if f.text and f.value is not None and not (f.metric and f.metric.labels)
     ]
@@ -111,12 +110,12 @@ def show_explanation(found: Explanation, out: Console) -> None:
     if notes:
         out.print()
     for note in notes:
-        out.print(safe(note.text, TONES["note"], 1000), soft_wrap=True)
+        out.print(safe_text(note.text, TONES["note"], 1000), soft_wrap=True)
 
 
 def _figure(figure: KeyFigure) -> list[Any]:
     return [clean(figure.name.replace("_", " ").replace(".", " "), 60), value_text(figure.value, figure.unit),
-            safe(figure.text, "dim")]  # fmt: skip
+            safe_text(figure.text, "dim")]  # fmt: skip
 
 
 def _table(table: DataTable, out: Console) -> None:
@@ -126,7 +125,7 @@ def _table(table: DataTable, out: Console) -> None:
     if not columns:
         return
     out.print()
-    out.print(safe(table.text or table.name.replace("_", " "), "bold"))
+    out.print(safe_text(table.text or table.name.replace("_", " "), "bold"))
     values = {i: [row[i] for row in table.rows] for i in columns}
     factors = {i: _unit(table.columns[i], values[i]) for i in columns}
     right = [k for k, i in enumerate(columns) if _numeric(values[i])]
@@ -176,7 +175,7 @@ def value_text(value: Value, unit: str) -> str:
     if unit == "ns":
         return when(value)
     if unit == "s":
-        return span(value)
+        return duration(value)
     if unit == "count" or (unit == "" and isinstance(value, int)):
         return f"{value:,}"
     if unit == "1":
@@ -186,7 +185,7 @@ def value_text(value: Value, unit: str) -> str:
 
 def _curve(curve: DataCurve, out: Console) -> None:
     out.print()
-    out.print(safe(curve.text or curve.name.replace("_", " "), "bold"))
+    out.print(safe_text(curve.text or curve.name.replace("_", " "), "bold"))
     step = max(1, math.ceil(len(curve.x) / MOST_POINTS))
     rows = [[value_text(x, curve.x_unit), value_text(y, curve.y_unit)]
             for x, y in zip(curve.x[::step], curve.y[::step], strict=True)]  # fmt: skip

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.api import Shown, shown, span, why
-from twin.catalogue import ConfigError, clean
+from twin.catalogue import ConfigError, clean, duration
+from twin.report import Shown, shown, why
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,7 +137,7 @@ def _cell(ahead: dict[str, Any], how: Shown) -> Text:
 
 
 def _one(row: dict[str, Any], out: Console) -> None:
-    from twin.cli.tables import grid
+    from twin.report import grid
 
     how = _how([row])
     head = Text(clean(row["signal"]), "bold")
@@ -147,13 +147,13 @@ def _one(row: dict[str, Any], out: Console) -> None:
     lines = []
     for a in row["ahead"]:
         expected = "-" if a["mean"] is None else f"{_said(a['mean'], how)} {how.unit}"
-        lines.append([f"in {span(a['horizon_s'])}", expected, _band(a, how), a["why"]])
+        lines.append([f"in {duration(a['horizon_s'])}", expected, _band(a, how), a["why"]])
     grid(out, ("", "expected", "90 % band", "rests on"), lines, "no forecasts")
     out.print()
 
 
 def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
-    from twin.cli.tables import grid
+    from twin.report import grid
 
     how = _how(rows)
     unit = f", {how.unit}" if how.unit else ""
@@ -162,13 +162,13 @@ def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
     )
     horizons = [a["horizon_s"] for a in rows[0]["ahead"]]
     lines = [[r["name"], _said(r["now"], how), *(_cell(a, how) for a in r["ahead"])] for r in rows]
-    grid(out, ("", "now", *(span(h) for h in horizons)), lines, "no entities")
+    grid(out, ("", "now", *(duration(h) for h in horizons)), lines, "no entities")
     if more:
         out.print(Text(f"the first {len(rows)}; --name shows others", "dim"))
     out.print()
     bases: dict[str, list[str]] = {}
     for a in (a for r in rows for a in r["ahead"] if a["why"]):
         said = bases.setdefault(a["why"], [])
-        if span(a["horizon_s"]) not in said:
-            said.append(span(a["horizon_s"]))
+        if duration(a["horizon_s"]) not in said:
+            said.append(duration(a["horizon_s"]))
     grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import clean
+from twin.catalogue import clean, duration
 from twin.cli.health_part import (
     OF_ITSELF,
     PLURAL,
@@ -117,7 +117,7 @@ def _far(row: dict[str, Any]) -> bool:
 
 
 def _lines(rows: list[dict[str, Any]], out: Console) -> None:
-    from twin.cli.tables import grid
+    from twin.report import grid
 
     lines = []
     for r in rows:
@@ -144,7 +144,7 @@ def _expected(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for e in tree["expected"]:
         interval = f"{e['lo']:.0f} to {e['hi']:.0f}" if e["lo"] is not None else "none yet"
-        rows.append([f"within {words.horizon(e['horizon_s'])}", words.count(e["mean"]), interval])
+        rows.append([f"within {duration(e['horizon_s'])}", words.count(e["mean"]), interval])
     plain_grid(out, rows)
     rests_on(tree["expected"], out)
 
@@ -152,7 +152,7 @@ def _expected(tree: dict[str, Any], out: Console) -> None:
 def _remarks(tree: dict[str, Any], out: Console) -> None:
     failed, lemons = tree["failures"], tree["lemons"]
     if failed["total"]:
-        since = f" in {words.span((tree['now_ns'] - failed['since_ns']) / 1e9)}" if failed["since_ns"] else ""
+        since = f" in {duration((tree['now_ns'] - failed['since_ns']) / 1e9)}" if failed["since_ns"] else ""
         kinds = ", ".join(f"{words.CLASS_WORDS.get(k, k)} {n}" for k, n in failed["by_class"].items())
         text = f"node failures{since}: {failed['total']} ({kinds}); {failed['down']} not over"
         out.print(Text(clean(text, 500)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import clean
+from twin.catalogue import clean, duration
 from twin.report import health_texts as words
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
 def judged(tree: dict[str, Any]) -> str:
     """When all of it was judged."""
     age_s = tree["judged_s"]
-    return "not judged yet" if age_s is None else f"judged {words.span(age_s)} ago"
+    return "not judged yet" if age_s is None else f"judged {duration(age_s)} ago"
 
 
 def plain_grid(out: Console, rows: list[list[Any]]) -> None:
     """Columns without heads; the last one is broken into lines."""
-    from twin.cli.tables import grid
+    from twin.report import grid
 
     if rows:
         grid(out, ("",) * len(rows[0]), rows, "")
@@ -49,10 +49,10 @@ def wears(row: dict[str, Any], name: str) -> str:
     """Write the sentence on the remaining time of a drift towards a limit."""
     interval = ""
     if row["lo_s"] is not None:
-        more = words.span(row["hi_s"]) if row["hi_s"] is not None else "no end"
-        interval = f" (90 % interval {words.span(row['lo_s'])} to {more})"
+        more = duration(row["hi_s"]) if row["hi_s"] is not None else "no end"
+        interval = f" (90 % interval {duration(row['lo_s'])} to {more})"
     what = f"{NAMED.get(row['what'], row['what'])}{f' of {name}' if name else ''}"
-    return f"{what} reaches its limit in about {words.span(row['mid_s'])}{interval}"
+    return f"{what} reaches its limit in about {duration(row['mid_s'])}{interval}"
 
 
 def rests_on(rows: list[dict[str, Any]], out: Console) -> None:
@@ -60,7 +60,7 @@ def rests_on(rows: list[dict[str, Any]], out: Console) -> None:
     bases: dict[str, list[str]] = {}
     for row in rows:
         if row["basis"]:
-            bases.setdefault(row["basis"], []).append(words.horizon(row["horizon_s"]))
+            bases.setdefault(row["basis"], []).append(duration(row["horizon_s"]))
     for basis, horizons in bases.items():
         of = f"within {', '.join(horizons)}: " if len(bases) > 1 else ""
         out.print(Text(clean(f"{of}rests on {basis}", 500), "dim"))
@@ -127,7 +127,7 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
     head.append(f"  {kind}  {judged(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     said = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
-    since = words.span(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
+    since = duration(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
     more = f", for {since}" if since else ""
     if level == "healthy" and tree["sure_pu"] is not None and tree["sure_pu"] < 1.0:
         heard = f"{100 * tree['sure_pu']:.0f} %"
@@ -161,7 +161,7 @@ def _evidence(tree: dict[str, Any], out: Console) -> None:
     for e in tree["evidence"]:
         text = Text(clean(e["text"], 400))
         sure = words.sure(e["sure_pu"]) if e["level"] not in OF_ITSELF else ""
-        age = f"for {words.span(e['age_s'])}" if e["age_s"] is not None else ""
+        age = f"for {duration(e['age_s'])}" if e["age_s"] is not None else ""
         foot = "; ".join(x for x in (age, sure, words.source(clean(e["source"], 200))) if x)
         text.append(f"\n{foot}" if foot else "", "dim")
         level = "note" if e["level"] == "healthy" else e["level"]  # it speaks neither for nor against it
@@ -187,7 +187,7 @@ def _missing(tree: dict[str, Any], out: Console) -> None:
 
 
 def _chances(tree: dict[str, Any], out: Console) -> None:
-    from twin.cli.tables import grid
+    from twin.report import grid
 
     out.print()
     head = Text("chance of failing", "bold")
@@ -202,7 +202,7 @@ def _chances(tree: dict[str, Any], out: Console) -> None:
     for c in tree["chance"]:
         known = c["lo"] is not None and c["hi"] is not None
         interval = f"{words.chance(c['lo'])} to {words.chance(c['hi'])}" if known else "none yet"
-        lines.append([f"within {words.horizon(c['horizon_s'])}", words.chance(c["mean"]), interval,
+        lines.append([f"within {duration(c['horizon_s'])}", words.chance(c["mean"]), interval,
                       words.chance(c["average"]), c["said"]])  # fmt: skip
     grid(out, ("", "chance", "90 % interval", "average here", ""), lines, "")
     rests_on(tree["chance"], out)
@@ -221,7 +221,7 @@ def _parts(tree: dict[str, Any], out: Console) -> None:
 
 def _history(tree: dict[str, Any]) -> Text:
     h = tree["history"]
-    watched = f"watched for {words.span(h['watched_s'])}: " if h["watched_s"] is not None else ""
+    watched = f"watched for {duration(h['watched_s'])}: " if h["watched_s"] is not None else ""
     count = h["failures_total"]
     said = [f"{watched}{count or 'no'} failure{'' if count == 1 else 's'}"]
     swapped = [f"replaced {h['replaced']} x"] if h["replaced"] else []
@@ -230,8 +230,8 @@ def _history(tree: dict[str, Any]) -> Text:
     said.append("reboots unknown" if h["reboots"] is None else f"{h['reboots']} reboots seen")
     out = Text("; ".join(said))
     for f in h["failures"][:5]:
-        ago = words.span((tree["now_ns"] - f["start_ns"]) / 1e9)
-        lasted = f"lasted {words.span(f['lasted_s'])}" if f["end_ns"] else "not over"
+        ago = duration((tree["now_ns"] - f["start_ns"]) / 1e9)
+        lasted = f"lasted {duration(f['lasted_s'])}" if f["end_ns"] else "not over"
         shared = ", together with others" if f["shared"] else ""
         out.append(f"\n{ago} ago: {words.CLASS_WORDS.get(f['class'], clean(f['class']))}, {lasted}{shared}")
     return out
@@ -258,7 +258,7 @@ def _faults(faults: list[dict[str, Any]]) -> Text:
     for same in alike.values():
         f, times = same[0], sum(x["times"] for x in same)
         of, many = f"{f['of']}: " if f["of"] else "", f", {times} times, the last" if times > 1 else ","
-        text = f"{of}{f['label']}{many} {words.span(f['age_s'])} ago: {f['means']}; asks to: {f['asks']}"
+        text = f"{of}{f['label']}{many} {duration(f['age_s'])} ago: {f['means']}; asks to: {f['asks']}"
         said.append(f"{chr(10) if said else ''}{clean(text, 400)}")
         said.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
     return said

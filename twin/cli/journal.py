@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
-from twin.catalogue import NS, ConfigError, StorageError, clean, utc
-from twin.cli.tables import grid, safe
+from twin.catalogue import ConfigError, StorageError, clean, utc
+from twin.cli.arguments import instant_ns
 from twin.contracts import JOURNAL_KINDS, journal_schema
-from twin.report import sentence
+from twin.report import grid, safe_text, sentence
 from twin.run import (
     OPEN,
     Entry,
@@ -112,7 +112,8 @@ def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.kind and args.kind not in JOURNAL_KINDS:
         raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(JOURNAL_KINDS)}")
     path = _journal(args.path)
-    since_ns, until_ns = _instant(args.since, 0), _instant(args.until, 2**63)
+    since_ns = instant_ns("--since", args.since) if args.since else 0
+    until_ns = instant_ns("--until", args.until) if args.until else 2**63
     found: deque[tuple[Entry, bytes]] = deque(maxlen=max(0, args.limit) if args.last else None)
     fault, chosen = None, 0
     for number, line in enumerate(journal_lines(path), start=1):
@@ -130,10 +131,7 @@ def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json:
         out.file.write("".join(line.decode() + "\n" for _, line in found))
     else:
-        rows = [
-            [utc(e.now_ns) if e.now_ns else "-", str(e.tick), e.kind, safe(sentence(e.record), limit=4000)]
-            for e, _ in found
-        ]
+        rows = [[utc(e.now_ns) if e.now_ns else "-", e.tick, e.kind, _text(e)] for e, _ in found]
         grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no entries")
     _left_out(args, chosen, len(found), err if args.json else out)
     if fault is None and (args.last or len(found) < args.limit) and is_torn(path):
@@ -156,12 +154,5 @@ def _left_out(args: argparse.Namespace, chosen: int, shown: int, console: Consol
     )
 
 
-def _instant(text: str | None, otherwise: int) -> int:
-    """An instant as a person writes it, UTC unless it says so. Raises ConfigError."""
-    if text is None:
-        return otherwise
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"{text[:60]!r}: expected a time such as 2026-11-21T02:00") from None
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
+def _text(entry: Entry) -> Text:
+    return safe_text(sentence(entry.record), limit=4000)

@@ -7,14 +7,13 @@ are in `cli_live_show`.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.catalogue import ConfigError
 from twin.cli import forecast, health, outlook
-from twin.cli.connection import add_connection, client_of
+from twin.cli.arguments import AUTHORITY, add_command, client_of, span_s, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
             "forecasts", "health", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve",
             "token", "reload")  # fmt: skip
-_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
 
 
 class WrongCall(Exception):
@@ -33,10 +31,10 @@ class WrongCall(Exception):
 
 def duration(text: str) -> float:
     """Seconds of `90`, `90s`, `15min`, `2h`, `1d`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?", text.strip())
-    if found is None or not 0 < float(found[1]) < 1e9:
+    seconds = span_s(text)
+    if seconds is None or not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 90s, 15min, 2h or 1d")
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
+    return seconds
 
 
 def level(text: str) -> float | str:
@@ -57,22 +55,15 @@ def add_parsers(commands: Any) -> None:
     _token(commands)
 
 
-def _parser(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
-    # No abbreviations: --token must not become --token-file with a token for a name.
-    made: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-    add_connection(made)
-    return made
-
-
 def _reading(commands: Any) -> None:
-    _parser(commands, "status", "who leads, what is wrong, what is commanded and why")
-    alarms = _parser(commands, "alarms", "active alarms, the gravest first")
+    add_command(commands, "status", "who leads, what is wrong, what is commanded and why")
+    alarms = add_command(commands, "alarms", "active alarms, the gravest first")
     alarms.add_argument("--severity", help="critical, warning, info; commas between them")
     alarms.add_argument("--entity", help="this entity and what is below it")
-    forecasts = _parser(commands, "forecasts", "what is expected of power and demand, how sure, and why")
+    forecasts = add_command(commands, "forecasts", "what is expected of power and demand, how sure, and why")
     forecast.add_arguments(forecasts)
-    health.add_arguments(_parser(commands, "health", "how well the site or one part is, why, how sure"))
-    decisions = _parser(commands, "decisions", "the latest decisions with their reasons")
+    health.add_arguments(add_command(commands, "health", "how well the site or one part is, why, how sure"))
+    decisions = add_command(commands, "decisions", "the latest decisions with their reasons")
     decisions.add_argument("--kind", help="command, advice, event, finding, ...; commas between them")
     decisions.add_argument("--entity", help="about this entity")
     decisions.add_argument("--control", help="on this control, such as gpu.power_cap_w")
@@ -80,46 +71,46 @@ def _reading(commands: Any) -> None:
 
 
 def _acting(commands: Any) -> None:
-    approve = _parser(commands, "approve", "let a policy act for a while; alone: what waits for approval")
+    approve = add_command(commands, "approve", "let a policy act for a while; alone: what waits for approval")
     approve.add_argument("policy", nargs="?")
     approve.add_argument("control", nargs="?")
     approve.add_argument("names", nargs="*", help="entities, racks or halls; none: wherever it wants to")
     approve.add_argument("--for", dest="for_s", type=duration, default=3600.0, help="default 1h")
     for name, what in (("hold", "freeze the site: no new values, protective moves still pass"),
                        ("release", "let all leases lapse; nothing is commanded until resume")):  # fmt: skip
-        _parser(commands, name, what).add_argument("--reason", required=True)
-    _parser(commands, "resume", "end a hold or a release").add_argument("--reason")
-    request = _parser(commands, "request", "keep a control within bounds; alone: standing requests")
+        add_command(commands, name, what).add_argument("--reason", required=True)
+    add_command(commands, "resume", "end a hold or a release").add_argument("--reason")
+    request = add_command(commands, "request", "keep a control within bounds; alone: standing requests")
     request.add_argument("control", nargs="?", help="such as gpu.power_cap_w")
     request.add_argument("names", nargs="*", help="entities, or racks and halls for all below them")
     for bound in ("--lo", "--hi", "--want"):
         request.add_argument(bound, type=level, help="a number, or the name of a state")
     request.add_argument("--for", dest="for_s", type=duration, help="such as 2h; default: until withdrawn")
     request.add_argument("--reason")
-    outlook.add_arguments(_parser(commands, "outlook", "tell values to come; alone: what is held"))
-    withdraw = _parser(commands, "withdraw", "take back a request, or an approval")
+    outlook.add_arguments(add_command(commands, "outlook", "tell values to come; alone: what is held"))
+    withdraw = add_command(commands, "withdraw", "take back a request, or an approval")
     withdraw.add_argument("id")
     withdraw.add_argument("--approval", action="store_true", help="the id is an approval's")
-    authority = _parser(commands, "authority", "what a policy may do; alone: what each may do")
+    authority = add_command(commands, "authority", "what a policy may do; alone: what each may do")
     authority.add_argument("policy", nargs="?")
-    authority.add_argument("level", nargs="?", choices=("off", "advise", "approve", "act"))
+    authority.add_argument("level", nargs="?", choices=AUTHORITY)
     authority.add_argument("--reason")
     authority.add_argument("--acknowledge", metavar="SENTENCE", help='for act: "POLICY may act on SITE"')
-    maintenance = _parser(commands, "maintenance", "people work on something; alone: open windows")
+    maintenance = add_command(commands, "maintenance", "people work on something; alone: open windows")
     maintenance.add_argument("table", nargs="?", help="rack, node, gpu, cdu, ...")
     maintenance.add_argument("names", nargs="*")
     maintenance.add_argument("--for", dest="for_s", type=duration)
     maintenance.add_argument("--reason")
     maintenance.add_argument("--end", metavar="ID", help="close this window now")
-    ack = _parser(commands, "ack", "say that you know of an alarm")
+    ack = add_command(commands, "ack", "say that you know of an alarm")
     ack.add_argument("alarm")
     ack.add_argument("--note", default="")
-    shelve = _parser(commands, "shelve", "put an alarm aside for a while")
+    shelve = add_command(commands, "shelve", "put an alarm aside for a while")
     shelve.add_argument("alarm")
     shelve.add_argument("--for", dest="for_s", type=duration, required=True)
     shelve.add_argument("--reason", required=True)
-    _parser(commands, "unshelve", "take a shelved alarm back").add_argument("alarm")
-    _parser(commands, "reload", "let the daemon read its configuration, site and tokens again")
+    add_command(commands, "unshelve", "take a shelved alarm back").add_argument("alarm")
+    add_command(commands, "reload", "let the daemon read its configuration, site and tokens again")
 
 
 def _token(commands: Any) -> None:
@@ -143,7 +134,7 @@ def _token(commands: Any) -> None:
 def run_live(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Carry out one of these commands; 0 done, 1 the answer is no, 2 a wrong call."""
     from twin.cli.show import SHOW, show_done
-    from twin.cli.tables import escape
+    from twin.report import escape
 
     if args.command == "token":
         return _tokens(args, out, err)
@@ -156,9 +147,7 @@ def run_live(args: argparse.Namespace, out: Console, err: Console) -> int:
         return 2
     tree = call(client_of(args))
     if args.json:
-        import json
-
-        out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+        write_json(tree, out)
     elif shown == "forecasts":
         forecast.show(tree, out)
     elif shown == "health":
@@ -306,9 +295,7 @@ def _tokens(args: argparse.Namespace, out: Console, err: Console) -> int:
         else:
             said["token"] = secret
     if args.json:
-        import json
-
-        out.file.write(json.dumps(said) + "\n")
+        write_json(said, out)
     elif "token" in said:
         out.file.write(said["token"] + "\n")
     if not args.json:

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from twin.catalogue import ConfigError, Divergence, TwinError
-from twin.cli.tables import escape
+from twin.report import escape
 from twin.run import stop_at_once
 
 # Commands whose own modules bring much along: their arguments are added when one of them is called.

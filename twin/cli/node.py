@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from twin.catalogue import ConfigError
-from twin.cli.connection import add_connection, client_of
+from twin.cli.arguments import add_command, client_of, instant_ns, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-NS = 1_000_000_000
 
 
 def add_parser(commands: Any) -> None:
@@ -33,9 +29,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
+    made = add_command(actions, name, what)
     made.add_argument("node", metavar="NODE", help="such as hall1/r07/node3")
-    add_connection(made)
     return made
 
 
@@ -46,24 +41,13 @@ def run_node(args: argparse.Namespace, out: Console) -> int:
 
     body: dict[str, Any] = {"note": args.note}
     if args.action == "tested":
-        body |= {"passed": args.passed, "test": args.test, "began_ns": _instant("--began", args.began),
-                 "ended_ns": _instant("--ended", args.ended)}  # fmt: skip
+        body |= {"passed": args.passed, "test": args.test}
+        for option in ("began", "ended"):
+            if (text := getattr(args, option)) is not None:
+                body[f"{option}_ns"] = instant_ns(f"--{option}", text)
     tree = client_of(args).post(path_of("nodes", args.node, args.action), body)
     if args.json:
-        import json
-
-        out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+        write_json(tree, out)
     else:
         show_done(tree, out)
     return 0
-
-
-def _instant(option: str, text: str | None) -> int | None:
-    """An instant as a person writes it, UTC unless it says so. Raises ConfigError."""
-    if text is None:
-        return None
-    try:
-        when = datetime.fromisoformat(text)
-        return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{option} {text[:60]!r}: expected a time such as 2026-11-21T02:00") from None

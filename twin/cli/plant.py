@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from connectors.mqtt import LinkSettings, MqttLink
 from twin.catalogue import ConfigError, ConnectorError, clean
+from twin.cli.arguments import write_json
 from twin.cli.record import advised
 from twin.cli.simulate import load_scenario, warn
 from twin.config import load_site, uncooled
@@ -81,7 +81,7 @@ def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:
         "plant": live.plant.figures(),
     }
     if args.json:
-        out.file.write(msgspec.json.encode(summary).decode() + "\n")
+        write_json(summary, out)
         return 0
     told: dict[str, Any] = {k.replace("_", " "): v for k, v in summary.items()}
     told["plant"] = dict(plant_words(summary["plant"]))

@@ -7,33 +7,28 @@ are set, listed and withdrawn here.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import ConfigError, clean
-from twin.cli.connection import add_connection, client_of
+from twin.catalogue import NS, ConfigError, clean, utc
+from twin.cli.arguments import add_command, add_connection, client_of, instant_ns, span_s, write_json
 from twin.cli.explain import print_answer
-from twin.cli.tables import grid, safe, when
+from twin.report import grid, safe_text, when
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Shown = tuple[Any, Callable[[Any, "Console"], None]]
-NS = 1_000_000_000
 DASH = "-"
 KINDS = ("operator", "flex", "demand_response", "utility")
 _WATTS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([kKmMgG]?[wW]|[kKmMgG])")
 _HOUR = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 _DAY_S = 86_400
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|m|h|d)")
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def add_parser(commands: Any) -> None:
@@ -75,8 +70,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
-    add_connection(made)
+    made = add_command(actions, name, what)
     for option in made._actions:  # what was given before the action's name is not taken back by its absence
         if option.dest != "help":
             option.default = argparse.SUPPRESS
@@ -106,7 +100,7 @@ def run_power(args: argparse.Namespace, out: Console) -> int:
     asked = {"targets": _targets, "target": _target, "withdraw": _withdraw}
     tree, show = asked[args.action](args)
     if args.json:
-        out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")
+        write_json(tree, out)
     else:
         show(tree, out)
     return 0
@@ -139,7 +133,8 @@ def _target(args: argparse.Namespace) -> Shown:
     start_ns = now_ns if start is None else _when("--from", start, now_ns)
     end_ns = None if until is None else _when("--until", until, start_ns)
     if end_ns is not None and end_ns <= start_ns:
-        raise ConfigError(f"--until {until[:60]!r}: over before it begins; the daemon has {_utc(now_ns)} UTC")
+        time = utc(now_ns, "%Y-%m-%dT%H:%M")
+        raise ConfigError(f"--until {until[:60]!r}: over before it begins; the daemon has {time} UTC")
     body = {"name": args.name, "limit_w": args.limit_w, "feeders": args.feeder,
             "start_ns": 0 if start is None else start_ns, "end_ns": end_ns, "kind": args.target_kind,
             "best_effort": args.best_effort}  # fmt: skip
@@ -164,8 +159,8 @@ def _withdraw(args: argparse.Namespace) -> Shown:
 
 def _when(option: str, text: str, from_ns: int) -> int:
     """An instant, or what follows `from_ns` by a span or an hour of the day."""
-    span_s = _span(text)
-    return _instant(option, text, from_ns) if span_s is None else from_ns + round(span_s * NS)
+    after_s = _span(text)
+    return _instant(option, text, from_ns) if after_s is None else from_ns + round(after_s * NS)
 
 
 def _instant(option: str, text: str, after_ns: int) -> int:
@@ -177,22 +172,13 @@ def _instant(option: str, text: str, after_ns: int) -> int:
         since_s = after_ns // NS
         of_day_s = int(hour[1]) * 3600 + int(hour[2]) * 60
         return (since_s + 1 + (of_day_s - since_s - 1) % _DAY_S) * NS
-    try:
-        when = datetime.fromisoformat(text)
-        return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{option} {text[:60]!r}: expected a time such as 06:00 or 2026-11-21T02:00 (UTC), or 3h, 90min"
-        ) from None
-
-
-def _utc(now_ns: int) -> str:
-    return datetime.fromtimestamp(now_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M")
+    return instant_ns(option, text, "06:00 or 2026-11-21T02:00 (UTC), or 3h, 90min")
 
 
 def _span(text: str) -> float | None:
-    found = _SPAN.fullmatch(text.strip().removeprefix("+"))
-    return float(found[1]) * _SECONDS[found[2]] if found else None
+    """Seconds of a span with its unit; None for a bare number, which may be an hour."""
+    text = text.strip().removeprefix("+")
+    return None if text.isdigit() else span_s(text)
 
 
 def kw(value: Any) -> str:
@@ -237,7 +223,7 @@ def show_target_set(tree: dict[str, Any], out: Console) -> None:
     until = f"until {when(tree['end_ns'])} UTC" if tree.get("end_ns") else "until it is withdrawn"
     begin = f"from {when(tree['start_ns'])}" if tree["start_ns"] else "from now"
     text = f"load target {tree['name']} of {kw(tree['limit_w'])} kW holds {begin} {until}"
-    out.print(safe(text), soft_wrap=True)
+    out.print(safe_text(text), soft_wrap=True)
     for place in tree["places"][:4]:
         text = _place_name(place["kind"], place["place"])
         over_w = None if place["load_w"] is None else place["load_w"] - tree["limit_w"]
@@ -249,9 +235,9 @@ def show_target_set(tree: dict[str, Any], out: Console) -> None:
     if not tree["acts"]:
         out.print(Text("no policy of power may act here: it is shown, and nothing is cut for it", "yellow"))
     text = f"`racktwin power targets` says whether it is kept, `racktwin power withdraw {tree['name']}` ends"
-    out.print(safe(f"{text} it", "dim"), soft_wrap=True)
+    out.print(safe_text(f"{text} it", "dim"), soft_wrap=True)
 
 
 def show_withdrawn(tree: dict[str, Any], out: Console) -> None:
     """A target that was taken back."""
-    out.print(safe(f"load target {tree['name']} is withdrawn"), soft_wrap=True)
+    out.print(safe_text(f"load target {tree['name']} is withdrawn"), soft_wrap=True)

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 from rich.console import Console
 
 from connectors.files import encode_row
 from connectors.mqtt import LinkSettings, MqttLink, matcher
 from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
+from twin.cli.arguments import write_json
 from twin.config import Broker, load_config
 from twin.telemetry import Message
 from twin.wiring import link_settings
@@ -177,7 +177,7 @@ def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
         "topics": dict(sorted(files.kinds.items())),
     }
     if args.json:
-        out.file.write(msgspec.json.encode(summary).decode() + "\n")
+        write_json(summary, out)
         return 0
     for key, value in summary.items():
         if key != "lost_why" or value:

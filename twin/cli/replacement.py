@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.catalogue import ConfigError, StorageError, clean, number
-from twin.cli.connection import add_connection, client_of
+from twin.cli.arguments import add_command, client_of, write_json
 from twin.run import atomic_write
 
 if TYPE_CHECKING:
@@ -27,28 +27,26 @@ def add_parser(commands: Any) -> None:
     what = "nodes that are withdrawn before they fail: what is planned, what came of it"
     parser = commands.add_parser("replacement", help=what, description=what)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    plan = _action(actions, "plan", "which nodes are suspected or on their way out, why, what each waits for")
+    plan = add_command(
+        actions, "plan", "which nodes are suspected or on their way out, why, what each waits for"
+    )
     plan.add_argument("node", nargs="?", metavar="NODE", help="this one alone, with all that was weighed")
     plan.add_argument("--phase", help="only these; suspect, draining, out, rma, ...; commas between them")
     plan.add_argument("--limit", type=int, default=100, help="lines at most")
-    past = _action(actions, "history", "what was decided, predicted and done, and how the predictions did")
+    past = add_command(
+        actions, "history", "what was decided, predicted and done, and how the predictions did"
+    )
     past.add_argument("--node", metavar="NODE", help="of this one alone")
     past.add_argument("--kind", help="only these; gate, outcome, test, repair, ...; commas between them")
     past.add_argument("--days", type=_days, default=7.0, help="how far back; default 7")
     past.add_argument("--limit", type=int, default=200, help="lines at most: the latest of them")
     past.add_argument("--run", type=Path, metavar="FOLDER", help="read a run's journal, without a daemon")
-    report = _action(actions, "report", "the record of a node, to attach to a ticket: markdown, or JSON")
+    report = add_command(actions, "report", "the record of a node, to attach to a ticket: markdown, or JSON")
     report.add_argument("node", metavar="NODE")
     report.add_argument("--days", type=_days, default=90.0, help="how far back; default 90")
     report.add_argument("--out", type=Path, metavar="FILE", help="write it there; *.json is JSON")
     report.add_argument("--force", action="store_true", help="overwrite the file")
     parser.set_defaults(refuse=parser.error)
-
-
-def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
-    add_connection(made)
-    return made
 
 
 def _days(text: str) -> float:
@@ -88,7 +86,7 @@ def _history(args: argparse.Namespace, out: Console) -> int:
         tree = client_of(args).get("/replacement/history", node=args.node, kind=args.kind, days=args.days,
                                    limit=args.limit)  # fmt: skip
     if args.json:
-        _json(tree, out)
+        write_json(tree, out)
     else:
         show_history(tree, out)
     return 0
@@ -130,23 +128,23 @@ def show_history(tree: dict[str, Any], out: Console) -> None:
     """Decisions and actions, oldest first; then the score of the predictions."""
     from rich.text import Text
 
-    from twin.cli.tables import grid, safe, when
+    from twin.report import grid, safe_text, when
 
     rows = []
     for r in tree["rows"]:
         shown = r["nodes"][:2]
         more = f" and {r['count'] - len(shown):,} more" if shown and r["count"] > len(shown) else ""
         names = ", ".join(shown) + more
-        rows.append([when(r["at_ns"]), safe(r["kind"].replace("_", " "), "bold"),
-                     safe(names or (f"{r['count']:,} nodes" if r["count"] else "-"), limit=200),
-                     safe(r["text"])])  # fmt: skip
+        rows.append([when(r["at_ns"]), safe_text(r["kind"].replace("_", " "), "bold"),
+                     safe_text(names or (f"{r['count']:,} nodes" if r["count"] else "-"), limit=200),
+                     safe_text(r["text"])])  # fmt: skip
     grid(out, ("time (UTC)", "", "node", ""), rows, f"nothing in the last {tree['days']:g} days")
     if (left := tree["total"] - len(tree["rows"])) > 0:
         out.print(Text(f"and {left:,} earlier; --limit, --node and --kind choose", "dim"))
     out.print()
-    out.print(safe(score_words(tree["score"])), soft_wrap=True)
+    out.print(safe_text(score_words(tree["score"])), soft_wrap=True)
     for note in tree["notes"]:
-        out.print(safe(note, "dim"), soft_wrap=True)
+        out.print(safe_text(note, "dim"), soft_wrap=True)
 
 
 def score_words(score: dict[str, Any]) -> str:
@@ -186,10 +184,6 @@ def _report(args: argparse.Namespace, out: Console) -> int:
 
 
 def _markdown(tree: dict[str, Any]) -> str:
-    from twin.api import markdown
+    from twin.report import markdown
 
     return markdown(tree)
-
-
-def _json(tree: dict[str, Any], out: Console) -> None:
-    out.file.write(json.dumps(tree, ensure_ascii=True) + "\n")

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from connectors.files import open_bytes, read_mapping
 from twin.catalogue import ConfigError, StorageError, clean
+from twin.cli.arguments import authority_levels, write_json
 from twin.config import load_site, make_engine, outside_plug_ins
 from twin.contracts import Decision, ManifestRecord
 from twin.engine import Engine
@@ -41,7 +42,6 @@ from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Authority, Frame
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
-LEVELS = ("off", "advise", "approve", "act")
 
 
 class Bar:
@@ -86,18 +86,6 @@ def _speed(text: str) -> float | None:
     return speed
 
 
-def _authority(pairs: list[str]) -> dict[str, str]:
-    out = {}
-    for pair in pairs:
-        name, _, level = pair.partition("=")
-        if level not in LEVELS:
-            raise ConfigError(
-                f"--authority {pair}: expected POLICY=LEVEL with a level of {', '.join(LEVELS)}"
-            )
-        out[name] = level
-    return out
-
-
 def _tick_s(args: argparse.Namespace) -> float:
     seconds = args.tick
     if seconds is None:
@@ -126,7 +114,7 @@ def _recorded_authority(journal: Path | None) -> dict[str, str]:
 
 
 def _engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
-    wanted = {**(recorded or {}), **_authority(args.authority)}
+    wanted = {**(recorded or {}), **authority_levels(args.authority)}
     engine = make_engine(site, wanted)
     unknown = sorted(set(wanted) - {p.name for p in engine.policies})
     if unknown:
@@ -210,7 +198,7 @@ def conclude(
         report.mkdir(parents=True, exist_ok=True)
         write_report(collector, result, report / "report.html")
     if as_json:
-        out.file.write(msgspec.json.encode(result).decode() + "\n")
+        write_json(result, out)
         return
     render_terminal(collector, result, out)
     if report is not None:

@@ -6,7 +6,6 @@ only where rich finds a terminal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from twin.api import Token
-from twin.catalogue import clean
-from twin.cli.tables import grid, number, safe, span, when
-from twin.report import health_texts
+from twin.catalogue import clean, duration, number
+from twin.cli.arguments import write_json
+from twin.report import grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 LATE_S = 5.0
@@ -45,8 +44,8 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
     _commanded(tree, out)
     _by_people(tree, out)
     out.print()
-    rows = [[p["name"], p["kind"], safe(p["state"], "" if p["state"] == "running" else "red"),
-             span(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
+    rows = [[p["name"], p["kind"], safe_text(p["state"], "" if p["state"] == "running" else "red"),
+             duration(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
     grid(out, ("part", "", "state", "for", ""), rows, "no sources, sinks or services")
 
 
@@ -74,7 +73,7 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     out.print(said)
     late = ticks["age_s"] > max(LATE_S, 3 * ticks["every_s"])
     text = Text("tick  ")
-    text.append(f"{ticks['tick']}, {span(ticks['age_s'])} ago", "bold red" if late else "")
+    text.append(f"{ticks['tick']}, {duration(ticks['age_s'])} ago", "bold red" if late else "")
     text.append(f"; {ticks['skipped']} skipped", "yellow" if ticks["skipped"] else "")
     took = ticks["took_s_p99"]
     text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
@@ -107,14 +106,14 @@ def _all_heard(tree: dict[str, Any]) -> bool:
 def _commanded(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for c in tree["commanded"]:
-        low, high = number(c["low"]), number(c["high"])
+        low, high = number(c["low"], 6), number(c["high"], 6)
         value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
         rows.append([f"{c['control']} {value}", f"{c['count']} x", c["policy"],
                      "; ".join(c["reasons"]) or "as before"])  # fmt: skip
     grid(out, ("commanded", "", "by", "because"), rows, "nothing is commanded")
     for w in tree["wanting"]:
         out.print(
-            safe(
+            safe_text(
                 f"{w['policy']} waits for approval on {w['control']} of {w['count']}: {w['reason']}", "yellow"
             )
         )
@@ -126,12 +125,12 @@ def _by_people(tree: dict[str, Any], out: Console) -> None:
         more = f" and {w['count'] - len(w['names'])} more" if w["count"] > len(w["names"]) else ""
         text = f"maintenance of {w['table']} {', '.join(w['names'])}{more} until {when(w['until_ns'])} by "
         text += f"{w['author']}: no alarms, no commands, no protection there ({w['reason'] or 'no reason'})"
-        out.print(safe(text, "yellow"))
+        out.print(safe_text(text, "yellow"))
     for r in tree.get("standing", []):
         more = f" and {r['count'] - 1} more" if r["count"] > 1 else ""
         end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
         text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {r['first']}{more}"
-        out.print(safe(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
+        out.print(safe_text(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
 
 
 def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
@@ -147,7 +146,11 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
         if people := _people(a):
             what.append(f"\n{clean(people, 600)}", "cyan")
         rows.append(
-            [safe(a.get("severity"), TONES.get(str(a.get("severity")), "")), safe(a.get("state")), what]
+            [
+                safe_text(a.get("severity"), TONES.get(str(a.get("severity")), "")),
+                safe_text(a.get("state")),
+                what,
+            ]
         )
     grid(out, ("", "", ""), rows, "no alarms")
 
@@ -204,8 +207,8 @@ def show_outlooks(tree: dict[str, Any], out: Console) -> None:
     """Values to come that somebody told."""
     rows = []
     for o in tree["outlooks"]:
-        now = f"now {number(o['now'])}, " if o["now"] is not None else ""
-        lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {span(o['step_s'])}"
+        now = f"now {number(o['now'], 6)}, " if o["now"] is not None else ""
+        lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {duration(o['step_s'])}"
         said = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
         rows.append([o["quantity"], o["name"] or "-", said])
     grid(out, ("quantity", "of", "values"), rows, "no outlooks are held")
@@ -217,8 +220,8 @@ def bounds(low: Any, high: Any) -> str:
     """An interval; null is no bound."""
     if low is None or high is None:
         return "any" if low is None and high is None else f"at {'most' if low is None else 'least'} " + (
-            number(high if low is None else low))  # fmt: skip
-    return number(low) if low == high else f"{number(low)} to {number(high)}"
+            number(high if low is None else low, 6))  # fmt: skip
+    return number(low, 6) if low == high else f"{number(low, 6)} to {number(high, 6)}"
 
 
 def few(tree: dict[str, Any]) -> str:
@@ -252,16 +255,16 @@ def show_done(tree: dict[str, Any], out: Console) -> None:
         text.append(f"  {key} {when(value) if key.endswith('_ns') else clean(value)}")
     out.print(text)
     for warning in tree.get("warnings", ()):
-        out.print(safe(f"warning: {warning}", "yellow"))
+        out.print(safe_text(f"warning: {warning}", "yellow"))
 
 
 def show_tokens(held: list[Token], warnings: list[str], as_json: bool, out: Console, err: Console) -> None:
     """Print the tokens by name; never a hash."""
     for warning in warnings:
-        err.print(safe(f"warning {warning}", "yellow"))
+        err.print(safe_text(f"warning {warning}", "yellow"))
     if as_json:
         rows = [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires} for t in held]
-        out.file.write(json.dumps({"tokens": rows}) + "\n")
+        write_json({"tokens": rows}, out)
         return
     grid(out, ("name", "role", "created", "expires"), [[t.name, t.role, t.created, t.expires] for t in held],
          "no tokens")  # fmt: skip

@@ -12,18 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from twin.catalogue import NS, ConfigError, clean, duration, number
+from twin.cli.arguments import authority_levels, write_json
 from twin.cli.replay import Bar
 from twin.config import MAX_SCENARIO_BYTES, load_site, make_engine, make_policies, read_yaml, uncooled
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.plant import MAX_HOURS, Plant, Scenario, Sensors, scenario_of
-from twin.report import PAGE, Collector, open_folder, render_terminal, write_report
+from twin.report import PAGE, Collector, grid, open_folder, render_terminal, write_report
 from twin.run import Outcome, Recorder, asked_to_stop, plant_words, summary
 from twin.simulation import Simulation
 from twin.site import Site
@@ -62,20 +61,6 @@ def warn(warnings: list[str], err: Console) -> None:
     """Print the warnings of a run, one line each."""
     for text in warnings:
         err.print(f"warning: {clean(text, 1000)}", markup=False, soft_wrap=True)
-
-
-def levels(pairs: list[str], known: list[str]) -> dict[str, str]:
-    """`POLICY=LEVEL` pairs. Raises ConfigError for an unknown policy or level."""
-    out: dict[str, str] = {}
-    for pair in pairs:
-        name, _, level = pair.partition("=")
-        if name not in known or level not in ("off", "advise", "approve", "act"):
-            raise ConfigError(
-                f"--authority {pair}: expected POLICY=off|advise|approve|act with a policy of the site: "
-                f"{', '.join(known) or 'it has none'}"
-            )
-        out[name] = level
-    return out
 
 
 class Looker:
@@ -137,7 +122,7 @@ def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
         "warnings": warnings,
     }
     if args.json:
-        out.file.write(msgspec.json.encode(result).decode() + "\n")
+        write_json(result, out)
     else:
         render_terminal(collector, result, out)
         _tell(out, result)
@@ -166,7 +151,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
     if seconds < scenario.dt_s:
         raise ConfigError(f"--hours: {seconds:g} s; expected at least a step of dt_s ({scenario.dt_s:g} s)")
     known = [p.name for p in make_policies(site.file)[0]]
-    engine = make_engine(site, scenario.policies | levels(args.authority, known))
+    engine = make_engine(site, scenario.policies | authority_levels(args.authority, known))
     plant = Plant(site, scenario.seed, scenario)
     if args.report is not None:
         open_folder(args.report)
@@ -183,21 +168,12 @@ def _tell(out: Console, result: dict[str, Any]) -> None:
     speed = result["simulated_s"] / max(result["wall_s"], 1e-3)
     out.print(f"simulated: {duration(result['simulated_s'])}, {number(speed)} times real time", markup=False)
     out.print("what the simulated plant went through:")
-    truth = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for label, value in plant_words(result["plant"]):
-        truth.add_row(Text(label), Text(value))
-    out.print(truth)
+    grid(out, ("", ""), [[Text(label), Text(value)] for label, value in plant_words(result["plant"])])
     faults = sorted((f["after_s"], f["title"]) for f in result["faults_told"].values())
     if not faults:
         out.print("no fault was told")
         return
-    told = Table(
-        title=Text("faults told"), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    told.add_column("after, s", justify="right")
-    told.add_column("what")
-    for after_s, title in faults[:40]:
-        told.add_row(number(after_s, 6), Text(clean(title)))
-    out.print(told)
+    rows = [[number(after_s, 6), title] for after_s, title in faults[:40]]
+    grid(out, ("after, s", "fault told"), rows, right=(0,))
     if len(faults) > 40:
         out.print(f"{len(faults) - 40} more in the JSON")

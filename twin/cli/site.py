@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
 from twin.catalogue import NS, ConfigError, StorageError, clean
-from twin.cli.tables import escape
 from twin.config import load_site, read_yaml, site_faults, uncooled
+from twin.report import grid, safe_text
 from twin.run import TraceReader, form_of, journal_exists, verify_journal
 from twin.site import Site, expand
 from twin.telemetry import Message
@@ -151,10 +150,7 @@ def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json:
         out.print_json(msgspec.json.encode(info).decode())
     else:
-        table = Table(show_header=False, box=None)
-        for key, value in info.items():
-            table.add_row(key, escape(str(value)))
-        out.print(table)
+        grid(out, ("", ""), [[key, safe_text(value, limit=4000)] for key, value in info.items()])
         for damage in info.get("damage", ()):
             err.print(
                 f"damaged: {args.path}: {clean(damage, 1000)}", style="yellow", markup=False, soft_wrap=True

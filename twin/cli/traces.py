@@ -25,9 +25,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import yaml
 from rich.console import Console
-from rich.table import Column, Table
 
 from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError
+from twin.report import grid, safe_text
 from twin.run import atomic_write
 from twin.site import convert
 
@@ -296,23 +296,21 @@ def _print_list(recordings: Sequence[Recording], root: Path, as_json: bool, out:
         rows = [{**msgspec.to_builtins(r), "present_files": present[r.name]} for r in recordings]
         out.print_json(json.dumps({"root": str(root), "recordings": rows}))
         return
-    table = Table(
-        Column("name", no_wrap=True), "what", "licence", "files", "KiB", title=f"Recordings in {root}"
-    )
-    for r in recordings:
-        size = sum(f.size for f in r.files) / 1024
-        table.add_row(r.name, r.title, r.licence, f"{present[r.name]}/{len(r.files)}", f"{size:,.0f}")
-    out.print(table)
+    out.print(f"recordings in {root}", markup=False, soft_wrap=True)
+    rows = [
+        [r.name, r.title, r.licence, f"{present[r.name]}/{len(r.files)}",
+         f"{sum(f.size for f in r.files) / 1024:,.0f}"]
+        for r in recordings
+    ]  # fmt: skip
+    grid(out, ("name", "what", "licence", "files", "KiB"), rows, "no recordings", right=(3, 4))
 
 
 def _print_checks(checks: Sequence[FileCheck], errors: Sequence[str], as_json: bool, out: Console) -> None:
     if as_json:
         out.print_json(json.dumps({"files": [c._asdict() for c in checks], "errors": list(errors)}))
         return
-    table = Table("recording", "file", "state", "detail")
-    for check in checks:
-        table.add_row(*check, style=None if check.state in ("ok", "fetched") else "red")
-    out.print(table)
+    rows = [[safe_text(cell, "" if c.state in ("ok", "fetched") else "red") for cell in c] for c in checks]
+    grid(out, ("recording", "file", "state", "detail"), rows)
     for error in errors:
         out.print(error, style="red", markup=False, highlight=False)
 

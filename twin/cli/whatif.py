@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from twin.catalogue import ConfigError, clean
-from twin.cli.simulate import levels, warn
+from twin.cli.arguments import authority_levels, write_json
+from twin.cli.simulate import warn
 from twin.config import MAX_SCENARIO_BYTES, load_site, make_policies, read_yaml, uncooled
 from twin.engine import Engine
 from twin.plant import MAX_CASES, cases_of
@@ -82,7 +82,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
         Case(i, varied, scenario)
         for i, (varied, scenario) in enumerate(cases_of(_seeded(tree, args.seeds), site, str(args.scenario)))
     ]
-    question = replace(question, given=levels(args.authority, [p.name for p in engine.policies]))
+    question = replace(question, given=authority_levels(args.authority, [p.name for p in engine.policies]))
     authority = authority_of(engine, cases[0].scenario, question.given)
     processes = _processes(args.jobs, len(cases))
     for case in cases:
@@ -100,7 +100,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
         "wall_s": round(time.monotonic() - begun, 3),
     }
     if args.json:
-        out.file.write(msgspec.json.encode(result).decode() + "\n")
+        write_json(result, out)
     else:
         _say(result, out)
     for done in results:

@@ -1,4 +1,5 @@
 from .collector import Collector as Collector
+from .forecast_texts import Shown as Shown, shown as shown, why as why
 from .journal_texts import (
     INSTANTS as INSTANTS,
     brief as brief,
@@ -40,7 +41,15 @@ from .replacement_journal import (
     Found as Found,
     JournalReader as JournalReader,
 )
+from .rma_markdown import markdown as markdown
 from .svg import Line as Line, plot as plot, whiskers as whiskers
+from .terminal import (
+    escape as escape,
+    grid as grid,
+    safe_text as safe_text,
+    text_table as text_table,
+    when as when,
+)
 from .writer import (
     PAGE as PAGE,
     open_folder as open_folder,

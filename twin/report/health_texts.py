@@ -93,7 +93,6 @@ _ENDS_OF = {
     "pump": "It goes when the pump runs, and flow and pressure are what its speed promises.",
     "link": "It goes when the link is up and its errors have been quiet for a while.",
 }
-_HORIZON_WORDS = {3600.0: "1 h", 86_400.0: "24 h", 604_800.0: "7 days", 2_592_000.0: "30 days"}
 
 
 def chance(value_pu: float | None) -> str:
@@ -119,21 +118,6 @@ def times(value_pu: float | None, usual_pu: float | None) -> str:
     if ratio <= 1 / 1.5:
         return "below average"
     return "about average"
-
-
-def horizon(seconds: float) -> str:
-    """A horizon of the failure forecasts."""
-    return _HORIZON_WORDS.get(seconds, f"{seconds / 3600:g} h")
-
-
-def span(seconds: float | None) -> str:
-    """A duration in one unit, as one says it; empty for none."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    for size, unit in ((172_800.0, "days"), (7200.0, "h"), (120.0, "min")):
-        if seconds >= size:
-            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def comes_from(key: str) -> str:

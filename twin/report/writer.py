@@ -13,7 +13,6 @@ from typing import Any
 
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from twin.catalogue import ConfigError, StorageError, clean, duration, is_synthetic, utc
@@ -23,6 +22,7 @@ from twin.report.page import cards, fill, page
 from twin.report.plots import Gallery
 from twin.report.record import decisions, findings, footnotes, messages, quality, spark
 from twin.report.sections import balances, cooling, demand, power
+from twin.report.terminal import grid
 from twin.run import atomic_write
 
 PAGE = "report.html"
@@ -151,23 +151,14 @@ def render_terminal(collector: Collector, summary: Summary, console: Console) ->
     label = "simulated" if summary.get("simulated") else "recording"
     length = f"{duration(collector.span_s)} in {collector.ticks:,} ticks"
     title = f"{clean(summary.get('site', 'a site'), 40)} · {label} · {length}"
-    told = Table(
-        title=Text(title),
-        title_justify="left",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    told.add_column(style="bold", no_wrap=True)
-    told.add_column(justify="right", no_wrap=True)
-    told.add_column(style="dim")
-    for figure in key_figures(collector, summary):
-        told.add_row(Text(figure.label), Text(figure.value), Text(figure.meaning))
+    rows: list[list[Any]] = [
+        [Text(f.label, "bold"), f.value, Text(f.meaning, "dim")] for f in key_figures(collector, summary)
+    ]
     series = power_series(collector)
     if series is not None:
-        told.add_row(Text("IT power"), Text(""), Text(spark(series.mean)))
-    console.print(told)
+        rows.append([Text("IT power", "bold"), "", Text(spark(series.mean))])
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    grid(console, ("", "", ""), rows, right=(1,), folds=(2,))
     for condition in [c for c in collector.episodes.conditions.values() if c.cleared_ns is None][:5]:
         console.print(
             Text(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from twin.catalogue import TimeAxis, clean, duration, number
@@ -22,6 +21,7 @@ from twin.report import (
     cards,
     figure,
     fill,
+    grid,
     heading,
     page,
     paragraph,
@@ -160,26 +160,26 @@ def tell(result: dict[str, Any], out: Console) -> None:
     for group in groups[:1] if len(groups) == 1 and groups[0]["policies"] else []:
         many = group["cases"] - group["failed"] > 1
         spoken = " · median over seeds (lowest … highest)" if many else ""
-        shown = _table(f"{result['scenario']} · {duration(result['horizon_s'])}{spoken}",
-                       ("", "policies", "nothing", "difference", *([""] if wide else [])))  # fmt: skip
+        rows = []
         for name, figure_ in FIGURES.items():
             cells = [_cell(group[arm][name], many) for arm in (*ARMS, "difference")]
             if cells[0] == cells[1] == "–" and name != "first_throttle_s":
                 continue
-            label = f"{figure_.label}, {figure_.unit}" if figure_.unit else figure_.label
-            shown.add_row(Text(label), *(Text(c) for c in cells), *([Text(figure_.meaning)] if wide else []))
-        out.print(shown)
+            meaning = [Text(figure_.meaning, "dim")] if wide else []
+            rows.append([Text(_short_label(name), "bold"), *cells, *meaning])
+        title = f"{result['scenario']} · {duration(result['horizon_s'])}{spoken}"
+        _print(out, title, ("", "policies", "nothing", "difference", *([""] if wide else [])), rows)
     if len(groups) > 1:
         names = SHORT if wide else NARROW
-        shown = _table(f"{result['scenario']} · policies / nothing, medians over seeds",
-                       ("varied", *(_short_label(n) for n in names)))  # fmt: skip
+        rows = []
         for group in groups[:MAX_ROWS]:
             cells = [
                 f"{said(group['policies'][n]['median'])} / {said(group['nothing'][n]['median'])}"
                 if group["policies"] else "failed" for n in names
             ]  # fmt: skip
-            shown.add_row(Text(clean(varied_words(group["varied"]), 60)), *(Text(c) for c in cells))
-        out.print(shown)
+            rows.append([Text(clean(varied_words(group["varied"]), 60), "bold"), *cells])
+        title = f"{result['scenario']} · policies / nothing, medians over seeds"
+        _print(out, title, ("varied", *(_short_label(n) for n in names)), rows)
         if len(groups) > MAX_ROWS:
             out.print(f"{len(groups) - MAX_ROWS} more in the JSON and the report")
 
@@ -189,18 +189,10 @@ def _short_label(name: str) -> str:
     return f"{figure_.label}, {figure_.unit}" if figure_.unit else figure_.label
 
 
-def _table(title: str, heads: Sequence[str]) -> Table:
-    shown = Table(
-        title=Text(clean(title, 200)), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    for i, head in enumerate(heads):
-        if i == 0:
-            shown.add_column(head, style="bold", no_wrap=True)
-        elif head:
-            shown.add_column(head, justify="right")
-        else:
-            shown.add_column(head, style="dim")
-    return shown
+def _print(out: Console, title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    out.print(clean(title, 200), style="italic", markup=False, soft_wrap=True)
+    right = [i for i, head in enumerate(heads) if i and head]
+    grid(out, heads, rows, right=right, folds=[i for i in range(1, len(heads)) if i not in right])
 
 
 def write_page(result: dict[str, Any], first: Result, path: Path) -> None:

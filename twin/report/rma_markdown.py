@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from twin.catalogue import NS, clean, number, utc
+from twin.catalogue import NS, clean, duration, number, utc
 from twin.report import health_texts as words
 
 MAX_LINE = 400
@@ -89,14 +89,14 @@ def _faults_page(told: dict[str, Any]) -> list[str]:
 
 
 def _failures_page(told: dict[str, Any]) -> list[str]:
-    watched = f" in {words.span(told['watched_s'])} of watching" if told["watched_s"] else ""
+    watched = f" in {duration(told['watched_s'])} of watching" if told["watched_s"] else ""
     out = [f"## Failures: {told['failures_total']}{watched}", ""]
     for f in told["failures"]:
         shared = "; with others, so perhaps not of its own" if f["shared"] else ""
         over = (
-            f"lasted {words.span(f['lasted_s'])}"
+            f"lasted {duration(f['lasted_s'])}"
             if f["end_ns"]
-            else f"not over after {words.span(f['lasted_s'])}"
+            else f"not over after {duration(f['lasted_s'])}"
         )
         out.append(
             f"- {utc(f['start_ns'])} UTC: {words.CLASS_WORDS.get(f['class'], f['class'])}, {over}{shared}"
@@ -114,7 +114,7 @@ def _tests_page(told: dict[str, Any]) -> list[str]:
     for row in reversed(told["tests"]):
         data = row["data"]
         said = {True: "passed", False: "**failed**"}.get(data["passed"], "no result")
-        took = words.span((data["ended_ns"] - data["began_ns"]) / NS)
+        took = duration((data["ended_ns"] - data["began_ns"]) / NS)
         refused = f"; not taken: {quoted(data['refused'])}" if data.get("refused") else ""
         out.append(
             f"### {utc(data['ended_ns'])} UTC: {quoted(data['test']) or 'test'}: {said}, took {took}{refused}"

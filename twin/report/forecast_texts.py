@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from twin.catalogue import duration
+
 # What an expert of `models.load.forecasters` goes by; `ewma5` and its like are averages, with their half-
 # life.
 EXPERTS = {
@@ -53,14 +55,6 @@ def shown(unit: str, most: float) -> Shown:
     return Shown(plain, 1.0, 0 if most >= 1000 else 1 if most >= 10 else 3)
 
 
-def span(seconds: float) -> str:
-    """A horizon: whole minutes or hours where it is such, else seconds."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:g} s"
-
-
 def why(basis: str, row_s: float | None = None) -> str:
     """Write the basis of a forecast; `row_s` is the length of the rows that averages go over."""
     return ", ".join(_part(part, row_s) for part in basis.split(", ")) if basis else ""
@@ -73,5 +67,5 @@ def _part(part: str, row_s: float | None) -> str:
     name, average = found["name"], _AVERAGE.fullmatch(found["name"])
     if average is not None:
         rows = int(average["rows"])
-        name = f"average of {rows} rows" if row_s is None else f"{span(rows * row_s)} average"
+        name = f"average of {rows} rows" if row_s is None else f"{duration(rows * row_s)} average"
     return f"{EXPERTS.get(name, name)} {found['share']} %"
