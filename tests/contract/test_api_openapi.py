@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from tests.support.in_process_daemon import serving
-from twin.api.openapi import document, operation_id
 from twin.api.public import ROUTES
+from twin.api.routes import document, operation_id
 
 TREE = document(ROUTES)
 

@@ -14,7 +14,7 @@ from tests.support.in_process_daemon import Pod, serve
 from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.api import health
 from twin.api.answers import Refused
-from twin.api.health_part import of_name
+from twin.api.health import of_name
 from twin.catalogue import NS
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun

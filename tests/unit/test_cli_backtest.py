@@ -18,8 +18,9 @@ from tests.evaluation.forecasts import suite
 from twin.backtest import print_load_scores
 from twin.backtest.load_report import loss_words
 from twin.catalogue import ConfigError
-from twin.cli import backtest, horizons_of, write_json
-from twin.cli.backtest import losses, overall, step_of
+from twin.cli import horizons_of, write_json
+from twin.cli.backtest import load as backtest
+from twin.cli.backtest.load import losses, overall, step_of
 from twin.cli.main import main
 
 FAST = ["--experts", "last,ewma5,seasonal_day"]

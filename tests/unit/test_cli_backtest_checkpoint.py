@@ -16,7 +16,7 @@ from tests.support.fault_logs import fleet
 from twin.backtest import SaveCosts, parse_time
 from twin.backtest.checkpoint_page import DRAWING, PAGE, IntervalAxis
 from twin.catalogue import ConfigError
-from twin.cli import backtest_checkpoint as command
+from twin.cli.backtest import checkpoint as command
 from twin.cli.main import main as racktwin
 
 JOB = ["--save", "60s", "--restart", "10m"]

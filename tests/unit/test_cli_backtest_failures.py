@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.fault_logs import fleet
 from twin.catalogue import ConfigError
-from twin.cli.backtest_failures import add_failures, horizons_of, shock_words, top_of
+from twin.cli.backtest.failures import add_failures, horizons_of, shock_words, top_of
 from twin.cli.main import main as racktwin
 
 KEYS = ["precision_at_k", "recall_at_k", "lift_at_k", "roc_auc", "pr_auc", "brier", "brier_base_rate", "ece",

@@ -13,8 +13,8 @@ from tests.support.builders import START_NS
 from tests.support.in_process_daemon import Pod
 from tests.support.leaving_nodes import Leaving, outed
 from tests.support.scripted_health import Ailing, ailing
+from twin.api.node_service import MOST_ROWS, MOST_TESTS, record
 from twin.api.replacement import explained
-from twin.api.rma import MOST_ROWS, MOST_TESTS, record
 from twin.catalogue import NS
 from twin.contracts import DEGRADED
 from twin.report import markdown, rows_of

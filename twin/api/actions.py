@@ -30,7 +30,7 @@ from twin.api.request_bodies import (
     control_of,
     doubts,
     level,
-    said,
+    reason_text,
     until,
 )
 from twin.api.scopes import expand, table_of
@@ -122,7 +122,7 @@ async def ask(request: web.Request) -> web.Response:
     event = ev.OperatorRequest(
         id=new_id(request), author=author(request), control=control.key, names=names,
         lo=low, hi=high, want=want,
-        reason=said(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
+        reason=reason_text(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
     )  # fmt: skip
     warnings = doubts(live, control, names, low, high, want)
     more = {"warnings": warnings} if warnings else {}
@@ -169,14 +169,14 @@ async def hold(request: web.Request) -> web.Response:
     """Freeze the site: no new values, running leases are renewed, protective moves still pass."""
     body = await body_of(request, Reason)
     return await submit(
-        request, ev.Held(id=new_id(request), author=author(request), reason=said(body.reason))
+        request, ev.Held(id=new_id(request), author=author(request), reason=reason_text(body.reason))
     )
 
 
 async def release(request: web.Request) -> web.Response:
     """Let all leases lapse; nothing is commanded until `resume`."""
     body = await body_of(request, Reason)
-    event = ev.Released(id=new_id(request), author=author(request), reason=said(body.reason))
+    event = ev.Released(id=new_id(request), author=author(request), reason=reason_text(body.reason))
     return await submit(request, event)
 
 
@@ -185,7 +185,7 @@ async def resume(request: web.Request) -> web.Response:
     body = await body_of(request, NoBody)
     response = await submit(request, ev.Resumed(id=new_id(request), author=author(request)))
     if body.reason:
-        live_of(request).note(ResumedRecord(author=author(request), reason=said(body.reason)))
+        live_of(request).note(ResumedRecord(author=author(request), reason=reason_text(body.reason)))
     return response
 
 
@@ -198,7 +198,7 @@ async def authority(request: web.Request) -> web.Response:
     sentence = f"{body.policy} may act on {live.engine.site.file.site}"
     if body.authority == "act" and body.acknowledge != sentence:
         raise Refused(400, f'acknowledge: to let it act, expected exactly "{sentence}"')
-    why = said(body.reason)
+    why = reason_text(body.reason)
     event = ev.AuthorityChanged(id=new_id(request), author=author(request), policy=body.policy,
                                 authority=body.authority)  # fmt: skip
     response = await submit(request, event, policy=body.policy, authority=body.authority)
@@ -222,7 +222,7 @@ async def begin_maintenance(request: web.Request) -> web.Response:
     until_ns = until(live, body.for_s, body.until_ns)
     event = ev.MaintenanceBegun(
         id=new_id(request), author=author(request), table=table_of(body.table), until_ns=until_ns,
-        names=expand(live, body.table, body.names), reason=said(body.reason),
+        names=expand(live, body.table, body.names), reason=reason_text(body.reason),
     )  # fmt: skip
     return await submit(request, event, until_ns=until_ns)
 
@@ -255,14 +255,14 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
 
 async def acknowledge(request: web.Request) -> web.Response:
     """Say that somebody knows of an alarm."""
-    note = said((await body_of(request, Note)).note, needed=False)
+    note = reason_text((await body_of(request, Note)).note, needed=False)
     return _alarm(request, lambda book, i: book.acknowledge(i, author(request), note))
 
 
 async def shelve(request: web.Request) -> web.Response:
     """Put an alarm aside until an instant."""
     body = await body_of(request, Shelving)
-    until_ns, why = until(live_of(request), body.for_s, body.until_ns), said(body.reason)
+    until_ns, why = until(live_of(request), body.for_s, body.until_ns), reason_text(body.reason)
     return _alarm(request, lambda book, i: book.shelve(i, until_ns, author(request), why))
 
 

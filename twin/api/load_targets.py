@@ -6,7 +6,6 @@ Policies keep to them as far as they may act; this file only tells.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from twin.api.answers import MAX_ROWS, Refused, answer, body_of, live_of, number
 from twin.api.request_bodies import until
 from twin.api.runtime import Runtime
 from twin.catalogue import NS, clean
-from twin.contracts import MAX_AHEAD_S, MAX_FEEDERS, MAX_NAME, LoadTarget
+from twin.contracts import MAX_AHEAD_S, MAX_FEEDERS, MAX_NAME, LoadTarget, finite
 from twin.site import Site
 from twin.telemetry import events as ev
 from twin.wiring import LoadNow, load_now, places_of
@@ -93,7 +92,7 @@ async def targets(request: web.Request) -> web.Response:
     return answer({
         "now_ns": now_ns, "total": len(held), "offset": offset,
         "next_offset": offset + limit if more else None,
-        "site": {"load_w": _number(load.site_w), "unheard_racks": load.unheard_racks},
+        "site": {"load_w": finite(load.site_w), "unheard_racks": load.unheard_racks},
         "targets": [brief(t, engine.site, load, now_ns) for t in held[offset : offset + limit]],
     })  # fmt: skip
 
@@ -116,8 +115,8 @@ def brief(target: LoadTarget, site: Site, load: LoadNow, now_ns: int) -> dict[st
         "places_total": len(feeder), "over": int(over.sum()), "unknown": int(unknown.sum()),
         "within": False if over.any() else None if unknown.any() or not len(feeder) else True,
         "places": [
-            {"feeder": "" if f < 0 else site.name("feeder", f), "load_w": _number(w),
-             "left_w": _number(target.limit_w - w)}
+            {"feeder": "" if f < 0 else site.name("feeder", f), "load_w": finite(w),
+             "left_w": finite(target.limit_w - w)}
             for f, w in zip(feeder[:SHOWN_PLACES].tolist(), load_w[:SHOWN_PLACES].tolist(), strict=True)],
     }  # fmt: skip
 
@@ -161,7 +160,3 @@ def _feeder(site: Site, name: str) -> str:
 
 def _first(site: Site) -> str:
     return site.name("feeder", 0) if site.sizes["feeder"] else "none (this site has no feeders)"
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

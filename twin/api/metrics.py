@@ -35,6 +35,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 100_000
 MAX_FORECAST_SERIES = 2000
 MAX_EXPLAINED_SERIES = 5000
+LIKELIEST = 20  # nodes with a series of their own: thousands would be more than anybody charts
+MAX_COUNTS = 100
+ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")  # so that rates have a beginning
 
 
 @dataclass(frozen=True)
@@ -336,11 +339,6 @@ class Metrics:
     def of_site(self, tables: Iterable[str]) -> tuple[list[Column], dict[str, int]]:
         """Copies of the site's columns, to be rendered beside the ticks."""
         return self.site.take(self.live, tables)
-
-
-LIKELIEST = 20  # nodes with a series of their own: thousands would be more than anybody charts
-MAX_COUNTS = 100
-ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")  # so that rates have a beginning
 
 
 def health_series(live: Runtime) -> Iterator[Metric]:

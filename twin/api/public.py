@@ -19,7 +19,7 @@ from aiohttp import web
 
 from twin.api.answers import Refused, answer, listed, live_of
 from twin.api.metrics import CONTENT_TYPE, Metrics, render
-from twin.api.routes import ACTING, READING, Param, Route
+from twin.api.routes import ACTING, READING, Param, Route, document
 from twin.api.runtime import Runtime
 from twin.api.scopes import table_of
 from twin.api.updates import UPDATES
@@ -105,8 +105,6 @@ _RENDERING = threading.Lock()
 
 async def openapi(_: web.Request) -> web.Response:
     """This document."""
-    from twin.api.openapi import document
-
     return answer(document(ROUTES))
 
 

@@ -13,8 +13,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
 from twin.api.explain import flat, policy_named
-from twin.api.node_service import node_of
-from twin.api.rma import record
+from twin.api.node_service import node_of, record
 from twin.api.runtime import Runtime
 from twin.catalogue import NS, StorageError, clean
 from twin.contracts import Explanation, Value

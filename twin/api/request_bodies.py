@@ -96,7 +96,7 @@ class Note(_Body, frozen=True):
     note: str = ""
 
 
-def said(text: str, needed: bool = True) -> str:
+def reason_text(text: str, needed: bool = True) -> str:
     """A reason: one line of bounded length. Raises Refused if it is needed and not there."""
     out = clean(text.strip(), MAX_REASON)
     if needed and not out:

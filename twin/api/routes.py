@@ -5,18 +5,21 @@ The application, the check of roles and the OpenAPI document are made from this 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from connectors.jobs import JobReport
+from twin import VERSION
 from twin.api import (
     actions as act,
     decisions as decided,
     explain,
     health as well,
-    health_part as explained,
     job_reports as saves,
     load_targets as demanded,
     node_service as service,
@@ -30,6 +33,26 @@ from twin.api.tokens import Role
 from twin.contracts import Explanation, Topic
 
 Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
+API = "/api/v1"
+CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
+TAGS = {
+    "state": "What is measured and expected.",
+    "decisions": "What was decided, and why; what stands.",
+    "acting": "What people ask of the daemon. Every action is in the journal, with its author.",
+    "jobs": "What jobs report of their checkpoints, and what they are advised.",
+    "nodes": "Which nodes are withdrawn before they fail, and what people say of their repairs and tests.",
+    "alarms": "What is wrong, and what people said of it.",
+    "daemon": "How the daemon itself is doing.",
+}
+_REFUSALS = {
+    "400": "the question is not as expected",
+    "401": "no token, or one that is not valid",
+    "403": "the token may not: its role is too small, or it speaks for another job",
+    "404": "there is no such thing",
+    "409": "refused, with the reason",
+    "429": "too many wrong tokens from this address, or reports of this job",
+    "503": "cannot be answered now",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +86,6 @@ class Route:
         return " ".join((self.serve.__doc__ or "").split("\n\n")[0].split())
 
 
-API = "/api/v1"
-CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
 OFFSET = Param("offset", "how many rows to skip", "integer")
 LIMIT = Param("limit", "how many rows at most", "integer")
 TOPIC = Param("topic", "one of those that /explain lists, with its options as further parameters")
@@ -115,7 +136,7 @@ READING = (
     _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
          Param("part", "gpu, node, switch, link, pump or psu: a row for each of this kind"),
          Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
-    _get("/health/{name}", explained.health_of, "state", pattern="/health/{name:.+}"),
+    _get("/health/{name}", well.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
     _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
@@ -183,3 +204,65 @@ ACTING = (
     _post("/alarms/{id}/unshelve", act.unshelve, "alarms", bodies.NoBody, pattern="/alarms/{id:.+}/unshelve"),
     _post("/reload", act.reload, "daemon", bodies.NoBody, "admin"),
 )
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The whole document."""
+    routes = list(routes)
+    bodies = list(dict.fromkeys(t for r in routes for t in (r.body, r.answer) if t is not None))
+    _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    components = msgspec.json.decode(msgspec.json.encode(components))  # defaults as JSON has them
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    refusal = {"type": "object", "required": ["error", "status"], "properties": {
+        "error": {"type": "string", "description": "why, in plain words"},
+        "status": {"type": "integer"}}}  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "racktwin", "version": VERSION,
+                 "description": "State, forecasts, decisions and alarms of a site, and what operators may "
+                 "ask. Instants are ns since 1970 (UTC); what is no number is null."},
+        "tags": [{"name": n, "description": d} for n, d in TAGS.items()],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {"schemas": {**components, "Refusal": refusal},
+                       "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }  # fmt: skip
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    in_path = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}}
+               for n in re.findall(r"{(\w+)}", route.path)]  # fmt: skip
+    in_query = [{"name": p.name, "in": "query", "description": p.what, "schema": {"type": p.kind}}
+                for p in route.params]  # fmt: skip
+    schema: dict[str, Any] = {"type": "object" if route.media == "application/json" else "string"}
+    if route.answer is not None:
+        schema = {"$ref": f"#/components/schemas/{route.answer.__name__}"}
+    content: Any = {"schema": schema}
+    answers = {"200": {"description": "as asked", "content": {route.media: content}}}
+    refusals = ["503"] if route.role is None else ["400", "401", "403", "404", "429", "503"]
+    if route.body is not None or route.method == "DELETE":
+        refusals.append("409")
+    for status in sorted(refusals):
+        answers[status] = {"description": _REFUSALS[status], "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}}  # fmt: skip
+    out: dict[str, Any] = {
+        "operationId": operation_id(route), "summary": route.summary, "tags": [route.tag],
+        "parameters": in_path + in_query, "responses": answers, "x-role": route.role or "none",
+    }  # fmt: skip
+    if route.method != "GET":
+        out["parameters"].append({"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"},
+                                  "description": "with the same key it is done once"})  # fmt: skip
+    if route.body is not None:
+        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if route.role is None:
+        out["security"] = []
+    return out
+
+
+def operation_id(route: Route) -> str:
+    """A name of its own for each operation: get_state_table."""
+    words = re.sub(r"\W+", "_", route.path.removeprefix("/api/v1")).strip("_")
+    return f"{route.method.lower()}_{words or 'page'}"

@@ -1,7 +1,8 @@
-"""The live demo: a broker, a simulated pod that publishes in real time, the daemon, and a view of it.
+"""Demos: a simulated pod live under control of the daemon, and recordings that are replayed.
 
-Three processes as on a real site: the daemon (with the embedded broker), the pod, and this one, which asks
-the daemon over HTTP as any operator's terminal would. Ctrl-C ends it; then the run is replayed, as proof.
+The live demo has three processes, as on a real site: the daemon (with the embedded broker), the pod, and
+this one, which asks the daemon over HTTP as any operator's terminal would. Ctrl-C ends it; then the run is
+replayed, as proof.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,21 @@ from rich.console import Console, Group
 from rich.live import Live as Screen
 from rich.text import Text
 
+from connectors.dsx import discover, to_yaml
+from connectors.files import read_capture
 from twin.api import Client
 from twin.catalogue import ConfigError, ConnectorError, StorageError
+from twin.cli.replay import conclude, run_replay
 from twin.cli.show import TONES
-from twin.config import make_engine
+from twin.cli.traces import trace_root
+from twin.config import load_site, make_engine
 from twin.report import Collector, safe_text, text_table, when, write_report
-from twin.run import TraceReader, replay_frames, summary
+from twin.run import TraceReader, replay_arrivals, replay_frames, summary
 from twin.simulation import (
     FAULT_AT_S,
     PERIOD_S,
     SITE,
+    PodSource,
     end_child,
     free_port,
     need_agent,
@@ -56,6 +63,7 @@ simulated: true
 api: {{port: {api}}}
 history: {{every_s: 1}}
 """
+CAPTURE = Path("dsx-bms-capture") / "dsx_exemplar.csv"
 
 
 def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
@@ -265,3 +273,75 @@ def _prove(folder: Path, seen: int, out: Console) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def run_demo(folder: Path, out: Console, err: Console) -> int:
+    """Both parts, with a report each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    capture = trace_root(os.environ) / CAPTURE
+    if capture.is_file():
+        out.rule("A real recording: an NVL72 pod, 99 seconds")
+        site = folder / "titan.yaml"
+        site.write_text(to_yaml(discover(read_capture(capture), "titan")), encoding="utf-8")
+        out.print(
+            f"{site}: the site, discovered from the recording's own metadata", markup=False, soft_wrap=True
+        )
+        run_replay(
+            Namespace(
+                site=site,
+                trace=[capture],
+                map=None,
+                speed="max",
+                tick=None,
+                out=None,
+                report=folder / "real",
+                authority=[],
+                no_compare=False,
+                trust_plugins=False,
+                json=False,
+            ),
+            out,
+            err,
+        )
+    else:
+        out.print(
+            f"No recording at {capture}.\n`.venv/bin/racktwin traces fetch dsx-bms-capture` brings a real "
+            "one, or set RACKTWIN_TRACES; without it the demo shows only what racktwin generates itself.",
+            markup=False,
+            soft_wrap=True,
+        )
+    out.rule("Simulated by racktwin: a rack loses its coolant")
+    _simulated(folder / "simulated", out)
+    out.print(
+        "\nNext: open the reports; `.venv/bin/racktwin --help`; `.venv/bin/racktwin discover CAPTURE -o "
+        "site.yaml` for your own site.",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _simulated(folder: Path, out: Console) -> None:
+    with claimed(folder, ("run", "demo-pod.yaml", "simulated-pod.jsonl", "report.html")):
+        _play(folder, out)
+
+
+def _play(folder: Path, out: Console) -> None:
+    run = folder / "run"
+    path = folder / "demo-pod.yaml"
+    path.write_text(SITE, encoding="utf-8")
+    spec, site = load_site(path)
+    engine, collector = make_engine(site), Collector()
+    source = PodSource(site, keep=folder / "simulated-pod.jsonl")
+    begun = time.monotonic()
+    outcome = replay_arrivals(engine, spec, source, 1.0, run, (collector, source))
+    result = summary(engine, outcome, source.messages.summary(), time.monotonic() - begun)
+    result |= {"source": [str(source.keep)], "simulated": True}
+    conclude(collector, result, folder, False, out)
+    again = make_engine(site)
+    compared = replay_frames(again, TraceReader(run), run / "journal.jsonl").compared_lines
+    out.print(
+        f"replayed from {run}: {compared} journal lines and the final state are byte-identical",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -13,27 +13,30 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from twin.catalogue import clean, duration
-from twin.cli.health_part import (
-    OF_ITSELF,
-    PLURAL,
-    TONES,
-    judged,
-    plain_grid,
-    rests_on,
-    show_cdu,
-    show_part,
-    wears,
-)
 from twin.contracts import LEVELS
-from twin.report import health_texts as words
+from twin.report import grid, health_texts as words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from twin.api import Client
 
-SHOWN_ROWS = 20
+
 STANDS_OUT = 3.0  # times the average
+TONES = {
+    "failed": "bold red",
+    "degraded": "yellow",
+    "watch": "cyan",
+    "unknown": "magenta",
+    "healthy": "green",
+}
+SHOWN_ROWS = 20
+PLURAL = {"gpu": "GPUs", "node": "nodes", "switch": "switches", "link": "links", "pump": "pumps",
+          "psu": "power supplies"}  # fmt: skip
+SINGULAR = {"gpu": "GPU", "psu": "power supply"}
+NAMED = {"cdu.ua": "the heat exchanger"}
+AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
+OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
 
 
 def add_arguments(health: argparse.ArgumentParser) -> None:
@@ -117,8 +120,6 @@ def _far(row: dict[str, Any]) -> bool:
 
 
 def _lines(rows: list[dict[str, Any]], out: Console) -> None:
-    from twin.report import grid
-
     lines = []
     for r in rows:
         what = Text(clean(r["why"] or ("" if r["level"] == "healthy" else r["level"]), 300))
@@ -192,3 +193,232 @@ def _silence(missing: dict[str, Any]) -> str:
     never, silent, of = missing["never"], missing["silent"], missing["of"]
     said = ["never heard" if never == of else f"never heard of {never} in {of}"] if never else []
     return ", ".join([*said, *([f"silent now: {silent}"] if silent else [])])
+
+
+def judged(tree: dict[str, Any]) -> str:
+    """When all of it was judged."""
+    age_s = tree["judged_s"]
+    return "not judged yet" if age_s is None else f"judged {duration(age_s)} ago"
+
+
+def plain_grid(out: Console, rows: list[list[Any]]) -> None:
+    """Columns without heads; the last one is broken into lines."""
+    if rows:
+        grid(out, ("",) * len(rows[0]), rows, "")
+
+
+def wears(row: dict[str, Any], name: str) -> str:
+    """Write the sentence on the remaining time of a drift towards a limit."""
+    interval = ""
+    if row["lo_s"] is not None:
+        more = duration(row["hi_s"]) if row["hi_s"] is not None else "no end"
+        interval = f" (90 % interval {duration(row['lo_s'])} to {more})"
+    what = f"{NAMED.get(row['what'], row['what'])}{f' of {name}' if name else ''}"
+    return f"{what} reaches its limit in about {duration(row['mid_s'])}{interval}"
+
+
+def rests_on(rows: list[dict[str, Any]], out: Console) -> None:
+    """Print the bases of forecasts: a line for each, with the horizons that it holds for."""
+    bases: dict[str, list[str]] = {}
+    for row in rows:
+        if row["basis"]:
+            bases.setdefault(row["basis"], []).append(duration(row["horizon_s"]))
+    for basis, horizons in bases.items():
+        of = f"within {', '.join(horizons)}: " if len(bases) > 1 else ""
+        out.print(Text(clean(f"{of}rests on {basis}", 500), "dim"))
+
+
+def show_part(tree: dict[str, Any], out: Console) -> None:
+    """A node, GPU, switch, link, pump or supply."""
+    _verdict(tree, out)
+    _evidence(tree, out)
+    if tree["level"] == "unknown":
+        _missing(tree, out)
+    if tree.get("chance"):
+        _chances(tree, out)
+    if tree.get("parts"):
+        _parts(tree, out)
+    rows = [["would change it", Text(clean(tree["changes"], 400))]]
+    if tree.get("history"):
+        rows.append(["history", _history(tree)])
+    if tree.get("lemon"):
+        rows.append(["lemon", _lemon(tree["lemon"])])
+    rows.append(["remaining life", Text(clean(_remaining(tree["remaining"]), 900))])
+    if tree["faults"]:
+        rows.append(["it reported", _faults(tree["faults"])])
+    out.print()
+    plain_grid(out, rows)
+    if tree["level"] != "unknown":
+        _missing(tree, out)
+    for note in tree["notes"]:
+        out.print(Text(clean(note, 400), "dim"))
+
+
+def show_cdu(tree: dict[str, Any], out: Console) -> None:
+    """A CDU with its pumps, and those that it cools."""
+    head = Text(clean(tree["name"]), "bold")
+    head.append(f"  CDU  {judged(tree)}", "not bold dim")
+    out.print(head, soft_wrap=True)
+    plain_grid(out, [[r["name"].partition("#")[2], Text(r["level"], TONES[r["level"]]), _short(r)]
+                     for r in tree["parts"]])  # fmt: skip
+    _told(tree, out)
+    out.print()
+    plain_grid(out, [["remaining life", Text(clean(_remaining(tree["remaining"]), 900))],
+                     ["cools", Text(f"{tree['racks_total']} racks; nodes: {words.counted(tree['cools'])}")]]
+               + ([["it reported", _faults(tree["faults"])]] if tree["faults"] else []))  # fmt: skip
+    _missing(tree, out)
+
+
+def _short(row: dict[str, Any]) -> Text:
+    said = Text(clean(row["why"], 300))
+    if row["level"] not in OF_ITSELF and row["action"] not in ("none", "watch"):
+        said.append(f"\n{row['do']}", "dim")
+    return said
+
+
+def _told(tree: dict[str, Any], out: Console) -> None:
+    if tree["maintenance"]:
+        out.print(Text("people work on it: no alarms and no commands until they are done", "yellow"))
+    for d in tree["diagnosis"]:
+        out.print(Text(clean(f"the diagnosis says: {d['title']}. {d['action']}", 300), "yellow"))
+
+
+def _verdict(tree: dict[str, Any], out: Console) -> None:
+    kind, level = SINGULAR.get(tree["part"], tree["part"]), tree["level"]
+    head = Text(clean(tree["name"]), "bold")
+    head.append(f"  {kind}  {judged(tree)}", "not bold dim")
+    out.print(head, soft_wrap=True)
+    said = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
+    since = duration(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
+    more = f", for {since}" if since else ""
+    if level == "healthy" and tree["sure_pu"] is not None and tree["sure_pu"] < 1.0:
+        heard = f"{100 * tree['sure_pu']:.0f} %"
+        more = f", as far as it is heard: {heard} of what there is to know of it"
+    if tree["sure"] and tree["action"] != "check_facility":
+        more += f"; {tree['sure']} that it is the {kind} itself"
+    said.append(f"{more}.", "not bold default")
+    out.print(said)
+    rows = []
+    if level not in OF_ITSELF or tree["action"] not in ("none", "watch"):
+        rows.append([Text("do", "dim"), Text(clean(tree["do"]), "bold")])
+    if tree["lowered"] and tree["lowered"] != "not lowered":
+        rows.append([Text("clock held down by", "dim"), Text(tree["lowered_words"])])
+    if tree.get("job"):
+        rows.append([Text("runs job", "dim"), Text(clean(tree["job"]))])
+    plain_grid(out, rows)
+    _told(tree, out)
+
+
+def _evidence(tree: dict[str, Any], out: Console) -> None:
+    if not tree["evidence"]:
+        nothing = {"healthy": AS_IT_SHOULD_BE,
+                   "unknown": "what is heard of it is too little to say either way"}  # fmt: skip
+        out.print(Text("why  ", "dim").append(nothing.get(tree["level"], "no reason was given"), "not dim"))
+        return
+    out.print()
+    out.print(Text("why", "bold"))
+    rows: list[list[Text]] = []
+    if tree["level"] == "healthy" and all(e["rule"] == "history" for e in tree["evidence"]):
+        rows.append([Text("healthy", TONES["healthy"]), Text(AS_IT_SHOULD_BE)])
+    for e in tree["evidence"]:
+        text = Text(clean(e["text"], 400))
+        sure = words.sure(e["sure_pu"]) if e["level"] not in OF_ITSELF else ""
+        age = f"for {duration(e['age_s'])}" if e["age_s"] is not None else ""
+        foot = "; ".join(x for x in (age, sure, words.source(clean(e["source"], 200))) if x)
+        text.append(f"\n{foot}" if foot else "", "dim")
+        level = "note" if e["level"] == "healthy" else e["level"]  # it speaks neither for nor against it
+        rows.append([Text(level, TONES.get(level, "dim")), text])
+    plain_grid(out, rows)
+
+
+def _missing(tree: dict[str, Any], out: Console) -> None:
+    """Print the missing inputs: a line for each source that could be connected."""
+    if not tree["missing"]:
+        return
+    out.print()
+    out.print(
+        Text("not known", "bold").append(", and so it speaks neither for nor against it", "not bold dim")
+    )
+    by_source: dict[tuple[str, str], list[str]] = {}
+    for m in tree["missing"]:
+        by_source.setdefault((m["state"], m["connect"]), []).append(m["what"])
+    for (state, connect), what in by_source.items():
+        foot = "; ".join(x for x in (state, f"comes from {connect}" if connect else "") if x)
+        text = ", ".join(what) + (f": {foot}" if foot else "")
+        plain_grid(out, [[Text("-", TONES["unknown"]), Text(clean(text, 500))]])
+
+
+def _chances(tree: dict[str, Any], out: Console) -> None:
+    out.print()
+    head = Text("chance of failing", "bold")
+    if tree["part"] != "node":
+        head.append(f" of its node {clean(tree['node'])}", "not bold")
+    if all(c["mean"] is None for c in tree["chance"]):
+        why = "it is down already" if tree["level"] == "failed" else "there is none for it"
+        out.print(head.append(f": no forecast, as {why}", "not bold"))
+        return
+    out.print(head, soft_wrap=True)
+    lines = []
+    for c in tree["chance"]:
+        known = c["lo"] is not None and c["hi"] is not None
+        interval = f"{words.chance(c['lo'])} to {words.chance(c['hi'])}" if known else "none yet"
+        lines.append([f"within {duration(c['horizon_s'])}", words.chance(c["mean"]), interval,
+                      words.chance(c["average"]), c["said"]])  # fmt: skip
+    grid(out, ("", "chance", "90 % interval", "average here", ""), lines, "")
+    rests_on(tree["chance"], out)
+
+
+def _parts(tree: dict[str, Any], out: Console) -> None:
+    out.print()
+    said = [f"{sum(n.values())} {PLURAL[p]}: {words.counted(n)}" for p, n in tree["parts_counts"].items()
+            if sum(n.values())]  # fmt: skip
+    out.print(Text("its parts  ", "bold").append("; ".join(said), "not bold"))
+    rows = [[Text(clean(r["name"].removeprefix(tree["owner"]).lstrip("/#"))),
+             Text(r["level"], TONES[r["level"]]), Text(clean(r["why"], 300))]
+            for r in tree["parts"] if r["level"] not in OF_ITSELF]  # fmt: skip
+    plain_grid(out, rows[:SHOWN_ROWS])
+
+
+def _history(tree: dict[str, Any]) -> Text:
+    h = tree["history"]
+    watched = f"watched for {duration(h['watched_s'])}: " if h["watched_s"] is not None else ""
+    count = h["failures_total"]
+    said = [f"{watched}{count or 'no'} failure{'' if count == 1 else 's'}"]
+    swapped = [f"replaced {h['replaced']} x"] if h["replaced"] else []
+    swapped += [f"{h['gpus_replaced']} of its GPUs replaced"] if h["gpus_replaced"] else []
+    said.append(", ".join(swapped) or "nothing replaced")
+    said.append("reboots unknown" if h["reboots"] is None else f"{h['reboots']} reboots seen")
+    out = Text("; ".join(said))
+    for f in h["failures"][:5]:
+        ago = duration((tree["now_ns"] - f["start_ns"]) / 1e9)
+        lasted = f"lasted {duration(f['lasted_s'])}" if f["end_ns"] else "not over"
+        shared = ", together with others" if f["shared"] else ""
+        out.append(f"\n{ago} ago: {words.CLASS_WORDS.get(f['class'], clean(f['class']))}, {lasted}{shared}")
+    return out
+
+
+def _lemon(lemon: dict[str, Any]) -> Text:
+    if lemon["is"]:
+        return Text(clean("yes: " + "; ".join(lemon["why"]), 900), "yellow")
+    counted = [f"{s['words']} {round(s['value'], 1):g}" for s in lemon["signals"] if s["value"]]
+    unheard = ", ".join(s["words"] for s in lemon["signals"] if s["value"] is None)
+    said = ", ".join(counted) or "nothing that counts towards one"
+    return Text(clean(f"no; in 28 days: {said}" + (f"; not known: {unheard}" if unheard else ""), 900))
+
+
+def _remaining(rows: list[dict[str, Any]]) -> str:
+    said = [r["said"] for r in rows if r["said"]] or [wears(r, "") for r in rows]
+    return "; ".join(said) or "nothing drifts that could be told from noise"
+
+
+def _faults(faults: list[dict[str, Any]]) -> Text:
+    said, alike = Text(), dict[tuple[str, int], list[dict[str, Any]]]()
+    for f in faults:  # the newest first
+        alike.setdefault((f["of"], f["code"]), []).append(f)
+    for same in alike.values():
+        f, times = same[0], sum(x["times"] for x in same)
+        of, many = f"{f['of']}: " if f["of"] else "", f", {times} times, the last" if times > 1 else ","
+        text = f"{of}{f['label']}{many} {duration(f['age_s'])} ago: {f['means']}; asks to: {f['asks']}"
+        said.append(f"{chr(10) if said else ''}{clean(text, 400)}")
+        said.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
+    return said

@@ -1,7 +1,6 @@
 """The operator's commands: what a person on duty asks of a running daemon, and tells it to do.
 
-Nothing is asked back: what an action needs is an option, so that it can be written into a runbook. Tables
-are in `cli_live_show`.
+The commands ask nothing back: what an action needs is an option, so that it can be written into a runbook.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.catalogue import ConfigError
-from twin.cli import forecast, health, outlook
-from twin.cli.arguments import AUTHORITY, add_command, client_of, span_s, write_json
+from twin.cli import forecast, health
+from twin.cli.arguments import AUTHORITY, add_command, client_of, instant_ns, span_s, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from twin.api import Client
 
+
 COMMANDS = ("status", "alarms", "decisions", "approve", "hold", "release", "resume", "request", "withdraw",
             "forecasts", "health", "outlook", "authority", "maintenance", "ack", "shelve", "unshelve",
-            "token", "reload")  # fmt: skip
+            "node", "token", "reload")  # fmt: skip
 
 
 class WrongCall(Exception):
@@ -52,6 +52,7 @@ def add_parsers(commands: Any) -> None:
     """All commands of this file."""
     _reading(commands)
     _acting(commands)
+    _node(commands)
     _token(commands)
 
 
@@ -87,7 +88,13 @@ def _acting(commands: Any) -> None:
         request.add_argument(bound, type=level, help="a number, or the name of a state")
     request.add_argument("--for", dest="for_s", type=duration, help="such as 2h; default: until withdrawn")
     request.add_argument("--reason")
-    outlook.add_arguments(add_command(commands, "outlook", "tell values to come; alone: what is held"))
+    outlook = add_command(commands, "outlook", "send values to come; alone: the outlooks in force")
+    outlook.add_argument("file", type=Path, nargs="?", metavar="FILE", help="CSV with times to come")
+    outlook.add_argument("--quantity", metavar="KEY", help="such as site.outdoor_temp_c or rack.power_w")
+    outlook.add_argument("--name", default="", metavar="ENTITY", help="such as hall1/r07; default: the site")
+    outlook.add_argument("--time-column", default="time", metavar="COLUMN", help="default: time")
+    outlook.add_argument("--value-column", default="value", metavar="COLUMN", help="default: value")
+    outlook.add_argument("--zone", default="UTC", help="of times without an offset, such as Europe/Berlin")
     withdraw = add_command(commands, "withdraw", "take back a request, or an approval")
     withdraw.add_argument("id")
     withdraw.add_argument("--approval", action="store_true", help="the id is an approval's")
@@ -111,6 +118,23 @@ def _acting(commands: Any) -> None:
     shelve.add_argument("--reason", required=True)
     add_command(commands, "unshelve", "take a shelved alarm back").add_argument("alarm")
     add_command(commands, "reload", "let the daemon read its configuration, site and tokens again")
+
+
+def _node(commands: Any) -> None:
+    what = "report that a node was repaired, or how a test of it ended"
+    parser = commands.add_parser("node", help=what, description=what)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    repaired = add_command(actions, "repaired", "the node was repaired and now waits for a test")
+    tested = add_command(actions, "tested", "a test ended; it counts like the site's own burn-in")
+    for one in (repaired, tested):
+        one.add_argument("node", metavar="NODE", help="such as hall1/r07/node3")
+        one.add_argument("--note", default="", help="kept in the node's record, such as a ticket")
+    passed = tested.add_mutually_exclusive_group(required=True)
+    passed.add_argument("--passed", action="store_true", help="the node passed")
+    passed.add_argument("--failed", action="store_true", help="the node failed")
+    tested.add_argument("--test", default="", help="name of the test")
+    tested.add_argument("--began", help="such as 2026-11-21T02:00 (UTC); default: when it ended")
+    tested.add_argument("--ended", help="default: now")
 
 
 def _token(commands: Any) -> None:
@@ -178,11 +202,11 @@ def _call(args: argparse.Namespace) -> tuple[Callable[[Client], Any], str]:
     if name in ("ack", "shelve", "unshelve"):
         return _alarm(args), "done"
     asks = {"approve": _approve, "request": _request, "withdraw": _withdraw, "authority": _authority,
-            "maintenance": _maintenance, "outlook": _outlook}  # fmt: skip
+            "maintenance": _maintenance, "outlook": _outlook, "node": _node_report}  # fmt: skip
     return asks[name](args)
 
 
-Asked = tuple[Callable[["Client"], Any], str]
+Request = tuple[Callable[["Client"], Any], str]
 
 
 def _alarm(args: argparse.Namespace) -> Callable[[Client], Any]:
@@ -196,7 +220,7 @@ def _alarm(args: argparse.Namespace) -> Callable[[Client], Any]:
     return lambda c: c.post(path_of("alarms", args.alarm, args.command), body)
 
 
-def _approve(args: argparse.Namespace) -> Asked:
+def _approve(args: argparse.Namespace) -> Request:
     if args.policy is None:
         return lambda c: c.get("/approvals"), "approvals"
     if args.control is None:
@@ -208,7 +232,7 @@ def _approve(args: argparse.Namespace) -> Asked:
     return lambda c: c.post("/approvals", body), "done"
 
 
-def _request(args: argparse.Namespace) -> Asked:
+def _request(args: argparse.Namespace) -> Request:
     if args.control is None:
         return lambda c: c.get("/requests"), "requests"
     if not args.names:
@@ -222,22 +246,44 @@ def _request(args: argparse.Namespace) -> Asked:
     return lambda c: c.post("/requests", body), "done"
 
 
-def _outlook(args: argparse.Namespace) -> Asked:
+def _outlook(args: argparse.Namespace) -> Request:
     if args.file is None:
         return lambda c: c.get("/outlooks", quantity=args.quantity), "outlooks"
     if not args.quantity:
         raise WrongCall("--quantity is missing: racktwin outlook FILE --quantity site.outdoor_temp_c")
-    return outlook.call(args), "done"
+    from twin.tables import read_series, to_tell
+
+    read = read_series([args.file], args.time_column, [args.value_column], zone=args.zone)
+
+    def send(client: Client) -> Any:
+        now_ns = client.get("/outlooks", limit=1)["now_ns"]  # what is over by the daemon's clock is left out
+        body, warnings = to_tell(read, now_ns, args.file.name)
+        tree = client.post("/outlooks", body | {"quantity": args.quantity, "name": args.name})
+        return tree | {"warnings": warnings} if warnings else tree
+
+    return send, "done"
 
 
-def _withdraw(args: argparse.Namespace) -> Asked:
+def _node_report(args: argparse.Namespace) -> Request:
+    from twin.api import path_of
+
+    body: dict[str, Any] = {"note": args.note}
+    if args.action == "tested":
+        body |= {"passed": args.passed, "test": args.test}
+        for option in ("began", "ended"):
+            if (text := getattr(args, option)) is not None:
+                body[f"{option}_ns"] = instant_ns(f"--{option}", text)
+    return lambda c: c.post(path_of("nodes", args.node, args.action), body), "done"
+
+
+def _withdraw(args: argparse.Namespace) -> Request:
     from twin.api import path_of
 
     kind = "approvals" if args.approval else "requests"
     return lambda c: c.delete(path_of(kind, args.id)), "done"
 
 
-def _authority(args: argparse.Namespace) -> Asked:
+def _authority(args: argparse.Namespace) -> Request:
     if args.policy is None:
         return lambda c: c.get("/summary"), "authority"
     if args.level is None:
@@ -253,7 +299,7 @@ def _authority(args: argparse.Namespace) -> Asked:
     return lambda c: c.post("/authority", body), "done"
 
 
-def _maintenance(args: argparse.Namespace) -> Asked:
+def _maintenance(args: argparse.Namespace) -> Request:
     from twin.api import path_of
 
     if args.end is not None:

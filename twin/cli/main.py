@@ -32,7 +32,6 @@ _LARGE = {
     "replacement": ("twin.cli.replacement", "nodes withdrawn before they fail: plan, history, records"),
     "power": ("twin.cli.power", "headroom, caps and their price, room for more racks, load targets"),
     "explain": ("twin.cli.explain", "why a policy proposes what it proposes"),
-    "node": ("twin.cli.node", "tell that a node was repaired, or how a test of it ended"),
     "plant": ("twin.cli.plant", "a simulated site in real time on a broker, for trying the daemon on"),
 }
 
@@ -158,7 +157,7 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         return run_broker_acl(args, out, err)
     if args.command in ("simulate", "whatif", "backtest", "plant"):
         return int(_large(args.command)(args, out, err))
-    if args.command in ("checkpoint", "replacement", "power", "node", "explain"):
+    if args.command in ("checkpoint", "replacement", "power", "explain"):
         return int(_large(args.command)(args, out))
     from twin.cli.live import COMMANDS
 
@@ -176,7 +175,7 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         return run_replay(args, out, err)
     if args.command == "demo":
         if args.recorded:
-            from twin.cli.demo_recorded import run_demo
+            from twin.cli.demo import run_demo
 
             return run_demo(args.out, out, err)
         from twin.cli.demo import run_live_demo

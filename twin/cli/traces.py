@@ -297,12 +297,12 @@ def _print_list(recordings: Sequence[Recording], root: Path, as_json: bool, out:
         out.print_json(json.dumps({"root": str(root), "recordings": rows}))
         return
     out.print(f"recordings in {root}", markup=False, soft_wrap=True)
-    rows = [
+    lines = [
         [r.name, r.title, r.licence, f"{present[r.name]}/{len(r.files)}",
          f"{sum(f.size for f in r.files) / 1024:,.0f}"]
         for r in recordings
     ]  # fmt: skip
-    grid(out, ("name", "what", "licence", "files", "KiB"), rows, "no recordings", right=(3, 4))
+    grid(out, ("name", "what", "licence", "files", "KiB"), lines, "no recordings", right=(3, 4))
 
 
 def _print_checks(checks: Sequence[FileCheck], errors: Sequence[str], as_json: bool, out: Console) -> None:

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from twin.backtest import Rival, print_load_scores
 from twin.catalogue import ConfigError, clean, duration, number
-from twin.cli import backtest_checkpoint, backtest_failures, backtest_power_curves
 from twin.cli.arguments import write_json
+from twin.cli.backtest import checkpoint, failures, power_curves
 
 LEAST_ROWS = 20
 MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts
@@ -35,9 +35,9 @@ def add_parser(commands: Any) -> None:
         "backtest", help="score forecasts, failures, checkpoint intervals and power curves"
     )
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    backtest_failures.add_failures(kinds)
-    backtest_checkpoint.add_checkpoint(kinds)
-    backtest_power_curves.add_power_curves(kinds)
+    failures.add_failures(kinds)
+    checkpoint.add_checkpoint(kinds)
+    power_curves.add_power_curves(kinds)
     load = kinds.add_parser(
         "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
     )
@@ -99,11 +99,11 @@ def _jobs(text: str) -> int:
 def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score, print, write the page. Raises ConfigError for what the operator can mend."""
     if args.what == "failures":
-        return backtest_failures.run_failures(args, out, err)
+        return failures.run_failures(args, out, err)
     if args.what == "checkpoint":
-        return backtest_checkpoint.run_checkpoint(args, out, err)
+        return checkpoint.run_checkpoint(args, out, err)
     if args.what == "power-curves":
-        return backtest_power_curves.run_power_curves(args, out, err)
+        return power_curves.run_power_curves(args, out, err)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
         return _run(args, out, err)
