@@ -307,7 +307,7 @@ def test_any_file_in_any_place_is_met_with_a_clear_line(
         (
             ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--authority", "x"],
             1,
-            "POLICY=LEVEL",
+            "POLICY=off|advise",
         ),
         (
             ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--authority", "x=act"],

@@ -65,7 +65,7 @@ def test_units_totals_and_markup_are_shown_as_they_are() -> None:
         out,
     )
     text = out.file.getvalue()  # type: ignore[attr-defined]
-    shown = ("[red]all[/red] is well", "assumed", "beware", "1,500 kW", "11-14 22:13", "90 s", "25 %")
+    shown = ("[red]all[/red] is well", "assumed", "beware", "1,500 kW", "11-14 22:13", "1 min 30 s", "25 %")
     for expected in (*shown, "authority suspended", "left kW", "12.3", "the first 2 of 7", "2.5 kW"):
         assert expected in text, (expected, text)
     for absent in ("empty", "series", "none"):

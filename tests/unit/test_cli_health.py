@@ -74,13 +74,13 @@ def test_a_node_is_explained_in_plain_words(ward: Ward, capsys: pytest.CaptureFi
         "This node works, with something to watch, for 3 min; more likely than not (60 %) that it is the",
         "do watch it",
         "watch it was not heard in 12 % of the last hour for 3 min; more likely than not (60 %); rule: arXiv",
-        "within 24 h 31 % 29 % to 33 % 1.3 % 25 x the average",
-        "within 1 h, 24 h: rests on what the node did before within 7 days, 30 days: rests on telemetry",
+        "within 1 d 31 % 29 % to 33 % 1.3 % 25 x the average",
+        "within 1 h, 1 d: rests on what the node did before within 7 d, 30 d: rests on telemetry",
         "4 GPUs: 1 degraded, 3 healthy",
         "gpu2 degraded [bold]row",  # as text
         "would change it It goes by itself when what is told above has been quiet for a while.",
-        "watched for 31 days: 1 failure; nothing replaced; reboots unknown",
-        "6 days ago: memory, lasted 24 h",
+        "watched for 31 d: 1 failure; nothing replaced; reboots unknown",
+        "6 d ago: memory, lasted 1 d",
         "lemon no; in 28 days: XIDs that speak of the hardware 12; not known: maintenance windows opened",
         "remaining life nothing drifts that could be told from noise",
         "gpu2: XID 64, 4 times, the last 3 min ago: remapping a memory row failed; asks to: reset the GPU",
@@ -159,7 +159,7 @@ def test_the_site_tells_whom_to_look_at_first(ward: Ward, capsys: pytest.Capture
         "node failures: 2 (power 2); 2 not over",
         "2 nodes went down together (lab/h/r2/node12, lab/h/r2/node13): look at what they share",
         "lemons (fail more often than others): lab/h/r1/node7",
-        "the heat exchanger of lab/h/cdu1 reaches its limit in about 9 days (90 % interval 6 days to 20",
+        "the heat exchanger of lab/h/cdu1 reaches its limit in about 9 d (90 % interval 6 d to 20",
         "2 of 2 pumps speed, flow, pressure, filter: never heard; comes from the building's BMS",
     ):  # fmt: skip
         assert " ".join(expected.split()) in text, expected

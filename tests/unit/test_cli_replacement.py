@@ -64,8 +64,8 @@ def test_the_plan_in_lines(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) 
     text = said(capsys)
     for expected in (
         "of the site: 33 in service, 1 suspect, 1 draining, 1 rma",
-        "lab/h/r1/node5 rma 60 min hardware 61 % waits for an operator: racktwin replacement report",
-        "lab/h/r1/node3 draining 60 min hardware 61 % waits for the scheduler to take big off it",
+        "lab/h/r1/node5 rma 1 h hardware 61 % waits for an operator: racktwin replacement report",
+        "lab/h/r1/node3 draining 1 h hardware 61 % waits for the scheduler to take big off it",
         "lab/h/r2/node2",
         "waits as it is held back: as many nodes are out as may be at once",
         "spares: 0, 0 of them free; without a forecast the number needed is unknown",

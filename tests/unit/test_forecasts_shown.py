@@ -72,7 +72,7 @@ def test_the_summary_says_what_is_expected_how_sure_and_why(tmp_path: Path) -> N
     assert (day["mean"], day["lo"], day["hi"], day["why"]) == (90_000, None, None, "")
     assert said["unheard"] == ["site.requests_per_s"]
     assert said["notes"] == ["no model forecasts here: the site file names none"]
-    assert said["waits"] == ["no bands yet for 24 h: they take two full rows of 15 min, and a change"]
+    assert said["waits"] == ["no bands yet for 1 d: they take two full rows of 15 min, and a change"]
     assert said["quantities"][:2] == ["site.power_w", "site.grid_price_usd_per_kwh"]
     assert {"rack.power_w", "cdu.heat_w"} < set(said["quantities"])
     json.dumps(said, allow_nan=False)
@@ -176,7 +176,7 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     ]
     assert first["waits"] == [
         "no bands yet for 1 min, 5 min, 15 min, 1 h: they take two full rows of 1 min, and a change",
-        "no bands yet for 6 h, 24 h: they take two full rows of 15 min, and a change",
+        "no bands yet for 6 h, 1 d: they take two full rows of 15 min, and a change",
     ]
     assert [r["signal"] for r in first["rows"]] == ["site.power_w"]
     assert "site.requests_per_s" in first["unheard"]
@@ -187,7 +187,7 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     assert 99_000.0 < hour["lo"] < hour["mean"] < hour["hi"] < 106_000.0
     assert "the last value" in hour["why"]
     (waits,) = block(pod)["waits"]
-    assert "6 h, 24 h" in waits
+    assert "6 h, 1 d" in waits
     said = block(pod)["notes"]
     left_min = (model.next_fit_s() - 220) / 60
     assert any(f"begins in {left_min:.0f} min" in line for line in said)
@@ -213,7 +213,7 @@ def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[st
     assert desk.run("forecasts", role="viewer") == 0
     said = " ".join(capsys.readouterr().out.split())
     for expected in ("site.power_w lab now 90.0 kW", "in 1 h 91.0 kW 87.0 to 95.0 the last value 62 %, 5 min",
-                     "in 24 h 90.0 kW none yet", "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
+                     "in 1 d 90.0 kW none yet", "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
                      "nothing heard of site.requests_per_s", "feeder lab/h/a: the upper end",
                      "two full rows of 15 min"):  # fmt: skip
         assert expected in said
@@ -226,7 +226,7 @@ def test_the_command_shows_the_entities_of_a_quantity(desk: Desk, capsys: pytest
     desk.do(lambda: heard(desk.pod))
     assert desk.run("forecasts", "rack.power_w") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "rack.power_w, kW: expected, and the 90 % band below now 1 h 24 h" in said
+    assert "rack.power_w, kW: expected, and the 90 % band below now 1 h 1 d" in said
     assert "lab/h/r1 60.0 61.0 0.0 60.0–62.0" in said
     assert "lab/h/r2 30.0 29.0 0.0 28.0–30.0" in said
     assert "1 h the last value 62 %" in said
@@ -324,7 +324,7 @@ def test_the_command_knows_the_rows_of_the_model() -> None:
 def test_every_expert_has_words() -> None:
     for name in (*FORECASTERS, *FROM_OUTSIDE):
         assert name in EXPERTS or why(f"{name} 5 %").startswith("average of ")
-    assert why("ewma15 20 %", 900.0) == "225 min average 20 %"
+    assert why("ewma15 20 %", 900.0) == "3 h 45 min average 20 %"
     assert why("ewma60 20 %", 60.0) == "1 h average 20 %"
     assert why("ewma60 20 %") == "average of 60 rows 20 %"
     assert (why(""), why("a model's own words, 3 of them")) == ("", "a model's own words, 3 of them")

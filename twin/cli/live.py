@@ -57,67 +57,89 @@ def add_parsers(commands: Any) -> None:
 
 
 def _reading(commands: Any) -> None:
-    add_command(commands, "status", "who leads, what is wrong, what is commanded and why")
-    alarms = add_command(commands, "alarms", "active alarms, the gravest first")
-    alarms.add_argument("--severity", help="critical, warning, info; commas between them")
-    alarms.add_argument("--entity", help="this entity and what is below it")
-    forecasts = add_command(commands, "forecasts", "what is expected of power and demand, how sure, and why")
+    add_command(commands, "status", "show leader, alarms, commands with their reasons, and sources")
+    alarms = add_command(commands, "alarms", "list active alarms, the most severe first")
+    alarms.add_argument("--severity", help="comma-separated: critical, warning, info")
+    alarms.add_argument("--entity", help="only this entity and everything below it")
+    forecasts = add_command(commands, "forecasts", "show forecasts of power and demand with 90 %% bands")
     forecast.add_arguments(forecasts)
-    health.add_arguments(add_command(commands, "health", "how well the site or one part is, why, how sure"))
-    decisions = add_command(commands, "decisions", "the latest decisions with their reasons")
-    decisions.add_argument("--kind", help="command, advice, event, finding, ...; commas between them")
-    decisions.add_argument("--entity", help="about this entity")
-    decisions.add_argument("--control", help="on this control, such as gpu.power_cap_w")
-    decisions.add_argument("--limit", type=int, default=40)
+    health.add_arguments(add_command(commands, "health", "show the health of the site or of one part"))
+    decisions = add_command(commands, "decisions", "list the latest decisions with their reasons")
+    decisions.add_argument("--kind", help="comma-separated: command, advice, event, finding, ...")
+    decisions.add_argument("--entity", help="only those about this entity")
+    decisions.add_argument("--control", help="only those on this control, such as gpu.power_cap_w")
+    decisions.add_argument("--limit", type=int, default=40, help="lines at most (default: 40)")
 
 
 def _acting(commands: Any) -> None:
-    approve = add_command(commands, "approve", "let a policy act for a while; alone: what waits for approval")
-    approve.add_argument("policy", nargs="?")
-    approve.add_argument("control", nargs="?")
-    approve.add_argument("names", nargs="*", help="entities, racks or halls; none: wherever it wants to")
-    approve.add_argument("--for", dest="for_s", type=duration, default=3600.0, help="default 1h")
-    for name, what in (("hold", "freeze the site: no new values, protective moves still pass"),
+    approve = add_command(
+        commands, "approve", "let a policy act for a while; without arguments: list what waits for approval"
+    )
+    approve.add_argument("policy", nargs="?", metavar="POLICY", help="such as thermal_guard")
+    approve.add_argument("control", nargs="?", metavar="CONTROL", help="such as gpu.power_cap_w")
+    approve.add_argument("names", nargs="*", metavar="NAME",
+                         help="entities, racks or halls (default: all that it proposes)")  # fmt: skip
+    approve.add_argument("--for", dest="for_s", type=duration, default=3600.0, metavar="TIME",
+                         help="how long, such as 2h (default: 1h)")  # fmt: skip
+    for name, what in (("hold", "freeze the site: no new values; protective moves still pass"),
                        ("release", "let all leases lapse; nothing is commanded until resume")):  # fmt: skip
-        add_command(commands, name, what).add_argument("--reason", required=True)
-    add_command(commands, "resume", "end a hold or a release").add_argument("--reason")
-    request = add_command(commands, "request", "keep a control within bounds; alone: standing requests")
-    request.add_argument("control", nargs="?", help="such as gpu.power_cap_w")
-    request.add_argument("names", nargs="*", help="entities, or racks and halls for all below them")
-    for bound in ("--lo", "--hi", "--want"):
-        request.add_argument(bound, type=level, help="a number, or the name of a state")
-    request.add_argument("--for", dest="for_s", type=duration, help="such as 2h; default: until withdrawn")
-    request.add_argument("--reason")
-    outlook = add_command(commands, "outlook", "send values to come; alone: the outlooks in force")
-    outlook.add_argument("file", type=Path, nargs="?", metavar="FILE", help="CSV with times to come")
+        add_command(commands, name, what).add_argument("--reason", required=True, help="kept in the journal")
+    add_command(commands, "resume", "end a hold or a release").add_argument(
+        "--reason", help="kept in the journal"
+    )
+    request = add_command(
+        commands, "request", "keep a control within bounds; without arguments: list standing requests"
+    )
+    request.add_argument("control", nargs="?", metavar="CONTROL", help="such as gpu.power_cap_w")
+    request.add_argument("names", nargs="*", metavar="NAME",
+                         help="entities; a rack or hall stands for everything below it")  # fmt: skip
+    for bound, what in (("--lo", "lower bound"), ("--hi", "upper bound"), ("--want", "preferred value")):
+        request.add_argument(bound, type=level, metavar="VALUE", help=f"{what}: a number or a state's name")
+    request.add_argument("--for", dest="for_s", type=duration, metavar="TIME",
+                         help="how long, such as 2h (default: until withdrawn)")  # fmt: skip
+    request.add_argument("--reason", help="kept in the journal")
+    withdraw = add_command(commands, "withdraw", "withdraw a request or an approval")
+    withdraw.add_argument("id", metavar="ID", help="as `racktwin request` or `racktwin approve` lists it")
+    withdraw.add_argument("--approval", action="store_true", help="ID names an approval, not a request")
+    authority = add_command(
+        commands, "authority", "set the authority of a policy; without arguments: list all"
+    )
+    authority.add_argument("policy", nargs="?", metavar="POLICY", help="such as thermal_guard")
+    authority.add_argument("level", nargs="?", choices=AUTHORITY, help="its new authority")
+    authority.add_argument("--reason", help="kept in the journal")
+    authority.add_argument(
+        "--acknowledge", metavar="SENTENCE", help='needed for act: "POLICY may act on SITE"'
+    )
+    maintenance = add_command(
+        commands, "maintenance", "open or close a maintenance window; without arguments: list open windows"
+    )
+    maintenance.add_argument("table", nargs="?", metavar="TABLE", help="rack, node, gpu, cdu, ...")
+    maintenance.add_argument("names", nargs="*", metavar="NAME", help="entities of that table")
+    maintenance.add_argument(
+        "--for", dest="for_s", type=duration, metavar="TIME", help="how long, such as 2h"
+    )
+    maintenance.add_argument("--reason", help="kept in the journal")
+    maintenance.add_argument("--end", metavar="ID", help="close this window now")
+    ack = add_command(commands, "ack", "acknowledge an alarm")
+    ack.add_argument("--note", default="", help="for the next person on duty")
+    shelve = add_command(commands, "shelve", "shelve an alarm for a while")
+    shelve.add_argument("--for", dest="for_s", type=duration, required=True, metavar="TIME",
+                        help="how long, such as 2h")  # fmt: skip
+    shelve.add_argument("--reason", required=True, help="kept in the journal")
+    for one in (ack, shelve, add_command(commands, "unshelve", "end the shelving of an alarm")):
+        one.add_argument("alarm", metavar="ALARM", help="id, as `racktwin alarms` lists it")
+    add_command(commands, "reload", "make the daemon read its configuration, site and tokens again")
+    outlook = add_command(
+        commands, "outlook", "send future values, such as prices; without arguments: list those in force"
+    )
+    outlook.add_argument("file", type=Path, nargs="?", metavar="FILE", help="CSV of future times and values")
     outlook.add_argument("--quantity", metavar="KEY", help="such as site.outdoor_temp_c or rack.power_w")
-    outlook.add_argument("--name", default="", metavar="ENTITY", help="such as hall1/r07; default: the site")
+    outlook.add_argument("--name", default="", metavar="ENTITY", help="such as hall1/r07 (default: the site)")
     outlook.add_argument("--time-column", default="time", metavar="COLUMN", help="default: time")
     outlook.add_argument("--value-column", default="value", metavar="COLUMN", help="default: value")
-    outlook.add_argument("--zone", default="UTC", help="of times without an offset, such as Europe/Berlin")
-    withdraw = add_command(commands, "withdraw", "take back a request, or an approval")
-    withdraw.add_argument("id")
-    withdraw.add_argument("--approval", action="store_true", help="the id is an approval's")
-    authority = add_command(commands, "authority", "what a policy may do; alone: what each may do")
-    authority.add_argument("policy", nargs="?")
-    authority.add_argument("level", nargs="?", choices=AUTHORITY)
-    authority.add_argument("--reason")
-    authority.add_argument("--acknowledge", metavar="SENTENCE", help='for act: "POLICY may act on SITE"')
-    maintenance = add_command(commands, "maintenance", "people work on something; alone: open windows")
-    maintenance.add_argument("table", nargs="?", help="rack, node, gpu, cdu, ...")
-    maintenance.add_argument("names", nargs="*")
-    maintenance.add_argument("--for", dest="for_s", type=duration)
-    maintenance.add_argument("--reason")
-    maintenance.add_argument("--end", metavar="ID", help="close this window now")
-    ack = add_command(commands, "ack", "say that you know of an alarm")
-    ack.add_argument("alarm")
-    ack.add_argument("--note", default="")
-    shelve = add_command(commands, "shelve", "put an alarm aside for a while")
-    shelve.add_argument("alarm")
-    shelve.add_argument("--for", dest="for_s", type=duration, required=True)
-    shelve.add_argument("--reason", required=True)
-    add_command(commands, "unshelve", "take a shelved alarm back").add_argument("alarm")
-    add_command(commands, "reload", "let the daemon read its configuration, site and tokens again")
+    outlook.add_argument(
+        "--zone", default="UTC", help="zone of times without an offset, such as Europe/Berlin (default: UTC)"
+    )
 
 
 def _node(commands: Any) -> None:
@@ -140,18 +162,19 @@ def _node(commands: Any) -> None:
 def _token(commands: Any) -> None:
     token = commands.add_parser("token", help="make, list and revoke tokens of the HTTP interface")
     actions = token.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, what in (("add", "make a token; its text is shown once"), ("list", "who holds one"),
-                       ("revoke", "take one out; then reload the daemon")):  # fmt: skip
+    for name, what in (("add", "make a token; its text is shown once"), ("list", "list all tokens"),
+                       ("revoke", "revoke a token; then reload the daemon")):  # fmt: skip
         one = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
         where = one.add_mutually_exclusive_group(required=True)
         where.add_argument("--config", type=Path, help="the daemon's configuration")
-        where.add_argument("--tokens-file", type=Path, help="the file of hashes itself")
+        where.add_argument("--tokens-file", type=Path, help="file of token hashes")
         if name != "list":
-            one.add_argument("name", help="who it is for; the author of what is done with it")
+            one.add_argument("name", help="owner of the token; the journal names it as author")
         if name == "add":
-            one.add_argument("--role", choices=("job", "viewer", "operator", "admin"), default="viewer")
-            one.add_argument("--expires-days", type=float)
-            one.add_argument("-o", "--output", type=Path, help="write the text into this file, mode 0600")
+            one.add_argument("--role", choices=("job", "viewer", "operator", "admin"), default="viewer",
+                             help="default: viewer")  # fmt: skip
+            one.add_argument("--expires-days", type=float, metavar="DAYS", help="default: never")
+            one.add_argument("-o", "--output", type=Path, help="write the token to this file, mode 0600")
         one.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -22,17 +22,17 @@ from twin.run import stop_at_once
 
 # Commands whose own modules bring much along: their arguments are added when one of them is called.
 _LARGE = {
-    "run": ("twin.cli.run", "the daemon: mirror a site live, and act by its policies"),
-    "record": ("twin.cli.record", "capture live MQTT to files that replay reads"),
-    "broker-acl": ("twin.cli.acl", "make Mosquitto's access list from a site file"),
-    "simulate": ("twin.cli.simulate", "run a simulated site under a scenario, for hours or months"),
-    "whatif": ("twin.cli.whatif", "run a scenario from the twin's state, with policies and without"),
+    "run": ("twin.cli.run", "run the daemon: mirror a live site and act by its policies"),
+    "record": ("twin.cli.record", "record live MQTT messages to files for replay"),
+    "broker-acl": ("twin.cli.acl", "write Mosquitto's access list for a site"),
+    "simulate": ("twin.cli.simulate", "simulate a site under a scenario, for hours or months"),
+    "whatif": ("twin.cli.whatif", "run a scenario from the twin's state, with and without policies"),
     "backtest": ("twin.cli.backtest", "score forecasts, alarms and checkpoint intervals on recordings"),
-    "checkpoint": ("twin.cli.checkpoint", "how often training jobs should save, and what others cost"),
-    "replacement": ("twin.cli.replacement", "nodes withdrawn before they fail: plan, history, records"),
-    "power": ("twin.cli.power", "headroom, caps and their price, room for more racks, load targets"),
-    "explain": ("twin.cli.explain", "why a policy proposes what it proposes"),
-    "plant": ("twin.cli.plant", "a simulated site in real time on a broker, for trying the daemon on"),
+    "checkpoint": ("twin.cli.checkpoint", "plan how often training jobs save checkpoints"),
+    "replacement": ("twin.cli.replacement", "show which nodes are replaced before they fail, and why"),
+    "power": ("twin.cli.power", "show headroom, caps and their cost; set load targets"),
+    "explain": ("twin.cli.explain", "explain the proposals of a policy"),
+    "plant": ("twin.cli.plant", "run a simulated site on a broker in real time, to try the daemon"),
 }
 
 
@@ -40,32 +40,32 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
     from twin.cli import live, traces
 
     top = argparse.ArgumentParser(
-        prog="racktwin", description="The digital-twin operations daemon for AI supernodes."
+        prog="racktwin", description="Digital twin and operations daemon for racks of AI accelerators."
     )
-    top.add_argument("--version", action="store_true", help="print the version and end")
+    top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
-    check = commands.add_parser("check", help="check site files: all faults at once")
+    check = commands.add_parser("check", help="check site files and report every error")
     check.add_argument("site", type=Path, nargs="+", help="site file (YAML)")
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
-    discover = commands.add_parser("discover", help="make a site file from a recording's own metadata")
+    discover = commands.add_parser("discover", help="make a site file from the metadata in a recording")
     discover.add_argument("recording", type=Path, help="MQTT capture, or archive of IPMI dumps")
     discover.add_argument("-o", "--output", type=Path, help="site file to write (default: stdout)")
     discover.add_argument("--force", action="store_true", help="overwrite the output")
     discover.add_argument("--name", default="site", help="name of the site")
 
-    info = commands.add_parser("record-info", help="what a recorded run or a capture holds")
-    info.add_argument("path", type=Path)
+    info = commands.add_parser("record-info", help="summarise a recorded run or a capture")
+    info.add_argument("path", type=Path, help="folder of a run, or capture file")
     info.add_argument("--json", action="store_true")
 
-    replay = commands.add_parser("replay", help="run recorded telemetry through the twin")
-    replay.add_argument("--site", type=Path, help="site file; a native trace brings its own")
+    replay = commands.add_parser("replay", help="replay recorded telemetry through the twin")
+    replay.add_argument("--site", type=Path, help="site file; a recorded run contains its own")
     replay.add_argument(
         "--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run"
     )
     replay.add_argument("--map", type=Path, help="mapping of a table's columns to signals (YAML)")
-    replay.add_argument("--speed", default="max", help="times real time, or max (default)")
+    replay.add_argument("--speed", default="max", help="multiple of real time, or max (default)")
     replay.add_argument(
         "--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)"
     )
@@ -84,7 +84,7 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
     replay.add_argument(
         "--trust-plugins",
         action="store_true",
-        help="load plug-ins (module:Class) that a trace's own site names",
+        help="load plug-ins (module:Class) named by the trace's own site",
     )
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -103,33 +103,31 @@ def _parser(called: str | None = None) -> argparse.ArgumentParser:
 
 
 def _demo_parser(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="a simulated pod, live under control of the daemon, until Ctrl-C")
+    demo = commands.add_parser("demo", help="run a simulated pod under control of the daemon until Ctrl-C")
     demo.add_argument("--out", type=Path, default=Path("build/demo"))
-    demo.add_argument("--seconds", type=float, help="end by itself after so long")
+    demo.add_argument("--seconds", type=float, help="stop after this many seconds")
     demo.add_argument(
         "--recorded",
         action="store_true",
-        help="instead: replay a real recording and a simulated one; reports",
+        help="replay a real and a simulated recording instead, and write reports",
     )
 
 
 def _journal_parser(commands: Any) -> None:
-    journal = commands.add_parser("journal", help="verify or show a journal")
+    journal = commands.add_parser("journal", help="verify or show the journal of a run")
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("schema", help="print the JSON Schema of a line")
-    verify = actions.add_parser("verify", help="walk the chain")
-    verify.add_argument("path", type=Path)
-    verify.add_argument(
-        "--cut", action="store_true", help="cut a faulty tail off (the rest is kept as .torn)"
-    )
+    verify = actions.add_parser("verify", help="verify the hash chain")
+    verify.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
+    verify.add_argument("--cut", action="store_true", help="cut off a faulty tail (it is kept as .torn)")
     verify.add_argument("--json", action="store_true")
-    show = actions.add_parser("show", help="print entries")
-    show.add_argument("path", type=Path)
-    show.add_argument("--kind", help="only this kind: event, command, advice, finding, ...")
+    show = actions.add_parser("show", help="print entries as sentences")
+    show.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
+    show.add_argument("--kind", help="only entries of this kind: event, command, advice, finding, ...")
     show.add_argument("--limit", type=int, default=50, help="at most this many entries (default: 50)")
-    show.add_argument("--last", action="store_true", help="the last entries, not the first")
-    show.add_argument("--since", help="from this time on, such as 2026-11-21T02:00 (UTC)")
-    show.add_argument("--until", help="up to this time")
+    show.add_argument("--last", action="store_true", help="the last entries instead of the first")
+    show.add_argument("--since", help="entries from this time on, such as 2026-11-21T02:00 (UTC)")
+    show.add_argument("--until", help="entries up to this time")
     show.add_argument("--json", action="store_true")
 
 

@@ -70,6 +70,6 @@ def text_table(
     return made
 
 
-def when(t_ns: int | None) -> str:
+def when(t_ns: float | None) -> str:
     """An instant, UTC, without the year; a dash for none."""
-    return utc(t_ns, "%m-%d %H:%M:%S") if t_ns else "-"
+    return utc(int(t_ns), "%m-%d %H:%M:%S") if t_ns else "-"
