@@ -141,7 +141,7 @@ def test_order_and_what_was_told_survive_a_restart() -> None:
     twin.engine.findings.raise_(Finding("z", "info", "", (), (), 1.0, "", 4))
     back = twin.restarted(eight_nodes(), [])
     assert list(back.engine.findings.active) == ["z", "a"]
-    assert back.engine.findings.told["z"].count == 3
+    assert back.engine.findings.journaled["z"].count == 3
     assert back.engine.checksum() == twin.engine.checksum()
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS, find_signal
 from twin.contracts import Residual
-from twin.diagnosis import FAULT_KINDS, Diagnosis, Places, finding_of
-from twin.diagnosis.cause import Book, Cause
-from twin.diagnosis.deviations import CERTAIN, DeviationTrack
-from twin.diagnosis.downstream_mask import Wake
+from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
+from twin.diagnosis.cause import Cause, CauseBook
+from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
+from twin.diagnosis.downstream_mask import DownstreamMask
 from twin.diagnosis.signature import HYPOTHESES
 from twin.telemetry import FaultReported, MaintenanceBegun
 
@@ -76,14 +76,14 @@ def test_a_rack_with_one_feed_has_no_second_supply_to_lose() -> None:
 
 
 def test_a_leak_stirs_what_it_empties() -> None:
-    places = Places(site_of(two_racks()))
-    wake = Wake(places)
-    wake.update([Cause("leak", "cdu", 0)], [], NS)
+    places = Topology(site_of(two_racks()))
+    mask = DownstreamMask(places)
+    mask.update([Cause("leak", "cdu", 0)], [], NS)
     for relation, n in (("gpu.temp_c", 144), ("rack.heat", 2), ("cdu.flow_lpm/pump", 1)):
-        rows = wake.covered(relation, n)
+        rows = mask.covered(relation, n)
         assert rows is not None
         assert rows.all()
-    assert wake.covered("feeder.balance", 1) is None
+    assert mask.covered("feeder.balance", 1) is None
 
 
 def test_a_leak_is_told_of_the_rack_where_no_tray_is_wet_and_clears_late() -> None:
@@ -182,15 +182,15 @@ def test_a_meter_that_falls_silent() -> None:
 
 
 def test_one_far_reading_is_no_deviation_and_two_are() -> None:
-    track, now = DeviationTrack.of(3), START_NS
-    whole = slice(0, 3)
-    track.update(np.array([0.0, 7.0, -2.0]), None, whole, now)
+    board, track, whole = CusumBoard(1, 3), DeviationTrack(3), slice(0, 3)
+    track.sit(board, 0, whole)
+    board.update(np.array([[0.0, 7.0, -2.0]], np.float32), None, whole, START_NS)
     assert not track.active
-    track.update(np.array([0.0, 7.0, -2.0]), None, whole, now)
+    board.update(np.array([[0.0, 7.0, -2.0]], np.float32), None, whole, START_NS)
     assert track.on.tolist() == [0, 1, 0]
-    stale = np.zeros(3, np.bool_)
+    stale = np.zeros((1, 3), np.bool_)
     for _ in range(50):
-        track.update(np.array([0.0, 7.0, -9.0]), stale, whole, now)
+        board.update(np.array([[0.0, 7.0, -9.0]], np.float32), stale, whole, START_NS)
     assert track.on.tolist() == [0, 1, 0]
     assert track.below.max() < CERTAIN  # no new reading, no news
 
@@ -294,7 +294,7 @@ def test_what_was_told_and_learned_survives_a_snapshot() -> None:
 
 def test_an_id_is_the_same_as_long_as_the_fault_lasts() -> None:
     site = site_of(two_racks())
-    book = Book()
+    book = CauseBook()
     for second in range(12):
         book.update([Cause("sensor_biased", "rack", 1, "flow_lpm", evidence=(f"{second}",))], second * NS)
     (fault,) = book.faults()
@@ -304,7 +304,7 @@ def test_an_id_is_the_same_as_long_as_the_fault_lasts() -> None:
 
 
 def test_a_better_account_takes_the_place_of_one_that_lost_its_support() -> None:
-    book, rows = Book(), np.array([3], np.int32)
+    book, rows = CauseBook(), np.array([3], np.int32)
     one_, other = (
         Cause(kind, "rack", 3, "", hold_s=2.0, covers={"rack.heat": rows})
         for kind in ("leak", "branch_blocked")
@@ -323,7 +323,7 @@ def test_every_hypothesis_is_of_a_known_kind_and_signal(h: Any) -> None:
 
 
 def test_places_know_who_is_above_whom() -> None:
-    places = Places(site_of(two_racks()))
+    places = Topology(site_of(two_racks()))
     assert places.below("cdu", 0, "gpu").tolist() == list(range(144))
     assert places.below("rack", 1, "node").tolist() == list(range(18, 36))
     assert places.above("gpu", "rack")[[0, 71, 72, 143]].tolist() == [0, 0, 1, 1]

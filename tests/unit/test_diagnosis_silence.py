@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.builders import Twin, site_of, two_racks
 from twin.catalogue import NS
-from twin.diagnosis import Places
-from twin.diagnosis.cause import MOST_ALIKE, Book, Cause
+from twin.diagnosis import Topology
+from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
 
 RNG = np.random.default_rng(3)
 
@@ -84,8 +84,8 @@ def test_a_node_that_is_off_is_not_silent_as_well_and_a_rack_that_is_off_is_no_f
 
 
 def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
-    places = Places(site_of(two_racks()))
-    book = Book(places)
+    places = Topology(site_of(two_racks()))
+    book = CauseBook(places)
     some = [Cause("gpu_off_bus", "gpu", i, evidence=("quiet",), hold_s=0.0) for i in range(MOST_ALIKE)]
     book.update(some, 10 * NS)
     assert len(book.faults()) == MOST_ALIKE

@@ -15,24 +15,25 @@ from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import Residual
 from twin.diagnosis import deviations as tracks_module
-from twin.diagnosis.bank import COLUMNS, FLAGS, Bank, traits_of
+from twin.diagnosis.bank import Bank, traits_of
 from twin.diagnosis.cusum import (
     ALLOWANCE,
     CERTAIN,
     FARTHEST,
     HUGE_SIGMAS,
-    KEPT,
     MEAN_PER_READING,
     MOST,
     OFF_SIGMAS,
     WILD_KEPT,
     WILD_SIGMAS,
     CusumBoard,
+    DeviationTrack,
 )
-from twin.diagnosis.deviations import DeviationTrack, NewReadings, Tracks
+from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.telemetry import State
 
-F = np.float32
+F, KEPT = np.float32, tuple(DeviationTrack.declared)
+SIZES = site_of(two_racks()).sizes
 
 
 def plain(cell: dict[str, Any], z: Any, now_ns: int) -> None:
@@ -70,7 +71,9 @@ def deviations(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 def test_a_board_counts_each_cell_as_the_rule_is_written() -> None:
     rng, board = np.random.default_rng(3), CusumBoard(3, 20)
-    pieces = [DeviationTrack(board, r, slice(0, 20)) for r in range(3)]
+    pieces = [DeviationTrack(20) for _ in range(3)]
+    for r, piece in enumerate(pieces):
+        piece.sit(board, r, slice(0, 20))
     cells = [[dict.fromkeys(KEPT, F(0.0)) | {"on": 0, "streak": 0} for _ in range(20)] for _ in range(3)]
     ever = 0
     for tick in range(300):
@@ -102,7 +105,7 @@ def run(tracks: Tracks, state: State, rng: np.random.Generator, ticks: int) -> N
     for _ in range(ticks):
         state.tick += 1
         state.now_ns += NS
-        readings = NewReadings()
+        readings = NewReadings(SIZES)
         readings.begin()
         tracks.update(compared(rng, sizes), state, readings, {})
 
@@ -117,28 +120,31 @@ def same(a: Tracks, b: Tracks) -> bool:
 @pytest.mark.parametrize("part", [8192, 40])
 def test_comparisons_side_by_side_are_as_each_alone(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracks_module, "SLICE", part)
-    state, rng, tracks = State(site_of(two_racks()).sizes), np.random.default_rng(1), Tracks()
+    state, rng, tracks = State(SIZES), np.random.default_rng(1), Tracks(SIZES)
     run(tracks, state, rng, 20)
-    state, rng = State(site_of(two_racks()).sizes), np.random.default_rng(1)
-    alone = {name: DeviationTrack.of(len(t.on)) for name, t in tracks.tracks.items()}
+    state, rng = State(SIZES), np.random.default_rng(1)
     sizes = {name: len(t.on) for name, t in tracks.tracks.items()}
+    boards = {name: CusumBoard(1, n) for name, n in sizes.items()}
+    for name, n in sizes.items():
+        DeviationTrack(n).sit(boards[name], 0, slice(0, n))
     for tick in range(20):
         for name, r in compared(rng, sizes).items():
             n, parts = sizes[name], -(-sizes[name] // part)
             piece = slice(tick % parts * n // parts, (tick % parts + 1) * n // parts)
-            alone[name].update((r.measured / r.sigma)[piece], None, piece, (tick + 1) * NS)
+            z = (r.measured / r.sigma)[piece].astype(np.float32)
+            boards[name].update(z[None], None, piece, (tick + 1) * NS)
     for name, track in tracks.tracks.items():
-        assert track.active == alone[name].active
+        assert track.active == bool(boards[name].on.any())
         for key in KEPT:
-            assert np.array_equal(getattr(track, key), getattr(alone[name], key)), (name, key)
+            assert np.array_equal(getattr(track, key), getattr(boards[name], key)[0]), (name, key)
 
 
 def test_a_copy_goes_on_as_the_first_does_and_leaves_it_alone() -> None:
-    state, first = State(site_of(two_racks()).sizes), Tracks()
+    state, first = State(SIZES), Tracks(SIZES)
     run(first, state, np.random.default_rng(1), 10)
-    other, known = copy.deepcopy(first), copy.deepcopy(first.dump())
+    other, known = copy.deepcopy(first), copy.deepcopy(first.dump()["tracks"])
     run(other, copy.deepcopy(state), np.random.default_rng(2), 10)
-    assert all(np.array_equal(first.dump()[k][f], known[k][f]) for k in known for f in KEPT)
+    assert all(np.array_equal(first.dump()["tracks"][k][f], known[k][f]) for k in known for f in KEPT)
     run(first, state, np.random.default_rng(2), 10)
     assert same(first, other)
 
@@ -146,7 +152,7 @@ def test_a_copy_goes_on_as_the_first_does_and_leaves_it_alone() -> None:
 def test_meters_in_a_row_are_as_meters_of_a_large_table() -> None:
     rng, n = np.random.default_rng(4), 50
     traits = traits_of("gpu")
-    k = len(traits["asked"])
+    k = len(traits["least_run"])
     large = Bank(k, n, traits, flat=False)
     row = Bank(1, k * n, {name: np.repeat(v, n) for name, v in traits.items()}, flat=True)
     stuck = np.zeros((k, n), np.bool_)
@@ -158,14 +164,14 @@ def test_meters_in_a_row_are_as_meters_of_a_large_table() -> None:
         noise[0, 9] += 300.0 * (tick > 200 and tick % 4 == 0)
         value = np.where(stuck & (tick > 100), value, noise)
         new = rng.random((k, n)) < 0.9 if tick % 5 else None
-        was = {name: getattr(large, name).copy() for name in (*COLUMNS, *FLAGS)}
+        was = {name: getattr(large, name).copy() for name in large.declared}
         with np.errstate(all="ignore"):
             heard = value if new is None else np.where(new, value, F(-1.0))
             large.update(heard.copy(), new, slice(0, n))
             row.update(
                 heard.reshape(1, -1).copy(), None if new is None else new.reshape(1, -1), slice(0, k * n)
             )
-        for name in (*COLUMNS, *FLAGS):
+        for name in large.declared:
             a, b = getattr(large, name), getattr(row, name).reshape(k, n)
             assert np.array_equal(a, b, equal_nan=True), (tick, name)
             if new is not None:
@@ -181,7 +187,7 @@ def test_a_watch_and_its_copy_see_the_same_meter_fall_silent() -> None:
     pod = Twin(two_racks())
     pod.run(20, {"rack.power_w": 50_000.0, "gpu.power_w": 500.0})
     other = copy.deepcopy(pod.engine.diagnosis.watch)
-    state, readings = pod.engine.state, NewReadings()
+    state, readings = pod.engine.state, NewReadings(SIZES)
     for _ in range(10):
         state.now_ns += NS
         state.tick += 1

@@ -10,10 +10,10 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.contract_plugins import site as contract_site
 from twin.catalogue import NS, digest
-from twin.diagnosis import Places
-from twin.diagnosis.bank import COLUMNS, FLAGS, SETTLED, WATCHED, Bank, traits_of
+from twin.diagnosis import Topology
+from twin.diagnosis.bank import SETTLED, WATCHED, Bank, traits_of
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.downstream_mask import Wake
+from twin.diagnosis.downstream_mask import DownstreamMask
 from twin.diagnosis.xids import XID_S, Xids
 from twin.engine import encode
 from twin.engine.remap import slots_kept
@@ -46,13 +46,13 @@ def test_meters_that_were_read_often_go_on_as_they_were(at: int) -> None:
     for tick in range(SETTLED + 9):
         value = rng.standard_normal((1, sizes["site"] * k)).astype(np.float32)
         if tick == at:  # as a restart writes what was kept
-            for name in (*COLUMNS, *FLAGS):
+            for name in one.declared:
                 getattr(other, name)[:] = getattr(one, name)
             other.wake()
         one.update(value, None, slice(0, k))
         if tick >= at:
             other.update(value, None, slice(0, k))
-            for name in (*COLUMNS, *FLAGS):
+            for name in one.declared:
                 assert np.array_equal(getattr(one, name), getattr(other, name)), (tick, name)
 
 
@@ -83,14 +83,14 @@ def test_a_second_burst_of_as_many_xids_tells_its_own_codes() -> None:
 def test_what_stirs_a_rack_stirs_no_cdu_where_none_serves_it() -> None:
     tree = two_racks()
     tree["halls"][0]["cdus"][0]["serves"] = ["r1"]
-    wake = Wake(Places(site_of(tree)))
-    wake.update([Cause("leak", "rack", 1)], [], NS)
-    rows = wake.covered("cdu.flow_lpm/pump", 1)
+    mask = DownstreamMask(Topology(site_of(tree)))
+    mask.update([Cause("leak", "rack", 1)], [], NS)
+    rows = mask.covered("cdu.flow_lpm/pump", 1)
     assert rows is None or not rows.any()
     del tree["halls"][0]["cdus"]
-    wake = Wake(Places(site_of(tree)))
-    wake.update([Cause("leak", "rack", 1)], [], NS)
-    rows = wake.covered("cdu.flow_lpm/pump", 0)  # left over from a site that had some
+    mask = DownstreamMask(Topology(site_of(tree)))
+    mask.update([Cause("leak", "rack", 1)], [], NS)
+    rows = mask.covered("cdu.flow_lpm/pump", 0)  # left over from a site that had some
     assert rows is None or not rows.any()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
 from policies.node_replacement import Replacement
-from tests.support.builders import Twin, Wish, eight_nodes
+from tests.support.builders import Twin, Wish, eight_nodes, two_racks
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import StorageError, digest, pack
 from twin.engine import snapshot
@@ -25,8 +26,33 @@ def sealed(data: dict[str, Any], number: int) -> bytes:
     return b"rtsnap01" + digest(body).encode() + body
 
 
+BOARD = ("value", "var", "waiting", "waiting_var", "in_use", "in_use_var", "reference", "reference_var",
+         "fast", "slow", "held")  # fmt: skip
+
+
+def as_of_4(data: dict[str, Any]) -> dict[str, Any]:
+    """The same as format 4 laid it out."""
+    board, findings, of = data["estimator"]["board"], dict(data["findings"]), dict(data["diagnosis"])
+    kept = {"kept": {name: board[name] for name in BOARD}}
+    board = {name: column for name, column in board.items() if name not in BOARD} | kept
+    findings |= {"told": findings.pop("journaled"), "unheard": findings.pop("never_reported")}
+    seen_ns = [(name.split("."), t_ns) for name, t_ns in of["readings"]["seen_ns"].items()]
+    of |= {
+        "format": 5,
+        "readings": [[table, int(group), t_ns] for (table, group), t_ns in seen_ns],
+        "tracks": of["tracks"]["tracks"],
+        "watch": {t: {**m, "heard_s": float(m["heard_s"][0])} for t, m in of["watch"]["meters"].items()},
+        "wake": [[row[:4], row[4:]] for row in of.pop("downstream")["causes"]],
+        "drifts": [[name, *columns] for name, columns in of["drifts"].items()],
+        "book": {"waiting": [[row[:4], row[4:]] for row in of["book"]["waiting"]],
+                 "told": [[*row[:9], list(row[9].items()), *row[10:]] for row in of["book"]["reported"]]},
+    }  # fmt: skip
+    return {**data, "estimator": {**data["estimator"], "board": board}, "findings": findings, "diagnosis": of}
+
+
 def as_of_2(data: dict[str, Any]) -> dict[str, Any]:
     """What format 2 held of it."""
+    data = as_of_4(data)
     out = {**data, "jobs": dict(data["jobs"]), "arbiter": dict(data["arbiter"])}
     del out["windows"], out["arbiter"]["settling"]
     for name in ("accounts", "known", "unslotted", *TOLD):
@@ -50,6 +76,30 @@ def test_the_format_before_is_read_with_defaults(events: tuple[ev.Event, ...]) -
     for _ in range(20):
         one, other = (t.tick({"gpu.power_limit_w": 300.0}) for t in (twin, back))
         assert digest(bodies_of(one)) == digest(bodies_of(other))
+
+
+def test_faults_and_what_was_learned_are_read_from_format_4() -> None:
+    twin = Twin(two_racks())
+    values = {"gpu.power_w": 700.0, "node.psu1_power_w": 2000.0, "node.psu2_power_w": 2000.0,
+              "rack.power_w": 1e5, "rack.flow_lpm": 80.0, "rack.supply_temp_c": 25.0}  # fmt: skip
+    twin.run(40, values | {"rack.return_temp_c": 42.0})
+    alone = np.where(np.arange(36) == 3, 0.0, 2000.0)
+    twin.run(6, values | {"node.psu2_power_w": alone, "rack.leak_state": np.array([1.0, 0.0])})
+    twin.tick(values | {"node.psu2_power_w": np.where(np.arange(36) == 9, 0.0, alone)})
+    diagnosis = twin.engine.diagnosis
+    assert sorted(c.kind for c in diagnosis.book.reported.values()) == ["leak", "psu_lost"]
+    assert ("psu_lost", "node", 9, "") in diagnosis.book.waiting
+    assert diagnosis.downstream.causes
+    assert twin.engine.findings.active
+    back = Twin(two_racks())
+    back.engine.restore(snapshot.decode(sealed(as_of_4(twin.engine.dump()), 4)))
+    back.now_ns, back.number = twin.now_ns, twin.number
+    assert back.engine.diagnosis.faults == diagnosis.faults
+    assert back.engine.checksum() == twin.engine.checksum()
+    for _ in range(5):
+        one, other = (t.tick(values) for t in (twin, back))
+        assert digest(bodies_of(one)) == digest(bodies_of(other))
+    assert back.engine.checksum() == twin.engine.checksum()
 
 
 def test_formats_that_cannot_be_read_say_so() -> None:

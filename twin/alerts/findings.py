@@ -9,17 +9,32 @@ doubled, and, if the evaluation before agreed, when it shrank to half or concern
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
 
 import msgspec
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
-from twin.catalogue import I32, NS, Bool, find_signal
+from twin.catalogue import I32, I64, NS, Bool, find_signal
 from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
 from twin.estimation import Estimator
 from twin.site import Site
-from twin.telemetry import GOOD, MISSING, OUT_OF_RANGE, QUALITY_NAMES, UNTRUSTED, State, TableState
+from twin.telemetry import (
+    GOOD,
+    MISSING,
+    OUT_OF_RANGE,
+    QUALITY_NAMES,
+    UNTRUSTED,
+    EntityState,
+    OldOfNew,
+    State,
+    TableState,
+    column,
+    keyed,
+    part,
+    records,
+    scalar,
+)
 
 MAX_ACTIVE = 10_000
 # A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
@@ -44,48 +59,40 @@ _FORGETS = (
 _GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
 
-class Findings:
+class Findings(EntityState):
     """Active findings, and since when each deviation has lasted."""
 
+    active: dict[str, Finding] = records(Finding, "id")
+    journaled: dict[str, Finding] = records(Finding, "id", was="told")  # as last written
+    heat_since_ns: I64 = column("rack", "i8")
+    balance_since_ns: I64 = column("balance", "i8")
+    unguarded_since_ns: dict[str, I64] = keyed("i8", keys=tuple(GUARDING))
+    never_reported: NeverReported = part(was="unheard")
+    silence_ns: int = scalar(0)
+    counts: dict[str, int] = scalar({"dropped": 0})
+
     def __init__(self, site: Site, estimator: Estimator) -> None:
-        self.active: dict[str, Finding] = {}
-        self.told: dict[str, Finding] = {}  # as last journaled
-        self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
-        self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
-        self.unguarded_since_ns = _nobody(site)
+        super().__init__({**site.sizes, "balance": len(estimator.balances)})
         self.never_reported = NeverReported(site)
-        self.silence_ns = 0
-        self.counts = {"dropped": 0}
 
     def raise_(self, finding: Finding) -> list[JournalRecord]:
         """Add or refresh a finding; returns journal records: none while nothing of weight has changed."""
-        known, told = self.active.get(finding.id), self.told.get(finding.id)
+        known, journaled = self.active.get(finding.id), self.journaled.get(finding.id)
         if known is None and len(self.active) >= MAX_ACTIVE:
             self.counts["dropped"] += 1
             return []
         self.active[finding.id] = finding
-        if known is not None and told is not None:
-            grew = finding.count >= 2 * told.count
-            worse = _GRAVITY.get(finding.severity, 0) > _GRAVITY.get(told.severity, 0)
-            if not (grew or worse or (_differs(finding, told) and _differs(known, told))):
+        if known is not None and journaled is not None:
+            grew = finding.count >= 2 * journaled.count
+            worse = _GRAVITY.get(finding.severity, 0) > _GRAVITY.get(journaled.severity, 0)
+            if not (grew or worse or (_differs(finding, journaled) and _differs(known, journaled))):
                 return []
-        self.told[finding.id] = finding
-        return [
-            FindingRecord(
-                id=finding.id,
-                severity=finding.severity,
-                title=finding.title,
-                entities=finding.entities,
-                evidence=finding.evidence,
-                confidence_pu=finding.confidence_pu,
-                action=finding.action,
-                count=finding.count,
-            )
-        ]
+        self.journaled[finding.id] = finding
+        return [FindingRecord(**{f.name: getattr(finding, f.name) for f in fields(finding)})]
 
     def clear(self, identity: str) -> list[JournalRecord]:
         """End a finding, if it was active."""
-        self.told.pop(identity, None)
+        self.journaled.pop(identity, None)
         return [] if self.active.pop(identity, None) is None else [ClearedRecord(id=identity)]
 
     def keep_only(self, prefix: str, current: list[Finding]) -> list[JournalRecord]:
@@ -106,9 +113,9 @@ class Findings:
         # Time is counted between readings: one odd reading that stands for long is still one reading.
         heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
         heat_off, balance_off = heat.confidence_pu > SURE_PU, balance.confidence_pu > SURE_PU
-        told = explained or {}
-        heat_off &= ~told.get("rack.heat", np.False_)
-        balance_off &= ~told.get("feeder.balance", np.False_)
+        explained = explained or {}
+        heat_off &= ~explained.get("rack.heat", np.False_)
+        balance_off &= ~explained.get("feeder.balance", np.False_)
         racks, feeders = windows.mask("rack"), windows.mask("feeder")
         if racks is not None:
             heat_off &= ~racks
@@ -116,37 +123,34 @@ class Findings:
             balance_off &= ~estimator.balances_with(feeders, racks)
         self.heat_since_ns = _since(self.heat_since_ns, heat_off, heat_ns)
         self.balance_since_ns = _since(self.balance_since_ns, balance_off, balance_ns)
-        found = []
-        for rack in _lasting(self.heat_since_ns, heat_ns).tolist():
-            found.append(
-                Finding(
-                    f"heat/{site.name('rack', rack)}",
-                    "warning",
-                    f"The heat balance of {site.name('rack', rack)} is off",
-                    (site.name("rack", rack),),
-                    (
-                        f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
-                        f"learned noise {heat.sigma[rack]:.3f} K",
-                    ),
-                    float(heat.confidence_pu[rack]),
-                    "Compare flow, temperatures and power of this rack.",
-                )
+        heats = [
+            Finding(
+                f"heat/{site.name('rack', rack)}",
+                "warning",
+                f"The heat balance of {site.name('rack', rack)} is off",
+                (site.name("rack", rack),),
+                (
+                    f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
+                    f"learned noise {heat.sigma[rack]:.3f} K",
+                ),
+                float(heat.confidence_pu[rack]),
+                "Compare flow, temperatures and power of this rack.",
             )
-        for i in _lasting(self.balance_since_ns, balance_ns).tolist():
-            name = estimator.balances[i].name
-            found.append(
-                Finding(
-                    f"balance/{name}",
-                    "warning",
-                    "A meter and what it serves disagree",
-                    tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
-                    (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
-                    float(balance.confidence_pu[i]),
-                    "Check the meters, then look for a load that the site file lacks.",
-                )
+            for rack in _lasting(self.heat_since_ns, heat_ns).tolist()
+        ]
+        balances = [
+            Finding(
+                f"balance/{estimator.balances[i].name}",
+                "warning",
+                "A meter and what it serves disagree",
+                tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
+                (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
+                float(balance.confidence_pu[i]),
+                "Check the meters, then look for a load that the site file lacks.",
             )
-        records = self.keep_only("heat/", [f for f in found if f.id.startswith("heat/")])
-        return records + self.keep_only("balance/", [f for f in found if f.id.startswith("balance/")])
+            for i in _lasting(self.balance_since_ns, balance_ns).tolist()
+        ]
+        return self.keep_only("heat/", heats) + self.keep_only("balance/", balances)
 
     def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[JournalRecord]:
         """Stale data, entities that no limit guards, entities that never reported; every 10 s."""
@@ -159,9 +163,12 @@ class Findings:
         unguarded = [
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
-        unheard = self.never_reported.look(site, state, windows)
-        records = self.keep_only("silent/", silent) + self.keep_only("unguarded/", unguarded)
-        return records + self.keep_only("unheard/", unheard)
+        unheard = self.never_reported.findings(site, state, windows)
+        return [
+            *self.keep_only("silent/", silent),
+            *self.keep_only("unguarded/", unguarded),
+            *self.keep_only("unheard/", unheard),
+        ]
 
     def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
@@ -310,38 +317,11 @@ class Findings:
             )
         )
 
-    def remap(self, site: Site, estimator: Estimator, old_of_new: dict[str, I32]) -> None:
-        """The site changed: durations are counted afresh, but for those who were never heard."""
-        self.never_reported = self.never_reported.remapped(site, old_of_new)
-        self.heat_since_ns = np.zeros(site.sizes["rack"], np.int64)
-        self.balance_since_ns = np.zeros(len(estimator.balances), np.int64)
-        self.unguarded_since_ns = _nobody(site)
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {
-            "active": [_plain(f) for f in self.active.values()],  # a list: their order is content
-            "told": [_plain(f) for f in self.told.values()],
-            "unguarded_since_ns": self.unguarded_since_ns,
-            "heat_since_ns": self.heat_since_ns,
-            "balance_since_ns": self.balance_since_ns,
-            "unheard": self.never_reported.dump(),
-            "silence_ns": self.silence_ns,
-            "counts": self.counts,
-        }
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.active = {f[0]: _finding(f) for f in data["active"]}
-        self.told = {f[0]: _finding(f) for f in data["told"]}
-        self.unguarded_since_ns = {t: np.array(since) for t, since in data["unguarded_since_ns"].items()}
-        self.heat_since_ns, self.balance_since_ns = (
-            np.array(data["heat_since_ns"]),
-            np.array(data["balance_since_ns"]),
-        )
-        if "unheard" in data:  # an older snapshot does not have it: they are waited for from now on
-            self.never_reported.restore(data["unheard"])
-        self.silence_ns, self.counts = data["silence_ns"], dict(data["counts"])
+    def remapped(self, site: Site, estimator: Estimator, old_of_new: OldOfNew) -> Findings:
+        """Findings of a changed site: what lasts goes on, but for balances, whose members changed."""
+        out = Findings(site, estimator)
+        out.adopt(self, old_of_new)
+        return out
 
 
 def _stale(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
@@ -411,10 +391,10 @@ def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
     ]
 
 
-def _differs(finding: Finding, told: Finding) -> bool:
-    """Half of what was told, or others than those told."""
-    moved = bool(told.entities) and set(finding.entities).isdisjoint(told.entities)
-    return finding.count <= told.count / 2 or moved
+def _differs(finding: Finding, journaled: Finding) -> bool:
+    """Half as many as journaled, or others."""
+    moved = bool(journaled.entities) and set(finding.entities).isdisjoint(journaled.entities)
+    return finding.count <= journaled.count / 2 or moved
 
 
 def _dark(site: Site, view: View, table: str) -> Bool:
@@ -436,10 +416,6 @@ def _hint(control: str, otherwise: str) -> str:
     return _MAY_DECLINE if control in ADVISED else _FORGETS if control == PLACED else otherwise
 
 
-def _nobody(site: Site) -> dict[str, np.ndarray]:
-    return {table: np.zeros(site.sizes[table], np.int64) for table in GUARDING}
-
-
 def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
     """Mask of entities that report anything; of a rack, which other loops may cool, a temperature."""
     out = np.zeros(len(index), np.bool_)
@@ -449,14 +425,6 @@ def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
             out |= np.isfinite(column.value[signal.row, index])
             out |= (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
     return out
-
-
-def _plain(f: Finding) -> list[Any]:
-    return [f.id, f.severity, f.title, list(f.entities), list(f.evidence), f.confidence_pu, f.action, f.count]
-
-
-def _finding(f: list[Any]) -> Finding:
-    return Finding(f[0], f[1], f[2], tuple(f[3]), tuple(f[4]), f[5], f[6], f[7])
 
 
 def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:

@@ -7,35 +7,35 @@ gap makes or hides it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from twin.catalogue import I32, NS
+from twin.catalogue import I64, NS
 from twin.contracts import Finding, Windows
 from twin.site import Site
-from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, State, TableState
+from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, EntityState, State, TableState, keyed, scalar
 
 # Kinds of entities of which each is expected to report something as long as it lives.
 REPORTING = ("rack", "cdu", "feeder", "node", "gpu")
 AFTER_S = 60.0  # or longer where messages are rarer
-# Between two looks no more than this counts as waiting: in a longer gap nobody listened.
-LOOK_S = 20.0
+# Between two checks no more than this counts as waiting: in a longer gap nobody listened.
+MOST_GAP_S = 20.0
 SHOWN_ENTITIES = 8
 
 
-class NeverReported:
+class NeverReported(EntityState):
     """Waiting time of each entity in ns [n], by table; 0 for one that has reported."""
 
-    def __init__(self, site: Site) -> None:
-        self.waited_ns = {table: np.zeros(site.sizes[table], np.int64) for table in REPORTING}
-        self.looked_ns = 0
+    waited_ns: dict[str, I64] = keyed("i8", keys=REPORTING)
+    looked_ns: int = scalar(0)
 
-    def look(self, site: Site, state: State, windows: Windows) -> list[Finding]:
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+
+    def findings(self, site: Site, state: State, windows: Windows) -> list[Finding]:
         """One finding for each table with entities that have been waited for long enough."""
         gap_ns = state.now_ns - self.looked_ns if self.looked_ns else 0
         self.looked_ns = state.now_ns
-        found = []
+        late_tables = []
         for table in REPORTING:
             if site.sizes[table] == 0:
                 continue
@@ -44,30 +44,12 @@ class NeverReported:
             if (in_maintenance := windows.spared(table, state.now_ns, stale_ns)) is not None:
                 reports |= in_maintenance
             waited_ns = self.waited_ns[table]
-            waited_ns += min(gap_ns, round(max(LOOK_S, period_s) * NS))
+            waited_ns += min(gap_ns, round(max(MOST_GAP_S, period_s) * NS))
             waited_ns[reports] = 0
             late = np.flatnonzero(waited_ns >= round(patience_s * NS))
             if len(late):
-                found.append(_finding(site, table, late, patience_s))
-        return found
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> NeverReported:
-        """The same on a changed site; a new entity is waited for from now on."""
-        out = NeverReported(site)
-        out.looked_ns = self.looked_ns
-        for table, waited_ns in self.waited_ns.items():
-            kept = np.flatnonzero(old_of_new[table] >= 0)
-            out.waited_ns[table][kept] = waited_ns[old_of_new[table][kept]]
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"waited_ns": self.waited_ns, "looked_ns": self.looked_ns}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.waited_ns = {t: np.array(waited) for t, waited in data["waited_ns"].items()}
-        self.looked_ns = data["looked_ns"]
+                late_tables.append(_finding(site, table, late, patience_s))
+        return late_tables
 
 
 def reported(site: Site, state: State, table: str) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, I64, Bool
+from twin.catalogue import F32, I32, I64, Bool
+from twin.telemetry import OWN, EntityState, column
 
 # Gauges that a healthy device reports on and on, and whose last digit moves.
 WATCHED: dict[str, tuple[str, ...]] = {
@@ -58,9 +59,6 @@ LIVELY = 0.5  # share of changes from which standing still is odd in itself
 STILL = 4.0  # so many times as long without a change as usual
 NEVER = 2**30
 SETTLED = 100  # readings from which USUAL_PER_READING is the larger share
-COLUMNS = ("last", "before", "run", "moves", "count", "jump", "jumps")
-FLAGS = ("frozen", "jumping")
-AT_FIRST = {"last": np.nan, "before": np.nan, "moves": 1.0}  # all else is zero
 
 
 def traits_of(table: str) -> dict[str, Any]:
@@ -83,38 +81,49 @@ def traits_of(table: str) -> dict[str, Any]:
         "least_w": np.where(powers, LEAST_POWER_W.get(table, 0.0), -np.inf).astype(np.float32),
         "run_log": np.full(len(names), run_log, np.float32),
         "run_least": np.full(len(names), run_least, np.int32),
-        "asked": np.where(fine, run_least, np.where(coarse, COARSE_RUN, NEVER)).astype(np.int32),
+        "least_run": np.where(fine, run_least, np.where(coarse, COARSE_RUN, NEVER)).astype(np.int32),
         "known": np.full(len(names), known, np.int32),
     }
 
 
-class Bank:
-    """Watched gauges side by side: arrays [k, n], of which a part of the columns is looked at in a tick.
+class GaugeState(EntityState):
+    """The usual behaviour of gauges, as learned [k, n], and those that are odd now."""
 
-    `traits` [k], or [n] where all lies in one row (k = 1): what is asked of a gauge, see `traits_of`.
+    last: F32 = column(OWN, "f4", np.nan, lead=("k",))
+    before: F32 = column(OWN, "f4", np.nan, lead=("k",))
+    run: I32 = column(OWN, "i4", lead=("k",))  # readings without a change
+    moves: F32 = column(OWN, "f4", 1.0, lead=("k",))  # usual share of readings that change
+    count: I32 = column(OWN, "i4", lead=("k",))
+    jump: F32 = column(OWN, "f4", lead=("k",))  # mean square of leaps there and back
+    jumps: F32 = column(OWN, "f4", lead=("k",))  # far ones among about the last 25
+    frozen: Bool = column(OWN, "?", lead=("k",))
+    jumping: Bool = column(OWN, "?", lead=("k",))
+
+
+class Bank(GaugeState):
+    """Watched gauges side by side: arrays [k, n], of which a part of the columns is updated in a tick.
+
+    `traits` [k], or [n] where all lies in one row (k = 1): the limits of the tests, see `traits_of`.
     """
 
     def __init__(self, k: int, n: int, traits: dict[str, Any], flat: bool) -> None:
+        super().__init__({"k": k, "cell": n}, "cell")
         self.n, self.traits, self.flat = n, traits, flat
-        self.last, self.before = np.full((k, n), np.nan, np.float32), np.full((k, n), np.nan, np.float32)
-        self.run, self.count = np.zeros((k, n), np.int32), np.zeros((k, n), np.int32)
-        self.moves, self.jump = np.ones((k, n), np.float32), np.zeros((k, n), np.float32)
-        self.jumps = np.zeros((k, n), np.float32)
-        self.frozen: Bool = np.zeros((k, n), np.bool_)
-        self.jumping: Bool = np.zeros((k, n), np.bool_)
         self.settled = set[int]()  # begins of parts all of whose cells have been read often
         self.odd = self.any_jumps = False
         self._scratch: tuple[np.ndarray, ...] = ()
         self._stood = np.zeros(0)  # readings without a change, as a multiple of what is usual
         self._rate = np.zeros(0, np.float32)
-        self._asked = traits["asked"].reshape((1, -1) if flat else (-1, 1)) if traits else np.zeros((1, n))
+        self._least_run = (
+            traits["least_run"].reshape((1, -1) if flat else (-1, 1)) if traits else np.zeros((1, n))
+        )
 
     def wake(self) -> None:
         """After its arrays were written from outside."""
         self.settled.clear()
-        self.look()
+        self._refresh()
 
-    def look(self) -> None:
+    def _refresh(self) -> None:
         self.odd = bool(self.frozen.any() or self.jumping.any())
         self.any_jumps = bool(self.jumps.any())
 
@@ -152,7 +161,7 @@ class Bank:
         moves += up
         if self.odd:
             np.copyto(self.frozen[:, part], False, where=True if new is None else new)
-        np.greater_equal(run, self._asked, out=odd)
+        np.greater_equal(run, self._least_run, out=odd)
         if odd.any():
             self._freeze(value, new, *self._cells(odd, part))
         # A jump: both steps, to the last reading and from it, go the same way
@@ -162,7 +171,7 @@ class Bank:
         if not settled:
             count += 1 if new is None else new
         if self.odd:
-            self.look()
+            self._refresh()
         where: Any = True if new is None else new
         np.copyto(before, last, where=where)
         np.copyto(last, value, where=where)
@@ -174,8 +183,8 @@ class Bank:
         return at, at if w == self.n else at + (at // w) * (self.n - w) + part.start
 
     def _trait(self, name: str, cells: I64) -> np.ndarray:
-        found: np.ndarray = self.traits[name][cells if self.flat else cells // self.n]
-        return found
+        trait: np.ndarray = self.traits[name][cells if self.flat else cells // self.n]
+        return trait
 
     def _freeze(self, value: F32, new: Bool | None, at: I64, cells: I64) -> None:
         """Of some that stand still: which never did so long."""
@@ -226,4 +235,4 @@ class Bank:
             self.jumps.reshape(-1)[far] += 1.0
             jumps[jumps < 0.05] = 0.0
             np.copyto(self.jumping[:, part], jumps >= JUMPS, where=where)
-            self.look()
+            self._refresh()

@@ -7,28 +7,32 @@ support for `clear_s`: neither its kind nor its entity flaps.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from twin.catalogue import I32, NS
 from twin.contracts import Fault, Finding
 from twin.diagnosis.fault_kinds import FAULT_KINDS
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.site import Site
+from twin.telemetry import EntityState, OldOfNew, records
 
 HOLD_S, CLEAR_S = 5.0, 30.0
-MAX_TOLD = 1000  # faults at once; a site with more is told of the gravest
+MAX_REPORTED = 1000  # faults at once; of more than that the gravest
 MAX_EVIDENCE = 6
-MOST_ALIKE = 20  # of one kind and signal that are told each by itself
+MOST_ALIKE = 20  # of one kind and signal that are reported each by itself
+PENDING_S = 5.0  # without support, until a pending cause starts again
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 
 
 @dataclass(slots=True)
 class Cause:
-    """A hypothesis that the present symptoms support. `covers`: symptom -> the entities that it explains."""
+    """A hypothesis that the present symptoms support. `covers`: symptom -> the entities that it explains.
+
+    Once it is reported: since when, and when it last had support.
+    """
 
     kind: str
     table: str
@@ -40,6 +44,8 @@ class Cause:
     hold_s: float = HOLD_S
     clear_s: float = CLEAR_S
     covers: dict[str, I32] = field(default_factory=dict)
+    since_ns: int = 0
+    supported_ns: int = 0
 
     @property
     def key(self) -> Key:
@@ -47,24 +53,32 @@ class Cause:
 
 
 @dataclass(slots=True)
-class Told:
-    """A fault that is told: the cause as last supported, since when, and when it last had support."""
+class Support:
+    """The first and the last instant at which symptoms supported a cause."""
 
-    cause: Cause
-    since_ns: int
-    supported_ns: int
+    kind: str
+    table: str
+    entity: int
+    signal: str
+    first_ns: int
+    last_ns: int
+
+    @property
+    def key(self) -> Key:
+        return self.kind, self.table, self.entity, self.signal
 
 
-class Book:
-    """Causes waiting to be sure, and those that were told."""
+class CauseBook(EntityState):
+    """Causes waiting to be sure, and those that were reported."""
 
-    def __init__(self, places: Places | None = None) -> None:
-        self.places = places
-        self.waiting: dict[Key, tuple[int, int]] = {}  # key -> (first supported, last supported)
-        self.told: dict[Key, Told] = {}
-        self._by_gravity: tuple[dict[Key, None], ...] | None = (
-            None  # the told of this tick, once there is need
-        )
+    waiting: dict[Key, Support] = records(Support)
+    reported: dict[Key, Cause] = records(Cause)
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        super().__init__({})
+        self.topology = topology
+        # Keys of the reported causes of this tick, by gravity, once there is need
+        self._by_gravity: tuple[dict[Key, None], ...] | None = None
 
     def update(self, causes: Iterable[Cause], now_ns: int) -> None:
         """The causes that now have support, best first."""
@@ -73,142 +87,115 @@ class Book:
         for cause in causes:
             now.setdefault(cause.key, cause)
         for key, cause in now.items():
-            known = self.told.get(key)
+            known = self.reported.get(key)
             if known is not None:
                 cause.count = max(cause.count, 1)
-                known.cause, known.supported_ns = cause, now_ns
+                cause.since_ns, cause.supported_ns = known.since_ns, now_ns
+                self.reported[key] = cause
                 continue
-            first_ns, _ = self.waiting.get(key, (now_ns, now_ns))
-            self.waiting[key] = (first_ns, now_ns)
-            if now_ns - first_ns >= cause.hold_s * NS and self._has_room(cause):
-                self._tell(cause, first_ns, now_ns, now)
-        for key in [k for k, (_, last) in self.waiting.items() if k in self.told or now_ns - last > 5 * NS]:
-            del self.waiting[key]
-        for key in [k for k, t in self.told.items() if now_ns - t.supported_ns > t.cause.clear_s * NS]:
-            del self.told[key]
+            support = self.waiting.setdefault(key, Support(*key, now_ns, now_ns))
+            support.last_ns = now_ns
+            if now_ns - support.first_ns >= cause.hold_s * NS and self._has_room(cause):
+                self._report(cause, support.first_ns, now_ns, now)
+        for key, support in list(self.waiting.items()):
+            if key in self.reported or now_ns - support.last_ns > PENDING_S * NS:
+                del self.waiting[key]
+        for key, cause in list(self.reported.items()):
+            if now_ns - cause.supported_ns > cause.clear_s * NS:
+                del self.reported[key]
 
     def _has_room(self, cause: Cause) -> bool:
         """Room for a cause; where all is taken, a less grave one gives way."""
-        if len(self.told) < MAX_TOLD:
+        if len(self.reported) < MAX_REPORTED:
             return True
         if self._by_gravity is None:
             self._by_gravity = tuple({} for _ in _GRAVITY)
-            for key in self.told:
+            for key in self.reported:
                 self._by_gravity[_gravity(key)][key] = None
         for mild in reversed(self._by_gravity[_gravity(cause.key) + 1 :]):
             while mild:
                 least = next(iter(mild))
                 del mild[least]
-                if self.told.pop(least, None) is not None:
+                if self.reported.pop(least, None) is not None:
                     return True
         return False
 
-    def _tell(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
+    def _report(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
         """A better account of the same symptoms takes the place of one that lost its support."""
-        since_ns = first_ns
+        cause.since_ns, cause.supported_ns = first_ns, now_ns
         if any(map(len, cause.covers.values())):
-            for key, old in list(self.told.items()):
-                if key not in supported and overlap(old.cause.covers, cause.covers):
-                    since_ns = min(since_ns, old.since_ns)
-                    del self.told[key]
-        self.told[cause.key] = Told(cause, since_ns, now_ns)
+            for key, old in list(self.reported.items()):
+                if key not in supported and overlap(old.covers, cause.covers):
+                    cause.since_ns = min(cause.since_ns, old.since_ns)
+                    del self.reported[key]
+        self.reported[cause.key] = cause
         if self._by_gravity is not None:
             self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
-        """Return the reported faults, gravest first, then oldest; many of one kind are merged into one of
-        their ancestor.
-        """
-        alike: dict[tuple[str, str, str], list[Told]] = {}
-        for t in self.told.values():
-            alike.setdefault((t.cause.kind, t.cause.table, t.cause.signal), []).append(t)
-        found: list[Fault] = []
-        for some in alike.values():
-            if len(some) > MOST_ALIKE and self.places is not None:
-                found.append(_crowd(some, self.places))
+        """The reported faults, gravest first, then oldest; many of one kind are one of their ancestor."""
+        alike: dict[tuple[str, str, str], list[Cause]] = {}
+        for c in self.reported.values():
+            alike.setdefault((c.kind, c.table, c.signal), []).append(c)
+        faults: list[Fault] = []
+        for causes in alike.values():
+            if len(causes) > MOST_ALIKE and self.topology is not None:
+                faults.append(_crowd(causes, self.topology))
             else:
-                found += [_fault(t) for t in some]
-        return tuple(sorted(found, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table,
-                                                  f.entity, f.signal)))  # fmt: skip
+                faults += [_fault(c) for c in causes]
+        return tuple(sorted(faults, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table,
+                                                   f.entity, f.signal)))  # fmt: skip
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
-        """Entities [n] whose symptom a told fault explains; None if none does."""
+        """Entities [n] whose symptom a reported fault explains; None if none does."""
         out: np.ndarray | None = None
-        for told in self.told.values():
-            index = told.cause.covers.get(symptom)
+        for cause in self.reported.values():
+            index = cause.covers.get(symptom)
             if index is not None and len(index):
                 out = np.zeros(n, np.bool_) if out is None else out
                 out[index] = True
         return out
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
-        for book in (self.waiting, self.told):
-            for key in [k for k in book if k[1] == table and k[2] == entity]:
-                del book[key]
-
-    def remapped(self, old_of_new: dict[str, I32], places: Places | None = None) -> Book:
-        """Return the reported causes for a changed site; pending causes start again."""
-        out = Book(places)
-        for t in self.told.values():
-            if t.cause.table != "site":
-                new = np.flatnonzero(old_of_new[t.cause.table] == t.cause.entity)
-                if len(new) == 0:
-                    continue
-                t = Told(_moved(t.cause, int(new[0])), t.since_ns, t.supported_ns)
-            out.told[t.cause.key] = t
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        told = [
-            [t.cause.kind, t.cause.table, t.cause.entity, t.cause.signal, t.cause.confidence_pu,
-             list(t.cause.evidence), t.cause.count, t.cause.hold_s, t.cause.clear_s,
-             [[k, v] for k, v in t.cause.covers.items()], t.since_ns, t.supported_ns]
-            for t in self.told.values()
-        ]  # fmt: skip
-        return {"waiting": [[list(k), list(v)] for k, v in self.waiting.items()], "told": told}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.waiting = {_key(k): (int(v[0]), int(v[1])) for k, v in data["waiting"]}
-        self.told = {}
-        for row in data["told"]:
-            covers = {k: np.array(v, np.int32) for k, v in row[9]}
-            cause = Cause(row[0], row[1], int(row[2]), row[3], float(row[4]), tuple(row[5]), int(row[6]),
-                          float(row[7]), float(row[8]), covers)  # fmt: skip
-            self.told[cause.key] = Told(cause, int(row[10]), int(row[11]))
+    def adopt(self, old: CauseBook, old_of_new: OldOfNew) -> None:
+        """Take over the reported causes; pending ones start again, and what the others explain is new."""
+        super().adopt(old, old_of_new)
+        self.waiting = {}
+        for cause in self.reported.values():
+            cause.covers = {}
 
 
 def _gravity(key: Key) -> int:
     return _GRAVITY[FAULT_KINDS[key[0]].severity]
 
 
-def _fault(t: Told) -> Fault:
-    c = t.cause
+def _fault(c: Cause) -> Fault:
     severity = FAULT_KINDS[c.kind].severity
-    return Fault(c.kind, c.table, c.entity, c.signal, severity, c.confidence_pu, t.since_ns,
-                 c.evidence[:MAX_EVIDENCE], c.count)  # fmt: skip
+    evidence = c.evidence[:MAX_EVIDENCE]
+    return Fault(
+        c.kind, c.table, c.entity, c.signal, severity, c.confidence_pu, c.since_ns, evidence, c.count
+    )
 
 
-def _crowd(some: list[Told], places: Places) -> Fault:
+def _crowd(causes: list[Cause], topology: Topology) -> Fault:
     """Very many of one kind as one fault of the lowest entity that all are under; the oldest is shown."""
-    first = min(some, key=lambda t: (t.since_ns, t.cause.entity))
-    cause, table, entity = first.cause, "site", 0
-    ids = np.array([t.cause.entity for t in some])
+    cause = min(causes, key=lambda c: (c.since_ns, c.entity))
+    table, entity = "site", 0
+    ids = np.array([c.entity for c in causes])
     for higher in ("node", "rack", "cdu", "hall"):
-        if not places.knows(cause.table, higher):
+        if not topology.knows(cause.table, higher):
             continue
-        at = np.unique(places.above(cause.table, higher)[ids])
+        at = np.unique(topology.above(cause.table, higher)[ids])
         if len(at) == 1 and at[0] >= 0:
             table, entity = higher, int(at[0])
             break
-    name = places.site.name(cause.table, cause.entity)
-    text = (f"{len(some)} {cause.table} at once: {name} and {len(some) - 1} more",
-            *(f"{name}: {e}" for e in cause.evidence))  # fmt: skip
-    return Fault(cause.kind, table, entity, cause.signal, FAULT_KINDS[cause.kind].severity,
-                 min(t.cause.confidence_pu for t in some), first.since_ns, text[:MAX_EVIDENCE],
-                 len(some))  # fmt: skip
+    name, n = topology.site.name(cause.table, cause.entity), len(causes)
+    text = (
+        f"{n} {cause.table} at once: {name} and {n - 1} more",
+        *(f"{name}: {e}" for e in cause.evidence),
+    )
+    least_pu = min(c.confidence_pu for c in causes)
+    return replace(_fault(cause), table=table, entity=entity, confidence_pu=least_pu,
+                   evidence=text[:MAX_EVIDENCE], count=n)  # fmt: skip
 
 
 def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
@@ -217,7 +204,7 @@ def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
 
 
 def finding_of(fault: Fault, site: Site) -> Finding:
-    """A fault as people are told of it; the id is the same as long as it lasts."""
+    """A fault as operators see it; the id is the same as long as it lasts."""
     kind = FAULT_KINDS[fault.kind]
     name = site.name(fault.table, fault.entity)
     title = kind.title.format(name=name)
@@ -226,12 +213,3 @@ def finding_of(fault: Fault, site: Site) -> Finding:
     identity = f"fault/{fault.kind}/{name}" + (f"/{fault.signal}" if fault.signal else "")
     return Finding(identity, fault.severity, title, (name,), fault.evidence, fault.confidence_pu,
                    kind.action, fault.count)  # fmt: skip
-
-
-def _moved(cause: Cause, entity: int) -> Cause:
-    return Cause(cause.kind, cause.table, entity, cause.signal, cause.confidence_pu, cause.evidence,
-                 cause.count, cause.hold_s, cause.clear_s)  # fmt: skip
-
-
-def _key(plain: list[Any]) -> Key:
-    return str(plain[0]), str(plain[1]), int(plain[2]), str(plain[3])

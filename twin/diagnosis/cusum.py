@@ -6,11 +6,10 @@ those whose sums have not faded. Two far readings are enough, small ones need ma
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from twin.catalogue import F32, I64, Bool
+from twin.telemetry import OWN, EntityState, column
 
 # Cumulative sum (Page 1954): a drift of up to ALLOWANCE sigmas is no deviation; CERTAIN is reached by two
 # readings of 6.5 sigmas or sixteen of 3. Gaussian noise reaches it once in e^(2 * 2.5 * 8) readings.
@@ -22,14 +21,6 @@ HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the nex
 MEAN_PER_READING = np.float32(0.4)
 WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
 MOST_STREAK = 999
-KEPT = ("above", "below", "on", "since_ns", "mean", "wild", "last", "streak")
-
-
-class Piece(Protocol):
-    """A comparison on a board: what is on [n], and whether anything is."""
-
-    on: np.ndarray
-    active: bool
 
 
 class CusumBoard:
@@ -43,7 +34,7 @@ class CusumBoard:
         self.mean, self.last = np.zeros((r, n), np.float32), np.zeros((r, n), np.float32)
         self.wild, self.streak = np.zeros((r, n), np.float32), np.zeros((r, n), np.int16)
         self.live: Bool = np.zeros((r, n), np.bool_)  # where a sum, streak or wild one is not zero
-        self.pieces: list[Piece] = []
+        self.pieces: list[DeviationTrack] = []
         self.active = self.any_wild = False
         self._width, self._scratch = -1, (self.mean, self.mean, self.live)
 
@@ -146,3 +137,32 @@ class CusumBoard:
         for piece in self.pieces:
             piece.active = bool(piece.on.any())
             self.active |= piece.active
+
+
+class DeviationTrack(EntityState):
+    """One comparison; on a board, its columns are views of the board's arrays."""
+
+    above: F32 = column(OWN, "f4")  # sums of the deviations to either side
+    below: F32 = column(OWN, "f4")
+    on: np.ndarray = column(OWN, "i1")  # -1, 0, 1: the side to which it is off
+    since_ns: I64 = column(OWN, "i8")
+    mean: F32 = column(OWN, "f4")  # of the last few deviations, in sigmas
+    wild: F32 = column(OWN, "f4")  # far readings among the last ones
+    last: F32 = column(OWN, "f4")  # the newest deviation, in sigmas
+    streak: np.ndarray = column(OWN, "i2")  # readings in a row that were off to the side of the mean
+
+    def __init__(self, n: int, table: str = OWN) -> None:
+        super().__init__({table: n}, table)
+        self.active = False
+
+    def sit(self, board: CusumBoard, row: int, piece: slice) -> None:
+        """Move to a piece of a row of this board, with what is known."""
+        for name in self.declared:
+            view = getattr(board, name)[row, piece]
+            view[:] = getattr(self, name)
+            setattr(self, name, view)
+        board.pieces.append(self)
+
+    def derive(self) -> None:
+        """Any row may be off now."""
+        self.active = bool(self.on.any())

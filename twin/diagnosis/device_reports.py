@@ -12,7 +12,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, TABLES, Bool, find_signal
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.telemetry import GOOD, EntityState, State, column, keyed
 
 LEAK_CLEAR_S = 120.0
@@ -50,11 +50,11 @@ class Reports(EntityState):
     wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
     fill_s: F64 = column("cdu", "f8")
 
-    def __init__(self, places: Places) -> None:
-        super().__init__(places.sizes)
-        self.places, n = places, places.sizes
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology.sizes)
+        self.topology, n = topology, topology.sizes
         self.lost: Bool = np.zeros(n["feeder"], np.bool_)
-        self.doubly_fed: Bool = np.array([_second_feed(places, i) for i in range(n["rack"])], np.bool_)
+        self.doubly_fed: Bool = np.array([_second_feed(topology, i) for i in range(n["rack"])], np.bool_)
 
     def causes(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """All that is reported now."""
@@ -63,7 +63,7 @@ class Reports(EntityState):
 
     def _wet(self, state: State, table: str, spared: dict[str, Bool]) -> Bool:
         """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
-        wet = np.zeros(self.places.sizes[table], np.bool_)
+        wet = np.zeros(self.topology.sizes[table], np.bool_)
         if heard(state, f"{table}.leak_state"):
             wet |= good(state, f"{table}.leak_state") == 1.0
         if (mask := spared.get(table)) is not None:
@@ -74,9 +74,9 @@ class Reports(EntityState):
         return wet
 
     def _leaks(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
-        places, site = self.places, self.places.site
+        topology, site = self.topology, self.topology.site
         wet = {t: self._wet(state, t, spared) for t in ("node", "rack", "cdu", "loop")}
-        filling = np.zeros(places.sizes["cdu"], np.bool_)
+        filling = np.zeros(topology.sizes["cdu"], np.bool_)
         if heard(state, "cdu.fill_pump_state"):
             filling = good(state, "cdu.fill_pump_state") == 1.0
             if (mask := spared.get("cdu")) is not None:
@@ -84,7 +84,7 @@ class Reports(EntityState):
         self.fill_s = np.clip(np.where(filling, self.fill_s + dt_s, self.fill_s - 0.1 * dt_s), 0.0, 600.0)
         if not any(mask.any() for mask in wet.values()):
             return []
-        out, explained = [], {t: np.zeros(places.sizes[t], np.bool_) for t in wet}
+        out, explained = [], {t: np.zeros(topology.sizes[t], np.bool_) for t in wet}
         if wet["node"].any():
             rack_of = site.rack_of_node
             for rack in np.unique(rack_of[wet["node"]]).tolist():
@@ -105,7 +105,7 @@ class Reports(EntityState):
         self, state: State, table: str, entity: int, trays: I32, wet: dict[str, Bool], told: dict[str, Bool]
     ) -> Cause:
         """One leak, with the detectors above it that agree."""
-        places, site = self.places, self.places.site
+        topology, site = self.topology, self.topology.site
         order = trays[np.lexsort((trays, self.wet_ns["node"][trays]))] if table == "rack" else trays[:0]
         own = [(table, entity)] if wet[table][entity] else []
         own += [("node", int(tray)) for tray in order]
@@ -115,12 +115,14 @@ class Reports(EntityState):
         detectors = len(own)
         ladder = ("node", "rack", "cdu", "loop")
         for higher in ladder[ladder.index(table) + 1 :]:
-            at = int(places.above(table, higher)[entity])
+            at = int(topology.above(table, higher)[entity])
             if at >= 0 and wet[higher][at]:
                 told[higher][at] = True
                 detectors += 1
                 evidence.append(f"the detector of {site.name(higher, at)} agrees")
-        cdu = entity if table == "cdu" else int(places.above(table, "cdu")[entity]) if table != "loop" else -1
+        cdu = (
+            entity if table == "cdu" else int(topology.above(table, "cdu")[entity]) if table != "loop" else -1
+        )
         if cdu >= 0 and self.fill_s[cdu] > 0:
             evidence.append(f"the fill pump of {site.name('cdu', cdu)} ran {self.fill_s[cdu]:.0f} s")
             detectors += 1
@@ -130,7 +132,7 @@ class Reports(EntityState):
 
     def _feeders(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
         """Lost feeds, tripped breakers, and a sag of them all."""
-        n = self.places.sizes["feeder"]
+        n = self.topology.sizes["feeder"]
         self.lost = np.zeros(n, np.bool_)
         if n == 0:
             return []
@@ -142,14 +144,14 @@ class Reports(EntityState):
         pu = self._voltage_pu(state)
         lost |= (pu < DEAD_PU) & ~mask
         self.lost = lost | tripped
-        parent = self.places.site.parent_of_feeder
+        parent = self.topology.site.parent_of_feeder
         dark = self.lost
         below = (parent >= 0) & dark[np.maximum(parent, 0)]
         for feeder in np.flatnonzero(dark & ~below).tolist():
-            under = [f for f in self.places.site.subtree(feeder) if dark[f]]
+            under = [f for f in self.topology.site.subtree(feeder) if dark[f]]
             kind = "breaker_tripped" if tripped[feeder] else "feed_lost"
             said = "reports a trip" if tripped[feeder] else "reports no voltage"
-            evidence = [f"{self.places.site.name('feeder', feeder)} {said}"]
+            evidence = [f"{self.topology.site.name('feeder', feeder)} {said}"]
             if len(under) > 1:
                 evidence.append(f"{len(under) - 1} feeders below it are dark")
             covers = {"feeder": np.array(under, np.int32)}
@@ -195,14 +197,14 @@ class Reports(EntityState):
         if (mask := spared.get("node")) is not None:
             alone[mask] = False
         out = []
-        rack_of = self.places.site.rack_of_node
+        rack_of = self.topology.site.rack_of_node
         alone &= self.doubly_fed[rack_of][:, None]
-        share = np.bincount(rack_of[alone.any(axis=1)], minlength=self.places.sizes["rack"])
-        nodes = np.bincount(rack_of, minlength=self.places.sizes["rack"])
+        share = np.bincount(rack_of[alone.any(axis=1)], minlength=self.topology.sizes["rack"])
+        nodes = np.bincount(rack_of, minlength=self.topology.sizes["rack"])
         for node, side in zip(*np.nonzero(alone), strict=True):
             rack = int(rack_of[node])
             most = share[rack] > 1 and share[rack] >= 0.5 * nodes[rack]
-            if most or self.lost[_feeders_of(self.places, rack)].any():
+            if most or self.lost[_feeders_of(self.topology, rack)].any():
                 continue  # the feed of the whole rack, not this node's supply
             text = f"supply {int(side) + 1} gives {psu[node, side]:.0f} W, the other {psu[node].max():.0f} W"
             out.append(Cause("psu_lost", "node", int(node), "", 0.99, (text,), 1, 3.0, 30.0,
@@ -210,7 +212,7 @@ class Reports(EntityState):
         return out
 
     def _links(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
-        if self.places.sizes["link"] == 0 or not heard(state, "link.up_state"):
+        if self.topology.sizes["link"] == 0 or not heard(state, "link.up_state"):
             return []
         down = good(state, "link.up_state") == 1.0
         if (mask := spared.get("link")) is not None:
@@ -221,20 +223,20 @@ class Reports(EntityState):
         ]
 
 
-def _feeders_of(places: Places, rack: int) -> I32:
+def _feeders_of(topology: Topology, rack: int) -> I32:
     """The feeders that serve a rack directly; none where that is not known."""
-    served = places.site.feeders_of_rack
-    if len(served.start) - 1 != places.sizes["rack"]:
+    served = topology.site.feeders_of_rack
+    if len(served.start) - 1 != topology.sizes["rack"]:
         return np.zeros(0, np.int32)
     return served.member[served.start[rack] : served.start[rack + 1]]
 
 
-def _second_feed(places: Places, rack: int) -> bool:
+def _second_feed(topology: Topology, rack: int) -> bool:
     """Return True if a rack has feeders on both sides or, where no side is named, more than one; True if
     unknown.
     """
-    fed = _feeders_of(places, rack)
-    sides = places.site.side_of_feeder[fed]
+    fed = _feeders_of(topology, rack)
+    sides = topology.site.side_of_feeder[fed]
     if (sides > 0).any():
         return bool((sides == 1).any() and (sides == 2).any())
     return len(fed) != 1

@@ -14,7 +14,7 @@ from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import good, heard
 from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, NODE_POWER, PSU1, PSU2
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.site import CDU_FILTER_DROP_PA
 from twin.telemetry import GOOD, EntityState, State, column, scalar
@@ -70,9 +70,9 @@ class DeviceFaults(EntityState):
     loop_var: F64 = column("loop", "f8")
     loop_count: I64 = column("loop", "i8")
 
-    def __init__(self, places: Places) -> None:
-        super().__init__(places.sizes)
-        self.places = places
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology.sizes)
+        self.topology = topology
 
     def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
@@ -98,12 +98,12 @@ class DeviceFaults(EntityState):
                 evidence.append(f"the other one runs at {other[0]:.0%}")
             if np.isfinite(flow[cdu]):
                 evidence.append(f"flow {flow[cdu]:.0f} l/min")
-            racks = len(self.places.below("cdu", cdu, "rack"))
+            racks = len(self.topology.below("cdu", cdu, "rack"))
             count = max(1, racks)
             if stopped[cdu].all():
                 # More is at stake than when one stood: it is told anew
                 evidence[0] = "both pumps stand, no flow"
-                count += len(self.places.below("cdu", cdu, "gpu"))
+                count += len(self.topology.below("cdu", cdu, "gpu"))
             out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
         return out
 
@@ -111,7 +111,7 @@ class DeviceFaults(EntityState):
         """Filters that take all of the pressure while next to nothing flows; no other comparison is left."""
         if not heard(state, "cdu.filter_diff_pressure_pa"):
             return []
-        nominal = self.places.site.design.cdu_flow_lpm
+        nominal = self.topology.site.design.cdu_flow_lpm
         ratio = good(state, "cdu.flow_lpm") / nominal
         drop = good(state, "cdu.filter_diff_pressure_pa")
         with np.errstate(invalid="ignore"):
@@ -122,7 +122,7 @@ class DeviceFaults(EntityState):
         for cdu in np.flatnonzero(blocked).tolist():
             text = (f"{drop[cdu] / 1e3:.0f} kPa across the filter",
                     f"flow {ratio[cdu] * nominal[cdu]:.0f} of {nominal[cdu]:.0f} l/min")  # fmt: skip
-            racks = len(self.places.below("cdu", cdu, "rack"))
+            racks = len(self.topology.below("cdu", cdu, "rack"))
             out.append(Cause("filter_blocked", "cdu", cdu, "", 0.99, text, max(1, racks), 2.0, 60.0))
         return out
 
@@ -175,7 +175,7 @@ class DeviceFaults(EntityState):
                         if kind == "spiking" and not _agrees(key, entity, tracks):
                             continue
                         jumped = key == GPU_POWER and kind == "spiking"
-                        if jumped and not _with_node(entity, self.places, tracks, node_power):
+                        if jumped and not _with_node(entity, self.topology, tracks, node_power):
                             continue
                         if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
                             continue
@@ -190,8 +190,8 @@ class DeviceFaults(EntityState):
         Sensors that fall silent or jump together follow their source or their work; sensors that stand still
         together are one fault of the rack's source.
         """
-        rack_of = self.places.above(table, "rack")
-        many = np.bincount(rack_of[found], minlength=self.places.sizes["rack"])
+        rack_of = self.topology.above(table, "rack")
+        many = np.bincount(rack_of[found], minlength=self.topology.sizes["rack"])
         out = []
         for rack in np.flatnonzero(many > MOST_BESIDE).tolist():
             found[rack_of == rack] = False
@@ -205,7 +205,7 @@ class DeviceFaults(EntityState):
 
     def _busy(self, meters: Meters, gpu: int) -> bool:
         """Return True if a GPU draws so much power that its temperature cannot stand still."""
-        rated_w = self.places.site.design.gpu_max_w[self.places.site.rack_of_gpu[gpu]]
+        rated_w = self.topology.site.design.gpu_max_w[self.topology.site.rack_of_gpu[gpu]]
         return bool(meters.last[meters.index("power_w"), gpu] > BUSY_PU * rated_w)
 
     @staticmethod
@@ -264,7 +264,7 @@ class DeviceFaults(EntityState):
 
     def loops(self, state: State, tracks: Tracks) -> Residual:
         """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop]."""
-        n = self.places.sizes["loop"]
+        n = self.topology.sizes["loop"]
         supply = good(state, "loop.supply_temp_c") if n else np.zeros(0)
         expected = self.loop_c.copy()
         off = supply - expected
@@ -281,7 +281,7 @@ class DeviceFaults(EntityState):
 
     def gaps(self, state: State, tracks: Tracks) -> F32:
         """Sigmas by which each GPU's memory is off its usual distance to its chip [n_gpu]; a part a tick."""
-        n = self.places.sizes["gpu"]
+        n = self.topology.sizes["gpu"]
         if n == 0 or not heard(state, "gpu.hbm_temp_c"):
             return self.gap_z
         parts = -(-n // SLICE)
@@ -327,9 +327,9 @@ def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
     return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)
 
 
-def _with_node(gpu: int, places: Places, tracks: Tracks, known: Residual | None) -> bool:
+def _with_node(gpu: int, topology: Topology, tracks: Tracks, known: Residual | None) -> bool:
     """Return True unless the node's meter jumped with its GPU's: their comparison jumped, then."""
-    node, track = int(places.site.node_of_gpu[gpu]), tracks.tracks.get(NODE_POWER)
+    node, track = int(topology.site.node_of_gpu[gpu]), tracks.tracks.get(NODE_POWER)
     if known is None or track is None or not WILD_SIGMAS * known.sigma[node] < SEEN_W:
         return True  # it would not show
     return float(track.wild[node]) >= LEAST_WILD

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import NS, Bool
-from twin.diagnosis.cause import Cause, Key
+from twin.diagnosis.cause import Cause, Key, Support
 from twin.diagnosis.signature import (
     HEAT,
     HEAT_FLOW,
@@ -28,7 +28,8 @@ from twin.diagnosis.signature import (
     VALVE,
     WATER_BACK,
 )
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import LADDER, Topology
+from twin.telemetry import EntityState, records
 
 STIR_S = 150.0  # for which water and plates take to settle after a fault that stirs them; source: estimate
 LINGER_S = 20.0  # after a cause has gone
@@ -54,84 +55,71 @@ STIRRED: dict[str, tuple[str, ...]] = {
 PASSING = ("pump_trip",)  # stirs for a while; others as long as they last
 
 
-class Wake:
+class DownstreamMask(EntityState):
     """Rows of comparisons that lie downstream of a directly reported fault."""
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
-        self.since_ns: dict[Key, tuple[int, int]] = {}  # (first, last) support
+    # What a fault has stirred settles no sooner because its device was replaced
+    causes: dict[Key, Support] = records(Support, of_place=True)
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__({})
+        self.topology = topology
         self._now_ns = 0
 
-    def update(self, outright: list[Cause], told: Iterable[Cause], now_ns: int) -> None:
-        """The causes that need no comparison, and those that are told already."""
+    def update(self, outright: list[Cause], reported: Iterable[Cause], now_ns: int) -> None:
+        """Take in the causes that need no comparison, and those that are reported already."""
         self._now_ns = now_ns
-        for cause in (*outright, *told):
+        for cause in (*outright, *reported):
             if cause.kind == "sensor_biased" and cause.table != "site":
                 continue  # it rests on the very rows that it spoils
             if cause.kind in STIRRED or cause.kind.startswith("sensor_"):
-                first, _ = self.since_ns.get(cause.key, (now_ns, now_ns))
-                self.since_ns[cause.key] = (first, now_ns)
-        for key in [k for k, (_, last) in self.since_ns.items() if now_ns - last > LINGER_S * NS]:
-            del self.since_ns[key]
+                support = self.causes.setdefault(cause.key, Support(*cause.key, now_ns, now_ns))
+                support.last_ns = now_ns
+        for key, support in list(self.causes.items()):
+            if now_ns - support.last_ns > LINGER_S * NS:
+                del self.causes[key]
 
     def covered(self, relation: str, n: int) -> Bool | None:
-        """Rows [n] of a comparison that are in a wake; None if none is."""
+        """Rows [n] of a comparison that lie downstream; None if none does."""
         out: Bool | None = None
-        table = relation.partition(".")[0]
-        for (kind, at, entity, signal), (first, _) in self.since_ns.items():
-            rows = self._rows(kind, at, entity, signal, relation, table, n, self._now_ns - first)
+        for cause in self.causes.values():
+            sensor = cause.kind.startswith("sensor_")
+            rows = self._of_sensor(cause, relation) if sensor else self._stirred(cause, relation, n)
             if rows is not None:
                 out = np.zeros(n, np.bool_) if out is None else out
                 out[rows] = True
         return out
 
-    def _rows(
-        self, kind: str, at: str, entity: int, signal: str, relation: str, table: str, n: int, age_ns: int
-    ) -> Any:
-        if kind.startswith("sensor_"):
-            return self._of_sensor(at, entity, signal, relation, table)
-        stirred = STIRRED[kind]
+    def _stirred(self, cause: Support, relation: str, n: int) -> Any:
+        """Rows of a comparison that a fault stirs."""
+        table, stirred = relation.partition(".")[0], STIRRED[cause.kind]
         if table not in stirred and relation not in stirred:
             return None
-        if kind == "leak" and at == "loop":
+        if cause.kind == "leak" and cause.table == "loop":
             return None
-        if kind in PASSING and age_ns > STIR_S * NS:
+        if cause.kind in PASSING and self._now_ns - cause.first_ns > STIR_S * NS:
             return None
-        if at in ("feeder", "site") or table == "feeder":
+        if cause.table in ("feeder", "site") or table == "feeder":
             return slice(None)
-        if n != self.places.sizes.get(table):
-            return None
-        if table == at:
-            return [entity]
-        ladder = ("gpu", "node", "rack", "cdu", "loop")
-        if ladder.index(table) < ladder.index(at):
-            return self.places.below(at, entity, table)
-        above = self.places.above(at, table)[[entity]]
-        return above[above >= 0]  # a rack that no CDU serves
+        return self._related(cause, table) if n == self.topology.sizes.get(table) else None
 
-    def _of_sensor(self, at: str, entity: int, signal: str, relation: str, table: str) -> Any:
+    def _of_sensor(self, cause: Support, relation: str) -> Any:
         """Rows of a comparison in which this sensor takes part."""
+        table, at, signal = relation.partition(".")[0], cause.table, cause.signal
         if relation == "feeder.balance":
             return slice(None) if (at, signal) in (("rack", "power_w"), ("feeder", "power_w")) else None
-        for h in HYPOTHESES:
-            if h.table == at and h.signal == signal and relation in h.relations:
-                break
-        else:
+        if not any(h.table == at and h.signal == signal and relation in h.relations for h in HYPOTHESES):
             return None
+        if relation == SPLIT and table == at:
+            return slice(None)
+        return self._related(cause, table) if table == at or {table, at} <= set(LADDER) else None
+
+    def _related(self, cause: Support, table: str) -> Any:
+        """Entities of `table` that are the cause's own, below or above it."""
+        at, entity = cause.table, cause.entity
         if table == at:
-            return [entity] if relation != "feeder.power_w/split" else slice(None)
-        ladder = ("gpu", "node", "rack", "cdu", "loop", "site")
-        if table not in ladder or at not in ladder:
-            return None
-        if ladder.index(table) < ladder.index(at):
-            return self.places.below(at, entity, table)
-        above = self.places.above(at, table)[[entity]]
-        return above[above >= 0]
-
-    def dump(self) -> list[Any]:
-        return [[list(k), list(v)] for k, v in self.since_ns.items()]
-
-    def restore(self, data: list[Any]) -> None:
-        self.since_ns = {
-            (str(k[0]), str(k[1]), int(k[2]), str(k[3])): (int(v[0]), int(v[1])) for k, v in data
-        }
+            return [entity]
+        if LADDER.index(table) < LADDER.index(at):
+            return self.topology.below(at, entity, table)
+        above = self.topology.above(at, table)[[entity]]
+        return above[above >= 0]  # a rack that no CDU serves

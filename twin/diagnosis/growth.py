@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, TABLES, Bool
-from twin.diagnosis.cause import MAX_TOLD, Cause
+from twin.diagnosis.cause import MAX_REPORTED, Cause
 from twin.diagnosis.xids import Xids, codes_of
 from twin.site import Site
 from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part, scalar
@@ -123,7 +123,7 @@ class Growth(EntityState):
 
     def _bursts(self, now_ns: int, spared: Bool | None) -> list[Cause]:
         """In a storm no more than could be told; those that lasted longest, so that they stay."""
-        gpus = self.xids.bursts(spared, MAX_TOLD)
+        gpus = self.xids.bursts(spared, MAX_REPORTED)
         if not len(gpus):
             return []
         before, self._burst = self._burst, {}

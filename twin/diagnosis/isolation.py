@@ -41,7 +41,7 @@ from twin.diagnosis.signature import (
     Hypothesis,
     TickValues,
 )
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.site import Site
 
 MAX_CAUSES = 12  # looked for in one tick
@@ -120,8 +120,8 @@ class _Tried(NamedTuple):
 class Pursuit:
     """Finds causes among the deviations of a tick."""
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
         self._balance: dict[str, tuple[I32, I32, F64]] = {}
 
     def set_balances(self, site: Site, members: list[tuple[I32, I32, I32]]) -> None:
@@ -167,7 +167,7 @@ class Pursuit:
         since = {name: tracks.tracks[name].since_ns for name in on}
         tried: list[_Tried] = []
         for h in HYPOTHESES:
-            if self.places.sizes.get(h.table) and not lively.isdisjoint(h.relations):
+            if self.topology.sizes.get(h.table) and not lively.isdisjoint(h.relations):
                 ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
                 if len(ids):
                     least = FELT_FIRST if h.kind == "branch_blocked" else 0.0
@@ -198,7 +198,7 @@ class Pursuit:
         low = flow.last < -EARLY_SIGMAS
         if not low.any():
             return None
-        hot = self.places.count("gpu", "rack", temp.on > 0)
+        hot = self.topology.count("gpu", "rack", temp.on > 0)
         early: Bool = low & (hot >= CONFIRMING)
         return early if early.any() else None
 
@@ -217,13 +217,13 @@ class Pursuit:
                 entity, row, factor = self._balance[h.table]
                 slope = term.slope[entity] * factor
             elif term.child:
-                entity = self.places.above(term.child, h.table)
+                entity = self.topology.above(term.child, h.table)
                 row, slope = np.arange(len(entity), dtype=np.int32), term.slope
             elif table == h.table:
                 entity = row = np.arange(len(term.slope), dtype=np.int32)
                 slope = term.slope
             else:
-                row = self.places.above(h.table, table)
+                row = self.topology.above(h.table, table)
                 entity, slope = np.arange(len(row), dtype=np.int32), term.slope
             with np.errstate(divide="ignore", invalid="ignore"):
                 slope = slope / residual.sigma[np.maximum(row, 0)] if len(residual.sigma) else slope * np.nan
@@ -236,7 +236,7 @@ class Pursuit:
         self, h: Hypothesis, pairs: list[CandidatePairs], on: dict[str, Bool]
     ) -> tuple[I32, list[CandidatePairs]]:
         """Entities that have a row which is off, and their pairs with entities counted among them only."""
-        hit = np.zeros(self.places.sizes[h.table], np.bool_)
+        hit = np.zeros(self.topology.sizes[h.table], np.bool_)
         for p in pairs:
             hit[p.entity[on[p.relation][p.row]]] = True
         ids = np.flatnonzero(hit).astype(np.int32)

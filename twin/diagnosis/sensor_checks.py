@@ -12,39 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Bool
-from twin.diagnosis.bank import AT_FIRST, CELLS, COLUMNS, FLAGS, WATCHED, Bank, traits_of
+from twin.catalogue import F64, I64, NS, TABLES, Bool
+from twin.diagnosis.bank import CELLS, WATCHED, Bank, GaugeState, traits_of
 from twin.diagnosis.deviations import NewReadings
-from twin.telemetry import GOOD, State
+from twin.telemetry import GOOD, OWN, EntityState, OldOfNew, Sizes, State, column, part
 
 SILENT_PERIODS, SILENT_LEAST_S = 4.0, 6.0
 
 
-class Meters:
-    """The watched gauges of a table: arrays [k, n], pieces of a bank."""
+class Meters(GaugeState):
+    """The watched gauges of a table: arrays [k, n], views of a bank's; reporting rates [k] of all tables'."""
 
-    last: F32
-    before: F32
-    run: I32
-    moves: F32
-    count: I32
-    jump: F32
-    jumps: F32
-    frozen: Bool
-    jumping: Bool
+    silent: Bool = column(OWN, "?", lead=("k",))
+    period_s: F64 = column("signal", "f8", np.nan)  # between readings, as learned
+    heard_s: F64 = column("signal", "f8")
 
     def __init__(self, table: str, n: int, bank: Bank, begin: int) -> None:
         self.table, self.n, self.names, self.bank = table, n, WATCHED[table], bank
         k = len(self.names)
+        super().__init__({"k": k, "signal": k, table: n}, table)
         self.rows = np.array([TABLES[table].by_name[name].row for name in self.names], np.int32)
         self.cells = slice(begin, begin + k * n)  # of a flat bank
         self.parts = 1 if bank.flat else -(-n * k // CELLS)
-        for name in (*COLUMNS, *FLAGS):
+        for name in bank.declared:
             whole = getattr(bank, name)
             setattr(self, name, whole[0, self.cells].reshape(k, n) if bank.flat else whole)
-        self.period_s: F64 = np.full(k, np.nan)  # between readings, as learned
-        self.heard_s = np.zeros(k)
-        self.silent: Bool = np.zeros((k, n), np.bool_)
         self.anything = self.any_silent = False
         self._known, self._groups = b"", list[tuple[int, int, Any]]()
 
@@ -64,7 +56,7 @@ class Meters:
         """Return the cells with a good new reading [k, w], written in `out`; None: all cells."""
         column, every = state.tables[self.table], True
         for _, row, which in self.groups(state):
-            new = readings.fresh(state, self.table, row)
+            new, _ = readings.fresh(state, self.table, row)
             every &= new is None
             out[which] = True if new is None else new[part]
         if column.bad_count[self.rows].any():
@@ -73,14 +65,14 @@ class Meters:
         return None if every else out
 
     def hush(
-        self, state: State, asked: np.ndarray, late_ns: I64, oldest_ns: I64, spared: Bool | None
+        self, state: State, gauges: np.ndarray, late_ns: I64, oldest_ns: I64, spared: Bool | None
     ) -> None:
         """Mark meters without a good reading since `late_ns` [k]; `oldest_ns` [k]: of their last readings.
 
-        `asked`: the gauges of this part of which some may have been silent for so long.
+        `gauges`: those of which some may have been silent for so long.
         """
         column = state.tables[self.table]
-        for k in asked.tolist():
+        for k in gauges.tolist():
             row = int(self.rows[k])
             self.silent[k] = False
             late: Any = slice(None)
@@ -95,7 +87,7 @@ class Meters:
             if spared is not None:
                 silent &= ~spared[late]
             self.silent[k, late] = silent
-        self.any_silent = bool(self.silent.any())  # of those that were not asked of, too
+        self.any_silent = bool(self.silent.any())  # of the others, too
         self.anything |= self.any_silent
 
     def settle(self, spared: Bool | None) -> None:
@@ -106,29 +98,27 @@ class Meters:
         odd = odd and bool(self.frozen.any() or self.jumping.any())
         self.anything = odd or self.any_silent
 
-    def forget(self, entity: int) -> None:
-        """Another device sits in this slot."""
-        for name in (*COLUMNS, *FLAGS, "silent"):
-            getattr(self, name)[:, entity] = AT_FIRST.get(name, 0)
-        self.bank.wake()
-
-    def take(self, held: dict[str, Any]) -> None:
-        """Take over what was dumped."""
-        for name, value in held.items():
-            getattr(self, name)[:] = value
+    def derive(self) -> None:
+        """The bank's columns were written through the views."""
         self.bank.wake()
         self.any_silent = bool(self.silent.any())
         self.anything = bool(self.any_silent or self.frozen.any() or self.jumping.any())
+
+    def adopt(self, old: Meters, old_of_new: OldOfNew) -> None:
+        """Take over what was learned on another site; its signals are the same."""
+        super().adopt(old, {**old_of_new, "signal": np.arange(len(self.names), dtype=np.int32)})
 
     def index(self, name: str) -> int:
         return self.names.index(name)
 
 
-class SensorChecks:
+class SensorChecks(EntityState):
     """The meters of all tables."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.sizes = {t: sizes[t] for t in WATCHED if sizes.get(t, 0)}
+    meters: dict[str, Meters] = part()
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__({t: sizes[t] for t in WATCHED if sizes.get(t, 0)})
         small = [t for t, n in self.sizes.items() if n * len(WATCHED[t]) <= CELLS]
         each = [{k: np.repeat(v, sizes[t]) for k, v in traits_of(t).items()} for t in small]
         traits = {k: np.concatenate([e[k] for e in each]) for k in (each[0] if each else ())}
@@ -159,7 +149,7 @@ class SensorChecks:
             bad = state.tables[table].bad_count[meters.rows]
             np.not_equal(bad, 0, out=self._bad[self._at[table]])
             for group, row, which in meters.groups(state):
-                _, count = readings.look(state, table, row)
+                _, count = readings.fresh(state, table, row)
                 share[which] = count / meters.n
                 oldest_ns[which] = readings.oldest_ns(table, group)
                 counts[table] += count
@@ -186,14 +176,14 @@ class SensorChecks:
             wait_s = np.maximum(SILENT_PERIODS * self.period_s + 2.0, SILENT_LEAST_S)
         late_ns = state.now_ns - np.rint(np.where(known, wait_s, 0.0) * NS).astype(np.int64)
         oldest_ns = np.minimum(self._oldest_ns, state.now_ns)
-        asked = known & (self._bad | (oldest_ns < late_ns))
-        if not (asked.any() or any(m.any_silent for m in self.meters.values())):
+        suspect = known & (self._bad | (oldest_ns < late_ns))
+        if not (suspect.any() or any(m.any_silent for m in self.meters.values())):
             return
         for table, m in self.meters.items():
             at = self._at[table]
-            mine = np.flatnonzero(asked[at])
+            mine = np.flatnonzero(suspect[at])
             if m.any_silent:
-                m.silent[known[at] & ~asked[at]] = False
+                m.silent[known[at] & ~suspect[at]] = False
             if len(mine) or m.any_silent:
                 m.hush(state, mine, late_ns[at], oldest_ns[at], spared.get(table))
 
@@ -224,43 +214,10 @@ class SensorChecks:
         if new is None or new.any():
             m.bank.update(state.tables[m.table].value[m.rows, part], new, part)
 
-    def forget(self, table: str, entity: int) -> None:
-        if table in self.meters:
-            self.meters[table].forget(entity)
-
-    def remapped(self, old_of_new: dict[str, I32], sizes: dict[str, int]) -> SensorChecks:
-        """Return the learned behaviour of each meter, for a changed site."""
-        out = SensorChecks(sizes)
-        for table, meters in out.meters.items():
-            old, source = self.meters.get(table), old_of_new.get(table)
-            if old is None or source is None:
-                continue
-            kept = np.flatnonzero(source >= 0)
-            for name in COLUMNS:
-                getattr(meters, name)[:, kept] = getattr(old, name)[:, source[kept]]
-            meters.period_s[:], meters.heard_s[:] = old.period_s, old.heard_s
-            meters.bank.wake()
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything learned."""
-        kept = (*COLUMNS, "period_s", "silent", *FLAGS)
-        return {
-            t: {name: getattr(m, name) for name in kept} | {"heard_s": float(m.heard_s[0])}
-            for t, m in self.meters.items()
-        }
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        for table, held in data.items():
-            meters = self.meters.get(table)
-            if meters is not None and np.shape(held["last"]) == meters.last.shape:
-                meters.take(held)
-
-    def __getstate__(self) -> tuple[dict[str, int], dict[str, Any]]:
+    def __getstate__(self) -> tuple[Sizes, dict[str, Any]]:
         """For a copy: pieces of a bank, copied one by one, would no longer be its pieces."""
         return self.sizes, self.dump()
 
-    def __setstate__(self, held: tuple[dict[str, int], dict[str, Any]]) -> None:
-        self.__init__(held[0])  # type: ignore[misc]
-        self.restore(held[1])
+    def __setstate__(self, known: tuple[Sizes, dict[str, Any]]) -> None:
+        self.__init__(known[0])  # type: ignore[misc]
+        self.restore(known[1])

@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.diagnosis.device_reports import good
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.site import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
 from twin.telemetry import State
 
@@ -58,8 +58,8 @@ class Hypothesis(NamedTuple):
 class TickValues:
     """The values of this tick, read when they are asked for."""
 
-    def __init__(self, state: State, places: Places) -> None:
-        self.state, self.places = state, places
+    def __init__(self, state: State, topology: Topology) -> None:
+        self.state, self.topology = state, topology
         self._read: dict[str, F64] = {}
 
     def __getitem__(self, key: str) -> F64:
@@ -68,12 +68,12 @@ class TickValues:
         return self._read[key]
 
     def one(self, table: str) -> F64:
-        return np.ones(self.places.sizes[table])
+        return np.ones(self.topology.sizes[table])
 
     def up(self, key: str, child: str) -> F64:
         """A value of an ancestor's table for each entity of `child`."""
         values = self[key]
-        at = self.places.above(child, key.partition(".")[0])
+        at = self.topology.above(child, key.partition(".")[0])
         if len(values) == 0:
             return np.full(len(at), np.nan)
         return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
@@ -89,7 +89,7 @@ class TickValues:
 
     def inner_pa(self) -> F64:
         """Return the pressure loss inside a CDU, with its pumps' loss from their shut-off head [n_cdu]."""
-        nominal = self.places.site.design.cdu_flow_lpm
+        nominal = self.topology.site.design.cdu_flow_lpm
         at_nominal = CDU_INNER_DROP_PA + (PUMP_SHUTOFF_RATIO - 1.0) * (CDU_INNER_DROP_PA + RACK_DROP_PA)
         return np.maximum(at_nominal * (self["cdu.flow_lpm"] / nominal) ** 2, 1000.0)
 

@@ -17,7 +17,7 @@ from twin.diagnosis.cause import Cause
 from twin.diagnosis.device_reports import good, heard
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.sensor_checks import SensorChecks
-from twin.diagnosis.topology import Places
+from twin.diagnosis.topology import Topology
 from twin.diagnosis.xids import OFF_BUS_XID
 from twin.telemetry import EntityState, State, column
 
@@ -37,9 +37,9 @@ class Silence(EntityState):
     gpu_ns: I64 = column("gpu", "i8")
     burnt: Bool = column("gpu", "?")  # silent since heat shut them down
 
-    def __init__(self, places: Places) -> None:
-        super().__init__(places.sizes)
-        self.places = places
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology.sizes)
+        self.topology = topology
         self.hidden: dict[str, Bool] = {}  # devices of which nothing is heard or expected [n per table]
 
     def causes(
@@ -51,7 +51,7 @@ class Silence(EntityState):
         heated: Bool | None = None,
     ) -> list[Cause]:
         """Nodes that are off or silent, and GPUs off the bus; `heated` [n_gpu]: short of cooling."""
-        site, n = self.places.site, self.places.sizes
+        site, n = self.topology.site, self.topology.sizes
         off = self._off(state, spared)
         node, node_known = _quiet(watch, "node", n["node"])
         gpu, gpu_known = _quiet(watch, "gpu", n["gpu"])
@@ -96,7 +96,7 @@ class Silence(EntityState):
     def _shut_down(self, watch: SensorChecks, growth: Growth, heated: Bool | None) -> Bool:
         """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault. That
         several of a node say that they fell off the bus is no silence of its agent either."""
-        meters, site = watch.meters["gpu"], self.places.site
+        meters, site = watch.meters["gpu"], self.topology.site
         limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
         with np.errstate(invalid="ignore"):
             hot: Bool = meters.last[meters.index("temp_c")] > limit - BURNT_K
@@ -106,17 +106,17 @@ class Silence(EntityState):
 
     def _off_bus_together(self, growth: Growth) -> Bool:
         """GPUs [n_gpu] that said so with another of their node."""
-        said: Bool = np.zeros(self.places.sizes["gpu"], np.bool_)
+        said: Bool = np.zeros(self.topology.sizes["gpu"], np.bool_)
         off = growth.xids.off_bus()
         if not len(off):
             return said
         said[off] = True
-        at = self.places.site.node_of_gpu
-        return said & (np.bincount(at[said], minlength=self.places.sizes["node"]) > 1)[at]
+        at = self.topology.site.node_of_gpu
+        return said & (np.bincount(at[said], minlength=self.topology.sizes["node"]) > 1)[at]
 
     def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
-        off: Bool = np.zeros(self.places.sizes["node"], np.bool_)
+        off: Bool = np.zeros(self.topology.sizes["node"], np.bool_)
         if heard(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
             if (mask := spared.get("node")) is not None:

@@ -13,7 +13,7 @@ from twin.site import Site
 LADDER = ("gpu", "node", "rack", "cdu", "loop", "site")
 
 
-class Places:
+class Topology:
     """Ancestors [n] of each table's entities; -1 for none."""
 
     def __init__(self, site: Site) -> None:

@@ -190,7 +190,7 @@ class DiagnosisVerdicts:
         self, kind: str, found: IsolatedFault, now: TickValues, residuals: dict[str, Residual]
     ) -> list[str]:
         h, out = found.hypothesis, []
-        site = now.places.site
+        site = now.topology.site
         for name, rows in found.rows.items():
             table = name.partition(".")[0]
             first = int(rows[0])

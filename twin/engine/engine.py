@@ -457,7 +457,7 @@ class Engine:
             except Exception as error:
                 records += self.suspend(name, error, state.now_ns)
         self.settle_into(new)
-        self.findings.remap(new, self.estimator, kept)
+        self.findings = self.findings.remapped(new, self.estimator, kept)
         changed = SiteRecord(
             site_hash=new.spec_hash, was=old.spec_hash, sizes={t: n for t, n in new.sizes.items() if n}
         )

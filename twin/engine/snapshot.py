@@ -14,9 +14,10 @@ import zstandard
 from twin.catalogue import CATALOGUE_HASH, StorageError, digest, pack, unpack
 from twin.telemetry import TOLD
 
-FORMAT = 4
-# Formats that this version reads; what an older one laid out otherwise (counters of health) begins as new.
-READS = (2, 3, 4)
+FORMAT = 5
+# Formats that this version reads. The parts know their earlier layouts (4: estimator, diagnosis, findings);
+# what an older one laid out otherwise (counters of health) begins as new.
+READS = (2, 3, 4, 5)
 MAX_BYTES = 8 * 2**30
 _MAGIC = b"rtsnap01"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, NS, U8, Bool
 from twin.contracts import Fault
-from twin.diagnosis import Places
+from twin.diagnosis import Topology
 from twin.health.context import HealthContext
 from twin.health.failure_words import CLASSES
 from twin.site import Site
@@ -75,7 +75,7 @@ class Shocks:
     """Causes in common that were found, bounded, and jobs that ended lately."""
 
     def __init__(self, site: Site) -> None:
-        self.site, self.places = site, Places(site)
+        self.site, self.places = site, Topology(site)
         self._told: list[Shock] = []
         self._jobs: list[tuple[int, str, I32]] = []  # (ended, name, nodes)
         self._feeders: tuple[I32, I32] | None = None

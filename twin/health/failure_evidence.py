@@ -90,7 +90,9 @@ def _only_silent(
 ) -> None:
     """Move nodes from `failed` to `silent` of which all that failed are GPUs that are not heard."""
     of = now.site.node_of_gpu
-    unheard = [e for kind, table, e, _ in now.diagnosis.book.told if (kind, table) == ("gpu_off_bus", "gpu")]
+    unheard = [
+        e for kind, table, e, _ in now.diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")
+    ]
     if not unheard:
         return
     dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)
@@ -177,7 +179,7 @@ def _told(now: HealthContext) -> tuple[dict[int, str], list[int]]:
     """
     classes: dict[int, str] = {}
     silent: list[int] = []
-    for kind, table, entity, _ in now.diagnosis.book.told:
+    for kind, table, entity, _ in now.diagnosis.book.reported:
         if kind == "node_silent":
             silent.append(entity)
         elif kind in CLASS_OF_KIND and table in ("gpu", "node"):
