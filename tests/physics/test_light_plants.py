@@ -106,7 +106,7 @@ def test_racks_feeders_and_work_follow_caps_alike(name: str, activity: float) ->
 def test_dips_and_a_cap_come_second_by_second_alike() -> None:
     """A job dips each 20 s for 3 s; the cap arrives 3 s later than in a plant that obeys at once.
 
-    Measured: 3.7 % outside dips; 5 to 11 % more within, where CPUs of the light plant stay busy and chips warm.
+    Measured: 3.7 % outside dips; 5 to 11 % more within, where CPUs there stay busy and chips warm.
     """
     site, settled_plant, (activities, watts) = settled("a")
     full = settled_plant.fork()
