@@ -41,7 +41,7 @@ check: setup-dev ## Lint, format, types and direction of imports
 docs: setup-dev ## Build the documentation into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
 
-bench: setup-run ## Measure ticks, start and memory into build/bench.json
+bench: setup-run ## Measure ticks, start and memory (ARGS='--against CHECKOUT' compares)
 	@mkdir -p build
 	@$(RUN) -m tests.evaluation bench --out build/bench.json $(ARGS)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.evaluation.__main__ import main as evaluate
-from tests.evaluation.bench import bench
+from tests.evaluation.bench import bench, compare
 from tests.evaluation.bench.load import CAP, COUNTERS, GAUGES, START_NS, Load, spec_for
 from tests.evaluation.bench.run import PARTS
 from twin.catalogue import NS, TABLES
@@ -59,6 +61,53 @@ def test_goals_and_rows_show_in_the_table() -> None:
     text = console.export_text()
     assert "MISSED" in text
     assert "12 / - / -" in text
+
+
+def checkout(folder: Path, entry: str, **figures: object) -> Path:
+    """One whose benchmark writes these figures, whatever it is asked."""
+    for path in (folder / entry, folder / ".venv" / "bin" / "python"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    figures["folder"] = str(folder)
+    path.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nassert os.getcwd() == {str(folder)!r}\n"
+        "with open(sys.argv[sys.argv.index('--out') + 1], 'w') as f:\n"
+        f"    json.dump({figures!r}, f)\n"
+    )
+    path.chmod(0o755)
+    return folder
+
+
+def test_two_checkouts_run_in_turns_and_are_compared_by_what_both_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [entry for entry, _ in compare.ENTRIES]
+    new = checkout(tmp_path / "new", entries[0], tick_ms_p50=2.0, tick_ms_p99=9.0, peak_rss_bytes=50, gone=1)
+    old = checkout(tmp_path / "old", entries[1], tick_ms_p50=4.0, tick_ms_p99=8.0, peak_rss_bytes=50, came=1)
+    monkeypatch.setattr(compare, "HERE", new)
+    monkeypatch.setattr(sys, "executable", str(new / ".venv" / "bin" / "python"))
+    out = tmp_path / "out.json"
+    assert evaluate(["bench", "--against", str(old), "--rounds", "3", "--quick", "--out", str(out)]) == 0
+    told = msgspec.json.decode(out.read_bytes())
+    assert [(c["key"], c["ratio"], c["verdict"]) for c in told["compared"]] == [
+        ("tick_ms_p50", 0.5, "better")
+    ]
+    assert [run["folder"] for run in told["before"]] == [str(old)] * 3
+    turns = re.findall(r"round \d of 3: (\w+)", capsys.readouterr().err)
+    assert turns == ["before", "after", "after", "before", "before", "after"]
+
+
+def test_figures_within_the_spread_are_no_better_and_no_worse() -> None:
+    before = [{"a_ms": 1.0, "b_per_s": 10.0}, {"a_ms": 3.0, "b_per_s": 11.0}]
+    after = [{"a_ms": 2.0, "b_per_s": 8.0}, {"a_ms": 2.5, "b_per_s": 9.0}]
+    a, b = compare.judged(before, after)
+    assert (a.before, a.after, a.verdict, a.spread_pu) == (2.0, 2.25, "", 1.0)
+    assert (b.ratio, b.verdict) == (pytest.approx(8.5 / 10.5), "worse")
+
+
+def test_what_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(["bench", "--against", str(tmp_path), "--out", str(tmp_path / "o.json")]) == 1
+    assert "no .venv/bin/python" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", (["--sizes", "many"], ["--ticks", "0"], ["--sizes", "8"]))

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.evaluation.bench import checkpoint, forecast, health, live, power, replacement, twin
+from tests.evaluation.bench import checkpoint, compare, forecast, health, live, power, replacement, twin
 from tests.evaluation.bench.load import ASSUMPTIONS, GPUS_PER_RACK
 from tests.evaluation.bench.run import LOOP, PARTS, SPARSE_PERIOD_S, TickLoad
 from tests.evaluation.harness import Figures, ask_child, load_average, table
@@ -201,6 +201,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("core", "live", "twin", "forecast", "health", "checkpoint", "replacement", "power"),
         help="sizes, daemon, plant and diagnosis, forecasts, faults, checkpoints, replacement, power",
     )
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="run it there too, in turns, and show the ratios"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="with --against: runs of each, default 5")
+
+
+def _run_against(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Both checkouts in turns; all runs and the medians go to the file."""
+    if args.rounds < 1:
+        args.refuse(f"--rounds: expected 1 or more, got {args.rounds}")
+    arguments = ["--quick"] if args.quick else []
+    for name in ("sizes", "ticks", "warmup", "only"):
+        value = getattr(args, name)
+        arguments += [] if value is None else [f"--{name}", str(value)]
+    found, runs = compare.compare(args.against, arguments, args.rounds, args.out.parent.resolve(), err.print)
+    tree = runs | {"compared": [c._asdict() | {"ratio": c.ratio} for c in found]}
+    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=1) + b"\n")
+    heads = ("medians", "before", "after", "after / before", "spread", "beyond the spread")
+    out = out if out.is_terminal else Console(width=130)
+    out.print(
+        table(f"{args.against} and this checkout, {args.rounds} runs each", heads, compare.rows_of(found))
+    )
+    out.print(f"written to {args.out}", markup=False)
+    return 0
 
 
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -215,6 +239,8 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     if ticks < 1 or warmup < 0 or not all(x >= GPUS_PER_RACK for x in gpus):
         args.refuse(f"expected at least one tick, no negative warm-up, {GPUS_PER_RACK} GPUs or more")
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.against is not None:
+        return _run_against(args, out, err)
     found = machine()
     scratch, gpus = args.out.parent.resolve(), gpus if args.only in (None, "core") else []
     for size in gpus:
