@@ -6,6 +6,7 @@ an id counts once, so the second use of an id gets a number behind it.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 MOST_IDS = 100_000  # remembered; the oldest are forgotten
@@ -24,3 +25,7 @@ class StartIds:
         if len(self._uses) > MOST_IDS:
             self._uses.popitem(last=False)
         return first if uses == 1 else f"{first}#{uses}"
+
+    def use_anew(self, first: str) -> str:
+        """An id that no daemon used before: for a job that moved while nobody watched, perhaps back again."""
+        return self.use(f"{first}@{time.time_ns()}")

@@ -170,9 +170,10 @@ class PodBook:
         """A job's name in the twin."""
         return f"k8s:{self.cluster}:{group}"
 
-    def changes(self, known: Collection[str] = ()) -> list[JobStarted | JobEnded]:
-        """Starts and ends of jobs since the last call. `known` are jobs that the twin takes to be running: to
-        be given once, when all pods are here."""
+    def changes(self, known: Mapping[str, Collection[str]] | None = None) -> list[JobStarted | JobEnded]:
+        """Starts and ends of jobs since the last call. `known` are the nodes of each job that the twin takes
+        to be running: to be given once, when all pods are here."""
+        known = known or {}
         ended: list[JobStarted | JobEnded] = []
         started: list[JobStarted | JobEnded] = []
         for group in self._touched:
@@ -185,7 +186,7 @@ class PodBook:
                     ended.append(
                         JobEnded(id=f"{was.id}:end", job=self.name_of(group), reason=self._reason(group))
                     )
-            event = self._start_of(group, working)
+            event = self._start_of(group, working, known.get(self.name_of(group)))
             if event is not None:
                 started.append(event)
         self._touched.clear()
@@ -203,7 +204,7 @@ class PodBook:
             return "failed"
         return "completed" if "Succeeded" in phases else "its pods left"
 
-    def _start_of(self, group: str, working: list[_Held]) -> JobStarted | None:
+    def _start_of(self, group: str, working: list[_Held], known: Collection[str] | None) -> JobStarted | None:
         if not working:
             return None
         hosts = frozenset(h.host for h in working)
@@ -218,7 +219,9 @@ class PodBook:
         # A pod that is made anew makes another id, be it on the same node: an id counts once.
         members = sorted(f"{h.host} {h.uid}" for h in working)
         digest = hashlib.blake2b("\n".join(members).encode(), digest_size=6).hexdigest()
-        first = self._ids.use(f"k8s:{self.cluster}:{group}:{min(runs)}:{digest}")
+        first = f"k8s:{self.cluster}:{group}:{min(runs)}:{digest}"
+        moved = was is None and known is not None and set(known) != set(nodes)
+        first = self._ids.use_anew(first) if moved else self._ids.use(first)
         told = bool(nodes) or (was is not None and was.told)
         self._told[group] = _Run(first, runs | (was.runs if was else frozenset()), hosts, told)
         if not told:

@@ -150,7 +150,7 @@ class KubernetesSource:
     def __init__(
         self, client: KubernetesClient, hosts: Hosts, *, cluster: str = "cluster",
         job_labels: Iterable[str] = (), gpu_resources: Iterable[str] = (),
-        kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Collection[str]] = tuple,
+        kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Mapping[str, Collection[str]]] = dict,
         settle_s: float = SETTLE_S, name: str = "kubernetes", placement: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
@@ -180,7 +180,8 @@ class KubernetesSource:
                 for task in done:
                     task.result()
                 if self.pods.listed:
-                    known = self._tell_jobs(inlet, known)
+                    self._tell_jobs(inlet, known)
+                    known = {}
                 if self.pods.listed and self.nodes.listed:
                     self._tell_levels(inlet)
                 self._tell_faults(inlet)
@@ -224,11 +225,10 @@ class KubernetesSource:
         else:
             self.book.remove(pod.key)
 
-    def _tell_jobs(self, inlet: Inlet, known: Collection[str]) -> Collection[str]:
+    def _tell_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
         events = self.book.changes(known)
         if events:
             inlet.stage(events, time.time_ns())
-        return ()
 
     def _tell_levels(self, inlet: Inlet) -> None:
         """Report changes at once and everything now and then, as of when the server last spoke."""

@@ -141,12 +141,14 @@ class JobLedger:
         return f"slurm:{self.cluster}:{job}"
 
     def changes(
-        self, listing: list[Listed], known: Collection[str] = (), whole: bool = True
+        self, listing: list[Listed], known: Mapping[str, Collection[str]] | None = None, whole: bool = True
     ) -> list[JobStarted | JobEnded]:
-        """Starts and ends of jobs since the last listing. `known` are jobs that the twin takes to be running.
+        """Starts and ends of jobs since the last listing. `known` are the nodes of each job that the twin
+        takes to be running.
 
         Of a listing that is not `whole`, a job that is missing has not ended.
         """
+        known = known or {}
         ended: list[JobStarted | JobEnded] = []
         started: list[JobStarted | JobEnded] = []
         holding = {j.job: j for j in listing if j.state in HOLDING and j.hosts}
@@ -157,7 +159,7 @@ class JobLedger:
             if run.told:
                 ended.append(JobEnded(id=f"{run.id}:end", job=self.name_of(job), reason=reason))
         for listed in holding.values():
-            event = self._start_of(listed)
+            event = self._start_of(listed, known.get(self.name_of(listed.job)))
             if event is not None:
                 started.append(event)
         mine = {self.name_of(job) for job in self._running} | {event.job for event in ended}
@@ -166,7 +168,7 @@ class JobLedger:
                 ended.append(JobEnded(job=name, reason="ended while nobody watched"))
         return ended + started
 
-    def _start_of(self, job: Listed) -> JobStarted | None:
+    def _start_of(self, job: Listed, known: Collection[str] | None) -> JobStarted | None:
         first = f"slurm:{self.cluster}:{job.job}:{job.start_s}"
         was = self._running.get(job.job)
         if was is not None and was.start_s == job.start_s:
@@ -180,7 +182,8 @@ class JobLedger:
             self.faults.append(f"job {job.job}: {str(error)[:200]}")
             return None
         nodes = [node for host in hosts if (node := self._node(host)) is not None]
-        first = self._ids.use(first)
+        moved = was is None and known is not None and set(known) != set(nodes)
+        first = self._ids.use_anew(first) if moved else self._ids.use(first)
         told = bool(nodes) or (was is not None and was.told)
         self._running[job.job] = _Run(first, job.start_s, job.hosts, told)
         if not told:

@@ -27,7 +27,7 @@ MAX_OUTPUT, MAX_REASON = 64 * 2**20, 2**16  # bytes
 
 
 class SlurmSource:
-    """Lists the jobs each period. `known` gives those that the twin has as running when it begins.
+    """Lists the jobs each period. `known` gives the nodes of those that the twin takes to be running.
 
     `kinds` tells by partition what jobs are; a job of no named partition is "unknown". `conf` is SLURM_CONF.
     `placement`: also read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
@@ -36,7 +36,8 @@ class SlurmSource:
     def __init__(
         self, site: SlurmSite, *, period_s: float = 15.0, timeout_s: float = 10.0, conf: str | None = None,
         node_names: Mapping[str, str] | None = None, kinds: Mapping[str, JobKind] | None = None,
-        known: Callable[[], Collection[str]] = tuple, name: str = "slurm", placement: bool = False,
+        known: Callable[[], Mapping[str, Collection[str]]] = dict, name: str = "slurm",
+        placement: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.ledger = JobLedger(site, node_names or {}, kinds)
@@ -60,12 +61,12 @@ class SlurmSource:
         due_s = time.monotonic()
         while True:
             if await self._list(inlet, known):
-                known = ()
+                known = {}
             await self._levels(inlet)
             due_s = max(due_s + self.period_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
-    async def _list(self, inlet: Inlet, known: Collection[str]) -> bool:
+    async def _list(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> bool:
         """Take one listing; whether it could be read whole."""
         states = ",".join((*HOLDING, *FINISHED))
         text = await self.ask("squeue", "--noheader", "--all", f"--states={states}", f"--format={FORMAT}")

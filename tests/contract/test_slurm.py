@@ -53,11 +53,11 @@ def slurm(tmp_path: Path, server: Find) -> Iterator[Cluster]:
         yield cluster
 
 
-def source(slurm: Cluster, known: tuple[str, ...] = ()) -> SlurmSource:
+def source(slurm: Cluster, known: dict[str, tuple[str, ...]] | None = None) -> SlurmSource:
     site: Site = site_of(two_racks())
     return SlurmSource(
         site, period_s=0.2, timeout_s=10, conf=str(slurm.conf), node_names={"gpu[1-2]": "r1/node[0-1]"},
-        known=lambda: known,
+        known=lambda: known or {},
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_jobs_come_and_go(slurm: Cluster) -> None:
         await until(lambda: inlet.ended(waiting), task)
         assert inlet.ended(waiting)[0].id == f"{before}:end"
 
-    inlet = watched(source(slurm, known=("slurm:lab:77", "slurm:lab:" + early)), story)
+    inlet = watched(source(slurm, known={"slurm:lab:77": (), "slurm:lab:" + early: ()}), story)
     ids = [e.id for e in inlet.events if isinstance(e, JobStarted)]
     assert len(ids) == len(set(ids))
     assert not inlet.told

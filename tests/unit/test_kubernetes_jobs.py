@@ -149,7 +149,7 @@ def test_a_job_that_completes_ends_when_it_has_left_all(site: Site) -> None:
 def test_jobs_on_strangers_and_jobs_that_ended_unwatched(site: Site) -> None:
     mine = book(site)
     mine.take([pod("x", "stranger"), pod("y", "n1", labels=A)])
-    known = ("k8s:lab:ml:a", "k8s:lab:ml:old", "k8s:labyrinth:ml:x", "slurm:lab:1")
+    known = dict.fromkeys(("k8s:lab:ml:a", "k8s:lab:ml:old", "k8s:labyrinth:ml:x", "slurm:lab:1"), ())
     assert [(type(e), e.job) for e in mine.changes(known)] == [
         (JobEnded, "k8s:lab:ml:old"), (JobStarted, "k8s:lab:ml:a")
     ]  # fmt: skip

@@ -104,6 +104,20 @@ def test_a_resized_job_is_told_with_its_nodes(site: Site) -> None:
     assert again.changes(listed(line()))[0].id == ids[0]
 
 
+def test_a_job_that_was_resized_while_nobody_watched_has_an_id_of_its_own(site: Site) -> None:
+    """Nodes 1, then 1 and 2, and back to 1 while the daemon is down: the first id is used up."""
+    before = JobLedger(site, NAMES)
+    first, grown = (before.changes(listed(line(hosts=h)))[0] for h in ("gpu01", "gpu[01-02]"))
+    assert isinstance(first, JobStarted)
+    assert isinstance(grown, JobStarted)
+    (unchanged,) = JobLedger(site, NAMES).changes(listed(line(hosts="gpu01")), {first.job: first.nodes})
+    assert unchanged.id == first.id, "counts once: nothing happened"
+    (back,) = JobLedger(site, NAMES).changes(listed(line(hosts="gpu01")), {first.job: grown.nodes})
+    assert isinstance(back, JobStarted)
+    assert back.id not in (first.id, grown.id)
+    assert back.nodes == first.nodes
+
+
 def test_hosts_by_configuration_by_own_name_and_in_racks_of_one(site: Site) -> None:
     ledger = JobLedger(site, {"x": "lab/h/r1/node5"})
     (event,) = ledger.changes(listed(line(hosts="x,cn[2-3],stranger,r1")))
@@ -120,7 +134,7 @@ def test_a_job_on_strangers_only_is_none_of_ours(site: Site) -> None:
 
 def test_jobs_that_ended_while_nobody_watched(site: Site) -> None:
     ledger = JobLedger(site, NAMES)
-    known = ("slurm:cluster:7", "slurm:cluster:8", "slurm:other:9", "mqtt-job")
+    known = dict.fromkeys(("slurm:cluster:7", "slurm:cluster:8", "slurm:other:9", "mqtt-job"), ())
     events = ledger.changes(listed(line()), known)
     assert [type(e).__name__ + e.job for e in events if isinstance(e, JobEnded | JobStarted)] == [
         "JobEndedslurm:cluster:8",

@@ -33,6 +33,12 @@ class Roster:
         """The slot of a job, None if it does not run."""
         return self._engine().jobs.slot_of.get(job)
 
+    def nodes(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of each job that runs."""
+        jobs, site = self._engine().jobs, self._engine().site
+        return {job: tuple(site.name("node", i) for i in jobs.nodes[slot].tolist())
+                for job, slot in jobs.slot_of.items()}  # fmt: skip
+
     def job_of(self, slot: int, generation: int) -> str | None:
         """The job that got a lease of this generation; None when it is gone, whoever sits there now."""
         engine = self._engine()

@@ -79,7 +79,7 @@ def _slurm(
         conf=None if part.conf is None else str(loaded.file(part.conf)),
         node_names=part.node_names,
         kinds=part.kinds,
-        known=partial(_known, Roster(engine)),
+        known=Roster(engine).nodes,
         placement=part.command,
     )
     out.sources.append(source)
@@ -112,7 +112,7 @@ def _kubernetes(
     source = KubernetesSource(
         KubernetesClient(load, timeout_s=part.timeout_s), hosts, cluster=part.cluster,
         job_labels=part.job_labels, gpu_resources=part.gpu_resources, kinds=part.kinds,
-        known=partial(_known, Roster(engine)), placement=part.command,
+        known=Roster(engine).nodes, placement=part.command,
     )  # fmt: skip
     out.sources.append(source)
     if part.command:
@@ -129,10 +129,6 @@ def _kubernetes(
         out.works["kubernetes-placement-work"] = placement.run
         out.faults[placement.name] = lambda: placement.fault
     return hosts.host_of
-
-
-def _known(roster: Roster) -> list[str]:
-    return list(roster.slots())
 
 
 class Nodes:
