@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from twin.catalogue import I32, NS, Bool
+from twin.catalogue import F64, I8, I32, I64, NS, Bool
+from twin.telemetry.columns import EntityState, column, scalar
 from twin.telemetry.events import JobEnded, JobStarted
 
 KINDS = ("training", "inference", "batch", "unknown")
@@ -42,63 +43,60 @@ REPORTED = (
     "recovered_ns",
     "recoveries",
 )
-_SLOT_COLUMNS = (
-    "alive",
-    "generation",
-    "priority",
-    "kind",
-    "synchronous",
-    "floor_w",
-    "started_ns",
-    "freed_ns",
-    *TOLD,
-    *REPORTED,
-    "checkpoint_past",
-)
+_NODES = np.zeros(0, np.int32)
 
 
-class JobSlots:
+class JobSlots(EntityState):
     """Columns over slots [n]; `nodes` are ascending node indices per slot."""
 
+    alive: Bool = column("job", "?")
+    generation: I32 = column("job", "i4")
+    priority: I32 = column("job", "i4")
+    kind: I8 = column("job", "i1", KINDS.index("unknown"))
+    synchronous: Bool = column("job", "?")
+    floor_w: F64 = column("job", "f8")
+    started_ns: I64 = column("job", "i8")
+    freed_ns: I64 = column("job", "i8", -(2**62))
+    # From the job's start; 0 where nothing was said.
+    time_limit_s: F64 = column("job", "f8")
+    checkpoint_interval_s: F64 = column("job", "f8")
+    checkpoint_save_s: F64 = column("job", "f8")
+    checkpoint_restart_s: F64 = column("job", "f8")
+    # From the job's reports of its saves. A durable save outlives its nodes, one in memory outlives its
+    # process; training stands still for `block`, and a save is durable after `flush`.
+    checkpoint_block_s: F64 = column("job", "f8")
+    checkpoint_flush_s: F64 = column("job", "f8")
+    checkpoint_local_block_s: F64 = column("job", "f8")
+    checkpoint_local_restart_s: F64 = column("job", "f8")
+    checkpoint_local_interval_s: F64 = column("job", "f8")  # between saves in memory, as the job keeps it
+    saved_ns: I64 = column("job", "i8")  # when the durable save began that it holds; 0 = unknown
+    saved_local_ns: I64 = column("job", "i8")  # the same in memory
+    checkpoint_told_ns: I64 = column("job", "i8")  # of its last report, by our clock; 0 = none
+    checkpoint_at_ns: I64 = column("job", "i8", trail=(2,))  # by its own clock: durable, in memory
+    recovered_ns: I64 = column("job", "i8")  # of its last recovery, by its own clock
+    recoveries: I32 = column("job", "i4")  # from lost processes, no node with them
+    # The last measurements of DURATIONS, and how late reports came [s], oldest first; NaN = none yet
+    checkpoint_past: F64 = column("job", "f8", np.nan, trail=(len(DURATIONS) + 1, MEASURED))
+    job_of_node: I32 = column("node", "i4", -1)
+    known: bool = scalar(False)  # whether a source of jobs has ever spoken
+    names: list[str] = scalar([])
+    tenants: list[str] = scalar([])
+    accounts: list[str] = scalar([])
+    counts: dict[str, int] = scalar(
+        {"refused_full": 0, "unknown_nodes": 0, "unknown_ended": 0, "restarted": 0}
+    )
+    # `nodes` and `unslotted`, as a snapshot has them
+    nodes_flat: I32 = scalar(_NODES)
+    nodes_len: I32 = scalar(_NODES)
+    _unslotted: list[tuple[str, I32]] = scalar([])
+
     def __init__(self, n: int, n_node: int) -> None:
+        super().__init__({"job": n, "node": n_node})
         self.n = n
-        self.alive = np.zeros(n, np.bool_)
-        self.generation = np.zeros(n, np.int32)
-        self.priority = np.zeros(n, np.int32)
-        self.kind = np.full(n, KINDS.index("unknown"), np.int8)
-        self.synchronous = np.zeros(n, np.bool_)
-        self.floor_w = np.zeros(n, np.float64)
-        self.started_ns = np.zeros(n, np.int64)
-        self.freed_ns = np.full(n, -(2**62), np.int64)
-        # What a job says of itself; 0 where it says nothing.
-        self.time_limit_s = np.zeros(n, np.float64)
-        self.checkpoint_interval_s = np.zeros(n, np.float64)
-        self.checkpoint_save_s = np.zeros(n, np.float64)
-        self.checkpoint_restart_s = np.zeros(n, np.float64)
-        # What it reports of its saves. A durable save outlives its nodes, one in memory outlives its process;
-        # training stands still for `block`, and a save is durable after `flush`.
-        self.checkpoint_block_s = np.zeros(n, np.float64)
-        self.checkpoint_flush_s = np.zeros(n, np.float64)
-        self.checkpoint_local_block_s = np.zeros(n, np.float64)
-        self.checkpoint_local_restart_s = np.zeros(n, np.float64)
-        self.checkpoint_local_interval_s = np.zeros(n, np.float64)  # between saves in memory, as it keeps it
-        self.saved_ns = np.zeros(n, np.int64)  # when the durable save began that it holds; 0 = unknown
-        self.saved_local_ns = np.zeros(n, np.int64)  # the same in memory
-        self.checkpoint_told_ns = np.zeros(n, np.int64)  # of its last report, by our clock; 0 = none
-        self.checkpoint_at_ns = np.zeros((n, 2), np.int64)  # by its own clock: durable, in memory
-        self.recovered_ns = np.zeros(n, np.int64)  # of its last recovery, by its own clock
-        self.recoveries = np.zeros(n, np.int32)  # from lost processes, no node with them
-        # The last measurements of DURATIONS, and how late reports came [s], oldest first; NaN = none yet
-        self.checkpoint_past = np.full((n, len(DURATIONS) + 1, MEASURED), np.nan)
-        self.known = False  # whether a source of jobs has ever spoken
-        self.names: list[str] = [""] * n
-        self.tenants: list[str] = [""] * n
-        self.accounts: list[str] = [""] * n
-        self.nodes: list[I32] = [np.zeros(0, np.int32)] * n
-        self.job_of_node = np.full(n_node, -1, np.int32)
+        self.nodes: list[I32] = [_NODES] * n
         self.slot_of: dict[str, int] = {}
         self.unslotted: dict[str, I32] = {}  # jobs for which there was no slot, and their nodes
-        self.counts = {"refused_full": 0, "unknown_nodes": 0, "unknown_ended": 0, "restarted": 0}
+        self.names, self.tenants, self.accounts = [""] * n, [""] * n, [""] * n
 
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
         """Give the job a slot; None when all are taken or resting. A second start replaces the first."""
@@ -170,65 +168,39 @@ class JobSlots:
     def _unbind(self, slot: int) -> None:
         held = self.nodes[slot]
         self.job_of_node[held[self.job_of_node[held] == slot]] = -1
-        self.nodes[slot] = np.zeros(0, np.int32)
+        self.nodes[slot] = _NODES
 
     def remapped(self, n_node: int, old_of_new: I32, n: int | None = None) -> JobSlots:
         """The same jobs on another site: nodes that left are dropped, and jobs beyond `n` slots end."""
-        out = JobSlots(self.n, n_node)
-        out.restore(self.dump())
-        if n is not None and n != self.n:
-            out._resize(n)
+        out = JobSlots(self.n if n is None else n, n_node)
+        slots = np.arange(out.n, dtype=np.int32)
+        self._flatten()
+        out.adopt(self, {"node": old_of_new, "job": np.where(slots < self.n, slots, np.int32(-1))})
+        out.job_of_node[out.job_of_node >= out.n] = -1
+        out.names, out.tenants, out.accounts = (
+            (some + [""] * out.n)[: out.n] for some in (self.names, self.tenants, self.accounts)
+        )
         new_of_old = np.full(len(self.job_of_node), -1, np.int32)
         kept = np.flatnonzero(old_of_new >= 0)
         new_of_old[old_of_new[kept]] = kept
-        out.job_of_node = np.full(n_node, -1, np.int32)
-        out.job_of_node[kept] = self.job_of_node[old_of_new[kept]]
-        out.job_of_node[out.job_of_node >= out.n] = -1
-        for slot in np.flatnonzero(out.alive).tolist():
-            out.nodes[slot] = _moved(self.nodes[slot], new_of_old)
+        out.nodes = [_moved(nodes, new_of_old) for nodes in (self.nodes + [_NODES] * out.n)[: out.n]]
         out.unslotted = {job: _moved(nodes, new_of_old) for job, nodes in self.unslotted.items()}
         return out
 
-    def _resize(self, n: int) -> None:
-        fresh = JobSlots(n, len(self.job_of_node))
-        kept = min(n, self.n)
-        for name in _SLOT_COLUMNS:
-            column = getattr(fresh, name)
-            column[:kept] = getattr(self, name)[:kept]
-            setattr(self, name, column)
-        self.names, self.tenants, self.accounts = (
-            (some + [""] * n)[:n] for some in (self.names, self.tenants, self.accounts)
-        )
-        self.nodes = (self.nodes + fresh.nodes)[:n]
-        self.n = n
-        self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
-
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        return {
-            "alive": self.alive, "generation": self.generation, "priority": self.priority, "kind": self.kind,
-            "synchronous": self.synchronous, "floor_w": self.floor_w, "started_ns": self.started_ns,
-            "freed_ns": self.freed_ns, "checkpoint_past": self.checkpoint_past,
-            **{k: getattr(self, k) for k in REPORTED},
-            "names": list(self.names), "tenants": list(self.tenants),
-            "accounts": list(self.accounts), "known": self.known, **{k: getattr(self, k) for k in TOLD},
-            "unslotted": [[job, nodes] for job, nodes in self.unslotted.items()],
-            "nodes_flat": np.concatenate([np.zeros(0, np.int32), *self.nodes]).astype(np.int32),
-            "nodes_len": np.array([len(x) for x in self.nodes], np.int32),
-            "job_of_node": self.job_of_node, "counts": dict(self.counts),
-        }  # fmt: skip
+        self._flatten()
+        return super().dump()
 
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        for name in (*_SLOT_COLUMNS, "job_of_node"):
-            if name in data:  # a snapshot of a version before knows less of jobs
-                setattr(self, name, np.array(data[name]))
-        self.names, self.tenants = list(data["names"]), list(data["tenants"])
-        self.accounts, self.known = list(data["accounts"]), bool(data["known"])
-        self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in data["unslotted"]}
-        cuts = np.cumsum(data["nodes_len"])[:-1]
-        self.nodes = [np.array(x, np.int32) for x in np.split(data["nodes_flat"], cuts)]
-        self.counts = dict(data["counts"])
+    def _flatten(self) -> None:
+        self.nodes_flat = np.concatenate([_NODES, *self.nodes]).astype(np.int32)
+        self.nodes_len = np.array([len(x) for x in self.nodes], np.int32)
+        self._unslotted = [(job, nodes) for job, nodes in self.unslotted.items()]
+
+    def derive(self) -> None:
+        """The nodes of each slot, and the slot of each job."""
+        self.nodes = np.split(self.nodes_flat, np.cumsum(self.nodes_len)[:-1]) if len(self.nodes_len) else []
+        self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in self._unslotted}
         self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
 
 
