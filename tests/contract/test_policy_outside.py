@@ -53,7 +53,7 @@ def test_it_needs_no_line_of_the_product(
     with serving_aside(tmp_path, monkeypatch, Desk, more=[policy]) as desk:
         for _ in range(6):
             desk.do(lambda: desk.pod.tick({"rack.inlet_temp_c": [25.0, 29.5], "gpu.power_limit_w": 1200.0}))
-        desk.do(lambda: PolicyAccounts(desk.pod.live).look())
+        desk.do(lambda: PolicyAccounts(desk.pod.live).observe())
         assert desk.run("explain", "inlet_guard", role="viewer") == 0
         text = capsys.readouterr().out
         for expected in ("1 of 2 racks are above 27 degC", "lab/h/r2", "29.5", "75 %", "inlet air above 27"):

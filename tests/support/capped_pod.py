@@ -67,4 +67,4 @@ class Rig:
             self.pod.tick({k: v for k, v in values.items() if k not in self.silent})
             for batch in self.pod.twin.commands(CAP):
                 self.cap_w[batch.index] = batch.value
-            self.accounts.look()
+            self.accounts.observe()

@@ -36,7 +36,7 @@ def run(folder: Path, seconds: int = SECONDS, keeping: Keeping = KEEPING, finish
     """The story as a daemon would record it: segments, notes between ticks, snapshots now and then."""
     story = Story(seconds)
     engine = engine_for(story.spec)
-    recorder = Recorder(engine, story.spec, folder, durable=False, keeping=keeping)
+    recorder = Recorder(engine, story.spec, folder, keeping)
     snapshot_ns = 0
     for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
         recorder.before(frame)

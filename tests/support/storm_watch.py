@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paho.mqtt.client as paho
 import psutil
-from racktwin_agent.clock import now
+from racktwin_agent.clock import current_instant
 from racktwin_agent.leases import ENDED, RUNNING
 
 from tests.support.agent_pod import PER_TRAY, Pod
@@ -136,7 +136,7 @@ class Leases(Watcher):
     def look(self) -> None:
         self.looks += 1
         for path, node in self.pod.fleet.nodes.items():
-            at = now()  # before the lease is read: one that is renewed meanwhile ends later
+            at = current_instant()  # before the lease is read: one that is renewed meanwhile ends later
             for key, lease in list(node.book.leases.items()):
                 over_s = (at.boot_ns - lease.until.boot_ns) / NS
                 if lease.phase == RUNNING and over_s > LATE_S:

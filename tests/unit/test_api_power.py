@@ -193,7 +193,7 @@ def test_the_cost_of_a_cap_by_a_straight_line(tmp_path: Path) -> None:
         pod.tick(values, dt_s=30.0)
         engine.policies = policies
         lease.value[mine] = 500.0
-        rig.accounts.look()
+        rig.accounts.observe()
         grown = dict(zip(NAMES, np.subtract(account.totals["site"], before["site"]).tolist(), strict=True))
         idle_w = float(site.design.gpu_idle_w[0])
         loss = 1.0 - (500.0 - idle_w) / (800.0 - idle_w)
@@ -227,7 +227,7 @@ def test_a_curve_that_was_learned_says_what_a_cap_costs(tmp_path: Path) -> None:
             pod.live.engine.forecasts["job.compute_pu", 0.0] = f
             before = account_of(pod).totals["site"][0]
             account_of(pod)._last_ns -= 10 * NS
-            rig.accounts.look()
+            rig.accounts.observe()
             lost.append(account_of(pod).totals["site"][0] - before)
         line, computing, mixed, waiting = lost
         assert line > computing > mixed > waiting == 0.0
@@ -276,7 +276,7 @@ def test_an_account_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, t
 
     async def check(pod: Pod) -> None:
         pod.live.accounts["power_cap"] = account
-        PolicyAccounts(pod.live).look()
+        PolicyAccounts(pod.live).observe()
         _, tree = await pod.ask("GET", "/api/v1/power/cost")
         assert any("could not be read" in n for n in tree["notes"])
 

@@ -223,7 +223,7 @@ def test_the_summary_and_the_metrics_count(tmp_path: Path) -> None:
                               "score_bad": 2}.items():  # fmt: skip
             policy.set(column, {3: value})
         pod.tick(None)
-        PolicyAccounts(pod.live).look()
+        PolicyAccounts(pod.live).observe()
         _, summary = await pod.ask("GET", "/api/v1/summary")
         section = next(s for s in summary["sections"] if s["policy"] == "replacement")
         table = next(t for t in section["tables"] if t["name"] == "nodes")

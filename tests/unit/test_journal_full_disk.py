@@ -114,8 +114,8 @@ def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     story = Story(30)
     engine = engine_for(story.spec)
-    keeping = Keeping(reserve_bytes=2**16)
-    recorder = Recorder(engine, story.spec, folder, durable=True, keeping=keeping)
+    keeping = Keeping(reserve_bytes=2**16, durable=True)
+    recorder = Recorder(engine, story.spec, folder, keeping)
     assert recorder.journal is not None
     frames = Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story)
     with pytest.raises(StorageError):  # noqa: PT012

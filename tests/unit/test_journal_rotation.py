@@ -231,7 +231,7 @@ def test_a_killed_run_goes_on_across_segments(tmp_path: Path) -> None:
     back = resume(folder, engine_for)
     assert back.faults == []
     assert back.engine.checksum() == killed.checksum()
-    recorder = Recorder(back.engine, back.spec, folder, keeping=KEEPING, resumed=back.told())
+    recorder = Recorder(back.engine, back.spec, folder, keeping=KEEPING, resumed=back.as_manifest())
     recorder.note(OtherRecord("daemon", {"started": "again"}))
     story = Story(SECONDS)
     list(story)

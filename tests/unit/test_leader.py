@@ -17,7 +17,7 @@ import pytest
 from twin.catalogue import StorageError
 from twin.config import load_config
 from twin.daemon import leader
-from twin.daemon.leader import MAX_HEAD, EpochFile, HostElection, Term, clock_s, lock_path, told
+from twin.daemon.leader import MAX_HEAD, EpochFile, HostElection, Term, clock_s, lock_path, parse_record
 from twin.daemon.leadership import make_election
 
 ROOT = Path(__file__).parents[2]
@@ -226,7 +226,7 @@ def test_nobody_leads_with_an_epoch_that_cannot_be_stored(tmp_path: Path) -> Non
     ],
 )
 def test_what_a_leader_left_is_not_trusted_to_be_well_formed(data: bytes, expected: dict[str, Any]) -> None:
-    assert told(data) == expected
+    assert parse_record(data) == expected
 
 
 def configured(folder: Path, text: str) -> Any:

@@ -43,10 +43,10 @@ def live(path: str) -> None:
         unexpected = [f for f in back.faults if not any(words in f for words in known)]
         assert not unexpected, unexpected
         assert back.lost is None, back.lost
-        engine, tick, resumed = back.engine, back.last_tick + 1, back.told()
+        engine, tick, resumed = back.engine, back.last_tick + 1, back.as_manifest()
     else:
         engine, tick, resumed = engine_for(site), 0, None
-    recorder = Recorder(engine, site, folder, False, keeping, resumed)
+    recorder = Recorder(engine, site, folder, keeping, resumed)
     while True:
         frame = Frame(tick, T0 + tick * NS, 1.0)
         recorder.before(frame)

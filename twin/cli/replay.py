@@ -26,6 +26,7 @@ from twin.run import (
     Entry,
     MessageSource,
     Outcome,
+    Pace,
     TraceReader,
     closed_segments,
     form_of,
@@ -205,6 +206,10 @@ def conclude(
         out.print(f"report: {report / 'report.html'}", markup=False, soft_wrap=True)
 
 
+def _paced(speed: float | None) -> tuple[Pace, ...]:
+    return () if speed is None else (Pace(speed),)
+
+
 def _arrivals(
     args: argparse.Namespace, speed: float | None, err: Console
 ) -> tuple[Engine, Outcome, dict[str, Any] | None, Collector]:
@@ -218,7 +223,9 @@ def _arrivals(
         total = sum(_lines(p) for p in args.trace) if capture else source.messages.total
     bar = Bar(err, total, lambda: float(source.messages.total), "replaying")
     try:
-        outcome = replay_arrivals(engine, spec, source, _tick_s(args), args.out, (collector, bar), speed)
+        outcome = replay_arrivals(
+            engine, spec, source, _tick_s(args), args.out, (*_paced(speed), collector, bar)
+        )
     finally:
         bar.close()
     return engine, outcome, source.messages.summary(), collector
@@ -272,7 +279,12 @@ def _native(
     )
     try:
         outcome = replay_frames(
-            engine, reader, compare, (collector, bar), speed, (spec, args.out) if args.out else None, since
+            engine,
+            reader,
+            compare,
+            (*_paced(speed), collector, bar),
+            (spec, args.out) if args.out else None,
+            since,
         )
     finally:
         bar.close()

@@ -72,7 +72,7 @@ class Alarm(msgspec.Struct):
         return "acknowledged" if self.ack_ns else "raised"
 
     @property
-    def told(self) -> bool:
+    def visible(self) -> bool:
         """Return True while receivers should see it as active."""
         return (self.active or self.flapping) and not self.shelved_until_ns
 
@@ -278,7 +278,7 @@ class AlarmBook:
 
     def active(self) -> list[Alarm]:
         """Active alarms, for a receiver that begins to listen."""
-        return [msgspec.structs.replace(a) for a in self.alarms.values() if a.told]
+        return [msgspec.structs.replace(a) for a in self.alarms.values() if a.visible]
 
     def listing(self, cleared: bool = False) -> list[dict[str, Any]]:
         """Alarms as plain data, the gravest first, then the newest; with `cleared`, also what is over."""

@@ -107,7 +107,7 @@ def open_run(loaded: Loaded) -> OpenedRun:
                 mend_last(folder, faults)
                 faults.append(f"{traces[0].name}: has no readable header; set aside, and the run begins anew")
             engine = make_engine(site, book.levels)
-            recorder = Recorder(engine, spec, folder, True, Keeping.of(loaded.config))
+            recorder = Recorder(engine, spec, folder, Keeping.of(loaded.config))
             opened = OpenedRun(engine, spec, recorder, folder, book, -1, 0, faults=faults)
     except BaseException:
         lock.close()
@@ -126,8 +126,8 @@ def _resumed(
         events.insert(0, TicksSkipped(count=_missed(loaded, resumed), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
         events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
-    how = resumed.told()
-    recorder = Recorder(resumed.engine, resumed.spec, folder, True, Keeping.of(loaded.config), how)
+    how = resumed.as_manifest()
+    recorder = Recorder(resumed.engine, resumed.spec, folder, Keeping.of(loaded.config), how)
     return OpenedRun(
         resumed.engine,
         spec,

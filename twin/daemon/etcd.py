@@ -22,7 +22,7 @@ import aiohttp
 
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import Loaded, Tls
-from twin.daemon.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, pause, told
+from twin.daemon.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, parse_record, pause
 
 log = logging.getLogger(__name__)
 
@@ -395,6 +395,6 @@ def _int(tree: Any, key: str) -> int:
 
 def _value(kv: dict[str, Any] | None) -> dict[str, Any]:
     try:
-        return told(base64.b64decode(str((kv or {}).get("value", ""))))
+        return parse_record(base64.b64decode(str((kv or {}).get("value", ""))))
     except ValueError:
         return {}

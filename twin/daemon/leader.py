@@ -257,7 +257,7 @@ class HostElection:
             return {}
         try:
             trusted = os.fstat(file).st_uid in (0, os.geteuid())
-            return told(os.pread(file, 4 * MAX_HEAD, 0)) if trusted else {}
+            return parse_record(os.pread(file, 4 * MAX_HEAD, 0)) if trusted else {}
         except OSError:
             return {}
         finally:
@@ -276,7 +276,7 @@ class HostElection:
         self._stored = self._head
 
 
-def told(data: bytes) -> dict[str, Any]:
+def parse_record(data: bytes) -> dict[str, Any]:
     """{name, epoch, head, pid} as somebody left it; what is malformed is left out."""
     try:  # behind the first object may be the rest of a longer one, if its writer was killed
         tree, _ = json.JSONDecoder().raw_decode(data.decode())

@@ -75,7 +75,7 @@ class Receiver:
         alarm = change.alarm
         grave = SEVERITIES.index(alarm.severity) >= self._least
         old = self._firing.pop(alarm.id, None)
-        fires = alarm.told and change.what != "shelved"
+        fires = alarm.visible and change.what != "shelved"
         if self.target.kind == "webhook":
             if grave or old is not None:
                 self._numbers += 1

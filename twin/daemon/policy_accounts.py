@@ -49,7 +49,7 @@ class PolicyAccounts:
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                self.look()
+                self.observe()
                 unwritten_s += LOOK_S
                 if unwritten_s >= WRITE_S:
                     unwritten_s = 0.0
@@ -59,7 +59,7 @@ class PolicyAccounts:
             for account, path in self._kept():
                 write_account(account, path, account.dump())
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Show every account the site, and renew the sections of the status page."""
         live = self.live
         self.adopt()

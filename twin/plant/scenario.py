@@ -22,7 +22,7 @@ from twin.plant.faults import BOTH, PUBLISHED, Script
 from twin.plant.jobs import Mix
 from twin.plant.ledger import CARBON_G_PER_KWH, COST_USD_PER_KWH, Prices
 from twin.plant.weather import DAY_S, Weather
-from twin.site import Site, salvage, short, told
+from twin.site import Site, first_problems, salvage, short
 
 PARTS = {"1": 0, "2": 1, "both": BOTH}
 MAX_FAULTS, MAX_CASES = 10_000, 10_000
@@ -160,12 +160,12 @@ def scenario_of(tree: Any, site: Site, file_name: str = "scenario.yaml") -> Scen
     file, faults = salvage(ScenarioFile, tree)
     problems = list(faults.problems)
     if file is None:
-        raise ConfigError(told([f"{file_name}: {p}" for p in problems], file_name))
+        raise ConfigError(first_problems([f"{file_name}: {p}" for p in problems], file_name))
     # A part of a pair that could not be read is told once, by its form
     broken = {p.split(":", 1)[0] for p in problems}
     problems += [p for p in _judge(file, site) if p.split(":", 1)[0] not in broken]
     if problems:
-        raise ConfigError(told([f"{file_name}: {p}" for p in problems], file_name))
+        raise ConfigError(first_problems([f"{file_name}: {p}" for p in problems], file_name))
     return _made(file, site)
 
 
@@ -197,7 +197,7 @@ def cases_of(
                 break
             cases.append((({"seed": seed} if len(seeds) > 1 else {}) | varied, made))
     if problems:
-        raise ConfigError(told(problems, file_name))
+        raise ConfigError(first_problems(problems, file_name))
     return cases
 
 

@@ -6,7 +6,11 @@ from .history_sample import Layout as Layout, Sample as Sample, take_sample as t
 from .history_schema import FILE_NAME as FILE_NAME
 from .history_service import HistoryService as HistoryService
 from .history_store import HistoryStore as HistoryStore
-from .interrupt import asked_to_stop as asked_to_stop, look as look, stop_at_once as stop_at_once
+from .interrupt import (
+    asked_to_stop as asked_to_stop,
+    check_interrupt as check_interrupt,
+    stop_at_once as stop_at_once,
+)
 from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine
 from .journal_files import (
     OPEN as OPEN,
@@ -39,6 +43,7 @@ from .replay import (
     Keeping as Keeping,
     Observer as Observer,
     Outcome as Outcome,
+    Pace as Pace,
     Recorder as Recorder,
     manifest as manifest,
     plant_words as plant_words,

@@ -45,34 +45,22 @@ def chosen_step_ns(
     return math.ceil(least_s / 86_400) * 86_400 * NS
 
 
-def answer(
-    signal: Signal,
-    names: list[str],
-    full: list[str],
-    found: tuple[Coarse, int],
-    step_ns: int | None,
-    since_ns: int,
-    until_ns: int,
-    every_s: float,
+def _answer(
+    signal: Signal, names: dict[str, str], slots: Coarse, step_ns: int | None, extremes: bool
 ) -> dict[str, Any]:
-    """Answer to a query: see `HistoryService.query`."""
-    slots, means = found
-    if step_ns is None:
-        slots = _with_gaps(slots, means, every_s)
-    else:
-        slots = _stepped(slots, step_ns, since_ns, until_ns)
-    counter = signal.kind == "counter"
+    """Answer to a query, see `HistoryService.query`; `names`: full name by name as asked."""
+    asked = list(names)
     out: dict[str, Any] = {
         "signal": signal.key,
         "unit": signal.unit,
         "states": list(signal.states),
         "step_s": None if step_ns is None else step_ns / NS,
         "t_ns": slots.t_ns.tolist(),
-        "names": dict(zip(names, full, strict=True)),
-        "values": _plain(signal, names, slots.mean, 1),
+        "names": names,
+        "values": _plain(signal, asked, slots.mean, 1),
     }
-    if not counter and (means or step_ns is not None):
-        out["min"], out["max"] = (_plain(signal, names, part, 0) for part in (slots.low, slots.high))
+    if signal.kind != "counter" and extremes:
+        out["min"], out["max"] = (_plain(signal, asked, part, 0) for part in (slots.low, slots.high))
     return out
 
 
@@ -196,6 +184,7 @@ class HistoryReader:
         signal = find_signal(key)
         if signal is None:
             raise HistoryError(f"{key!r} is no signal; expected TABLE.SIGNAL such as rack.power_w")
+        names = list(dict.fromkeys(names))
         if not names or len(names) > MAX_NAMES:
             raise HistoryError(f"{len(names)} names; expected 1 to {MAX_NAMES}")
         if not 0 <= since_ns < until_ns < 2**63:
@@ -223,8 +212,13 @@ class HistoryReader:
                     f"step_s {step_s:g} gives more than {max_points} points; expected at least "
                     f"{(asked.until_ns - asked.since_ns) / max_points / NS:.3g}"
                 )
-            slots = self._read(asked, len(names), step_ns)
-            out = answer(signal, names, full, slots, step_ns, asked.since_ns, asked.until_ns, self.every_s)
+            slots, means = self._read(asked, len(names), step_ns)
+            if step_ns is None:
+                slots = _with_gaps(slots, means, self.every_s)
+            else:
+                slots = _stepped(slots, step_ns, asked.since_ns, asked.until_ns)
+            extremes = means > 0 or step_ns is not None
+            out = _answer(signal, dict(zip(names, full, strict=True)), slots, step_ns, extremes)
             return out | {"damaged": asked.damaged}
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: cannot be read: {error}") from error

@@ -18,7 +18,7 @@ _asked = threading.Event()
 
 
 def stop_at_once() -> None:
-    """From now on both signals raise KeyboardInterrupt, here and again at each `look`. Main thread only."""
+    """Let both signals raise KeyboardInterrupt, here and again at `check_interrupt`. Main thread only."""
     _asked.clear()
     for number in SIGNALS:
         signal.signal(number, _hear)
@@ -29,7 +29,7 @@ def _hear(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def look() -> None:
+def check_interrupt() -> None:
     """Between two parts of long work. Raises KeyboardInterrupt where one was raised and a library ate it."""
     if _asked.is_set():
         raise KeyboardInterrupt

@@ -266,7 +266,7 @@ def verify_open(path: Path) -> JournalVerdict:
     Raises StorageError for lines of a format that this version does not go on with.
     """
 
-    def look(entry: Entry) -> None:
+    def check(entry: Entry) -> None:
         told = entry.body.get("format") if entry.kind == "manifest" else READS[0]
         if told not in READS:
             raise StorageError(
@@ -279,15 +279,15 @@ def verify_open(path: Path) -> JournalVerdict:
         closed = [f for f in files if f[0].name != OPEN]
         rest = [f for f in files if f[0].name == OPEN]
         if not closed:
-            return _walk(rest, _claimed(*rest[0]), look)
+            return _walk(rest, _claimed(*rest[0]), check)
         if _torn(closed[-1][1]):
-            return _walk(closed[-1:], _claimed(*closed[-1]), look)
+            return _walk(closed[-1:], _claimed(*closed[-1]), check)
         line, _ = last_line(closed[-1][1])
         try:
             link = (line_head(line).seq + 1, line_hash(line))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return _walk(closed[-1:], _claimed(*closed[-1]), look)
-        return _walk(rest, link, look, closed[-1])
+            return _walk(closed[-1:], _claimed(*closed[-1]), check)
+        return _walk(rest, link, check, closed[-1])
 
 
 def cut_tail(path: Path, position: int) -> Path:

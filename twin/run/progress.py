@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from twin.catalogue import duration
-from twin.run.interrupt import look
+from twin.run.interrupt import check_interrupt
 
 ROOMY = 90  # columns of a terminal with room for a note
 ETA_AFTER = 0.03  # of the work: sooner no estimate is possible. source: estimate
@@ -35,8 +35,8 @@ class ProgressBar:
             self._task = self._progress.add_task(what, total=1.0, left="", note="")
 
     def move(self, share: float, note: str = "") -> None:
-        """Show this share and note. Raises KeyboardInterrupt as `interrupt.look` does."""
-        look()
+        """Show this share and note. Raises KeyboardInterrupt as `interrupt.check_interrupt` does."""
+        check_interrupt()
         if self._progress is not None:
             took_s = time.monotonic() - self._begun
             left = f"about {duration(_rough(took_s * (1 / share - 1)))} left" if share > ETA_AFTER else ""

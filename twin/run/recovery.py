@@ -77,7 +77,7 @@ class RecoveredRun:
     faults: list[str] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
 
-    def told(self) -> dict[str, Any]:
+    def as_manifest(self) -> dict[str, Any]:
         """For the manifest of what follows: `Recorder(..., resumed=...)`."""
         return {
             "snapshot_tick": self.snapshot_tick,

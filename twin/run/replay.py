@@ -182,6 +182,7 @@ class Keeping:
 
     trace_bytes: int = SEGMENT_BYTES
     trace_s: float = 3600.0
+    durable: bool = False  # a tick's journal lines are on the disk before its commands leave
     journal_bytes: int = 64 * 2**20
     reserve_bytes: int = 16 * 2**20
     simulated: bool = False  # and the manifest says so
@@ -194,6 +195,7 @@ class Keeping:
             journal_bytes=quotas.journal_segment_mb * 10**6,
             reserve_bytes=quotas.journal_reserve_mb * 10**6,
             simulated=config.simulated,
+            durable=True,
         )
 
 
@@ -211,7 +213,6 @@ class Recorder:
         engine: Engine,
         spec: SiteSpec,
         folder: Path | None,
-        durable: bool = False,
         keeping: Keeping | None = None,
         resumed: dict[str, Any] | None = None,
         simulated: bool = False,
@@ -222,7 +223,7 @@ class Recorder:
         self.journal: JournalWriter | None = None
         if folder is not None:
             k = keeping or Keeping(trace_s=0.0, journal_bytes=0, reserve_bytes=0)
-            self.journal = JournalWriter(folder, durable, k.journal_bytes, k.reserve_bytes)
+            self.journal = JournalWriter(folder, k.durable, k.journal_bytes, k.reserve_bytes)
             self.trace = TraceWriter(folder, engine.site.spec_hash, spec.packed(), k.trace_bytes, k.trace_s)
         self.chain = self.journal.chain if self.journal else Chain()
         self._snapshot_ns: int | None = None
@@ -331,20 +332,18 @@ def copied(tree: Any) -> Any:
 
 
 class Pace:
-    """Keeps a replay at `speed` times real time; None lets it run."""
+    """An observer that keeps a replay at `speed` times real time; it comes before those that show it."""
 
-    def __init__(self, speed: float | None) -> None:
+    def __init__(self, speed: float) -> None:
         self.speed = speed
         self._begun: tuple[float, int] | None = None
 
-    def wait(self, now_ns: int) -> None:
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Sleep until this instant of the recording is due."""
-        if self.speed is None:
-            return
         if self._begun is None:
-            self._begun = (time.monotonic(), now_ns)
+            self._begun = (time.monotonic(), frame.now_ns)
             return
-        due = self._begun[0] + (now_ns - self._begun[1]) / NS / self.speed
+        due = self._begun[0] + (frame.now_ns - self._begun[1]) / NS / self.speed
         time.sleep(max(0.0, due - time.monotonic()))
 
 
@@ -355,15 +354,13 @@ def replay_arrivals(
     dt_s: float,
     out: Path | None = None,
     observers: tuple[Observer, ...] = (),
-    speed: float | None = None,
 ) -> Outcome:
     """Run arrivals through Inbox and engine; record the run in `out` if given."""
-    outcome, pace, fitter = Outcome(), Pace(speed), Fitter()
+    outcome, fitter = Outcome(), Fitter()
     cutter = Cutter(engine, dt_s, fitter.due)
     recorder = Recorder(engine, spec, out)
     try:
         for frame in cutter.frames(source):
-            pace.wait(frame.now_ns)
             _step(engine, frame, recorder, observers, outcome, fitter)
         recorder.finish(engine)
     finally:
@@ -379,7 +376,6 @@ def replay_frames(
     reader: TraceReader,
     compare: Path | None,
     observers: tuple[Observer, ...] = (),
-    speed: float | None = None,
     out: tuple[SiteSpec, Path] | None = None,
     since: Since | None = None,
 ) -> Outcome:
@@ -389,7 +385,7 @@ def replay_frames(
     behind a gap cannot be judged, since the engine did not see what was lost. An engine that stands at a
     snapshot goes on `since` there; what was journaled is compared from where both are kept.
     """
-    outcome, pace, simulated = Outcome(), Pace(speed), said_simulated(compare or reader.path)
+    outcome, simulated = Outcome(), said_simulated(compare or reader.path)
     recorder: Recorder | Comparer
     if compare is not None:
         verdict = verify_journal(compare)
@@ -402,7 +398,6 @@ def replay_frames(
         recorder = Recorder(engine, spec, folder, simulated=simulated)
     try:
         for frame in _contiguous(reader, since, engine):
-            pace.wait(frame.now_ns)
             check_fits(frame, engine.site)
             _step(engine, frame, recorder, observers, outcome, None)
         outcome.damage += reader.damage

@@ -23,9 +23,9 @@ from .file import (
     SiteFile as SiteFile,
     convert as convert,
     expand as expand,
+    first_problems as first_problems,
     salvage as salvage,
     short as short,
-    told as told,
 )
 from .profile import Profile as Profile, parse_profile as parse_profile
 from .safety import lapse_faults as lapse_faults

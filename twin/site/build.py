@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import ConfigError
-from twin.site.design import design_of
+from twin.site.design import CduLayout, RackLayout, design_of
 from twin.site.draft import MAX_JOBS, Draft, draft_of
 from twin.site.envelope import envelopes_of, limits_of
-from twin.site.file import SiteFile, salvage, short, told
+from twin.site.file import SiteFile, first_problems, salvage, short
 from twin.site.profile import Profile, parse_profile
 from twin.site.site import Relation, Site, SiteSpec
 
@@ -29,12 +29,12 @@ def build_site(spec: SiteSpec, file_name: str = "site") -> Site:
         except ConfigError as error:
             problems += error.problems
     if file is None:
-        raise ConfigError(told(problems, file_name))
+        raise ConfigError(first_problems(problems, file_name))
     draft = draft_of(file, profiles, faults.names_lost)
     site = None if draft.too_large else _assemble(draft, file, spec, profiles, sound=not problems)
     problems += [f"{file_name}: {p}" for p in draft.problems]
     if problems or site is None:
-        raise ConfigError(told(problems, file_name))
+        raise ConfigError(first_problems(problems, file_name))
     return site
 
 
@@ -224,13 +224,8 @@ def _assemble(
         limits=limits_of(profiles, _of_nodes(rack_profile, draft.rack_nodes), rack_of_entity, sizes),
         design=design_of(
             profiles,
-            rack_profile,
-            nodes,
-            np.array(draft.rack_gpus_per_node, np.int32),
-            cdu_of_rack,
-            loop_of_cdu,
-            envelopes["cdu.supply_temp_target_c"].safe,
-            sizes["loop"],
+            RackLayout(rack_profile, nodes, np.array(draft.rack_gpus_per_node, np.int32), cdu_of_rack),
+            CduLayout(loop_of_cdu, envelopes["cdu.supply_temp_target_c"].safe, sizes["loop"]),
         ),
     )
     site.freeze()

@@ -90,32 +90,42 @@ def counterflow_ua_w_per_k(heat_w: F64, approach_k: float, warm_w_per_k: F64, co
     return heat_w / mean_k
 
 
-def design_of(
-    profiles: Mapping[str, Profile],
-    profile_of_rack: Sequence[str | None],
-    nodes_of_rack: I32,
-    gpus_per_node_of_rack: I32,
-    cdu_of_rack: I32,
-    loop_of_cdu: I32,
-    supply_target_c: F64,
-    n_loop: int,
-) -> Design:
-    """The design of racks [n_rack] with these profiles; `supply_target_c` [n_cdu]: NaN = none set."""
-    n = len(profile_of_rack)
+@dataclass(frozen=True)
+class RackLayout:
+    """Racks as the site file has them [n_rack]."""
+
+    profile: Sequence[str | None]
+    nodes: I32
+    gpus_per_node: I32
+    cdu: I32
+
+
+@dataclass(frozen=True)
+class CduLayout:
+    """CDUs as the site file has them [n_cdu]; `supply_target_c`: NaN = none set."""
+
+    loop: I32
+    supply_target_c: F64
+    n_loop: int
+
+
+def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayout) -> Design:
+    """The design of racks with these profiles."""
+    n = len(racks.profile)
     rack: dict[str, F64] = {name: np.full(n, np.nan) for name in _RACK}
     liquid = np.zeros(n, np.bool_)
-    for i, name in enumerate(profile_of_rack):
+    for i, name in enumerate(racks.profile):
         if name is None:
             continue
-        profile, nodes, gpus = profiles[name], int(nodes_of_rack[i]), int(gpus_per_node_of_rack[i])
+        profile, nodes, gpus = profiles[name], int(racks.nodes[i]), int(racks.gpus_per_node[i])
         liquid[i] = profile.has_liquid and nodes > 0
         for key, value in _of_rack(profile, nodes, gpus).items():
             rack[key][i] = value
     rack["capture_pu"][~liquid & np.isfinite(rack["capture_pu"])] = 0.0
     rack["rack_flow_lpm"][~liquid] = np.nan
-    n_cdu = len(loop_of_cdu)
-    served = liquid & (cdu_of_rack >= 0) & np.isfinite(rack["rack_flow_lpm"])
-    at = cdu_of_rack[served]
+    n_cdu = len(cdus.loop)
+    served = liquid & (racks.cdu >= 0) & np.isfinite(rack["rack_flow_lpm"])
+    at = racks.cdu[served]
     heat = (rack["capture_pu"] * rack["rack_max_w"])[served]
     cdu_flow = np.bincount(at, weights=rack["rack_flow_lpm"][served], minlength=n_cdu).astype(np.float64)
     cdu_heat = np.bincount(at, weights=heat, minlength=n_cdu).astype(np.float64)
@@ -123,19 +133,19 @@ def design_of(
     # PG25 or water carry about 67 W/K per l/min (domain.md B: 15.0 l/min K per kW)
     warm = cdu_flow * 1000.0 / 15.0
     ua = counterflow_ua_w_per_k(cdu_heat, APPROACH_K, warm, PRIMARY_FLOW_RATIO * warm)
-    looped = (loop_of_cdu >= 0) & np.isfinite(cdu_heat)
-    of = loop_of_cdu[looped]
+    looped = (cdus.loop >= 0) & np.isfinite(cdu_heat)
+    of = cdus.loop[looped]
     return Design(
         liquid=liquid,
         **rack,
         cdu_flow_lpm=cdu_flow,
         cdu_heat_w=cdu_heat,
-        cdu_supply_c=np.where(np.isfinite(supply_target_c), supply_target_c, SUPPLY_C),
+        cdu_supply_c=np.where(np.isfinite(cdus.supply_target_c), cdus.supply_target_c, SUPPLY_C),
         cdu_ua_w_per_k=ua,
-        loop_heat_w=np.bincount(of, weights=cdu_heat[looped], minlength=n_loop).astype(np.float64),
-        loop_flow_lpm=np.bincount(of, weights=PRIMARY_FLOW_RATIO * cdu_flow[looped], minlength=n_loop).astype(
-            np.float64
-        ),
+        loop_heat_w=np.bincount(of, weights=cdu_heat[looped], minlength=cdus.n_loop).astype(np.float64),
+        loop_flow_lpm=np.bincount(
+            of, weights=PRIMARY_FLOW_RATIO * cdu_flow[looped], minlength=cdus.n_loop
+        ).astype(np.float64),
     )
 
 

@@ -59,6 +59,9 @@ def envelopes_of(
     return out, problems
 
 
+_Bounds = tuple[F64, F64, F64, F64]  # low, high, safe and slew
+
+
 def _all_controls() -> list[str]:
     return [c.key for spec in TABLES.values() for c in spec.controls]
 
@@ -83,7 +86,7 @@ def _envelope(
         return Envelope(low, high, safe, slew, deadband, 1)
     safe = np.clip(safe, low, high)
     if site is not None:
-        low, high, safe, slew = _narrowed(path, site, low, high, safe, slew, problems)
+        low, high, safe, slew = _narrowed(path, site, (low, high, safe, slew), problems)
         if site.deadband is not None:
             deadband = site.deadband
     unknown = np.isnan(safe)
@@ -94,17 +97,16 @@ def _envelope(
     return Envelope(low, high, safe, slew, deadband, blast)
 
 
-def _narrowed(
-    path: str, site: ControlLimits, low: F64, high: F64, safe: F64, slew: F64, problems: list[str]
-) -> tuple[F64, F64, F64, F64]:
-    """low, high, safe and slew as the site's file narrows them; what it may not do is noted."""
+def _narrowed(path: str, site: ControlLimits, bounds: _Bounds, problems: list[str]) -> _Bounds:
+    """Bounds as the site's file narrows them; what it may not do is noted."""
+    low, high, safe, slew = bounds
     n = len(low)
     above = "catalogue or profile; the site may only narrow"
     for name in ("min", "max", "safe", "slew_per_s", "deadband"):
         value = getattr(site, name)
         if value is not None and not np.isfinite(value):
             problems.append(f"{path}.{name}: expected a finite number, got {value}")
-            return low, high, safe, slew
+            return bounds
     if site.min is not None and n:
         if (site.min < low).any():
             problems.append(f"{path}.min: {site.min} is below the {low.max():g} of {above}")

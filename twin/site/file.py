@@ -317,7 +317,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def told(problems: list[str], file: str) -> list[str]:
+def first_problems(problems: list[str], file: str) -> list[str]:
     """The problems of one file as they are reported: each once, the first `MAX_PROBLEMS`, then a count."""
     unique = list(dict.fromkeys(problems))
     rest = len(unique) - MAX_PROBLEMS
@@ -338,5 +338,5 @@ def convert(cls: type[T], raw: Any, file: str) -> T:
     faults = Faults()
     _mend(cls, raw, "$", faults)
     if faults.problems:
-        raise ConfigError(told([f"{file}: {p}" for p in faults.problems], file))
+        raise ConfigError(first_problems([f"{file}: {p}" for p in faults.problems], file))
     return msgspec.convert(raw, cls)

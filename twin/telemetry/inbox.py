@@ -8,7 +8,7 @@ tick of each other are merged. Pure: time comes in as an argument.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -27,6 +27,15 @@ FUTURE_TOLERANCE_NS = 2 * NS
 _UNTRUSTED = np.float32(3.0e38)
 _NAN = np.float32(np.nan)
 _MAX_GAIN = 9e18  # below 2**63, and a float
+
+
+class _Arrival(NamedTuple):
+    """Rows of a block by the layout, for the entities at `at`."""
+
+    at: slice
+    values: F32
+    counts: I64
+    t_ns: int
 
 
 class Inbox:
@@ -92,7 +101,7 @@ class Inbox:
                 stage.t_ns[group, at] = t_ns
         else:
             for group in groups:
-                self._merge(stage, group, layout, at, values, counts, t_ns)
+                self._merge(stage, group, layout, _Arrival(at, values, counts, t_ns))
         stage.dirty.update(groups)
 
     def put(self, reading: Reading, now_ns: int) -> None:
@@ -152,13 +161,12 @@ class Inbox:
             return now_ns
         return min(t_ns, now_ns)
 
-    def _merge(
-        self, stage: Stage, group: int, layout: ReportLayout, at: slice, values: F32, counts: I64, t_ns: int
-    ) -> None:
+    def _merge(self, stage: Stage, group: int, layout: ReportLayout, arrival: _Arrival) -> None:
         """A second arrival within the tick, or one that is older for some entities; of one group's rows.
 
         Rejected cells of `values` become NaN, so that what was not accepted raises no alarm.
         """
+        at, values, counts, t_ns = arrival
         gauges, counters = stage.rows_of(group)
         mine = np.searchsorted(layout.rows, gauges)
         before = stage.t_ns[group, at]

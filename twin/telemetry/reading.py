@@ -5,6 +5,7 @@ Connectors make these, `twin.telemetry.inbox` takes them. Knows neither wire nor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -34,7 +35,8 @@ class Reading(NamedTuple):
     trusted: bool = True
 
 
-class Block(NamedTuple):
+@dataclass(slots=True)
+class Block:
     """Many signals of a contiguous run of entities at one instant: the fast path of batched sources.
 
     `values` is float32 [len(signals), n], NaN for "no reading"; `counts` is int64 [len(counters), n],

@@ -7,6 +7,7 @@ values the signal's own reduction decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -58,7 +59,8 @@ class ReportLayout:
         self.drops = [Drop(k, row, g.urgent_drop_pu, g.low, g.high) for k, row, g in fed if g.urgent_drop_pu]
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cell:
     """One row that a single reading feeds, with what its path needs of the catalogue at hand."""
 
     row: int
@@ -182,7 +184,7 @@ class Stage:
 
     def merge_one(self, cell: Cell, entity: int, new: np.float32, first: bool) -> None:
         """`merge` for one cell."""
-        row, code, low, high, *_ = cell
+        row, code, low, high = cell.row, cell.code, cell.low, cell.high
         old = self.value[row, entity]
         old_sane, new_sane = low <= float(old) <= high, low <= float(new) <= high
         count = ((1 if first else int(self.mean_count[row, entity])) if old_sane else 0) + new_sane

@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import Any
 
-from racktwin_agent.clock import NS, Instant, boot_id, now
+from racktwin_agent.clock import NS, Instant, boot_id, current_instant
 from racktwin_agent.config import Config
 from racktwin_agent.devices import Devices, Sample
 from racktwin_agent.identity import READ_EVERY_S, Identity, board_serial
@@ -54,7 +54,7 @@ class Agent:
         boot = boot_id()
         self.node = Node(config.node, devices, self.store, self.watch, boot, config.integration, log.info)
         self.identity = Identity(config.node, boot)
-        at = now()
+        at = current_instant()
         self._resume()
         will = self.node.status("offline", at)
         self.link = Link(config.broker, self.node.topics(), will, self._received, self._changed)
@@ -75,7 +75,7 @@ class Agent:
 
     def _resume(self) -> None:
         try:
-            self.node.resume(now())
+            self.node.resume(current_instant())
         except ValueError as error:
             aside = self.store.put_aside()
             log.error("%s; moved to %s. Caps stay as they are until the daemon renews them.", error, aside)
@@ -99,7 +99,7 @@ class Agent:
         finally:
             notify("STOPPING=1")
             self._stop.set()
-            self.link.stop([self.node.status("offline", now())])
+            self.link.stop([self.node.status("offline", current_instant())])
             if self._faults is not None:
                 self._faults.stop()
             self._sampler.join(timeout=2.0)
@@ -107,9 +107,9 @@ class Agent:
 
     def _loop(self) -> None:
         interval_ns = round(min(self.config.interval_s, 1.0) * NS)
-        due_ns = now().boot_ns
+        due_ns = current_instant().boot_ns
         while not self._stop.is_set():
-            at = now()
+            at = current_instant()
             if at.boot_ns >= due_ns:
                 self._step()
                 due_ns += interval_ns * (1 + (at.boot_ns - due_ns) // interval_ns)
@@ -117,14 +117,14 @@ class Agent:
             ends_ns = self.node.next_ns()
             if ends_ns is not None and at.boot_ns < ends_ns < due_ns:
                 until_ns = ends_ns
-            got = self.inbox.get(min((until_ns - now().boot_ns) / NS, 0.5))
+            got = self.inbox.get(min((until_ns - current_instant().boot_ns) / NS, 0.5))
             if got is not None:
                 self._take(*got)
-            elif until_ns != due_ns and now().boot_ns >= until_ns:
-                self._send(self.node.step(now()))
+            elif until_ns != due_ns and current_instant().boot_ns >= until_ns:
+                self._send(self.node.step(current_instant()))
 
     def _step(self) -> None:
-        at = now()
+        at = current_instant()
         self._note_link(at)
         self._send(self.node.step(at))
         if self._failed is not None:
@@ -143,7 +143,7 @@ class Agent:
         notify("WATCHDOG=1")
 
     def _take(self, what: str, item: Any) -> None:
-        at = now()
+        at = current_instant()
         if what == "message":
             topic, payload = item
             try:
@@ -188,21 +188,21 @@ class Agent:
         self.inbox.put("fault", fault)
 
     def _sample(self) -> None:
-        due_ns = now().boot_ns
+        due_ns = current_instant().boot_ns
         interval_ns = round(self.config.interval_s * NS)
         read_ns = due_ns
         while not self._stop.is_set():
             try:
-                sample: Sample = self.devices.sample(now().wall_ns)
+                sample: Sample = self.devices.sample(current_instant().wall_ns)
                 self.inbox.put("sample", sample)
-                at_ns = now().boot_ns
+                at_ns = current_instant().boot_ns
                 if at_ns >= read_ns:
                     read_ns = at_ns + round(READ_EVERY_S * NS)
                     self.inbox.put("serials", (self.devices.serials(), self._board()))
             except Exception as error:
                 self._failed = error  # the loop ends with it, and systemd starts anew
                 return
-            at_ns = now().boot_ns
+            at_ns = current_instant().boot_ns
             due_ns += interval_ns * (1 + max(0, at_ns - due_ns) // interval_ns)
             self._stop.wait(max(0.0, (due_ns - at_ns) / NS))
 

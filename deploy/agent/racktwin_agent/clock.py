@@ -20,7 +20,7 @@ class Instant(NamedTuple):
     boot_ns: int
 
 
-def now() -> Instant:
+def current_instant() -> Instant:
     """This moment."""
     return Instant(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from racktwin_agent.clock import NS, boot_id, now
+from racktwin_agent.clock import NS, boot_id, current_instant
 from racktwin_agent.config import Broker
 from racktwin_agent.devices import Devices
 from racktwin_agent.inbox import Inbox
@@ -60,7 +60,7 @@ class Fleet:
         self.inbox = Inbox(20_000, 64 * 2**20)
         self._connected = False
         self._stores: list[FileStore] = []
-        boot, at = boot_id(), now()
+        boot, at = boot_id(), current_instant()
         self.nodes: dict[str, Node] = {}
         self._of_rack: dict[str, list[Node]] = {}
         for path, of_node in devices.items():
@@ -90,7 +90,7 @@ class Fleet:
         """Say goodbye for every node and end. Raises what ended the thread, if anything did."""
         self._stop.set()
         self._thread.join(timeout=10.0)
-        at = now()
+        at = current_instant()
         self.link.stop([node.status("offline", at) for node in self.nodes.values()])
         for store in self._stores:
             store.close()
@@ -124,14 +124,14 @@ class Fleet:
 
     def _loop(self) -> None:
         interval_ns = round(self.interval_s * NS)
-        due_ns = now().boot_ns
+        due_ns = current_instant().boot_ns
         while not self._stop.is_set():
-            at = now()
+            at = current_instant()
             if at.boot_ns >= due_ns:
                 steps = 1 + (at.boot_ns - due_ns) // interval_ns
                 self._step(self.interval_s * steps)
                 due_ns += interval_ns * steps
-            got = self.inbox.get(min((due_ns - now().boot_ns) / NS, 0.2))
+            got = self.inbox.get(min((due_ns - current_instant().boot_ns) / NS, 0.2))
             self._end_leases()
             if got is None:
                 continue
@@ -147,13 +147,13 @@ class Fleet:
         for out in self.before_step(seconds):
             self.link.send(out)
         for node in self.nodes.values():
-            at = now()
+            at = current_instant()
             for out in node.step(at):
                 self.link.send(out)
             self.link.send(node.report(node.devices.sample(at.wall_ns), at))
 
     def _end_leases(self) -> None:
-        at = now()
+        at = current_instant()
         for node in self.nodes.values():
             ends_ns = node.next_ns()
             if ends_ns is not None and ends_ns <= at.boot_ns:
@@ -162,7 +162,7 @@ class Fleet:
 
     def _take(self, topic: str, payload: bytes) -> None:
         """Read a message once, for all nodes of its rack."""
-        at = now()
+        at = current_instant()
         parts = topic.split("/", 4)
         try:
             if len(parts) != 5:
@@ -186,7 +186,7 @@ class Fleet:
 
     def _note_link(self) -> None:
         was, self._connected = self._connected, self.link.connected
-        at = now()
+        at = current_instant()
         for node in self.nodes.values():
             node.watch.connected(self._connected, at)
             if self._connected and not was:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from racktwin_agent.clock import NS, now
+from racktwin_agent.clock import NS, current_instant
 from racktwin_agent.devices import Devices, short_bus_id
 
 MAX_LINE = 8192
@@ -175,7 +175,7 @@ class KernelLog:
             self._stop.wait(5.0)
 
     def _pass_on(self, record: Record) -> None:
-        fault = read_fault(record, self.boot, self.devices, now().wall_ns)
+        fault = read_fault(record, self.boot, self.devices, current_instant().wall_ns)
         if fault is None or self._repeats.has(fault):
             return
         minute = int(time.monotonic() // 60)
@@ -228,7 +228,9 @@ class KernelLog:
         text = raw.decode("utf-8", "replace")
         if self.source == "/dev/kmsg" or re.match(r"\d+,\d+,\d+,", text):
             return parse_kmsg(text, time.clock_gettime(time.CLOCK_BOOTTIME))
-        return Record(f"line{at}-{zlib.crc32(raw):08x}", line_age_s(text, now().wall_ns), text, True)
+        return Record(
+            f"line{at}-{zlib.crc32(raw):08x}", line_age_s(text, current_instant().wall_ns), text, True
+        )
 
     def _journal(self) -> Iterator[Record]:
         """Records of journald, where /dev/kmsg is not to be had."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from racktwin_agent.clock import NS, Instant, now
+from racktwin_agent.clock import NS, Instant, current_instant
 from racktwin_agent.contingency import Change, Contingency
 from racktwin_agent.devices import GPU_CAP, Devices, Key, Sample, readbacks, settings
 from racktwin_agent.leases import RUNNING, LeaseBook
@@ -42,7 +42,7 @@ class Node:
         boot: str,
         integration: str = "racktwin",
         say: Callable[[str], None] = _silent,
-        clock: Callable[[], Instant] = now,
+        clock: Callable[[], Instant] = current_instant,
     ) -> None:
         self.path, self.integration, self.boot, self.say, self.clock = path, integration, boot, say, clock
         self.rack, _, self.name = path.rpartition("/")

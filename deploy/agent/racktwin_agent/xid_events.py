@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from racktwin_agent.clock import NS, now
+from racktwin_agent.clock import NS, current_instant
 from racktwin_agent.kernel_log import Fault
 from racktwin_agent.nvml import NvmlDevices
 
@@ -66,7 +66,7 @@ class XidEvents:
         bus_id = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
         gpu = self.devices.gpu_at(bus_id)
         name = "" if gpu is None else f"gpu{gpu}"
-        at = now()
+        at = current_instant()
         event_id = f"{self.boot}-nvml-{name}-{code}-{at.boot_ns // NS}"
         table, detail = "node" if gpu is None else "gpu", f"Xid {code} at {bus_id}"
         return Fault(event_id, table, name, code, detail, at.wall_ns)

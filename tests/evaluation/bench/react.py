@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
-from racktwin_agent.clock import now
+from racktwin_agent.clock import current_instant
 from racktwin_agent.config import Broker
 from racktwin_agent.devices import Sample
 from racktwin_agent.fleet import Fleet
@@ -212,7 +212,7 @@ class Play:
         tray, node = self.trays[path], self.fleet.nodes[path]
         wait = self.observer.expect([key])
         tray.hot.add(number)
-        at = now()
+        at = current_instant()
         self.fleet.link.send(node.report(tray.sample(at.wall_ns), at))
         return wait
 
