@@ -34,7 +34,7 @@ def test_it_tells_what_a_list_for_each_gpu_would(ticks: list[tuple[float, list[t
             for g in bursts.tolist()
         ]
         assert [xids.of(g) for g in range(N)] == [[c for _, c in plain.get(g, [])] for g in range(N)]
-        assert xids.off_bus().tolist() == [g for g in sorted(plain) if OFF_BUS_XID in xids.of(g)]
+        assert xids.fallen().tolist() == [g for g in sorted(plain) if OFF_BUS_XID in xids.of(g)]
         other = Xids(N)
         other.restore(unpack(pack(xids.dump())))
         assert digest(other.dump()) == digest(xids.dump())

@@ -7,33 +7,33 @@ come from the profile and the site.
 
 from __future__ import annotations
 
-from twin.catalogue.schema import Control, Signal, Table, control, counter, signal, state
+from twin.catalogue.schema import Control, Signal, Table, counter, state
 from twin.catalogue.tree import digest
 
 __all__ = ["TABLES", "Control", "Signal", "Table", "find_control", "find_signal"]
 
 
 class SiteSignals(Table):
-    outdoor_temp_c = signal("degC", -60, 60, quantum=0.1, period_s=300)
-    outdoor_wet_bulb_c = signal("degC", -60, 50, quantum=0.1, period_s=300)
-    grid_price_usd_per_kwh = signal("USD/kWh", -5, 20, quantum=0.0001, period_s=3600)
-    grid_carbon_g_per_kwh = signal("g/kWh", 0, 3000, quantum=0.1, period_s=3600)
-    requests_per_s = signal("1/s", 0, 1e6, quantum=0.01, period_s=60)
-    gpu_running_count = signal("count", 0, 2e6, quantum=1, period_s=60)
-    gpu_pending_count = signal("count", 0, 2e6, quantum=1, period_s=60)
-    gpu_idle_count = signal("count", 0, 2e6, quantum=1, period_s=60)
-    job_running_count = signal("count", 0, 1e6, quantum=1, period_s=60)
-    job_pending_count = signal("count", 0, 1e6, quantum=1, period_s=60)
+    outdoor_temp_c = Signal("degC", -60, 60, quantum=0.1, period_s=300)
+    outdoor_wet_bulb_c = Signal("degC", -60, 50, quantum=0.1, period_s=300)
+    grid_price_usd_per_kwh = Signal("USD/kWh", -5, 20, quantum=0.0001, period_s=3600)
+    grid_carbon_g_per_kwh = Signal("g/kWh", 0, 3000, quantum=0.1, period_s=3600)
+    requests_per_s = Signal("1/s", 0, 1e6, quantum=0.01, period_s=60)
+    gpu_running_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
+    gpu_pending_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
+    gpu_idle_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
+    job_running_count = Signal("count", 0, 1e6, quantum=1, period_s=60)
+    job_pending_count = Signal("count", 0, 1e6, quantum=1, period_s=60)
 
 
 class HallSignals(Table):
-    cold_aisle_temp_c = signal(
+    cold_aisle_temp_c = Signal(
         "degC", -20, 80, quantum=0.001, reduce="max", period_s=100, slew_per_s=0.05, danger="high"
     )
-    hot_aisle_temp_c = signal("degC", -20, 100, quantum=0.001, reduce="max", period_s=100)
-    cold_aisle_rh_pu = signal("1", 0, 1, quantum=1e-5, period_s=100)
-    hot_aisle_rh_pu = signal("1", 0, 1, quantum=1e-5, period_s=100)
-    aisle_diff_pa = signal("Pa", -500, 500, quantum=1e-4, period_s=100)
+    hot_aisle_temp_c = Signal("degC", -20, 100, quantum=0.001, reduce="max", period_s=100)
+    cold_aisle_rh_pu = Signal("1", 0, 1, quantum=1e-5, period_s=100)
+    hot_aisle_rh_pu = Signal("1", 0, 1, quantum=1e-5, period_s=100)
+    aisle_diff_pa = Signal("Pa", -500, 500, quantum=1e-4, period_s=100)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
 
 
@@ -42,15 +42,15 @@ class SupernodeSignals(Table):
 
 
 class RackSignals(Table):
-    power_w = signal("W", 0, 1e6, quantum=0.1, reduce="mean", period_s=100, slew_per_s=5e3, danger="high")
-    power_w_max = signal("W", 0, 1e6, quantum=0.1, reduce="max", period_s=100, slew_per_s=5e3, danger="high")
-    supply_temp_c = signal(
+    power_w = Signal("W", 0, 1e6, quantum=0.1, reduce="mean", period_s=100, slew_per_s=5e3, danger="high")
+    power_w_max = Signal("W", 0, 1e6, quantum=0.1, reduce="max", period_s=100, slew_per_s=5e3, danger="high")
+    supply_temp_c = Signal(
         "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
     )
-    return_temp_c = signal(
+    return_temp_c = Signal(
         "degC", -10, 110, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
     )
-    flow_lpm = signal(
+    flow_lpm = Signal(
         "l/min",
         0,
         1000,
@@ -61,9 +61,9 @@ class RackSignals(Table):
         danger="low",
         urgent_drop_pu=0.5,
     )
-    diff_pressure_pa = signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
-    diff_pressure_setpoint_pa = signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
-    valve_pu = signal("1", 0, 1, quantum=1e-4, period_s=100)
+    diff_pressure_pa = Signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
+    diff_pressure_setpoint_pa = Signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
+    valve_pu = Signal("1", 0, 1, quantum=1e-4, period_s=100)
     supply_valve_state = state("closed", "open", reduce="min", period_s=100)
     return_valve_state = state("closed", "open", reduce="min", period_s=100)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
@@ -73,10 +73,10 @@ class RackSignals(Table):
     electrical_isolation_state = state("not_isolated", "isolated", period_s=100)
     liquid_isolation_request_state = state("none", "isolate", period_s=100)
     electrical_isolation_request_state = state("none", "isolate", period_s=100)
-    inlet_temp_c = signal(
+    inlet_temp_c = Signal(
         "degC", -20, 80, quantum=0.1, reduce="max", period_s=100, slew_per_s=0.05, danger="high"
     )
-    liquid_isolation = control(
+    liquid_isolation = Control(
         "state",
         0,
         1,
@@ -88,7 +88,7 @@ class RackSignals(Table):
         disruptive=True,
         states=("not_isolated", "isolated"),
     )
-    electrical_isolation = control(
+    electrical_isolation = Control(
         "state",
         0,
         1,
@@ -103,22 +103,22 @@ class RackSignals(Table):
 
 
 class NodeSignals(Table):
-    power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60, slew_per_s=500, danger="high")
-    power_w_max = signal("W", 0, 2e4, quantum=0.1, reduce="max", period_s=60, slew_per_s=500, danger="high")
-    cpu_power_w = signal("W", 0, 5e3, quantum=0.1, reduce="mean", period_s=60)
-    inlet_temp_c = signal(
+    power_w = Signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60, slew_per_s=500, danger="high")
+    power_w_max = Signal("W", 0, 2e4, quantum=0.1, reduce="max", period_s=60, slew_per_s=500, danger="high")
+    cpu_power_w = Signal("W", 0, 5e3, quantum=0.1, reduce="mean", period_s=60)
+    inlet_temp_c = Signal(
         "degC", -20, 80, quantum=0.1, reduce="max", period_s=60, slew_per_s=0.05, danger="high"
     )
-    outlet_temp_c = signal("degC", -20, 110, quantum=0.1, reduce="max", period_s=60)
-    water_inlet_temp_c = signal(
+    outlet_temp_c = Signal("degC", -20, 110, quantum=0.1, reduce="max", period_s=60)
+    water_inlet_temp_c = Signal(
         "degC", -20, 100, quantum=0.1, reduce="max", period_s=60, slew_per_s=0.2, danger="high"
     )
-    cpu_temp_c = signal(
+    cpu_temp_c = Signal(
         "degC", -10, 130, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high"
     )
-    fan_hz = signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
-    psu1_power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
-    psu2_power_w = signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
+    fan_hz = Signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
+    psu1_power_w = Signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
+    psu2_power_w = Signal("W", 0, 2e4, quantum=0.1, reduce="mean", period_s=60)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=60, urgent_at=1)
     power_on_state = state("off", "on", period_s=60)
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
@@ -127,9 +127,9 @@ class NodeSignals(Table):
     # When the scheduler gives it to a job: as any other, after all others, or never, as it is a spare
     placement_state = state("usual", "last", "kept", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
-    power_cap_readback_w = signal("W", 0, 2e4, quantum=0.1, period_s=60)
+    power_cap_readback_w = Signal("W", 0, 2e4, quantum=0.1, period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
-    service_level = control(
+    service_level = Control(
         "state",
         0,
         4,
@@ -142,10 +142,10 @@ class NodeSignals(Table):
         states=("in_service", "cordoned", "draining", "drained", "replace"),
     )
     # A level, as all controls are: the node shall have been tested at this instant or later
-    burn_in_since_s = control(
+    burn_in_since_s = Control(
         "s", 0, 1e10, on_expiry="keep", protective="none", readback=None, lease_s=600, deadline_s=86_400
     )
-    placement = control(
+    placement = Control(
         "state",
         0,
         2,
@@ -156,7 +156,7 @@ class NodeSignals(Table):
         deadline_s=120,
         states=("usual", "last", "kept"),
     )
-    power_cap_w = control(
+    power_cap_w = Control(
         "W",
         0,
         2e4,
@@ -169,25 +169,25 @@ class NodeSignals(Table):
 
 
 class GpuSignals(Table):
-    power_w = signal("W", 0, 3000, quantum=0.5, reduce="mean", slew_per_s=500, danger="high")
-    power_w_max = signal("W", 0, 3000, quantum=0.5, reduce="max", slew_per_s=500, danger="high")
+    power_w = Signal("W", 0, 3000, quantum=0.5, reduce="mean", slew_per_s=500, danger="high")
+    power_w_max = Signal("W", 0, 3000, quantum=0.5, reduce="max", slew_per_s=500, danger="high")
     # 8 K/s is a stagnant cold plate, the fastest that domain.md B computes
-    temp_c = signal("degC", -10, 130, quantum=0.5, reduce="max", slew_per_s=8.0, danger="high")
-    hbm_temp_c = signal("degC", -10, 130, quantum=0.5, reduce="max", slew_per_s=4.0, danger="high")
-    thermal_margin_k = signal("K", -100, 200, quantum=0.5, reduce="min", slew_per_s=8.0, danger="low")
-    util_pu = signal("1", 0, 1, quantum=0.01, reduce="mean")
-    mem_used_pu = signal("1", 0, 1, quantum=0.001)
-    sm_clock_hz = signal("Hz", 0, 5e9, quantum=1e6, reduce="mean")
-    mem_clock_hz = signal("Hz", 0, 1e10, quantum=1e6)
-    power_limit_w = signal("W", 0, 3000, quantum=0.5)
-    sm_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
-    tensor_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
-    dram_active_pu = signal("1", 0, 1, quantum=0.002, reduce="mean")
+    temp_c = Signal("degC", -10, 130, quantum=0.5, reduce="max", slew_per_s=8.0, danger="high")
+    hbm_temp_c = Signal("degC", -10, 130, quantum=0.5, reduce="max", slew_per_s=4.0, danger="high")
+    thermal_margin_k = Signal("K", -100, 200, quantum=0.5, reduce="min", slew_per_s=8.0, danger="low")
+    util_pu = Signal("1", 0, 1, quantum=0.01, reduce="mean")
+    mem_used_pu = Signal("1", 0, 1, quantum=0.001)
+    sm_clock_hz = Signal("Hz", 0, 5e9, quantum=1e6, reduce="mean")
+    mem_clock_hz = Signal("Hz", 0, 1e10, quantum=1e6)
+    power_limit_w = Signal("W", 0, 3000, quantum=0.5)
+    sm_active_pu = Signal("1", 0, 1, quantum=0.002, reduce="mean")
+    tensor_active_pu = Signal("1", 0, 1, quantum=0.002, reduce="mean")
+    dram_active_pu = Signal("1", 0, 1, quantum=0.002, reduce="mean")
     # about a thousandth of a link or less: counters step finer, but what they count jitters by more
-    nvlink_tx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
-    nvlink_rx_bytes_per_s = signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
-    pcie_tx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
-    pcie_rx_bytes_per_s = signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
+    nvlink_tx_bytes_per_s = Signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
+    nvlink_rx_bytes_per_s = Signal("byte/s", 0, 4e12, quantum=3e8, reduce="mean")
+    pcie_tx_bytes_per_s = Signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
+    pcie_rx_bytes_per_s = Signal("byte/s", 0, 1e12, quantum=4e7, reduce="mean")
     clock_event_bits = state(reduce="latch", high=0xFFFF)
     xid_code = state(high=9999)
     row_remap_pending_state = state("no", "yes", reduce="max")
@@ -206,17 +206,17 @@ class GpuSignals(Table):
     nvlink_error_count = counter("count", max_per_s=1e7)  # CRC, of flits and of data
     nvlink_replay_count = counter("count", max_per_s=1e7)
     nvlink_recovery_count = counter("count", max_per_s=1e3)
-    power_cap_w = control(
+    power_cap_w = Control(
         "W", 0, 3000, on_expiry="safe", protective="low", readback="power_limit_w", slew_per_s=50, deadband=5
     )
 
 
 class CduSignals(Table):
-    supply_temp_c = signal(
+    supply_temp_c = Signal(
         "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.2, danger="high"
     )
-    return_temp_c = signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
-    flow_lpm = signal(
+    return_temp_c = Signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
+    flow_lpm = Signal(
         "l/min",
         0,
         1e4,
@@ -227,28 +227,28 @@ class CduSignals(Table):
         danger="low",
         urgent_drop_pu=0.5,
     )
-    supply_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, reduce="min", period_s=100)
-    return_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
-    diff_pressure_pa = signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
-    diff_pressure_setpoint_pa = signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
-    filter_diff_pressure_pa = signal("Pa", -1e5, 1e6, quantum=1.0, reduce="max", period_s=100)
-    facility_supply_temp_c = signal("degC", -10, 100, quantum=0.01, reduce="max", period_s=100)
-    facility_return_temp_c = signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
-    facility_flow_lpm = signal("l/min", 0, 1e4, quantum=0.001, reduce="min", period_s=100)
-    facility_supply_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
-    facility_return_pressure_pa = signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
-    facility_valve1_pu = signal("1", 0, 1, quantum=1e-4, period_s=100)
-    facility_valve2_pu = signal("1", 0, 1, quantum=1e-4, period_s=100)
-    pump1_speed_pu = signal("1", 0, 1.2, quantum=1e-4, reduce="min", period_s=100)
-    pump2_speed_pu = signal("1", 0, 1.2, quantum=1e-4, reduce="min", period_s=100)
+    supply_pressure_pa = Signal("Pa", -1e5, 2e6, quantum=1.0, reduce="min", period_s=100)
+    return_pressure_pa = Signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
+    diff_pressure_pa = Signal("Pa", -1e6, 2e6, quantum=1.0, period_s=100)
+    diff_pressure_setpoint_pa = Signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
+    filter_diff_pressure_pa = Signal("Pa", -1e5, 1e6, quantum=1.0, reduce="max", period_s=100)
+    facility_supply_temp_c = Signal("degC", -10, 100, quantum=0.01, reduce="max", period_s=100)
+    facility_return_temp_c = Signal("degC", -10, 110, quantum=0.01, reduce="max", period_s=100)
+    facility_flow_lpm = Signal("l/min", 0, 1e4, quantum=0.001, reduce="min", period_s=100)
+    facility_supply_pressure_pa = Signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
+    facility_return_pressure_pa = Signal("Pa", -1e5, 2e6, quantum=1.0, period_s=100)
+    facility_valve1_pu = Signal("1", 0, 1, quantum=1e-4, period_s=100)
+    facility_valve2_pu = Signal("1", 0, 1, quantum=1e-4, period_s=100)
+    pump1_speed_pu = Signal("1", 0, 1.2, quantum=1e-4, reduce="min", period_s=100)
+    pump2_speed_pu = Signal("1", 0, 1.2, quantum=1e-4, reduce="min", period_s=100)
     fill_pump_state = state("off", "on", reduce="max", period_s=100)
     available_state = state("not_available", "available", reduce="min", period_s=100)
     running_state = state("off", "on", reduce="min", period_s=100)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
-    supply_temp_setpoint_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
-    supply_temp_setpoint_final_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
-    supply_temp_request_c = signal("degC", -10, 100, quantum=0.01, period_s=100)
-    supply_temp_target_c = control(
+    supply_temp_setpoint_c = Signal("degC", -10, 100, quantum=0.01, period_s=100)
+    supply_temp_setpoint_final_c = Signal("degC", -10, 100, quantum=0.01, period_s=100)
+    supply_temp_request_c = Signal("degC", -10, 100, quantum=0.01, period_s=100)
+    supply_temp_target_c = Control(
         "degC",
         10,
         60,
@@ -263,27 +263,27 @@ class CduSignals(Table):
 
 
 class LoopSignals(Table):
-    supply_temp_c = signal(
+    supply_temp_c = Signal(
         "degC", -10, 100, quantum=0.01, reduce="max", period_s=100, slew_per_s=0.1, danger="high"
     )
-    return_temp_c = signal("degC", -10, 110, quantum=0.01, period_s=100)
-    flow_lpm = signal("l/min", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
+    return_temp_c = Signal("degC", -10, 110, quantum=0.01, period_s=100)
+    flow_lpm = Signal("l/min", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
 
 
 class FeederSignals(Table):
-    power_w = signal("W", 0, 1e9, quantum=1.0, reduce="mean", period_s=100, slew_per_s=1e4, danger="high")
-    power_w_max = signal("W", 0, 1e9, quantum=1.0, reduce="max", period_s=100, slew_per_s=1e4, danger="high")
-    apparent_power_va = signal("VA", 0, 1e9, quantum=1.0, reduce="max", period_s=100)
-    power_factor_pu = signal("1", -1, 1, quantum=1e-3, period_s=100)
-    voltage_v = signal("V", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
-    current_a = signal("A", 0, 1e5, quantum=0.001, reduce="mean", period_s=100)
-    current_a_max = signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
-    phase_a_current_a = signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
-    phase_b_current_a = signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
-    phase_c_current_a = signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
-    current_limit_a = signal("A", 0, 1e5, quantum=0.1, period_s=100)
-    frequency_hz = signal("Hz", 0, 500, quantum=0.001, period_s=100)
+    power_w = Signal("W", 0, 1e9, quantum=1.0, reduce="mean", period_s=100, slew_per_s=1e4, danger="high")
+    power_w_max = Signal("W", 0, 1e9, quantum=1.0, reduce="max", period_s=100, slew_per_s=1e4, danger="high")
+    apparent_power_va = Signal("VA", 0, 1e9, quantum=1.0, reduce="max", period_s=100)
+    power_factor_pu = Signal("1", -1, 1, quantum=1e-3, period_s=100)
+    voltage_v = Signal("V", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
+    current_a = Signal("A", 0, 1e5, quantum=0.001, reduce="mean", period_s=100)
+    current_a_max = Signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
+    phase_a_current_a = Signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
+    phase_b_current_a = Signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
+    phase_c_current_a = Signal("A", 0, 1e5, quantum=0.001, reduce="max", period_s=100)
+    current_limit_a = Signal("A", 0, 1e5, quantum=0.1, period_s=100)
+    frequency_hz = Signal("Hz", 0, 500, quantum=0.001, period_s=100)
     energised_state = state("energised", "lost", reduce="max", period_s=100, urgent_at=1)
     breaker_state = state("closed", "tripped", reduce="max", period_s=100, urgent_at=1)
     shunt_trip_state = state("off", "on", reduce="max", period_s=100, urgent_at=1)
@@ -292,9 +292,9 @@ class FeederSignals(Table):
 
 class LinkSignals(Table):
     up_state = state("up", "down", reduce="max", period_s=10)
-    rx_bytes_per_s = signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
-    tx_bytes_per_s = signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
-    temp_c = signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=10)
+    rx_bytes_per_s = Signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
+    tx_bytes_per_s = Signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
+    temp_c = Signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=10)
     error_count = counter("count", max_per_s=1e9, period_s=10)
     flap_count = counter("count", max_per_s=1e3, period_s=10)
     symbol_error_count = counter("count", max_per_s=1e9, period_s=10)
@@ -305,11 +305,11 @@ class LinkSignals(Table):
 
 
 class SwitchSignals(Table):
-    temp_c = signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=60)
-    power_w = signal("W", 0, 1e5, quantum=0.1, reduce="mean", period_s=60)
-    fan_hz = signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
+    temp_c = Signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=60)
+    power_w = Signal("W", 0, 1e5, quantum=0.1, reduce="mean", period_s=60)
+    fan_hz = Signal("Hz", 0, 1000, quantum=0.01, reduce="min", period_s=60)
     health_state = state("ok", "degraded", "down", reduce="max", period_s=60)
-    port_down_count = signal("count", 0, 1e5, quantum=1, reduce="max", period_s=60)
+    port_down_count = Signal("count", 0, 1e5, quantum=1, reduce="max", period_s=60)
     rx_bytes = counter("byte", max_per_s=1e15, period_s=60)
     tx_bytes = counter("byte", max_per_s=1e15, period_s=60)
     error_count = counter("count", max_per_s=1e10, period_s=60)
@@ -318,11 +318,11 @@ class SwitchSignals(Table):
 
 class StorageSignals(Table):
     # Flush is towards the file system, restore from it, as checkpoints see them
-    flush_bytes_per_s = signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
-    restore_bytes_per_s = signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
-    write_latency_s = signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
-    read_latency_s = signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
-    used_pu = signal("1", 0, 1, quantum=1e-5, period_s=60)
+    flush_bytes_per_s = Signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
+    restore_bytes_per_s = Signal("byte/s", 0, 1e14, quantum=1e6, reduce="mean", period_s=15)
+    write_latency_s = Signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
+    read_latency_s = Signal("s", 0, 1000, quantum=1e-5, reduce="max", period_s=15)
+    used_pu = Signal("1", 0, 1, quantum=1e-5, period_s=60)
     health_state = state("ok", "degraded", "down", reduce="max", period_s=60)
     written_bytes = counter("byte", max_per_s=1e14, period_s=15)
     read_bytes = counter("byte", max_per_s=1e14, period_s=15)
@@ -330,18 +330,18 @@ class StorageSignals(Table):
 
 
 class JobSignals(Table):
-    progress_per_s = signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
+    progress_per_s = Signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
     # A job speaks when it has saved, and every five minutes all the same
-    checkpoint_age_s = signal("s", 0, 1e9, quantum=1.0, period_s=300)
-    checkpoint_save_s = signal("s", 0, 1e6, quantum=0.001, period_s=300)
-    checkpoint_flush_s = signal("s", 0, 1e6, quantum=0.001, period_s=300)
-    power_cap_readback_w = signal("W", 0, 1e9, quantum=1, period_s=60)
-    checkpoint_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=300)
-    checkpoint_local_interval_readback_s = signal("s", 0, 1e7, quantum=0.1, period_s=300)
-    power_cap_w = control(
+    checkpoint_age_s = Signal("s", 0, 1e9, quantum=1.0, period_s=300)
+    checkpoint_save_s = Signal("s", 0, 1e6, quantum=0.001, period_s=300)
+    checkpoint_flush_s = Signal("s", 0, 1e6, quantum=0.001, period_s=300)
+    power_cap_readback_w = Signal("W", 0, 1e9, quantum=1, period_s=60)
+    checkpoint_interval_readback_s = Signal("s", 0, 1e7, quantum=0.1, period_s=300)
+    checkpoint_local_interval_readback_s = Signal("s", 0, 1e7, quantum=0.1, period_s=300)
+    power_cap_w = Control(
         "W", 0, 1e9, on_expiry="safe", protective="low", readback="power_cap_readback_w", deadband=10
     )
-    checkpoint_interval_s = control(
+    checkpoint_interval_s = Control(
         "s",
         1,
         1e7,
@@ -352,7 +352,7 @@ class JobSignals(Table):
         deadline_s=300,
     )
     # Its lease outlasts that of the durable interval, so that one advice ends with the latter
-    checkpoint_local_interval_s = control(
+    checkpoint_local_interval_s = Control(
         "s",
         1,
         1e7,
@@ -362,7 +362,7 @@ class JobSignals(Table):
         lease_s=600,
         deadline_s=300,
     )
-    checkpoint_since_s = control(
+    checkpoint_since_s = Control(
         "s", 0, 1e10, on_expiry="keep", protective="high", readback=None, lease_s=600, deadline_s=1800
     )
 

@@ -38,6 +38,7 @@ from twin.diagnosis.signature import (
 from twin.diagnosis.silence import Silence
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import DiagnosisVerdicts
+from twin.diagnosis.xids import OFF_BUS_XID, XID_KEPT, XIDS
 from twin.estimation import Estimator
 from twin.site import Site
 from twin.telemetry import EntityState, Event, JobSlots, OldOfNew, State, keyed, part, scalar
@@ -255,8 +256,25 @@ def _from_5(data: Mapping[str, Any]) -> dict[str, Any]:
                              for table, m in data["watch"].items()}},
         "downstream": {"causes": [[*key, *times] for key, times in data["wake"]]},
         "book": {"waiting": [[*key, *times] for key, times in book["waiting"]], "reported": book["told"]},
+        "growth": {**data["growth"], "xids": _xids_from_5(data["growth"]["xids"])},
         "drifts": {name: np.stack(columns) for name, *columns in data["drifts"]},
     }  # fmt: skip
+
+
+def _xids_from_5(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Rings of XIDs, of which format 5 kept the filled places, the oldest first."""
+    index, many = np.asarray(data["gpu"]), np.asarray(data["kept"], np.int64)
+    k = np.arange(len(index))
+    row = np.repeat(k, many)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
+    at_ns, code = np.zeros((XID_KEPT, len(index)), np.int64), np.zeros((XID_KEPT, len(index)), np.int32)
+    at_ns[nth, row], code[nth, row] = data["at_ns"], data["code"]
+    off_bus, off = np.zeros(len(index), np.int64), code[nth, row] == OFF_BUS_XID
+    off_bus[row[off]] = nth[off] + 1
+    burst_from_ns = np.where(many >= XIDS, at_ns[np.maximum(many - XIDS, 0), k], 0)
+    return {"index": index, "many": many, "newest_ns": at_ns[np.maximum(many - 1, 0), k], "at_ns": at_ns,
+            "code": code, "burst_from_ns": burst_from_ns, "burst_ns": data["burst_ns"],
+            "off_bus": off_bus}  # fmt: skip
 
 
 def _drifts(estimator: Estimator) -> dict[str, F64]:

@@ -107,7 +107,7 @@ class Silence(EntityState):
     def _off_bus_together(self, growth: Growth) -> Bool:
         """GPUs [n_gpu] that said so with another of their node."""
         said: Bool = np.zeros(self.topology.sizes["gpu"], np.bool_)
-        off = growth.xids.off_bus()
+        off = growth.xids.fallen()
         if not len(off):
             return said
         said[off] = True

@@ -48,4 +48,4 @@ from .liquid import (
     heat_w as heat_w,
 )
 from .moist_air import rh_pu as rh_pu, wet_bulb_c as wet_bulb_c
-from .network import Flow as Flow, Network as Network
+from .network import Flow as Flow, Network as Network, Pumps as Pumps

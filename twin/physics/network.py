@@ -31,6 +31,15 @@ LEAST_PA = 1e-9  # a pump that gives less stands still: far below any sensor, fa
 
 
 @dataclass(frozen=True, slots=True)
+class Pumps:
+    """Two parallel pumps per CDU [n_cdu, 2]: H = n^2 H0 - a Q|Q| at speed n."""
+
+    speed_pu: F64
+    head0_pa: F64  # at full speed and no flow
+    curve: F64  # a
+
+
+@dataclass(frozen=True, slots=True)
 class Ladder:
     """A folded manifold: how any flow divides and loses pressure. Valid until a resistance changes."""
 
@@ -139,9 +148,7 @@ class Network:
 
     def solve(
         self,
-        pump_speed: F64,
-        head0: F64,
-        curve: F64,
+        pumps: Pumps,
         inner: F64,
         branch: F64,
         segment: F64,
@@ -150,27 +157,17 @@ class Network:
     ) -> Flow:
         """Flows and pressures at rest. `start`: an earlier solution to begin from.
 
-        `pump_speed`, `head0` (Pa at full speed and no flow), `curve` are [n_cdu, 2], `inner` [n_cdu],
-        `branch` and `segment` [n_rack]. A caller that keeps the `Ladder` while no branch changes calls
-        `fold`, `duty` and `flow` itself: the split over racks does not depend on the pumps at all.
+        `inner` [n_cdu] is the resistance inside a CDU, `branch` and `segment` [n_rack] that of the ladder.
         """
         ladder = self.fold(branch, segment)
         begin = None if start is None else start.pump_lpm
-        return self.flow(
-            ladder, duty(pump_speed, head0, curve, inner, ladder.conductance, begin, check_valves)
-        )
+        return self.flow(ladder, duty(pumps, inner, ladder.conductance, begin, check_valves))
 
 
 def duty(
-    pump_speed: F64,
-    head0: F64,
-    curve: F64,
-    inner: F64,
-    conductance: F64,
-    start_lpm: F64 | None = None,
-    check_valves: bool = True,
+    pumps: Pumps, inner: F64, conductance: F64, start_lpm: F64 | None = None, check_valves: bool = True
 ) -> Duty:
-    """Duty point of two parallel pumps, H = n^2 H0 - a Q|Q|, on a circuit, for all CDUs at once.
+    """Duty point of two parallel pumps on a circuit, for all CDUs at once.
 
     With A the stronger and B the weaker head at no flow, and q the flow through B (forwards, s = 1) or back
     through it (s = -1), the sum of the flows must be what the circuit takes at that head:
@@ -181,11 +178,11 @@ def duty(
     lands on the right, and no step goes beyond the bound from which a cold start begins. With check valves
     s = -1 means no flow. `start_lpm` [n_cdu, 2]: pump flows of an earlier solution.
     """
-    no_flow = pump_speed * pump_speed * head0
+    no_flow = pumps.speed_pu * pumps.speed_pu * pumps.head0_pa
     no_flow = np.where(no_flow < LEAST_PA, 0.0, no_flow)
     swap = no_flow[:, 1] > no_flow[:, 0]
     strong, weak = _sorted_columns(no_flow, swap)
-    a, b = _sorted_columns(curve, swap)
+    a, b = _sorted_columns(pumps.curve, swap)
     with np.errstate(divide="ignore", invalid="ignore"):
         circuit = conductance / np.sqrt(1.0 + inner * conductance * conductance)
         gap = strong - weak
@@ -208,12 +205,12 @@ def duty(
         # Of two equal expressions for the head, the one that does not take the difference of near numbers
         met = np.where(2.0 * turned > weak, (total / circuit) ** 2, weak - turned)
         head = np.where(open_, met, alone_pa)
-        sound = np.isfinite(total + head) & np.isfinite(no_flow).all(axis=1) & (curve > 0.0).all(axis=1)
+        sound = np.isfinite(total + head) & np.isfinite(no_flow).all(axis=1) & (pumps.curve > 0.0).all(axis=1)
     total, head = np.where(sound, total, np.nan), np.where(sound, head, np.nan)
     flows = np.stack((strong_lpm, sign * q), axis=1)
-    pumps = np.where(swap[:, None], flows[:, ::-1], flows)
-    pumps[~sound] = np.nan
-    return Duty(total, pumps, head, head - inner * total * total, steps, converged & sound)
+    pump_lpm = np.where(swap[:, None], flows[:, ::-1], flows)
+    pump_lpm[~sound] = np.nan
+    return Duty(total, pump_lpm, head, head - inner * total * total, steps, converged & sound)
 
 
 def _sorted_columns(pairs: F64, swap: Bool) -> tuple[F64, F64]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import F64, Bool
-from twin.physics import Flow, Network
+from twin.physics import Flow, Network, Pumps
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Groups
 from twin.plant.parameters import Parameters
@@ -96,10 +96,9 @@ class Hydraulics:
 
     def _solve(self, p: Parameters) -> None:
         self.stale = False
-        flow = self.network.solve(
-            self.ok.astype(np.float64), self.head0, p.cdu_curve, p.cdu_inner + self.filter, self.branch,
-            p.rack_segment, self._unit,
-        )  # fmt: skip
+        pumps = Pumps(self.ok.astype(np.float64), self.head0, p.cdu_curve)
+        inner = p.cdu_inner + self.filter
+        flow = self.network.solve(pumps, inner, self.branch, p.rack_segment, self._unit)
         self.failed = ~flow.converged & self.serves & self.running
         self.failures += int(np.count_nonzero(self.failed))
         self._unit = flow
