@@ -13,7 +13,7 @@ from twin.contracts import Residual
 from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
 from twin.diagnosis.cause import Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
-from twin.diagnosis.downstream_mask import DownstreamMask
+from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.signature import HYPOTHESES
 from twin.telemetry import FaultReported, MaintenanceBegun
 

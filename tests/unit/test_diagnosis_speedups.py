@@ -15,7 +15,6 @@ from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import Residual
 from twin.diagnosis import deviations as tracks_module
-from twin.diagnosis.bank import Bank, traits_of
 from twin.diagnosis.cusum import (
     ALLOWANCE,
     CERTAIN,
@@ -30,6 +29,7 @@ from twin.diagnosis.cusum import (
     DeviationTrack,
 )
 from twin.diagnosis.deviations import NewReadings, Tracks
+from twin.diagnosis.sensor_checks import Bank, traits_of
 from twin.telemetry import State
 
 F, KEPT = np.float32, tuple(DeviationTrack.declared)

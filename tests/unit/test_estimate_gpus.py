@@ -12,7 +12,7 @@ from tests.support.builders import eight_nodes, site_of, two_racks
 from twin.catalogue import F64, NS, find_signal
 from twin.contracts import Residual
 from twin.estimation.gpus import GpuEstimator
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Readings
 from twin.site import Site
 from twin.telemetry import Block, Inbox, State
 

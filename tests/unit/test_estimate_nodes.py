@@ -13,7 +13,7 @@ from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS, Bool, find_signal
 from twin.contracts import Residual
 from twin.estimation.nodes import DELAYS_S, NodeEstimator
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Readings
 from twin.telemetry import Block, Inbox, State
 
 NAN = float("nan")

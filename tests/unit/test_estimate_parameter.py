@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from twin.catalogue import NS
-from twin.contracts import Residual
+from twin.contracts import Residual, confidence_of, confidence_of_many
 from twin.estimation import Parameter
-from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise, confidence_of, confidence_of_many
+from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise
 from twin.estimation.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Reference, parts_of, solve
 from twin.telemetry import OWN
 

@@ -10,9 +10,10 @@ import pytest
 
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS, ConfigError
-from twin.contracts import Residual
+from twin.contracts import Residual, confidence_of
+from twin.contracts.confidence import _erf
 from twin.estimation.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
-from twin.estimation.noise import NOISE_WARMUP, ResidualNoise, _erf, confidence_of
+from twin.estimation.noise import NOISE_WARMUP, ResidualNoise
 from twin.estimation.power_tree import METER_NOISE_PU, balances_of
 from twin.physics import COOLANTS, heat_rate_w_per_k
 

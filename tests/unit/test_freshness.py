@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS, find_signal
-from twin.estimation.latest import Latest
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Latest, Readings
 from twin.health.context import HealthContext
 from twin.health.rules import Look
 from twin.run.history_sample import Layout, take_sample

@@ -11,9 +11,9 @@ from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.contract_plugins import site as contract_site
 from twin.catalogue import NS, digest
 from twin.diagnosis import Topology
-from twin.diagnosis.bank import SETTLED, WATCHED, Bank, traits_of
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.downstream_mask import DownstreamMask
+from twin.diagnosis.evidence_masks import DownstreamMask
+from twin.diagnosis.sensor_checks import SETTLED, WATCHED, Bank, traits_of
 from twin.diagnosis.xids import XID_S, Xids
 from twin.engine import encode
 from twin.engine.remap import slots_kept

@@ -35,7 +35,7 @@ def good(state: State, key: str) -> F64:
     return value
 
 
-def heard(state: State, key: str) -> bool:
+def reported(state: State, key: str) -> bool:
     """Return True if any entity ever reported this signal."""
     signal = find_signal(key)
     assert signal is not None, key
@@ -64,7 +64,7 @@ class Reports(EntityState):
     def _wet(self, state: State, table: str, spared: dict[str, Bool]) -> Bool:
         """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
         wet = np.zeros(self.topology.sizes[table], np.bool_)
-        if heard(state, f"{table}.leak_state"):
+        if reported(state, f"{table}.leak_state"):
             wet |= good(state, f"{table}.leak_state") == 1.0
         if (mask := spared.get(table)) is not None:
             wet &= ~mask
@@ -77,7 +77,7 @@ class Reports(EntityState):
         topology, site = self.topology, self.topology.site
         wet = {t: self._wet(state, t, spared) for t in ("node", "rack", "cdu", "loop")}
         filling = np.zeros(topology.sizes["cdu"], np.bool_)
-        if heard(state, "cdu.fill_pump_state"):
+        if reported(state, "cdu.fill_pump_state"):
             filling = good(state, "cdu.fill_pump_state") == 1.0
             if (mask := spared.get("cdu")) is not None:
                 filling &= ~mask
@@ -182,7 +182,7 @@ class Reports(EntityState):
 
     def _supplies(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
         """Nodes on one supply although both feeds live."""
-        if not (heard(state, "node.psu1_power_w") and heard(state, "node.psu2_power_w")):
+        if not (reported(state, "node.psu1_power_w") and reported(state, "node.psu2_power_w")):
             return []
         rows = [TABLES["node"].by_name[k].row for k in ("psu1_power_w", "psu2_power_w")]
         least = np.minimum(*(state.tables["node"].value[row] for row in rows))
@@ -212,7 +212,7 @@ class Reports(EntityState):
         return out
 
     def _links(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
-        if self.topology.sizes["link"] == 0 or not heard(state, "link.up_state"):
+        if self.topology.sizes["link"] == 0 or not reported(state, "link.up_state"):
             return []
         down = good(state, "link.up_state") == 1.0
         if (mask := spared.get("link")) is not None:

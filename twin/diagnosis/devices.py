@@ -11,7 +11,7 @@ from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
-from twin.diagnosis.device_reports import good, heard
+from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.topology import Topology
@@ -76,7 +76,7 @@ class DeviceFaults(EntityState):
 
     def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
         """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
-        if not heard(state, "cdu.pump1_speed_pu"):
+        if not reported(state, "cdu.pump1_speed_pu"):
             return []
         speed = np.stack([good(state, "cdu.pump1_speed_pu"), good(state, "cdu.pump2_speed_pu")], axis=1)
         stands = speed < STOPPED_PU
@@ -109,7 +109,7 @@ class DeviceFaults(EntityState):
 
     def filters(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
         """Filters that take all of the pressure while next to nothing flows; no other comparison is left."""
-        if not heard(state, "cdu.filter_diff_pressure_pa"):
+        if not reported(state, "cdu.filter_diff_pressure_pa"):
             return []
         nominal = self.topology.site.design.cdu_flow_lpm
         ratio = good(state, "cdu.flow_lpm") / nominal
@@ -128,7 +128,7 @@ class DeviceFaults(EntityState):
 
     def slowed(self, state: State) -> Bool | None:
         """GPUs whose clocks heat lowers, or did within the last minute [n_gpu]; None if there are none."""
-        if not heard(state, "gpu.clock_event_bits"):
+        if not reported(state, "gpu.clock_event_bits"):
             return None
         bits = state.tables["gpu"].value[_BITS_ROW]
         if bits.max(initial=0.0) >= HEAT_BIT_LEAST:
@@ -220,7 +220,7 @@ class DeviceFaults(EntityState):
     def weather(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
         """A heat wave warms both bulbs; one thermometer that is wrong warms only itself, or jumps."""
         column = state.tables["site"]
-        if not heard(state, "site.outdoor_temp_c") or "site" in spared:
+        if not reported(state, "site.outdoor_temp_c") or "site" in spared:
             return []
         now_c = np.array([good(state, "site.outdoor_temp_c")[0], good(state, "site.outdoor_wet_bulb_c")[0]])
         heard_ns = int(column.t_ns.max())
@@ -282,7 +282,7 @@ class DeviceFaults(EntityState):
     def gaps(self, state: State, tracks: Tracks) -> F32:
         """Sigmas by which each GPU's memory is off its usual distance to its chip [n_gpu]; a part a tick."""
         n = self.topology.sizes["gpu"]
-        if n == 0 or not heard(state, "gpu.hbm_temp_c"):
+        if n == 0 or not reported(state, "gpu.hbm_temp_c"):
             return self.gap_z
         parts = -(-n // SLICE)
         at = state.tick % parts

@@ -18,9 +18,8 @@ from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
 from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.diagnosis.device_reports import Reports
 from twin.diagnosis.devices import LOOP_USUAL, DeviceFaults
-from twin.diagnosis.downstream_mask import DownstreamMask
+from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
 from twin.diagnosis.growth import Growth
-from twin.diagnosis.idle_mask import IdleMask
 from twin.diagnosis.isolation import Pursuit
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (

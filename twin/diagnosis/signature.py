@@ -8,6 +8,7 @@ unknown value takes no part.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,8 @@ class SignatureTerm(NamedTuple):
     child: str = ""
 
 
-class Hypothesis(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
     """Possible fault of every entity of a table at once. `sign` +1 or -1: only changes of this sign."""
 
     kind: str

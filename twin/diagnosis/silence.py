@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.catalogue import I64, NS, Bool
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.device_reports import good, heard
+from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.topology import Topology
@@ -117,7 +117,7 @@ class Silence(EntityState):
     def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
         off: Bool = np.zeros(self.topology.sizes["node"], np.bool_)
-        if heard(state, "node.power_on_state"):
+        if reported(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
             if (mask := spared.get("node")) is not None:
                 off &= ~mask

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, Bool
-from twin.contracts import Residual
-from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise, confidence_of
+from twin.contracts import Residual, confidence_of
+from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise
 from twin.telemetry import OWN, PackedState, column, part, scalar
 
 MOVE_S = 60.0  # between moves of what was learned into use

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import F64, I64, Bool, ConfigError
-from twin.contracts import Residual, Windows
+from twin.contracts import Residual, Windows, confidence_of
 from twin.estimation import exchanger, heat, hydraulics, loops, power_tree
 from twin.estimation.comparisons import Board
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.heat import RACK_NAMES, RackHeat
 from twin.estimation.hydraulics import CDU_NAMES, Cooled, HydraulicsEstimator
-from twin.estimation.latest import Lag, Latest
 from twin.estimation.loops import LOOP_NAMES, SITE_NAMES, Loops
 from twin.estimation.nodes import NodeEstimator
-from twin.estimation.noise import ResidualNoise, confidence_of
+from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Parameter
 from twin.estimation.power_tree import BALANCE, Balance, PowerTreeEstimator, balances_of
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Lag, Latest, Readings
 from twin.physics import COOLANTS
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, State, part

@@ -11,7 +11,7 @@ from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
 from twin.estimation.heat import cdu_tau_s
 from twin.estimation.hydraulics import Cooled
-from twin.estimation.latest import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, share_of
 from twin.physics import COOLANTS, Coolant, film_factor, heat_rate_w_per_k, heat_slope_k, transfer, ua_of
 from twin.site import PRIMARY_FLOW_RATIO, Site
 

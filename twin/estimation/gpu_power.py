@@ -11,7 +11,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Delayed, Fit, Reference, solve
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Readings
 from twin.physics import ACTIVITY_WEIGHTS, EXPONENT
 from twin.site import Site
 from twin.telemetry import EntityState, column, part

@@ -13,7 +13,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Delayed, Fit, Reference
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Readings
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part

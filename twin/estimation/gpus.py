@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import F64, I64, Bool
-from twin.contracts import Residual
+from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
-from twin.estimation.noise import ResidualNoise, confidence_of
+from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import MOVE_S, Parameter, parts_of
-from twin.estimation.reading import Readings
+from twin.estimation.readings import Readings
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, part, scalar
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.latest import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, share_of
 from twin.physics import Coolant, heat_rate_w_per_k
 from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.latest import Latest
+from twin.estimation.readings import Latest
 from twin.site import (
     CDU_FILTER_DROP_PA,
     CDU_INNER_DROP_PA,

@@ -9,7 +9,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.latest import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, share_of
 from twin.site import LOOP_VOLUME_MIN, Site
 
 APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"

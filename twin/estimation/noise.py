@@ -8,11 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, Bool
-from twin.contracts import confidence_of, confidence_of_many
-from twin.contracts.confidence import _erf
 from twin.telemetry import OWN, EntityState, column
 
-__all__ = ["ResidualNoise", "_erf", "confidence_of", "confidence_of_many"]
 NOISE_MEMORY_S = 600.0  # time constant of the learned noise; source: estimate
 NOISE_WARMUP = 30  # residuals before a noise is called learned; source: estimate
 # Beyond so many sigmas for so long it is no noise: nothing is learned from it, lest a fault become normal;

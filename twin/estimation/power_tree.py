@@ -13,7 +13,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import Residual
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.latest import Latest
+from twin.estimation.readings import Latest
 from twin.site import Site
 
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.

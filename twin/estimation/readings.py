@@ -1,4 +1,4 @@
-"""The current readings of a table as float64, several signals at a time, and lags that follow them."""
+"""Readings: the current values of signals in one tick as float64, and lags that follow them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Latest:
         self._at_once = False
 
     def take(self, state: State) -> None:
-        """Look at the state as it is now."""
+        """Take the values of the state as it is now."""
         column = state.tables[self.table]
         self._values = column.value[self._rows].astype(np.float64)
         groups = column.partition.group_of_row[self._rows]
@@ -42,12 +42,36 @@ class Latest:
 
     def heard_ns(self, *names: str) -> I64:
         """Instant of the oldest of these readings [n]."""
-        found: I64 = self._heard_ns[self.at[names[0]]]
+        oldest: I64 = self._heard_ns[self.at[names[0]]]
         if self._at_once:  # all came together
-            return found
+            return oldest
         for name in names[1:]:
-            found = np.minimum(found, self._heard_ns[self.at[name]])
-        return found
+            oldest = np.minimum(oldest, self._heard_ns[self.at[name]])
+        return oldest
+
+
+class Readings:
+    """A state as the estimator reads it in one tick; arrays that it gives are shared: do not write."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.now_ns = state, state.now_ns
+        self._good: dict[tuple[str, str], tuple[F64, I64]] = {}
+
+    def good(self, table: str, name: str) -> tuple[F64, I64]:
+        """(current values [n], NaN elsewhere; instants of the readings [n])."""
+        key = (table, name)
+        if key not in self._good:
+            column, signal = self.state.tables[table], TABLES[table].by_name[name]
+            value = column.value[signal.row].astype(np.float64)
+            if not column.all_current(signal, self.now_ns):
+                np.copyto(value, np.nan, where=~column.current(signal, self.now_ns))
+            self._good[key] = value, column.heard_ns(signal)
+        return self._good[key]
+
+    def known(self, table: str, name: str) -> bool:
+        """Return True if any entity has a reading that was not called bad, however old."""
+        column = self.state.tables[table]
+        return bool(column.bad_count[TABLES[table].by_name[name].row] < column.n)
 
 
 class Lag(EntityState):
