@@ -10,9 +10,42 @@ from typing import ClassVar
 
 import numpy as np
 
-from twin.catalogue import TABLES, find_control
-from twin.contracts import Columns, Memory, Proposal, View
+from twin.catalogue import NS, TABLES, clean, find_control
+from twin.contracts import (
+    PAGE,
+    Columns,
+    ExplainRequest,
+    Explanation,
+    KeyFigure,
+    Memory,
+    Proposal,
+    Sentence,
+    TableColumn,
+    Topic,
+    Value,
+    View,
+    finite,
+    in_scope,
+    scope_of,
+    table_of,
+)
 from twin.telemetry import OperatorRequest
+
+MAX_ROWS = 200
+REQUEST_COLUMNS = (
+    TableColumn("request"),
+    TableColumn("author"),
+    TableColumn("control"),
+    TableColumn("count", "count", "entities"),
+    TableColumn("first"),
+    TableColumn("lo"),
+    TableColumn("hi"),
+    TableColumn("want"),
+    TableColumn("unit"),
+    TableColumn("ends_s", "s", "ends in"),
+    TableColumn("reason"),
+    TableColumn("lift", text="ends by"),
+)
 
 
 class Operator:
@@ -24,10 +57,62 @@ class Operator:
     period_s: ClassVar[float] = 1.0
     urgent: ClassVar[bool] = True
     memory: ClassVar[Columns | None] = None
+    topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
         """One proposal per request; a request that names no entity of this site says nothing."""
         return [p for r in view.requests if (p := self._proposal(view, r)) is not None], memory
+
+    def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
+        """The standing requests in the order in which they speak: author, interval, end."""
+        del memory
+        entity, inside = scope_of(view, request)
+        rows: list[dict[str, Value]] = []
+        unknown = 0
+        for asked in view.requests:
+            proposal, control = self._proposal(view, asked), find_control(asked.control)
+            unknown += proposal is None
+            if proposal is None or control is None:
+                continue
+            index = in_scope(inside, control.table, proposal.index)
+            if len(index):
+                withdraw = f"racktwin withdraw {clean(asked.id, 120)}"
+                rows.append(
+                    {
+                        "request": clean(asked.id, 120),
+                        "author": clean(asked.author, 120),
+                        "control": asked.control,
+                        "count": len(index),
+                        "first": view.site.name(control.table, int(index[0])),
+                        "lo": finite(asked.lo),
+                        "hi": finite(asked.hi),
+                        "want": finite(proposal.want[0]),
+                        "unit": control.unit,
+                        "ends_s": (asked.expires_ns - view.now_ns) / NS if asked.expires_ns else None,
+                        "reason": clean(asked.reason, 200),
+                        "lift": withdraw,
+                    }
+                )
+        where = f" for {entity}" if entity else ""
+        sentences = [Sentence(f"standing requests of operators{where}: {len(rows):,}")]
+        if unknown:
+            sentences.append(Sentence(f"{unknown} requests name no entity of this site", "note"))
+        return Explanation(
+            policy=self.name,
+            now_ns=view.now_ns,
+            entity=entity,
+            sentences=tuple(sentences),
+            figures=(KeyFigure("requests", len(rows), "count", "standing requests"),),
+            tables=(
+                table_of(
+                    "requests",
+                    REQUEST_COLUMNS,
+                    rows[:MAX_ROWS],
+                    "standing requests, the oldest first",
+                    len(rows),
+                ),
+            ),
+        )
 
     @staticmethod
     def _proposal(view: View, request: OperatorRequest) -> Proposal | None:

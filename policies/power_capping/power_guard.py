@@ -12,6 +12,8 @@ what power_cap, which looks ahead, may ask for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -26,12 +28,30 @@ from policies.power_capping.budgets import (
     sums_w,
 )
 from policies.power_capping.demand import CONTROL, Wants, classes, wants
-from policies.power_capping.depth import below_of, caps_of, caps_w, deep_enough
+from policies.power_capping.depth import Below, below_of, caps_of, caps_w, deep_enough
 from policies.power_capping.external_limits import targets_now
 from policies.power_capping.loads import Loads, lifted, loads_of, unfed_feeders
 from policies.power_capping.lost_sight import cooled, unseen
-from twin.catalogue import F64, I64, NS, Bool, ContractError
-from twin.contracts import Columns, Memory, Proposal, View, mask_index
+from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, clean
+from twin.contracts import (
+    PAGE,
+    Columns,
+    ExplainRequest,
+    Explanation,
+    KeyFigure,
+    Memory,
+    Proposal,
+    Sentence,
+    TableColumn,
+    Topic,
+    Value,
+    View,
+    finite,
+    in_scope,
+    mask_index,
+    scope_of,
+    table_of,
+)
 from twin.physics import CONTINUOUS_PU, step, theta_steady
 
 CUT_PU, TARGET_PU, CALM_PU = 0.99, 0.95, 0.90  # domain.md E
@@ -50,6 +70,26 @@ DISOBEYS_PU = 0.05  # above its cap: it does not follow it. source: estimate
 MOST_USE = 10.0  # times a budget; more is no worse
 MOST_FEEDERS = 64  # that are named; the cuts below the others say so in one sentence
 _GOLDEN = 0.6180339887498949
+CAP_COLUMNS = (
+    TableColumn("gpus", "count"),
+    TableColumn("cap_low_w", "W", "cap"),
+    TableColumn("cap_high_w", "W", "to"),
+)
+BOUND_COLUMNS = (TableColumn("reason"), *CAP_COLUMNS)
+FEEDER_COLUMNS = (
+    TableColumn("feeder"),
+    TableColumn("load_w", "W"),
+    TableColumn("basis"),
+    TableColumn("age_s", "s"),
+    TableColumn("budget_w", "W"),
+    TableColumn("use_pu", "1", "of budget"),
+    TableColumn("breaker_pu", "1", "of breaker's trip"),
+    TableColumn("depth", "1", detail=True),
+    TableColumn("cut_s", "s", "last cut before"),
+    TableColumn("calm_s", "s", "calm for"),
+    *CAP_COLUMNS,
+    TableColumn("lift", text="ends after"),
+)
 
 
 class PowerGuard:
@@ -75,6 +115,7 @@ class PowerGuard:
             "gone": "i8",
         },
     )
+    topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
 
     def __init__(self, high_priority: float = 1.0) -> None:
         """`high_priority`: from where a job, or a rack of the site file, is high."""
@@ -87,58 +128,128 @@ class PowerGuard:
         site = view.site
         if not site.sizes["gpu"]:
             return [], dict(memory)
-        dead = dead_feeders(view)
-        # Who is not known to be dead is watched as long as its own meter speaks
-        gone = dead | unfed_feeders(view, dead)
-        carried = carried_by(view, pairs_of(site, gone, failover=False))
-        granted_w = view.budget_w()
-        budget_w = np.fmin(granted_w, targets_now(view)[1])
-        budget_w = np.where(np.isfinite(budget_w), budget_w, np.nan)
-        loads = loads_of(view, carried)
-        spoken = cooled(view, carried, self.high_priority)
+        state = feeders_of(view)
+        bounds = self._bounds(view, state)
         if not site.sizes["feeder"]:
-            return spoken, dict(memory)
-        spoken += unseen(view, carried, loads, np.isfinite(budget_w) & ~dead)
-        use = np.where(dead, 0.0, _use(loads.load_w, budget_w))
-        # The breaker is of the feeder, whatever is granted or asked for
-        rated = np.where(dead, 0.0, _use(loads.load_w, np.fmax(site.budget_w, granted_w)))
-        kept = self._remembered(view, memory, use, CONTINUOUS_PU * np.nan_to_num(rated))
+            return bounds, dict(memory)
+        carried, loads = state.carried, state.loads
+        kept = self._remembered(view, memory, state)
         known_ns = _last_cut_ns(carried, kept["deep_ns"]) + round(SETTLE_S * NS)
         later = loads.read_ns > known_ns
         # Another feeder of racks went: what flows now is no longer what the last cut was for
-        anew = bool((gone & (memory["gone"] == 0))[site.feeders_of_rack.member].any())
-        kept["gone"] = gone.astype(np.int64)
-        risen = anew | (loads.load_w > kept["deep_w"] + RISEN_PU * np.nan_to_num(budget_w))
-        over = np.flatnonzero((use > CUT_PU) & (later | (risen & (kept["depth"] > 0))))
+        lost = bool((state.gone & (memory["gone"] == 0))[site.feeders_of_rack.member].any())
+        kept["gone"] = state.gone.astype(np.int64)
+        risen = lost | (loads.load_w > kept["deep_w"] + RISEN_PU * np.nan_to_num(state.budget_w))
+        over = np.flatnonzero((state.use_pu > CUT_PU) & (later | (risen & (kept["depth"] > 0))))
         if not len(over) and not (kept["depth"] > 0).any():
-            return spoken, kept
-        want = wants(view, np.zeros(site.sizes["gpu"]), 0.0)
-        rank = classes(view, self.high_priority).astype(np.float64)
-        aim_w = np.where(kept["theta"] >= WARM, WARM_TARGET_PU, TARGET_PU) * budget_w
-        for feeder, depth in _cuts(view, carried, want, rank, loads, aim_w, kept, over, later, anew):
+            return bounds, kept
+        cuts = _Cuts.of(view, state, kept, self.high_priority)
+        for feeder in over.tolist():
+            depth = cuts.deepened(feeder, bool(later[feeder]), lost)
             if depth > kept["depth"][feeder]:
                 kept["deep_ns"][feeder], kept["deep_w"][feeder] = view.now_ns, loads.load_w[feeder]
             kept["depth"][feeder] = depth
-        for feeder, depth in _eased(view, carried, want, rank, loads, aim_w, kept):
-            kept["depth"][feeder], kept["eased_ns"][feeder] = depth, view.now_ns
-        return [*_proposals(view, carried, kept["depth"], want, rank), *spoken], kept
+        for feeder in cuts.easing():
+            if (enough := cuts.eased(feeder)) is not None:
+                kept["depth"][feeder], kept["eased_ns"][feeder] = enough, view.now_ns
+        return [*cuts.proposals(), *bounds], kept
 
-    def _remembered(self, view: View, memory: Memory, use: F64, rated_pu: F64) -> Memory:
-        """Update the memory of feeders at `use` of their budgets, before anything is cut or eased."""
+    def _bounds(self, view: View, state: Feeders) -> list[Proposal]:
+        """The bounds that need no memory: where a CDU or loop lost flow, and where nothing is heard."""
+        bounds = cooled(view, state.carried, self.high_priority)
+        if not view.site.sizes["feeder"]:
+            return bounds
+        blind = np.isfinite(state.budget_w) & ~state.dead
+        return [*bounds, *unseen(view, state.carried, state.loads, blind)]
+
+    def _remembered(self, view: View, memory: Memory, state: Feeders) -> Memory:
+        """Update the memory of the feeders before anything is cut or eased."""
         seen_ns = int(memory["seen_ns"].max())
         seen_s = (view.now_ns - seen_ns) / NS if seen_ns else 0.0
-        # Whoever was not looked at is taken to have stood like this for ever
-        theta = step(memory["theta"], rated_pu, seen_s) if seen_ns else theta_steady(rated_pu)
+        # A feeder that was never watched is taken to have carried this load for ever
+        theta = step(memory["theta"], state.rated_pu, seen_s) if seen_ns else theta_steady(state.rated_pu)
         calm_ns = np.where(memory["calm_ns"] > 0, memory["calm_ns"], view.now_ns)
         return dict(memory) | {
-            "depth": _released(view, memory, use, theta, seen_s),
+            "depth": _released(view, memory, state.use_pu, theta, seen_s),
             "deep_ns": memory["deep_ns"].copy(),
             "deep_w": memory["deep_w"].copy(),
             "eased_ns": memory["eased_ns"].copy(),
-            "calm_ns": np.where(use < CALM_PU, calm_ns, 0),
+            "calm_ns": np.where(state.use_pu < CALM_PU, calm_ns, 0),
             "theta": np.minimum(theta, 1.0),
-            "seen_ns": np.full(len(use), view.now_ns),
+            "seen_ns": np.full(len(state.use_pu), view.now_ns),
         }
+
+    def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
+        """The feeders that are cut, near their budgets or warm: load, budget, depth, caps, release."""
+        entity, inside = scope_of(view, request)
+        state, site = feeders_of(view), view.site
+        gpus = in_scope(inside, "gpu", np.arange(site.sizes["gpu"], dtype=np.int32))
+        index, by, cap_w = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0)
+        if len(gpus) and (memory["depth"] > 0).any():
+            index, by, cap_w = _Cuts.of(view, state, memory, self.high_priority).caps()
+            mine = np.isin(index, gpus)
+            index, by, cap_w = index[mine], by[mine], cap_w[mine]
+        watched = memory["depth"] > 0 if inside is None else np.isin(np.arange(len(state.use_pu)), by)
+        watched |= np.isin(np.arange(len(watched)), in_scope(inside, "feeder", _near(state, memory)))
+        rows = [
+            _row(view, state, memory, feeder) | _cap_cells(cap_w[by == feeder])
+            for feeder in np.flatnonzero(watched)[:MOST_FEEDERS].tolist()
+        ]
+        bounds: list[dict[str, Value]] = []
+        for p in self._bounds(view, state) if len(gpus) else ():
+            if len(kept := np.flatnonzero(np.isin(p.index, gpus))):
+                bounds.append(_cap_cells(p.hi[kept]) | {"reason": clean(p.reason, 300)})
+        cut = int((memory["depth"] > 0).sum())
+        calm = f"calm: below {CALM_PU:.0%} of the budget, the breaker below {WARM:.0%} of its trip"
+        text = f"{len(index):,} GPUs are capped for {cut} of {len(state.use_pu)} feeders"
+        return Explanation(
+            policy=self.name,
+            now_ns=view.now_ns,
+            entity=entity,
+            sentences=(Sentence(text), *(Sentence(str(row["reason"])) for row in bounds[:3]),
+                       Sentence(calm, "note")),
+            figures=(
+                KeyFigure("capped_gpus", len(index), "count", "GPUs capped for overloaded feeders"),
+                KeyFigure("cut_feeders", cut, "count", "feeders whose overload is cut"),
+            ),
+            tables=(
+                table_of("feeders", FEEDER_COLUMNS, rows, "feeders that are cut or near their budgets",
+                         int(watched.sum())),
+                table_of("bounds", BOUND_COLUMNS, bounds, "bounds where flow or readings are lost"),
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Feeders:
+    """The feeders at one instant [n_feeder]: budgets in force, load over budget and over what is rated.
+
+    `dead`: without power, by what was told; `gone`: or by the supplies of the nodes below.
+    """
+
+    carried: Carried
+    loads: Loads
+    dead: Bool
+    gone: Bool
+    budget_w: F64
+    use_pu: F64
+    rated_pu: F64
+
+
+def feeders_of(view: View) -> Feeders:
+    """Loads of all feeders against their budgets."""
+    dead = dead_feeders(view)
+    # Who is not known to be dead is watched as long as its own meter speaks
+    gone = dead | unfed_feeders(view, dead)
+    carried = carried_by(view, pairs_of(view.site, gone, failover=False))
+    granted_w = view.budget_w()
+    budget_w = np.fmin(granted_w, targets_now(view)[1])
+    budget_w = np.where(np.isfinite(budget_w), budget_w, np.nan)
+    loads = loads_of(view, carried)
+    use_pu = np.where(dead, 0.0, _use(loads.load_w, budget_w))
+    # The breaker is of the feeder, whatever is granted or asked for
+    rated = np.where(dead, 0.0, _use(loads.load_w, np.fmax(view.site.budget_w, granted_w)))
+    return Feeders(carried, loads, dead, gone, budget_w, use_pu, CONTINUOUS_PU * np.nan_to_num(rated))
 
 
 def _use(load_w: F64, budget_w: F64) -> F64:
@@ -159,61 +270,6 @@ def _last_cut_ns(carried: Carried, deep_ns: I64) -> I64:
     return out
 
 
-def _cuts(
-    view: View,
-    carried: Carried,
-    want: Wants,
-    rank: F64,
-    loads: Loads,
-    aim_w: F64,
-    kept: Memory,
-    over: I64,
-    later: Bool,
-    anew: bool,
-) -> list[tuple[int, float]]:
-    """(feeder, how deep its cut has to be) of those that are over their budgets.
-
-    `later` [n_feeder]: their readings know of the last cut; else only what they rose by since is cut now.
-    `anew`: a feeder went. Then all that is too much by what is known at once is cut, but for what GPUs above
-    their caps will save.
-    """
-    if not len(over):
-        return []
-    now_w = np.minimum(np.nan_to_num(view.value("gpu.power_w").astype(np.float64)), want.most_w)
-    cap_w = view.commanded(CONTROL)
-    # A GPU that is not under its cap by now does not listen
-    obeys = ~(now_w > (1.0 + DISOBEYS_PU) * np.where(np.isfinite(cap_w), cap_w, np.inf)) & loads.gpu_heard
-    rest_w = sums_w(carried, np.nan_to_num(other_w(view, want.power_w, gain=1.0)))
-    settled = view.readback(CONTROL) <= (1.0 + DISOBEYS_PU) * cap_w
-    lapsed_w = np.where(settled, np.fmax(cap_w, view.envelope(CONTROL).safe), np.inf)
-    out = []
-    for feeder in over.tolist():
-        below = below_of(view, carried, want, rank, carried.feeder(feeder), loads)
-        least, load_w = float(kept["depth"][feeder]), float(loads.load_w[feeder])
-        if loads.metered[feeder]:
-            # What is read says how much has to go; a cut saves what the GPUs themselves draw, no more
-            power_w, excess_w = now_w[below.at], load_w - float(aim_w[feeder])
-            if not later[feeder]:
-                power_w = np.minimum(power_w, caps_of(below, least))
-                saved_w = float(below.share @ (now_w[below.at] - power_w))
-                if anew:
-                    load_w = min(load_w, FRESH_PU * _by_nodes_w(carried, loads, feeder))
-                    excess_w = load_w - float(aim_w[feeder]) - saved_w
-                else:
-                    excess_w = load_w - float(kept["deep_w"][feeder])
-            elif least > 0:
-                below = below._replace(share=below.share * obeys[below.at])
-            goal_w = float(below.share @ power_w) - excess_w
-        else:  # nobody tells what flows: their caps have to vouch for it
-            power_w, heard = want.power_w[below.at], loads.gpu_heard[below.at]
-            goal_w = float(aim_w[feeder] - rest_w[carried.feeder(feeder)])
-            if heard.any():  # those that are silent may hear nothing either, and fall to their safe caps
-                goal_w -= float((below.share * ~heard) @ np.fmin(power_w, lapsed_w[below.at]))
-                below = below._replace(share=below.share * heard)
-        out.append((feeder, deep_enough(below, power_w, goal_w, least)))
-    return out
-
-
 def _by_nodes_w(carried: Carried, loads: Loads, feeder: int) -> float:
     """Return a feeder's load by its racks' nodes, which report at once; by meters where none reports."""
     mine = carried.pairs.place == carried.feeder(feeder)
@@ -223,74 +279,202 @@ def _by_nodes_w(carried: Carried, loads: Loads, feeder: int) -> float:
     return float(share @ np.where(likely_w > 0, likely_w, loads.rack_w[racks]))
 
 
-def _eased(
-    view: View, carried: Carried, want: Wants, rank: F64, loads: Loads, aim_w: F64, kept: Memory
-) -> list[tuple[int, float]]:
-    """(feeder, how deep is enough) of those that were just cut, and deeper than they had to be.
+@dataclass(frozen=True)
+class _Cuts:
+    """The cuts of one tick: how deep each feeder has to be cut, and the caps that follow."""
 
-    A step needs a reading that knows of the last one. Whatever stands below its cap counts as if it rose to
-    it at once; what is not heard, from nothing.
-    """
-    moved_ns = np.maximum(kept["deep_ns"], kept["eased_ns"])
-    ripe = loads.metered & (kept["depth"] > 0) & (loads.load_w < aim_w)
-    ripe &= view.now_ns - kept["deep_ns"] <= round(EASE_S * NS)
-    ripe &= loads.read_ns > _last_cut_ns(carried, moved_ns) + round(SETTLE_S * NS)
-    out: list[tuple[int, float]] = []
-    if not ripe.any():
-        return out
-    now_w = np.where(loads.gpu_heard, np.nan_to_num(view.value("gpu.power_w").astype(np.float64)), 0.0)
-    gain = gain_of(view.site)[view.site.rack_of_gpu]
-    for feeder in np.flatnonzero(ripe).tolist():
-        below = below_of(view, carried, want, rank, carried.feeder(feeder), loads)
-        below = below._replace(share=below.share * gain[below.at])
-        depth, drawn_w = float(kept["depth"][feeder]), now_w[below.at]
+    view: View
+    state: Feeders
+    kept: Memory
+    want: Wants
+    rank: F64
+
+    @classmethod
+    def of(cls, view: View, state: Feeders, kept: Memory, high_priority: int) -> _Cuts:
+        want = wants(view, np.zeros(view.site.sizes["gpu"]), 0.0)
+        return cls(view, state, kept, want, classes(view, high_priority).astype(np.float64))
+
+    @cached_property
+    def aim_w(self) -> F64:
+        """The load to which each feeder is cut [n_feeder]."""
+        return np.where(self.kept["theta"] >= WARM, WARM_TARGET_PU, TARGET_PU) * self.state.budget_w
+
+    @cached_property
+    def _read_w(self) -> F64:
+        return np.nan_to_num(self.view.value("gpu.power_w").astype(np.float64))
+
+    @cached_property
+    def _now_w(self) -> F64:
+        return np.minimum(self._read_w, self.want.most_w)
+
+    @cached_property
+    def _obeys(self) -> Bool:
+        """A GPU that is not under its cap by now does not listen."""
+        cap_w = self.view.commanded(CONTROL)
+        over = self._now_w > (1.0 + DISOBEYS_PU) * np.where(np.isfinite(cap_w), cap_w, np.inf)
+        return ~over & self.state.loads.gpu_heard
+
+    @cached_property
+    def _lapsed_w(self) -> F64:
+        """The power to which a silent GPU falls by itself."""
+        view, cap_w = self.view, self.view.commanded(CONTROL)
+        settled = view.readback(CONTROL) <= (1.0 + DISOBEYS_PU) * cap_w
+        return np.where(settled, np.fmax(cap_w, view.envelope(CONTROL).safe), np.inf)
+
+    @cached_property
+    def _rest_w(self) -> F64:
+        """The power that no cap moves, by place."""
+        beside_w = other_w(self.view, self.want.power_w, gain=1.0)
+        return sums_w(self.state.carried, np.nan_to_num(beside_w))
+
+    def _below(self, feeder: int) -> Below:
+        carried = self.state.carried
+        place = carried.feeder(feeder)
+        return below_of(self.view, carried, self.want, self.rank, place, self.state.loads)
+
+    def deepened(self, feeder: int, later: bool, lost: bool) -> float:
+        """The depth that a feeder above its budget needs.
+
+        `later`: its reading knows of the last cut; else only the rise since is cut now. `lost`: another
+        feeder went. Then all of the known excess is cut at once, but for what GPUs above their caps will
+        save.
+        """
+        loads, kept, below = self.state.loads, self.kept, self._below(feeder)
+        least, load_w = float(kept["depth"][feeder]), float(loads.load_w[feeder])
+        if loads.metered[feeder]:
+            # What is read says how much has to go; a cut saves what the GPUs themselves draw, no more
+            power_w, excess_w = self._now_w[below.at], load_w - float(self.aim_w[feeder])
+            if not later:
+                power_w = np.minimum(power_w, caps_of(below, least))
+                saved_w = float(below.share @ (self._now_w[below.at] - power_w))
+                if lost:
+                    load_w = min(load_w, FRESH_PU * _by_nodes_w(self.state.carried, loads, feeder))
+                    excess_w = load_w - float(self.aim_w[feeder]) - saved_w
+                else:
+                    excess_w = load_w - float(kept["deep_w"][feeder])
+            elif least > 0:
+                below = below._replace(share=below.share * self._obeys[below.at])
+            goal_w = float(below.share @ power_w) - excess_w
+        else:  # nobody tells what flows: their caps have to vouch for it
+            power_w, known = self.want.power_w[below.at], loads.gpu_heard[below.at]
+            goal_w = float(self.aim_w[feeder] - self._rest_w[self.state.carried.feeder(feeder)])
+            if known.any():  # those that are silent may hear nothing either, and fall to their safe caps
+                goal_w -= float((below.share * ~known) @ np.fmin(power_w, self._lapsed_w[below.at]))
+                below = below._replace(share=below.share * known)
+        return deep_enough(below, power_w, goal_w, least)
+
+    def easing(self) -> list[int]:
+        """Feeders that were cut of late and are below their aim, by a reading after the last step."""
+        kept, loads, now_ns = self.kept, self.state.loads, self.view.now_ns
+        moved_ns = np.maximum(kept["deep_ns"], kept["eased_ns"])
+        ripe = loads.metered & (kept["depth"] > 0) & (loads.load_w < self.aim_w)
+        ripe &= now_ns - kept["deep_ns"] <= round(EASE_S * NS)
+        ripe &= loads.read_ns > _last_cut_ns(self.state.carried, moved_ns) + round(SETTLE_S * NS)
+        return np.flatnonzero(ripe).tolist()
+
+    def eased(self, feeder: int) -> float | None:
+        """The depth that is enough for a feeder; None where there is nothing to give back.
+
+        What stands below its cap counts as if it rose to it at once; what is not heard, from nothing.
+        """
+        below, loads, aim_w = self._below(feeder), self.state.loads, float(self.aim_w[feeder])
+        gain = gain_of(self.view.site)[self.view.site.rack_of_gpu[below.at]]
+        below = below._replace(share=below.share * gain)
+        depth = float(self.kept["depth"][feeder])
+        drawn_w = np.where(loads.gpu_heard[below.at], self._read_w[below.at], 0.0)
         room_w = float(below.share @ np.maximum(caps_of(below, depth) - drawn_w, 0.0))
-        spare_w = float(aim_w[feeder] - loads.load_w[feeder]) - room_w
-        if spare_w <= EASE_LEAST_PU * float(aim_w[feeder]):
-            continue
+        spare_w = aim_w - float(loads.load_w[feeder]) - room_w
+        if spare_w <= EASE_LEAST_PU * aim_w:
+            return None
         low, high = max(depth - EASE_CLASS_PU, 0.0), depth
         goal_w = room_w + EASE_PU * spare_w
         while high - low > 1e-4:
             middle = 0.5 * (low + high)
             raised_w = float(below.share @ np.maximum(caps_of(below, middle) - drawn_w, 0.0))
             low, high = (middle, high) if raised_w > goal_w else (low, middle)
-        out.append((feeder, high))
-    return out
+        return high
+
+    def caps(self) -> tuple[I32, I64, F64]:
+        """(GPUs that are capped, the feeder that is cut deepest above each, cap) [k]."""
+        site, carried, depth = self.view.site, self.state.carried, self.kept["depth"]
+        pairs, want, first = carried.pairs, self.want, carried.feeder(0)
+        of_place = np.zeros(len(carried.limit_w))
+        of_place[first : first + len(depth)] = depth
+        cut = np.flatnonzero(of_place[pairs.place] > 0)
+        # By rack, the deepest last
+        cut = cut[np.lexsort((of_place[pairs.place[cut]], pairs.rack[cut]))]
+        last = np.append(np.diff(pairs.rack[cut]) != 0, True)[: len(cut)]
+        deepest, by = np.zeros(site.sizes["rack"]), np.full(site.sizes["rack"], -1)
+        deepest[pairs.rack[cut[last]]] = of_place[pairs.place[cut[last]]]
+        by[pairs.rack[cut[last]]] = pairs.place[cut[last]] - first
+        cap_w = caps_w(deepest[site.rack_of_gpu], self.rank, want.floor_w, want.most_w)
+        index = mask_index(want.capped & (cap_w < want.most_w))
+        return index, by[site.rack_of_gpu[index]], cap_w[index]
+
+    def proposals(self) -> list[Proposal]:
+        """The deepest cut of all feeders above each GPU."""
+        view, (capped, by, cap_w) = self.view, self.caps()
+        named, out = np.unique(by)[:MOST_FEEDERS].tolist(), []
+        for feeder in [*named, -1]:
+            mine = by == feeder if feeder >= 0 else ~np.isin(by, named)
+            index, hi_w = capped[mine], cap_w[mine]
+            if not len(index):
+                continue
+            who = view.site.name("feeder", feeder) if feeder >= 0 else "one of many feeders"
+            why = f"{who} is or was beyond {100 * CUT_PU:.0f} % of its budget"
+            # What was cut follows the release; what stands lower of its own is left there
+            wish_w = np.where(np.isfinite(view.commanded(CONTROL)[index]), hi_w, np.nan)
+            out.append(Proposal(CONTROL, index, self.want.floor_w[index], hi_w, wish_w, why))
+        return out
 
 
-def _proposals(view: View, carried: Carried, depth: F64, want: Wants, rank: F64) -> list[Proposal]:
-    """The deepest cut of all feeders above each GPU."""
-    site, pairs = view.site, carried.pairs
-    of_place = np.zeros(len(carried.limit_w))
-    of_place[carried.feeder(0) : carried.feeder(0) + len(depth)] = depth
-    cut = np.flatnonzero(of_place[pairs.place] > 0)
-    # By rack, the deepest last
-    cut = cut[np.lexsort((of_place[pairs.place[cut]], pairs.rack[cut]))]
-    last = np.append(np.diff(pairs.rack[cut]) != 0, True)[: len(cut)]
-    deepest, by = np.zeros(site.sizes["rack"]), np.full(site.sizes["rack"], -1)
-    deepest[pairs.rack[cut[last]]] = of_place[pairs.place[cut[last]]]
-    by[pairs.rack[cut[last]]] = pairs.place[cut[last]] - carried.feeder(0)
-    cap_w = caps_w(deepest[site.rack_of_gpu], rank, want.floor_w, want.most_w)
-    held: Bool = want.capped & (cap_w < want.most_w)
-    by_gpu = by[site.rack_of_gpu]
-    named, commanded_w = np.unique(by_gpu[held])[:MOST_FEEDERS].tolist(), view.commanded(CONTROL)
-    out = []
-    for feeder in [*named, -1]:
-        index = mask_index(held & (by_gpu == feeder if feeder >= 0 else ~np.isin(by_gpu, named)))
-        if not len(index):
-            continue
-        who = site.name("feeder", feeder) if feeder >= 0 else "one of many feeders"
-        why = f"{who} is or was beyond {100 * CUT_PU:.0f} % of its budget"
-        # What was cut follows the release; what stands lower of its own is left there
-        wished_w = np.where(np.isfinite(commanded_w[index]), cap_w[index], np.nan)
-        out.append(Proposal(CONTROL, index, want.floor_w[index], cap_w[index], wished_w, why))
-    return out
+def _wait_s(n: int) -> F64:
+    """Seconds for which each feeder stays calm before its cut is released [n_feeder]."""
+    phase = (np.arange(n, dtype=np.float64) * _GOLDEN) % 1.0
+    return CALM_S + SPREAD_S * phase
 
 
 def _released(view: View, memory: Memory, use: F64, theta: F64, seen_s: float) -> F64:
     """Return the depth of each feeder's cut after its release so far [n_feeder]."""
     depth = memory["depth"]
-    wait_s = CALM_S + SPREAD_S * ((np.arange(len(depth)) * _GOLDEN) % 1.0)
-    calm = (memory["calm_ns"] > 0) & ((view.now_ns - memory["calm_ns"]) / NS >= wait_s) & (use < CALM_PU)
+    calm_s = (view.now_ns - memory["calm_ns"]) / NS
+    calm = (memory["calm_ns"] > 0) & (calm_s >= _wait_s(len(depth))) & (use < CALM_PU)
     calm &= theta < WARM
     return np.where(calm, np.maximum(depth - seen_s / RELEASE_S, 0.0), depth)
+
+
+def _near(state: Feeders, memory: Memory) -> I32:
+    """Feeders beyond the calm band, or with a warm breaker."""
+    return mask_index((state.use_pu >= CALM_PU) | (memory["theta"] >= WARM))
+
+
+def _row(view: View, state: Feeders, memory: Memory, feeder: int) -> dict[str, Value]:
+    """A feeder with its load, its budget and its cut."""
+    loads, depth = state.loads, float(memory["depth"][feeder])
+    deep_ns, calm_ns = int(memory["deep_ns"][feeder]), int(memory["calm_ns"][feeder])
+    metered = bool(loads.metered[feeder])
+    wait_s = float(_wait_s(len(state.use_pu))[feeder])
+    calm_s = (view.now_ns - calm_ns) / NS if calm_ns else 0.0
+    lift = ""
+    if depth > 0:
+        released = calm_s >= wait_s and memory["theta"][feeder] < WARM
+        lift = f"released, a class in {RELEASE_S:.0f} s" if released else f"{wait_s:.0f} s calm"
+    return {
+        "feeder": view.site.name("feeder", feeder),
+        "load_w": finite(loads.load_w[feeder]),
+        "basis": "measured" if metered else "worst case",
+        "age_s": (view.now_ns - int(loads.read_ns[feeder])) / NS if metered else None,
+        "budget_w": finite(state.budget_w[feeder]),
+        "use_pu": finite(state.use_pu[feeder]),
+        "breaker_pu": float(memory["theta"][feeder]),
+        "depth": depth,
+        "cut_s": (view.now_ns - deep_ns) / NS if depth > 0 and deep_ns else None,
+        "calm_s": calm_s if calm_ns else None,
+        "lift": lift,
+    }
+
+
+def _cap_cells(cap_w: F64) -> dict[str, Value]:
+    """The cells on a group of caps."""
+    low_w, high_w = (float(cap_w.min()), float(cap_w.max())) if len(cap_w) else (None, None)
+    return {"gpus": len(cap_w), "cap_low_w": low_w, "cap_high_w": high_w}

@@ -12,9 +12,9 @@ import pytest
 
 from policies import REGISTRY
 from tests.contract.test_policies import POLICIES, ask, seen
-from tests.support.contract_plugins import Capper, World, engine_of, site
+from tests.support.contract_plugins import CAP, Capper, World, engine_of, site
 from tests.support.in_process_daemon import Pod, serving
-from twin.catalogue import ContractError, find_control
+from twin.catalogue import NS, ContractError, find_control
 from twin.contracts import (
     ExplainRequest,
     Explanation,
@@ -89,6 +89,27 @@ def test_its_numbers_are_those_of_its_proposals(name: str) -> None:
     mine = [r for r in rows if r["control"] == p.control and r["reason"] == p.reason[:300]]
     assert [r["count"] for r in mine] == [1]
     assert mine[0]["lo"] == (p.lo[-1] if np.isfinite(p.lo[-1]) else None)
+
+
+@pytest.mark.parametrize("name", ["thermal_guard", "leak_guard", "operator", "power_guard"])
+def test_a_guard_shows_nothing_on_the_page_until_it_proposes(name: str) -> None:
+    engine, policy, _ = seen(name)
+    found = explained(engine, policy, topic="page")
+    assert found.sentences
+    assert found.tables
+    engine.in_force[name] = []
+    found = explained(engine, policy, topic="page")
+    assert (found.sentences, found.tables) == ((), ())
+
+
+def test_the_commands_of_a_policy_that_run_are_shown() -> None:
+    engine, policy, _ = seen("operator")
+    (row,) = explained(engine, policy).table("leases")
+    assert (row["control"], row["count"], row["low"], row["high"]) == (CAP, 1, 700.0, 700.0)
+    assert row["first"] == "contract/h1/r0/node0/gpu1"
+    lease = engine.arbiter.leases[CAP]
+    assert row["ends_s"] == round((int(lease.expires_ns[1]) - engine.state.now_ns) / NS, 1)
+    assert explained(engine, policy, entity="r1").table("leases") == []
 
 
 def test_names_stand_for_all_that_they_hold() -> None:

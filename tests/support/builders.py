@@ -16,8 +16,8 @@ import yaml
 
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import NS, find_signal
-from twin.contracts import CommandBatch, Decision, Model, Policy
-from twin.engine import Engine
+from twin.contracts import CommandBatch, Decision, Explanation, Model, Policy
+from twin.engine import Engine, Inquiry, explain
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Block, Event, Inbox
 
@@ -144,6 +144,14 @@ class Twin:
         out.engine.restore(decode(encode(self.engine.dump())))
         out.now_ns, out.number = self.now_ns, self.number
         return out
+
+
+def explained(twin: Twin, name: str, entity: str = "") -> Explanation:
+    """The main explanation of a policy."""
+    policy = next(p for p in twin.engine.policies if p.name == name)
+    found = explain(twin.engine, policy, Inquiry(entity=entity))
+    assert isinstance(found, Explanation)
+    return found
 
 
 class Wish:

@@ -9,7 +9,7 @@ import pytest
 
 from policies.leak_guard import GRACE_S, HOLD_S, LeakGuard
 from policies.operator import Operator
-from tests.support.builders import Twin, two_racks
+from tests.support.builders import Twin, explained, two_racks
 from twin.catalogue import NS
 from twin.telemetry import events as ev
 
@@ -152,3 +152,27 @@ def test_once_isolated_it_stays_so_when_all_is_dry_until_a_person_opens_it() -> 
     twin.tick(shut)
     assert leaking(twin) == []
     assert twin.lease(LIQUID)[0] == 0.0
+
+
+def test_an_explanation_has_the_numbers_of_the_proposals() -> None:
+    twin = guarded()
+    twin.tick(DRY | {"node.leak_state": trays(4, 5, 20), "hall.leak_state": 0.0})
+    twin.tick(DRY | {"node.leak_state": trays(5, 20)}, dt_s=10.0)
+    found = explained(twin, "leak_guard")
+    leaking, alarm = found.table("racks")
+    assert (leaking["rack"], leaking["detectors"], leaking["since_s"]) == ("lab/h/r1", 2, 10.0)
+    assert leaking["isolates_s"] == GRACE_S - 10.0
+    by_control = {p.control: p for p in twin.engine.in_force["leak_guard"]}
+    assert leaking["gpus"] == len(by_control[CAP].index)
+    assert leaking["nodes"] == len(by_control[SERVICE].index)
+    assert leaking["jobs"] == len(by_control[SAVE].index)
+    assert (alarm["rack"], alarm["detectors"], alarm["isolates_s"]) == ("lab/h/r2", 1, None)
+    rows = [(r["entity"], r["value"], r["age_s"], r["quality"]) for r in found.table("detectors")]
+    assert rows == [
+        ("lab/h/r1/node4", 0.0, 0.0, "good"),
+        ("lab/h/r1/node5", 1.0, 0.0, "good"),
+        ("lab/h/r2/node2", 1.0, 0.0, "good"),
+    ]
+    twin.tick(DRY | {"node.leak_state": trays(5, 20)}, dt_s=GRACE_S - 10.0)
+    assert explained(twin, "leak_guard", "r1").table("racks")[0]["isolates_s"] == 0.0
+    assert LIQUID in {p.control for p in twin.engine.in_force["leak_guard"]}

@@ -9,7 +9,7 @@ import pytest
 
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
-from tests.support.builders import Twin, eight_nodes, two_racks
+from tests.support.builders import Twin, eight_nodes, explained, two_racks
 from twin.catalogue import NS
 from twin.telemetry import OperatorRequest, RequestWithdrawn
 
@@ -114,3 +114,22 @@ def test_a_request_outlives_a_restart() -> None:
     back = twin.restarted(eight_nodes(), [Operator()])
     back.run(40)
     assert back.lease(CAP)[0] == 300.0
+
+
+def test_an_explanation_has_the_numbers_of_the_requests_in_force() -> None:
+    twin = operated()
+    twin.tick(
+        None,
+        request(
+            "r1/node0/gpu0", "r1/node1/gpu0", want=250.0, reason="noise", expires_ns=twin.now_ns + 61 * NS
+        ),
+        request("r1/node9/gpu0", id="r2"),
+    )
+    found = explained(twin, "operator")
+    (row,) = found.table("requests")
+    (p,) = twin.engine.in_force["operator"]
+    assert (row["count"], row["lo"], row["hi"], row["want"]) == (len(p.index), p.lo[0], p.hi[0], p.want[0])
+    assert (row["request"], row["author"], row["reason"], row["ends_s"]) == ("r1", "ann", "noise", 60.0)
+    assert row["lift"] == "racktwin withdraw r1"
+    assert explained(twin, "operator", "r1/node1").table("requests")[0]["count"] == 1
+    assert explained(twin, "operator", "r1/node7").table("requests") == []

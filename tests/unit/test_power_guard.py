@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from policies.power_capping import PowerGuard
 from policies.power_capping.power_guard import CALM_S, RELEASE_S, SPREAD_S
-from tests.support.builders import Twin
+from tests.support.builders import Twin, explained
 from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import gpus, job, site
 from twin.catalogue import NS, ContractError
@@ -328,3 +328,31 @@ def test_a_target_above_the_budget_lends_nothing() -> None:
     loop.wants_w[:] = 1200.0
     loop.run(5)
     assert loop.feeder_w.max() <= 0.955 * 80_000
+
+
+def test_an_explanation_has_the_numbers_of_the_proposals() -> None:
+    loop = loop_of()
+    assert explained(loop.twin, "power_guard").table("feeders") == []
+    loop.wants_w[:] = 1200.0
+    load_w = loop.feeder_w[0]
+    loop.tick()
+    found = explained(loop.twin, "power_guard")
+    proposals = {p.reason.split()[0]: p for p in loop.twin.engine.in_force["power_guard"]}
+    memory = loop.twin.engine.memory["power_guard"]
+    rows = found.table("feeders")
+    assert [r["feeder"] for r in rows] == ["lab/h/a", "lab/h/b"]
+    for k, row in enumerate(rows):
+        assert (row["load_w"], row["budget_w"], row["basis"]) == (pytest.approx(load_w), 80_000.0, "measured")
+        assert row["use_pu"] == pytest.approx(load_w / 80_000.0)
+        assert (row["depth"], row["breaker_pu"]) == (memory["depth"][k], memory["theta"][k])
+        p = proposals.get(str(row["feeder"]))
+        expected = (0, None, None) if p is None else (len(p.index), p.hi.min(), p.hi.max())
+        assert (row["gpus"], row["cap_low_w"], row["cap_high_w"]) == expected
+    assert found.figure("capped_gpus") == sum(len(p.index) for p in proposals.values()) > 0
+    assert explained(loop.twin, "power_guard", "r1").figure("capped_gpus") == 72
+    loop.silent = {"feeder.power_w", "rack.power_w", "gpu.power_w"}
+    loop.run(450, 5.0)
+    bounds = explained(loop.twin, "power_guard").table("bounds")
+    silent = loop.twin.engine.in_force["power_guard"][-1]
+    assert (bounds[-1]["reason"], bounds[-1]["gpus"]) == (silent.reason, len(silent.index))
+    assert bounds[-1]["cap_high_w"] == silent.hi.max()

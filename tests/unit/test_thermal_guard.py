@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policies.thermal_guard import RELEASE_S, ThermalGuard, strain
-from tests.support.builders import Twin, Wish, profile_tree, two_racks
+from tests.support.builders import Twin, Wish, explained, profile_tree, two_racks
 from twin.site import SiteSpec
 from twin.telemetry import EntityReplaced, Held, SiteChanged
 
@@ -206,3 +206,40 @@ def test_a_site_without_gpus_or_limits_is_left_alone() -> None:
         twin.run(3)
         assert twin.engine.suspended == {}
         assert twin.decision.commands == ()
+
+
+def test_an_explanation_has_the_numbers_of_the_proposals() -> None:
+    twin = guarded()
+    twin.tick(COOL | {"gpu.temp_c": gpus(84.5, 3, 5), "rack.flow_lpm": [96.0, 35.0]})
+    twin.tick({"gpu.temp_c": gpus(60.0, 3), "rack.flow_lpm": [96.0, 35.0]})
+    found = explained(twin, "thermal_guard")
+    proposals = twin.engine.in_force["thermal_guard"]
+    rows = found.table("strains")
+    for p in proposals:
+        mine = [r for r in rows if r["reason"] == p.reason]
+        assert sum(int(str(r["gpus"])) for r in mine) == len(p.index)
+        assert min(r["cap_low_w"] for r in mine) == p.hi.min()  # type: ignore[type-var]
+        assert max(r["cap_high_w"] for r in mine) == p.hi.max()  # type: ignore[type-var]
+    (flow,) = (r for r in rows if r["signal"] == "rack.flow_lpm")
+    assert (flow["entity"], flow["gpus"], flow["value"]) == ("lab/h/r2", 72, 35.0)
+    assert (flow["guard"], flow["limit"], flow["unit"], flow["age_s"]) == (40.0, 30.0, "l/min", 0.0)
+    assert (flow["basis"], flow["quality"]) == ("measured", "good")
+    (rest,) = (r for r in rows if r["signal"] is None)
+    assert (rest["gpus"], rest["lift"]) == (2, f"{RELEASE_S - 1:.0f} s more inside every guard")
+    assert found.figure("capped_gpus") == 74
+    alone = explained(twin, "thermal_guard", "r1")
+    assert (alone.figure("capped_gpus"), len(alone.table("strains"))) == (2, 1)
+
+
+def test_a_silent_sensor_is_explained_by_its_worst_case_and_its_age() -> None:
+    twin = guarded()
+    for _ in range(8):
+        twin.tick(COOL | {"gpu.temp_c": gpus(500.0, 9)})
+    (row,) = explained(twin, "thermal_guard").table("strains")
+    assert (row["entity"], row["basis"], row["quality"]) == (
+        "lab/h/r1/node2/gpu1",
+        "worst case",
+        "out_of_range",
+    )
+    assert (row["value"], row["age_s"]) == (60.0, 8.0)
+    assert row["cap_low_w"] == twin.site.envelopes[CAP].safe[9]

@@ -27,6 +27,8 @@ from .contracts import (
     read_only as read_only,
 )
 from .explanation import (
+    LEASE_STATES as LEASE_STATES,
+    PAGE as PAGE,
     DataCurve as DataCurve,
     DataTable as DataTable,
     Explainer as Explainer,
@@ -49,7 +51,10 @@ from .explanation import (
     entities_within as entities_within,
     explain_proposals as explain_proposals,
     finite as finite,
+    in_scope as in_scope,
+    leases_table as leases_table,
     proposals_table as proposals_table,
+    scope_of as scope_of,
     table_of as table_of,
 )
 from .health_levels import (

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, TABLES, U8, TwinError, clean, find_control
-from twin.contracts.contracts import Memory, Proposal, View
+from twin.catalogue import F64, I32, I64, NS, TABLES, U8, TwinError, clean, find_control
+from twin.contracts.contracts import Memory, Policy, Proposal, View
 from twin.contracts.maintenance import below
 from twin.site import Site
 
@@ -24,6 +24,7 @@ Value = str | int | float | bool | None
 MAX_REASON = 300  # characters of a reason in a table
 MAX_PROPOSALS_SHOWN = 200
 HOLDERS = ("rack", "node", "gpu", "feeder", "cdu", "loop", "hall", "site")  # where a name is looked up first
+LEASE_STATES = ("", "sent", "accepted", "under way", "done", "failed", "expired")  # by `LeaseColumns.state`
 
 
 class ExplanationRefused(TwinError):
@@ -261,6 +262,10 @@ class PolicyAccount(Protocol):
         ...
 
 
+# The engine answers it with nothing while the policy proposes nothing; `explain` may ignore the topic.
+PAGE = Topic("page", "The section of the status page: the explanation, while the policy proposes anything.")
+
+
 def finite(value: Any, digits: int | None = None) -> float | None:
     """A number for a figure or a cell; None where it is not finite."""
     number = float(value)
@@ -313,6 +318,21 @@ def entities_within(view: View, name: str) -> tuple[str, str, dict[str, I32]]:
     raise ExplanationRefused(f"no entity or job {clean(name, 120)}", "unknown")
 
 
+def scope_of(view: View, request: ExplainRequest) -> tuple[str, dict[str, I32] | None]:
+    """(full name, entities by table) of the entity that a request names; ("", None) is the whole site."""
+    if not request.entity:
+        return "", None
+    _, entity, inside = entities_within(view, request.entity)
+    return entity, inside
+
+
+def in_scope(inside: Mapping[str, I32] | None, table: str, index: I32) -> I32:
+    """Those of these entities that are inside a scope."""
+    if inside is None:
+        return index
+    return index[np.isin(index, inside.get(table, np.zeros(0, np.int32)))]
+
+
 def _racks_served(site: Site, table: str, row: int) -> I32 | None:
     """Racks that hang on a feeder, CDU or loop, ascending; None for other tables."""
     if table == "feeder":
@@ -338,9 +358,7 @@ def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[s
         control = find_control(p.control)
         if control is None:
             continue
-        kept = np.ones(len(p.index), np.bool_)
-        if inside is not None:
-            kept = np.isin(p.index, inside.get(control.table, np.zeros(0, np.int32)))
+        kept = np.isin(p.index, in_scope(inside, control.table, p.index))
         if not kept.any():
             continue
         want = p.want[kept][np.isfinite(p.want[kept])]
@@ -356,11 +374,52 @@ def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[s
     return table_of("proposals", PROPOSAL_COLUMNS, rows[:MAX_PROPOSALS_SHOWN], text, len(rows))
 
 
+LEASES = tuple(
+    TableColumn(*column)
+    for column in (
+        ("control",),
+        ("count", "count", "entities"),
+        ("first",),
+        ("low",),
+        ("high",),
+        ("unit",),
+        ("states",),
+        ("ends_s", "s", "first ends in"),
+    )
+)
+
+
+def leases_table(
+    view: View, request: ExplainRequest, policy: Policy, inside: Mapping[str, I32] | None
+) -> DataTable:
+    """A row for each control on which commands of a policy run: entities, values, states, the first end."""
+    number = next((i for i, p in enumerate(request.policies) if p.name == policy.name), None)
+    rows: list[dict[str, Value]] = []
+    for key in policy.controls if number is not None else ():
+        control, leases = find_control(key), request.leases(key)
+        if control is None or leases is None:
+            continue
+        mine = np.flatnonzero(np.isfinite(leases.value) & (leases.owner == number)).astype(np.int32)
+        mine = in_scope(inside, control.table, mine)
+        if len(mine):
+            rows.append(
+                {
+                    "control": key,
+                    "count": len(mine),
+                    "first": view.site.name(control.table, int(mine[0])),
+                    "low": float(leases.value[mine].min()),
+                    "high": float(leases.value[mine].max()),
+                    "unit": control.unit,
+                    "states": ", ".join(LEASE_STATES[s] for s in np.unique(leases.state[mine]).tolist()),
+                    "ends_s": round((int(leases.expires_ns[mine].min()) - view.now_ns) / NS, 1),
+                }
+            )
+    return table_of("leases", LEASES, rows, "commands that run")
+
+
 def explain_proposals(policy: str, view: View, request: ExplainRequest) -> Explanation:
     """The explanation of any policy: its proposals in force, of the site or of one entity, with reasons."""
-    entity, inside = "", None
-    if request.entity:
-        _, entity, inside = entities_within(view, request.entity)
+    entity, inside = scope_of(view, request)
     table = proposals_table(view.site, request.status(policy).proposals, inside)
     where = f" for {clean(entity, 120)}" if entity else ""
     text = f"{policy} proposes nothing{where} now"

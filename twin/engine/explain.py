@@ -16,6 +16,7 @@ import numpy as np
 
 from twin.catalogue import ContractError, clean
 from twin.contracts import (
+    PAGE,
     Explainer,
     ExplainRequest,
     Explanation,
@@ -28,10 +29,12 @@ from twin.contracts import (
     Topic,
     TopicOption,
     Value,
-    entities_within,
+    View,
     explain_proposals,
+    leases_table,
     proposals_table,
     read_only,
+    scope_of,
 )
 from twin.engine.engine import Engine
 from twin.engine.plugin_checks import fresh_memory
@@ -72,7 +75,10 @@ def explain(
     if memory is None:
         memory = fresh_memory(policy, engine.site)
     if not isinstance(policy, Explainer):
-        return _finished(policy, explain_proposals(policy.name, view, request), request)
+        plain = explain_proposals(policy.name, view, request)
+        return _finished(policy, _with_orders(plain, policy, view, request), request)
+    if request.topic == PAGE.name and PAGE in topics_of(policy) and not request.status(policy.name).proposals:
+        return _finished(policy, Explanation(policy=policy.name, now_ns=view.now_ns), request)
     try:
         found = policy.explain(view, {k: read_only(v) for k, v in memory.items()}, request)
     except (ExplanationRefused, ContractError):
@@ -80,17 +86,21 @@ def explain(
     except Exception as error:
         raise ContractError(f"{policy.name} cannot explain: {type(error).__name__}: {error}"[:500]) from error
     if isinstance(found, Explanation):
-        return _finished(policy, _with_proposals(found, engine, request), request)
+        return _finished(policy, _with_orders(found, policy, view, request), request)
     return lambda: _finished(policy, found(), request)
 
 
-def _with_proposals(found: Explanation, engine: Engine, request: ExplainRequest) -> Explanation:
-    """The main explanation always shows the proposals in force, as they are."""
-    if request.topic or any(t.name == "proposals" for t in found.tables):
+def _with_orders(found: Explanation, policy: Policy, view: View, request: ExplainRequest) -> Explanation:
+    """The main explanation always shows the proposals in force and the commands that run, as they are."""
+    if request.topic:
         return found
-    inside = entities_within(engine.view(), request.entity)[2] if request.entity else None
-    table = proposals_table(engine.site, request.status(found.policy).proposals, inside)
-    return msgspec.structs.replace(found, tables=(*found.tables, table))
+    inside = scope_of(view, request)[1]
+    tables = [proposals_table(view.site, request.status(policy.name).proposals, inside)]
+    leases = leases_table(view, request, policy, inside)
+    if leases.rows:
+        tables.append(leases)
+    known = {t.name for t in found.tables}
+    return msgspec.structs.replace(found, tables=(*found.tables, *(t for t in tables if t.name not in known)))
 
 
 def series_wanted(engine: Engine, policy: Policy, inquiry: Inquiry) -> SeriesWanted | None:
