@@ -68,7 +68,7 @@ DETECTOR_COLUMNS = ("entity", "signal", "value", ("age_s", "s"), "quality")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaks:
+class WetDetectors:
     """The wet detectors of all racks [n_rack].
 
     `trays`: a bit for each tray that was wet within HOLD_S, and SUMMED; `roped`: the rope was; `tray_ns`,
@@ -139,7 +139,7 @@ class LeakGuard:
         )
 
     @staticmethod
-    def _proposals(view: View, racks: I32, found: Leaks) -> list[Proposal]:
+    def _proposals(view: View, racks: I32, found: WetDetectors) -> list[Proposal]:
         site, n_rack, since_ns = view.site, view.site.sizes["rack"], found.since_ns
         leaking = np.zeros(n_rack, np.bool_)
         leaking[racks] = True
@@ -170,7 +170,7 @@ class LeakGuard:
         return out
 
 
-def assess(view: View, memory: Memory) -> Leaks:
+def assess(view: View, memory: Memory) -> WetDetectors:
     """The wet detectors of all racks; the memory that follows from it gives the same assessment again."""
     n = view.site.sizes["rack"]
     trays, rope = _wet_trays(view), _wet(view, "rack", "leak_state") & _trusted_rope(view)
@@ -186,10 +186,10 @@ def assess(view: View, memory: Memory) -> Leaks:
     since_ns = np.where(memory["since_ns"] > 0, memory["since_ns"], 0)
     since_ns = np.where((detectors >= DETECTORS) & (since_ns == 0), now_ns, since_ns)
     since_ns = np.where(_reopened(view, n) & (own == 0), 0, since_ns)
-    return Leaks(trays, tray_ns, roped, rope_ns, detectors, since_ns)
+    return WetDetectors(trays, tray_ns, roped, rope_ns, detectors, since_ns)
 
 
-def _row(view: View, found: Leaks, rack: int) -> dict[str, Value]:
+def _row(view: View, found: WetDetectors, rack: int) -> dict[str, Value]:
     site = view.site
     nodes = np.flatnonzero(site.rack_of_node == rack)
     jobs = view.jobs.job_of_node[nodes]
@@ -215,7 +215,7 @@ def _row(view: View, found: Leaks, rack: int) -> dict[str, Value]:
     }
 
 
-def _detectors(view: View, found: Leaks, racks: I32) -> DataTable:
+def _detectors(view: View, found: WetDetectors, racks: I32) -> DataTable:
     """The wet detectors of racks and around them: signal, last reading, age and quality."""
     site = view.site
     sources: list[tuple[str, str, int]] = []

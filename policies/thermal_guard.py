@@ -84,7 +84,7 @@ class Pull(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
+class HeatCaps:
     """The GPUs that are capped now: `cap_w` inf for none, `reason` an index of REASONS, all [n_gpu].
 
     `until_ns`: the end of the cap if nothing strains the GPU until then; 0 where none is.
@@ -144,7 +144,7 @@ class ThermalGuard:
         )
 
 
-def assess(view: View, memory: Memory) -> Assessment:
+def assess(view: View, memory: Memory) -> HeatCaps:
     """The caps of all GPUs now; the memory that follows from it gives the same assessment again.
 
     While an episode lasts, its lowest cap rests: no pumping around the guard.
@@ -160,7 +160,7 @@ def assess(view: View, memory: Memory) -> Assessment:
     # The envelope may have moved since, with a changed site.
     resting_w = np.where(resting, np.clip(memory["cap_w"], envelope.low, envelope.high), np.inf)
     until_ns = np.where(hot, view.now_ns + round(RELEASE_S * NS), np.where(resting, memory["until_ns"], 0))
-    return Assessment(hot | resting, np.minimum(cap_w, resting_w), reason, until_ns.astype(np.int64))
+    return HeatCaps(hot | resting, np.minimum(cap_w, resting_w), reason, until_ns.astype(np.int64))
 
 
 def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:
@@ -189,7 +189,7 @@ def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:
             yield Pull(reason, gpu, np.clip(high_w - pull * (high_w - floor_w), envelope.low[gpu], high_w))
 
 
-def _strains(view: View, found: Assessment, capped: I32) -> DataTable:
+def _strains(view: View, found: HeatCaps, capped: I32) -> DataTable:
     """A row for each reason and each rack or GPU that it comes from, the lowest caps first."""
     site = view.site
     groups: list[tuple[float, int, str, I32]] = []
@@ -223,7 +223,7 @@ def _key(code: int) -> str:
     return KEYS[code // 2] if code < len(REASONS) - 1 else ""
 
 
-def _evidence(view: View, found: Assessment, code: int, gpu: int) -> dict[str, Value]:
+def _evidence(view: View, found: HeatCaps, code: int, gpu: int) -> dict[str, Value]:
     """The cells of a row on the signal that lowers a cap, and on what ends it."""
     key = _key(code)
     if not key:
