@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.builders import Twin, Wish, eight_nodes
 from twin.catalogue import NS, Control, find_control
-from twin.control import DONE, EXPIRED, FAILED, IN_PROGRESS, MISMATCH_S, NONE, SENT, Leases
+from twin.control import DONE, EXPIRED, FAILED, IN_PROGRESS, MISMATCH_S, NONE, SENT, Leases, Setpoints
 from twin.control.leases import _ACK, MAX_ATTEMPTS
 from twin.telemetry import CommandAcked, EntityReplaced, JobStarted
 
@@ -27,10 +27,15 @@ def control(key: str) -> Control:
 def leases(key: str = "gpu.power_cap_w", value: float = 500.0, found: float = 1200.0) -> Leases:
     """Three slots; a lease of command 7 runs on slot 1."""
     out = Leases(control(key), 3)
-    numbers = out.grant(np.array([1], np.int32), np.array([value]), np.array([4], np.int32), 7, T0,
-                        np.full(3, found), np.array([2], np.int32))  # fmt: skip
-    assert numbers.tolist() == [7]
+    out.grant(one(value), 7, T0, np.full(3, found))
+    assert out.command[1] == 7
     return out
+
+
+def one(value: float) -> Setpoints:
+    """A value for slot 1, by policy 4, for generation 2."""
+    at = np.array([1, 4, 2], np.int32)
+    return Setpoints(at[:1], np.array([value]), at[1:2], at[2:])
 
 
 def test_a_grant_notes_everything() -> None:
@@ -40,15 +45,7 @@ def test_a_grant_notes_everything() -> None:
     assert lease.expires_ns[1] == T0 + 30 * NS
     assert lease.deadline_ns[1] == T0 + 10 * NS
     assert (lease.state[1], lease.attempts[1]) == (SENT, 1)
-    lease.grant(
-        np.array([1], np.int32),
-        np.array([450.0]),
-        np.array([4], np.int32),
-        8,
-        T0 + NS,
-        np.full(3, 500.0),
-        np.array([2], np.int32),
-    )
+    lease.grant(one(450.0), 8, T0 + NS, np.full(3, 500.0))
     assert lease.found[1] == 1200.0, "what was found is what was there before the first command"
 
 
@@ -204,7 +201,8 @@ def test_a_drain_in_progress_is_no_mismatch_until_its_deadline() -> None:
 
 def test_leases_move_with_their_slots_and_survive_storage() -> None:
     lease = leases()
-    moved = lease.remapped(4, np.array([-1, 2, 1, -1], np.int32))
+    moved = Leases(lease.control, 4)
+    moved.adopt(lease, {"gpu": np.array([-1, 2, 1, -1], np.int32)})
     assert moved.running().tolist() == [False, False, True, False]
     assert moved.command[2] == 7
     back = Leases(lease.control, 3)
@@ -212,7 +210,7 @@ def test_leases_move_with_their_slots_and_survive_storage() -> None:
     assert all(
         np.array_equal(back.dump()[k], v, equal_nan=v.dtype.kind == "f") for k, v in lease.dump().items()
     )
-    lease.drop(1)
+    lease.forget("gpu", 1)
     assert not lease.running().any()
     assert not lease.ack(1, 2, 7, "done")
 

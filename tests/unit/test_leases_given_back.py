@@ -194,7 +194,7 @@ def test_another_device_owes_nothing() -> None:
     pod.tick({"gpu.power_limit_w": [300.0, *[350.0] * 7]})
     lease = pod.engine.arbiter.leases[CAP]
     assert lease.given[0] == 350.0
-    lease.drop(0)
+    lease.forget("gpu", 0)
     assert np.isnan(lease.given[0])
 
 

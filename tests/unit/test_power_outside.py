@@ -35,6 +35,7 @@ QUARTER_NS = 1_700_000_100 * NS  # begin of a quarter hour
 assert QUARTER_NS % (QUARTER_S * NS) == 0
 C = 200e3
 RANGE_W = float(np.nansum(SITE.envelopes["gpu.power_cap_w"].high - SITE.envelopes["gpu.power_cap_w"].low))
+MOST_W = float(SITE.design.rack_max_w.sum())
 NONE, FRESH = Settings(), LimitMemory()
 
 
@@ -400,7 +401,8 @@ def test_what_runs_is_kept_nothing_is_negative_and_it_rises_on_the_ramp(
         assert (found.site_w < np.inf) == bool(found.site_why)
         assert [w < np.inf for w in found.feeder_w] == [bool(w) for w in found.feeder_why]
         if np.isfinite(ramp) and np.isfinite(before_w) and np.isfinite(found.site_w):
-            assert found.site_w <= before_w + ramp * dt_s + 1e-6
+            # A limit above the most that all racks draw lets nothing up: it needs no ramp
+            assert min(found.site_w, MOST_W) <= before_w + ramp * dt_s + 1e-6
         before_w = found.site_w
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import Twin, eight_nodes, site_of, two_racks
 from twin.catalogue import TABLES, ConfigError
 from twin.contracts import Columns
+from twin.control import Setpoints
 from twin.engine.remap import slots_kept
 from twin.site import SiteFile, SiteSpec, salvage, short
 from twin.site.file import MAX_PROBLEMS
@@ -143,15 +144,9 @@ def test_a_changed_site_moves_leases_and_calibration() -> None:
     twin.tick()
     engine = twin.engine
     lease = engine.arbiter.leases["gpu.power_cap_w"]
-    lease.grant(
-        np.array([71, 72], np.int32),
-        np.array([500.0, 600.0]),
-        np.array([0, 0], np.int32),
-        1,
-        twin.now_ns,
-        np.full(144, 1200.0),
-        np.zeros(2, np.int32),
-    )
+    at = np.array([71, 72], np.int32)
+    new = Setpoints(at, np.array([500.0, 600.0]), np.zeros(2, np.int32), np.zeros(2, np.int32))
+    lease.grant(new, 1, twin.now_ns, np.full(144, 1200.0))
     engine.arbiter.mode = "held"  # or what nobody asks for would be given back
     engine.estimator.capture[:] = [0.7, 0.8]
     spec = SiteSpec({**two_racks(racks="r[2-3]")}, {})

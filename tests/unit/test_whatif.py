@@ -15,6 +15,7 @@ from policies import REGISTRY
 from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, question_of, recorded
 from twin.cli.main import main
 from twin.config import load_site
+from twin.control import Setpoints
 from twin.plant import Scenario, cases_of
 from twin.simulation import Case, Question
 from twin.simulation.whatif import begin, run_course
@@ -103,8 +104,8 @@ def test_a_lease_that_runs_lapses_where_nothing_is_done(lab: Path) -> None:
     simulation, _ = begin(question, case, "nothing")
     engine = simulation.engine
     lease, index = engine.arbiter.leases["gpu.power_cap_w"], np.array([0], np.int32)
-    lease.grant(index, np.array([700.0]), np.zeros(1, np.int32), 1, engine.state.now_ns,
-                np.full(lease.n, 1200.0), np.ones(1, np.int32))  # fmt: skip
+    new = Setpoints(index, np.array([700.0]), np.zeros(1, np.int32), np.ones(1, np.int32))
+    lease.grant(new, 1, engine.state.now_ns, np.full(lease.n, 1200.0))
     plant: Any = simulation.plant
     plant.actuators.value["gpu.power_cap_w"] = np.where(np.arange(lease.n) == 0, 700.0, np.nan)
     plant.actuators.until_s["gpu.power_cap_w"] = np.where(np.arange(lease.n) == 0, 20.0, np.inf)

@@ -15,4 +15,5 @@ from .leases import (
     NONE as NONE,
     SENT as SENT,
     Leases as Leases,
+    Setpoints as Setpoints,
 )

@@ -17,9 +17,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, ContractError, Control, find_control
+from twin.catalogue import F64, I32, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
-from twin.control.leases import Leases
+from twin.control.leases import Leases, Setpoints
 from twin.site import Envelope, Site
 
 Mode = Literal["normal", "held", "released"]
@@ -225,12 +225,10 @@ class Arbiter:
             index = np.flatnonzero(new & (done.by == number)).astype(np.int32)
             if len(index):
                 owner = np.full(len(index), claim.policy, np.int32)
-                numbers = lease.grant(index, done.value[index], owner, self.next_command, now_ns, readback,
-                                      generation[index])  # fmt: skip
-                self.next_command += len(index)
-                batches.append(
-                    self._batch(lease, index, numbers, claim.name, claim.proposal.reason, now_ns, False)
+                self._grant(
+                    lease, Setpoints(index, done.value[index], owner, generation[index]), now_ns, readback
                 )
+                batches.append(self._batch(lease, index, claim.name, claim.proposal.reason, now_ns))
         if self.fresh_term:  # all that runs is about to be commanded anew
             return batches
         wanted = touched | (lease.running() & (mode == "held"))
@@ -239,7 +237,7 @@ class Arbiter:
         index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
         if len(index):
             lease.renew(index, now_ns)
-            batches.append(self._batch(lease, index, lease.command[index], "", "renewal", now_ns, True))
+            batches.append(self._batch(lease, index, "", "renewal", now_ns))
         return batches
 
     def withdraw(
@@ -271,7 +269,7 @@ class Arbiter:
         batches: list[CommandBatch] = []
         if len(later) and not self.fresh_term:
             lease.renew(later, now_ns)
-            batches = [self._batch(lease, later, lease.command[later], "", "renewal", now_ns, True)]
+            batches = [self._batch(lease, later, "", "renewal", now_ns)]
         left = np.where(np.isnan(readback), envelope.safe, readback)
         # From where somebody else has it: on the way from our own setting it would rise above theirs
         stands = np.where(lease.running() & ~theirs, lease.value, left)
@@ -290,11 +288,10 @@ class Arbiter:
             some = index[mask]
             if len(some):
                 found, owner = lease.found[some].copy(), lease.owner[some].astype(np.int32)
-                numbers = lease.grant(some, value[mask], owner, self.next_command, now_ns, lease.found,
-                                      lease.generation[some])  # fmt: skip
+                new = Setpoints(some, value[mask], owner, lease.generation[some])
+                self._grant(lease, new, now_ns, lease.found)
                 lease.found[some] = found
-                self.next_command += len(some)
-                batches.append(self._batch(lease, some, numbers, "arbiter", why, now_ns, False))
+                batches.append(self._batch(lease, some, "arbiter", why, now_ns))
         if there.any():
             batches[-1] = replace(batches[-1], final=True)
             lease.give_back(index[there], now_ns)
@@ -304,9 +301,8 @@ class Arbiter:
         """Grant a lease that no policy asked for, at this value; its owner stays the same."""
         lease = self.leases[key]
         owner, unknown = lease.owner[index].astype(np.int32), np.full(lease.n, np.nan)
-        numbers = lease.grant(index, value, owner, self.next_command, now_ns, unknown, generation[index])
-        self.next_command += len(index)
-        return self._batch(lease, index, numbers, "arbiter", why, now_ns, False)
+        self._grant(lease, Setpoints(index, value, owner, generation[index]), now_ns, unknown)
+        return self._batch(lease, index, "arbiter", why, now_ns)
 
     def confine(self, key: str, now_ns: int, excluded: Bool | None = None) -> list[CommandBatch]:
         """Under a hold: move leases outside a narrower envelope to its edge, where that protects."""
@@ -334,9 +330,7 @@ class Arbiter:
         lost = np.setdiff1d(late, again).astype(np.int32)
         if len(again) == 0:
             return None, lost
-        return self._batch(
-            lease, again, lease.command[again], "", "no answer before the deadline", now_ns, True
-        ), lost
+        return self._batch(lease, again, "", "no answer before the deadline", now_ns), lost
 
     def advise(self, done: Settlement) -> list[tuple[Claim, I32]]:
         """New advice by claim: where the settled value differs from the last advice."""
@@ -351,13 +345,26 @@ class Arbiter:
                 out.append((claim, index))
         return out
 
-    def _batch(
-        self, lease: Leases, index: I32, numbers: I64, policy: str, reason: str, now_ns: int, renewal: bool
-    ) -> CommandBatch:
-        deadline = int(lease.deadline_ns[index].max())
-        return CommandBatch(lease.control.key, policy, self.epoch, index, lease.generation[index].copy(),
-                            numbers.copy(), lease.value[index].copy(), reason, now_ns,
-                            int(lease.expires_ns[index].min()), deadline, renewal)  # fmt: skip
+    def _grant(self, lease: Leases, new: Setpoints, now_ns: int, readback: F64) -> None:
+        lease.grant(new, self.next_command, now_ns, readback)
+        self.next_command += len(new.index)
+
+    def _batch(self, lease: Leases, index: I32, policy: str, reason: str, now_ns: int) -> CommandBatch:
+        """The commands of these leases; with no `policy`, the same ones again under their old numbers."""
+        return CommandBatch(
+            control=lease.control.key,
+            policy=policy,
+            epoch=self.epoch,
+            index=index,
+            generation=lease.generation[index].copy(),
+            command=lease.command[index].copy(),
+            value=lease.value[index].copy(),
+            reason=reason,
+            issued_ns=now_ns,
+            expires_ns=int(lease.expires_ns[index].min()),
+            deadline_ns=int(lease.deadline_ns[index].max()),
+            renewal=not policy,
+        )
 
     def begin_term(self, epoch: int, adopt: bool, now_ns: int) -> None:
         """Lead under this epoch. With `adopt` nothing that ran here counts: another daemon has led since."""
@@ -431,8 +438,7 @@ class Arbiter:
         out.fresh_term = self.fresh_term
         out.settling = {key: at for key, at in self.settling.items() if out.leases[key].n}
         for key, lease in self.leases.items():
-            table = key.partition(".")[0]
-            out.leases[key] = lease.remapped(site.sizes[table], old_of_new[table])
+            out.leases[key].adopt(lease, old_of_new)
         return out
 
     def dump(self) -> dict[str, Any]:

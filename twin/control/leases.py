@@ -6,35 +6,16 @@ hour survives a restart with the snapshot.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, Bool, Control
+from twin.catalogue import F64, I32, I64, NS, U8, Bool, Control
+from twin.telemetry import OWN, EntityState, column
 
 NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
 _ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
-_FIELDS = (
-    "value",
-    "expires_ns",
-    "owner",
-    "command",
-    "state",
-    "issued_ns",
-    "deadline_ns",
-    "changed_ns",
-    "found",
-    "differs_ns",
-    "advised",
-    "generation",
-    "attempts",
-    "lapsed",
-    "given",
-    "given_ns",
-    "strays_ns",
-    "losses",
-    "seen",
-)
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
 MAX_ATTEMPTS = 3
@@ -44,63 +25,66 @@ RETRY_S = 10.0
 MISMATCH_S = 10.0
 
 
-class Leases:
+@dataclass(frozen=True, slots=True)
+class Setpoints:
+    """The values to be commanded of some entities [k]: policy (index in the engine's order), generation."""
+
+    index: I32
+    value: F64
+    owner: I32
+    generation: I32
+
+
+class Leases(EntityState):
     """The leases of one control. All columns [n]; `value` NaN means nothing is commanded."""
 
+    value: F64 = column(OWN, "f8", fill=np.nan)
+    expires_ns: I64 = column(OWN, "i8")
+    owner: np.ndarray = column(OWN, "i2", fill=-1)  # index of the policy in the engine's order
+    command: I64 = column(OWN, "i8")
+    state: U8 = column(OWN, "u1")
+    issued_ns: I64 = column(OWN, "i8")
+    deadline_ns: I64 = column(OWN, "i8")
+    changed_ns: I64 = column(OWN, "i8")  # when the value last moved, for the slew limit
+    found: F64 = column(OWN, "f8", fill=np.nan)  # read back before the first command, to be given back
+    lapsed: F64 = column(OWN, "f8", fill=np.nan)  # of a lease that ran out; NaN once there is a new one
+    # What was given back, and when, until the device is seen to have kept it: a last command may be lost
+    given: F64 = column(OWN, "f8", fill=np.nan)
+    given_ns: I64 = column(OWN, "i8")
+    strays_ns: I64 = column(OWN, "i8")  # since when it reads as neither that nor a lapse; 0 = no
+    losses: np.ndarray = column(OWN, "i2")  # how many last commands in a row the device did not keep
+    seen: Bool = column(OWN, "?")  # the command that runs was read back as carried out
+    differs_ns: I64 = column(OWN, "i8")  # since when the read-back differs; 0 = it does not
+    advised: F64 = column(OWN, "f8", fill=np.nan)  # last advice journaled
+    generation: I32 = column(OWN, "i4")
+    attempts: np.ndarray = column(OWN, "i2")
+
     def __init__(self, control: Control, n: int) -> None:
+        super().__init__({control.table: n}, control.table)
         self.control, self.n = control, n
-        self.value = np.full(n, np.nan)
-        self.expires_ns = np.zeros(n, np.int64)
-        self.owner = np.full(n, -1, np.int16)  # index of the policy in the engine's order
-        self.command = np.zeros(n, np.int64)
-        self.state = np.zeros(n, np.uint8)
-        self.issued_ns = np.zeros(n, np.int64)
-        self.deadline_ns = np.zeros(n, np.int64)
-        self.changed_ns = np.zeros(n, np.int64)  # when the value last moved, for the slew limit
-        self.found = np.full(n, np.nan)  # the read-back before the first command, to be given back
-        self.lapsed = np.full(n, np.nan)  # the value of a lease that ran out; NaN once there is a new one
-        # What was given back, and when, until the device is seen to have kept it: a last command may be lost
-        self.given = np.full(n, np.nan)
-        self.given_ns = np.zeros(n, np.int64)
-        self.strays_ns = np.zeros(n, np.int64)  # since when it reads as neither that nor a lapse; 0 = no
-        self.losses = np.zeros(n, np.int16)  # how many last commands in a row the device did not keep
-        self.seen = np.zeros(n, np.bool_)  # the command that runs was read back as carried out
-        self.differs_ns = np.zeros(n, np.int64)  # since when the read-back differs; 0 = it does not
-        self.advised = np.full(n, np.nan)  # last advice journaled
-        self.generation = np.zeros(n, np.int32)
-        self.attempts = np.zeros(n, np.int16)
 
     def running(self) -> Bool:
         """Mask of the running leases [n]."""
         return cast(Bool, ~np.isnan(self.value))
 
-    def grant(
-        self,
-        index: I32,
-        value: F64,
-        owner: I32,
-        first_command: int,
-        now_ns: int,
-        readback: F64,
-        generation: I32,
-    ) -> I64:
-        """New values under new leases; returns the command numbers.
+    def grant(self, new: Setpoints, first_command: int, now_ns: int, readback: F64) -> None:
+        """New values under new leases, numbered from `first_command` on.
 
         What was found before the first lease is kept through a lapse: what our own lapse left behind is not
         the site's. Nor is what is read before what was given back has arrived.
         """
+        index = new.index
         fresh = index[np.isnan(self.value[index]) & np.isnan(self.found[index])]
         given = self.given[fresh]
         self.found[fresh] = np.where(np.isnan(given), readback[fresh], given)
         self.lapsed[index] = self.given[index] = np.nan
-        numbers = first_command + np.arange(len(index), dtype=np.int64)
-        self.value[index], self.owner[index], self.command[index] = value, owner, numbers
+        self.value[index], self.owner[index] = new.value, new.owner
+        self.command[index] = first_command + np.arange(len(index), dtype=np.int64)
         self.state[index], self.attempts[index], self.seen[index] = SENT, 1, False
         self.issued_ns[index] = self.changed_ns[index] = now_ns
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
         self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
-        self.generation[index] = generation
-        return numbers
+        self.generation[index] = new.generation
 
     def renew(self, index: I32, now_ns: int) -> None:
         """The same value for another lease."""
@@ -119,12 +103,12 @@ class Leases:
         neither for as long again, and still heard, is somebody else's.
         """
         wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
-        look = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
-        agrees = look & (np.abs(readback - self.given) <= tolerance)
-        lost = look & ~agrees & (np.abs(readback - lapse_value) <= tolerance)
-        strays = look & ~agrees & ~lost
+        judged = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
+        agrees = judged & (np.abs(readback - self.given) <= tolerance)
+        lost = judged & ~agrees & (np.abs(readback - lapse_value) <= tolerance)
+        strays = judged & ~agrees & ~lost
         since = np.where(self.strays_ns == 0, now_ns, self.strays_ns)
-        self.strays_ns = np.where(strays, since, np.where(look, 0, self.strays_ns))
+        self.strays_ns = np.where(strays, since, np.where(judged, 0, self.strays_ns))
         self.losses = np.where(agrees, 0, self.losses + lost).astype(np.int16)
         again = lost & (self.losses <= MAX_ATTEMPTS)
         self.found[again], self.lapsed[again] = self.given[again], readback[again]
@@ -260,27 +244,3 @@ class Leases:
         answered = (self.state >= ACCEPTED) & (self.state <= DONE)
         silent = self.running() & answered & (np.maximum(heard_ns, self.issued_ns) <= since_ns)
         return np.flatnonzero(silent).astype(np.int32)
-
-    def drop(self, entity: int) -> None:
-        """Another device sits here: the old one's lease is not its own."""
-        fresh = Leases(self.control, 1)
-        for name in _FIELDS:
-            getattr(self, name)[entity] = getattr(fresh, name)[0]
-
-    def remapped(self, n: int, old_of_new: I32) -> Leases:
-        """These leases for another set of slots."""
-        out = Leases(self.control, n)
-        kept = np.flatnonzero(old_of_new >= 0)
-        for name in _FIELDS:
-            getattr(out, name)[kept] = getattr(self, name)[old_of_new[kept]]
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {name: getattr(self, name) for name in _FIELDS}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave; a version before this one knew fewer columns."""
-        for name in _FIELDS:
-            if name in data:
-                setattr(self, name, np.array(data[name]))

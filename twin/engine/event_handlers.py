@@ -249,9 +249,8 @@ class Intake:
             return f"serial {event.serial} was already there"
         self.identities.place(key, event.serial)
         state.tables[event.table].replace(entity)
-        for name, lease in arbiter.leases.items():
-            if name.partition(".")[0] == event.table:
-                lease.drop(entity)
+        for lease in arbiter.leases.values():
+            lease.forget(event.table, entity)
         return None
 
     def _granted(self, event: ev.BudgetGranted, site: Site, now_ns: int) -> str | None:

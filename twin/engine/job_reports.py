@@ -77,7 +77,7 @@ def job_ended(event: ev.JobEnded, jobs: JobSlots, arbiter: Arbiter, now_ns: int)
         return f"no job {event.job} runs"
     for key, lease in arbiter.leases.items():
         if key.startswith("job."):
-            lease.drop(slot)
+            lease.forget("job", slot)
     return None
 
 
