@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from models.load import SeriesPanel
-from twin.tables import read_series
+from twin.tables import SeriesOptions, read_series
 from twin.tables.panel_file import SeriesRead
 
 
@@ -22,7 +22,7 @@ def written(folder: Path, text: str | bytes, name: str = "s.csv") -> Path:
 
 
 def read_of(folder: Path, text: str | bytes, *columns: str, **more: Any) -> SeriesRead:
-    return read_series([written(folder, text)], "t", columns or ("v",), **more)
+    return read_series([written(folder, text)], "t", columns or ("v",), SeriesOptions(**more))
 
 
 def hours_from(n: int, start: str = "2023-11-14 22:00") -> list[str]:

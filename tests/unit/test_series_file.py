@@ -17,7 +17,7 @@ import zstandard
 from connectors.files import text_table as series_text
 from tests.support.series_files import hours_from, read_of, same_panels, table_of, told_of, values_of, written
 from twin.catalogue import NS, ConfigError, StorageError
-from twin.tables import grid, read_series
+from twin.tables import SeriesOptions, grid, read_series
 
 HOUR_NS = 3600 * NS
 START_NS = 1_700_000_000 * NS // HOUR_NS * HOUR_NS  # 2023-11-14 22:00 UTC
@@ -224,13 +224,13 @@ def test_several_files_lie_side_by_side(tmp_path: Path) -> None:
     nan = np.nan
     assert (panel.names, panel.start_ns) == (("a", "b"), START_NS)
     np.testing.assert_array_equal(panel.values.T, [[1, 2, 3, 4, nan, nan], [nan, nan, 5, 6, nan, 8]])
-    read = read_series([a, b], "t", ["v"], total=True)
+    read = read_series([a, b], "t", ["v"], SeriesOptions(total=True))
     assert (read.panel.names, values_of(read), read.rows) == (("total",), [None, None, 8, 10, None, None], 8)
-    both = read_series([a, b], "t", ["v"], step_s=7200, aggregate="max").panel
+    both = read_series([a, b], "t", ["v"], SeriesOptions(step_s=7200, aggregate="max")).panel
     np.testing.assert_array_equal(both.values.T, [[2, 4, nan], [nan, 6, 8]])
     late = written(tmp_path, table_of(hours_from(4, "2023-11-15 05:00"), [5, 6, 7, 8]), "c.csv")
     with pytest.raises(ConfigError, match="no value is left"):
-        read_series([a, late], "t", ["v"], total=True)
+        read_series([a, late], "t", ["v"], SeriesOptions(total=True))
 
 
 def test_names_of_columns(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_duplicates_count_once(tmp_path: Path) -> None:
 def test_events_are_counted_without_a_value(tmp_path: Path) -> None:
     events = [100, 100, 101, 119, 130, 130, 175, 181]
     path = written(tmp_path, "t\n" + "\n".join(map(str, events)))
-    read = read_series([path], "t", [], step_s=10, aggregate="count")
+    read = read_series([path], "t", [], SeriesOptions(step_s=10, aggregate="count"))
     assert (values_of(read), read.panel.names) == ([3, 1, 0, 2, 0, 0, 0, 1], ("count",))
     assert (read.panel.start_ns, read.step_given, read.rows) == (100 * NS, True, 8)
     told_of(read, "a bin without rows is 0")
@@ -321,7 +321,7 @@ def test_demand_of_a_cluster(recording: Callable[[str], Path]) -> None:
     assert time.thread_time() - begun < 3  # takes 0.1 s
     assert (one.panel.values.shape, one.panel.step_s, one.notes) == ((44640, 1), 60.0, ())
     outage = ("2020-05-09 23:56", "2020-05-11 00:00")
-    some = read_series(paths[:3], "time", ["running_gpu_num"], total=True, gap_ranges=[outage])
+    some = read_series(paths[:3], "time", ["running_gpu_num"], SeriesOptions(total=True, gap_ranges=[outage]))
     parts = [read_series([p], "time", ["running_gpu_num"]).panel.values[:, 0] for p in paths[:3]]
     expected = np.sum(parts, axis=0)
     gap = np.isnan(some.panel.values[:, 0])
@@ -334,7 +334,9 @@ def test_demand_of_a_cluster(recording: Callable[[str], Path]) -> None:
 
 def test_servers_by_the_hour(recording: Callable[[str], Path]) -> None:
     for path in sorted(recording("gpu-server-hourly-biohpc").glob("*_usage_stats.txt")):
-        read = read_series([path], "timestamp", ["powerave", "utilave"], zone="America/New_York")
+        read = read_series(
+            [path], "timestamp", ["powerave", "utilave"], SeriesOptions(zone="America/New_York")
+        )
         assert (read.panel.step_s, read.panel.n) == (3600.0, 2)
         assert np.isfinite(read.panel.values[:, 0]).sum() == read.rows
         told_of(read, "2 rows with no time dropped", f"({read.rows} rows affected)")
@@ -355,7 +357,7 @@ def test_price_and_carbon(recording: Callable[[str], Path]) -> None:
 def test_requests(recording: Callable[[str], Path]) -> None:
     path = next(recording("llm-requests-azure-conv").glob("*.csv"))
     for step, rows in ((10.0, 349), (60.0, 58)):
-        read = read_series([path], "TIMESTAMP", [], step_s=step, aggregate="count")
+        read = read_series([path], "TIMESTAMP", [], SeriesOptions(step_s=step, aggregate="count"))
         assert read.rows == 19_366
         assert read.panel.values.shape == (rows, 1)
         assert read.panel.start_ns % round(step * NS) == 0

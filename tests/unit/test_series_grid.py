@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, strategies as st
 
 from tests.support.series_files import hours_from, read_of, same_panels, table_of, told_of, values_of, written
 from twin.catalogue import NS
-from twin.tables import read_series
+from twin.tables import SeriesOptions, read_series
 
 HOUR_NS = 3600 * NS
 
@@ -117,7 +117,7 @@ def test_a_repeated_hour_in_no_order_is_a_gap(tmp_path: Path) -> None:
 def test_events_in_the_repeated_hour_split_where_the_clock_steps_back(tmp_path: Path) -> None:
     clock = ["01:10", "01:50", "02:05", "02:05", "02:40", "02:10", "02:12", "02:55", "03:10", "04:10"]
     path = written(tmp_path, table_of([f"2023-10-29 {c}" for c in clock], [1] * 10))
-    read = read_series([path], "t", [], zone="Europe/Berlin", aggregate="count", step_s=3600)
+    read = read_series([path], "t", [], SeriesOptions(zone="Europe/Berlin", aggregate="count", step_s=3600))
     assert values_of(read) == [3, 3, 1]  # the first and the last hour are not whole
 
 
@@ -208,7 +208,7 @@ def test_bins_agree_with_counting_by_hand(
     assume(last - first >= 2)
     inside = [np.flatnonzero((t >= k * step) & (t < (k + 1) * step)) for k in range(first, last + 1)]
     for how, of in (("count", len), ("sum", lambda i: v[i].sum())):
-        panel = read_series([path], "t", ["v"], step_s=step, aggregate=how).panel
+        panel = read_series([path], "t", ["v"], SeriesOptions(step_s=step, aggregate=how)).panel
         assert panel.start_ns == first * round(step * NS)
         assert panel.values[:, 0].tolist() == [of(i) for i in inside]
     for how, one in (
@@ -216,7 +216,7 @@ def test_bins_agree_with_counting_by_hand(
         ("max", lambda i: v[i].max()),
         ("mean", lambda i: v[i].mean()),
     ):
-        panel = read_series([path], "t", ["v"], step_s=step, aggregate=how).panel
+        panel = read_series([path], "t", ["v"], SeriesOptions(step_s=step, aggregate=how)).panel
         got = panel.values[first - begun : first - begun + len(inside), 0]
         assert panel.start_ns == begun * round(step * NS)
         np.testing.assert_allclose(got, [one(i) if len(i) else np.nan for i in inside], rtol=1e-12)

@@ -20,6 +20,7 @@ from twin.catalogue import F64, NS, TimeAxis, clean, duration, number
 from twin.report import (
     STYLE,
     Line,
+    PlotLayout,
     bullets,
     figure,
     fill,
@@ -74,7 +75,7 @@ def curve_plot(told: Mapping[str, Any], width: int = 520) -> tuple[Markup, Inter
     marks = [(axis.at(told["alternatives"][name]["interval_s"]), "") for name in FIXED_S]
     marks.append((axis.at(told["interval_s"]), f"best: every {duration(told['interval_s'])}"))
     lines = [Line("", 100.0 * y, 1)]
-    return plot(lines, axis, "%", CURVE_WORDS, width=width, height=250, marks=marks), axis
+    return plot(lines, axis, "%", CURVE_WORDS, PlotLayout(width=width, height=250, marks=marks)), axis
 
 
 def write_curve(told: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -145,7 +146,7 @@ def write_replay(told: Mapping[str, Any], found: Sequence[ReplayResult], folder:
         for i, name in enumerate(DRAWN, 1)
     ]
     title = f"Effective time of jobs of {largest.size} servers"
-    wide, small = (plot(lines, axis, "%", title, width=w, height=270) for w in (1080, 520))
+    wide, small = (plot(lines, axis, "%", title, PlotLayout(width=w, height=270)) for w in (1080, 520))
     line = (
         f"{told['faults_scored']:,} faults of {told['nodes']:,} nodes, from day {number(told['from_day'])} "
         f"to {number(told['until_day'])}; jobs are synthetic. Save {duration(told['save_s'])}, restart "

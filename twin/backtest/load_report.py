@@ -16,6 +16,7 @@ from models.load import BANDS, MEDIAN
 from twin.catalogue import F64, I64, TimeAxis, clean, duration, number
 from twin.report import (
     Line,
+    PlotLayout,
     bullets,
     cards,
     details,
@@ -263,7 +264,9 @@ def _courses(result: BacktestResult, shown: int, rows: I64, axis: TimeAxis) -> M
         lines += [Line("forecast", q[:, MEDIAN], 1, *edges["50"]), Line("measured", actual, 2)]
         ahead = duration(course.horizon * result.panel.step_s)
         title = f"{ahead} ahead"
-        wide, narrow = (plot(lines, axis, "value", title, width=w, height=250) for w in (1080, 520))
+        wide, narrow = (
+            plot(lines, axis, "value", title, PlotLayout(width=w, height=250)) for w in (1080, 520)
+        )
         drawn.append(
             figure(
                 title,

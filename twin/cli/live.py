@@ -274,9 +274,9 @@ def _outlook(args: argparse.Namespace) -> Request:
         return lambda c: c.get("/outlooks", quantity=args.quantity), "outlooks"
     if not args.quantity:
         raise WrongCall("--quantity is missing: racktwin outlook FILE --quantity site.outdoor_temp_c")
-    from twin.tables import read_series, to_tell
+    from twin.tables import SeriesOptions, read_series, to_tell
 
-    read = read_series([args.file], args.time_column, [args.value_column], zone=args.zone)
+    read = read_series([args.file], args.time_column, [args.value_column], SeriesOptions(zone=args.zone))
 
     def send(client: Client) -> Any:
         now_ns = client.get("/outlooks", limit=1)["now_ns"]  # what is over by the daemon's clock is left out

@@ -42,7 +42,7 @@ from .replacement_journal import (
     JournalReader as JournalReader,
 )
 from .rma_markdown import markdown as markdown
-from .svg import Line as Line, plot as plot, whiskers as whiskers
+from .svg import Line as Line, PlotLayout as PlotLayout, plot as plot, whiskers as whiskers
 from .terminal import (
     escape as escape,
     grid as grid,

@@ -6,6 +6,7 @@ A track that does not exist gives no figure: a page shows what the site reports 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from twin.catalogue import I32, TimeAxis, Unit, clean, find_signal, short, unit_
 from twin.report.collector import MAX_SHOWN, Collector
 from twin.report.decimation import Track
 from twin.report.page import figure, joined, pair, responsive
-from twin.report.svg import Line, panel, plot, span_of
+from twin.report.svg import Line, PlotLayout, panel, plot, span_of
 
 FEW = 5  # so many lines share a plot
 # The least height of a plot in shown units: below it, a picture would show the sensor's last digit.
@@ -58,14 +59,12 @@ class Gallery:
         sentence: str,
         lines: Sequence[Line],
         unit: str,
-        height: int,
-        levels: Sequence[tuple[float, str]] = (),
-        least_span: float | None = None,
+        layout: PlotLayout,
     ) -> Markup:
         """A plot as wide as the page; on a phone another one of it, so that its text stays legible."""
-        least = LEAST_SPAN.get(unit, 0.0) if least_span is None else least_span
+        least = layout.least_span or LEAST_SPAN.get(unit, 0.0)
         drawn = [
-            plot(lines, self.axis, unit, title, width=w, height=height, least_span=least, levels=levels)
+            plot(lines, self.axis, unit, title, replace(layout, width=w, least_span=least))
             for w in (1080, 520)
         ]
         return figure(title, sentence, responsive(*drawn), "lead")
@@ -88,7 +87,7 @@ class Gallery:
             for i, (name, row, label) in enumerate(parts)
         ]
         least = LEAST_SPAN.get(unit.name, 0.0) if least_span is None else least_span
-        return figure(title, sentence, plot(lines, self.axis, unit.name, title, least_span=least))
+        return figure(title, sentence, plot(lines, self.axis, unit.name, title, PlotLayout(least_span=least)))
 
     def order(self, key: str) -> I32:
         """Rows of a track that were heard: at most `MAX_SHOWN`, the largest by power if that is known."""
@@ -146,9 +145,8 @@ class Gallery:
         ]
         n = self.collector.reporting.get(key, 0)
         told = f"{sentence} Over {n:,} of them; the shaded part holds the middle 80 %."
-        return figure(
-            title, told, plot(lines, self.axis, unit.name, title, least_span=LEAST_SPAN.get(unit.name, 0.0))
-        )
+        layout = PlotLayout(least_span=LEAST_SPAN.get(unit.name, 0.0))
+        return figure(title, told, plot(lines, self.axis, unit.name, title, layout))
 
     def entities(
         self, keys: Sequence[tuple[str, str]], title: str, sentence: str, *, detail: bool = True

@@ -14,7 +14,7 @@ from twin.report.episodes import OUTCOMES, Action
 from twin.report.figures import Summary, mapping, whole
 from twin.report.page import code, details, fill, heading, joined, marked, paragraph, section, stacked, table
 from twin.report.plots import Gallery
-from twin.report.svg import Line
+from twin.report.svg import Line, PlotLayout
 
 MAX_ROWS = 60
 NEARLY_ALL = 0.9999
@@ -108,7 +108,7 @@ def _activity(gallery: Gallery) -> Markup:
         return Markup("")
     title = "Devices concerned by decisions"
     told = "How many devices each moment's new commands or advice were about."
-    return gallery.lead(title, told, lines, "devices per point", 170)
+    return gallery.lead(title, told, lines, "devices per point", PlotLayout(height=170))
 
 
 def _outcomes(collector: Collector) -> Markup:
@@ -241,7 +241,7 @@ def _quality_plot(gallery: Gallery) -> Markup:
         if i == 0 or track.total[i].any()
     ]
     title = "Quality of the readings"
-    return gallery.lead(title, "Share of the values heard so far.", lines, "%", 190)
+    return gallery.lead(title, "Share of the values heard so far.", lines, "%", PlotLayout(height=190))
 
 
 def messages(summary: Summary) -> Markup:

@@ -13,7 +13,7 @@ from twin.report.collector import Collector
 from twin.report.figures import doubt, power_series
 from twin.report.page import figure, heading, joined, marked, pair, paragraph, section, table
 from twin.report.plots import Gallery
-from twin.report.svg import Line, plot, whiskers
+from twin.report.svg import Line, PlotLayout, plot, whiskers
 
 
 def power(collector: Collector, gallery: Gallery) -> Markup:
@@ -29,7 +29,8 @@ def power(collector: Collector, gallery: Gallery) -> Markup:
         near = 0 < len(known) <= 2 and float(known.min()) < 1.5 * peak
         levels = [(float(known.min()) * unit.factor, "budget of one feed")] if near else []
         sentence = f"Sum over {series.heard:,} {series.whose}. A shade is the range between points."
-        lead = gallery.lead("IT power of the site", sentence, [line], unit.name, 270, levels)
+        layout = PlotLayout(height=270, levels=levels)
+        lead = gallery.lead("IT power of the site", sentence, [line], unit.name, layout)
     tables = [
         gallery.entities([("rack.power_w", "")], "Power per rack", "What each rack draws."),
         gallery.entities([("feeder.power_w", "")], "Feeding meters", "What UPSs, busways and taps measure."),
@@ -189,7 +190,9 @@ def _example(gallery: Gallery) -> Markup:
     return figure(
         f"Return temperature of {name}, measured and expected",
         "The rack whose two curves parted the most.",
-        plot(lines, gallery.axis, "°C", "measured and expected return temperature", least_span=2.0),
+        plot(
+            lines, gallery.axis, "°C", "measured and expected return temperature", PlotLayout(least_span=2.0)
+        ),
     )
 
 
@@ -234,8 +237,7 @@ def _tree(collector: Collector, gallery: Gallery) -> Markup:
             "share of the racks' power.",
             [gallery.line(whole, 0, Unit("%", 100.0), "")],
             "%",
-            190,
-            least_span=2.0,
+            PlotLayout(height=190, least_span=2.0),
         )
     track = gallery.tracks.get("balance")
     if residual is None or track is None:

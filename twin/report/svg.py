@@ -83,21 +83,30 @@ def span_of(lines: Sequence[Line], least_span: float = 0.0) -> tuple[float, floa
     return low, high
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlotLayout:
+    """Size of a plot; `levels` are named horizontal lines, `marks` upright ones at 0..1 of the axis."""
+
+    width: int = 520
+    height: int = 230
+    least_span: float = 0.0
+    levels: Sequence[tuple[float, str]] = ()
+    marks: Sequence[tuple[float, str]] = ()
+
+
+DEFAULT_LAYOUT = PlotLayout()
+
+
 def plot(
     lines: Sequence[Line],
     axis: TimeAxis,
     unit: str,
     title: str,
-    *,
-    width: int = 520,
-    height: int = 230,
-    least_span: float = 0.0,
-    levels: Sequence[tuple[float, str]] = (),
-    marks: Sequence[tuple[float, str]] = (),
+    layout: PlotLayout = DEFAULT_LAYOUT,
 ) -> Markup:
-    """Lines over the run's time with names at their ends; `levels` are named horizontal marks, `marks`
-    upright ones at a place 0..1 of the axis."""
-    low, high = span_of(lines, least_span)
+    """Lines over the run's time with names at their ends."""
+    width, height, levels = layout.width, layout.height, layout.levels
+    low, high = span_of(lines, layout.least_span)
     for level, _ in levels:
         low, high = min(low, level), max(high, level)
     ticks = nice_ticks(low, high)
@@ -115,11 +124,11 @@ def plot(
             f'<line class="level" x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{frame.right:.1f}" y="{y - 4:.1f}" text-anchor="end">{safe(name)}</text>'
         )
-    parts += [_mark(frame, place, name) for place, name in marks if 0.0 <= place <= 1.0]
+    parts += [_mark(frame, place, name) for place, name in layout.marks if 0.0 <= place <= 1.0]
     parts += [_band(frame, axis, line) for line in lines] + [_path(frame, axis, line) for line in lines]
     if labelled:
         parts.append(_end_labels(frame, lines))
-    return _svg(parts, frame, lines, unit, title, width, height)
+    return _svg(parts, frame, lines, (unit, title), (width, height))
 
 
 def _mark(frame: Frame2D, place: float, name: str) -> str:
@@ -140,12 +149,10 @@ def panel(
     axis: TimeAxis,
     unit: str,
     span: tuple[float, float],
-    *,
     band: float | None = None,
-    width: int = 250,
-    height: int = 122,
 ) -> Markup:
     """A small plot named inside, on a scale shared with its neighbours; `band` is a tolerance around 0."""
+    width, height = 250, 122
     ticks = nice_ticks(*span, 3)
     left = 8 + CHAR * max(len(number(t, 6)) for t in ticks)
     frame = Frame2D(left, width - 8, 26, height - 24, ticks[0], ticks[-1])
@@ -167,7 +174,7 @@ def panel(
                 f'<text class="end c{line.colour}" x="{width - 8 - 52 * k}" y="14" text-anchor="end">'
                 f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{said}</text>"
             )
-    return _svg(parts, frame, lines, unit, name, width, height)
+    return _svg(parts, frame, lines, (unit, name), (width, height))
 
 
 def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, width: int = 520) -> Markup:
@@ -308,11 +315,11 @@ def _svg(
     parts: Sequence[str],
     frame: Frame2D,
     lines: Sequence[Line],
-    unit: str,
-    title: str,
-    width: int,
-    height: int,
+    caption: tuple[str, str],
+    size: tuple[int, int],
 ) -> Markup:
+    """The drawing; `caption` is its unit and title, `size` its width and height."""
+    (unit, title), (width, height) = caption, size
     series = [
         [clean(line.label, 22), line.colour, [_rounded(v) for v in line.values.tolist()]]
         for line in lines

@@ -18,6 +18,7 @@ from twin.catalogue import TimeAxis, clean, duration, number
 from twin.report import (
     LEAST_SPAN,
     Line,
+    PlotLayout,
     cards,
     figure,
     fill,
@@ -265,7 +266,13 @@ def _plots(first: Result) -> tuple[TimeAxis, Markup]:
             continue
         lines = [Line("nothing", values["nothing"], 2, dashed=True), Line("policies", values["policies"], 1)]
         wide, narrow = (
-            plot(lines, axis, unit, title, width=w, height=210, least_span=LEAST_SPAN.get(unit, 1.0))
+            plot(
+                lines,
+                axis,
+                unit,
+                title,
+                PlotLayout(width=w, height=210, least_span=LEAST_SPAN.get(unit, 1.0)),
+            )
             for w in (1080, 520)
         )
         drawn.append(figure(title, sentence, responsive(wide, narrow), "lead"))

@@ -27,6 +27,30 @@ from twin.catalogue import F64, I64, NS, ConfigError
 from twin.tables.grid import AGGREGATES, Placed, SeriesColumn, blank, choose, gaps_said, once, place
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeriesOptions:
+    """How rows become a grid.
+
+    `step_s`: of the grid; else the most common difference between rows. `aggregate`: how the rows of a bin
+    become one (mean, sum, last, max, or count, which needs no value column); rows that share an instant count
+    only once unless it is given. `known_columns` may go on after the last value. `zone`: of times without an
+    offset. `total`: the sum of all columns is the only one, NaN where one is missing. `where`:
+    (column, value) of the rows to read. `gap_ranges`: (from, to), to exclusive, in which nothing counts, such
+    as an outage.
+    """
+
+    step_s: float | None = None
+    aggregate: str | None = None
+    known_columns: Sequence[str] = ()
+    zone: str = "UTC"
+    total: bool = False
+    where: tuple[str, str] | None = None
+    gap_ranges: Sequence[tuple[str, str]] = ()
+
+
+DEFAULTS = SeriesOptions()
+
+
 @dataclass(frozen=True)
 class SeriesRead:
     """`panel`: a column per file and value column; `notes`: what was repaired, for people; `rows` of data."""
@@ -51,26 +75,14 @@ def read_series(
     paths: Sequence[Path],
     time_column: str,
     value_columns: Sequence[str],
-    *,
-    step_s: float | None = None,
-    aggregate: str | None = None,
-    known_columns: Sequence[str] = (),
-    zone: str = "UTC",
-    total: bool = False,
-    where: tuple[str, str] | None = None,
-    gap_ranges: Sequence[tuple[str, str]] = (),
+    options: SeriesOptions = DEFAULTS,
 ) -> SeriesRead:
     """Read files with the same columns as one panel, NaN where nothing is known.
 
-    `step_s`: of the grid; else the most common difference between rows. `aggregate`: how the rows of a bin
-    become one (mean, sum, last, max, or count, which needs no value column); rows that share an instant count
-    only once unless it is given. `known_columns` may go on after the last value. `zone`: of times without an
-    offset. `total`: the sum of all columns is the only one, NaN where one is missing. `where`:
-    (column, value) of the rows to read. `gap_ranges`: (from, to), to exclusive, in which nothing counts, such
-    as an outage.
     Raises ConfigError for what the operator can mend, StorageError for a file that cannot be read.
     """
-    asked = TableColumns(time_column, tuple(value_columns), tuple(known_columns), where)
+    step_s, aggregate, zone, gap_ranges = options.step_s, options.aggregate, options.zone, options.gap_ranges
+    asked = TableColumns(time_column, tuple(value_columns), tuple(options.known_columns), options.where)
     _check(paths, asked, step_s, aggregate)
     zone_of(zone)
     spans = [_span(a, b, zone) for a, b in gap_ranges]
@@ -95,7 +107,7 @@ def read_series(
     for (a, b), hit in zip(gap_ranges, blank(values, first, grid, [*spans, *lost]), strict=False):
         notes.append(f"gap asked for, {a} to {b}: {hit} rows of the grid")
     names = tuple(p.name for p in placed)
-    if total:
+    if options.total:
         values, names = values.sum(axis=1, keepdims=True), ("total",)
     start_ns, step = grid.t_ns(first), grid.step_ns / NS
     notes += gaps_said(values, names, start_ns, step, zone)

@@ -24,7 +24,7 @@ from tests.evaluation.forecasts.lstm_rival import RIVALS, check_installed
 from twin.backtest import amount, better_of, find_rival, ratio_span, ratio_words
 from twin.catalogue import ConfigError, clean, duration
 from twin.cli import BacktestCase, add_scoring, chosen_forecasters, horizons_of, scored, write_json
-from twin.tables import read_series
+from twin.tables import SeriesOptions, read_series
 
 HELIOS, BIOHPC, AZURE, GRID = (
     "gpu-demand-helios-earth", "gpu-server-hourly-biohpc", "llm-requests-azure-conv", "grid-hourly",
@@ -60,7 +60,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 def helios(root: Path) -> DataSet:
     """GPUs in use of each cluster with more than 16, and of all 16 clusters together."""
     files = _found(root / HELIOS, "*/cluster_sequence_vc.csv.xz")
-    read = read_series(files, "time", ["running_gpu_num"], gap_ranges=HELIOS_GAPS)
+    read = read_series(files, "time", ["running_gpu_num"], SeriesOptions(gap_ranges=HELIOS_GAPS))
     large = [i for i, name in enumerate(read.panel.names) if not name.startswith(HELIOS_SMALL)]
     values = np.column_stack([read.panel.values[:, large], read.panel.values.sum(axis=1)])
     names = (*(read.panel.names[i] for i in large), SUM)
@@ -82,7 +82,9 @@ def azure(step_s: float) -> Callable[[Path], DataSet]:
 
     def read(root: Path) -> DataSet:
         files = _found(root / AZURE, "AzureLLMInferenceTrace_conv.csv")
-        return _whole(read_series(files, "TIMESTAMP", [], step_s=step_s, aggregate="count").panel)
+        return _whole(
+            read_series(files, "TIMESTAMP", [], SeriesOptions(step_s=step_s, aggregate="count")).panel
+        )
 
     return read
 

@@ -116,7 +116,7 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         args.refuse("--series needs --time-column and --value-column")
     from twin.backtest import find_rival
     from twin.report import open_folder
-    from twin.tables import read_series
+    from twin.tables import SeriesOptions, read_series
 
     chosen, rival = chosen_forecasters(args), find_rival(args.rival)
     if args.report is not None:
@@ -125,13 +125,15 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         args.series,
         args.time_column,
         args.value_column,
-        step_s=None if args.step is None else step_of(args.step),
-        aggregate=args.aggregate,
-        known_columns=args.known_column,
-        zone=args.zone,
-        total=args.total,
-        where=_where(args.where),
-        gap_ranges=[(a, b) for a, b in args.gap],
+        SeriesOptions(
+            step_s=None if args.step is None else step_of(args.step),
+            aggregate=args.aggregate,
+            known_columns=args.known_column,
+            zone=args.zone,
+            total=args.total,
+            where=_where(args.where),
+            gap_ranges=[(a, b) for a, b in args.gap],
+        ),
     )
     begun = time.monotonic()
     notes = list(read.notes)
