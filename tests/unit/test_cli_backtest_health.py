@@ -206,15 +206,15 @@ def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
 
 @pytest.mark.evaluation
 def test_a_fleet_lives_through_its_hours_and_equal_tasks_are_equal() -> None:
-    task = FleetRun(30, 1, 0.15, 0.05, 2, 1.0, 120.0)
+    task = FleetRun(18, 1, 0.15, 0.05, 2, 1.0, 240.0)
     heard: list[float] = []
     one, two = run_course(task, heard.append), run_course(task)
-    assert one.n == 36
-    assert one.ticks == round(0.15 * DAY_S / 120.0)
+    assert one.n == 18
+    assert one.ticks == round(0.15 * DAY_S / 240.0)
     assert heard[-1] == pytest.approx(1.0)
     assert len(one.origin_s) == 2
     assert (np.diff(one.origin_s) == HOUR_S).all()
-    assert one.said[DAY_S].shape == (2, 36)
+    assert one.said[DAY_S].shape == (2, 18)
     assert one.failures == two.failures
     assert one.spells == two.spells
     for h, p in one.said.items():

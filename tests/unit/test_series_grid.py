@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from tests.support.series_files import hours_from, read_of, same_panels, table_of, told_of, values_of, written
 from twin.catalogue import NS
@@ -146,6 +146,7 @@ def test_leap_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(data=st.data())
 def test_shuffled_rows_are_the_same_panel(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -173,6 +174,7 @@ def test_shuffled_rows_are_the_same_panel(
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(
     jitter=st.lists(st.integers(-20, 20), min_size=30, max_size=80),
     offset_s=st.integers(0, 59),
@@ -190,6 +192,7 @@ def test_a_clock_that_jitters_loses_no_row(
 
 @pytest.mark.slow
 @example(gaps=[5.0] + [1.0] * 29, step=5.0)  # begins with a bin
+@settings(max_examples=30)
 @given(
     gaps=st.lists(st.floats(0.001, 40), min_size=30, max_size=200),
     step=st.sampled_from([5.0, 10.0, 60.0]),
