@@ -29,7 +29,7 @@ from twin.tables.grid import AGGREGATES, Placed, SeriesColumn, blank, choose, ga
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
-    """How rows become a grid.
+    """Settings by which rows become a grid.
 
     `step_s`: of the grid; else the most common difference between rows. `aggregate`: how the rows of a bin
     become one (mean, sum, last, max, or count, which needs no value column); rows that share an instant count
