@@ -373,7 +373,7 @@ def test_tls_trusts_the_named_ca_alone(tmp_path: Path) -> None:
             assert len(world.got) == 1
 
     in_world(tmp_path, story)
-    with pytest.raises(ConfigError, match=r"\$\.notify: tls"):
+    with pytest.raises(ConfigError, match=r"\$\.notify\.tls"):
         World(tmp_path).notifier(Notify(kind="webhook", url="https://x", tls=Tls(ca_file="none.pem")))
 
 

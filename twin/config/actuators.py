@@ -10,7 +10,7 @@ import msgspec
 
 from connectors.slurm import expand_names
 from twin.catalogue import ConfigError
-from twin.config.schedulers import Strict
+from twin.config.section import Problems, Strict
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?", re.ASCII)
@@ -66,7 +66,7 @@ class Dcmi(_Strict, frozen=True):
 
 def actuator_problems(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[str]:
     """Errors of these sections beyond their types."""
-    out: list[str] = []
+    out = Problems()
     for i, part in enumerate(redfish):
         where = f"redfish[{i}]"
         out += _common(part, where, 1.0)
@@ -79,9 +79,9 @@ def actuator_problems(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[
     for i, dcmi_part in enumerate(dcmi):
         where = f"dcmi[{i}]"
         out += _common(dcmi_part, where, 5.0)
-        out += _within(f"{where}.correction_ms", dcmi_part.correction_ms, 1, 600_000)
+        out.within(f"{where}.correction_ms", dcmi_part.correction_ms, 1, 600_000)
         if dcmi_part.cipher is not None:
-            out += _within(f"{where}.cipher", dcmi_part.cipher, 1, 17)
+            out.within(f"{where}.cipher", dcmi_part.cipher, 1, 17)
     total = sum(len(hosts_of(part)) for _, part, _ in sections(redfish, dcmi))
     if total > MAX_BMCS:
         out.append(f"$.redfish, $.dcmi: {total} BMCs; expected at most {MAX_BMCS}")
@@ -105,7 +105,7 @@ def hosts_of(part: Redfish | Dcmi) -> dict[str, str]:
 
 
 def _common(part: Redfish | Dcmi, where: str, least_s: float) -> list[str]:
-    out: list[str] = []
+    out = Problems()
     try:
         for host in expand_names(part.bmcs, f"$.{where}.bmcs"):
             if not _HOST.fullmatch(host):
@@ -116,9 +116,9 @@ def _common(part: Redfish | Dcmi, where: str, least_s: float) -> list[str]:
         out.append(f"$.{where}.bmcs: expected hosts and their nodes: {{bmc[01-18]: lab/h/r1/node[0-17]}}")
     if not _USER.fullmatch(part.user) or part.user.startswith("-"):
         out.append(f"$.{where}.user: expected a name of up to 64 printable characters")
-    out += _within(f"{where}.period_s", part.period_s, least_s, 3600)
-    out += _within(f"{where}.timeout_s", part.timeout_s, 0.5, 60)
-    out += _within(f"{where}.at_once", part.at_once, 1, 256)
+    out.within(f"{where}.period_s", part.period_s, least_s, 3600)
+    out.within(f"{where}.timeout_s", part.timeout_s, 0.5, 60)
+    out.within(f"{where}.at_once", part.at_once, 1, 256)
     return out
 
 
@@ -155,9 +155,3 @@ def actuator_notes(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[str
         if not part.verify:
             out.append(f"redfish[{i}].verify is false: who is on the network may take the password")
     return out
-
-
-def _within(path: str, value: float, low: float, high: float) -> list[str]:
-    if low <= value <= high:
-        return []
-    return [f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from twin.catalogue import find_quantity
-from twin.config.schedulers import Strict
+from twin.config.section import Problems, Strict
 
 if TYPE_CHECKING:
     from twin.site import Site
@@ -58,15 +58,10 @@ class Power(Strict, msgspec.Struct, frozen=True):
 
 def power_problems(power: Power | None) -> list[str]:
     """Errors of this section beyond its types."""
-    out: list[str] = []
-
-    def within(path: str, value: float, low: float, high: float) -> None:
-        if not low <= value <= high:
-            out.append(f"$.power.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
-
+    out = Problems()
     if power is None:
         return out
-    within("look_s", power.look_s, 0.1, 600)
+    out.within("power.look_s", power.look_s, 0.1, 600)
     if len(power.outlooks_files) > MAX_FILES:
         out.append(f"$.power.outlooks_files: expected at most {MAX_FILES}, got {len(power.outlooks_files)}")
     for key in power.outlooks_files:
@@ -77,7 +72,7 @@ def power_problems(power: Power | None) -> list[str]:
             )
     if power.flex is not None:
         out += _flex_problems(power.flex)
-        within("flex.heartbeat_s", power.flex.heartbeat_s, 1, 3600)
+        out.within("power.flex.heartbeat_s", power.flex.heartbeat_s, 1, 3600)
     return out
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from twin.config.section import Problems, Strict
 from twin.telemetry import JobKind
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A section: a key that it does not know is refused."""
-
-
-class Slurm(Strict, frozen=True):
+class Slurm(Strict, msgspec.Struct, frozen=True):
     """Jobs and service levels, read from Slurm by its own commands (`squeue`, `sinfo`, text form).
 
     `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
@@ -29,7 +26,7 @@ class Slurm(Strict, frozen=True):
     requeue: bool = False
 
 
-class Kubernetes(Strict, frozen=True):
+class Kubernetes(Strict, msgspec.Struct, frozen=True):
     """Jobs and service levels of a Kubernetes cluster. Without `kubeconfig`: the pod's own service account.
 
     `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
@@ -49,7 +46,7 @@ class Kubernetes(Strict, frozen=True):
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
 
-class BurnIn(Strict, frozen=True):
+class BurnIn(Strict, msgspec.Struct, frozen=True):
     """The site's own test of a node that is out of service: `command` is a list of words, no shell.
 
     {node} in it is the node's full path and {host} its name in the scheduler. Exit 0 is a passed test, 1 to
@@ -66,28 +63,23 @@ def scheduler_problems(
     slurm: Slurm | None, kubernetes: Kubernetes | None, burn_in: BurnIn | None
 ) -> list[str]:
     """Errors of these sections beyond their types."""
-    out: list[str] = []
-
-    def within(path: str, value: float, low: float, high: float) -> None:
-        if not low <= value <= high:
-            out.append(f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
-
+    out = Problems()
     if slurm is not None:
-        within("jobs.slurm.period_s", slurm.period_s, 1, 3600)
+        out.within("jobs.slurm.period_s", slurm.period_s, 1, 3600)
         if slurm.requeue and not slurm.command:
             out.append(
                 "$.jobs.slurm.requeue: expected `command: true` with it: else nothing is asked of Slurm"
             )
     if kubernetes is not None:
-        within("kubernetes.timeout_s", kubernetes.timeout_s, 1, 60)
+        out.within("kubernetes.timeout_s", kubernetes.timeout_s, 1, 60)
         if kubernetes.command and slurm is not None and slurm.command:
             out.append(
                 "$.kubernetes.command: Slurm commands the nodes of this site (jobs.slurm.command); "
                 "expected one of the two"
             )
     if burn_in is not None:
-        within("burn_in.at_once", burn_in.at_once, 1, 256)
-        within("burn_in.timeout_s", burn_in.timeout_s, 1, 86_400)
+        out.within("burn_in.at_once", burn_in.at_once, 1, 256)
+        out.within("burn_in.timeout_s", burn_in.timeout_s, 1, 86_400)
         if not burn_in.command or not burn_in.command[0] or any("\0" in word for word in burn_in.command):
             out.append("$.burn_in.command: expected a program and its words: [/opt/site/test, '{host}']")
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
 from twin.config.logs import conceal
 from twin.config.power import Power, power_problems
-from twin.config.schedulers import BurnIn, Kubernetes, Slurm, Strict, scheduler_problems
+from twin.config.schedulers import BurnIn, Kubernetes, Slurm, scheduler_problems
+from twin.config.section import Problems, Strict
 from twin.site import convert
 
 log = logging.getLogger(__name__)
@@ -202,6 +204,17 @@ class Loaded:
         given = os.environ.get("STATE_DIRECTORY")
         return Path(given.split(":")[0]) if given else self.path.parent / "state"
 
+    def trust(self, tls: Tls, where: str) -> ssl.SSLContext:
+        """A client's side of TLS. Raises ConfigError for files that cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=str(self.file(tls.ca_file)) if tls.ca_file else None)
+            if tls.cert_file:
+                key = str(self.file(tls.key_file)) if tls.key_file else None
+                context.load_cert_chain(str(self.file(tls.cert_file)), key)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path}: $.{where}: a file cannot be used: {error}") from error
+        return context
+
     def secret(self, name: str | None) -> str | None:
         """The text of a file that holds a secret. Raises ConfigError; never quotes what it read."""
         if name is None:
@@ -263,25 +276,16 @@ def convert_at(kind: type[Broker], tree: Any, file: str, at: str) -> Broker:
 
 def _problems(config: Config) -> list[str]:
     """Errors beyond the types."""
-    out: list[str] = []
-
-    def within(path: str, value: float, low: float, high: float) -> None:
-        if not low <= value <= high:
-            out.append(f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
-
-    def http(path: str, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            out.append(f"$.{path}: expected a URL with http:// or https://, got {url[:80]!r}")
-
-    within("tick_s", config.tick_s, MIN_TICK_S, MAX_TICK_S)
-    within("embedded_port", config.embedded_port, 0, 65_535)
-    within("snapshot_every_s", config.snapshot_every_s, 1, 86_400)
+    out = Problems()
+    out.within("tick_s", config.tick_s, MIN_TICK_S, MAX_TICK_S)
+    out.within("embedded_port", config.embedded_port, 0, 65_535)
+    out.within("snapshot_every_s", config.snapshot_every_s, 1, 86_400)
     if isinstance(config.broker, Broker):
-        within("broker.port", config.broker.port, 1, 65_535)
-        within("broker.keepalive_s", config.broker.keepalive_s, 2, 3600)
-        within("broker.queue_messages", config.broker.queue_messages, 10, 10_000_000)
-        within("broker.queue_bytes", config.broker.queue_bytes, 2**16, 2**34)
-        within("broker.max_message_bytes", config.broker.max_message_bytes, 1024, 256 * 2**20)
+        out.within("broker.port", config.broker.port, 1, 65_535)
+        out.within("broker.keepalive_s", config.broker.keepalive_s, 2, 3600)
+        out.within("broker.queue_messages", config.broker.queue_messages, 10, 10_000_000)
+        out.within("broker.queue_bytes", config.broker.queue_bytes, 2**16, 2**34)
+        out.within("broker.max_message_bytes", config.broker.max_message_bytes, 1024, 256 * 2**20)
         if config.broker.queue_bytes < config.broker.max_message_bytes:
             out.append("$.broker.queue_bytes: expected room for one message of max_message_bytes at least")
         if set("+#/") & set(config.broker.integration) or not config.broker.integration:
@@ -290,21 +294,21 @@ def _problems(config: Config) -> list[str]:
                 f"{config.broker.integration!r}"
             )
     for i, scrape in enumerate(config.scrapes):
-        http(f"scrapes[{i}].url", scrape.url)
-        within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
-        within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
+        out.http(f"scrapes[{i}].url", scrape.url)
+        out.within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
+        out.within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
     out += scheduler_problems(config.jobs.slurm, config.kubernetes, config.burn_in)
     out += power_problems(config.power)
     out += actuator_problems(config.redfish, config.dcmi)
-    within("jobs.look_s", config.jobs.look_s, 0.1, 600)
-    within("history.every_s", config.history.every_s, 0.1, 3600)
-    within("history.quota_mb", config.history.quota_mb, 10, 10_000_000)
-    within("history.keep_days", config.history.keep_days, 0.01, 3660)
+    out.within("jobs.look_s", config.jobs.look_s, 0.1, 600)
+    out.within("history.every_s", config.history.every_s, 0.1, 3600)
+    out.within("history.quota_mb", config.history.quota_mb, 10, 10_000_000)
+    out.within("history.keep_days", config.history.keep_days, 0.01, 3660)
     if config.history.influx is not None:
-        http("history.influx.url", config.history.influx.url)
+        out.http("history.influx.url", config.history.influx.url)
     if config.api is not None:
-        within("api.port", config.api.port, 0, 65_535)
-        within("api.max_clients", config.api.max_clients, 4, 10_000)
+        out.within("api.port", config.api.port, 0, 65_535)
+        out.within("api.max_clients", config.api.max_clients, 4, 10_000)
         local = config.api.host in ("127.0.0.1", "::1", "localhost")
         if not local and (config.api.tls is None or config.api.tokens_file is None):
             out.append(
@@ -312,15 +316,15 @@ def _problems(config: Config) -> list[str]:
                 "key_file and a `tokens_file` as well, or 127.0.0.1"
             )
     for i, target in enumerate(config.notify):
-        http(f"notify[{i}].url", target.url)
+        out.http(f"notify[{i}].url", target.url)
     if config.leader.kind == "etcd" and not config.leader.endpoints:
         out.append("$.leader.endpoints: expected at least one URL of etcd, such as https://etcd1:2379")
     for i, endpoint in enumerate(config.leader.endpoints):
-        http(f"leader.endpoints[{i}]", endpoint)
-    within("leader.term_s", config.leader.term_s, 2, 60)
-    within("quotas.journal_segment_mb", config.quotas.journal_segment_mb, 1, 4096)
-    within("quotas.snapshots", config.quotas.snapshots, 1, 100)
-    within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
+        out.http(f"leader.endpoints[{i}]", endpoint)
+    out.within("leader.term_s", config.leader.term_s, 2, 60)
+    out.within("quotas.journal_segment_mb", config.quotas.journal_segment_mb, 1, 4096)
+    out.within("quotas.snapshots", config.quotas.snapshots, 1, 100)
+    out.within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
     return out
 
 

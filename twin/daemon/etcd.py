@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from twin.catalogue import ConfigError, ConnectorError
-from twin.config import Loaded, Tls
+from twin.config import Loaded
 from twin.daemon.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, parse_record, pause
 
 log = logging.getLogger(__name__)
@@ -346,22 +346,11 @@ def make_etcd_election(loaded: Loaded, site: str, name: str, epochs: EpochFile) 
         )
     if (leader.username is None) != (password is None):
         raise ConfigError(f"{loaded.path}: $.leader: expected both username and password_file, or neither")
-    tls = _tls(loaded, leader.tls) if leader.tls is not None else None
+    tls = loaded.trust(leader.tls, "leader.tls") if leader.tls is not None else None
     # An endpoint that swallows requests must leave time for the others.
     timeout_s = min(1.5, leader.term_s / (2 + len(leader.endpoints)))
     etcd = Etcd(leader.endpoints, timeout_s, leader.username, password, tls)
     return EtcdElection(etcd, f"/racktwin/{site}", name, leader.term_s, epochs)
-
-
-def _tls(loaded: Loaded, tls: Tls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=str(loaded.file(tls.ca_file)) if tls.ca_file else None)
-        if tls.cert_file:
-            key = str(loaded.file(tls.key_file)) if tls.key_file else None
-            context.load_cert_chain(str(loaded.file(tls.cert_file)), key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{loaded.path}: $.leader.tls: a file cannot be used: {error}") from error
-    return context
 
 
 def _b64(text: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from twin.catalogue import StorageError
 from twin.config import Broker, Loaded
+from twin.run import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -99,19 +100,9 @@ class EpochFile:
         """Remember `epoch`, on the disk when this returns. Raises StorageError."""
         if epoch <= max(self.highest, self._read()):
             return
-        fresh = self.path.with_name(self.path.name + ".new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("w", encoding="ascii") as file:
-                file.write(f"{epoch}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            atomic_write(self.path, f"{epoch}\n")
         except OSError as error:
             raise StorageError(
                 f"{self.path}: the epoch cannot be stored: {error}; nobody can lead"

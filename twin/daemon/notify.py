@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import ssl
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -62,7 +61,7 @@ class Receiver:
         self.counts = {"sent": 0, "dropped": 0, "refused": 0, "failed": 0}
         self.fault = ""  # why the last attempt failed
         self._token = loaded.secret(target.token_file)
-        self._ssl = _trust(target, loaded)
+        self._ssl = True if target.tls is None else loaded.trust(target.tls, "notify.tls")
         self._least = SEVERITIES.index(target.min_severity)
         self._firing: dict[str, dict[str, Any]] = {}  # by alarm, as last said
         # By severity, the gravest first; in each by what it is about, the oldest first.
@@ -230,21 +229,6 @@ class Notifier:
         ):
             for receiver in self.receivers:
                 group.create_task(receiver.run(session))
-
-
-def _trust(target: Notify, loaded: Loaded) -> ssl.SSLContext | bool:
-    """Whom to trust, and who we are. Raises ConfigError for files that cannot be used."""
-    if target.tls is None:
-        return True
-    tls = target.tls
-    try:
-        context = ssl.create_default_context(cafile=str(loaded.file(tls.ca_file)) if tls.ca_file else None)
-        if tls.cert_file:
-            key = str(loaded.file(tls.key_file)) if tls.key_file else None
-            context.load_cert_chain(str(loaded.file(tls.cert_file)), key)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{loaded.path}: $.notify: tls: {error}") from error
-    return context
 
 
 def _alert(alarm: Alarm, site: str) -> dict[str, Any]:

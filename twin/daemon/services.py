@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,7 +27,6 @@ from twin.contracts import (
     EventRecord,
     FailedRecord,
     FindingRecord,
-    Item,
     JournalRecord,
     LapsedRecord,
     Source,
@@ -120,13 +119,13 @@ class Services:
         roster = Roster(lambda: self.live.engine)
         may_act = self.leadership.may_act
         outside = make_outside(loaded, site, lambda: self.live.engine, may_act)
-        member = Member(name, self._role, may_act)
+        member = Member(name, lambda: (self.live.role, self.live.epoch), may_act)
         links = Links(loaded, site, port, member, roster, outside.decoder)
         schedulers = make_schedulers(
-            loaded, site, lambda: self.live.engine, self._stage, self.leadership.may_act
+            loaded, site, lambda: self.live.engine, self.ingest.stage, self.leadership.may_act
         )
         make_actuators(
-            loaded, site, lambda: self.live.engine, self._stage, self.leadership.may_act, schedulers,
+            loaded, site, lambda: self.live.engine, self.ingest.stage, self.leadership.may_act, schedulers,
             self._now_ns,
         )  # fmt: skip
         return PreparedParts(
@@ -219,12 +218,6 @@ class Services:
         out["outside"] = {name: dict(counts) for name, counts in self.outside.counts.items()}
         out["history"] = self.history.stats()
         return out | self.ingest.summary()
-
-    def _stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.ingest.stage(items, now_ns)
-
-    def _role(self) -> tuple[str, int]:
-        return self.live.role, self.live.epoch
 
     def send(self, commands: tuple[CommandBatch, ...]) -> None:
         """Commands of a tick that is in the journal."""

@@ -23,6 +23,7 @@ from .journal_files import (
     last_line as last_line,
     verify_journal as verify_journal,
 )
+from .journal_writer import JournalWriter as JournalWriter
 from .parallel import DIED as DIED, Failed as Failed, Pool as Pool, Report as Report, no_report as no_report
 from .progress import ProgressBar as ProgressBar
 from .recordings import (
@@ -53,9 +54,4 @@ from .replay import (
 )
 from .retention import Upkeep as Upkeep
 from .run_files import mend_last as mend_last, opening as opening
-from .storage import (
-    JournalWriter as JournalWriter,
-    TraceReader as TraceReader,
-    TraceWriter as TraceWriter,
-    write_snapshot as write_snapshot,
-)
+from .storage import TraceReader as TraceReader, TraceWriter as TraceWriter, write_snapshot as write_snapshot

@@ -6,6 +6,15 @@ import os
 from pathlib import Path
 
 
+def sync_folder(folder: Path) -> None:
+    """A rename is on the disk when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync: bool = True) -> None:
     """Write a file beside `path` and rename it: a reader sees all of it or nothing. Raises OSError.
 
@@ -24,6 +33,8 @@ def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync
                 file.flush()
                 os.fsync(file.fileno())
         draft.replace(path)
+        if sync:
+            sync_folder(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

@@ -324,12 +324,3 @@ def cut_journal(path: Path, verdict: JournalVerdict) -> list[Path]:
     if files[at].name != OPEN and files[at].stat().st_size == 0:
         files[at].unlink()
     return kept
-
-
-def sync_folder(folder: Path) -> None:
-    """A rename is on the disk when its folder is."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

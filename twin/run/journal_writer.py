@@ -11,6 +11,7 @@ from pathlib import Path
 
 from twin.catalogue import StorageError
 from twin.contracts import DaemonRecord, Decision
+from twin.run.atomic_write import sync_folder
 from twin.run.journal import Chain
 from twin.run.journal_files import (
     FULL,
@@ -21,7 +22,6 @@ from twin.run.journal_files import (
     journal_exists,
     last_line,
     line_head,
-    sync_folder,
     verify_open,
 )
 

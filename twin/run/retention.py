@@ -22,8 +22,8 @@ import msgspec
 from twin.catalogue import NS, StorageError
 from twin.config import Quotas
 from twin.contracts import PrunedSegment, UpkeepRecord
-from twin.run.atomic_write import atomic_write
-from twin.run.journal_files import OPEN, closed_segments, edges, last_tick, sync_folder
+from twin.run.atomic_write import atomic_write, sync_folder
+from twin.run.journal_files import OPEN, closed_segments, edges, last_tick
 from twin.run.run_files import opening
 from twin.run.storage import HOLES, read_holes
 from twin.site import SiteSpec

@@ -19,26 +19,9 @@ import msgspec
 from twin.catalogue import NS, StorageError
 from twin.engine import snapshot
 from twin.run.atomic_write import atomic_write
-from twin.run.journal_files import cut_tail, is_torn, journal_lines, sync_folder, verify_journal
-from twin.run.journal_writer import JournalWriter
 from twin.run.trace import FORMAT, MAGIC, Header, TraceDecoder, TraceEncoder, payloads, record
 from twin.telemetry import Frame, TicksSkipped
 
-__all__ = [
-    "KEEP_SNAPSHOTS",
-    "SEGMENT_BYTES",
-    "JournalWriter",
-    "TraceReader",
-    "TraceWriter",
-    "cut_tail",
-    "is_gap",
-    "is_torn",
-    "journal_lines",
-    "read_holes",
-    "read_snapshot",
-    "verify_journal",
-    "write_snapshot",
-]
 SEGMENT_BYTES = 64 * 2**20
 KEEP_SNAPSHOTS = 2
 HOLES = "pruned.jsonl"
@@ -276,21 +259,9 @@ def write_snapshot(folder: Path, tick: int, data: dict[str, object], keep: int |
         for stale in folder.glob(".snapshot-*"):  # of a process that was killed while it wrote
             stale.unlink()
         atomic_write(path, encoded)
-        sync_folder(folder)
         keep = KEEP_SNAPSHOTS if keep is None else keep
         for old in sorted(folder.glob("snapshot-*.rts"))[:-keep] if keep else []:
             old.unlink()
     except OSError as error:
         raise StorageError(f"{path}: the snapshot cannot be written: {error}") from error
     return path
-
-
-def read_snapshot(folder: Path) -> tuple[dict[str, object] | None, list[str]]:
-    """(the newest snapshot that is whole, or None; what was wrong with newer ones)."""
-    faults: list[str] = []
-    for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
-        try:
-            return snapshot.decode(path.read_bytes()), faults
-        except (StorageError, OSError) as error:
-            faults.append(f"{path.name}: {error}")
-    return None, faults
