@@ -177,8 +177,8 @@ def uncooled(site: Site) -> list[str]:
     dry = np.flatnonzero(site.design.liquid & (site.cdu_of_rack < 0))
     names = [site.name("rack", int(i)) for i in dry[:5]]
     more = f" and {len(dry) - 5} more racks" if len(dry) > 5 else ""
-    told = f"no CDU serves {', '.join(names)}{more}, made for liquid: simulated as cooled by air"
-    return [told] if names else []
+    note = f"no CDU serves {', '.join(names)}{more}, made for liquid: simulated as cooled by air"
+    return [note] if names else []
 
 
 def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:

@@ -232,7 +232,7 @@ class LineWriter(logging.Handler):
                 self.dropped += 1
 
     def _write(self) -> None:
-        told = 0
+        reported = 0
         while True:
             try:
                 line = self._lines.get(timeout=1.0)
@@ -241,8 +241,8 @@ class LineWriter(logging.Handler):
                 continue
             if line is None:
                 return
-            if self.dropped > told:
-                lost, told = self.dropped - told, self.dropped
+            if self.dropped > reported:
+                lost, reported = self.dropped - reported, self.dropped
                 text = f"{lost} lines lost: the reader of the log was too slow"
                 record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)
                 line = f"{self.format(record)}\n{line}"

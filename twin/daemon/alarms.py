@@ -296,10 +296,10 @@ class AlarmBook:
         What people said is forced to the disk; what findings say comes again by itself.
         """
         self._saved_ns = self.now_ns
-        held = _File(FORMAT, [*self.alarms.values(), *self.gone.values()])
+        book = _File(FORMAT, [*self.alarms.values(), *self.gone.values()])
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, msgspec.json.encode(held), sync=sync)
+            atomic_write(self.path, msgspec.json.encode(book), sync=sync)
         except OSError as error:
             self.counts["not_saved"] += 1
             if not self.fault:
@@ -317,19 +317,19 @@ class AlarmBook:
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be read: {error}") from error
         try:
-            told = msgspec.json.decode(data, type=_Format).format
-            if told not in READS:
+            version = msgspec.json.decode(data, type=_Format).format
+            if version not in READS:
                 raise StorageError(
-                    f"{self.path}: format {told} of alarms; this version reads {', '.join(map(str, READS))}: "
+                    f"{self.path}: alarms of format {version}; expected {', '.join(map(str, READS))}: "
                     "start the version that wrote it, or move the file away"
                 )
-            held = msgspec.json.decode(data, type=_File).alarms
+            alarms = msgspec.json.decode(data, type=_File).alarms
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             kept = _aside(self.path)
             self.fault = f"{self.path}: damaged ({error}); moved to {kept.name}; acknowledgements are lost"
             log.error("%s", self.fault)
             return
-        for alarm in held[: MAX_ALARMS + KEPT_CLEARED]:
+        for alarm in alarms[: MAX_ALARMS + KEPT_CLEARED]:
             open_ = alarm.active or alarm.flapping or alarm.shelved_until_ns
             (self.alarms if open_ else self.gone)[alarm.id] = alarm
 

@@ -49,7 +49,7 @@ class AuthorityBook:
     def _read(self) -> dict[str, tuple[str, str, int]]:
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
-            held = {
+            entries = {
                 p: (str(e["level"]), str(e["configured"]), int(e.get("decided_ns", 0)))
                 for p, e in tree.items()
             }
@@ -60,7 +60,7 @@ class AuthorityBook:
                 "%s: cannot be read (%s); every policy is taken back to advise at most", self.path, error
             )
             return {p: (on_standby(level), level, 0) for p, level in self.configured.items()}
-        return {p: e for p, e in held.items() if e[0] in LEVELS and e[1] in LEVELS}
+        return {p: e for p, e in entries.items() if e[0] in LEVELS and e[1] in LEVELS}
 
     def after(self, policy: str, level: str, decided_ns: int) -> str:
         """Authority of a policy after a leader that allowed it `level`, set by operators at `decided_ns`.

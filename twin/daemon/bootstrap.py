@@ -120,8 +120,8 @@ def _resumed(
     loaded: Loaded, resumed: RecoveredRun, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook
 ) -> OpenedRun:
     # Authority and epoch come with the term that this process wins.
-    told = [*resumed.bridge(), *resumed.pending]
-    events: list[Event] = [e for e in told if not isinstance(e, AuthorityChanged | EpochChanged)]
+    replayed = [*resumed.bridge(), *resumed.pending]
+    events: list[Event] = [e for e in replayed if not isinstance(e, AuthorityChanged | EpochChanged)]
     if not any(isinstance(e, TicksSkipped) for e in events):
         events.insert(0, TicksSkipped(count=_missed(loaded, resumed), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:

@@ -179,11 +179,11 @@ class EtcdElection:
                 # Even if the lease lives on: who lost a term begins another, with a higher epoch.
                 self._offer = None
         finally:
-            held, self.term = self.term, None
+            term, self.term = self.term, None
             try:
                 with contextlib.suppress(ConnectorError, TimeoutError):
                     async with asyncio.timeout(min(2.0, self.term_s / 2)):
-                        await self._resign(held)
+                        await self._resign(term)
             finally:
                 self._lease, self._offer = 0, None
                 await self.etcd.close()
@@ -312,9 +312,9 @@ class EtcdElection:
         self._until = asked + min(self.term_s, _int(alive, "TTL")) - self.margin_s
         return ""
 
-    async def _resign(self, held: Term | None) -> None:
-        if held is not None and self._head != self._stored:
-            left = _put(self._memory, self._left(held, self._head))
+    async def _resign(self, term: Term | None) -> None:
+        if term is not None and self._head != self._stored:
+            left = _put(self._memory, self._left(term, self._head))
             await self.etcd.call("/v3/kv/txn", {"compare": [self._in_office()], "success": [left]})
         if self._lease:
             await self._revoke()

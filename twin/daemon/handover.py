@@ -48,10 +48,10 @@ class Handover:
         body: dict[str, Any] = {"head": self.head, "authority": self.authority,
                                 "decided_ns": self.decided_ns, "mode": self.mode}  # fmt: skip
         windows, requests, targets = self.windows or (), self.requests or (), self.targets or ()
-        told = {} if self.targets is None else {"targets": targets}
+        wanted = {} if self.targets is None else {"targets": targets}
         for kept, lost in (
-            ({"windows": windows, **told, "requests": requests}, 0),
-            ({"windows": windows, **told}, len(requests)),
+            ({"windows": windows, **wanted, "requests": requests}, 0),
+            ({"windows": windows, **wanted}, len(requests)),
             ({"windows": windows}, len(requests) + len(targets)),
             ({}, len(windows) + len(requests) + len(targets)),
         ):
@@ -131,16 +131,16 @@ def targets_after(left: Sequence[LoadTargetSet] | None, own: Sequence[LoadTarget
     """
     if left is None:
         return []
-    held, known = {o.target: o for o in own}, {t.target for t in left}
+    present, known = {o.target: o for o in own}, {t.target for t in left}
     out: list[Event] = [
         # Without its id: it counts, whatever became of one with this id here
         msgspec.structs.replace(target, id="")
         for target in left
-        if target.target not in held or (_by_operators(target) and held[target.target] != target)
+        if target.target not in present or (_by_operators(target) and present[target.target] != target)
     ]
     out += [
         LoadTargetWithdrawn(author="takeover", target=name)
-        for name, target in held.items()
+        for name, target in present.items()
         if name not in known and _by_operators(target)
     ]
     return out

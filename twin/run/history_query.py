@@ -385,19 +385,21 @@ def _coarse(asked: _Asked) -> Iterator[_Piece]:
 
 def _folded(pieces: Iterator[_Piece], step_ns: int) -> Iterator[_Piece]:
     """The same over steps that are past, so that a year fits into memory; the last step stays in slots."""
-    held: list[_Piece] = []
+    pending: list[_Piece] = []
     for piece in pieces:
-        if held and piece.columns is not held[0].columns:
-            yield from held
-            held = []
-        held.append(piece)
-        if len(held) >= FOLD_PIECES:
-            whole = Coarse(*(np.concatenate(parts) for parts in zip(*(p.values for p in held), strict=True)))
+        if pending and piece.columns is not pending[0].columns:
+            yield from pending
+            pending = []
+        pending.append(piece)
+        if len(pending) >= FOLD_PIECES:
+            whole = Coarse(
+                *(np.concatenate(parts) for parts in zip(*[p.values for p in pending], strict=True))
+            )
             past = whole.t_ns // step_ns < whole.t_ns[-1] // step_ns
             done, rest = folded(_cut(whole, past), step_ns), _cut(whole, ~past)
             yield _Piece(piece.columns, done.t_ns, done)
-            held = [_Piece(piece.columns, rest.t_ns, rest)]
-    yield from held
+            pending = [_Piece(piece.columns, rest.t_ns, rest)]
+    yield from pending
 
 
 def _cut(slots: Coarse, kept: Any) -> Coarse:

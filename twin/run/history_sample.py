@@ -88,8 +88,8 @@ def take_sample(engine: Engine, layout: Layout, now_ns: int) -> Sample:
 
 def _take_table(name: str, state: TableState, now_ns: int) -> tuple[TableSample | None, int]:
     gauges = np.flatnonzero(state.bad_count < state.n)
-    heard = [r for r in range(len(state.counters)) if state.n and state.raw[r].max() >= 0]
-    if state.n == 0 or (len(gauges) == 0 and not heard):
+    counters = [r for r in range(len(state.counters)) if state.n and state.raw[r].max() >= 0]
+    if state.n == 0 or (len(gauges) == 0 and not counters):
         return None, 0
     value, bad_cells = state.value[gauges], 0
     for k, row in enumerate(gauges.tolist()):
@@ -101,8 +101,8 @@ def _take_table(name: str, state: TableState, now_ns: int) -> tuple[TableSample 
             quality = np.where((quality == GOOD) & ~timely, np.uint8(STALE), quality)
         quality_words(value[k], quality)
         bad_cells += int(np.count_nonzero(quality))
-    total = state.total[heard]
-    for k, row in enumerate(heard):
+    total = state.total[counters]
+    for k, row in enumerate(counters):
         silent = state.raw[row] < 0
         timely = state.timely(row + len(state.signals), now_ns)
         if timely is not None:
@@ -116,6 +116,6 @@ def _take_table(name: str, state: TableState, now_ns: int) -> tuple[TableSample 
         name,
         tuple(state.signals[r].name for r in gauges.tolist()),
         value,
-        tuple(state.counters[r].name for r in heard),
+        tuple(state.counters[r].name for r in counters),
         total,
     ), bad_cells

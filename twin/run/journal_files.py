@@ -222,17 +222,17 @@ def verify_journal(path: Path) -> JournalVerdict:
     Where it does not begin at its first line, a line of it must tell what was pruned. One closed segment
     alone is walked by itself.
     """
-    told: list[Pruned] = []
+    notes: list[Pruned] = []
 
     def see(entry: Entry) -> None:
         if entry.kind != "upkeep":
             return
         record = entry.record
         if isinstance(record, UpkeepRecord) and record.pruned:
-            told.extend(
+            notes.extend(
                 Pruned(g.file, g.last_seq, g.last_hash, entry.seq, entry.now_ns) for g in record.pruned
             )
-            del told[:-100_000]
+            del notes[:-100_000]
 
     with ExitStack() as stack:
         files = _opened(stack, path)
@@ -240,7 +240,7 @@ def verify_journal(path: Path) -> JournalVerdict:
         verdict = _walk(files, start, see)
     if start[0] == 0 or (path.name != OPEN and path.stem[8:].isdecimal()):
         return verdict
-    known = next((p for p in reversed(told) if (p.last_seq + 1, p.last_hash) == start), None)
+    known = next((p for p in reversed(notes) if (p.last_seq + 1, p.last_hash) == start), None)
     verdict = replace(verdict, pruned=known)
     if known is None and verdict.fault is None:
         fault = f"begins at line {start[0] + 1:,}, and no line tells that those before it were pruned"
@@ -267,10 +267,10 @@ def verify_open(path: Path) -> JournalVerdict:
     """
 
     def check(entry: Entry) -> None:
-        told = entry.body.get("format") if entry.kind == "manifest" else READS[0]
-        if told not in READS:
+        version = entry.body.get("format") if entry.kind == "manifest" else READS[0]
+        if version not in READS:
             raise StorageError(
-                f"{path}: journal format {told}; this version goes on with {', '.join(map(str, READS))}: "
+                f"{path}: journal format {version}; this version goes on with {', '.join(map(str, READS))}: "
                 "start the version that wrote it, or move the folder away to begin a new run"
             )
 

@@ -147,19 +147,19 @@ class Upkeep:
             marks = sorted(p.now_ns for p in self._pins)
         pinned = {s.path.name for s in free if _is_pinned(s, marks)}
         loose = [s for s in free if s.path.name not in pinned]
-        held = [s for s in free if s.path.name in pinned]
+        marked = [s for s in free if s.path.name in pinned]
         old_ns = now_ns - round(self.quotas.trace_hours * 3600 * NS)
         # What is too old leaves the ring: pinned segments into their own quota, others for good.
         doomed = [s for s in loose if s.last_ns < old_ns]
-        ring = sum(s.size for s in spans) - sum(s.size for s in doomed) - sum(s.size for s in held)
+        ring = sum(s.size for s in spans) - sum(s.size for s in doomed) - sum(s.size for s in marked)
         for span in loose:
             if ring <= self.quotas.trace_mb * MB:
                 break
             if span not in doomed:
                 doomed.append(span)
                 ring -= span.size
-        kept = sum(s.size for s in held)
-        for span in held:
+        kept = sum(s.size for s in marked)
+        for span in marked:
             if kept <= self.quotas.pinned_mb * MB:
                 break
             doomed.append(span)
@@ -266,9 +266,9 @@ class Upkeep:
         announced, self._announced = self._announced, []
         if not announced:
             return
-        told = b'"last_hash":"' + announced[-1].last_hash.encode() + b'"'
+        needle = b'"last_hash":"' + announced[-1].last_hash.encode() + b'"'
         recent = [*closed_segments(self.folder)[-2:], self.folder / OPEN]
-        if not any(_tells(path, told) for path in recent):
+        if not any(_tells(path, needle) for path in recent):
             return  # the line is not on the disk: announced again
         for entry in announced:
             (self.folder / entry.file).unlink(missing_ok=True)
@@ -308,9 +308,9 @@ def _longest_history(spec: bytes) -> float:
     return 0.0
 
 
-def _tells(path: Path, told: bytes) -> bool:
+def _tells(path: Path, needle: bytes) -> bool:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        return any(told in line for line in file)
+        return any(needle in line for line in file)
     return False
 
 

@@ -100,11 +100,11 @@ def of_another_version(raw: bytes) -> str | None:
     """The format or catalogue of a snapshot that is whole but not ours to read."""
     try:
         tree = unpack(zstandard.ZstdDecompressor().decompress(raw[40:], max_output_size=snapshot.MAX_BYTES))
-        told, catalogue = tree["format"], tree["catalogue"]
+        version, catalogue = tree["format"], tree["catalogue"]
     except (StorageError, zstandard.ZstdError, KeyError, TypeError, MemoryError):
         return None
-    if told not in snapshot.READS:
-        return f"snapshot format {told}; expected {' or '.join(map(str, snapshot.READS))}"
+    if version not in snapshot.READS:
+        return f"snapshot format {version}; expected {' or '.join(map(str, snapshot.READS))}"
     return (
         None
         if catalogue == CATALOGUE_HASH

@@ -232,9 +232,9 @@ def _assemble(
     return site
 
 
-def _watts(told: list[float | None]) -> np.ndarray:
+def _watts(limits: list[float | None]) -> np.ndarray:
     """NaN = not told."""
-    return np.array([float("nan") if x is None else x for x in told], np.float64)
+    return np.array([float("nan") if x is None else x for x in limits], np.float64)
 
 
 def _spare_nodes(draft: Draft, node_start: np.ndarray, rack_of_node: np.ndarray) -> np.ndarray:

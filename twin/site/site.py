@@ -217,8 +217,8 @@ class Site:
     def freeze(self) -> None:
         """From here on read only: no plug-in can widen its own envelope by writing into it."""
         self.design.freeze()
-        held = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
-        for part in held:
+        frozen = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
+        for part in frozen:
             for array in (getattr(part, f.name) for f in fields(cast(Any, part))):
                 if isinstance(array, np.ndarray):
                     array.flags.writeable = False

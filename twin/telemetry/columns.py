@@ -324,21 +324,21 @@ class EntityState:
             return
         if not isinstance(data, Mapping):
             return
-        for key, held in data.items():
+        for key, data_of_part in data.items():
             if key not in value and spec.make:
                 value[key] = getattr(self, spec.make)(key)
             if key in value:
-                value[key].restore(held)
+                value[key].restore(data_of_part)
 
     def _restore_keyed(
         self, columns: dict[str, np.ndarray], spec: KeyedSpec, data: Mapping[str, Any]
     ) -> None:
-        for key, held in data.items():
+        for key, array in data.items():
             of = spec.of(key)
             if (key in spec.keys or not spec.keys) and of.table in self.sizes:
                 fresh = of.fresh(self.sizes)
-                if np.shape(held) == fresh.shape:
-                    columns[key] = np.array(held, fresh.dtype)
+                if np.shape(array) == fresh.shape:
+                    columns[key] = np.array(array, fresh.dtype)
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what was kept of the old one is not true of it."""
@@ -630,11 +630,11 @@ class Columns:
         out = self.fresh(sizes)
         for name, expected in out.items():
             spec = self.columns.get(name) or self.scalars.get(name)
-            held: Any = data.get(name) if spec is None or name in data else data.get(spec.was)
-            if spec is not None and name in self.scalars and np.ndim(held) == 1 and np.size(held):
-                held = np.max(held) if spec.merge == "max" else np.sum(held)
-            if held is not None and np.shape(held) == expected.shape:
-                out[name] = np.array(held, expected.dtype)
+            value: Any = data.get(name) if spec is None or name in data else data.get(spec.was)
+            if spec is not None and name in self.scalars and np.ndim(value) == 1 and np.size(value):
+                value = np.max(value) if spec.merge == "max" else np.sum(value)
+            if value is not None and np.shape(value) == expected.shape:
+                out[name] = np.array(value, expected.dtype)
         return out
 
     def forget(self, memory: Mapping[str, np.ndarray], table: str, entity: int) -> None:

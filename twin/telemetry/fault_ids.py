@@ -63,7 +63,7 @@ class FaultIds:
 
     def dump(self) -> dict[str, NDArray[np.uint64]]:
         """Everything, for a snapshot or a checksum: [k, 2] of each generation."""
-        return {name: _pairs(held) for name, held in (("young", self._young), ("old", self._old))}
+        return {name: _pairs(ids) for name, ids in (("young", self._young), ("old", self._old))}
 
     def restore(self, data: dict[str, NDArray[np.uint64]]) -> None:
         """Take over what `dump` gave."""
@@ -87,8 +87,8 @@ def _mark(event: FaultReported) -> int:
         return zlib.crc32(text.encode(errors="surrogatepass"))
 
 
-def _pairs(held: dict[int, int]) -> NDArray[np.uint64]:
-    out = np.empty((len(held), 2), np.uint64)
-    out[:, 0] = np.fromiter(held.keys(), np.uint64, len(held))
-    out[:, 1] = np.fromiter(held.values(), np.uint64, len(held))
+def _pairs(ids: dict[int, int]) -> NDArray[np.uint64]:
+    out = np.empty((len(ids), 2), np.uint64)
+    out[:, 0] = np.fromiter(ids.keys(), np.uint64, len(ids))
+    out[:, 1] = np.fromiter(ids.values(), np.uint64, len(ids))
     return out

@@ -207,15 +207,15 @@ class Inbox:
         """Growth of counters since their last reading; resets and wraps are told apart by plausibility."""
         cells: Any = (rows, at) if isinstance(at, slice) else np.ix_(rows, at)
         old = stage.raw[cells]
-        held = stage.held_ns[cells] if stage.n_held else None
-        since = before if held is None else np.where(held > 0, held, before)
+        gap_ns = stage.held_ns[cells] if stage.n_held else None
+        since = before if gap_ns is None else np.where(gap_ns > 0, gap_ns, before)
         age_s = np.maximum((t_ns - since) / NS, 0.0) + 1.0  # one second of slack for jittered clocks
         usable = new >= 0
         known = usable & (old >= 0)
         limit = np.minimum(stage.max_per_s[rows] * age_s, _MAX_GAIN)
         step = (new - old).astype(np.float64)
         grown = known & (step >= 0) & (step <= limit)
-        if bool(grown.all()) and (held is None or not held.any()):
+        if bool(grown.all()) and (gap_ns is None or not gap_ns.any()):
             stage.gain[cells] += new - old
             stage.raw[cells] = new
             return
@@ -239,16 +239,16 @@ class Inbox:
     def _count_one(self, stage: Stage, row: int, entity: int, new: int, t_ns: int, before: int) -> None:
         """`_count` for one counter; `new` is -1 for "no reading"."""
         old = stage.raw.item(row, entity)
-        held = stage.held_ns.item(row, entity) if stage.n_held else 0
+        gap_ns = stage.held_ns.item(row, entity) if stage.n_held else 0
         if new < 0:
             self.counts["missing"] += 1
-            if old >= 0 and not held:
+            if old >= 0 and not gap_ns:
                 stage.held_ns[row, entity] = max(before, 1)
                 stage.n_held += 1
             return
         if old >= 0:
             spec = stage.counters[row]
-            limit = min(spec.high * (max((t_ns - (held or before)) / NS, 0.0) + 1.0), _MAX_GAIN)
+            limit = min(spec.high * (max((t_ns - (gap_ns or before)) / NS, 0.0) + 1.0), _MAX_GAIN)
             step = new - old
             gain = 0
             if step > limit:
@@ -263,7 +263,7 @@ class Inbox:
                 gain = new if new <= limit else 0
             stage.gain[row, entity] += gain
         stage.raw[row, entity] = new
-        if held:
+        if gap_ns:
             stage.held_ns[row, entity] = 0
             stage.n_held -= 1
 

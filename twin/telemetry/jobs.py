@@ -102,7 +102,7 @@ class JobSlots(EntityState):
         """Give the job a slot; None when all are taken or resting. A second start replaces the first."""
         self.counts["unknown_nodes"] += unknown
         self.known = True
-        held = np.unique(np.array(nodes, np.int32))
+        placed = np.unique(np.array(nodes, np.int32))
         self.unslotted.pop(event.job, None)
         slot = self.slot_of.get(event.job)
         if slot is not None:
@@ -112,7 +112,7 @@ class JobSlots(EntityState):
             free = np.flatnonzero(~self.alive & (now_ns - self.freed_ns >= REST_S * NS))
             if len(free) == 0:
                 self.counts["refused_full"] += 1
-                self.unslotted[event.job] = held
+                self.unslotted[event.job] = placed
                 while len(self.unslotted) > MAX_UNSLOTTED:
                     del self.unslotted[next(iter(self.unslotted))]
                 return None
@@ -130,7 +130,7 @@ class JobSlots(EntityState):
         for name in TOLD:
             getattr(self, name)[slot] = getattr(event, name)
         self.names[slot], self.tenants[slot] = event.job, event.tenant
-        self.accounts[slot], self.nodes[slot] = event.account, held
+        self.accounts[slot], self.nodes[slot] = event.account, placed
         self.job_of_node[self.nodes[slot]] = slot
         self.slot_of[event.job] = slot
         return slot
@@ -166,8 +166,8 @@ class JobSlots(EntityState):
         return out
 
     def _unbind(self, slot: int) -> None:
-        held = self.nodes[slot]
-        self.job_of_node[held[self.job_of_node[held] == slot]] = -1
+        placed = self.nodes[slot]
+        self.job_of_node[placed[self.job_of_node[placed] == slot]] = -1
         self.nodes[slot] = _NODES
 
     def remapped(self, n_node: int, old_of_new: I32, n: int | None = None) -> JobSlots:
