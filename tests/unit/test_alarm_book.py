@@ -246,7 +246,7 @@ def test_the_file_of_a_later_version_is_left_alone(watch: Watch, tmp_path: Path)
     path.write_text(json.dumps({**tree, "format": 2, "alarms": {"other": "form"}}))
     before = path.read_bytes()
     with pytest.raises(
-        StorageError, match=r"alarms\.json: format 2 of alarms; .* start the version that wrote it"
+        StorageError, match=r"alarms\.json: alarms of format 2; .* start the version that wrote it"
     ):
         AlarmBook(tmp_path)
     assert path.read_bytes() == before
