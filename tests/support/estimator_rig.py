@@ -14,7 +14,19 @@ import numpy as np
 from tests.support.builders import START_NS, site_of
 from twin.catalogue import F64, NS, find_signal
 from twin.estimation import Estimator
+from twin.site import Site
 from twin.telemetry import Block, Inbox, State
+
+
+def put(inbox: Inbox, site: Site, values: Mapping[str, Any], now_ns: int) -> None:
+    """Give an inbox values by signal: a number, or one per entity."""
+    for key, value in values.items():
+        signal = find_signal(key)
+        assert signal is not None, key
+        n = site.sizes[signal.table]
+        column = np.broadcast_to(np.asarray(value, np.float32), (n,)).reshape(1, n)
+        none = np.empty((0, n), np.int64)
+        inbox.put_block(Block(signal.table, 0, (signal.name,), column, (), none, now_ns), now_ns)
 
 
 class Desk:
@@ -29,15 +41,7 @@ class Desk:
     def tick(self, values: Mapping[str, Any], dt_s: float = 1.0) -> None:
         """One tick later, with these values: a number or one per entity."""
         self.now_ns += round(dt_s * NS)
-        for key, value in values.items():
-            signal = find_signal(key)
-            assert signal is not None, key
-            n = self.site.sizes[signal.table]
-            column = np.broadcast_to(np.asarray(value, np.float32), (n,)).reshape(1, n)
-            none = np.empty((0, n), np.int64)
-            self.inbox.put_block(
-                Block(signal.table, 0, (signal.name,), column, (), none, self.now_ns), self.now_ns
-            )
+        put(self.inbox, self.site, values, self.now_ns)
         self.state.apply(self.inbox.take(self.number, self.now_ns, dt_s))
         self.number += 1
         self.estimator.update(self.state, dt_s)

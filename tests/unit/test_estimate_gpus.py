@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.builders import eight_nodes, site_of, two_racks
-from twin.catalogue import F64, NS, find_signal
+from tests.support.estimator_rig import put
+from twin.catalogue import F64, NS
 from twin.contracts import Residual
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.readings import Readings
 from twin.site import Site
-from twin.telemetry import Block, Inbox, State
+from twin.telemetry import Inbox, State
 
 NAN = float("nan")
 SUPPLY_C = 30.0
@@ -64,13 +66,7 @@ class Fleet:
         }  # fmt: skip
         values |= change or {}
         now_ns = self.second * NS
-        for key, value in values.items():
-            signal = find_signal(key)
-            assert signal is not None
-            n = self.site.sizes[signal.table]
-            column = np.broadcast_to(np.asarray(value, np.float32), (n,)).reshape(1, n)
-            none = np.empty((0, n), np.int64)
-            self.inbox.put_block(Block(signal.table, 0, (signal.name,), column, (), none, now_ns), now_ns)
+        put(self.inbox, self.site, values, now_ns)
         self.state.apply(self.inbox.take(self.second, now_ns, 1.0))
         self.residuals = self.estimator.update(Readings(self.state), 1.0, touched)
         return self.residuals
@@ -93,8 +89,18 @@ class Fleet:
         return self.estimator.parameters()[name].value
 
 
+@functools.cache
+def _run(seconds: int) -> Fleet:
+    return settled(seconds - 100).run(100) if seconds else Fleet()
+
+
+def settled(seconds: int) -> Fleet:
+    """A fleet of its own after so many seconds (hundreds), which all tests share."""
+    return copy.deepcopy(_run(seconds))
+
+
 def test_expectations_come_close_and_parameters_are_found() -> None:
-    fleet = Fleet().run(900)
+    fleet = settled(900)
     power, temp = fleet.errors(100)
     assert np.abs(power).mean() < 0.01
     assert np.sqrt((temp**2).mean()) < 0.4
@@ -116,12 +122,12 @@ def test_before_anything_is_learned_the_design_speaks() -> None:
 
 def test_no_expectation_knows_a_reading_of_its_own_of_the_last_minute() -> None:
     """Two fleets alike until a moment; then other powers and temperatures are read in one of them."""
-    one, other = Fleet(seed=3).run(400), Fleet(seed=3).run(400)
+    one, other = settled(400), settled(400)
     for _ in range(60):
         a = one.step()
         b = other.step({"gpu.power_w": 100.0})
         assert np.array_equal(a["gpu.power_w"].expected, b["gpu.power_w"].expected, equal_nan=True)
-    one, other = Fleet(seed=3).run(400), Fleet(seed=3).run(400)
+    one, other = settled(400), settled(400)
     for _ in range(60):
         a = one.step()
         b = other.step({"gpu.temp_c": 33.0, "gpu.sm_clock_hz": 1.5e9})
@@ -130,7 +136,7 @@ def test_no_expectation_knows_a_reading_of_its_own_of_the_last_minute() -> None:
 
 
 def test_a_cap_is_what_is_expected_and_the_clock_follows() -> None:
-    fleet = Fleet().run(400)
+    fleet = settled(400)
     fleet.cap_w[:] = 0.6 * 1200.0
     power, _ = fleet.run(300).errors(100)
     assert np.abs(power).mean() < 0.015
@@ -142,7 +148,7 @@ def test_a_cap_is_what_is_expected_and_the_clock_follows() -> None:
 
 
 def test_less_power_at_a_clock_that_heat_has_lowered_is_no_surprise() -> None:
-    fleet = Fleet().run(400)
+    fleet = settled(400)
     fleet.heat_pu = 0.75
     for _ in range(5):
         off = fleet.step()["gpu.power_w"].expected / fleet.power_w - 1
@@ -150,14 +156,14 @@ def test_less_power_at_a_clock_that_heat_has_lowered_is_no_surprise() -> None:
 
 
 def test_a_clock_lowered_by_something_else_is_a_residual() -> None:
-    fleet = Fleet().run(500)
+    fleet = settled(500)
     found = fleet.step({"gpu.sm_clock_hz": 1.0e9})["gpu.sm_clock_hz"]
     at = np.isfinite(found.expected)
     assert (found.confidence_pu[at] > 0.999).all()
 
 
 def test_dried_paste_at_once_is_a_residual_that_lasts() -> None:
-    fleet = Fleet().run(900)
+    fleet = settled(900)
     fleet.resistance[5] *= 1.5
     fleet.run(900)
     found = fleet.residuals["gpu.temp_c"]
@@ -176,11 +182,11 @@ def test_dried_paste_at_once_is_a_residual_that_lasts() -> None:
 
 @pytest.mark.slow
 def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
-    fleet = Fleet().run(1500)
+    fleet = settled(1500)
     reference = fleet.estimator.parameters()["gpu.resistance"].reference.copy()
     assert np.isfinite(reference).all()
-    for _ in range(4500):
-        fleet.resistance[5] *= 1.3 ** (1 / 4500)
+    for _ in range(2400):
+        fleet.resistance[5] *= 1.3 ** (1 / 2400)
         fleet.step()
     p = fleet.estimator.parameters()["gpu.resistance"]
     assert np.array_equal(p.reference, reference)
@@ -202,7 +208,7 @@ def test_a_slow_flow_is_no_surprise() -> None:
 
 
 def test_missing_inputs_are_unknown_and_short_gaps_are_bridged() -> None:
-    fleet = Fleet().run(300)
+    fleet = settled(300)
     power = fleet.power_w.copy()
     power[7] = NAN
     found = fleet.step({"gpu.power_w": power})
@@ -259,7 +265,7 @@ def test_air_cooled_gpus_are_known_from_their_inlet() -> None:
 
 
 def test_a_snapshot_continues_exactly() -> None:
-    fleet = Fleet(seed=5).run(200)
+    fleet = settled(200)
     twin = GpuEstimator(fleet.site)
     twin.restore(copy.deepcopy(fleet.estimator.dump()))
     found = fleet.step()
@@ -272,7 +278,7 @@ def test_a_snapshot_continues_exactly() -> None:
 
 
 def test_another_device_is_learned_anew_and_a_changed_site_keeps_the_rest() -> None:
-    fleet = Fleet().run(300)
+    fleet = settled(300)
     learned = fleet.value("gpu.resistance").copy()
     fleet.estimator.forget("gpu", 3)
     assert fleet.value("gpu.resistance")[3] == fleet.estimator.temp.resistance[3]
@@ -290,9 +296,9 @@ def test_another_device_is_learned_anew_and_a_changed_site_keeps_the_rest() -> N
 
 
 def test_learning_in_turns_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Fleet(seed=6).run(900)
+    whole = settled(900)
     monkeypatch.setattr("twin.estimation.gpus.PART", 10)
-    parts = Fleet(seed=6).run(900)
+    parts = Fleet().run(900)
     assert len(parts.estimator.parts) == 8
     a, b = whole.value("gpu.resistance"), parts.value("gpu.resistance")
     assert np.abs(a / b - 1).max() < 0.06

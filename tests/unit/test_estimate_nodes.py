@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import deque
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from tests.support.builders import site_of, two_racks
-from twin.catalogue import NS, Bool, find_signal
+from tests.support.estimator_rig import put
+from twin.catalogue import NS, Bool
 from twin.contracts import Residual
 from twin.estimation.nodes import DELAYS_S, NodeEstimator
 from twin.estimation.readings import Readings
-from twin.telemetry import Block, Inbox, State
+from twin.telemetry import Inbox, State
 
 NAN = float("nan")
 
@@ -64,13 +66,7 @@ class Racks:
         for key, factor in self.factors.items():
             values[key] = values[key] * factor
         now_ns = self.second * NS
-        for key, value in values.items():
-            signal = find_signal(key)
-            assert signal is not None
-            n = self.site.sizes[signal.table]
-            column = np.broadcast_to(np.asarray(value, np.float32), (n,)).reshape(1, n)
-            none = np.empty((0, n), np.int64)
-            self.inbox.put_block(Block(signal.table, 0, (signal.name,), column, (), none, now_ns), now_ns)
+        put(self.inbox, self.site, values, now_ns)
         self.state.apply(self.inbox.take(self.second, now_ns, 1.0))
         self.residuals = self.estimator.update(Readings(self.state), 1.0, touched)
         return self.residuals
@@ -84,8 +80,18 @@ class Racks:
         return self.estimator.parameters()[name].value
 
 
+@functools.cache
+def _run(seconds: int) -> Racks:
+    return settled(seconds - 100).run(100) if seconds else Racks()
+
+
+def settled(seconds: int) -> Racks:
+    """Racks of their own after so many seconds (hundreds), which all tests share."""
+    return copy.deepcopy(_run(seconds))
+
+
 def test_a_node_is_the_sum_of_its_parts_and_its_loss() -> None:
-    racks = Racks().run(900)
+    racks = settled(900)
     off = [racks.step()["node.power_w"].expected / racks.node_w - 1 for _ in range(60)]
     assert np.abs(off).max() < 0.01
     assert racks.value("node.loss_factor") == pytest.approx(racks.loss, abs=0.01)
@@ -93,7 +99,7 @@ def test_a_node_is_the_sum_of_its_parts_and_its_loss() -> None:
 
 
 def test_a_nodes_meter_that_lies_is_a_residual() -> None:
-    racks = Racks().run(600)
+    racks = settled(600)
     before = racks.value("node.loss_factor").copy()
     lying = np.ones(racks.n)
     lying[4] = 1.1
@@ -104,7 +110,7 @@ def test_a_nodes_meter_that_lies_is_a_residual() -> None:
 
 
 def test_a_supply_that_fails_is_seen_on_both() -> None:
-    racks = Racks().run(600)
+    racks = settled(600)
     first, second = np.ones(racks.n), np.ones(racks.n)
     first[3], second[3] = 0.0, 1 / (1 - racks.share[3])
     racks.factors = {"node.psu1_power_w": first, "node.psu2_power_w": second}
@@ -128,21 +134,21 @@ def test_the_delay_of_a_buildings_readings_is_found(delay_s: int) -> None:
 
 
 def test_no_expectation_knows_its_own_readings_of_the_last_minute() -> None:
-    one, other = Racks().run(300), Racks().run(300)
+    one, other = settled(300), settled(300)
     for _ in range(60):
         a, b = one.step(), other.step({"node.power_w": 1000.0, "rack.power_w": 20e3})
         assert np.array_equal(a["node.power_w"].expected, b["node.power_w"].expected)
 
 
 def test_a_rack_that_reports_seldom_is_compared_with_its_moment() -> None:
-    racks = Racks(delay_s=1, period_s=50).run(1500)
+    racks = Racks(delay_s=1, period_s=50).run(1000)
     for _ in range(100):
         found = racks.step()["rack.power_w"]
         assert np.abs(found.difference / found.measured).max() < 0.02
 
 
 def test_missing_parts_make_sums_unknown() -> None:
-    racks = Racks().run(200)
+    racks = settled(200)
     gpus = np.full(racks.site.sizes["gpu"], 500.0)
     gpus[0] = NAN
     found = racks.step({"gpu.power_w": gpus})
@@ -171,7 +177,7 @@ def test_a_site_without_nodes_readings_is_unknown() -> None:
 
 
 def test_a_snapshot_continues_exactly_and_a_changed_site_keeps_what_stays() -> None:
-    racks = Racks().run(200)
+    racks = settled(200)
     twin = NodeEstimator(racks.site)
     twin.restore(copy.deepcopy(racks.estimator.dump()))
     found = racks.step()
