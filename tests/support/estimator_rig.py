@@ -46,6 +46,12 @@ class Desk:
         self.number += 1
         self.estimator.update(self.state, dt_s)
 
+    def run(self, ticks: int, values: Mapping[str, Any]) -> Desk:
+        """So many ticks of a second with the same values."""
+        for _ in range(ticks):
+            self.tick(values)
+        return self
+
     def expected(self, name: str) -> F64:
         """Of a relation, at the last tick [n]."""
         return self.estimator.residuals[name].expected

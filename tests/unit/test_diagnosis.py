@@ -269,12 +269,12 @@ def test_a_fault_lasts_while_its_symptoms_do_and_clears_after() -> None:
     expected = [("sensor_biased", "rack", 0, "diff_pressure_pa")]
     assert diagnosis.see(30, seen) == expected
     since_ns = diagnosis.diagnosis.faults[0].since_ns
-    assert diagnosis.see(300, seen) == expected
+    assert diagnosis.see(60, seen) == expected
     assert diagnosis.diagnosis.faults[0].since_ns == since_ns
     explained = diagnosis.diagnosis.explained("rack.flow_lpm/pressure")
     assert explained is not None
     assert explained.tolist() == [True, False]
-    assert diagnosis.see(150, calm) == []
+    assert diagnosis.see(90, calm) == []
 
 
 def test_what_was_told_and_learned_survives_a_snapshot() -> None:

@@ -29,8 +29,8 @@ def readings(power_w: Any, capture: float, flow_lpm: float = 80.0, supply_c: flo
             "rack.return_temp_c": supply_c + capture * power / rate}  # fmt: skip
 
 
-def residual(twin: Twin, name: str) -> Residual:
-    return twin.engine.estimator.residuals[name]
+def residual(desk: Desk, name: str) -> Residual:
+    return desk.estimator.residuals[name]
 
 
 def test_erf_is_erf() -> None:
@@ -48,9 +48,9 @@ def test_confidence_is_the_normals(z: float, expected: float) -> None:
 
 
 def test_expected_return_is_supply_plus_captured_heat_over_the_flow() -> None:
-    twin = Twin(two_racks())
-    twin.tick(readings(100_000, 0.9))
-    heat = residual(twin, "rack.heat")
+    desk = Desk(two_racks())
+    desk.tick(readings(100_000, 0.9))
+    heat = residual(desk, "rack.heat")
     # 80 l/min of PG25: 5.33 kW/K; 90 kW raise it by 16.9 K
     assert heat.expected == pytest.approx(
         [32 + CAPTURE_PRIOR * 100e3 / (80 / 60e3 * 1012 * 3950)] * 2, abs=0.01
@@ -60,13 +60,13 @@ def test_expected_return_is_supply_plus_captured_heat_over_the_flow() -> None:
 
 @pytest.mark.parametrize("capture", [0.75, 0.93])
 def test_the_share_converges_to_the_truth(capture: float) -> None:
-    twin = Twin(two_racks())
-    assert np.isnan(twin.engine.estimator.liquid_capture()).all()
+    desk = Desk(two_racks())
+    assert np.isnan(desk.estimator.liquid_capture()).all()
     rng = np.random.default_rng(3)
     for _ in range(300):
-        twin.tick(readings([60e3, 110e3], capture * (1 + rng.normal(0, 0.005))))
-    assert twin.engine.estimator.liquid_capture() == pytest.approx([capture] * 2, abs=0.005)
-    assert np.abs(residual(twin, "rack.heat").difference).max() < 0.5
+        desk.tick(readings([60e3, 110e3], capture * (1 + rng.normal(0, 0.005))))
+    assert desk.estimator.liquid_capture() == pytest.approx([capture] * 2, abs=0.005)
+    assert np.abs(residual(desk, "rack.heat").difference).max() < 0.5
 
 
 def test_the_uncertainty_is_bounded_and_only_readings_reduce_it() -> None:
@@ -96,26 +96,26 @@ def test_the_uncertainty_is_bounded_and_only_readings_reduce_it() -> None:
     ],
 )
 def test_bad_or_idle_readings_teach_nothing(change: dict[str, float]) -> None:
-    twin = Twin(two_racks())
-    twin.run(40, readings(100e3, 0.8))
-    estimator = twin.engine.estimator
+    desk = Desk(two_racks())
+    desk.run(40, readings(100e3, 0.8))
+    estimator = desk.estimator
     before = estimator.capture.copy(), estimator.capture_count.copy(), estimator.heat_noise.count.copy()
-    twin.run(20, readings(100e3, 0.8) | change)
+    desk.run(20, readings(100e3, 0.8) | change)
     after = estimator.capture, estimator.capture_count, estimator.heat_noise.count
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    assert np.isnan(residual(twin, "rack.heat").confidence_pu).all()
+    assert np.isnan(residual(desk, "rack.heat").confidence_pu).all()
 
 
 def test_stale_readings_are_unknown_and_one_reading_teaches_once() -> None:
-    twin = Twin(two_racks())
-    twin.tick(readings(100e3, 0.8))
-    estimator = twin.engine.estimator
+    desk = Desk(two_racks())
+    desk.tick(readings(100e3, 0.8))
+    estimator = desk.estimator
     for second in range(1, 301):  # a period of 100 s: stale after three
-        twin.tick()
+        desk.tick({})
         assert estimator.capture_count.tolist() == [1, 1], "the same reading again"
-        assert np.isfinite(residual(twin, "rack.heat").measured).all() == (second <= 300)
-    twin.tick()
-    assert np.isnan(residual(twin, "rack.heat").measured).all()
+        assert np.isfinite(residual(desk, "rack.heat").measured).all() == (second <= 300)
+    desk.tick({})
+    assert np.isnan(residual(desk, "rack.heat").measured).all()
 
 
 def test_an_unknown_coolant_is_refused() -> None:
@@ -129,10 +129,10 @@ def tree_site(feeders: list[dict[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def balance_sheet(twin: Twin) -> dict[str, tuple[float, float]]:
+def balance_sheet(desk: Desk) -> dict[str, tuple[float, float]]:
     """name -> (measured, expected)"""
-    r = residual(twin, "feeder.balance")
-    names = [b.name for b in twin.engine.estimator.balances]
+    r = residual(desk, "feeder.balance")
+    names = [b.name for b in desk.estimator.balances]
     return {n: (float(m), float(e)) for n, m, e in zip(names, r.measured, r.expected, strict=True)}
 
 
@@ -185,9 +185,9 @@ def test_meters_and_what_they_serve(
     rack_w: list[float],
     expected: dict[str, tuple[float, float]],
 ) -> None:
-    twin = Twin(tree_site(feeders))
-    twin.tick({"feeder.power_w": feeder_w, "rack.power_w": rack_w})
-    found = balance_sheet(twin)
+    desk = Desk(tree_site(feeders))
+    desk.tick({"feeder.power_w": feeder_w, "rack.power_w": rack_w})
+    found = balance_sheet(desk)
     assert set(found) == set(expected)
     for name, pair in expected.items():
         assert found[name] == pytest.approx(pair, nan_ok=True), name
@@ -202,7 +202,7 @@ def test_the_same_names_in_two_halls_make_different_balances() -> None:
 
 
 def test_many_roots_make_a_balance_each() -> None:
-    n = 30_000
+    n = 10_000
     hall = {"name": "h", "racks": [{"name": f"r[1-{n}]"}],
             "feeders": [{"name": f"f[1-{n}]", "serves": [f"r[1-{n}]"]}]}  # fmt: skip
     found = balances_of(site_of({"site": "s", "halls": [hall]}))
@@ -210,13 +210,13 @@ def test_many_roots_make_a_balance_each() -> None:
 
 
 def test_a_guessed_edge_is_told() -> None:
-    twin = Twin(tree_site([{"name": "a", "serves": ["r1", "r2"], "inferred": True}]))
-    assert twin.engine.estimator.tree_residual_pu() == (None, False)
-    twin.tick({"feeder.power_w": 110e3, "rack.power_w": 50e3})
-    assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), True)
-    twin = Twin(two_racks())
-    twin.tick({"feeder.power_w": [55e3, 55e3], "rack.power_w": 50e3})
-    assert twin.engine.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
+    desk = Desk(tree_site([{"name": "a", "serves": ["r1", "r2"], "inferred": True}]))
+    assert desk.estimator.tree_residual_pu() == (None, False)
+    desk.tick({"feeder.power_w": 110e3, "rack.power_w": 50e3})
+    assert desk.estimator.tree_residual_pu() == (pytest.approx(0.1), True)
+    desk = Desk(two_racks())
+    desk.tick({"feeder.power_w": [55e3, 55e3], "rack.power_w": 50e3})
+    assert desk.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
 
 
 def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:
