@@ -48,7 +48,7 @@ def test_meters_that_were_read_often_go_on_as_they_were(at: int) -> None:
         if tick == at:  # as a restart writes what was kept
             for name in one.declared:
                 getattr(other, name)[:] = getattr(one, name)
-            other.wake()
+            other.refresh()
         one.update(value, None, slice(0, k))
         if tick >= at:
             other.update(value, None, slice(0, k))

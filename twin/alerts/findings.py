@@ -213,7 +213,7 @@ class Findings(EntityState):
 
     def limits(self, site: Site, view: View, windows: Windows) -> list[JournalRecord]:
         """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
-        found: list[Finding] = []
+        beyond: list[Finding] = []
         for key, limit in site.limits.items():
             guarded = view.beyond(key)
             if len(guarded) and (in_maintenance := windows.mask(key.partition(".")[0])) is not None:
@@ -226,7 +226,7 @@ class Findings(EntityState):
             signal = find_signal(key)
             falling = signal is not None and signal.danger == "low"
             past = worst[guarded] < limit.max[guarded] if falling else worst[guarded] > limit.max[guarded]
-            # What is beyond its limit is beyond its guard as well, and is told once.
+            # What is beyond its limit is beyond its guard as well, and is reported once.
             level, bound, severity = "guard", limit.guard, "warning"
             index = guarded
             if past.any():
@@ -240,7 +240,7 @@ class Findings(EntityState):
                 f"{who}read {read[first]:.4g}{unit}, by now perhaps {worst[first]:.4g}{unit}, "
                 f"{level} {bound[first]:.4g}{unit}"
             )
-            found.append(
+            beyond.append(
                 Finding(
                     f"beyond/{key}/{level}",
                     severity,
@@ -252,8 +252,8 @@ class Findings(EntityState):
                     len(index),
                 )
             )
-        found += _overloads(site, view, windows)
-        records, now = self.keep_only("beyond/", found), {f.id.rpartition("/")[0]: f.id for f in found}
+        beyond += _overloads(site, view, windows)
+        records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
         return [  # what got worse, or only less bad, is not over
             msgspec.structs.replace(record, superseded_by=by)
             if isinstance(record, ClearedRecord) and (by := now.get(record.id.rpartition("/")[0]))

@@ -20,7 +20,7 @@ class ConfigError(TwinError):
 
 
 class BadMessage(TwinError):
-    """A device said nonsense: count it, sample it to the log, carry on."""
+    """A device sent nonsense: count it, sample it to the log, carry on."""
 
 
 class ConnectorError(TwinError):

@@ -143,8 +143,11 @@ class CauseBook(EntityState):
                 faults.append(_crowd(causes, self.topology))
             else:
                 faults += [_fault(c) for c in causes]
-        return tuple(sorted(faults, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table,
-                                                   f.entity, f.signal)))  # fmt: skip
+        return tuple(
+            sorted(
+                faults, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table, f.entity, f.signal)
+            )
+        )
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
         """Entities [n] whose symptom a reported fault explains; None if none does."""
@@ -194,8 +197,14 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
         *(f"{name}: {e}" for e in cause.evidence),
     )
     least_pu = min(c.confidence_pu for c in causes)
-    return replace(_fault(cause), table=table, entity=entity, confidence_pu=least_pu,
-                   evidence=text[:MAX_EVIDENCE], count=n)  # fmt: skip
+    return replace(
+        _fault(cause),
+        table=table,
+        entity=entity,
+        confidence_pu=least_pu,
+        evidence=text[:MAX_EVIDENCE],
+        count=n,
+    )
 
 
 def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
@@ -211,5 +220,13 @@ def finding_of(fault: Fault, site: Site) -> Finding:
     if fault.signal:
         title += f": {fault.signal}"
     identity = f"fault/{fault.kind}/{name}" + (f"/{fault.signal}" if fault.signal else "")
-    return Finding(identity, fault.severity, title, (name,), fault.evidence, fault.confidence_pu,
-                   kind.action, fault.count)  # fmt: skip
+    return Finding(
+        identity,
+        fault.severity,
+        title,
+        (name,),
+        fault.evidence,
+        fault.confidence_pu,
+        kind.action,
+        fault.count,
+    )

@@ -38,14 +38,14 @@ class CusumBoard:
         self.active = self.any_wild = False
         self._width, self._scratch = -1, (self.mean, self.mean, self.live)
 
-    def wake(self) -> None:
+    def refresh(self) -> None:
         """After its arrays were written from outside."""
         self.live[:] = (self.sums != 0.0).any(axis=0) | (self.streak != 0) | (self.wild != 0.0)
         self.any_wild = bool(self.wild.any())
         self.active = bool(self.on.any())
 
-    def rested(self) -> None:
-        """Nothing was read; what is no longer on for another reason is told all the same."""
+    def skip(self) -> None:
+        """No new readings; a cell may be off no longer for another reason."""
         if self.active:
             self._tell()
 

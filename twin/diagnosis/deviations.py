@@ -109,14 +109,18 @@ class Stand:
             seat.row, seat.piece = (k, slice(0, n)) if n else (0, slice(at, at + seat.n))
             at += seat.n
             seat.track.sit(self.board, seat.row, seat.piece)
-        self.board.wake()
+        self.board.refresh()
         size = -(-n // self.parts) * len(seats) if n else whole
         self._z, self._fresh = np.zeros(size, np.float32), np.zeros(size, np.bool_)
         self._off, self._measured, self._expected = (np.zeros(size) for _ in range(3))
         self._flat, self._width = not n, -1
 
     def update(
-        self, residuals: dict[str, Residual], state: State, readings: NewReadings, spared: dict[str, Bool]
+        self,
+        residuals: dict[str, Residual],
+        state: State,
+        readings: NewReadings,
+        in_maintenance: dict[str, Bool],
     ) -> None:
         """Compare a part of each table."""
         n, at = self.shape[1], state.tick % self.parts
@@ -137,14 +141,14 @@ class Stand:
                 seat.fill = fill
         self._width = w
         if not any(fills):
-            self.board.rested()
+            self.board.skip()
             return
         if self._flat:
             self._side_by_side(residuals, z[0])
         else:
             self._by_row(residuals, z, part, fills)
-        for seat in self.seats if spared else ():
-            mask = spared.get(seat.table)
+        for seat in self.seats if in_maintenance else ():
+            mask = in_maintenance.get(seat.table)
             if mask is not None and len(mask) == seat.n:
                 if self._flat:
                     z[0, seat.piece][mask] = 0.0
@@ -191,9 +195,13 @@ class Tracks(EntityState):
         return DeviationTrack(self.sizes.get(table, 0), table)
 
     def update(
-        self, residuals: dict[str, Residual], state: State, readings: NewReadings, spared: dict[str, Bool]
+        self,
+        residuals: dict[str, Residual],
+        state: State,
+        readings: NewReadings,
+        in_maintenance: dict[str, Bool],
     ) -> None:
-        """Compare; `spared` [n] per table: where people work, nothing is counted."""
+        """Compare; `in_maintenance` [n] per table: where people work, nothing is counted."""
         seats = self._seats
         for name, residual in residuals.items():
             if seats.get(name) != len(residual.expected):
@@ -201,7 +209,7 @@ class Tracks(EntityState):
                 break
         with np.errstate(all="ignore"):
             for stand in self._stands:
-                stand.update(residuals, state, readings, spared)
+                stand.update(residuals, state, readings, in_maintenance)
 
     def _seat(self, residuals: dict[str, Residual], state: State) -> None:
         """Lay out all comparisons anew, with what is known of each."""

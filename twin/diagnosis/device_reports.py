@@ -43,7 +43,7 @@ def reported(state: State, key: str) -> bool:
     return column.n > 0 and bool(column.bad_count[signal.row] < column.n)
 
 
-class Reports(EntityState):
+class DeviceReports(EntityState):
     """Remembers the usual voltage of feeders, and which detector was wet first."""
 
     usual_v: F64 = column("feeder", "f8", np.nan)
@@ -56,30 +56,34 @@ class Reports(EntityState):
         self.lost: Bool = np.zeros(n["feeder"], np.bool_)
         self.doubly_fed: Bool = np.array([_second_feed(topology, i) for i in range(n["rack"])], np.bool_)
 
-    def causes(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+    def causes(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> list[Cause]:
         """All that is reported now."""
-        return [*self._leaks(state, spared, dt_s), *self._feeders(state, spared),
-                *self._supplies(state, spared), *self._links(state, spared)]  # fmt: skip
+        return [
+            *self._leaks(state, in_maintenance, dt_s),
+            *self._feeders(state, in_maintenance),
+            *self._supplies(state, in_maintenance),
+            *self._links(state, in_maintenance),
+        ]
 
-    def _wet(self, state: State, table: str, spared: dict[str, Bool]) -> Bool:
+    def _wet(self, state: State, table: str, in_maintenance: dict[str, Bool]) -> Bool:
         """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
         wet = np.zeros(self.topology.sizes[table], np.bool_)
         if reported(state, f"{table}.leak_state"):
             wet |= good(state, f"{table}.leak_state") == 1.0
-        if (mask := spared.get(table)) is not None:
+        if (mask := in_maintenance.get(table)) is not None:
             wet &= ~mask
         since = self.wet_ns[table]
         since[wet & (since == 0)] = state.now_ns
         since[~wet] = 0
         return wet
 
-    def _leaks(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+    def _leaks(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> list[Cause]:
         topology, site = self.topology, self.topology.site
-        wet = {t: self._wet(state, t, spared) for t in ("node", "rack", "cdu", "loop")}
+        wet = {t: self._wet(state, t, in_maintenance) for t in ("node", "rack", "cdu", "loop")}
         filling = np.zeros(topology.sizes["cdu"], np.bool_)
         if reported(state, "cdu.fill_pump_state"):
             filling = good(state, "cdu.fill_pump_state") == 1.0
-            if (mask := spared.get("cdu")) is not None:
+            if (mask := in_maintenance.get("cdu")) is not None:
                 filling &= ~mask
         self.fill_s = np.clip(np.where(filling, self.fill_s + dt_s, self.fill_s - 0.1 * dt_s), 0.0, 600.0)
         if not any(mask.any() for mask in wet.values()):
@@ -102,7 +106,13 @@ class Reports(EntityState):
         return out
 
     def _leak(
-        self, state: State, table: str, entity: int, trays: I32, wet: dict[str, Bool], told: dict[str, Bool]
+        self,
+        state: State,
+        table: str,
+        entity: int,
+        trays: I32,
+        wet: dict[str, Bool],
+        agreeing: dict[str, Bool],
     ) -> Cause:
         """One leak, with the detectors above it that agree."""
         topology, site = self.topology, self.topology.site
@@ -117,7 +127,7 @@ class Reports(EntityState):
         for higher in ladder[ladder.index(table) + 1 :]:
             at = int(topology.above(table, higher)[entity])
             if at >= 0 and wet[higher][at]:
-                told[higher][at] = True
+                agreeing[higher][at] = True
                 detectors += 1
                 evidence.append(f"the detector of {site.name(higher, at)} agrees")
         cdu = (
@@ -127,17 +137,18 @@ class Reports(EntityState):
             evidence.append(f"the fill pump of {site.name('cdu', cdu)} ran {self.fill_s[cdu]:.0f} s")
             detectors += 1
         sure = 0.999 if detectors > 1 else 0.95
-        return Cause("leak", table, entity, "", sure, tuple(evidence), detectors, 0.0, LEAK_CLEAR_S,
-                     {WET: trays})  # fmt: skip
+        return Cause(
+            "leak", table, entity, "", sure, tuple(evidence), detectors, 0.0, LEAK_CLEAR_S, {WET: trays}
+        )
 
-    def _feeders(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+    def _feeders(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
         """Lost feeds, tripped breakers, and a sag of them all."""
         n = self.topology.sizes["feeder"]
         self.lost = np.zeros(n, np.bool_)
         if n == 0:
             return []
         none = np.zeros(n, np.bool_)
-        mask = spared.get("feeder", none)
+        mask = in_maintenance.get("feeder", none)
         tripped = (good(state, "feeder.breaker_state") == 1.0) & ~mask
         lost = (good(state, "feeder.energised_state") == 1.0) & ~mask
         out: list[Cause] = []
@@ -150,8 +161,8 @@ class Reports(EntityState):
         for feeder in np.flatnonzero(dark & ~below).tolist():
             under = [f for f in self.topology.site.subtree(feeder) if dark[f]]
             kind = "breaker_tripped" if tripped[feeder] else "feed_lost"
-            said = "reports a trip" if tripped[feeder] else "reports no voltage"
-            evidence = [f"{self.topology.site.name('feeder', feeder)} {said}"]
+            report = "reports a trip" if tripped[feeder] else "reports no voltage"
+            evidence = [f"{self.topology.site.name('feeder', feeder)} {report}"]
             if len(under) > 1:
                 evidence.append(f"{len(under) - 1} feeders below it are dark")
             covers = {"feeder": np.array(under, np.int32)}
@@ -162,9 +173,19 @@ class Reports(EntityState):
         known = np.isfinite(pu) & ~self.lost & ~mask
         if known.any() and sag[known].all() and np.count_nonzero(known) >= min(2, n):
             worst = float(pu[known].min())
-            out.append(Cause("grid_event", "site", 0, "", 0.99,
-                             (f"voltage of {int(known.sum())} feeders at {worst:.0%} of its usual",),
-                             int(known.sum()), 2.0, 30.0))  # fmt: skip
+            out.append(
+                Cause(
+                    "grid_event",
+                    "site",
+                    0,
+                    "",
+                    0.99,
+                    (f"voltage of {int(known.sum())} feeders at {worst:.0%} of its usual",),
+                    int(known.sum()),
+                    2.0,
+                    30.0,
+                )
+            )
         return out
 
     def _voltage_pu(self, state: State) -> F64:
@@ -180,7 +201,7 @@ class Reports(EntityState):
         )
         return pu
 
-    def _supplies(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+    def _supplies(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
         """Nodes on one supply although both feeds live."""
         if not (reported(state, "node.psu1_power_w") and reported(state, "node.psu2_power_w")):
             return []
@@ -194,7 +215,7 @@ class Reports(EntityState):
             alone = (psu < PSU_EMPTY_PU * total[:, None]) & (total[:, None] > 50.0)
         if not alone.any():
             return []
-        if (mask := spared.get("node")) is not None:
+        if (mask := in_maintenance.get("node")) is not None:
             alone[mask] = False
         out = []
         rack_of = self.topology.site.rack_of_node
@@ -207,15 +228,27 @@ class Reports(EntityState):
             if most or self.lost[_feeders_of(self.topology, rack)].any():
                 continue  # the feed of the whole rack, not this node's supply
             text = f"supply {int(side) + 1} gives {psu[node, side]:.0f} W, the other {psu[node].max():.0f} W"
-            out.append(Cause("psu_lost", "node", int(node), "", 0.99, (text,), 1, 3.0, 30.0,
-                             {"node": np.array([node], np.int32)}))  # fmt: skip
+            out.append(
+                Cause(
+                    "psu_lost",
+                    "node",
+                    int(node),
+                    "",
+                    0.99,
+                    (text,),
+                    1,
+                    3.0,
+                    30.0,
+                    {"node": np.array([node], np.int32)},
+                )
+            )
         return out
 
-    def _links(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+    def _links(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
         if self.topology.sizes["link"] == 0 or not reported(state, "link.up_state"):
             return []
         down = good(state, "link.up_state") == 1.0
-        if (mask := spared.get("link")) is not None:
+        if (mask := in_maintenance.get("link")) is not None:
             down &= ~mask
         return [
             Cause("link_down", "link", int(i), "", 0.999, ("the port reports no link",), 1, 0.0, 30.0)

@@ -37,7 +37,7 @@ BUSY_PU = 0.35  # of its rated power; source: estimate
 LOOP_USUAL = "loop.supply_temp_c/usual"
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
-# A node's comparison that sees a jump of so many watts of a GPU must have seen it; source: estimate
+# A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
 SEEN_W, LEAST_WILD = 200.0, 1.5
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w",
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
@@ -74,7 +74,7 @@ class DeviceFaults(EntityState):
         super().__init__(topology.sizes)
         self.topology = topology
 
-    def pumps(self, state: State, spared: dict[str, Bool], dt_s: float) -> list[Cause]:
+    def pumps(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> list[Cause]:
         """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
         if not reported(state, "cdu.pump1_speed_pu"):
             return []
@@ -82,7 +82,7 @@ class DeviceFaults(EntityState):
         stands = speed < STOPPED_PU
         self.ran_s = np.where(speed > RUNNING_PU, np.minimum(self.ran_s + dt_s, 2 * RAN_S), self.ran_s)
         stopped = stands & (self.ran_s >= RAN_S)
-        if (mask := spared.get("cdu")) is not None:
+        if (mask := in_maintenance.get("cdu")) is not None:
             stopped[mask] = False
         self.stopped_ns[stopped & (self.stopped_ns == 0)] = state.now_ns
         self.stopped_ns[~stopped] = 0
@@ -101,13 +101,13 @@ class DeviceFaults(EntityState):
             racks = len(self.topology.below("cdu", cdu, "rack"))
             count = max(1, racks)
             if stopped[cdu].all():
-                # More is at stake than when one stood: it is told anew
+                # More is at stake than when one stood: it is journaled anew
                 evidence[0] = "both pumps stand, no flow"
                 count += len(self.topology.below("cdu", cdu, "gpu"))
             out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
         return out
 
-    def filters(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+    def filters(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
         """Filters that take all of the pressure while next to nothing flows; no other comparison is left."""
         if not reported(state, "cdu.filter_diff_pressure_pa"):
             return []
@@ -116,12 +116,14 @@ class DeviceFaults(EntityState):
         drop = good(state, "cdu.filter_diff_pressure_pa")
         with np.errstate(invalid="ignore"):
             blocked = (ratio < STARVED_PU) & (drop > BLOCKED_DROPS * CDU_FILTER_DROP_PA)
-        if (mask := spared.get("cdu")) is not None:
+        if (mask := in_maintenance.get("cdu")) is not None:
             blocked &= ~mask
         out = []
         for cdu in np.flatnonzero(blocked).tolist():
-            text = (f"{drop[cdu] / 1e3:.0f} kPa across the filter",
-                    f"flow {ratio[cdu] * nominal[cdu]:.0f} of {nominal[cdu]:.0f} l/min")  # fmt: skip
+            text = (
+                f"{drop[cdu] / 1e3:.0f} kPa across the filter",
+                f"flow {ratio[cdu] * nominal[cdu]:.0f} of {nominal[cdu]:.0f} l/min",
+            )
             racks = len(self.topology.below("cdu", cdu, "rack"))
             out.append(Cause("filter_blocked", "cdu", cdu, "", 0.99, text, max(1, racks), 2.0, 60.0))
         return out
@@ -150,8 +152,8 @@ class DeviceFaults(EntityState):
         still: dict[str, Bool],
         node_power: Residual | None,
     ) -> list[Cause]:
-        """Single sensors that are silent, stand still or jump; `dark` [n]: devices told as a whole;
-        `still` [n]: devices whose readings may stand still."""
+        """Single sensors that are silent, stand still or jump; `dark` [n]: devices reported as a
+        whole; `still` [n]: devices whose readings may stand still."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
             if not meters.anything:
@@ -159,19 +161,22 @@ class DeviceFaults(EntityState):
             hidden = dark.get(table)
             for k, name in enumerate(meters.names):
                 key = f"{table}.{name}"
-                for kind, flags in (("silent", meters.silent[k]), ("frozen", meters.frozen[k]),
-                                    ("spiking", meters.jumping[k])):  # fmt: skip
+                for kind, flags in (
+                    ("silent", meters.silent[k]),
+                    ("frozen", meters.frozen[k]),
+                    ("spiking", meters.jumping[k]),
+                ):
                     if not flags.any():
                         continue
-                    found = flags.copy() if hidden is None else flags & ~hidden
+                    odd = flags.copy() if hidden is None else flags & ~hidden
                     if kind == "frozen" and table in still:
-                        found &= ~still[table]
-                    many = np.count_nonzero(found)
-                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(found)):
+                        odd &= ~still[table]
+                    many = np.count_nonzero(odd)
+                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(odd)):
                         continue
                     if many > MOST_BESIDE and table in ("gpu", "node"):
-                        out += self._crowds(kind, table, name, found)
-                    for entity in np.flatnonzero(found).tolist()[:50]:
+                        out += self._crowds(kind, table, name, odd)
+                    for entity in np.flatnonzero(odd).tolist()[:50]:
                         if kind == "spiking" and not _agrees(key, entity, tracks):
                             continue
                         jumped = key == GPU_POWER and kind == "spiking"
@@ -180,27 +185,27 @@ class DeviceFaults(EntityState):
                         if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
                             continue
                         text = self._words(kind, key, meters, k, entity)
-                        out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1,
-                                         3.0, 30.0))  # fmt: skip
+                        out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1, 3.0, 30.0))
         return out
 
-    def _crowds(self, kind: str, table: str, name: str, found: Bool) -> list[Cause]:
+    def _crowds(self, kind: str, table: str, name: str, odd: Bool) -> list[Cause]:
         """Report racks in which more sensors misbehave than fail by chance, and clear them.
 
         Sensors that fall silent or jump together follow their source or their work; sensors that stand still
         together are one fault of the rack's source.
         """
         rack_of = self.topology.above(table, "rack")
-        many = np.bincount(rack_of[found], minlength=self.topology.sizes["rack"])
+        many = np.bincount(rack_of[odd], minlength=self.topology.sizes["rack"])
         out = []
         for rack in np.flatnonzero(many > MOST_BESIDE).tolist():
-            found[rack_of == rack] = False
+            odd[rack_of == rack] = False
             if kind == "frozen":
                 text = (
                     f"{name} of {many[rack]} {table} stands still at once: their source repeats old readings"
                 )
-                out.append(Cause("sensor_frozen", "rack", rack, "", 0.97, (text,), int(many[rack]),
-                                 3.0, 30.0))  # fmt: skip
+                out.append(
+                    Cause("sensor_frozen", "rack", rack, "", 0.97, (text,), int(many[rack]), 3.0, 30.0)
+                )
         return out
 
     def _busy(self, meters: Meters, gpu: int) -> bool:
@@ -217,10 +222,10 @@ class DeviceFaults(EntityState):
             return f"{value} for {int(meters.run[k, entity])} readings, which never happened before"
         return f"jumps far beyond its noise and back, now {value}"
 
-    def weather(self, state: State, spared: dict[str, Bool]) -> list[Cause]:
+    def weather(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
         """A heat wave warms both bulbs; one thermometer that is wrong warms only itself, or jumps."""
         column = state.tables["site"]
-        if not reported(state, "site.outdoor_temp_c") or "site" in spared:
+        if not reported(state, "site.outdoor_temp_c") or "site" in in_maintenance:
             return []
         now_c = np.array([good(state, "site.outdoor_temp_c")[0], good(state, "site.outdoor_wet_bulb_c")[0]])
         heard_ns = int(column.t_ns.max())

@@ -16,11 +16,11 @@ from twin.catalogue import F64, Bool
 from twin.contracts import Fault, Finding, Residual, Windows
 from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
 from twin.diagnosis.deviations import NewReadings, Tracks
-from twin.diagnosis.device_reports import Reports
+from twin.diagnosis.device_reports import DeviceReports
 from twin.diagnosis.devices import LOOP_USUAL, DeviceFaults
 from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
 from twin.diagnosis.growth import Growth
-from twin.diagnosis.isolation import Pursuit
+from twin.diagnosis.isolation import FaultIsolation
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
     DRIFTS,
@@ -61,7 +61,7 @@ class Diagnosis(EntityState):
     growth: Growth = part()
     devices: DeviceFaults = part()
     silence: Silence = part()
-    reports: Reports = part()
+    reports: DeviceReports = part()
     downstream: DownstreamMask = part()
     book: CauseBook = part()
     # Learned device parameters beside their first values: expected, measured and sigma [3, n]
@@ -71,9 +71,9 @@ class Diagnosis(EntityState):
         super().__init__(site.sizes)
         self.site, self.topology = site, Topology(site)
         self.readings, self.tracks = NewReadings(site.sizes), Tracks(site.sizes)
-        self.reports, self.devices = Reports(self.topology), DeviceFaults(self.topology)
+        self.reports, self.devices = DeviceReports(self.topology), DeviceFaults(self.topology)
         self.watch, self.growth = SensorChecks(site.sizes), Growth(site)
-        self.pursuit, self.verdicts = Pursuit(self.topology), DiagnosisVerdicts(self.watch)
+        self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology)
         self.book = CauseBook(self.topology)
         self.faults: tuple[Fault, ...] = ()
@@ -93,19 +93,19 @@ class Diagnosis(EntityState):
         """Look at this tick, after the estimator. Raises nothing for bad or missing data."""
         if not self._balanced:
             members = [(b.meters, b.feeders, b.racks) for b in estimator.balances]
-            self.pursuit.set_balances(self.site, members)
+            self.isolation.set_balances(self.site, members)
             self._balanced = True
-        spared = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
+        in_maintenance = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
         self.readings.begin()
-        self.watch.update(state, self.readings, spared, dt_s)
+        self.watch.update(state, self.readings, in_maintenance, dt_s)
         residuals = dict(estimator.residuals)
         residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks)
         if state.tick % DRIFTS_EVERY == 0:
             self.drifts = _drifts(estimator)
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}
-        self.tracks.update(residuals, state, self.readings, spared)
+        self.tracks.update(residuals, state, self.readings, in_maintenance)
         gaps = self.devices.gaps(state, self.tracks)
-        outright = self._outright(state, events, spared, dt_s, residuals.get(NODE_POWER))
+        outright = self._outright(state, events, in_maintenance, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns)
         self.faults = self.book.faults()
@@ -114,23 +114,23 @@ class Diagnosis(EntityState):
         self,
         state: State,
         events: Sequence[Event],
-        spared: dict[str, Bool],
+        in_maintenance: dict[str, Bool],
         dt_s: float,
         node_power: Residual | None,
     ) -> list[Cause]:
         """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
-        causes = self.reports.causes(state, spared, dt_s)
-        causes += self.devices.pumps(state, spared, dt_s)
-        causes += self.devices.filters(state, spared)
-        causes += self.growth.causes(state, events, spared)
+        causes = self.reports.causes(state, in_maintenance, dt_s)
+        causes += self.devices.pumps(state, in_maintenance, dt_s)
+        causes += self.devices.filters(state, in_maintenance)
+        causes += self.growth.causes(state, events, in_maintenance)
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)
         dry, heated = idle.dry_gpus(), self._slowed
         if dry is not None:
             heated = dry if heated is None else heated | dry
-        causes += self.silence.causes(state, self.watch, self.growth, spared, heated)
+        causes += self.silence.causes(state, self.watch, self.growth, in_maintenance, heated)
         idle.switch_off(self.silence.burnt)
-        causes += self.devices.weather(state, spared)
+        causes += self.devices.weather(state, in_maintenance)
         causes += self.devices.sensors(self.watch, self.tracks, self._dark(), idle.masks(), node_power)
         return causes
 
@@ -149,7 +149,7 @@ class Diagnosis(EntityState):
         if not self.tracks.active():
             return []
         now = TickValues(state, self.topology)
-        isolated = self.pursuit.find(self.tracks, residuals, now, self._covered(), self._reported)
+        isolated = self.isolation.find(self.tracks, residuals, now, self._covered(), self._reported)
         causes = [self._as_reported(self.verdicts.cause(f, now, residuals, gaps)) for f in isolated]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
         return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
@@ -251,13 +251,17 @@ def _from_5(data: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "readings": {"seen_ns": {f"{table}.{group}": t_ns for table, group, t_ns in data["readings"]}},
         "tracks": {"tracks": data["tracks"]},
-        "watch": {"meters": {table: {**m, "heard_s": np.full(len(m["period_s"]), m["heard_s"])}
-                             for table, m in data["watch"].items()}},
+        "watch": {
+            "meters": {
+                table: {**m, "heard_s": np.full(len(m["period_s"]), m["heard_s"])}
+                for table, m in data["watch"].items()
+            }
+        },
         "downstream": {"causes": [[*key, *times] for key, times in data["wake"]]},
         "book": {"waiting": [[*key, *times] for key, times in book["waiting"]], "reported": book["told"]},
         "growth": {**data["growth"], "xids": _xids_from_5(data["growth"]["xids"])},
         "drifts": {name: np.stack(columns) for name, *columns in data["drifts"]},
-    }  # fmt: skip
+    }
 
 
 def _xids_from_5(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,9 +275,16 @@ def _xids_from_5(data: Mapping[str, Any]) -> dict[str, Any]:
     off_bus, off = np.zeros(len(index), np.int64), code[nth, row] == OFF_BUS_XID
     off_bus[row[off]] = nth[off] + 1
     burst_from_ns = np.where(many >= XIDS, at_ns[np.maximum(many - XIDS, 0), k], 0)
-    return {"index": index, "many": many, "newest_ns": at_ns[np.maximum(many - 1, 0), k], "at_ns": at_ns,
-            "code": code, "burst_from_ns": burst_from_ns, "burst_ns": data["burst_ns"],
-            "off_bus": off_bus}  # fmt: skip
+    return {
+        "index": index,
+        "many": many,
+        "newest_ns": at_ns[np.maximum(many - 1, 0), k],
+        "at_ns": at_ns,
+        "code": code,
+        "burst_from_ns": burst_from_ns,
+        "burst_ns": data["burst_ns"],
+        "off_bus": off_bus,
+    }
 
 
 def _drifts(estimator: Estimator) -> dict[str, F64]:

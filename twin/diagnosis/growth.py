@@ -17,7 +17,7 @@ from twin.diagnosis.xids import Xids, codes_of
 from twin.site import Site
 from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part, scalar
 
-EVERY_S = 2.0  # between looks at counters
+EVERY_S = 2.0  # between readings of counters
 RECENT_S, USUAL_S = 60.0, 3600.0
 UNUSUAL = 10.0  # times the usual growth
 CLEAR_S = 180.0
@@ -58,13 +58,13 @@ class Growth(EntityState):
         super().__init__(site.sizes)
         self.site = site
         self.xids = Xids(site.sizes["gpu"])
-        self._burst: dict[int, Cause] = {}  # as last told, so that a storm makes few anew
+        self._burst: dict[int, Cause] = {}  # as last reported, so that a storm makes few anew
 
-    def causes(self, state: State, events: Sequence[Event], spared: dict[str, Bool]) -> list[Cause]:
+    def causes(self, state: State, events: Sequence[Event], in_maintenance: dict[str, Bool]) -> list[Cause]:
         """Return the causes that grow now."""
         self._hear(events, state.now_ns)
         if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
-            self._look(state)
+            self._count(state)
         out: dict[tuple[str, int], Cause] = {}
         for counted in COUNTED:
             key = f"{counted.table}.{counted.counter}"
@@ -72,7 +72,7 @@ class Growth(EntityState):
             if recent is None or recent.max(initial=0.0) < counted.least:
                 continue
             many = (recent >= counted.least) & (recent > UNUSUAL * self.usual[key] * RECENT_S)
-            if (mask := spared.get(counted.table)) is not None:
+            if (mask := in_maintenance.get(counted.table)) is not None:
                 many &= ~mask
             for entity in np.flatnonzero(many).tolist()[:100]:
                 text = f"about {recent[entity]:.0f} {counted.words} in the last minute"
@@ -81,11 +81,10 @@ class Growth(EntityState):
                     known.evidence += (text,)
                     continue
                 at = (counted.kind, counted.table, entity)
-                out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0,
-                                                  CLEAR_S)  # fmt: skip
-        return [*out.values(), *self._bursts(state.now_ns, spared.get("gpu"))]
+                out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+        return [*out.values(), *self._bursts(state.now_ns, in_maintenance.get("gpu"))]
 
-    def _look(self, state: State) -> None:
+    def _count(self, state: State) -> None:
         step_s = (state.now_ns - self.looked_ns) / NS if self.looked_ns else EVERY_S
         self.looked_ns = state.now_ns
         fade = float(np.exp(-step_s / RECENT_S))
@@ -115,15 +114,15 @@ class Growth(EntityState):
     def _hear(self, events: Sequence[Event], now_ns: int) -> None:
         mine = [e for e in events if type(e) is FaultReported and e.table == "gpu"]
         if mine:
-            found = self.site.entities("gpu", [e.name for e in mine])
+            gpus = self.site.entities("gpu", [e.name for e in mine])
             code = codes_of([e.code for e in mine])
-            wanted = (found >= 0) & (code != RECOVERY_XID)
-            self.xids.hear(found[wanted], code[wanted], now_ns)
+            wanted = (gpus >= 0) & (code != RECOVERY_XID)
+            self.xids.hear(gpus[wanted], code[wanted], now_ns)
         self.xids.advance(now_ns)
 
-    def _bursts(self, now_ns: int, spared: Bool | None) -> list[Cause]:
-        """In a storm no more than could be told; those that lasted longest, so that they stay."""
-        gpus = self.xids.bursts(spared, MAX_REPORTED)
+    def _bursts(self, now_ns: int, in_maintenance: Bool | None) -> list[Cause]:
+        """In a storm no more than can be reported; those that lasted longest, so that they stay."""
+        gpus = self.xids.bursts(in_maintenance, MAX_REPORTED)
         if not len(gpus):
             return []
         before, self._burst = self._burst, {}
@@ -135,5 +134,5 @@ class Growth(EntityState):
         return list(self._burst.values())
 
     def xid_of(self, gpu: int) -> list[int]:
-        """Codes heard of a GPU within the last minutes."""
+        """Codes that a GPU reported within the last minutes."""
         return self.xids.of(gpu)

@@ -80,8 +80,8 @@ RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once;
 ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart
 # One reading of a flow that is so far off is believed at once if so many GPUs of the rack run hot already
 EARLY_SIGMAS, CONFIRMING = 4.0, 8
-UNSEEN = 0.7  # weight of a hypothesis whose own comparison there is none of: others were seen to be off
-STICKY, STICKY_METER = 1.5, 4.0  # what is told needs this much more energy against it: no flapping
+UNSEEN = 0.7  # weight of a hypothesis whose own comparison there is none of: others are off
+STICKY, STICKY_METER = 1.5, 4.0  # what is reported needs this much more energy against it: no flapping
 
 
 class CandidatePairs(NamedTuple):
@@ -113,11 +113,11 @@ class _Tried(NamedTuple):
     hypothesis: Hypothesis
     ids: I32
     pairs: list[CandidatePairs]
-    told: Bool | None
+    reported: Bool | None
     weight: float
 
 
-class Pursuit:
+class FaultIsolation:
     """Finds causes among the deviations of a tick."""
 
     def __init__(self, topology: Topology) -> None:
@@ -132,8 +132,10 @@ class Pursuit:
         for table, some in (("feeder", meters + loads), ("rack", racks)):
             columns = list(zip(*some, strict=True)) if some else [(), (), ()]
             self._balance[table] = (
-                np.array(columns[0], np.int32), np.array(columns[1], np.int32), np.array(columns[2], float)
-            )  # fmt: skip
+                np.array(columns[0], np.int32),
+                np.array(columns[1], np.int32),
+                np.array(columns[2], float),
+            )
 
     def find(
         self,
@@ -141,7 +143,7 @@ class Pursuit:
         residuals: dict[str, Residual],
         now: TickValues,
         covered: Callable[[str, int], Bool | None],
-        is_told: Callable[[Hypothesis], Bool | None],
+        is_reported: Callable[[Hypothesis], Bool | None],
     ) -> list[IsolatedFault]:
         """Causes, best first. `covered` says which rows are accounted for already."""
         active = tracks.active()
@@ -172,21 +174,21 @@ class Pursuit:
                 if len(ids):
                     least = FELT_FIRST if h.kind == "branch_blocked" else 0.0
                     pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns, least)
-                    told = is_told(h)
+                    reported = is_reported(h)
                     weight = h.weight if h.relations[0] in residuals else UNSEEN * h.weight
-                    tried.append(_Tried(h, ids, pairs, None if told is None else told[ids], weight))
+                    tried.append(_Tried(h, ids, pairs, None if reported is None else reported[ids], weight))
         out: list[IsolatedFault] = []
         while tried and len(out) < MAX_CAUSES:
             best = self._best(tried, z, on)
             if best is None:
                 break
-            found, pairs, at = best
-            found.streak = _streak(found, tracks)
-            out.append(found)
+            fault, pairs, at = best
+            fault.streak = _streak(fault, tracks)
+            out.append(fault)
             for p in pairs:
                 mine = p.entity == at
-                z[p.relation][p.row[mine]] -= found.size * p.slope[mine]
-            for name, rows in found.rows.items():
+                z[p.relation][p.row[mine]] -= fault.size * p.slope[mine]
+            for name, rows in fault.rows.items():
                 on[name][rows] = False
         return out
 
@@ -256,7 +258,7 @@ class Pursuit:
         best: tuple[float, _Tried, int, float, float, float] | None = None
         alone = True
         for candidate in tried:
-            h, ids, pairs, told, weight = candidate
+            h, ids, pairs, reported, weight = candidate
             n = len(ids)
             along, length, whole, hit = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
             for p in pairs:
@@ -278,8 +280,8 @@ class Pursuit:
             if not fits.any():
                 continue
             value = np.where(fits, energy * weight, 0.0)
-            if told is not None:
-                value *= np.where(told, STICKY_METER if h.table == "feeder" else STICKY, 1.0)
+            if reported is not None:
+                value *= np.where(reported, STICKY_METER if h.table == "feeder" else STICKY, 1.0)
             at = int(np.argmax(value))
             if best is None or value[at] > best[0]:
                 alike = int(np.count_nonzero(energy * fits > ALIKE * energy[at]))
@@ -293,8 +295,8 @@ class Pursuit:
             mine = p.row[(p.entity == at) & on[p.relation][p.row]]
             if len(mine):
                 rows[p.relation] = np.unique(mine).astype(np.int32)
-        found = IsolatedFault(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0, alone)
-        return found, taken.pairs, at
+        fault = IsolatedFault(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0, alone)
+        return fault, taken.pairs, at
 
 
 def _ripened(
@@ -302,23 +304,23 @@ def _ripened(
 ) -> list[CandidatePairs]:
     """The pairs, with those of relations that lag weighted by how far they can have come by now."""
     first_ns = np.full(n, now_ns, np.int64)
-    seen = np.zeros(n, np.bool_)
+    prompt = np.zeros(n, np.bool_)
     for p in pairs:
         if p.relation in PROMPT:
             hit = on[p.relation][p.row]
             np.minimum.at(first_ns, p.entity[hit], since[p.relation][p.row[hit]])
-            seen[p.entity[hit]] = True
-    if not seen.any():
+            prompt[p.entity[hit]] = True
+    if not prompt.any():
         return pairs
-    ripe = np.where(seen, np.maximum(-np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), least), 1.0)
+    ripe = np.where(prompt, np.maximum(-np.expm1(-(now_ns - first_ns) / (RIPE_S * NS)), least), 1.0)
     return [p if p.relation in PROMPT else p._replace(slope=p.slope * ripe[p.entity]) for p in pairs]
 
 
-def _streak(found: IsolatedFault, tracks: Tracks) -> int:
+def _streak(fault: IsolatedFault, tracks: Tracks) -> int:
     """The longest streak of the rows that are off and that the cause moves."""
     out = 0
-    for name, rows in found.rows.items():
-        if name in PROMPT or len(found.rows) == 1 or not any(r in PROMPT for r in found.rows):
+    for name, rows in fault.rows.items():
+        if name in PROMPT or len(fault.rows) == 1 or not any(r in PROMPT for r in fault.rows):
             out = max(out, int(np.median(tracks.tracks[name].streak[rows])))
     return out
 

@@ -44,7 +44,7 @@ NOISELESS = (
 # Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
 COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
 # Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
-RUN_LOG, RUN_LOG_SITE = 20.0, 12.0  # weather is told once a minute: there are fewer chances to err
+RUN_LOG, RUN_LOG_SITE = 20.0, 12.0  # weather is reported once a minute: there are fewer chances to err
 RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}  # others 12; meters of idle devices often repeat themselves
 RUN_LEAST_OTHERS = 12
 # Of a GPU's temperature in whole degrees, which in the middle of a step repeats itself nine times in ten
@@ -122,7 +122,7 @@ class Bank(GaugeState):
             traits["least_run"].reshape((1, -1) if flat else (-1, 1)) if traits else np.zeros((1, n))
         )
 
-    def wake(self) -> None:
+    def refresh(self) -> None:
         """After its arrays were written from outside."""
         self.settled.clear()
         self._refresh()
@@ -147,7 +147,7 @@ class Bank(GaugeState):
         np.copyto(run, 0, where=odd)
         rate: Any = np.float32(USUAL_PER_READING)
         settled = part.start in self.settled
-        if not settled and count.min() >= SETTLED:  # asked before counting, as a restart has to ask it
+        if not settled and count.min() >= SETTLED:  # before counting, as after a restart
             settled = True
             self.settled.add(part.start)
         if not settled:
@@ -287,7 +287,7 @@ class Meters(GaugeState):
         return None if every else out
 
     def hush(
-        self, state: State, gauges: np.ndarray, late_ns: I64, oldest_ns: I64, spared: Bool | None
+        self, state: State, gauges: np.ndarray, late_ns: I64, oldest_ns: I64, in_maintenance: Bool | None
     ) -> None:
         """Mark meters without a good reading since `late_ns` [k]; `oldest_ns` [k]: of their last readings.
 
@@ -306,23 +306,23 @@ class Meters(GaugeState):
             if not silent.any():
                 continue
             silent &= np.isfinite(column.value[row, late])
-            if spared is not None:
-                silent &= ~spared[late]
+            if in_maintenance is not None:
+                silent &= ~in_maintenance[late]
             self.silent[k, late] = silent
         self.any_silent = bool(self.silent.any())  # of the others, too
         self.anything |= self.any_silent
 
-    def settle(self, spared: Bool | None) -> None:
+    def settle(self, in_maintenance: Bool | None) -> None:
         """After new readings: whether anything is odd. Where people work, nothing is."""
         odd = self.bank.odd
-        if odd and spared is not None:
-            self.frozen[:, spared], self.jumping[:, spared] = False, False
+        if odd and in_maintenance is not None:
+            self.frozen[:, in_maintenance], self.jumping[:, in_maintenance] = False, False
         odd = odd and bool(self.frozen.any() or self.jumping.any())
         self.anything = odd or self.any_silent
 
     def derive(self) -> None:
         """The bank's columns were written through the views."""
-        self.bank.wake()
+        self.bank.refresh()
         self.any_silent = bool(self.silent.any())
         self.anything = bool(self.any_silent or self.frozen.any() or self.jumping.any())
 
@@ -362,7 +362,9 @@ class SensorChecks(EntityState):
         for t, m in self.meters.items():
             m.period_s, m.heard_s = self.period_s[self._at[t]], self.heard_s[self._at[t]]
 
-    def update(self, state: State, readings: NewReadings, spared: dict[str, Bool], dt_s: float) -> None:
+    def update(
+        self, state: State, readings: NewReadings, in_maintenance: dict[str, Bool], dt_s: float
+    ) -> None:
         """Take in the readings of this tick; of a large table a part."""
         counts: dict[str, int] = {}
         for table, meters in self.meters.items():
@@ -375,7 +377,7 @@ class SensorChecks(EntityState):
                 share[which] = count / meters.n
                 oldest_ns[which] = readings.oldest_ns(table, group)
                 counts[table] += count
-        self._silence(state, spared, dt_s)
+        self._silence(state, in_maintenance, dt_s)
         with np.errstate(all="ignore"):
             self._side_by_side(state, readings, counts)
             for table, meters in self.meters.items():
@@ -383,10 +385,10 @@ class SensorChecks(EntityState):
                     self._part(meters, state, readings)
         for table, meters in self.meters.items():
             if counts[table]:
-                meters.settle(spared.get(table))
+                meters.settle(in_maintenance.get(table))
 
-    def _silence(self, state: State, spared: dict[str, Bool], dt_s: float) -> None:
-        """Learn how often each signal is read; look for those that are not."""
+    def _silence(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> None:
+        """Learn how often each signal is read; find those that are not."""
         self.heard_s += dt_s
         np.minimum(self.heard_s, 1e6, out=self.heard_s)
         per_s, known = self._share / dt_s, np.isfinite(self.period_s)
@@ -407,7 +409,7 @@ class SensorChecks(EntityState):
             if m.any_silent:
                 m.silent[known[at] & ~suspect[at]] = False
             if len(mine) or m.any_silent:
-                m.hush(state, mine, late_ns[at], oldest_ns[at], spared.get(table))
+                m.hush(state, mine, late_ns[at], oldest_ns[at], in_maintenance.get(table))
 
     def _side_by_side(self, state: State, readings: NewReadings, counts: dict[str, int]) -> None:
         """All small tables at once."""

@@ -58,7 +58,7 @@ class Hypothesis:
 
 
 class TickValues:
-    """The values of this tick, read when they are asked for."""
+    """The values of this tick, each read once, on demand."""
 
     def __init__(self, state: State, topology: Topology) -> None:
         self.state, self.topology = state, topology

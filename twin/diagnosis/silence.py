@@ -27,11 +27,11 @@ TOGETHER_S = (
 MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 HOLD_S = 3.0  # for those that are still to fall silent with it
-BURNT_K = 6.0  # below slowdown, when last heard: it shut down by heat
+BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
 class Silence(EntityState):
-    """Since when nothing is heard of each node and GPU."""
+    """Instants since which nodes and GPUs report nothing."""
 
     node_ns: I64 = column("node", "i8")
     gpu_ns: I64 = column("gpu", "i8")
@@ -40,19 +40,19 @@ class Silence(EntityState):
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology.sizes)
         self.topology = topology
-        self.hidden: dict[str, Bool] = {}  # devices of which nothing is heard or expected [n per table]
+        self.hidden: dict[str, Bool] = {}  # devices that report nothing, or need not [n per table]
 
     def causes(
         self,
         state: State,
         watch: SensorChecks,
         growth: Growth,
-        spared: dict[str, Bool],
+        in_maintenance: dict[str, Bool],
         heated: Bool | None = None,
     ) -> list[Cause]:
         """Nodes that are off or silent, and GPUs off the bus; `heated` [n_gpu]: short of cooling."""
         site, n = self.topology.site, self.topology.sizes
-        off = self._off(state, spared)
+        off = self._off(state, in_maintenance)
         node, node_known = _quiet(watch, "node", n["node"])
         gpu, gpu_known = _quiet(watch, "gpu", n["gpu"])
         out = [
@@ -76,9 +76,9 @@ class Silence(EntityState):
         alone = gpu & ~(dumb | off)[at] & ~self.burnt
         _since(self.gpu_ns, alone, state.now_ns)
         self.hidden = {"node": dumb | off | node, "gpu": gpu | (dumb | off)[at]}
-        told = silent & ~_together(self.node_ns, silent, site.rack_of_node, 1)
+        alone_silent = silent & ~_together(self.node_ns, silent, site.rack_of_node, 1)
         if np.count_nonzero(np.bincount(site.rack_of_node[silent])) <= MOST_RACKS:
-            for i in np.flatnonzero(told).tolist():
+            for i in np.flatnonzero(alone_silent).tolist():
                 text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
                 if node_known[i] and not node[i]:
                     text += ", although the node does"
@@ -94,7 +94,7 @@ class Silence(EntityState):
         return _not_of_source(out, off, site.rack_of_node)
 
     def _shut_down(self, watch: SensorChecks, growth: Growth, heated: Bool | None) -> Bool:
-        """GPUs about to shut down by heat when last heard [n_gpu]: what heated them is the fault. That
+        """GPUs about to shut down by heat in their last reading [n_gpu]: what heated them is the fault. That
         several of a node say that they fell off the bus is no silence of its agent either."""
         meters, site = watch.meters["gpu"], self.topology.site
         limit = site.design.gpu_slowdown_c[site.rack_of_gpu]
@@ -105,27 +105,27 @@ class Silence(EntityState):
         return hot | self._off_bus_together(growth)
 
     def _off_bus_together(self, growth: Growth) -> Bool:
-        """GPUs [n_gpu] that said so with another of their node."""
-        said: Bool = np.zeros(self.topology.sizes["gpu"], np.bool_)
+        """GPUs [n_gpu] that reported so with another of their node."""
+        fallen: Bool = np.zeros(self.topology.sizes["gpu"], np.bool_)
         off = growth.xids.fallen()
         if not len(off):
-            return said
-        said[off] = True
+            return fallen
+        fallen[off] = True
         at = self.topology.site.node_of_gpu
-        return said & (np.bincount(at[said], minlength=self.topology.sizes["node"]) > 1)[at]
+        return fallen & (np.bincount(at[fallen], minlength=self.topology.sizes["node"]) > 1)[at]
 
-    def _off(self, state: State, spared: dict[str, Bool]) -> Bool:
+    def _off(self, state: State, in_maintenance: dict[str, Bool]) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
         off: Bool = np.zeros(self.topology.sizes["node"], np.bool_)
         if reported(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
-            if (mask := spared.get("node")) is not None:
+            if (mask := in_maintenance.get("node")) is not None:
                 off &= ~mask
         return off
 
 
 def _quiet(watch: SensorChecks, table: str, n: int) -> tuple[Bool, Bool]:
-    """(entities of which nothing that was ever heard is heard any more, those ever heard) [n]."""
+    """(entities that report none of their signals any more, entities that ever reported) [n]."""
     meters = watch.meters.get(table)
     none: Bool = np.zeros(n, np.bool_)
     if meters is None:

@@ -16,7 +16,7 @@ from twin.diagnosis.isolation import CONFIRMING, IsolatedFault
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, TickValues
 
-# Seconds for which a cause must be the best account before it is told: loss of flow cannot wait.
+# Seconds for which a cause must be the best account before it is reported: loss of flow cannot wait.
 HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
           "valve_stuck": 20.0, "cooler_failed": 20.0, "plate_degraded": 15.0, "tray_blocked": 10.0,
           "sensor_biased": 10.0}  # fmt: skip
@@ -24,7 +24,7 @@ HOLD_GPU_S = 30.0  # there are many, and their work is what is known least
 CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 120.0, "tray_blocked": 60.0,
            "valve_stuck": 60.0, "cooler_failed": 60.0, "pump_worn": 60.0}  # fmt: skip
 FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
-# A sensor that is off by less is not told
+# A sensor that is off by less is not reported
 LEAST_K, LEAST_GPU_K, LEAST_PU, LEAST_GPU_PU = 1.0, 1.5, 0.03, 0.04
 # Kelvin by which a supply must be off before a cooler or valve is blamed; source: estimate
 LEAST_SIZE = {"cooler_failed": 2.0, "valve_stuck": 0.5}
@@ -87,8 +87,10 @@ def sentence(relation: str, row: int, residual: Residual, now: TickValues, who: 
     signal = rest.partition("/")[0]
     key = "rack.return_temp_c" if relation == "rack.heat" else f"{table}.{signal}"
     if relation == "feeder.balance":
-        return f"meters {amount('feeder.power_w', float(residual.measured[row]))}, " \
-               f"loads {amount('feeder.power_w', float(residual.expected[row]))}"  # fmt: skip
+        return (
+            f"meters {amount('feeder.power_w', float(residual.measured[row]))}, "
+            f"loads {amount('feeder.power_w', float(residual.expected[row]))}"
+        )
     why = FROM.get(relation, "")
     if "{" in why:
         inside = why[why.index("{") + 1 : why.index("}")]
@@ -97,9 +99,9 @@ def sentence(relation: str, row: int, residual: Residual, now: TickValues, who: 
         change = float(residual.measured[row] / residual.expected[row]) - 1.0
         return f"{who}{_DRIFTS.get(signal, signal)} {change:+.0%} since it was learned first"
     name = _WORDS.get(key.partition(".")[2], key.partition(".")[2])
-    said = amount(key, float(residual.measured[row]))
+    reading = amount(key, float(residual.measured[row]))
     ought = amount(key, float(residual.expected[row]))
-    return f"{who}{name} {said}, expected {ought} {why}".rstrip()
+    return f"{who}{name} {reading}, expected {ought} {why}".rstrip()
 
 
 _DRIFTS = {"pump_head": "head of the pumps", "ua": "conductance of the exchanger",
@@ -112,26 +114,26 @@ _WORDS = {"flow_lpm": "flow", "temp_c": "temperature", "power_w": "power",
           "facility_return_temp_c": "facility return"}  # fmt: skip
 
 
-def _felt(found: IsolatedFault) -> bool:
+def _felt(fault: IsolatedFault) -> bool:
     """Return True if GPUs confirm one reading of a flow: then the second one need not be waited for."""
-    return found.hypothesis.kind == "branch_blocked" and len(found.rows.get(GPU_TEMP, ())) >= CONFIRMING
+    return fault.hypothesis.kind == "branch_blocked" and len(fault.rows.get(GPU_TEMP, ())) >= CONFIRMING
 
 
 class DiagnosisVerdicts:
-    """Turns what was found into causes."""
+    """Turns isolated faults into causes."""
 
     def __init__(self, watch: SensorChecks) -> None:
         self.watch = watch
 
     def cause(
-        self, found: IsolatedFault, now: TickValues, residuals: dict[str, Residual], gap_z: np.ndarray
+        self, fault: IsolatedFault, now: TickValues, residuals: dict[str, Residual], gap_z: np.ndarray
     ) -> Cause | None:
         """The cause, or None where it is better to wait or where it is nobody's fault."""
-        h, entity = found.hypothesis, found.entity
+        h, entity = fault.hypothesis, fault.entity
         kind, signal = h.kind, h.signal if h.kind == "sensor_biased" else ""
         if h.relations == (GPU_TEMP,) and h.table == "gpu":
-            kind, signal = self._plate_or_sensor(entity, gap_z, found.size)
-        elif SETPOINT in h.relations and kind == "valve_stuck" and not self._stuck(now, entity, found.size):
+            kind, signal = self._plate_or_sensor(entity, gap_z, fault.size)
+        elif SETPOINT in h.relations and kind == "valve_stuck" and not self._stuck(now, entity, fault.size):
             return None
         if kind in ("sensor_biased", "plate_degraded"):
             run, moves = self._run(h.table, signal or "temp_c", entity)
@@ -139,44 +141,54 @@ class DiagnosisVerdicts:
                 kind, signal = "sensor_frozen", signal or "temp_c"
             elif run >= STANDING and moves > 0.5:
                 return None  # it may be frozen: the watch will tell in some readings
-        if kind == "branch_blocked" and BRANCH not in found.rows:
+        if kind == "branch_blocked" and BRANCH not in fault.rows:
             return None  # the flow's own reading will soon be here
-        if abs(found.size) < LEAST_SIZE.get(kind, 0.0):
+        if abs(fault.size) < LEAST_SIZE.get(kind, 0.0):
             return None
-        if kind == "sensor_biased" and not (found.alone and self._decided(found, residuals)):
+        if kind == "sensor_biased" and not (fault.alone and self._decided(fault, residuals)):
             return None  # that something does not balance is a finding of its own
-        if found.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK) and not _felt(found):
+        if fault.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK) and not _felt(fault):
             return None
-        size = found.size
+        size = fault.size
         if h.kind != kind:  # its size is that of another hypothesis: take what is read too much
             residual = residuals[GPU_TEMP]
             size = float(residual.measured[entity] - residual.expected[entity])
         if kind == "sensor_biased" and self._slight(h.table, signal, entity, size, now):
             return None
-        evidence = self._evidence(kind, found, now, residuals)
-        count = max(1, max((len(rows) for name, rows in found.rows.items()), default=1))
-        confidence = float(np.clip(1.0 - np.exp(-0.5 * found.energy) * 10.0, 0.5, 0.999)) * found.share**0.25
+        evidence = self._evidence(kind, fault, now, residuals)
+        count = max(1, max((len(rows) for name, rows in fault.rows.items()), default=1))
+        confidence = float(np.clip(1.0 - np.exp(-0.5 * fault.energy) * 10.0, 0.5, 0.999)) * fault.share**0.25
         hold_s = HOLD_GPU_S if h.table == "gpu" else HOLD_S.get(kind, 10.0)
-        return Cause(kind, h.table, entity, signal, confidence, tuple(evidence), count, hold_s,
-                     CLEAR_S.get(kind, 30.0), found.rows)  # fmt: skip
+        return Cause(
+            kind,
+            h.table,
+            entity,
+            signal,
+            confidence,
+            tuple(evidence),
+            count,
+            hold_s,
+            CLEAR_S.get(kind, 30.0),
+            fault.rows,
+        )
 
     @staticmethod
-    def _decided(found: IsolatedFault, residuals: dict[str, Residual]) -> bool:
+    def _decided(fault: IsolatedFault, residuals: dict[str, Residual]) -> bool:
         """Return True if more than a heat balance or a node's work supports it: these do not say what is
         wrong.
         """
-        if found.hypothesis.table == "node" and found.rows.keys().isdisjoint((PSU1, PSU2)):
+        if fault.hypothesis.table == "node" and fault.rows.keys().isdisjoint((PSU1, PSU2)):
             supplies = (residuals.get(name) for name in (PSU1, PSU2))
-            return not any(r is not None and np.isfinite(r.expected[found.entity]) for r in supplies)
-        if not found.rows.keys() <= {HEAT, HEAT_FLOW}:
+            return not any(r is not None and np.isfinite(r.expected[fault.entity]) for r in supplies)
+        if not fault.rows.keys() <= {HEAT, HEAT_FLOW}:
             return True
-        for name in found.hypothesis.relations:
+        for name in fault.hypothesis.relations:
             if name in residuals and name not in (HEAT, HEAT_FLOW) and name.startswith("rack."):
                 r = residuals[name]
-                if np.isfinite((r.measured[found.entity] - r.expected[found.entity]) / r.sigma[found.entity]):
+                if np.isfinite((r.measured[fault.entity] - r.expected[fault.entity]) / r.sigma[fault.entity]):
                     return True
         mix = residuals.get(MIX)
-        return MIX in found.hypothesis.relations and mix is not None and bool(np.isfinite(mix.expected).any())
+        return MIX in fault.hypothesis.relations and mix is not None and bool(np.isfinite(mix.expected).any())
 
     @staticmethod
     def _slight(table: str, signal: str, entity: int, size: float, now: TickValues) -> bool:
@@ -187,23 +199,22 @@ class DiagnosisVerdicts:
         return abs(size) < least_pu * abs(float(now[f"{table}.{signal}"][entity]) - size)
 
     def _evidence(
-        self, kind: str, found: IsolatedFault, now: TickValues, residuals: dict[str, Residual]
+        self, kind: str, fault: IsolatedFault, now: TickValues, residuals: dict[str, Residual]
     ) -> list[str]:
-        h, out = found.hypothesis, []
+        h, out = fault.hypothesis, []
         site = now.topology.site
-        for name, rows in found.rows.items():
+        for name, rows in fault.rows.items():
             table = name.partition(".")[0]
             first = int(rows[0])
-            own = table == h.table and first == found.entity
+            own = table == h.table and first == fault.entity
             who = "" if own or name == "feeder.balance" else f"{site.name(table, first)}: "
             out.append(sentence(name, first, residuals[name], now, who))
             if len(rows) > 1:
                 word = MANY_OF.get(table, f"{table}s") if len(rows) > 2 else table
                 out.append(f"{len(rows) - 1} more {word} likewise")
         if h.kind == "sensor_biased" and kind == "sensor_biased":
-            size = amount(f"{h.table}.{h.signal}", abs(found.size)).replace("degC", "K")
-            out.insert(0, f"it reads {size} "
-                          f"too {'much' if found.size > 0 else 'little'}")  # fmt: skip
+            size = amount(f"{h.table}.{h.signal}", abs(fault.size)).replace("degC", "K")
+            out.insert(0, f"it reads {size} too {'much' if fault.size > 0 else 'little'}")
         return out
 
     @staticmethod

@@ -75,12 +75,12 @@ class Xids(SparseState):
         """Texts are made anew."""
         self._text.clear()
 
-    def bursts(self, spared: Bool | None, most: int) -> I32:
+    def bursts(self, in_maintenance: Bool | None, most: int) -> I32:
         """GPUs with bursts, ascending; if there are more than `most`, those whose bursts are the oldest."""
         rows = np.flatnonzero(self.burst_ns)
         gpus = self.index[rows]
-        if spared is not None and len(gpus):
-            rows, gpus = rows[~spared[gpus]], gpus[~spared[gpus]]
+        if in_maintenance is not None and len(gpus):
+            rows, gpus = rows[~in_maintenance[gpus]], gpus[~in_maintenance[gpus]]
         if len(gpus) > most:
             since_ns = self.burst_ns[rows]
             last_ns = np.partition(since_ns, most - 1)[most - 1]
@@ -106,7 +106,7 @@ class Xids(SparseState):
         return [text for _, _, text in self._text.values()]
 
     def of(self, gpu: int) -> list[int]:
-        """Codes heard of a GPU within the last minutes, the newest last."""
+        """Codes that a GPU reported within the last minutes, the newest last."""
         (row,), (known,) = self.find(np.array([gpu], np.int32))
         if not known:
             return []
@@ -115,7 +115,7 @@ class Xids(SparseState):
         return codes
 
     def fallen(self) -> I32:
-        """GPUs that said they have fallen off the bus, ascending."""
+        """GPUs whose last XIDs say that they have fallen off the bus, ascending."""
         return self.index[(self.off_bus > 0) & (self.many - self.off_bus < XID_KEPT)]
 
 

@@ -114,16 +114,26 @@ class Board(PackedState):
         view: F64 = getattr(self, kept)[self.cells[name]]
         return view
 
-    def put(self, name: str, expected: F64, measured: F64, heard_ns: I64, **more: F64 | float) -> None:
+    def put(self, name: str, expected: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
         """A comparison of this tick [n].
 
         `implied` is the parameter that the reading asks for, `slope` the change of the expectation with it,
         `loose` more doubt in the signal's unit, `level` what a noise of 1 amounts to.
         """
         at = self.cells[name]
-        self.expected[at], self.measured[at], self.heard_ns[at] = expected, measured, heard_ns
+        self.expected[at], self.measured[at], self.heard_ns[at] = expected, measured, read_ns
         for key, value in more.items():
             getattr(self, key)[at] = value
+
+    def put_offset(self, name: str, base: F64, measured: F64, read_ns: I64, loose: F64 | float = 0.0) -> None:
+        """A comparison whose parameter is added to `base`."""
+        expected = base + self.parameter(name)
+        self.put(name, expected, measured, read_ns, implied=measured - base, slope=1.0, loose=loose)
+
+    def put_ratio(self, name: str, base: F64, measured: F64, read_ns: I64) -> None:
+        """A comparison whose parameter multiplies `base`; its noise goes with the expectation."""
+        expected = self.parameter(name) * base
+        self.put(name, expected, measured, read_ns, implied=measured / base, slope=base, level=expected)
 
     def begin(self, now_ns: int) -> None:
         """Before the comparisons of a tick: what was learned moves on when its time has come."""
@@ -167,7 +177,7 @@ class Board(PackedState):
         # With hindsight: what is known by now of the parameter is no noise.
         off = difference - (self.value - self.in_use) * self.slope
         share = np.where(np.isfinite(sigma), np.sqrt(known_var / (known_var + doubt_var)), 1.0)
-        # While a parameter is still being found, or says nothing, the difference is not noise; nor is it
+        # While a parameter is not settled, or is not observed, the difference is not noise; nor is it
         # while an expectation moves, and a difference that seems small then does not end one that lasts.
         settled = (
             taught
@@ -216,7 +226,7 @@ class Board(PackedState):
         error_var = np.fmax(self._error_var * unit_var, known_var / slope_var) + doubt_var / slope_var
         teach = np.isfinite(implied) & self._learns & ~lasting
         bound = FAULT_SIGMAS * np.sqrt(var + error_var)
-        # Once it is found, what is far off teaches nothing, until drift could have brought it there
+        # Once it has settled, what is far off teaches nothing, until drift could have brought it there
         teach &= (self.count <= NOISE_WARMUP) | (np.abs(implied - value) <= bound)
         innovation = np.where(teach, np.minimum(np.maximum(implied - value, -bound), bound), 0.0)
         gain = np.where(teach, var / (var + error_var), 0.0)

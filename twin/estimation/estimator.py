@@ -55,8 +55,12 @@ class Estimator(EntityState):
         cooled = Cooled(site)
         self.heat, self.hydraulics = RackHeat(site, self.coolant), HydraulicsEstimator(site, cooled)
         self.exchange, self.loops = exchanger.Exchange(site, self.coolant, cooled), Loops(site)
-        self.lags = {"plates": self.heat.plates, "tank": self.heat.tank, "legs": self.exchange.legs,
-                     "loop": self.loops.tank}  # fmt: skip
+        self.lags = {
+            "plates": self.heat.plates,
+            "tank": self.heat.tank,
+            "legs": self.exchange.legs,
+            "loop": self.loops.tank,
+        }
         self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
         self._loop, self._weather = Latest("loop", LOOP_NAMES), Latest("site", SITE_NAMES)
         self._feeder = Latest("feeder", ("power_w",))

@@ -72,25 +72,26 @@ class Exchange:
         passing = np.where(through_lpm >= self._least, through_lpm, np.nan)
         mixed = cooled.sums(rack["flow_lpm"] * rack["return_temp_c"]) / passing
         leaving = self._leaving(cdu, board)
-        # Where no flow is told it takes as long as where it flows nominally
+        # Where no flow is reported the time is that of the nominal flow
         tau_s = cdu_tau_s(through_lpm, self.nominal_lpm)
         shares = share_of(dt_s, np.stack([tau_s, tau_s, tau_s, self._late]))
         arrived, left, sent, calm = self.legs.toward(np.stack([mixed, leaving, supply, back]), shares, now_ns)
 
         sent = cooled.of_cdu(sent)
-        heard = np.minimum(cooled.heard_of_cdu(cdu.heard_ns("supply_temp_c")), rack.heard_ns("supply_temp_c"))
-        board.put(BRANCH_SUPPLY, sent + board.parameter(BRANCH_SUPPLY), rack["supply_temp_c"], heard,
-                  implied=rack["supply_temp_c"] - sent, slope=1.0)  # fmt: skip
-        heard = cooled.oldest(rack.heard_ns("flow_lpm", "return_temp_c"))
-        board.put(MIX, arrived + board.parameter(MIX), back, np.minimum(heard, cdu.heard_ns("return_temp_c")),
-                  implied=back - arrived, slope=1.0, loose=_moving(0.35, mixed - arrived))  # fmt: skip
+        read_ns = np.minimum(
+            cooled.heard_of_cdu(cdu.heard_ns("supply_temp_c")), rack.heard_ns("supply_temp_c")
+        )
+        board.put_offset(BRANCH_SUPPLY, sent, rack["supply_temp_c"], read_ns)
+        read_ns = np.minimum(
+            cooled.oldest(rack.heard_ns("flow_lpm", "return_temp_c")), cdu.heard_ns("return_temp_c")
+        )
+        board.put_offset(MIX, arrived, back, read_ns, _moving(0.35, mixed - arrived))
         names = ("supply_temp_setpoint_c", "supply_temp_setpoint_final_c")
         wanted = np.where(np.isfinite(cdu[names[1]]), cdu[names[1]], cdu[names[0]])
-        heard = np.maximum(cdu.heard_ns(names[0]), cdu.heard_ns(names[1]))
+        read_ns = np.maximum(cdu.heard_ns(names[0]), cdu.heard_ns(names[1]))
+        read_ns = np.minimum(read_ns, cdu.heard_ns("supply_temp_c"))
         # While the heat changes, the valve's control is late by some of it
-        board.put(SETPOINT, wanted + board.parameter(SETPOINT), supply,
-                  np.minimum(heard, cdu.heard_ns("supply_temp_c")), implied=supply - wanted, slope=1.0,
-                  loose=_moving(LATE_SHARE, back - calm))  # fmt: skip
+        board.put_offset(SETPOINT, wanted, supply, read_ns, _moving(LATE_SHARE, back - calm))
         self._judge_exchanger(cdu, board, leaving, left)
         self._facility(cdu, loop, board)
 
@@ -116,33 +117,42 @@ class Exchange:
         sensitive = per_ua * clean / films >= SENSITIVE_PU * warm * (back - leaving)
         steady = (np.abs(leaving - expected) < 0.3) & (back - cool >= LEAST_APPROACH_K) & sensitive
         implied = films * ua_of(heat_w, warm, cold, back, cool)
-        board.put(SUPPLY, expected, supply, cdu.heard_ns(*EXCHANGED, "supply_temp_c"),
-                  implied=np.where(steady | np.isnan(clean), implied, np.nan),
-                  slope=-per_ua / films / warm, loose=_moving(0.25, leaving - expected))  # fmt: skip
+        board.put(
+            SUPPLY,
+            expected,
+            supply,
+            cdu.heard_ns(*EXCHANGED, "supply_temp_c"),
+            implied=np.where(steady | np.isnan(clean), implied, np.nan),
+            slope=-per_ua / films / warm,
+            loose=_moving(0.25, leaving - expected),
+        )
 
         rise = heat_w / cold
-        heard = cdu.heard_ns(*EXCHANGED, "supply_temp_c", "facility_return_temp_c")
+        read_ns = cdu.heard_ns(*EXCHANGED, "supply_temp_c", "facility_return_temp_c")
         implied = np.where(rise >= 1.0, (heated - cool) / rise, np.nan)
         # Each sensor's error counts by the streams' ratio
-        board.put(FACILITY_RETURN, cool + board.parameter(FACILITY_RETURN) * rise, heated, heard,
-                  implied=implied, slope=rise, level=1.0 + warm / cold)  # fmt: skip
+        board.put(
+            FACILITY_RETURN,
+            cool + board.parameter(FACILITY_RETURN) * rise,
+            heated,
+            read_ns,
+            implied=implied,
+            slope=rise,
+            level=1.0 + warm / cold,
+        )
 
     def _facility(self, cdu: Latest, loop: Latest, board: Board) -> None:
         one, two = cdu["facility_valve1_pu"], cdu["facility_valve2_pu"]
         valve = np.where(np.isfinite(two), 0.5 * (one + two), one)
         open_ = np.where(valve >= LEAST_VALVE_PU, valve, np.nan)
-        flow = cdu["facility_flow_lpm"]
-        expected = board.parameter(VALVE) * open_
-        board.put(VALVE, expected, flow, cdu.heard_ns("facility_flow_lpm", "facility_valve1_pu"),
-                  implied=flow / open_, slope=open_, level=expected)  # fmt: skip
+        read_ns = cdu.heard_ns("facility_flow_lpm", "facility_valve1_pu")
+        board.put_ratio(VALVE, open_, cdu["facility_flow_lpm"], read_ns)
 
-        given, heard = np.full(len(one), np.nan), np.zeros(len(one), np.int64)
+        given, read_ns = np.full(len(one), np.nan), np.zeros(len(one), np.int64)
         given[self.looped] = loop["supply_temp_c"][self.loop_of_cdu[self.looped]]
-        heard[self.looped] = loop.heard_ns("supply_temp_c")[self.loop_of_cdu[self.looped]]
-        cool = cdu["facility_supply_temp_c"]
-        board.put(FACILITY_SUPPLY, given + board.parameter(FACILITY_SUPPLY), cool,
-                  np.minimum(heard, cdu.heard_ns("facility_supply_temp_c")),
-                  implied=cool - given, slope=1.0)  # fmt: skip
+        read_ns[self.looped] = loop.heard_ns("supply_temp_c")[self.loop_of_cdu[self.looped]]
+        read_ns = np.minimum(read_ns, cdu.heard_ns("facility_supply_temp_c"))
+        board.put_offset(FACILITY_SUPPLY, given, cdu["facility_supply_temp_c"], read_ns)
 
 
 def _moving(share: float, away_k: F64) -> F64:

@@ -54,7 +54,7 @@ class GpuPower(EntityState):
     set: Delayed = part()
     fit: Fit = part()
     reference: Reference = part()
-    clock: Delayed = part()  # highest seen at work
+    clock: Delayed = part()  # highest reading at work
     noise: ResidualNoise = part()
 
     def __init__(self, site: Site) -> None:
@@ -137,7 +137,7 @@ class GpuPower(EntityState):
     ) -> None:
         """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
         m = rows.stop - rows.start
-        power, heard, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        power, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
         sm = self._features[0][rows]
         features = [np.ones(m), sm, *(f[rows] if len(f) else np.zeros(m) for f in self._features[1:])]
         finite = np.isfinite(expected - power) & taught
@@ -145,9 +145,9 @@ class GpuPower(EntityState):
         top = self.top_hz[rows]
         full = ~(clock_hz[rows] < SLOWED_PU * top)
         working = sm > WORKING_PU
-        seen = self.clock.learning[0, rows]
-        np.fmax(seen, np.where(taught & working, clock_hz[rows], np.nan), out=seen)
-        lasting = self.noise.lasting(heard, rows)
+        clocks = self.clock.learning[0, rows]
+        np.fmax(clocks, np.where(taught & working, clock_hz[rows], np.nan), out=clocks)
+        lasting = self.noise.lasting(read_ns, rows)
         usable = finite & ~lasting
         weight = np.where(usable & full, IDLE_WEIGHT + (1.0 - IDLE_WEIGHT) * np.minimum(sm, 1.0), 0.0)
         sigma = self.sigma[rows]
@@ -184,15 +184,15 @@ class GpuPower(EntityState):
     def _highest(self, clock_hz: F64) -> F64:
         """The highest clock of each profile [n_group]; not the highest reading, as one sensor may lie."""
         sample = np.arange(len(clock_hz))[self._sample]
-        seen = sample[np.isfinite(clock_hz[sample])]
-        group = self.group[seen]
-        order = np.lexsort((clock_hz[seen], group))
+        clocks = sample[np.isfinite(clock_hz[sample])]
+        group = self.group[clocks]
+        order = np.lexsort((clock_hz[clocks], group))
         ends = np.searchsorted(group[order], np.arange(self.n_group + 1))
         count = np.diff(ends)
         at = ends[:-1] + np.floor(ROBUST_PU * np.maximum(count - 1, 0)).astype(np.int64)
         highest = np.full(self.n_group, np.nan)
         filled = count > 0
-        highest[filled] = clock_hz[seen[order[at[filled]]]]
+        highest[filled] = clock_hz[clocks[order[at[filled]]]]
         return np.where(highest > 0.0, highest, np.nan)
 
     def move(self, rows: slice) -> None:

@@ -27,7 +27,7 @@ MODEL_ERROR_K = 0.6  # of one reading: whole degrees, noise, what the model leav
 NOISE_K = 0.3  # floor of the learned noise: a step of 1 K is 0.29 K
 FULL_POWER_PU = 0.5  # of the highest power: from here on a reading teaches in full; source: estimate
 LEAST_WEIGHT = 0.02  # of a reading without power; source: estimate
-HOLD_S = 5.0  # so long a power that is not heard is taken to stand still; source: estimate
+HOLD_S = 5.0  # for so long a missing power is taken to stand still; source: estimate
 SETTLING = 4.0  # lags until a model that began in the middle of things is right (e^-4 of its error is left)
 # A model that moves is less certain: by this share of the way that its lag has yet to go; source: estimate.
 MOVE_PU = 0.15
@@ -131,8 +131,9 @@ class GpuTemp(EntityState):
     def drive(self, readings: Readings, power_w: F64, dt_s: float) -> F64:
         """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC."""
         flow_lpm, _ = readings.good("rack", "flow_lpm")
-        factor = resistance_k_per_w(np.ones_like(flow_lpm), flow_lpm / self.nominal_lpm, CONVECTIVE_SHARE,
-                                    FLOW_EXPONENT)  # fmt: skip
+        factor = resistance_k_per_w(
+            np.ones_like(flow_lpm), flow_lpm / self.nominal_lpm, CONVECTIVE_SHARE, FLOW_EXPONENT
+        )
         np.copyto(self.factor, factor, where=np.isfinite(factor))
         of_node = self.factor[self.rack_of_node]
         if not self.liquid.all():
@@ -186,8 +187,8 @@ class GpuTemp(EntityState):
 
     def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:
         """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
-        temp, heard, expected = measured[rows], heard_ns[rows], self.expected[rows]
-        usable = np.isfinite(temp - expected) & taught & ~self.noise.lasting(heard, rows)
+        temp, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        usable = np.isfinite(temp - expected) & taught & ~self.noise.lasting(read_ns, rows)
         heated = self.heated[rows]
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
         weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
@@ -206,11 +207,11 @@ class GpuTemp(EntityState):
     def refresh_pool(self, group: I32, n_group: int) -> None:
         """By what the resistances of a profile differ from its design: GPUs that idle are taken to follow."""
         ratio = self.set.learning[RESISTANCE] / self.resistance
-        told = np.flatnonzero((self.fit.taught_s > POOLED_AFTER_S) & np.isfinite(ratio))[
+        taught = np.flatnonzero((self.fit.taught_s > POOLED_AFTER_S) & np.isfinite(ratio))[
             :: self.n // POOLED + 1
         ]
         for k in range(n_group):
-            mine = ratio[told[group[told] == k]]
+            mine = ratio[taught[group[taught] == k]]
             if len(mine) >= LEAST_POOL:
                 self.typical[group == k] = np.median(mine)
 

@@ -23,7 +23,7 @@ PART = 10_001  # GPUs that learn in one tick, at most: the rest have their turn 
 NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 CLOCK_NOISE_PU = 0.01  # floor: DCGM's step of 15 MHz; source: estimate
 HOT_K = 4.0  # below the slowdown temperature, from here on heat may lower a clock; source: estimate
-# A drift below these shares is not told from the weather of a model; source: estimate.
+# A drift below these shares is within the error of the model; source: estimate.
 RESISTANCE_DRIFT_PU, IDLE_DRIFT_PU, DYNAMIC_DRIFT_PU = 0.02, 0.03, 0.015
 POWER, TEMP, CLOCK = "gpu.power_w", "gpu.temp_c", "gpu.sm_clock_hz"
 
@@ -87,10 +87,13 @@ class GpuEstimator(EntityState):
         self.power.move(rows)
         self.temp.move(rows)
         for reference, in_use, share in (
-            (self.temp.reference, self.temp.set.in_use[RESISTANCE : RESISTANCE + 1, rows],
-             np.array([[RESISTANCE_DRIFT_PU]])),
+            (
+                self.temp.reference,
+                self.temp.set.in_use[RESISTANCE : RESISTANCE + 1, rows],
+                np.array([[RESISTANCE_DRIFT_PU]]),
+            ),
             (self.power.reference, self._power_values(rows), np.array([[IDLE_DRIFT_PU], [DYNAMIC_DRIFT_PU]])),
-        ):  # fmt: skip
+        ):
             early = reference.value[:, rows]
             sigma = np.sqrt(reference.sigma[:, rows] ** 2 + (share * early) ** 2)
             reference.confidence[:, rows] = confidence_of(in_use - early, sigma)
@@ -115,10 +118,13 @@ class GpuEstimator(EntityState):
         moved += power.sigma
         doubt = temp.doubt()
         doubt += temp.sigma
-        found = ((POWER, power.expected, moved), (TEMP, temp.expected, doubt),
-                 (CLOCK, clock, self.clock_sigma * clock))  # fmt: skip
+        compared = (
+            (POWER, power.expected, moved),
+            (TEMP, temp.expected, doubt),
+            (CLOCK, clock, self.clock_sigma * clock),
+        )
         self.residuals = {}
-        for (name, expected, sigma), (value, _) in zip(found, measured, strict=True):
+        for (name, expected, sigma), (value, _) in zip(compared, measured, strict=True):
             self.residuals[name] = Residual(name, expected, value, sigma)
 
     def _learn(
@@ -129,9 +135,9 @@ class GpuEstimator(EntityState):
         free = None if touched is None else ~touched[rows]
         fresh = []
         for k in (0, 1):
-            heard = measured[k][1][rows]
-            new = heard > self.taught_ns[k, rows]
-            self.taught_ns[k, rows] = heard
+            read_ns = measured[k][1][rows]
+            new = read_ns > self.taught_ns[k, rows]
+            self.taught_ns[k, rows] = read_ns
             fresh.append(new if free is None else new & free)
         (power_w, power_ns), (temp_c, temp_ns), (_, clock_ns) = measured
         self.power.learn(rows, readings, power_w, power_ns, fresh[0], dt_s)
@@ -168,15 +174,24 @@ class GpuEstimator(EntityState):
         none = np.full(self.n, np.nan)
         value = self._power_values(slice(None))
         out = [
-            Parameter("gpu.resistance", "gpu", resistance, temp.reference.value[0],
-                      temp.reference.sigma[0], temp.reference.confidence[0]),
+            Parameter(
+                "gpu.resistance",
+                "gpu",
+                resistance,
+                temp.reference.value[0],
+                temp.reference.sigma[0],
+                temp.reference.confidence[0],
+            ),
             Parameter("gpu.tau_s", "gpu", tau_s, none, none, none),
             Parameter("gpu.exponent", "gpu", power.set.in_use[4], none, np.sqrt(power.gamma_var), none),
-        ]  # fmt: skip
+        ]
         for k, name in enumerate(("gpu.idle_w", "gpu.dynamic_w")):
             reference = power.reference
-            out.append(Parameter(name, "gpu", value[k], reference.value[k], reference.sigma[k],
-                                 reference.confidence[k]))  # fmt: skip
+            out.append(
+                Parameter(
+                    name, "gpu", value[k], reference.value[k], reference.sigma[k], reference.confidence[k]
+                )
+            )
         return {p.name: p for p in out}
 
     def derive(self) -> None:
@@ -184,7 +199,7 @@ class GpuEstimator(EntityState):
         self._told = None
 
     def adopt(self, old: GpuEstimator, old_of_new: OldOfNew) -> None:
-        """Take over what was learned on another site; nothing where it is not said where GPUs were."""
+        """Take over what was learned on another site; nothing without the places of its GPUs."""
         if "gpu" in old_of_new and "node" in old_of_new:
             super().adopt(old, old_of_new)
             self.turn, self.moves[:] = 0, int(old.moves.min(initial=0))

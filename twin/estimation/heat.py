@@ -73,20 +73,30 @@ class RackHeat:
         expected_c = np.where(expected_k >= MIN_RISE_K, entered_c + expected_k, np.nan)
         risen_k = return_c - entered_c
         teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
-        heard = rack.heard_ns(*RACK_NAMES[:4])
+        read_ns = rack.heard_ns(*RACK_NAMES[:4])
         off_k = np.abs(aims[1] - rise_k) + np.abs(supply_c - entered_c)
-        board.put("rack.heat", expected_c, return_c, heard,
-                  implied=np.where(teaching, risen_k / rise_k, np.nan),
-                  slope=np.where(teaching, rise_k, 0.0),
-                  loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0))  # fmt: skip
+        board.put(
+            "rack.heat",
+            expected_c,
+            return_c,
+            read_ns,
+            implied=np.where(teaching, risen_k / rise_k, np.nan),
+            slope=np.where(teaching, rise_k, 0.0),
+            loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0),
+        )
 
         warm = risen_k >= MIN_RISE_K
         per_lpm = heat_rate_w_per_k(self.coolant, np.ones_like(risen_k), supply_c)
         expected_lpm = np.where(warm, capture * carried_w / (per_lpm * risen_k), np.nan)
         off_pu = np.abs(heat_w - carried_w) / carried_w
-        board.put(CLOSURE, expected_lpm, flow_lpm, heard,
-                  level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
-                  loose=np.where(off_pu > 0.05, 0.25 * off_pu * expected_lpm, 0.0))  # fmt: skip
+        board.put(
+            CLOSURE,
+            expected_lpm,
+            flow_lpm,
+            read_ns,
+            level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
+            loose=np.where(off_pu > 0.05, 0.25 * off_pu * expected_lpm, 0.0),
+        )
 
 
 def cdu_tau_s(flow_lpm: F64, nominal_lpm: F64) -> F64:

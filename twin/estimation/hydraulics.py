@@ -27,10 +27,22 @@ FLOW_NOISE_PU, DROP_NOISE_PU, FILTER_NOISE_PU = 0.004, 0.004, 0.006  # of the re
 LEAST_FLOW_PU = 0.1  # of nominal: below, a drop says little of its resistance; source: estimate
 LEAST_DROP_PA = 2000.0  # below, a pressure sensor's error weighs too much; source: estimate
 RUNNING_PU = 0.05  # a pump below this speed gives nothing; source: estimate
-CDU_NAMES = ("flow_lpm", "diff_pressure_pa", "filter_diff_pressure_pa", "pump1_speed_pu", "pump2_speed_pu",
-             "supply_temp_c", "return_temp_c", "facility_supply_temp_c", "facility_return_temp_c",
-             "facility_flow_lpm", "facility_valve1_pu", "facility_valve2_pu", "supply_temp_setpoint_c",
-             "supply_temp_setpoint_final_c")  # fmt: skip
+CDU_NAMES = (
+    "flow_lpm",
+    "diff_pressure_pa",
+    "filter_diff_pressure_pa",
+    "pump1_speed_pu",
+    "pump2_speed_pu",
+    "supply_temp_c",
+    "return_temp_c",
+    "facility_supply_temp_c",
+    "facility_return_temp_c",
+    "facility_flow_lpm",
+    "facility_valve1_pu",
+    "facility_valve2_pu",
+    "supply_temp_setpoint_c",
+    "supply_temp_setpoint_final_c",
+)
 
 
 def rows(site: Site) -> list[Row]:
@@ -106,26 +118,38 @@ class HydraulicsEstimator:
         k = board.parameter(BRANCH)
         expected = np.where(drop >= LEAST_DROP_PA, np.sqrt(np.maximum(drop, 0.0) / k), np.nan)
         implied = np.where(flow >= self._rack_least, drop / flow**2, np.nan)
-        board.put(BRANCH, expected, flow, rack.heard_ns("flow_lpm", "diff_pressure_pa"), implied=implied,
-                  slope=-0.5 * expected / k, level=expected)  # fmt: skip
+        board.put(
+            BRANCH,
+            expected,
+            flow,
+            rack.heard_ns("flow_lpm", "diff_pressure_pa"),
+            implied=implied,
+            slope=-0.5 * expected / k,
+            level=expected,
+        )
 
         across = cooled.of_cdu(cdu["diff_pressure_pa"])
         across = np.where(across >= LEAST_DROP_PA, across, np.nan)
-        heard = np.minimum(
+        read_ns = np.minimum(
             rack.heard_ns("diff_pressure_pa"), cooled.heard_of_cdu(cdu.heard_ns("diff_pressure_pa"))
         )
-        expected = board.parameter(DROP) * across
-        board.put(DROP, expected, drop, heard, implied=drop / across, slope=across, level=expected)
+        board.put_ratio(DROP, across, drop, read_ns)
         self._cdu(rack, cdu, board)
 
     def _cdu(self, rack: Latest, cdu: Latest, board: Board) -> None:
-        flow, heard = cdu["flow_lpm"], cdu.heard_ns("flow_lpm")
+        flow, read_ns = cdu["flow_lpm"], cdu.heard_ns("flow_lpm")
         running = flow >= self._cdu_least
         summed = self.cooled.sums(rack["flow_lpm"])
         expected = board.parameter(SUM) * summed
-        board.put(SUM, expected, flow, np.minimum(heard, self.cooled.oldest(rack.heard_ns("flow_lpm"))),
-                  implied=np.where(running, flow / summed, np.nan), slope=summed,
-                  level=np.maximum(expected, self._cdu_least))  # fmt: skip
+        board.put(
+            SUM,
+            expected,
+            flow,
+            np.minimum(read_ns, self.cooled.oldest(rack.heard_ns("flow_lpm"))),
+            implied=np.where(running, flow / summed, np.nan),
+            slope=summed,
+            level=np.maximum(expected, self._cdu_least),
+        )
 
         n1, n2 = cdu["pump1_speed_pu"], cdu["pump2_speed_pu"]
         on1, on2 = n1 > RUNNING_PU, n2 > RUNNING_PU
@@ -138,12 +162,16 @@ class HydraulicsEstimator:
         left = board.parameter(PUMP) * full - drop
         expected = np.sqrt(np.where(left > 0.0, left, np.nan) / steep)
         names = ("flow_lpm", "diff_pressure_pa", "pump1_speed_pu", "pump2_speed_pu")
-        board.put(PUMP, expected, flow, cdu.heard_ns(*names),
-                  implied=np.where(running, (drop + steep * flow**2) / full, np.nan),
-                  slope=0.5 * full / (steep * expected), level=expected)  # fmt: skip
+        board.put(
+            PUMP,
+            expected,
+            flow,
+            cdu.heard_ns(*names),
+            implied=np.where(running, (drop + steep * flow**2) / full, np.nan),
+            slope=0.5 * full / (steep * expected),
+            level=expected,
+        )
 
-        drop = cdu["filter_diff_pressure_pa"]
         squared = np.where(running, flow**2, np.nan)
-        expected = board.parameter(FILTER) * squared
-        board.put(FILTER, expected, drop, cdu.heard_ns("flow_lpm", "filter_diff_pressure_pa"),
-                  implied=drop / squared, slope=squared, level=expected)  # fmt: skip
+        read_ns = cdu.heard_ns("flow_lpm", "filter_diff_pressure_pa")
+        board.put_ratio(FILTER, squared, cdu["filter_diff_pressure_pa"], read_ns)

@@ -48,14 +48,13 @@ class Loops:
         if self.n == 0:
             return
         supply, back, flow = (loop[k] for k in LOOP_NAMES)
-        outdoor, heard = np.nan, 0
+        outdoor, read_ns = np.nan, 0
         for name in SITE_NAMES:  # the wet bulb, where there is one: towers follow it, dry coolers nearly
             if len(weather[name]) and np.isfinite(weather[name][0]):
-                outdoor, heard = float(weather[name][0]), int(weather.heard_ns(name)[0])
-        # Weather is told once a minute; what is new is the loop's reading
-        heard_ns = np.where(heard > 0, loop.heard_ns("supply_temp_c"), 0)
-        board.put(APPROACH, board.parameter(APPROACH) + outdoor, supply, heard_ns, implied=supply - outdoor,
-                  slope=1.0, loose=WEATHER_MOVES_K)  # fmt: skip
+                outdoor, read_ns = float(weather[name][0]), int(weather.heard_ns(name)[0])
+        # Weather is reported once a minute; what is new is the loop's reading
+        heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
+        board.put_offset(APPROACH, np.full(self.n, outdoor), supply, heard_ns, WEATHER_MOVES_K)
 
         lpm = cdu["facility_flow_lpm"][self.cdu]
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
@@ -67,9 +66,6 @@ class Loops:
         np.minimum.at(
             oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
         )
-        board.put(RETURN, arrived + board.parameter(RETURN), back,
-                  np.minimum(oldest, loop.heard_ns("return_temp_c")), implied=back - arrived, slope=1.0,
-                  loose=0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0))  # fmt: skip
-        expected = board.parameter(FLOW) * summed
-        board.put(FLOW, expected, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")),
-                  implied=flow / summed, slope=summed, level=expected)  # fmt: skip
+        moving_k = 0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0)
+        board.put_offset(RETURN, arrived, back, np.minimum(oldest, loop.heard_ns("return_temp_c")), moving_k)
+        board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))

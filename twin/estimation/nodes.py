@@ -27,7 +27,7 @@ ERROR_PU, FLOOR_PU = 0.01, 0.003  # of one reading, of the highest power; source
 DELAYS_S = (0.0, 1.0, 2.0, 3.0, 4.0)  # that a rack's reading may have; source: estimate
 DELAY_MEMORY_S = 900.0  # of how well each delay fits; source: estimate
 DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; source: estimate
-GAP_S = 3.0  # so long a node's power that is not heard is taken to stand still; source: estimate
+GAP_S = 3.0  # for so long a node's missing power is taken to stand still; source: estimate
 PART = 2_048  # rows of a relation that learn in one tick, at most
 NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 SETTLED_S = 900.0  # of readings before a parameter's value is its reference; source: estimate
@@ -122,14 +122,14 @@ class Linear(EntityState):
     ) -> None:
         rows, dt_s = self.parts[part], float(self.elapsed_s[part])
         self.elapsed_s[part] = 0.0
-        heard, y, expected = heard_ns[rows], measured[rows], self.expected[rows]
-        fresh = heard > self.taught_ns[rows]
-        self.taught_ns[rows] = heard
+        read_ns, y, expected = heard_ns[rows], measured[rows], self.expected[rows]
+        fresh = read_ns > self.taught_ns[rows]
+        self.taught_ns[rows] = read_ns
         if untouched is not None:
             fresh &= untouched[rows]
         if not fresh.any():
             return
-        usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(heard, rows)
+        usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(read_ns, rows)
         sigma = self.sigma[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + loose[rows]
         clipped = np.minimum(np.maximum(y, expected - bound), expected + bound)
@@ -140,7 +140,7 @@ class Linear(EntityState):
             return
         off = y - expected
         off = np.sign(off) * np.maximum(np.abs(off) - loose[rows], 0.0)
-        self.noise.learn(np.where(fresh, off, np.nan), heard, dt_s, rows)
+        self.noise.learn(np.where(fresh, off, np.nan), read_ns, dt_s, rows)
         self.sigma[rows] = self.noise.sigma(rows)
 
     def parameter(self, name: str, k: int) -> Parameter:
@@ -178,18 +178,29 @@ class NodeEstimator(EntityState):
         one = np.ones(n)
         self.relations = {
             NODE: Linear(
-                NODE, np.stack([other, one + NODE_LOSS_PU]),
+                NODE,
+                np.stack([other, one + NODE_LOSS_PU]),
                 np.stack([OTHER_SPREAD_PU * other + OTHER_SPREAD_W, one * NODE_LOSS_SPREAD]),
-                ERROR_PU * rated, _known(FLOOR_PU * rated)),
+                ERROR_PU * rated,
+                _known(FLOOR_PU * rated),
+            ),
             RACK: Linear(
-                RACK, np.stack([design.rack_overhead_w, np.ones(n_rack) + RACK_LOSS_PU]),
-                np.stack([OVERHEAD_SPREAD_PU * design.rack_overhead_w + OVERHEAD_SPREAD_W,
-                          np.full(n_rack, RACK_LOSS_SPREAD)]),
-                ERROR_PU * design.rack_max_w, _known(FLOOR_PU * design.rack_max_w)),
-        }  # fmt: skip
+                RACK,
+                np.stack([design.rack_overhead_w, np.ones(n_rack) + RACK_LOSS_PU]),
+                np.stack(
+                    [
+                        OVERHEAD_SPREAD_PU * design.rack_overhead_w + OVERHEAD_SPREAD_W,
+                        np.full(n_rack, RACK_LOSS_SPREAD),
+                    ]
+                ),
+                ERROR_PU * design.rack_max_w,
+                _known(FLOOR_PU * design.rack_max_w),
+            ),
+        }
         for name in (PSU1, PSU2):
-            self.relations[name] = Linear(name, 0.5 * one[None], SHARE_SPREAD * one[None], ERROR_PU * rated,
-                                          _known(FLOOR_PU * rated))  # fmt: skip
+            self.relations[name] = Linear(
+                name, 0.5 * one[None], SHARE_SPREAD * one[None], ERROR_PU * rated, _known(FLOOR_PU * rated)
+            )
         gpus = np.diff(site.gpu_start_of_node)
         self._each = int(gpus[0]) if n and (gpus == gpus[0]).all() else 0  # GPUs of any node; 0 = it varies
         self._filled: Bool = np.diff(site.node_start_of_rack) > 0
@@ -217,8 +228,11 @@ class NodeEstimator(EntityState):
         inner_w = self._of_gpus(gpu_w)
         if readings.known("node", "cpu_power_w"):
             inner_w = inner_w + readings.good("node", "cpu_power_w")[0]
-        out = {NODE: self.relations[NODE].compare([np.ones_like(inner_w), inner_w], power_w, heard_ns, dt_s,
-                                                  untouched)}  # fmt: skip
+        out = {
+            NODE: self.relations[NODE].compare(
+                [np.ones_like(inner_w), inner_w], power_w, heard_ns, dt_s, untouched
+            )
+        }
         for name in (PSU1, PSU2):
             supply_w, supply_ns = readings.good("node", name.partition(".")[2])
             out[name] = self.relations[name].compare([power_w], supply_w, supply_ns, dt_s, untouched)

@@ -85,7 +85,7 @@ class Delayed(EntityState):
 class Fit(EntityState):
     """Least squares per row, y = x . theta, with k features, forgetting, and a prior that never fades.
 
-    Kept are the normal equations of what was seen: `normal` [k (k + 1) / 2, n], `moment` [k, n]. Adding the
+    Kept are the normal equations of past readings: `normal` [k (k + 1) / 2, n], `moment` [k, n]. Adding the
     prior's when solving bounds the covariance by the prior's, whatever is or is not excited.
     """
 
@@ -100,7 +100,7 @@ class Fit(EntityState):
     def learn(self, rows: slice, features: list[F64], y: F64, error: F64, weight: F64, dt_s: float) -> None:
         """Take in a reading per row: `features` k times [m]; `error` is its 1 sigma; weight 0 is none.
 
-        What was seen before fades only as far as new readings come in. Features, y and error are finite where
+        Past readings fade only as far as new ones come in. Features, y and error are finite where
         the weight is not 0.
         """
         taken = weight > 0.0
@@ -174,6 +174,6 @@ class Reference(EntityState):
 
     def settle(self, rows: slice, value: F64, taught_s: F64) -> None:
         """Make `value` [k, m] the reference where enough readings have been taken in for the first time."""
-        held = self.value[:, rows]
-        fresh: Bool = np.isnan(held[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
-        np.copyto(held, value, where=fresh)
+        early = self.value[:, rows]
+        fresh: Bool = np.isnan(early[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
+        np.copyto(early, value, where=fresh)

@@ -69,9 +69,15 @@ def balances_of(site: Site) -> list[Balance]:
     for rack in np.flatnonzero(np.diff(site.feeders_of_rack.start)).tolist():
         direct = site.feeders_of_rack.of_row(rack)
         if has_parent[direct].all():
-            out.append(Balance(short("rack", rack) + "<taps", direct.astype(np.int32), none,
-                               np.array([rack], np.int32),
-                               bool(site.inferred_feeder[direct].any())))  # fmt: skip
+            out.append(
+                Balance(
+                    short("rack", rack) + "<taps",
+                    direct.astype(np.int32),
+                    none,
+                    np.array([rack], np.int32),
+                    bool(site.inferred_feeder[direct].any()),
+                )
+            )
     return out
 
 
@@ -163,17 +169,15 @@ class PowerTreeEstimator:
         silent = np.bincount(
             self._group, weights=~np.isfinite(feeder_w[self._member]), minlength=self._n_groups
         )
-        told = np.bincount(self._group, weights=known, minlength=self._n_groups)
+        known_w = np.bincount(self._group, weights=known, minlength=self._n_groups)
         alone = (silent[self._group] == 1) & ~np.isfinite(feeder_w[self._member])
-        others[self._member] = np.where(alone, told[self._group], whole[self._group] - known)
+        others[self._member] = np.where(alone, known_w[self._group], whole[self._group] - known)
         others[others < LEAST_LOAD_W] = np.nan
         oldest = np.full(self._n_groups, np.iinfo(np.int64).max)
         np.minimum.at(oldest, self._group, heard_ns[self._member])
-        heard = np.zeros(self._n_feeder, np.int64)
-        heard[self._member] = oldest[self._group]
-        expected = board.parameter(SPLIT) * others
-        board.put(SPLIT, expected, feeder_w, heard, implied=feeder_w / others, slope=others,
-                  level=expected)  # fmt: skip
+        read_ns = np.zeros(self._n_feeder, np.int64)
+        read_ns[self._member] = oldest[self._group]
+        board.put_ratio(SPLIT, others, feeder_w, read_ns)
 
     def off_pu(self, residual: Residual | None) -> tuple[float | None, bool]:
         """(difference of the outermost complete balances over their load, whether an edge was guessed)."""

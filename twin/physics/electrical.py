@@ -92,9 +92,9 @@ class PowerTree:
 
     def shares(self, alive: Bool, weight: F64 | float = 1.0) -> F64:
         """Share of a rack's power on each feeder [n_pair]: by weight among those alive; sums to 1 or 0."""
-        held = np.where(alive[self.feeder], weight, 0.0)
-        total = np.bincount(self.rack, weights=held, minlength=len(self.fed))[self.rack]
-        return np.divide(held, total, out=np.zeros(len(held)), where=total > 0)
+        carried = np.where(alive[self.feeder], weight, 0.0)
+        total = np.bincount(self.rack, weights=carried, minlength=len(self.fed))[self.rack]
+        return np.divide(carried, total, out=np.zeros(len(carried)), where=total > 0)
 
     def feeding(self, ok: Bool, weight: F64 | float = 1.0) -> Feeding:
         """The way power goes while these feeders [n_feeder] are `ok`; `weight` as `shares` has it."""
