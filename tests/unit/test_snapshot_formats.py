@@ -30,6 +30,15 @@ BOARD = ("value", "var", "waiting", "waiting_var", "in_use", "in_use_var", "refe
          "fast", "slow", "held")  # fmt: skip
 
 
+def xids_of_4(rings: dict[str, Any]) -> dict[str, Any]:
+    """The filled places of each ring, the oldest first."""
+    slots, many = len(rings["code"]), rings["many"].tolist()
+    at = [(n % slots, row) for row, m in enumerate(many) for n in range(max(0, m - slots), m)]
+    at_ns, code = ([rings[name][place] for place in at] for name in ("at_ns", "code"))
+    return {"gpu": rings["index"], "kept": np.minimum(many, slots), "burst_ns": rings["burst_ns"],
+            "at_ns": np.array(at_ns, np.int64), "code": np.array(code, np.int32)}  # fmt: skip
+
+
 def as_of_4(data: dict[str, Any]) -> dict[str, Any]:
     """The same as format 4 laid it out."""
     board, findings, of = data["estimator"]["board"], dict(data["findings"]), dict(data["diagnosis"])
@@ -43,6 +52,7 @@ def as_of_4(data: dict[str, Any]) -> dict[str, Any]:
         "tracks": of["tracks"]["tracks"],
         "watch": {t: {**m, "heard_s": float(m["heard_s"][0])} for t, m in of["watch"]["meters"].items()},
         "wake": [[row[:4], row[4:]] for row in of.pop("downstream")["causes"]],
+        "growth": {**of["growth"], "xids": xids_of_4(of["growth"]["xids"])},
         "drifts": [[name, *columns] for name, columns in of["drifts"].items()],
         "book": {"waiting": [[row[:4], row[4:]] for row in of["book"]["waiting"]],
                  "told": [[*row[:9], list(row[9].items()), *row[10:]] for row in of["book"]["reported"]]},
@@ -85,9 +95,11 @@ def test_faults_and_what_was_learned_are_read_from_format_4() -> None:
     twin.run(40, values | {"rack.return_temp_c": 42.0})
     alone = np.where(np.arange(36) == 3, 0.0, 2000.0)
     twin.run(6, values | {"node.psu2_power_w": alone, "rack.leak_state": np.array([1.0, 0.0])})
-    twin.tick(values | {"node.psu2_power_w": np.where(np.arange(36) == 9, 0.0, alone)})
+    errors = [ev.FaultReported(id=f"x{k}", table="gpu", name="r1/node0/gpu1", code=c)
+              for k, c in enumerate((94, 79, 13))]  # fmt: skip
+    twin.tick(values | {"node.psu2_power_w": np.where(np.arange(36) == 9, 0.0, alone)}, *errors)
     diagnosis = twin.engine.diagnosis
-    assert sorted(c.kind for c in diagnosis.book.reported.values()) == ["leak", "psu_lost"]
+    assert sorted(c.kind for c in diagnosis.book.reported.values()) == ["leak", "psu_lost", "xid_burst"]
     assert ("psu_lost", "node", 9, "") in diagnosis.book.waiting
     assert diagnosis.downstream.causes
     assert twin.engine.findings.active
