@@ -20,5 +20,5 @@ def test_a_secret_that_everybody_can_read_is_told(
     loaded = Loaded(Config(site="site.yaml", broker="embedded"), tmp_path / "racktwin.yaml")
     with caplog.at_level(logging.WARNING):
         assert loaded.secret("password") == "correct horse"
-    assert ("shows the secret to everybody" in caplog.text) is told
+    assert ("lets every user of this host reach the secret" in caplog.text) is told
     assert "horse" not in caplog.text

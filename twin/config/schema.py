@@ -237,7 +237,11 @@ def warn_exposed(path: Path) -> None:
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o007:
-            log.warning("%s: mode %o shows the secret to everybody; 0600 is meant (chmod 600)", path, mode)
+            log.warning(
+                "%s: mode %o lets every user of this host reach the secret; expected 600 (chmod 600)",
+                path,
+                mode,
+            )
 
 
 def load_config(path: Path) -> Loaded:

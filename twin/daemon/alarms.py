@@ -303,7 +303,7 @@ class AlarmBook:
         except OSError as error:
             self.counts["not_saved"] += 1
             if not self.fault:
-                log.error("%s: cannot be written: %s; what people say of alarms is lost with this process",
+                log.error("%s: cannot be written: %s; acknowledgements and shelves end with this process",
                           self.path, error)  # fmt: skip
             self.fault = f"{self.path}: cannot be written: {error}"
             return

@@ -62,7 +62,7 @@ class ContingencyPublisher:
                 if due and await self._deliver(term.epoch):
                     key, delivered_s = (site.spec_hash, term.epoch), time.monotonic()
             except (ActuationError, ConnectorError) as error:
-                log.warning("contingency caps: %s; they are tried again", error)
+                log.warning("contingency caps are not delivered: %s; retrying", error)
 
     def _armed(self) -> bool:
         """True if any policy may act on caps of GPUs."""

@@ -197,7 +197,7 @@ class Daemon:
         try:
             self.services.after(frame, decision)
         except Exception:  # services must not end the ticks
-            log.exception("after tick %d", decision.tick)
+            log.exception("services failed after tick %d", decision.tick)
             self.live.counts["after_failed"] = self.live.counts.get("after_failed", 0) + 1
         if self.clock.ahead_ns:
             self.alarms.condition("clock", "warning", "The wall clock stepped back",
@@ -323,7 +323,7 @@ class Daemon:
                 await self.services.stop()
                 await self.leadership.stop()
         except TimeoutError:
-            log.error("some parts did not end within %g s; they are left behind", STOP_S)
+            log.error("some services did not stop within %g s; the process ends without them", STOP_S)
         self.fitter.close()
         self.alarms.save()
         loop = asyncio.get_running_loop()

@@ -133,7 +133,7 @@ class Dispatcher:
         """Log a failure, but not the same one at each try."""
         now_s = time.monotonic()
         if why != self._said or now_s - self._said_s >= SAY_S:
-            log.warning("%s: %s", self.sink.name, why)
+            log.warning("commands do not reach %s: %s", self.sink.name, why)
             self._said, self._said_s = why, now_s
 
 

@@ -220,7 +220,7 @@ class EtcdElection:
                 self._error = ""
             except ConnectorError as error:
                 if not self._error:
-                    log.warning("%s; nobody new can lead meanwhile", error)
+                    log.warning("%s; no daemon can begin to lead until etcd answers", error)
                 won, self._error = None, str(error)
             if won is not None and self._clock() < self._until:
                 self._epochs.store(won.epoch)

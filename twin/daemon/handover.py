@@ -103,7 +103,7 @@ def _unpacked(text: Any) -> str:
     try:
         return zlib.decompressobj().decompress(base64.b85decode(text), MAX_ASKED_BYTES).decode()
     except (ValueError, zlib.error) as error:
-        log.warning("what the leader before was asked for cannot be read: %s", error)
+        log.warning("the requests in the former leader's handover cannot be read: %s", error)
         return ""
 
 
@@ -121,7 +121,7 @@ def _events(trees: Any, kind: type[E]) -> list[E]:
         try:
             out.append(msgspec.convert(tree, kind))
         except msgspec.ValidationError as error:
-            log.warning("the leader before left a request that cannot be read: %s", error)
+            log.warning("a request in the former leader's handover cannot be read: %s", error)
     return out
 
 

@@ -121,7 +121,7 @@ class Ingest:
         """Count what was lost before it could be decoded."""
         self.counts["dropped"] += count
         if _note(self.dropped, where, why, count) == count:
-            log.warning("%d dropped from %s: %s", count, where[:200], why[:300])
+            log.warning("%d messages dropped from %s: %s", count, where[:200], why[:300])
 
     def summary(self) -> dict[str, Any]:
         """Counts for interfaces."""

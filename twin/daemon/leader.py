@@ -115,11 +115,11 @@ class EpochFile:
         except FileNotFoundError:
             return 0
         except (OSError, UnicodeDecodeError) as error:
-            log.warning("%s: cannot be read: %s; the clock gives the epoch", self.path, error)
+            log.warning("%s: cannot be read: %s; the epoch is taken from the clock", self.path, error)
             return 0
         found = re.fullmatch(r"(\d{1,16})\n?", text)
         if found is None or int(found[1]) > MAX_EPOCH:
-            log.warning("%s: holds no epoch; the clock gives it", self.path)
+            log.warning("%s: holds no epoch; the epoch is taken from the clock", self.path)
             return 0
         return int(found[1])
 

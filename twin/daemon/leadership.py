@@ -84,7 +84,7 @@ class Leadership:
         except TimeoutError:
             self._put(self._authorities(None, standby=True))
             self.live.role = "standby"
-            log.info("standing by: another daemon leads, or nobody can be asked yet")
+            log.info("standing by: another daemon leads, or the election has not answered yet")
 
     async def _keep_running(self) -> None:
         while True:
@@ -112,7 +112,7 @@ class Leadership:
         if term is None:
             if before is None:
                 return
-            log.warning("leads no longer; commands end here")
+            log.warning("this daemon no longer leads; it sends no more commands")
             self._put(self._authorities(None, standby=True))
             self.live.role = "standby"
             self.live.note(LeaderRecord(lost=before.epoch))
@@ -121,7 +121,11 @@ class Leadership:
         own = self.live.engine.arbiter.epoch
         left = read_handover(term.predecessor_head)
         adopt = term.predecessor_epoch not in (0, own) or (own == 0 and bool(term.predecessor_head))
-        log.info("leads with epoch %d%s", term.epoch, "; adopts what it finds" if adopt else "")
+        log.info(
+            "this daemon leads with epoch %d%s",
+            term.epoch,
+            "; it adopts the commands in force" if adopt else "",
+        )
         self.live.role, self.live.epoch = "leader", term.epoch
         self.live.note(
             LeaderRecord(epoch=term.epoch, predecessor=term.predecessor, head=left.head, adopt=adopt)
@@ -139,7 +143,10 @@ class Leadership:
     def _mode_of(self, left: Handover) -> list[Event]:
         """A hold or a release of the former leader, or the end of ours if that leader had ended it."""
         if left.windows is None and left.lost:
-            log.error("%d windows and requests of the leader before are not known here: held", left.lost)
+            log.error(
+                "%d windows and requests of the former leader did not fit its handover; the site is held",
+                left.lost,
+            )
             return [Held(author="takeover", reason="not all maintenance windows are known here")]
         if left.mode == "held":
             return [Held(author="takeover", reason="the leader before held the site")]
@@ -152,7 +159,7 @@ class Leadership:
         """Requests that the former leader left, and the end of those that it no longer knew."""
         engine = self.live.engine
         if left.lost:
-            log.warning("%d standing requests of the leader before are not known here", left.lost)
+            log.warning("%d requests of the former leader did not fit its handover; they are lost", left.lost)
         out: list[Event] = [*(left.windows or ()), *(left.requests or ())]
         if left.windows is not None:
             known = {w.id for w in left.windows}
@@ -212,7 +219,7 @@ class Leadership:
         try:
             self.opened.authority.set(dict(self.live.engine.intake.authority))
         except StorageError as error:
-            log.error("%s; after a restart the former authority holds", error)
+            log.error("%s; after a restart the authority of before holds again", error)
 
     def veto(self, event: Event) -> str | None:
         """Reason why this daemon cannot take the request now; None if it can."""

@@ -152,9 +152,9 @@ class Receiver:
 
     def _say(self, fault: str) -> None:
         if fault and not self.fault:
-            log.warning("%s takes no alarms: %s; it is tried again", self.name, fault)
+            log.warning("%s does not accept alarms: %s; retrying", self.name, fault)
         elif self.fault and not fault:
-            log.info("%s takes alarms again", self.name)
+            log.info("%s accepts alarms again", self.name)
         self.fault = fault
 
     async def _post(self, session: aiohttp.ClientSession, items: list[dict[str, Any]]) -> None:

@@ -110,7 +110,7 @@ def read_account(account: PolicyAccount, path: Path) -> None:
         try:
             path.replace(aside)
         except OSError:
-            log.warning("account: %s is written over", path.name)
+            log.warning("account: %s cannot be moved aside; it will be overwritten", path.name)
 
 
 def write_account(account: PolicyAccount, path: Path, tree: dict[str, Any]) -> None:

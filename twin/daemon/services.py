@@ -245,7 +245,7 @@ class Services:
                 step(frame, decision)
                 self.alarms.clear(f"after/{name}")
             except Exception as error:  # what is around the ticks must not end them, nor each other
-                log.exception("after tick %d: %s", decision.tick, name)
+                log.exception("%s failed after tick %d", name, decision.tick)
                 self.alarms.condition(f"after/{name}", "critical", f"The daemon's {name} fail",
                                         (f"{type(error).__name__}: {error}"[:300],))  # fmt: skip
 
@@ -353,7 +353,7 @@ class Services:
             if new.api is not None:
                 supervisor.start("api", "service", lambda: self.api.run(self.live))
         elif problems := self.api.reload():
-            log.error("the tokens stay as they were: %s", "; ".join(problems))
+            log.error("the tokens file is refused and the tokens stay as they were: %s", "; ".join(problems))
 
     def _part_alarm(self, part: Part, error: str | None) -> None:
         if error is None:
@@ -402,7 +402,7 @@ def log_decision(decision: Decision, events: tuple[Event, ...], site: Site) -> N
                 "%s by %s%s", type(event).__name__.lower(), event.author, f": {reason}" if reason else ""
             )
         elif isinstance(event, TicksSkipped):
-            event_log.warning("%d ticks did not happen: %s", event.count, event.why)
+            event_log.warning("%d ticks were skipped: %s", event.count, event.why)
     for batch in [c for c in decision.commands if not c.renewal][:MAX_LOGGED]:
         table = batch.control.partition(".")[0]
         first = site.name(table, int(batch.index[0]))

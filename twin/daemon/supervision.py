@@ -59,7 +59,7 @@ class Supervisor:
                 log.warning("%s: %s", part.name, error)
             except Exception as caught:
                 error = f"{type(caught).__name__}: {caught}"
-                log.exception("%s failed; it is started again", part.name)
+                log.exception("%s failed; restarting it", part.name)
             finally:
                 watch.cancel()
             task = asyncio.current_task()
@@ -101,7 +101,7 @@ class Supervisor:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:
-                log.error("%s did not end within %g s", task.get_name(), STOP_S)
+                log.error("%s did not stop within %g s", task.get_name(), STOP_S)
         for name in chosen:
             part = self.parts.pop(name, None)
             if part is not None and name in self._alarmed:

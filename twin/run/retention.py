@@ -114,7 +114,7 @@ class Upkeep:
         except (OSError, StorageError) as error:
             fault = str(error)
         if fault and not self.fault:
-            log.error("upkeep of %s: %s; it is tried again", self.folder, fault)
+            log.error("old files in %s cannot be pruned: %s; retrying", self.folder, fault)
         self.fault = fault
         return notes
 
