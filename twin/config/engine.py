@@ -66,9 +66,12 @@ def _each_key_once(root: yaml.Node) -> None:
             name = (key.tag, key.value)
             if name in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {clean(key.value, 60)!r} stands in line {keys[name]} already; "
-                    "expected each key once", key.start_mark,
-                )  # fmt: skip
+                    None,
+                    None,
+                    f"the key {clean(key.value, 60)!r} stands in line {keys[name]} already; "
+                    "expected each key once",
+                    key.start_mark,
+                )
             keys[name] = key.start_mark.line + 1
 
 

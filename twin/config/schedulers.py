@@ -116,9 +116,13 @@ def burn_in_notes(burn_in: BurnIn | None, counts_on_it: bool | None) -> list[str
     `counts_on_it`: the policy's setting `burn_in`; None where the policy does not run.
     """
     if counts_on_it and burn_in is None:
-        return ["policies.replacement.settings.burn_in is true and no `burn_in:` is here: nobody tests what "
-                "was withdrawn, unless people do (racktwin node tested)"]  # fmt: skip
+        return [
+            "policies.replacement.settings.burn_in is true and no `burn_in:` is here: nobody tests what "
+            "was withdrawn, unless people do (racktwin node tested)"
+        ]
     if counts_on_it is False and burn_in is not None:
-        return ["`burn_in:` is here and policies.replacement.settings.burn_in is not true: the policy asks "
-                "for no tests"]  # fmt: skip
+        return [
+            "`burn_in:` is here and policies.replacement.settings.burn_in is not true: the policy asks "
+            "for no tests"
+        ]
     return []

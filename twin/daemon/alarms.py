@@ -303,8 +303,11 @@ class AlarmBook:
         except OSError as error:
             self.counts["not_saved"] += 1
             if not self.fault:
-                log.error("%s: cannot be written: %s; acknowledgements and shelves end with this process",
-                          self.path, error)  # fmt: skip
+                log.error(
+                    "%s: cannot be written: %s; acknowledgements and shelves end with this process",
+                    self.path,
+                    error,
+                )
             self.fault = f"{self.path}: cannot be written: {error}"
             return
         self.fault, self._dirty = "", False

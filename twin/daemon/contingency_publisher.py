@@ -82,9 +82,12 @@ class ContingencyPublisher:
         found = contingency_caps(site, profiles)
         if found.infeasible:
             alarms.condition(
-                "contingency", "warning", "No caps keep every budget with a feed lost", found.infeasible[:8],
+                "contingency",
+                "warning",
+                "No caps keep every budget with a feed lost",
+                found.infeasible[:8],
                 "Lower other load, or raise the budgets, if they may be.",
-            )  # fmt: skip
+            )
         else:
             alarms.clear("contingency")
         index = np.flatnonzero(np.isfinite(found.caps_w)).astype(np.int32)

@@ -173,8 +173,13 @@ class Daemon:
             if not self._trace_lost:
                 log.error("%s; ticks go on, but this stretch cannot be replayed", error)
             self._trace_lost = True
-            self.alarms.condition("trace", "critical", "The trace cannot be written", (str(error),),
-                                  "Free space on the state folder's file system.")  # fmt: skip
+            self.alarms.condition(
+                "trace",
+                "critical",
+                "The trace cannot be written",
+                (str(error),),
+                "Free space on the state folder's file system.",
+            )
             return
         if self._trace_lost:
             self._trace_lost = False
@@ -200,9 +205,13 @@ class Daemon:
             log.exception("services failed after tick %d", decision.tick)
             self.live.counts["after_failed"] = self.live.counts.get("after_failed", 0) + 1
         if self.clock.ahead_ns:
-            self.alarms.condition("clock", "warning", "The wall clock stepped back",
-                                  (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead and wait for it",),
-                                  "Look at the time service of this host.")  # fmt: skip
+            self.alarms.condition(
+                "clock",
+                "warning",
+                "The wall clock stepped back",
+                (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead and wait for it",),
+                "Look at the time service of this host.",
+            )
         else:
             self.alarms.clear("clock")
         self._floods(decision.now_ns)
@@ -215,8 +224,13 @@ class Daemon:
         before, since_ns = self._flooded
         if count > before and now_ns - since_ns >= FLOOD_ALARM_S * NS:
             self._flooded = (count, now_ns)
-            self.alarms.condition("flood/job-reports", "warning", "Jobs report far more than they should",
-                                  (f"{FLOODED}: {why}",), "Look at that job's client.")  # fmt: skip
+            self.alarms.condition(
+                "flood/job-reports",
+                "warning",
+                "Jobs report far more than they should",
+                (f"{FLOODED}: {why}",),
+                "Look at that job's client.",
+            )
         elif before and now_ns - since_ns >= FLOOD_OVER_S * NS:
             self.alarms.clear("flood/job-reports")
 
@@ -261,8 +275,13 @@ class Daemon:
             self.notify.ready("reloaded")
         if problems:
             log.error("the new configuration is refused, the old one stays: %s", "; ".join(problems[:5]))
-            self.alarms.condition("reload", "warning", "A new configuration was refused",
-                                    tuple(problems[:8]), "Mend the file and reload.")  # fmt: skip
+            self.alarms.condition(
+                "reload",
+                "warning",
+                "A new configuration was refused",
+                tuple(problems[:8]),
+                "Mend the file and reload.",
+            )
         else:
             log.info("configuration reloaded")
             self.alarms.clear("reload")

@@ -254,18 +254,25 @@ class EtcdElection:
         term = Term(self._epochs.next(last), self.name, before.get("name", ""), last, before.get("head", ""))
         self._offer, self._stored = term, before.get("head", "")
         self._head = self._head or self._stored
-        answer = await self.etcd.call("/v3/kv/txn", {
-            "compare": [
-                {"key": self._office, "target": "CREATE", "result": "EQUAL", "create_revision": "0"},
-                # Two who read the same memory must not both win with the same epoch.
-                {"key": self._memory, "target": "MOD", "result": "EQUAL",
-                 "mod_revision": str(_int(memory or {}, "mod_revision"))},
-            ],
-            "success": [
-                _put(self._office, {"name": self.name, "epoch": term.epoch}, self._lease),
-                _put(self._memory, self._left(term, self._stored)),
-            ],
-        })  # fmt: skip
+        answer = await self.etcd.call(
+            "/v3/kv/txn",
+            {
+                "compare": [
+                    {"key": self._office, "target": "CREATE", "result": "EQUAL", "create_revision": "0"},
+                    # Two who read the same memory must not both win with the same epoch.
+                    {
+                        "key": self._memory,
+                        "target": "MOD",
+                        "result": "EQUAL",
+                        "mod_revision": str(_int(memory or {}, "mod_revision")),
+                    },
+                ],
+                "success": [
+                    _put(self._office, {"name": self.name, "epoch": term.epoch}, self._lease),
+                    _put(self._memory, self._left(term, self._stored)),
+                ],
+            },
+        )
         if not answer.get("succeeded"):
             self._offer = None
             await self._revoke()
@@ -329,8 +336,12 @@ class EtcdElection:
         self._lease = 0
 
     def _in_office(self) -> dict[str, Any]:
-        return {"key": self._office, "target": "CREATE", "result": "EQUAL",
-                "create_revision": str(self._created)}  # fmt: skip
+        return {
+            "key": self._office,
+            "target": "CREATE",
+            "result": "EQUAL",
+            "create_revision": str(self._created),
+        }
 
     def _left(self, term: Term, head: str) -> dict[str, Any]:
         return {"name": self.name, "epoch": term.epoch, "head": head}

@@ -45,8 +45,12 @@ class Handover:
 
     def text(self) -> str:
         """At most MAX_HEAD characters."""
-        body: dict[str, Any] = {"head": self.head, "authority": self.authority,
-                                "decided_ns": self.decided_ns, "mode": self.mode}  # fmt: skip
+        body: dict[str, Any] = {
+            "head": self.head,
+            "authority": self.authority,
+            "decided_ns": self.decided_ns,
+            "mode": self.mode,
+        }
         windows, requests, targets = self.windows or (), self.requests or (), self.targets or ()
         wanted = {} if self.targets is None else {"targets": targets}
         for kept, lost in (

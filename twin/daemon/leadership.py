@@ -163,12 +163,18 @@ class Leadership:
         out: list[Event] = [*(left.windows or ()), *(left.requests or ())]
         if left.windows is not None:
             known = {w.id for w in left.windows}
-            out += [MaintenanceEnded(author="takeover", window=w.id)
-                    for w in engine.windows.events() if w.id not in known]  # fmt: skip
+            out += [
+                MaintenanceEnded(author="takeover", window=w.id)
+                for w in engine.windows.events()
+                if w.id not in known
+            ]
         if left.requests is not None:
             known = {r.id for r in left.requests}
-            out += [RequestWithdrawn(author="takeover", request=r)
-                    for r in engine.intake.requests if r not in known]  # fmt: skip
+            out += [
+                RequestWithdrawn(author="takeover", request=r)
+                for r in engine.intake.requests
+                if r not in known
+            ]
         return out + targets_after(left.targets, engine.intake.load_targets.events())
 
     def _authorities(self, left: Handover | None, standby: bool) -> list[Event]:
@@ -201,10 +207,15 @@ class Leadership:
                     book.decided_ns[event.policy] = frame.now_ns
         if not self._leads():
             return
-        left = Handover(self.opened.recorder.chain.head, dict(engine.intake.authority), dict(book.decided_ns),
-                        engine.arbiter.mode, engine.windows.events(),
-                        tuple(engine.intake.requests.values()),
-                        targets=engine.intake.load_targets.events())  # fmt: skip
+        left = Handover(
+            self.opened.recorder.chain.head,
+            dict(engine.intake.authority),
+            dict(book.decided_ns),
+            engine.arbiter.mode,
+            engine.windows.events(),
+            tuple(engine.intake.requests.values()),
+            targets=engine.intake.load_targets.events(),
+        )
         if left.same_but_head(self._published) and self._text:
             self._text["head"] = left.head
         else:

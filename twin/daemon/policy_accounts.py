@@ -88,8 +88,9 @@ def page_section(live: Runtime, policy: Policy) -> Explanation | None:
         return None
     topic = "page" if any(t.name == "page" for t in topics_of(policy)) else ""
     try:
-        found = explain(live.engine, policy, Inquiry(topic=topic, role=live.role,
-                                                     account=live.accounts.get(policy.name)))  # fmt: skip
+        found = explain(
+            live.engine, policy, Inquiry(topic=topic, role=live.role, account=live.accounts.get(policy.name))
+        )
     except TwinError as error:
         log.debug("page: %s", error)
         return None

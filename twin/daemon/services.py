@@ -125,9 +125,14 @@ class Services:
             loaded, site, lambda: self.live.engine, self.ingest.stage, self.leadership.may_act
         )
         make_actuators(
-            loaded, site, lambda: self.live.engine, self.ingest.stage, self.leadership.may_act, schedulers,
+            loaded,
+            site,
+            lambda: self.live.engine,
+            self.ingest.stage,
+            self.leadership.may_act,
+            schedulers,
             self._now_ns,
-        )  # fmt: skip
+        )
         return PreparedParts(
             links,
             schedulers,
@@ -237,17 +242,26 @@ class Services:
 
     def after(self, frame: Frame, decision: Decision) -> None:
         """After each tick: alarms, history, pins, snapshots."""
-        steps = {"answers": self._answer, "alarms": self._alarms, "pins": self._pin,
-                 "history": self._keep_history, "conditions": self._conditions,
-                 "snapshots": self._snapshot_if_due}  # fmt: skip
+        steps = {
+            "answers": self._answer,
+            "alarms": self._alarms,
+            "pins": self._pin,
+            "history": self._keep_history,
+            "conditions": self._conditions,
+            "snapshots": self._snapshot_if_due,
+        }
         for name, step in steps.items():
             try:
                 step(frame, decision)
                 self.alarms.clear(f"after/{name}")
             except Exception as error:  # what is around the ticks must not end them, nor each other
                 log.exception("%s failed after tick %d", name, decision.tick)
-                self.alarms.condition(f"after/{name}", "critical", f"The daemon's {name} fail",
-                                        (f"{type(error).__name__}: {error}"[:300],))  # fmt: skip
+                self.alarms.condition(
+                    f"after/{name}",
+                    "critical",
+                    f"The daemon's {name} fail",
+                    (f"{type(error).__name__}: {error}"[:300],),
+                )
 
     def _alarms(self, frame: Frame, decision: Decision) -> None:
         changes = self.alarms.update(decision.findings, decision.now_ns)
@@ -310,8 +324,13 @@ class Services:
             alarms.clear("snapshot")
         except StorageError as error:
             log.error("%s", error)
-            alarms.condition("snapshot", "warning", "A snapshot cannot be written", (str(error),),
-                             "Free space on the state folder's file system.")  # fmt: skip
+            alarms.condition(
+                "snapshot",
+                "warning",
+                "A snapshot cannot be written",
+                (str(error),),
+                "Free space on the state folder's file system.",
+            )
 
     def snapshot_soon(self) -> None:
         """With this tick."""
@@ -360,8 +379,13 @@ class Services:
             self.alarms.clear(f"part/{part.name}")
             return
         severity = "critical" if part.kind == "sink" else "warning"
-        self.alarms.condition(f"part/{part.name}", severity, f"{part.kind} {part.name} is down", (error,),
-                              "It is tried again by itself; look at the other end.")  # fmt: skip
+        self.alarms.condition(
+            f"part/{part.name}",
+            severity,
+            f"{part.kind} {part.name} is down",
+            (error,),
+            "It is tried again by itself; look at the other end.",
+        )
 
     async def stop(self) -> None:
         """End all parts; then what holds files."""
@@ -412,8 +436,15 @@ def log_decision(decision: Decision, events: tuple[Event, ...], site: Site) -> N
         by = batch.policy or "takeover"
         event_log.info(
             "%s %s %s for %d %s, first %s, by %s: %s",
-            does, batch.control, value, len(batch.index), table, first, by, batch.reason,
-        )  # fmt: skip
+            does,
+            batch.control,
+            value,
+            len(batch.index),
+            table,
+            first,
+            by,
+            batch.reason,
+        )
     for record in decision.records:
         _log_record(record)
 

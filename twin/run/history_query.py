@@ -201,9 +201,14 @@ class HistoryReader:
             db.execute("BEGIN")  # one moment of the file, whatever the writer does meanwhile
             row = db.execute("SELECT id FROM signal WHERE key=? AND kind=?", (key, kind)).fetchone()
             asked = _Asked(
-                db, row[0] if row else -1, kind, signal.table, since_ns, until_ns,
+                db,
+                row[0] if row else -1,
+                kind,
+                signal.table,
+                since_ns,
+                until_ns,
                 time.monotonic() + self.timeout_s,
-            )  # fmt: skip
+            )
             full = self._resolve(asked, names)
             _clamp(asked)
             step_ns = chosen_step_ns(asked.since_ns, asked.until_ns, step_s, max_points, self.every_s)

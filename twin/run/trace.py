@@ -152,8 +152,11 @@ class TraceEncoder:
         coded: list[list[Any]] = []
         order = u.rows.tolist()
         # A peak that is its mean (one reading in the tick) need not be written twice.
-        peers = {k: order.index(base) for k, row in enumerate(order)
-                 if (base := _BASE_ROW[u.table].get(row)) in order[:k]}  # fmt: skip
+        peers = {
+            k: order.index(base)
+            for k, row in enumerate(order)
+            if (base := _BASE_ROW[u.table].get(row)) in order[:k]
+        }
         kept: dict[int, I32] = dict.fromkeys(peers.values(), np.zeros(0, np.int32))
         step = np.empty(u.q.shape[1], np.int32)
         for k, row in enumerate(order):

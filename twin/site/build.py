@@ -182,8 +182,11 @@ def _assemble(
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))
     rack_profile = [g.profile if g.profile in profiles else None for g in draft.rack_group]
     node_of_gpu = np.repeat(np.arange(sizes["node"], dtype=np.int32), gpus)
-    rack_of_entity = {"rack": np.arange(len(nodes), dtype=np.int32), "node": rack_of_node,
-                      "gpu": rack_of_node[node_of_gpu]}  # fmt: skip
+    rack_of_entity = {
+        "rack": np.arange(len(nodes), dtype=np.int32),
+        "node": rack_of_node,
+        "gpu": rack_of_node[node_of_gpu],
+    }
     envelopes, problems = envelopes_of(
         file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes
     )

@@ -25,9 +25,9 @@ class Freshness:
     def __init__(self, table: str, periods_s: Mapping[str, float] | None = None) -> None:
         spec, given = TABLES[table], periods_s or {}
         self.n_gauges = len(spec.gauges)
-        self.period_s: F64 = np.array([
-            given.get(s.key, given.get(table, s.period_s)) for s in (*spec.gauges, *spec.counters)
-        ])  # fmt: skip
+        self.period_s: F64 = np.array(
+            [given.get(s.key, given.get(table, s.period_s)) for s in (*spec.gauges, *spec.counters)]
+        )
         self.stale_s: F64 = STALE_PERIODS * self.period_s
         self.stale_ns: I64 = np.minimum(np.rint(self.stale_s * NS), 2.0**62).astype(np.int64)
         self.drift_s: F64 = DRIFT_PERIODS * self.period_s

@@ -228,8 +228,12 @@ class Inbox:
         gain = np.where(reset & (new <= limit), new, gain)
         stage.gain[cells] += gain
         stage.raw[cells] = np.where(usable, new, old)
-        for name, mask in (("counter_wraps", wrapped), ("counter_resets", reset), ("counter_jumps", jumped),
-                           ("missing", ~usable)):  # fmt: skip
+        for name, mask in (
+            ("counter_wraps", wrapped),
+            ("counter_resets", reset),
+            ("counter_jumps", jumped),
+            ("missing", ~usable),
+        ):
             self.counts[name] += int(np.count_nonzero(mask))
         was = stage.held_ns[cells]
         holds = np.where(usable | (old < 0), 0, np.where(was > 0, was, np.maximum(before, 1)))

@@ -53,8 +53,11 @@ class ReportLayout:
         self.counter_source = np.array(order, np.int32)
         self.all_rows = np.concatenate([self.rows, self.counter_rows + len(spec.gauges)]).astype(np.int32)
         self.in_order = order == list(range(len(counters)))
-        self.urgent = [(k, row, at, spec.gauges[row].high) for k, row in enumerate(self.rows.tolist())
-                       if (at := spec.gauges[row].urgent_at) is not None]  # fmt: skip
+        self.urgent = [
+            (k, row, at, spec.gauges[row].high)
+            for k, row in enumerate(self.rows.tolist())
+            if (at := spec.gauges[row].urgent_at) is not None
+        ]
         fed = [(k, row, spec.gauges[row]) for k, row in enumerate(self.rows.tolist())]
         self.drops = [Drop(k, row, g.urgent_drop_pu, g.low, g.high) for k, row, g in fed if g.urgent_drop_pu]
 
@@ -78,8 +81,18 @@ class Single:
     def __init__(self, signal: Signal, gauges: Sequence[Signal]) -> None:
         self.counter = signal.row if signal.kind == "counter" else -1
         mine = [] if self.counter >= 0 else [g for g in gauges if signal.name in (g.name, g.base)]
-        self.cells = [Cell(g.row, _REDUCE_CODE[g.reduce], float(np.float32(g.low)), float(np.float32(g.high)),
-                           g.urgent_at, g.urgent_drop_pu, g.kind == "state") for g in mine]  # fmt: skip
+        self.cells = [
+            Cell(
+                g.row,
+                _REDUCE_CODE[g.reduce],
+                float(np.float32(g.low)),
+                float(np.float32(g.high)),
+                g.urgent_at,
+                g.urgent_drop_pu,
+                g.kind == "state",
+            )
+            for g in mine
+        ]
         rows = [c.row for c in self.cells] or [len(gauges) + self.counter]
         self.rows = np.array(rows, np.int32)
         self.wrap, self.max_per_s = signal.wrap, signal.high
