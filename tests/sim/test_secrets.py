@@ -86,13 +86,11 @@ def write_secrets(folder: Path) -> dict[str, str]:
     return {name: str(folder / name) for name in SECRETS}
 
 
-def settings(files: dict[str, str], port: int, election: str) -> dict[str, Any]:
+def settings(files: dict[str, str], port: int) -> dict[str, Any]:
     """A configuration with a secret wherever one can be given."""
     here = f"127.0.0.1:{port}"
-    leader: dict[str, Any] = {"kind": "host"}
-    if election == "etcd":
-        leader = {"kind": "etcd", "endpoints": [f"http://{here}"], "name": "one", "username": "twin",
-                  "password_file": files["etcd"]}  # fmt: skip
+    leader = {"kind": "etcd", "endpoints": [f"http://{here}"], "name": "one", "username": "twin",
+              "password_file": files["etcd"]}  # fmt: skip
     return {
         "history": {"every_s": 1.0, "influx": {
             "url": f"http://{here}/influx", "token_file": files["influx"]}},
@@ -196,8 +194,7 @@ def shown(text: str, secrets: dict[str, str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("election", ["host", "etcd"])
-def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Path, election: str) -> None:
+def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Path) -> None:
     paths = write_secrets(tmp_path / "secrets")
     accounts = tmp_path / "accounts"
     subprocess.run(
@@ -209,7 +206,7 @@ def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Pa
     tokens: dict[str, str] = {role: add_token(tokens_file, role, role) for role in ROLES}
     lines = (f"password_file {accounts}",)
     with mosquitto(server, tmp_path, lines, open_to_all=False) as broker, parrot() as (port, heard):
-        more = settings(paths, port, election)
+        more = settings(paths, port)
         daemon = RunningDaemon(tmp_path / "one", broker.port, **more)
         api = free_port()
         daemon.port = api
@@ -222,7 +219,7 @@ def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Pa
             daemon.start()
             assert daemon.process is not None
             try_to_come_in(daemon, tokens)
-            kinds = {"host": {"scrape", "influx", "webhook"}, "etcd": {"etcd", "scrape"}}[election]
+            kinds = {"etcd", "scrape", "influx", "webhook"}
             measure(broker.port)
             daemon.until(
                 lambda: kinds <= set(shown(str(heard), SECRETS)),
