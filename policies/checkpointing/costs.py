@@ -6,6 +6,8 @@ than it takes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from policies.checkpointing.hazard import DAY_S, InterruptionRates, JobNodes
@@ -28,6 +30,20 @@ DRAIN_PU = 0.5
 LEAST_LEFT_PU = 0.1  # of it is left to checkpoints whatever else goes on. source: estimate
 FULL_PU = 0.98  # a save onto a fuller file system may fail and stop the job. source: estimate
 DOWN = 2  # storage.health_state
+
+
+@dataclass(frozen=True, slots=True)
+class JobBatch:
+    """Jobs that one call plans [m], with the known terms of each."""
+
+    slots: I32
+    held: JobNodes
+    rates: InterruptionRates
+    terms: SaveTerms
+    source: np.ndarray
+    proposed_s: F64  # interval: as proposed, else as the job says; 0 = unknown
+    kept_s: F64  # what it keeps: as it says itself, else as proposed; 0 = unknown
+    local_s: F64  # between saves to memory, as proposed, else as the job says; 0 = unknown
 
 
 def save_terms(

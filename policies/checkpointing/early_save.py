@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.checkpointing.hazard import InterruptionRates, JobNodes
+from policies.checkpointing.costs import JobBatch
+from policies.checkpointing.hazard import JobNodes
 from policies.checkpointing.plan import SaveTerms
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import View
@@ -68,21 +69,14 @@ def at_risk_s(view: View, slots: I32, interval_s: F64, terms: SaveTerms) -> tupl
     return np.where(np.isnan(period_s), np.nan, lost_s), next_s
 
 
-def assess_saves(
-    view: View,
-    slots: I32,
-    held: JobNodes,
-    rates: InterruptionRates,
-    terms: SaveTerms,
-    interval_s: F64,
-    answered: I64,
-) -> SaveAssessment:
+def assess_saves(view: View, batch: JobBatch, answered: I64) -> SaveAssessment:
     """The worth of a save now to these jobs; an unknown one is none.
 
     `answered` [m] are causes (bits) for which a save was asked for already: what lasts is one reason to save,
     not one every few seconds.
     """
-    lost_s, next_s = at_risk_s(view, slots, interval_s, terms)
+    rates, terms = batch.rates, batch.terms
+    lost_s, next_s = at_risk_s(view, batch.slots, batch.kept_s, terms)
     durable_s = terms.block_s + terms.flush_s
     until_s = next_s + durable_s
     with np.errstate(invalid="ignore"):
@@ -93,8 +87,8 @@ def assess_saves(
         # A save that is not durable in time is of no use
         failing = np.exp(-hazard * durable_s) - np.exp(-hazard * until_s)
         by_verdict = verdict & (2.0 * rates.verdict_per_s >= hazard)
-    drained = _worst_of_jobs(held, draining_nodes(view)) * DRAIN_PU
-    struck = _worst_of_jobs(held, facility_trouble_pu(view)) * FACILITY_PU
+    drained = _worst_of_jobs(batch.held, draining_nodes(view)) * DRAIN_PU
+    struck = _worst_of_jobs(batch.held, facility_trouble_pu(view)) * FACILITY_PU
     causes = (DRAIN * (drained > 0) + EVENT * (struck > 0)).astype(np.int64)
     drained = np.where(answered & DRAIN, 0.0, drained)
     struck = np.where(answered & EVENT, 0.0, struck)

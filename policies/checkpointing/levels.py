@@ -25,6 +25,7 @@ With s = 0, c = 0 and k = 1 it is the ETTR of `checkpoint_time`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,8 @@ LEAST_LOCAL_S = 1e-3  # no segment is shorter
 MOST_LOCAL = 1e9  # saves to memory for one durable save: a bound where nothing needs the durable ones
 
 
-class TierTerms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TierTerms:
     """Costs of the two tiers and failure rates, arrays of one shape: seconds, failures per second."""
 
     block_s: F64  # of a durable save, beside the save to memory before it
@@ -144,8 +146,8 @@ def best_part_count(mean: TierTerms, interval_s: F64) -> F64:
 
 def _positive_saves(x: TierTerms) -> TierTerms:
     """`x` with no save for nothing: so that an interval has a logarithm."""
-    return x._replace(
-        block_s=np.maximum(x.block_s, FREE_S), local_block_s=np.maximum(x.local_block_s, FREE_S)
+    return replace(
+        x, block_s=np.maximum(x.block_s, FREE_S), local_block_s=np.maximum(x.local_block_s, FREE_S)
     )
 
 

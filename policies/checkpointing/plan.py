@@ -8,6 +8,7 @@ as 1e12 s, and a job with NaN where a time or rate should be gets NaN and no oth
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -209,7 +210,7 @@ def _levels(terms: SaveTerms, count: int) -> tuple[Bool, TierTerms, TierTerms, F
         hard + alone,
         own,
     )
-    return tiered, mean, mean._replace(hard_per_s=rates * hard + alone), weights
+    return tiered, mean, replace(mean, hard_per_s=rates * hard + alone), weights
 
 
 def _solved(terms: SaveTerms, floor_s: F64) -> tuple[F64, F64, Bool, F64]:

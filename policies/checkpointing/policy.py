@@ -2,21 +2,21 @@
 and which should save now, ahead of what is about to interrupt them.
 
 An interval, durable or in memory, is proposed where it promises a job more than LEAST_GAIN of its time over
-the one in force, so that nobody is nagged: the optimum is flat. A save now is asked for once for each thing
-that threatens, with a deadline; that it runs out is no failure. Jobs of other kinds, and those that never
+the one in force, so that nobody is nagged: the optimum is flat. A save now is requested once for each
+threat, with a deadline; that it runs out is no failure. Jobs of other kinds, and those that never
 said anything of checkpoints, are left alone. With no forecast nothing new is proposed.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from policies.checkpointing.costs import reports_checkpoints, save_terms, storage_left
+from policies.checkpointing.costs import JobBatch, reports_checkpoints, save_terms, storage_left
 from policies.checkpointing.early_save import DRAIN, SaveAssessment, assess_saves
 from policies.checkpointing.explain import TOPICS, explain
-from policies.checkpointing.hazard import InterruptionRates, JobNodes, interruption_rates, job_nodes
+from policies.checkpointing.hazard import interruption_rates, job_nodes
 from policies.checkpointing.plan import IntervalPlan, SaveTerms, best_plan, ettr_at, least_interval_s
 from policies.checkpointing.texts import INTERVAL, LOCAL, SINCE, proposals
 from twin.catalogue import F64, I32, NS, Bool, ContractError
@@ -36,25 +36,12 @@ PLAN_EXPIRES_S = 86_400.0  # after so long without a plan an interval is let go.
 MOST_S = 86_400.0  # nobody is advised to save more rarely than that. source: estimate
 # Between two asks to save now of one job, and after one that it did not answer. source: estimate
 SPACING_S, UNANSWERED_S = 300.0, 3600.0
-REQUEST_S = 900.0  # a save that did not begin by then is asked for no more. source: estimate
-QUEUE_S = 600.0  # of flushes that may be asked for at once, one after the other. source: estimate
+REQUEST_S = 900.0  # a save that did not begin by then is requested no more. source: estimate
+QUEUE_S = 600.0  # of flushes that may be requested at once, one after the other. source: estimate
 # What one job's save takes of that at most, and how long it is waited for: whoever needs longer, or says so,
 # must not keep all the others from saving. source: estimate
 MOST_QUEUED_S, MOST_AWAITED_S = 0.5 * QUEUE_S, 3600.0
 ROUND_S = ((600.0, 5.0), (3600.0, 15.0), (np.inf, 60.0))  # an interval up to this is a multiple of that
-
-
-class JobBatch(NamedTuple):
-    """Jobs that one call plans [m], with the known terms of each."""
-
-    slots: I32
-    held: JobNodes
-    rates: InterruptionRates
-    terms: SaveTerms
-    source: np.ndarray
-    proposed_s: F64  # interval: as proposed, else as the job says; 0 = unknown
-    kept_s: F64  # what it keeps: as it says itself, else as proposed; 0 = unknown
-    local_s: F64  # between saves to memory, as proposed, else as the job says; 0 = unknown
 
 
 class Checkpoint:
@@ -114,10 +101,10 @@ class Checkpoint:
             slots = slots[reports_checkpoints(view, slots)]
         if len(slots) and view.now_ns - kept["checked_ns"][slots].min() >= round(SAVE_CHECK_S * NS):
             kept["checked_ns"][slots] = view.now_ns
-            asked = _batch_of(view, slots, kept)
-            left = storage_left(view, _storage_duty(asked))
-            _plan_intervals(view, asked, left, kept)
-            _request_saves(view, asked, left, kept)
+            batch = _batch_of(view, slots, kept)
+            left = storage_left(view, _storage_duty(batch))
+            _plan_intervals(view, batch, left, kept)
+            _request_saves(view, batch, left, kept)
         return proposals(view, kept), kept
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
@@ -137,54 +124,48 @@ def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
     return JobBatch(slots, held, rates, terms, source, proposed, np.where(told > 0, told, own), local)
 
 
-def _storage_duty(asked: JobBatch) -> float:
+def _storage_duty(batch: JobBatch) -> float:
     """The share of its time that the file system is busy with saves at the intervals that jobs keep."""
-    busy_s = asked.terms.block_s + asked.terms.flush_s
-    share = busy_s / np.maximum(asked.kept_s + asked.terms.block_s, busy_s)
-    return float(share[asked.kept_s > 0].sum())
+    busy_s = batch.terms.block_s + batch.terms.flush_s
+    share = busy_s / np.maximum(batch.kept_s + batch.terms.block_s, busy_s)
+    return float(share[batch.kept_s > 0].sum())
 
 
-def _plan_intervals(view: View, asked: JobBatch, left: float, kept: Memory) -> None:
+def _plan_intervals(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
     """Look anew at the intervals of the jobs that were not looked at for longest."""
-    now_ns, slots = view.now_ns, asked.slots
+    now_ns, slots = view.now_ns, batch.slots
     stale = slots[now_ns - kept["planned_ns"][slots] > round(PLAN_EXPIRES_S * NS)]
     kept["interval_s"][stale] = kept["local_s"][stale] = 0.0
     waited_ns = now_ns - kept["planned_ns"][slots]
-    known = np.isfinite(asked.rates.per_s)
+    known = np.isfinite(batch.rates.per_s)
     due = np.flatnonzero(known & (waited_ns >= round(PLAN_CHECK_S * NS)))
     if left <= 0.0 or not len(due):
         return
     if len(due) > MOST_PLANNED:
         due = np.sort(due[np.argsort(-waited_ns[due], kind="stable")[:MOST_PLANNED]])
-    terms = SaveTerms(*(column[due] for column in asked.terms))
+    terms = SaveTerms(*(column[due] for column in batch.terms))
     free = best_plan(terms)
-    wanted = np.where(asked.proposed_s > 0, asked.proposed_s, MOST_S)
+    wanted = np.where(batch.proposed_s > 0, batch.proposed_s, MOST_S)
     wanted[due] = np.minimum(np.nan_to_num(free.interval_s, nan=MOST_S), MOST_S)
-    busy_s = asked.terms.block_s + asked.terms.flush_s
+    busy_s = batch.terms.block_s + batch.terms.flush_s
     storage = np.full(len(slots), 0 if view.site.sizes["storage"] else -1)
-    least_s = least_interval_s(busy_s, storage, wanted, left, np.maximum(asked.held.size, 1))[due]
+    least_s = least_interval_s(busy_s, storage, wanted, left, np.maximum(batch.held.size, 1))[due]
     bound = least_s > free.interval_s
     best = best_plan(terms, least_s) if bound.any() else free
-    _change_intervals(view, slots[due], asked, due, terms, best, least_s, kept)
+    _change_intervals(view, batch, due, best, least_s, kept)
 
 
 def _change_intervals(
-    view: View,
-    slots: I32,
-    asked: JobBatch,
-    due: np.ndarray,
-    terms: SaveTerms,
-    best: IntervalPlan,
-    least_s: F64,
-    kept: Memory,
+    view: View, batch: JobBatch, due: np.ndarray, best: IntervalPlan, least_s: F64, kept: Memory
 ) -> None:
-    """Change what is proposed where that pays."""
+    """Change what is proposed to the jobs at the places `due`, where that pays."""
     now_ns, envelope = view.now_ns, view.envelope(INTERVAL)
+    slots, terms = batch.slots[due], SaveTerms(*(column[due] for column in batch.terms))
     low, high = envelope.low[slots], np.minimum(envelope.high[slots], MOST_S)
     sound = np.isfinite(best.ettr) & np.isfinite(low) & (low <= high)
     least = np.clip(least_s, low, high)
     interval = np.clip(rounded_interval(best.interval_s, least), low, high)
-    now_s, now_local_s = asked.proposed_s[due], asked.local_s[due]
+    now_s, now_local_s = batch.proposed_s[due], batch.local_s[due]
     local = _memory_intervals(view, slots, best, interval)
     worth = ettr_at(terms, interval, np.where(local > 0, local, best.local_interval_s))
     # Who never said how often it saves to memory is taken to do its best: it is told so once
@@ -207,11 +188,11 @@ def _change_intervals(
         "previous_s": now_s,
         "mttf_s": 1.0 / np.maximum(terms.hard_per_s + terms.soft_per_s, 1e-12),
         "block_s": terms.block_s,
-        "source": asked.source[due],
+        "source": batch.source[due],
         "ettr_pu": worth,
         "gain_pu": np.where(now_s > 0, gain, 0.0),
         "local_s": local,
-        "nodes": asked.held.size[due],
+        "nodes": batch.held.size[due],
     }
     for name, column in fresh.items():
         kept[name][slots[change]] = column[change]
@@ -231,28 +212,28 @@ def _memory_intervals(view: View, slots: I32, best: IntervalPlan, interval: F64)
     return np.where(known & np.isfinite(local), local, 0.0)
 
 
-def _request_saves(view: View, asked: JobBatch, left: float, kept: Memory) -> None:
+def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
     """End asks that were answered or ran out; make new ones where a save now is worth more than it costs."""
-    now_ns, slots, jobs = view.now_ns, asked.slots, view.jobs
+    now_ns, slots, jobs = view.now_ns, batch.slots, view.jobs
     pending = kept["save_since_s"][slots] > 0
     saved = jobs.saved_ns[slots] >= np.round(kept["save_since_s"][slots] * NS)
     over = pending & (saved | (kept["save_deadline_ns"][slots] <= now_ns))
     kept["save_since_s"][slots[over]] = 0.0
     kept["save_deadline_ns"][slots[pending & saved]] = 0  # it listens
     pending &= ~over
-    met, asked_elsewhere = _other_requests(view, asked, pending)
-    # Who drains asked for a save and waited for it: it is the one, and no other is asked for
+    met, wanted_elsewhere = _other_requests(view, batch, pending)
+    # Who drains requested a save and waited for it: it is the one, and no other is requested
     answered = np.asarray(kept["answered_threats"][slots] | np.where(met, DRAIN, 0), np.int64)
-    w = assess_saves(view, slots, asked.held, asked.rates, asked.terms, asked.kept_s, answered)
+    w = assess_saves(view, batch, answered)
     kept["answered_threats"][slots] = answered & w.causes  # what is over may threaten anew
-    cost_s = asked.terms.block_s + asked.terms.flush_s
+    cost_s = batch.terms.block_s + batch.terms.flush_s
     rest_s = np.where(kept["save_deadline_ns"][slots] > 0, UNANSWERED_S, SPACING_S)
     rested = (now_ns - kept["requested_ns"][slots]) / NS >= rest_s
-    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending & ~asked_elsewhere)
+    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending & ~wanted_elsewhere)
     if left <= 0.0 or not len(wanted):
         return
     # The most that is at stake first, and no more at once than the file system drains in time
-    stake = (w.chance_pu * w.lost_s - w.cost_s) * np.maximum(asked.held.size, 1)
+    stake = (w.chance_pu * w.lost_s - w.cost_s) * np.maximum(batch.held.size, 1)
     wanted = wanted[np.argsort(-stake[wanted], kind="stable")]
     if view.site.sizes["storage"]:
         share_s = np.minimum(cost_s, MOST_QUEUED_S)
@@ -260,14 +241,14 @@ def _request_saves(view: View, asked: JobBatch, left: float, kept: Memory) -> No
         room = queue_s <= QUEUE_S
         room[0] |= not pending.any()
         wanted = wanted[room]
-    _store_requests(view, slots, np.sort(wanted), w, asked, kept)
+    _store_requests(view, slots, np.sort(wanted), w, batch, kept)
 
 
-def _other_requests(view: View, asked: JobBatch, pending: Bool) -> tuple[Bool, Bool]:
-    """Jobs [m] that met what anybody asked of them of late, and those whom others ask right now."""
-    now_s, wish_s = view.now_ns / NS, view.commanded(SINCE)[asked.slots]
-    saved_s = view.jobs.saved_ns[asked.slots] / NS
-    lately_s = asked.terms.block_s + asked.terms.flush_s + SPACING_S
+def _other_requests(view: View, batch: JobBatch, pending: Bool) -> tuple[Bool, Bool]:
+    """Jobs [m] that met what anybody requested of late, and those of whom others request a save now."""
+    now_s, wish_s = view.now_ns / NS, view.commanded(SINCE)[batch.slots]
+    saved_s = view.jobs.saved_ns[batch.slots] / NS
+    lately_s = batch.terms.block_s + batch.terms.flush_s + SPACING_S
     with np.errstate(invalid="ignore"):
         met = (saved_s >= wish_s) & (now_s - saved_s <= lately_s)
         waits = (saved_s < wish_s) & (now_s - wish_s <= lately_s) & ~pending
@@ -275,11 +256,11 @@ def _other_requests(view: View, asked: JobBatch, pending: Bool) -> tuple[Bool, B
 
 
 def _store_requests(
-    view: View, slots: I32, at: np.ndarray, w: SaveAssessment, asked: JobBatch, kept: Memory
+    view: View, slots: I32, at: np.ndarray, w: SaveAssessment, batch: JobBatch, kept: Memory
 ) -> None:
-    """Remember what these jobs are asked, and why."""
+    """Remember what these jobs are batch, and why."""
     index, now_ns = slots[at], view.now_ns
-    durable_s = (asked.terms.block_s + asked.terms.flush_s)[at]
+    durable_s = (batch.terms.block_s + batch.terms.flush_s)[at]
     # A save that is being written counts: it began no longer ago than a save takes
     kept["save_since_s"][index] = np.floor(now_ns / NS - durable_s)
     wait_s = REQUEST_S + np.minimum(durable_s, MOST_AWAITED_S)
@@ -292,7 +273,7 @@ def _store_requests(
         w.lost_s[at],
         w.cost_s[at],
     )
-    kept["nodes"][index] = asked.held.size[at]
+    kept["nodes"][index] = batch.held.size[at]
 
 
 def rounded_interval(interval_s: F64, least_s: F64) -> F64:

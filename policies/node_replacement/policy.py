@@ -9,6 +9,7 @@ is better. Nodes that operators or other policies withdrew are left to them.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,8 +65,17 @@ MEMORY = Columns(
 )
 
 
+@dataclass(eq=False)
 class Replacement:
-    """The policy: proposes service levels, saves before drains, tests of withdrawn nodes, and placement."""
+    """The policy: proposes service levels, saves before drains, tests of withdrawn nodes, and placement.
+
+    `burn_in`: the site runs a test of its own on withdrawn nodes. `test_h`: hours for which a false alarm
+    keeps a node out (0: 2 with a test, else 8). `queue_h`: hours that a job waits for another node.
+    `offences`: withdrawals from which on a node is to be exchanged. `probation_days`: of tighter watch after
+    a return. `place_last`: the scheduler uses suspects and nodes on probation last. `keep_spares`: it keeps
+    the wanted number of spares free. The others are the most that may be out at once; `site_count` 0: no
+    count.
+    """
 
     name: ClassVar[str] = "replacement"
     controls: ClassVar[tuple[str, ...]] = (SERVICE, TESTED, SINCE, PLACEMENT)
@@ -75,47 +85,36 @@ class Replacement:
     memory: ClassVar[Columns | None] = MEMORY
     topics: ClassVar[tuple[Topic, ...]] = TOPICS
 
-    def __init__(
-        self,
-        burn_in: bool = False,
-        test_h: float = 0.0,
-        queue_h: float = 0.5,
-        offences: float = 3,
-        probation_days: float = 7.0,
-        site_count: float = 0,
-        site_share: float = 0.08,
-        rack_share: float = 0.25,
-        domain_share: float = 0.25,
-        job_share: float = 0.25,
-        place_last: bool = True,
-        keep_spares: bool = False,
-    ) -> None:
-        """`burn_in`: the site runs a test of its own on withdrawn nodes. `test_h`: hours for which a false
-        alarm keeps a node out (0: 2 with a test, else 8). `queue_h`: hours that a job waits for another node.
-        `offences`: withdrawals from which on a node is to be exchanged. `probation_days`: of tighter watch
-        after a return. `place_last`: the scheduler uses suspects and nodes on probation last. `keep_spares`:
-        it keeps the wanted number of spares free. The others are the most that may be out at once;
-        `site_count` 0: no count."""
-        for name, value in (("burn_in", burn_in), ("place_last", place_last), ("keep_spares", keep_spares)):
-            if not isinstance(value, bool):
-                raise ContractError(f"{name}: expected true or false, got {value!r}")
-        self.placement = PlacementSettings(place_last, keep_spares)
-        test_s = _number("test_h", test_h, 0.0, 720.0) * HOUR_S or (TEST_S if burn_in else LOOK_S)
-        count = round(_number("site_count", site_count, 0, 1e6))
-        shares = (site_share, rack_share, domain_share, job_share)
+    burn_in: bool = False
+    test_h: float = 0.0
+    queue_h: float = 0.5
+    offences: float = 3
+    probation_days: float = 7.0
+    site_count: float = 0
+    site_share: float = 0.08
+    rack_share: float = 0.25
+    domain_share: float = 0.25
+    job_share: float = 0.25
+    place_last: bool = True
+    keep_spares: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings. Raises ContractError: which setting, and what was expected."""
+        for name in ("burn_in", "place_last", "keep_spares"):
+            if not isinstance(getattr(self, name), bool):
+                raise ContractError(f"{name}: expected true or false, got {getattr(self, name)!r}")
+        self.placement = PlacementSettings(self.place_last, self.keep_spares)
+        test_s = _number("test_h", self.test_h, 0.0, 720.0) * HOUR_S or (TEST_S if self.burn_in else LOOK_S)
+        count = round(_number("site_count", self.site_count, 0, 1e6))
         names = ("site_share", "rack_share", "domain_share", "job_share")
-        checked = [_number(name, share, 0.0, 1.0) for name, share in zip(names, shares, strict=True)]
-        limits = (
-            WithdrawalLimits(count, *checked)
-            if count
-            else WithdrawalLimits(WithdrawalLimits().site_count, *checked)
-        )
+        checked = [_number(name, getattr(self, name), 0.0, 1.0) for name in names]
+        limits = WithdrawalLimits(count or WithdrawalLimits().site_count, *checked)
         self.rules = ReplacementRules(
-            burn_in,
-            Delays(test_s, _number("queue_h", queue_h, 0.0, 720.0) * HOUR_S),
+            self.burn_in,
+            Delays(test_s, _number("queue_h", self.queue_h, 0.0, 720.0) * HOUR_S),
             limits,
-            round(_number("offences", offences, 1, 100)),
-            _number("probation_days", probation_days, 0.0, 365.0) * DAY_S,
+            round(_number("offences", self.offences, 1, 100)),
+            _number("probation_days", self.probation_days, 0.0, 365.0) * DAY_S,
         )
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:

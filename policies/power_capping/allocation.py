@@ -159,7 +159,7 @@ def _levels(group: I64, room_w: F64, weight: F64, pairs: _Pairs, left_w: F64, n_
             curves = _Curves(group, room_w, weight, n_group)
         at, free_of = row[free_pair], of[free_pair]
         goal_w = np.where(tight, np.maximum(left_w - (carried_w - full_w), 0.0), 0.0)
-        reached = _solve(curves, at, free_of, share[free_pair], goal_w, full_w, least)
+        reached = _solve(curves, _Links(at, free_of, share[free_pair]), goal_w, full_w, least)
         ripe = tight & (reached <= _least_beside(reached, at, free_of, n_row, n_group))
         mine = ripe[at]
         np.minimum.at(level, free_of[mine], reached[at[mine]])
@@ -170,13 +170,21 @@ def _levels(group: I64, room_w: F64, weight: F64, pairs: _Pairs, left_w: F64, n_
     return level
 
 
-def _solve(curves: _Curves, at: I64, of: I64, share: F64, goal_w: F64, full_w: F64, least: F64) -> F64:
+class _Links(NamedTuple):
+    """Pairs [k] of a row and a group with a share in it."""
+
+    row: I64
+    group: I64
+    share: F64
+
+
+def _solve(curves: _Curves, links: _Links, goal_w: F64, full_w: F64, least: F64) -> F64:
     """The level at which each row of these pairs alone is full [n_row], and at least `least`.
 
     Newton from below on a concave sum of lines, which never oversteps. `full_w` [n_row] is their sum at the
     top, and above the goal.
     """
-    n_row = len(goal_w)
+    n_row, (at, of, share) = len(goal_w), links
 
     def sums(level: F64) -> tuple[F64, F64]:
         power_w, slope = curves.at(of, level[at])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -668,8 +668,9 @@ def fit_series(state: PowerState) -> SeriesWanted:
 
 def _fit_fields(found: RackFit, names: list[dict[str, Value]]) -> dict[str, Value]:
     """The counts as figures, with the name of the place that stops the next rack."""
-    fields = found._asdict()
-    binds = fields.pop("binds")
+    fields: dict[str, Value] = asdict(found)
+    binds = found.binds
+    del fields["binds"]
     return fields | {"stops": names[binds]["place"] if 0 <= binds < len(names) else None}
 
 

@@ -10,7 +10,7 @@ LimitMemory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import asdict, astuple, dataclass, fields, replace
 
 import numpy as np
 
@@ -35,7 +35,8 @@ BACK_PU = 0.05  # of a threshold, below which the grid is no longer dear or dirt
 _SMALL_W = 1e-6
 
 
-class Settings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Settings:
     """Terms that the site agreed with its utility; NaN = no such term.
 
     `contract_w`: the mean of each quarter hour of the clock (UTC). The ramps are of the site, for planned
@@ -53,7 +54,7 @@ class Settings(NamedTuple):
 
     def checked(self) -> Settings:
         """The same in floats. Raises ContractError: which setting, what it is, what was expected."""
-        for name, value in self._asdict().items():
+        for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ContractError(f"{name}: expected a number, got {value!r}")
         for name in ("contract_w", "ramp_up_w_per_s", "ramp_down_w_per_s"):
@@ -67,10 +68,11 @@ class Settings(NamedTuple):
             raise ContractError(f"shave_pu: expected 0 to 1, got {self.shave_pu!r}")
         if not 0.0 <= self.lead_s <= 86_400.0:
             raise ContractError(f"lead_s: expected 0 to 86400, got {self.lead_s!r}")
-        return Settings(*(float(value) for value in self))
+        return Settings(*(float(value) for value in astuple(self)))
 
 
-class LimitMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LimitMemory:
     """Memory from call to call; all zero is none. `held_w`: the site's limit, below 0 none.
 
     `quarter_ns`: begin of the quarter that `quarter_ws` were drawn in, `unseen_s` of it unseen. `load_w`: the
@@ -91,10 +93,11 @@ class LimitMemory(NamedTuple):
     n_feeders: int = 0
 
 
-COURSE = LimitMemory._fields
+COURSE = tuple(field.name for field in fields(LimitMemory))
 
 
-class ExternalLimits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ExternalLimits:
     """Limits from outside (inf: none) of the site and its feeders [n_feeder], what the usual classes and
     those below give up of their range, and why ("" = no limit, no shaving); whether it is the ramp up that
     limits the site."""
@@ -166,12 +169,12 @@ def outside(
 
 def _trusted(course: LimitMemory, now_ns: int) -> tuple[LimitMemory, float]:
     """(what of the memory still counts, seconds since it; inf if there is none)."""
-    sane = all(np.isfinite(value) for value in course) and course.seen_ns > 0
+    sane = all(np.isfinite(value) for value in astuple(course)) and course.seen_ns > 0
     if not sane or course.quarter_ws < 0.0 or course.load_w < 0.0:
         return LimitMemory(), np.inf
-    course = course._replace(shave_pu=float(np.clip(course.shave_pu, 0.0, 1.0)))
+    course = replace(course, shave_pu=float(np.clip(course.shave_pu, 0.0, 1.0)))
     if course.seen_ns > now_ns:  # the clock went back: limits stand, what was drawn since is not known
-        return course._replace(quarter_ns=-1), 0.0
+        return replace(course, quarter_ns=-1), 0.0
     return course, (now_ns - course.seen_ns) / NS
 
 

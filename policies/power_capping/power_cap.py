@@ -11,7 +11,9 @@ are read back as cut. What overloads all the same is power_guard's matter.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -25,11 +27,11 @@ from policies.power_capping.budgets import (
     pairs_of,
     sums_w,
 )
-from policies.power_capping.coincidence import MOST_PU, spared_w
 from policies.power_capping.curves import Curve, energy_minimum_w, static_w
 from policies.power_capping.demand import (
     AT_CAP_PU,
     CONTROL,
+    RESERVE_PU,
     USUAL,
     Wants,
     classes,
@@ -71,12 +73,25 @@ OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005
 SETTLED_W = 5.0  # a cap is read back to within this
 DEAF_S = 10.0  # after a cut, by when whoever obeys has told so. source: estimate, as of leases
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
+RISK_PU = 0.02  # by which a sum may rise above what it was at most of late. source: estimate
+# Time constant with which a sum is forgotten, slower than the peaks of GPUs: that all of many jobs draw at
+# once is rare. source: estimate
+TOGETHER_S = 3600.0
+# Of a budget, by which caps may come to more than it. A breaker holds 1/0.8 of its continuous load for ever.
+# source: US National Electrical Code, 80 % of the rating for continuous loads
+MOST_PU = 0.25
 _NAN = float("nan")
 _COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
 
 
+@dataclass(eq=False)
 class PowerCap:
-    """Proposes upper bounds on the power caps of GPUs, or of their nodes, from budgets and demand."""
+    """Proposes upper bounds on the power caps of GPUs, or of their nodes, from budgets and demand.
+
+    `failover`: either side carries all that both feed; `high_priority`: from where a job is high;
+    `coincidence_pu`: of a budget, by which caps may come to more where peaks never came at once; `tenants`:
+    as `tenants_of` reads them; the rest as in `external_limits.Settings`.
+    """
 
     name: ClassVar[str] = "power_cap"
     controls: ClassVar[tuple[str, ...]] = (CONTROL, NODE_CONTROL)
@@ -91,66 +106,56 @@ class PowerCap:
         scalars={"peak_ns": "i8"} | {f"course_{name}": kind for name, kind in _COURSE.items()},
     )
 
-    def __init__(
-        self,
-        failover: bool = True,
-        high_priority: float = 1.0,
-        margin_pu: float = MARGIN_PU,
-        coincidence_pu: float = MOST_PU,
-        tenants: str = "",
-        contract_w: float = _NAN,
-        ramp_up_w_per_s: float = _NAN,
-        ramp_down_w_per_s: float = _NAN,
-        dear_usd_per_kwh: float = _NAN,
-        dirty_g_per_kwh: float = _NAN,
-        shave_pu: float = 0.0,
-        lead_s: float = 900.0,
-    ) -> None:
-        """`failover`: either side carries all that both feed; `high_priority`: from where a job is high;
-        `coincidence_pu`: of a budget, by which caps may come to more where peaks never came at once;
-        `tenants`: as `tenants_of` reads them; the rest as in `power_outside.Settings`."""
-        if not isinstance(failover, bool):
-            raise ContractError(f"failover: expected true or false, got {failover!r}")
-        if not _is_number(high_priority) or not -(2**31) <= high_priority < 2**31:
-            raise ContractError(f"high_priority: expected a number of 32 bits, got {high_priority!r}")
-        if not _is_number(margin_pu) or not 0.0 <= margin_pu < 0.5:
-            raise ContractError(f"margin_pu: expected 0 to 0.5, got {margin_pu!r}")
-        if not _is_number(coincidence_pu) or not 0.0 <= coincidence_pu <= MOST_PU:
-            raise ContractError(f"coincidence_pu: expected 0 to {MOST_PU}, got {coincidence_pu!r}")
-        if not isinstance(tenants, str):
-            raise ContractError(f"tenants: expected text such as acme=10:0.3, got {tenants!r}")
-        self.failover, self.high_priority, self.margin_pu = failover, int(high_priority), float(margin_pu)
-        self.coincidence_pu, self.tenants = float(coincidence_pu), tenants_of(tenants)
-        self.outside = Settings(
-            contract_w,
-            ramp_up_w_per_s,
-            ramp_down_w_per_s,
-            dear_usd_per_kwh,
-            dirty_g_per_kwh,
-            shave_pu,
-            lead_s,
-        ).checked()
+    failover: bool = True
+    high_priority: float = 1.0
+    margin_pu: float = MARGIN_PU
+    coincidence_pu: float = MOST_PU
+    tenants: str = ""
+    contract_w: float = _NAN
+    ramp_up_w_per_s: float = _NAN
+    ramp_down_w_per_s: float = _NAN
+    dear_usd_per_kwh: float = _NAN
+    dirty_g_per_kwh: float = _NAN
+    shave_pu: float = 0.0
+    lead_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        """Check the settings. Raises ContractError: which setting, what it is, what was expected."""
+        if not isinstance(self.failover, bool):
+            raise ContractError(f"failover: expected true or false, got {self.failover!r}")
+        if not _is_number(self.high_priority) or not -(2**31) <= self.high_priority < 2**31:
+            raise ContractError(f"high_priority: expected a number of 32 bits, got {self.high_priority!r}")
+        if not _is_number(self.margin_pu) or not 0.0 <= self.margin_pu < 0.5:
+            raise ContractError(f"margin_pu: expected 0 to 0.5, got {self.margin_pu!r}")
+        if not _is_number(self.coincidence_pu) or not 0.0 <= self.coincidence_pu <= MOST_PU:
+            raise ContractError(f"coincidence_pu: expected 0 to {MOST_PU}, got {self.coincidence_pu!r}")
+        if not isinstance(self.tenants, str):
+            raise ContractError(f"tenants: expected text such as acme=10:0.3, got {self.tenants!r}")
+        self.least_high = int(self.high_priority)
+        self.tenant_shares = tenants_of(self.tenants)
+        terms = {field.name: getattr(self, field.name) for field in fields(Settings)}
+        self.outside = Settings(**terms).checked()
 
     def explain(
         self, view: View, memory: Memory, request: ExplainRequest
     ) -> Explanation | Callable[[], Explanation]:
         """Headroom, held caps, their price or room for more racks, as the request asks."""
         del memory  # the leases and the proposals in force say what is held
-        return PowerExplainer(self.name, self.failover, self.high_priority, self.tenants).explain(
+        return PowerExplainer(self.name, self.failover, self.least_high, self.tenant_shares).explain(
             view, request
         )
 
     def account(self, previous: PolicyAccount | None = None) -> CapAccount:
         """The account of the work that caps cost and the energy they save; continues the previous one."""
         account = previous if isinstance(previous, CapAccount) else CapAccount()
-        account.failover, account.high_priority = self.failover, self.high_priority
+        account.failover, account.high_priority = self.failover, self.least_high
         return account
 
     def series_wanted(self, view: View, request: ExplainRequest) -> SeriesWanted | None:
         """The recorded power of racks, where the request asks how many more fit."""
         if request.topic != "fit":
             return None
-        return fit_series(power_state(view, request, self.failover, self.high_priority))
+        return fit_series(power_state(view, request, self.failover, self.least_high))
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
         """Caps where a budget binds or did so a while ago; nothing else."""
@@ -169,18 +174,17 @@ class PowerCap:
         told, course = self._outside(view, carried, want, other, memory)
         carried = carried.within(told.site_w, told.feeder_w)
         kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | beside
-        known = heard_s(view, nodes) < (now_ns - memory["cut_ns"]) / NS - DEAF_S
-        left_w = self._left_w(view, carried, want, other, memory["cap_w"], readback, known)
-        spared, sums = spared_w(site, carried, want, left_w, memory, since_s, self.coincidence_pu)
+        left_w = self._left_w(view, carried, want, other, memory, nodes)
+        spared, sums = self._spared_w(site, carried, want, left_w, memory, since_s)
         left_w, kept = left_w + spared, kept | sums
         job = np.where(want.capped, together(view), -1)
-        class_of = _of_jobs(classes(view, self.high_priority, self.tenants), job)
+        class_of = _of_jobs(classes(view, self.least_high, self.tenant_shares), job)
         compute_pu = learned_pu(view)
         lower = _shaved(view, want, class_of, compute_pu, told.shave_pu)
         granted = None
-        if any(tenant.share_pu > 0 for tenant in self.tenants.values()):
+        if any(tenant.share_pu > 0 for tenant in self.tenant_shares.values()):
             site_w = gpus_w(site, carried, left_w, lower)
-            granted = guaranteed_pu(view, lower, self.tenants, site_w)
+            granted = guaranteed_pu(view, lower, self.tenant_shares, site_w)
         claims = Claims(class_of, job, kept_pu(view, lower), granted, compute_pu)
         shared = shared_out(site, carried, left_w, lower, claims)
         held_by, short = np.full(len(job), -1), np.zeros(len(left_w), np.bool_)
@@ -211,21 +215,20 @@ class PowerCap:
         )
         load_w = _NAN if unheard else float(rack_w.sum())
         told, course = outside(view, self.outside, found, load_w, drawn_w)
-        return told, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in course._asdict().items()}
+        return told, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in asdict(course).items()}
 
     def _left_w(
-        self, view: View, carried: Carried, want: Wants, other: F64, cap_w: F64, readback: F64, known: Bool
+        self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory, nodes: CappedNodes
     ) -> F64:
-        """Return the power of each place for GPUs [n_place]; inf without a limit or any report.
-
-        `known` [n_gpu]: what is read back is of long after the last cut; who does not obey then, never will.
-        """
+        """Return the power of each place for GPUs [n_place]; inf without a limit or any report."""
         site, gain = view.site, gain_of(view.site)
         heard = np.isfinite(view.value("rack.power_w")) | (
             site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
         )
+        # What is read back long after the last cut stays so: who does not obey by then, never will
+        known = heard_s(view, nodes) < (view.now_ns - memory["cut_ns"]) / NS - DEAF_S
         # What was cut and is not read back yet may draw as before
-        readback = np.nan_to_num(readback)
+        cap_w, readback = memory["cap_w"], np.nan_to_num(readback_w(view, nodes))
         late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
         late_w, fixed_w, held_w = (
             sums_w(carried, site.sum_by_rack("gpu", of_gpu) * gain)
@@ -239,6 +242,53 @@ class PowerCap:
         # Cuts on their way are a reason to raise nothing, and none to cut the same again that nobody heard of
         left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
         return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
+
+    def _spared_w(
+        self, site: Site, carried: Carried, want: Wants, left_w: F64, memory: Memory, since_s: float
+    ) -> tuple[F64, Memory]:
+        """(watts that each place may give on top of what is left for its GPUs [n_place], what is kept of it).
+
+        Jobs that take turns never draw their peaks at once. The peak of each place's sum is remembered beside
+        the peaks of its GPUs. The difference, and what GPUs that are not held have above their peaks, goes to
+        those who want more, less a risk that the sum rises, and at most what a breaker bears for ever. Who
+        wants more is taken to want it with all others at once, so that no raise leads over a budget by
+        itself. Where a place carried more than was planned, what was learned of it is forgotten, and its caps
+        add up to its budget again.
+
+        Sums are kept in the first rows of the columns of GPUs, and begin anew with every other layout of
+        places. A place beyond the last row is given nothing.
+        """
+        n, gain = min(len(left_w), site.sizes["gpu"]), gain_of(site)
+
+        def of_places(gpu_w: F64) -> F64:
+            return sums_w(carried, site.sum_by_rack("gpu", np.where(want.capped, gpu_w, 0.0)) * gain)
+
+        now_w = of_places(want.power_w)
+        # What was cut cannot peak as it did, and is no coincidence
+        bound_w = np.where(memory["cap_w"] > 0, memory["cap_w"], np.inf)
+        peaks_w = of_places(np.maximum(np.minimum(want.peak_w, bound_w), want.power_w))
+        # What is kept free above peaks is for the few that will need it
+        may_w = np.minimum(want.demand_w, (1.0 + RESERVE_PU) * want.peak_w)
+        apart_w = of_places(np.maximum(np.minimum(may_w, bound_w), want.power_w))
+        layout = _layout(site, carried)
+        known = (memory["layout"] == layout).all()
+        sum_w = apart_w.copy()
+        if known:
+            before_w = memory["sum_w"][:n] * np.exp(-since_s / TOGETHER_S)
+            sum_w[:n] = np.where((now_w > left_w)[:n], apart_w[:n], np.clip(before_w, now_w[:n], peaks_w[:n]))
+        most_w = self.coincidence_pu * np.where(np.isfinite(carried.limit_w), carried.limit_w, 0.0)
+        spared = np.clip(apart_w - (1.0 + RISK_PU) * sum_w, 0.0, most_w)
+        kept = np.zeros(site.sizes["gpu"])
+        kept[:n] = sum_w[:n]
+        return spared, {"sum_w": kept, "layout": np.full(site.sizes["gpu"], layout, np.int64)}
+
+
+def _layout(site: Site, carried: Carried) -> int:
+    """A number of the places and what each carries; never 0."""
+    pairs, sum_of = carried.pairs, zlib.crc32(site.spec_hash.encode())
+    for part in (pairs.place, pairs.rack, pairs.share):
+        sum_of = zlib.crc32(np.ascontiguousarray(part).tobytes(), sum_of)
+    return sum_of + 1
 
 
 def _slewed(

@@ -8,13 +8,16 @@ counts on GPUs that did not obey. A cut counts on no more than is sure, and so i
 readings know of it, it is eased in steps, to no more than what all GPUs at their caps would draw. Load
 targets that run are budgets as well; a CDU or loop that lost its flow bounds the caps below it. It narrows
 what power_cap, which looks ahead, may ask for.
+
+The *depth* of a cut is one number, the class that waits least first. At depth 0 all may have their most; from
+d to d + 1 the caps of class d fall from their most to their floors, and all classes below it stand at theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,10 +31,8 @@ from policies.power_capping.budgets import (
     sums_w,
 )
 from policies.power_capping.demand import CONTROL, Wants, classes, wants
-from policies.power_capping.depth import Below, below_of, caps_of, caps_w, deep_enough
 from policies.power_capping.external_limits import targets_now
 from policies.power_capping.loads import Loads, lifted, loads_of, unfed_feeders
-from policies.power_capping.lost_sight import cooled, unseen
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, clean
 from twin.contracts import (
     PAGE,
@@ -69,6 +70,10 @@ FRESH_PU = 1.05  # of what nodes and a profile make of a load: so much it may be
 DISOBEYS_PU = 0.05  # above its cap: it does not follow it. source: estimate
 MOST_USE = 10.0  # times a budget; more is no worse
 MOST_FEEDERS = 64  # that are named; the cuts below the others say so in one sentence
+AIM_PU = 0.95  # of what is left: as a feeder that was overloaded. source: domain.md E
+LOST_PU = 0.999  # of its capacity: a CDU or loop with less has lost some
+STAYS_PU = 0.10  # of its range, by which a cap that flow bounds may rise before it is moved. source: estimate
+MOST_COOLED = 64  # CDUs and loops that lost flow and are looked at in a tick, the worst first
 _GOLDEN = 0.6180339887498949
 CAP_COLUMNS = (
     TableColumn("gpus", "count"),
@@ -279,6 +284,61 @@ def _by_nodes_w(carried: Carried, loads: Loads, feeder: int) -> float:
     return float(share @ np.where(likely_w > 0, likely_w, loads.rack_w[racks]))
 
 
+class Below(NamedTuple):
+    """GPUs below one place [k]: which, watts at it for a watt of each, and their bounds."""
+
+    at: I64
+    share: F64
+    floor_w: F64
+    most_w: F64
+    rank: F64
+
+
+def below_of(
+    view: View, carried: Carried, want: Wants, rank: F64, place: int, loads: Loads | None = None
+) -> Below:
+    """GPUs below a place; with `loads`, of a feeder.
+
+    Where more flows than its racks should make, they draw more of their power here.
+    """
+    site = view.site
+    mine = carried.pairs.place == place
+    racks, share = carried.pairs.rack[mine], carried.pairs.share[mine]
+    if loads is not None and loads.metered[place - carried.feeder(0)]:
+        share = lifted(share, loads.rack_w[racks], float(loads.load_w[place - carried.feeder(0)]))
+    start = site.gpu_start_of_node[site.node_start_of_rack]
+    many = start[racks + 1] - start[racks]
+    at = np.repeat(start[racks] - np.cumsum(many) + many, many) + np.arange(many.sum())
+    return Below(at, np.repeat(share, many) * want.capped[at], want.floor_w[at], want.most_w[at], rank[at])
+
+
+def caps_w(depth: F64 | float, rank: F64, floor_w: F64, most_w: F64) -> F64:
+    """Caps at a depth: a class that it passed is at its floor, the one that it stands in is in between."""
+    return floor_w + np.clip(1.0 - (depth - rank), 0.0, 1.0) * (most_w - floor_w)
+
+
+def caps_of(x: Below, depth: float) -> F64:
+    """Caps of these GPUs at a depth [k]."""
+    return caps_w(depth, x.rank, x.floor_w, x.most_w)
+
+
+def deep_enough(x: Below, power_w: F64, goal_w: float, least: float) -> float:
+    """The least depth, and at least `least`, at which GPUs that want `power_w` [k] draw at most `goal_w`."""
+
+    def drawn_w(depth: float) -> float:
+        return float(x.share @ np.minimum(power_w, caps_of(x, depth)))
+
+    low, high = least, max(least, float(x.rank.max(initial=0.0)) + 1.0)  # no class is above the last one
+    if drawn_w(low) <= goal_w:
+        return low
+    if drawn_w(high) > goal_w:
+        return high
+    while high - low > 1e-4:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if drawn_w(middle) > goal_w else (low, middle)
+    return high
+
+
 @dataclass(frozen=True)
 class _Cuts:
     """The cuts of one tick: how deep each feeder has to be cut, and the caps that follow."""
@@ -478,3 +538,63 @@ def _cap_cells(cap_w: F64) -> dict[str, Value]:
     """The cells on a group of caps."""
     low_w, high_w = (float(cap_w.min()), float(cap_w.max())) if len(cap_w) else (None, None)
     return {"gpus": len(cap_w), "cap_low_w": low_w, "cap_high_w": high_w}
+
+
+def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Proposal]:
+    """Safe caps for silent GPUs below feeders of which nobody tells what flows there any more.
+
+    `bound` [n_feeder]: those that have a budget. A rack that was never heard asks for nothing.
+    """
+    site, pairs = view.site, carried.pairs
+    blind = np.zeros(len(carried.limit_w), np.bool_)
+    first = carried.feeder(0)
+    blind[first : first + len(bound)] = bound & ~loads.metered & np.isfinite(loads.load_w)
+    if not blind.any():
+        return []
+    below = np.zeros(carried.n_rack, np.bool_)
+    below[pairs.rack[blind[pairs.place]]] = True
+    envelope = view.envelope(CONTROL)
+    silent = ~loads.gpu_heard & np.isfinite(view.value("gpu.power_w"))
+    index = mask_index(below[site.rack_of_gpu] & silent & np.isfinite(envelope.low))
+    if not len(index):
+        return []
+    safe_w, commanded_w = envelope.safe[index], view.commanded(CONTROL)[index]
+    # What stands lower is left there
+    want_w = np.where(commanded_w <= safe_w, np.nan, safe_w)
+    why = "neither these GPUs nor the feeders above them were heard for three periods: safe caps"
+    return [Proposal(CONTROL, index, envelope.low[index], safe_w.copy(), want_w, why)]
+
+
+def cooled(view: View, carried: Carried, high_priority: int) -> list[Proposal]:
+    """Bounds for GPUs below CDUs and loops that lost flow: all at their caps make no more heat than is taken.
+
+    Without a memory, as `unseen`: where flow or readings are back, nothing is bounded any more. A cap stays
+    where it is until it may rise by a tenth of its range.
+    """
+    site, design = view.site, view.site.design
+    whole_w = np.concatenate([design.cdu_heat_w, design.loop_heat_w])
+    first = carried.n_rack + carried.n_feeder
+    left_w = carried.limit_w[first : first + len(whole_w)]
+    short = np.flatnonzero(np.isfinite(left_w) & (left_w < LOST_PU * whole_w))
+    out: list[Proposal] = []
+    if not len(short):
+        return out
+    want = wants(view, np.zeros(site.sizes["gpu"]), 0.0)
+    rank = classes(view, high_priority).astype(np.float64)
+    # What a cut saves on the way to GPUs comes on top of it: it is counted when it is read
+    fixed_w = sums_w(carried, np.nan_to_num(other_w(view, want.power_w, gain=1.0)))
+    commanded_w = view.commanded(CONTROL)
+    for at in short[np.argsort(left_w[short] / whole_w[short], kind="stable")][:MOST_COOLED].tolist():
+        below = below_of(view, carried, want, rank, first + at)
+        goal_w = AIM_PU * float(left_w[at]) - float(fixed_w[first + at])
+        cap_w = caps_of(below, deep_enough(below, below.most_w, goal_w, 0.0))
+        held = (below.share > 0) & (cap_w < below.most_w)
+        order = np.argsort(below.at[held], kind="stable")
+        index, cap_w = below.at[held][order].astype(np.int32), cap_w[held][order]
+        if not len(index):
+            continue
+        stays = commanded_w[index] >= cap_w - STAYS_PU * (want.most_w - want.floor_w)[index]
+        wished_w = np.where(stays, np.nan, cap_w)
+        why = f"{carried.name(site, first + at)} has {100 * left_w[at] / whole_w[at]:.0f} % of its flow"
+        out.append(Proposal(CONTROL, index, want.floor_w[index], cap_w, wished_w, why))
+    return out

@@ -8,6 +8,7 @@ hang together). Where the past is too short for the risk, only the nameplate cou
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,8 @@ class PowerHistory(NamedTuple):
     day: I64
 
 
-class RackFit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RackFit:
     """Racks that fit; None where it cannot be said. `low`..`high` bound `diverse` at 90 %."""
 
     nameplate: int | None

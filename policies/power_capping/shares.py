@@ -9,6 +9,7 @@ of all are taken off beforehand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,8 @@ class Shared(NamedTuple):
     short: Bool
 
 
-class _Devices(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Devices:
     """GPUs of their own, then synchronous jobs [n]: group of the allocation, class, range (W, or 1), what
     they want of it (0..1), the shares of Claims, and the curve of one GPU (floor, most, idle: W)."""
 

@@ -16,7 +16,7 @@ def test_outlooks_are_told_refused_kept_and_forgotten(run: Run) -> None:
     assert said == {"o1": None, "o2": None, "o3": "no rack r9"}
     # The weather was over after 90 s; the plan of r1 went along when it became rack 1.
     assert OUTLOOK_FROM + 90 < CHANGED_AT
-    (held,) = run.engine.intake.outlooks.held()
+    (held,) = run.engine.intake.outlooks.entries()
     assert (held.quantity, held.name) == ("rack.power_w", "golden/h1/r1")
     at_ns = START_NS + (OUTLOOK_FROM + 300) * NS
     found = run.engine.intake.outlooks.at("rack.power_w", at_ns, run.engine.site)

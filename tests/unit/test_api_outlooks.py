@@ -116,7 +116,7 @@ def test_a_file_is_told_to_the_daemon(desk: Desk, tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "done" in said
     assert "values 2" in said  # the two hours before are over
-    (held,) = desk.pod.twin.engine.intake.outlooks.held()
+    (held,) = desk.pod.twin.engine.intake.outlooks.entries()
     assert held.values.tolist() == [22.0, 23.0]
     assert held.start_ns == START_NS // HOUR_NS * HOUR_NS
     assert held.author == "operator-1"

@@ -105,7 +105,7 @@ def test_load_targets_are_set_shown_and_taken_back(
     for expected in ("kept night 500.0", "site from now utility", "EXCEEDED low 10.0",
                      "h/a from now operator", "h/b until withdrawn operator-1"):  # fmt: skip
         assert expected in text, (expected, text)
-    held = {t.name: t for t in desk.pod.twin.engine.intake.load_targets.held(desk.pod.twin.site)}
+    held = {t.name: t for t in desk.pod.twin.engine.intake.load_targets.current(desk.pod.twin.site)}
     assert held["night"].limit_w == 500_000
     assert held["low"].feeders is not None
     assert desk.run("power", "withdraw", "night") == 0
@@ -144,7 +144,7 @@ def test_what_cannot_be_so_is_refused(
 ) -> None:
     assert desk.run("power", "target", "t", *words) == 1
     assert why in said(capsys)
-    assert desk.pod.twin.engine.intake.load_targets.held(desk.pod.twin.site) == ()
+    assert desk.pod.twin.engine.intake.load_targets.current(desk.pod.twin.site) == ()
 
 
 def test_without_a_daemon(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ class Desk:
 
     @property
     def held(self) -> tuple[LoadTarget, ...]:
-        return self.twin.engine.intake.load_targets.held(self.twin.site)
+        return self.twin.engine.intake.load_targets.current(self.twin.site)
 
     def say(self, event: Any, at_s: float = 1.0, isv: str = "acme", topic: str | None = None) -> Any:
         got = self.decoder.decode(message(event, at_s, isv, topic))

@@ -118,7 +118,7 @@ def test_a_snapshot_keeps_them() -> None:
     book, other = LoadTargets(), LoadTargets()
     assert book.set(target(limit_w=400, feeders=("lab/h/b",)), twin.site, START_NS) is None
     other.restore(book.dump())
-    (a,), (b,) = book.held(twin.site), other.held(twin.site)
+    (a,), (b,) = book.current(twin.site), other.current(twin.site)
     assert (a.name, a.limit_w, a.end_ns) == (b.name, b.limit_w, b.end_ns)
     assert a.feeders is not None
     assert b.feeders is not None

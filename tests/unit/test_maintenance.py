@@ -399,7 +399,7 @@ def test_without_windows_nothing_is_masked() -> None:
     windows = Windows(site_of(two_racks()))
     assert windows.mask("gpu") is None
     assert windows.racks_touched() is None
-    assert windows.spared("gpu", 0, 1.0) is None
+    assert windows.excused("gpu", 0, 1.0) is None
     assert windows.expire(10**18) == []
 
 

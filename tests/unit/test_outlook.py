@@ -96,7 +96,7 @@ def test_the_site_needs_no_name() -> None:
     outlooks = Outlooks()
     for name in ("", "lab"):
         outlooks.tell(told("site.outdoor_temp_c", name, [-5.5, 7]), SITE)
-    assert len(list(outlooks.held())) == 1
+    assert len(list(outlooks.entries())) == 1
     assert at(outlooks, 3600, "site.outdoor_temp_c") == [7.0]
     assert at(outlooks, 3600, "site.grid_price_usd_per_kwh") == [None]
     assert at(outlooks, 3600) == [None] * 3
@@ -108,7 +108,7 @@ def test_an_entity_has_one_outlook_under_whatever_name(names: tuple[str, str]) -
     for name, value in zip(names, (1.0, 2.0), strict=True):
         assert outlooks.tell(told(name=name, values=[value]), SITE) is None
     assert at(outlooks, 0) == [None, 2.0, None]
-    assert [o.name for o in outlooks.held()] == ["lab/h/r2"]
+    assert [o.name for o in outlooks.entries()] == ["lab/h/r2"]
 
 
 def test_quantities_of_all_tables_have_their_places() -> None:
@@ -187,7 +187,7 @@ def test_the_number_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPat
         outlooks.tell(told(name=name), SITE)
     assert at(outlooks, 0) == [1.0] * 3
     outlooks.tell(told("cdu.heat_w", "cdu1"), SITE)
-    assert [o.name for o in outlooks.held()] == ["lab/h/r3", "lab/h/r1", "lab/h/cdu1"]
+    assert [o.name for o in outlooks.entries()] == ["lab/h/r3", "lab/h/r1", "lab/h/cdu1"]
     assert at(outlooks, 0) == [1.0, None, 1.0]
 
 
@@ -197,7 +197,7 @@ def test_the_values_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for round_ in range(3):
         for name in ("r1", "r2", "r3"):
             outlooks.tell(told(name=name, values=[float(round_)] * 4), SITE)
-            assert sum(len(o.values) for o in outlooks.held()) <= 10
+            assert sum(len(o.values) for o in outlooks.entries()) <= 10
     assert at(outlooks, 0) == [None, 2.0, 2.0]
     for name in ("r2", "r3"):
         outlooks.tell(told(name=name, values=[None]), SITE)
@@ -225,7 +225,7 @@ def test_what_is_given_out_may_be_written_into() -> None:
     outlooks.at("rack.power_w", START_NS, SITE)[:] = 0
     assert at(outlooks, 0) == [5.0, None, None]
     with pytest.raises(ValueError, match="read-only"):
-        next(outlooks.held()).values[0] = 0
+        next(outlooks.entries()).values[0] = 0
 
 
 def test_a_changed_site_keeps_outlooks_by_name() -> None:
@@ -381,7 +381,7 @@ def test_it_stays_cheap_when_it_is_full() -> None:
 
     def costs(count: int) -> tuple[int, ...]:
         outlooks, site = holding(count)
-        assert len(list(outlooks.held())) == count
+        assert len(list(outlooks.entries())) == count
         power = outlooks.at("rack.power_w", instant, site)
         assert (power[:count] == 12.0).all()
         anew = told(name="lab/h/r7", values=[1.0], start_ns=instant)

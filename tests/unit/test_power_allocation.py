@@ -104,13 +104,13 @@ def test_as_linear_programs_have_it(overlap: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(10))
-def test_as_linear_programs_have_it_on_a_thousand_sites(block: int) -> None:
+@pytest.mark.parametrize("block", range(3))
+def test_as_linear_programs_have_it_on_hundreds_of_sites(block: int) -> None:
     for seed in range(100 * block, 100 * block + 100):
         agrees(seed, overlap=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 def test_the_highest_class_gets_as_much_as_any_plan_could_give_it(block: int) -> None:
     """Under one tree the sum of watts of the highest class is that of a linear program that maximises it."""
     for seed in range(50 * block, 50 * block + 50):

@@ -48,7 +48,7 @@ class Desk:
 
     @property
     def held(self) -> Any:
-        return self.twin.engine.intake.load_targets.held(self.twin.site)
+        return self.twin.engine.intake.load_targets.current(self.twin.site)
 
     def say(self, event: Any, at_s: float, isv: str = "acme", settle: bool = True) -> Any:
         got = self.decoder.decode(message(event, at_s, isv))

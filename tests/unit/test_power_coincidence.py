@@ -92,7 +92,7 @@ def test_what_our_own_caps_hold_down_is_no_coincidence() -> None:
 @pytest.mark.parametrize("silent", ["gpu.power_w", "rack.power_w"])
 def test_silence_is_no_coincidence(silent: str) -> None:
     loop = begun()
-    in_turns(loop, 12)
+    in_turns(loop, 6)
     loop.silent = {silent}
     loop.wants_w[:] = 200.0
     loop.run(300, 10.0)

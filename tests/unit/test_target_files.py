@@ -73,7 +73,7 @@ class Watch:
 
     @property
     def names(self) -> list[str]:
-        return [t.name for t in self.twin.engine.intake.load_targets.held(self.twin.site)]
+        return [t.name for t in self.twin.engine.intake.load_targets.current(self.twin.site)]
 
 
 def test_yaml_and_csv_say_the_same(tmp_path: Path) -> None:

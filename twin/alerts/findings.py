@@ -335,7 +335,7 @@ def _stale(site: Site, state: State, key: str, windows: Windows) -> Finding | No
     unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
     # One reading left out does not make it stale
     unusable &= (quality != MISSING) | ~column.lately_good(signal, state.now_ns)
-    in_maintenance = windows.spared(table, state.now_ns, int(column.freshness.stale_ns[signal.row]))
+    in_maintenance = windows.excused(table, state.now_ns, int(column.freshness.stale_ns[signal.row]))
     if in_maintenance is not None:
         unusable &= ~in_maintenance
     silent = np.flatnonzero(unusable)

@@ -41,7 +41,7 @@ class NeverReported(EntityState):
                 continue
             period_s, patience_s, stale_ns = _cadence(state, table)
             reports = reported(site, state, table) | _spares(site, table)
-            if (in_maintenance := windows.spared(table, state.now_ns, stale_ns)) is not None:
+            if (in_maintenance := windows.excused(table, state.now_ns, stale_ns)) is not None:
                 reports |= in_maintenance
             waited_ns = self.waited_ns[table]
             waited_ns += min(gap_ns, round(max(MOST_GAP_S, period_s) * NS))

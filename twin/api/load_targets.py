@@ -74,7 +74,7 @@ async def set_target(request: web.Request) -> web.Response:
 async def withdraw_target(request: web.Request) -> web.Response:
     """Take a load target back, whoever set it."""
     name = request.match_info["name"]
-    held = {t.name for t in live_of(request).engine.intake.load_targets.held(live_of(request).engine.site)}
+    held = {t.name for t in live_of(request).engine.intake.load_targets.current(live_of(request).engine.site)}
     if name not in held:
         raise Refused(404, f"no load target {clean(name, 200)}; it may be over")
     event = ev.LoadTargetWithdrawn(id=new_id(request), author=author(request), target=name)
@@ -86,7 +86,7 @@ async def targets(request: web.Request) -> web.Response:
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     engine = live.engine
-    held, now_ns = engine.intake.load_targets.held(engine.site), engine.state.now_ns
+    held, now_ns = engine.intake.load_targets.current(engine.site), engine.state.now_ns
     load = load_now(engine)
     more = offset + limit < len(held)
     return answer({
@@ -126,7 +126,7 @@ def target_series(live: Runtime) -> Iterator[Metric]:
     engine = live.engine
     if not engine.site.sizes["rack"]:
         return
-    held = engine.intake.load_targets.held(engine.site)
+    held = engine.intake.load_targets.current(engine.site)
     counts, worst_w = dict.fromkeys(("kept", "exceeded", "unknown", "to_come"), 0), 0.0
     load = load_now(engine) if held else None
     for target in held:

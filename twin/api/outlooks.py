@@ -67,7 +67,7 @@ async def outlooks(request: web.Request) -> web.Response:
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     wanted = request.query.get("quantity", "")
-    rows = [o for o in live.engine.intake.outlooks.held() if wanted in ("", o.quantity)][::-1]
+    rows = [o for o in live.engine.intake.outlooks.entries() if wanted in ("", o.quantity)][::-1]
     more = offset + limit < len(rows)
     now_ns = live.engine.state.now_ns
     return answer({"now_ns": now_ns, "total": len(rows), "offset": offset,

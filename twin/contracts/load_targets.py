@@ -95,7 +95,7 @@ class LoadTargets:
             self._site = None
         return [LoadTargetOverRecord(target=name) for name in over]
 
-    def held(self, site: Site) -> tuple[LoadTarget, ...]:
+    def current(self, site: Site) -> tuple[LoadTarget, ...]:
         """All of them for this site; feeders that it does not have are left out."""
         if self._site is not site:
             self._site, found = site, []

@@ -156,7 +156,7 @@ class Windows:
                 records.append(KeptBackRecord(window=name, control=key, count=count, why=why))
         return records
 
-    def spared(self, table: str, now_ns: int, stale_ns: int) -> Bool | None:
+    def excused(self, table: str, now_ns: int, stale_ns: int) -> Bool | None:
         """Entities whose silence is expected [n]: in a window, or in the first `stale_ns` after one."""
         mask, ended_ns = self.masks.get(table), self.ended_ns.get(table)
         if ended_ns is None:

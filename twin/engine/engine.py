@@ -168,7 +168,7 @@ class Engine:
                 continue
             for event in alike:
                 if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
-                    reports.add(event, self.intake.told(event, self.jobs, self.state))
+                    reports.add(event, self.intake.take_report(event, self.jobs, self.state))
                 elif not isinstance(event, ev.CommandAcked):
                     records += self._take_in(event)
                 # A thousand devices may answer in one tick: the journal counts them, the leases know each.

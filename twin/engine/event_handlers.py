@@ -133,7 +133,7 @@ class Intake:
             case ev.JobEnded():
                 return job_ended(event, jobs, arbiter, now_ns)
             case ev.CheckpointTold():
-                return self.told(event, jobs, state)
+                return self.take_report(event, jobs, state)
             case ev.OperatorRequest():
                 return self._request(event, site, now_ns)
             case ev.RequestWithdrawn():
@@ -177,7 +177,7 @@ class Intake:
                 return None
         return None
 
-    def told(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
+    def take_report(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
         """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""
         refused = checkpoint_told(event, jobs, state)
         if refused is not None:

@@ -142,7 +142,7 @@ class Outlooks:
             self._drop(key)
         self._next_end_ns = min((told.end_ns for told in self._told.values()), default=_NEVER_NS)
 
-    def held(self) -> Iterator[Outlook]:
+    def entries(self) -> Iterator[Outlook]:
         """All outlooks, the one told last at the end."""
         return iter(self._told.values())
 

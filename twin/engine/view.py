@@ -168,7 +168,7 @@ class EngineView:
 
     def load_targets(self) -> tuple[LoadTarget, ...]:
         """Load targets that run or are to come."""
-        return self.intake.load_targets.held(self.site)
+        return self.intake.load_targets.current(self.site)
 
     def outlook(self, quantity: str, at_ns: int) -> F64:
         """Values of a quantity at a coming instant, as an external source announced them."""

@@ -68,7 +68,7 @@ def make_outside(
 
     def held() -> tuple[LoadTarget, ...]:
         now = engine()
-        return now.intake.load_targets.held(now.site)
+        return now.intake.load_targets.current(now.site)
 
     if power.targets_file is not None:
         source = TargetsSource(loaded.file(power.targets_file), site, held, power.look_s)
