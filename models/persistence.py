@@ -15,6 +15,7 @@ import numpy as np
 
 from twin.catalogue import F32, I32, ContractError, digest, find_signal
 from twin.contracts import Forecast, View, read_only
+from twin.telemetry import EntityState, Sizes, keyed
 
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0)
 SIGNALS = ("rack.power_w",)
@@ -22,6 +23,17 @@ LOW, HIGH = 0.05, 0.95
 Z90 = 1.6448536269514722  # the normal's 95 % quantile
 _BAND = re.compile(r"[0-9.e+]+:(low|high)")
 MEMORY_STEPS = 600.0  # effective number of steps in the running variance
+
+
+class _Seen(EntityState):
+    """By signal, of each entity [n]: the last value, and the running variance of so many steps."""
+
+    last: dict[str, F32] = keyed("f4", np.nan)
+    variance: dict[str, F32] = keyed("f4")
+    steps: dict[str, F32] = keyed("f4")
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        super().__init__(sizes or {})
 
 
 class Persistence:
@@ -35,9 +47,7 @@ class Persistence:
         self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S
     ) -> None:
         self.signals, self.horizons_s = signals or SIGNALS, horizons_s or HORIZONS_S
-        self._last: dict[str, F32] = {}
-        self._variance: dict[str, F32] = {}
-        self._steps: dict[str, F32] = {}
+        self._seen = _Seen()
         self._t_ns = 0
         self._step_s = self.period_s
         self._fitted: dict[str, np.ndarray] = {}
@@ -47,22 +57,22 @@ class Persistence:
         """Learn the size of one step's change, per entity."""
         for key in self.signals:
             value = view.value(key)
-            last = self._last.get(key)
+            last = self._seen.last.get(key)
             if last is None or len(last) != len(value):
-                self._variance[key], self._steps[key] = (
+                self._seen.variance[key], self._seen.steps[key] = (
                     np.zeros(len(value), np.float32),
                     np.zeros(len(value), np.float32),
                 )
             else:
                 change = value - last
                 known = np.isfinite(change)
-                steps = self._steps[key] + known
+                steps = self._seen.steps[key] + known
                 share = 1.0 / np.clip(steps, 1.0, MEMORY_STEPS)
                 square = np.where(known, change, 0.0) ** 2
-                grown = self._variance[key] + share * (square - self._variance[key])
-                self._variance[key] = np.where(known, grown, self._variance[key]).astype(np.float32)
-                self._steps[key] = steps.astype(np.float32)
-            self._last[key] = np.array(value, np.float32)
+                grown = self._seen.variance[key] + share * (square - self._seen.variance[key])
+                self._seen.variance[key] = np.where(known, grown, self._seen.variance[key]).astype(np.float32)
+                self._seen.steps[key] = steps.astype(np.float32)
+            self._seen.last[key] = np.array(value, np.float32)
         if self._t_ns:
             self._step_s = max((view.now_ns - self._t_ns) / 1e9, 1e-3)
         self._t_ns = view.now_ns
@@ -71,7 +81,7 @@ class Persistence:
         """The last value at every horizon."""
         out = []
         for key in self.signals:
-            mean = self._last[key]
+            mean = self._seen.last[key]
             signal = find_signal(key)
             assert signal is not None
             for horizon_s in self.horizons_s:
@@ -80,8 +90,8 @@ class Persistence:
                     self._fitted.get(f"{key}@{horizon_s:g}:high"),
                 )
                 if low is None or high is None or len(low) != len(mean):
-                    spread = Z90 * np.sqrt(self._variance[key] * max(horizon_s / self._step_s, 1.0))
-                    spread = np.where(self._steps[key] >= 2, spread, np.float32(np.nan))
+                    spread = Z90 * np.sqrt(self._seen.variance[key] * max(horizon_s / self._step_s, 1.0))
+                    spread = np.where(self._seen.steps[key] >= 2, spread, np.float32(np.nan))
                     low, high = -spread, spread
                 out.append(
                     Forecast(
@@ -142,32 +152,21 @@ class Persistence:
     def memory(self) -> dict[str, np.ndarray]:
         """The last values and the running variances."""
         out: dict[str, np.ndarray] = {"t_ns": np.array([self._t_ns]), "step_s": np.array([self._step_s])}
-        for key in self._last:
-            out |= {
-                f"{key}:last": self._last[key],
-                f"{key}:variance": self._variance[key],
-                f"{key}:steps": self._steps[key],
-            }
+        for name, columns in self._seen.dump().items():
+            out |= {f"{key}:{name}": column for key, column in columns.items()}
         return out
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave."""
         self._t_ns, self._step_s = int(memory["t_ns"][0]), float(memory["step_s"][0])
-        for key in self.signals:
-            if f"{key}:last" in memory:
-                self._last[key] = np.array(memory[f"{key}:last"])
-                self._variance[key] = np.array(memory[f"{key}:variance"])
-                self._steps[key] = np.array(memory[f"{key}:steps"])
+        for name in self._seen.declared:
+            columns = {key: f"{key}:{name}" for key in self.signals if f"{key}:{name}" in memory}
+            getattr(self._seen, name).update({key: np.array(memory[at]) for key, at in columns.items()})
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """Move what was learned to the new slots."""
-        for key in list(self._last):
-            source = old_of_new[key.partition(".")[0]]
-            kept = np.flatnonzero(source >= 0)
-            for held, empty in ((self._last, np.nan), (self._variance, 0.0), (self._steps, 0.0)):
-                moved = np.full(len(source), empty, np.float32)
-                moved[kept] = held[key][source[kept]]
-                held[key] = moved
+        seen, self._seen = self._seen, _Seen({table: len(old) for table, old in old_of_new.items()})
+        self._seen.adopt(seen, old_of_new)
         for name in list(self._fitted):
             source = old_of_new[name.partition(".")[0]]
             if len(source) and source.max(initial=-1) < len(self._fitted[name]):

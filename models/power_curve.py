@@ -16,7 +16,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, digest
 from twin.contracts import Forecast, View
 from twin.physics import CLOCK_MIN_PU, EXPONENT, clock_of_share_pu
-from twin.telemetry import GOOD
+from twin.telemetry import GOOD, Columns, ColumnSpec
 
 KEY, PROGRESS, POWER, CONTROL = "job.compute_pu", "job.progress_per_s", "gpu.power_w", "gpu.power_cap_w"
 GRID = np.linspace(0.0, 1.0, 41)  # of c
@@ -38,16 +38,22 @@ LOW, HIGH = 0.05, 0.95
 LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows what happened. source: estimate
 # Sums over readings: of 1, x, y, x x, x y, y y; then of moves; and x at the last reading
 N, X, Y, XX, XY, YY, MOVES, LAST_X = range(8)
-COLUMNS: dict[str, tuple[str, float]] = {  # of slots: NumPy type, and how it begins
-    "generation": ("i4", -1),
-    "started_ns": ("i8", 0),
-    "read_ns": ("i8", 0),
-    "looks": ("f8", 0.0),
-    "sum_x": ("f8", 0.0),
-    "sum_xx": ("f8", 0.0),
-    "unit_s": ("f8", np.nan),
-    "odd": ("f8", 0.0),
-}
+FIRST = np.array([0.0] * LAST_X + [np.nan])  # the first reading is no move
+MEMORY = Columns(
+    job={
+        "generation": ColumnSpec("i4", -1),
+        "started_ns": "i8",
+        "read_ns": "i8",
+        "looks": "f8",
+        "sum_x": "f8",
+        "sum_xx": "f8",
+        "unit_s": ColumnSpec("f8", np.nan),
+        "odd": "f8",
+        "sums": ColumnSpec("f8", FIRST, trail=(len(FIRST),)),
+    },
+    gpu={"wants_w": ColumnSpec("f8", np.nan), "slot_of": ColumnSpec("i4", -1)},
+    scalars={"now_ns": "i8"},
+)
 
 
 class PowerCurve:
@@ -61,15 +67,17 @@ class PowerCurve:
         self._begin(0, 0)
 
     def _begin(self, n_job: int, n_gpu: int) -> None:
-        self._slots = {name: np.full(n_job, empty, kind) for name, (kind, empty) in COLUMNS.items()}
-        self._sums = _fresh(n_job)
-        self._wants_w, self._slot_of = np.full(n_gpu, np.nan), np.full(n_gpu, -1, np.int32)
+        self._kept = MEMORY.fresh({"job": n_job, "gpu": n_gpu})
         self._now_ns = 0
+
+    @property
+    def _sums(self) -> F64:
+        return self._kept["sums"]
 
     def update(self, view: View) -> None:
         """Take in what GPUs draw under which caps, and progress that was read since."""
         n_job, n_gpu = view.site.sizes["job"], view.site.sizes["gpu"]
-        if n_job != len(self._sums) or n_gpu != len(self._wants_w):
+        if n_job != len(self._sums) or n_gpu != len(self._kept["wants_w"]):
             self._begin(n_job, n_gpu)
         since_s = (view.now_ns - self._now_ns) / NS if self._now_ns else self.period_s
         self._now_ns = view.now_ns
@@ -77,7 +85,7 @@ class PowerCurve:
             return
         self._meet(view)
         x, known = self._slowed(view, max(since_s, 0.0))
-        slots = self._slots
+        slots = self._kept
         slots["looks"] += known
         slots["sum_x"] += np.where(known, x, 0.0)
         slots["sum_xx"] += np.where(known, x * x, 0.0)
@@ -86,19 +94,19 @@ class PowerCurve:
 
     def _meet(self, view: View) -> None:
         """Forget slots that are free or have another job, and what GPUs wanted for another one."""
-        jobs, slots = view.jobs, self._slots
+        jobs, slots = view.jobs, self._kept
         other = (jobs.generation != slots["generation"]) | (jobs.started_ns != slots["started_ns"])
         other |= ~jobs.alive
         if other.any():
-            for name, (_, empty) in COLUMNS.items():
-                slots[name][other] = empty
+            for name, spec in MEMORY.columns.items():
+                if spec.table == "job":
+                    slots[name][other] = spec.fill
             slots["generation"][other] = np.where(jobs.alive, jobs.generation, -1)[other]
             slots["started_ns"][other] = np.where(jobs.alive, jobs.started_ns, 0)[other]
-            self._sums[other] = _fresh(1)[0]
         slot_of = jobs.job_of_node[view.site.node_of_gpu]
-        changed = (slot_of != self._slot_of) | np.append(other, False)[slot_of]
-        self._wants_w[changed] = np.nan
-        self._slot_of = slot_of.astype(np.int32)
+        changed = (slot_of != self._kept["slot_of"]) | np.append(other, False)[slot_of]
+        self._kept["wants_w"][changed] = np.nan
+        self._kept["slot_of"] = slot_of.astype(np.int32)
 
     def _slowed(self, view: View, since_s: float) -> tuple[F64, Bool]:
         """(x = 1/clock - 1 of each job, whether it is known) [n_job], from what its GPUs draw and wanted."""
@@ -111,14 +119,14 @@ class PowerCurve:
         cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
         # The highest cap is none: what is lost there cannot be won back
         cap_w = np.where(np.isfinite(cap_w) & (cap_w < AT_MOST_PU * most_w), cap_w, np.inf)
-        wants = self._wants_w
-        held = np.isfinite(power_w) & (self._slot_of >= 0)
+        wants = self._kept["wants_w"]
+        held = np.isfinite(power_w) & (self._kept["slot_of"] >= 0)
         free = held & (power_w < AT_CAP_PU * cap_w) & ~(cap_w < CLEAR_PU * wants)
         share = 1.0 - np.exp(-since_s / WANTS_S)
         moved = np.where(np.isfinite(wants), wants + share * (power_w - wants), power_w)
         wants = np.where(free, moved, wants)
         wants = np.where(held & (power_w > wants), power_w, wants)  # it wants that much at least
-        self._wants_w = wants
+        self._kept["wants_w"] = wants
         idle_w = site.design.gpu_idle_w[site.rack_of_gpu]
         static_w = np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(most_w))
         bound = np.flatnonzero(held & ((power_w >= AT_CAP_PU * cap_w) | (cap_w < wants)))
@@ -132,9 +140,9 @@ class PowerCurve:
 
     def _of_jobs(self, view: View, slower: F64, heard: Bool, n_job: int) -> tuple[F64, Bool]:
         """The slowest GPU sets the pace of a synchronous job, else the mean [n_job]."""
-        has = self._slot_of >= 0
-        size = np.bincount(self._slot_of[has], minlength=n_job)
-        slot = self._slot_of[heard]
+        has = self._kept["slot_of"] >= 0
+        size = np.bincount(self._kept["slot_of"][has], minlength=n_job)
+        slot = self._kept["slot_of"][heard]
         count = np.bincount(slot, minlength=n_job)
         mean = np.bincount(slot, slower[heard], n_job) / np.maximum(count, 1)
         slowest = np.zeros(n_job)
@@ -144,7 +152,7 @@ class PowerCurve:
 
     def _hear(self, view: View) -> None:
         """Set each new reading of progress against the mean x since the one before."""
-        slots = self._slots
+        slots = self._kept
         good = view.jobs.alive & (view.quality(PROGRESS) == GOOD)
         age_s = np.where(good, view.age_s(PROGRESS), 0.0)
         read_ns = view.now_ns - np.round(age_s * NS).astype(np.int64)
@@ -166,7 +174,7 @@ class PowerCurve:
 
     def _learn(self, at: I64, x: F64, unit_s: F64) -> None:
         """One reading more of the slots `at`: x and the time per unit of progress."""
-        slots, sums = self._slots, self._sums[at]
+        slots, sums = self._kept, self._sums[at]
         first = ~np.isfinite(slots["unit_s"][at])
         slots["unit_s"][at[first]] = unit_s[first]  # the measure of all later ones: sums stay about 1
         y = unit_s / slots["unit_s"][at]
@@ -178,7 +186,7 @@ class PowerCurve:
         sane = first | (off <= GROSS * usual * np.maximum(scale, 1.0) + np.abs(x - _mean_x(sums)))
         odd = np.where(sane, 0.0, slots["odd"][at] + 1.0)
         another = odd >= MOST_ODD
-        sums[another] = _fresh(1)[0]
+        sums[another] = FIRST
         slots["unit_s"][at[another]] = np.nan
         slots["odd"][at] = np.where(another, 0.0, odd)
         for place, more in ((N, 1.0), (X, x), (Y, y), (XX, x * x), (XY, x * y), (YY, y * y)):
@@ -220,40 +228,19 @@ class PowerCurve:
 
     def memory(self) -> dict[str, np.ndarray]:
         """Sums of each slot, and what each GPU wants."""
-        own = {"sums": self._sums, "wants_w": self._wants_w, "slot_of": self._slot_of}
-        kept = {name: array.copy() for name, array in (self._slots | own).items()}
-        return kept | {"now_ns": np.array([self._now_ns], np.int64)}
+        return {name: array.copy() for name, array in self._kept.items()} | {"now_ns": np.array(self._now_ns)}
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
-        n_job, n_gpu = len(memory["sums"]), len(memory["wants_w"])
-        self._begin(n_job, n_gpu)
-        for name, fresh in self.memory().items():
-            given = memory.get(name)
-            if given is None or given.shape != fresh.shape or given.dtype != fresh.dtype:
-                raise ContractError(f"{name}: expected {fresh.dtype} {fresh.shape}")
-        self._slots = {name: np.array(memory[name]) for name in COLUMNS}
-        self._sums, self._wants_w = np.array(memory["sums"]), np.array(memory["wants_w"])
-        self._slot_of, self._now_ns = np.array(memory["slot_of"]), int(memory["now_ns"][0])
+        sizes = {"job": len(memory["sums"]), "gpu": len(memory["wants_w"])}
+        now_ns = int(np.max(memory["now_ns"]))  # of one element in earlier snapshots
+        self._kept, self._now_ns = MEMORY.checked({**memory, "now_ns": now_ns}, sizes), now_ns
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """Move what was learned to the new places; slots keep their jobs."""
-        job, gpu = old_of_new["job"], old_of_new["gpu"]
-        before, now_ns = self.memory(), self._now_ns
-        self._begin(len(job), len(gpu))
-        self._now_ns = now_ns
-        for source, names in ((job, (*COLUMNS, "sums")), (gpu, ("wants_w", "slot_of"))):
-            kept = np.flatnonzero((source >= 0) & (source < len(before[names[0]])))
-            for name in names:
-                mine = self._slots.get(name, getattr(self, f"_{name}", None))
-                assert mine is not None
-                mine[kept] = before[name][source[kept]]
-
-
-def _fresh(n: int) -> F64:
-    out = np.zeros((n, 8))
-    out[:, LAST_X] = np.nan  # the first reading is no move
-    return out
+        if len(self._sums):  # else there was no look yet
+            sizes = {table: len(old_of_new[table]) for table in MEMORY.tables}
+            self._kept = MEMORY.moved(self._kept, old_of_new, sizes)
 
 
 def _mean_x(sums: F64) -> F64:

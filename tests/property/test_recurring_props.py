@@ -13,8 +13,7 @@ from twin.catalogue import digest
 from twin.engine import encode
 from twin.engine.remap import slots_kept
 from twin.engine.snapshot import decode
-from twin.health.baseline_rate import DAY_NS
-from twin.health.recurring import ALARM, KEYS, LONGEST_NS, STILL, STREAMS, Recurring
+from twin.health.recurring import ALARM, DAY_NS, KEYS, LONGEST_NS, STILL, STREAMS, Recurring
 from twin.site import Site
 
 
@@ -62,7 +61,7 @@ def check(watch: Watched) -> None:
     assert (recurring.standing >= (score >= ALARM)).all()
     assert (score[recurring.standing] >= STILL).all()
     for node in range(site.sizes["node"]):
-        told = recurring.told(node)
+        told = recurring.text(node)
         assert bool(told) == (score[node] > 0.0)
         assert len(told) < 280  # a rule keeps no more
         assert not any(wrong in told for wrong in ("e+", "nan", "inf", "-", " 1 times"))

@@ -29,7 +29,7 @@ class Look:
         self.jobs = JobSlots(max(site.sizes["job"], 64), n_node)
         self.faults: tuple[Any, ...] = ()
         self.told: dict[tuple[str, str, int, str], None] = {}
-        self.diagnosis = SimpleNamespace(book=SimpleNamespace(told=self.told))
+        self.diagnosis = SimpleNamespace(book=SimpleNamespace(reported=self.told))
         self.parameters: dict[str, Any] = {}
         self.estimator = SimpleNamespace(parameters=self.parameters)
         self.state = State(site.sizes)

@@ -19,6 +19,7 @@ from twin.diagnosis import FAULT_KINDS
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
 from twin.health.rates import Rates
+from twin.health.rules import DeviceRecords
 from twin.health.verdicts import Verdicts
 from twin.telemetry import (
     Block,
@@ -107,7 +108,7 @@ class Ward:
         now = HealthContext(self.site, self.state, known, told, self.jobs, self.windows, dt_s)
         self.looked_ns = self.now_ns
         self.rates.update(now)
-        self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear)
+        self.verdicts.update(now, DeviceRecords(self.book, self.rates, self.lemons, self.wear))
 
     def run(self, looks: int, values: Mapping[str, Any] | None = None, **more: Any) -> None:
         """So many looks alike."""

@@ -14,7 +14,7 @@ import numpy as np
 from twin.catalogue import NS
 from twin.contracts import DEGRADED, HEALTHY, PAIRED, PARTS, Evidence, FailureLog, Forecast, Health, action
 from twin.engine import Engine
-from twin.health import SIGNALS, HealthState, Heard
+from twin.health import SIGNALS, HealthState, ReportedFault
 from twin.health.error_log import FaultBook
 from twin.health.lemons import Lemons
 from twin.health.verdicts import Verdicts
@@ -91,12 +91,12 @@ class _Wear(_Silent, Wear):
 class _Book(_Silent, FaultBook):
     def __init__(self) -> None:
         self.counts = {"heard": 0, "dropped": 0}
-        self.faults: dict[tuple[str, int], list[Heard]] = {}
+        self.faults: dict[tuple[str, int], list[ReportedFault]] = {}
 
     def hear(self, *_: Any) -> bool:
         return False
 
-    def of(self, table: str, entity: int) -> tuple[Heard, ...]:
+    def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
         return tuple(self.faults.get((table, entity), ()))
 
 
@@ -168,7 +168,9 @@ class Ailing:
         self, table: str, entity: int, code: int, at_ns: int, times: int = 1, detail: str = ""
     ) -> None:
         """A device said that something is wrong."""
-        self.book.faults.setdefault((table, entity), []).append(Heard(at_ns, at_ns, code, times, detail))
+        self.book.faults.setdefault((table, entity), []).append(
+            ReportedFault(at_ns, at_ns, code, times, detail)
+        )
 
     def unwell(self, part: str, index: int, **more: Any) -> None:
         """Degraded, for a reason that says so."""

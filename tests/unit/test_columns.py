@@ -16,12 +16,14 @@ from twin.telemetry import (
     ColumnSpec,
     EntityState,
     PackedState,
+    RareState,
     RingBuffer,
     RingSpec,
     Sizes,
     SparseState,
     cell,
     column,
+    entries,
     in_order,
     keyed,
     part,
@@ -224,6 +226,39 @@ def test_names_and_layouts_of_earlier_snapshots() -> None:
     other = Packed([("temp", "gpu", 3), ("power", "node", 7)])
     other.restore(watch.packed.dump())
     assert other.level.tolist() == [0.5] * 10, "as long, and laid out otherwise"
+
+
+class Asks(RareState):
+    asked: I32 = column(OWN, "i4", lead=(2,))
+    made: int = scalar(0)
+
+
+class Log(EntityState):
+    notes: dict[int, str] = entries("gpu")
+    details: dict[tuple[str, int, int], str] = entries()
+    asks: dict[str, dict[str, Asks]] = part()
+    home: I32 = column("gpu", "i4", of_place=True)
+
+    def __init__(self) -> None:
+        super().__init__(SIZES, "gpu")
+        self.asks = {"by": {"gpu": Asks(SIZES, "gpu")}, "none": {}}
+
+
+def test_entries_and_rare_columns_follow_their_entities() -> None:
+    log, back, moved = Log(), Log(), Log()
+    log.notes, log.details = {1: "hot", 4: "slow"}, {("gpu", 4, 79): "off", ("node", 0, 1): "up"}
+    asks = log.asks["by"]["gpu"]
+    asks.asked[1, 4], asks.made, log.home[4] = 7, 3, 9
+    data = unpack(pack(log.dump()))
+    assert data["asks"]["by"]["gpu"]["index"].tolist() == [4]
+    back.restore(data)
+    assert pack(back.dump()) == pack(log.dump())
+    moved.adopt(log, {"gpu": np.array([4, -1, 0, 2, 3], np.int32), "node": np.array([-1, 1, 2], np.int32)})
+    assert (moved.notes, moved.details) == ({0: "slow"}, {("gpu", 0, 79): "off"})
+    assert moved.asks["by"]["gpu"].asked[1].tolist() == [7, 0, 0, 0, 0]
+    log.forget("gpu", 4)
+    assert (log.notes, log.details) == ({1: "hot"}, {("node", 0, 1): "up"})
+    assert (asks.asked.any(), asks.made, log.home[4]) == (False, 3, 9)
 
 
 @given(st.lists(st.tuples(st.integers(0, N - 1), st.booleans()), max_size=20))

@@ -11,8 +11,7 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.estimator_rig import Desk
 from twin.catalogue import NS, ConfigError
-from twin.contracts import Residual, confidence_of
-from twin.contracts.confidence import _erf
+from twin.contracts import Residual, confidence_of, erf
 from twin.estimation.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
 from twin.estimation.noise import NOISE_WARMUP, ResidualNoise
 from twin.estimation.power_tree import METER_NOISE_PU, balances_of
@@ -35,7 +34,7 @@ def residual(desk: Desk, name: str) -> Residual:
 
 def test_erf_is_erf() -> None:
     x = np.linspace(0, 6, 2001)
-    assert np.abs(_erf(x) - [math.erf(v) for v in x]).max() < 1.5e-7
+    assert np.abs(erf(x) - [math.erf(v) for v in x]).max() < 1.5e-7
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ def test_what_is_known_moves_with_the_devices() -> None:
     old_of_new = {t: np.arange(n, dtype=np.int32) for t, n in SITE.sizes.items()}
     swapped = np.array([2, 1, -1, 0, 4, 5, 6, 3], np.int32)
     old_of_new["gpu"] = old_of_new["node"] = swapped
-    new = book.remapped(moved, old_of_new)
+    new = FaultBook(moved)
+    new.adopt(book, old_of_new)
     assert new.open_code("gpu").tolist() == [79, 31, 0, 31, 0, 0, 0, 0]
     assert new.within("gpu", 600).tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
     assert new.of("gpu", 0)[0].detail == "two"

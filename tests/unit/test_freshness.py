@@ -13,7 +13,7 @@ from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS, find_signal
 from twin.estimation.readings import Latest, Readings
 from twin.health.context import HealthContext
-from twin.health.rules import Look
+from twin.health.rules import DeviceRecords, RuleContext
 from twin.run.history_sample import Layout, take_sample
 from twin.telemetry import GOOD
 
@@ -69,7 +69,8 @@ def test_everybody_holds_the_same_readings_for_current(periods_s: dict[str, floa
     now = HealthContext(
         engine.site, state, engine.estimator, engine.diagnosis, engine.jobs, engine.windows, 1.0
     )
-    look = Look(now, engine.health.book, engine.health.rates, engine.health.lemons, engine.health.wear)
+    health = engine.health
+    look = RuleContext(now, DeviceRecords(health.book, health.rates, health.lemons, health.wear))
     sample = {t.table: t for t in take_sample(engine, Layout(engine.site), twin.now_ns).tables}
     for key in (*GPU, *RACK):
         signal, good = find_signal(key), good_of(twin, key)

@@ -13,8 +13,7 @@ from tests.support.scripted_health import Ailing, ailing
 from twin.catalogue import NS
 from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH, Fault, Finding
 from twin.health import findings
-from twin.health.alarm_texts import TITLES
-from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU
+from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, TITLES
 from twin.health.rules import DIAGNOSIS
 from twin.telemetry import MaintenanceBegun
 

@@ -11,7 +11,7 @@ from tests.support.builders import START_NS
 from twin.catalogue import NS
 from twin.engine import encode
 from twin.engine.snapshot import decode
-from twin.health.baseline_rate import (
+from twin.health.recurring import (
     DAY_NS,
     HOUR_NS,
     LEAST_SHAPE,

@@ -10,7 +10,7 @@ import pytest
 from tests.support.failure_watch import SITE, Watch
 from twin.catalogue import NS
 from twin.contracts import DEGRADED, FAILED, action
-from twin.health import Heard, is_failure
+from twin.health import ReportedFault, is_failure
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_gpu_that_was_merely_not_heard_and_is_soon_well_was_not_off_its_bus(
     watch.run(400)
     assert watch.rows()[0][3] == "off_bus"
     at_ns = begin_ns + minute * 60 * NS
-    watch.look.heard["gpu", gpu] = (Heard(at_ns, at_ns, code, 1, ""),) if code else ()
+    watch.look.heard["gpu", gpu] = (ReportedFault(at_ns, at_ns, code, 1, ""),) if code else ()
     assert watch.failures.broken(watch.look)[4] == (kind == "off_bus")
     del watch.look.told["gpu_off_bus", "gpu", gpu, ""]
     watch.look.well(4)

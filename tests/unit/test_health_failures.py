@@ -268,7 +268,8 @@ def test_a_changed_site_keeps_the_failures_of_its_nodes():
     six = site_of(eight_nodes())
     same = {t: np.arange(n, dtype=np.int32) for t, n in SMALL.sizes.items()}
     same["node"] = np.array([7, 6, 5, 4, 3, 2, -1, 0], np.int32)  # 1 left, its slot is new; 6 is 1 now
-    moved = watch.failures.remapped(six, same)
+    moved = Failures(six)
+    moved.adopt(watch.failures, same)
     assert moved.log().node.tolist() == [1]
     assert moved.down().tolist() == [False, True] + 6 * [False]
     look = Look(six)

@@ -16,6 +16,7 @@ from twin.contracts import DEGRADED, FailureLog, NodeFeatures
 from twin.health import QUIET, TELEMETRY
 from twin.health.context import HealthContext
 from twin.health.features import DAY_NS, NAMES, _Columns as Columns, _Fold, _past, node_features, unusual
+from twin.health.rules import DeviceRecords
 from twin.telemetry import Block, Reading
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -124,9 +125,8 @@ def test_levels_of_parts_reach_their_node() -> None:
         engine.site, engine.state, engine.estimator, engine.diagnosis, engine.jobs, engine.windows, 10.0
     )
     log = health.log()
-    features = node_features(
-        now, health.book, health.rates, health.verdicts, health.lemons, log, health.recurring
-    )
+    records = DeviceRecords(health.book, health.rates, health.lemons, health.wear, health.recurring)
+    features = node_features(now, records, health.verdicts, log)
     at = features.names.index
     assert features.values[1, at("gpu_level")] == DEGRADED
     assert features.values[3, at("psu_level")] == DEGRADED

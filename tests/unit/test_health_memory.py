@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.recurring_devices import DAY_S, HOUR_S, Watched, racks
 from twin.catalogue import NS
-from twin.health.baseline_rate import BaselineRate
 from twin.health.error_log import FaultBook
-from twin.health.recurring import ALARM, FALSE_PER_MONTH, FAMILIES, LEAST_A, MOST_A, Recurring
+from twin.health.recurring import ALARM, FALSE_PER_MONTH, FAMILIES, LEAST_A, MOST_A, BaselineRate, Recurring
 from twin.telemetry import FaultReported
 
 REMAPS, SITE = "gpu.row_remap_count", racks(2)
@@ -49,7 +48,7 @@ def test_twice_within_a_day_is_enough_where_it_hardly_ever_comes(first: Any, sec
         if what != REMAPS:
             watch.report(at_s - 5.0, what)
         assert watch.later(at_s, {REMAPS: [7]} if what == REMAPS else None) is (k == 1)
-    assert "remapped rows or contained errors of its memory 2 times in 18 h" in watch.recurring.told(NODE)
+    assert "remapped rows or contained errors of its memory 2 times in 18 h" in watch.recurring.text(NODE)
     assert watch.later(60 * HOUR_S)  # cells wear by days
     assert not watch.later(6 * DAY_S)
 

@@ -78,7 +78,7 @@ def test_once_is_no_recurrence_however_usual_it_is() -> None:
     assert watch.recurring.cycles[ERRORS].scores(watch.recurring.now_ns)[0][0] > 0.0
     assert watch.recurring.of(ERRORS)[0].size == 0
     assert not watch.recurring.score().any()
-    assert watch.recurring.told(1) == ""
+    assert watch.recurring.text(1) == ""
 
 
 def test_an_alarm_stands_until_little_speaks_for_it() -> None:
@@ -128,7 +128,7 @@ def test_troubles_of_different_kinds_add_up() -> None:
         watch.look(at_s + 2 * HOUR_S, {PCIE: [5]})
     alone = [float(watch.recurring.of(key)[1][0]) * weight(watch, key) for key in (ERRORS, PCIE)]
     assert watch.recurring.score()[1] == pytest.approx(sum(alone))
-    assert watch.recurring.told(1).count(" times in ") == 2
+    assert watch.recurring.text(1).count(" times in ") == 2
 
 
 def test_a_node_of_one_gpu_that_falls_silent_is_not_heard_twice() -> None:

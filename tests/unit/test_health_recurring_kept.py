@@ -45,8 +45,8 @@ def test_with_a_new_node_all_that_its_parts_had_is_over() -> None:
         watch.look(13 * HOUR_S + at_s, {ERRORS: [13], SILENT: [3], PCIE: [100]})
     watch.recurring.forget("node", 3)
     assert np.flatnonzero(watch.recurring.score()).tolist() == [25]
-    assert watch.recurring.told(3) == ""
-    assert watch.recurring.told(25)
+    assert watch.recurring.text(3) == ""
+    assert watch.recurring.text(25)
 
 
 @pytest.mark.parametrize("table", ["node", "gpu", "link"])
@@ -80,7 +80,7 @@ def test_what_recurs_stays_true_of_a_node_that_is_out_and_is_over_when_it_comes_
         watch.look(hour * HOUR_S, {FLAPS: [7]}, broken=[3])  # which people may cause
         assert watch.recurring.standing[3]
         assert watch.recurring.score()[3] > score - 0.3  # it grows as the fleet turns out to have less
-    assert re.search(r"flaps 5 times in 1\d h, the last \d.* days ago \(", watch.recurring.told(3))
+    assert re.search(r"flaps 5 times in 1\d h, the last \d.* days ago \(", watch.recurring.text(3))
     watch.look(98.5 * HOUR_S, {FLAPS: [7], SILENT: [3]})
     assert not any(len(c.index) for c in watch.recurring.cycles.values())
     watch.look(98 * HOUR_S + SETTLE_S, {FLAPS: [7]})
@@ -129,7 +129,7 @@ def test_what_recurs_moves_with_its_nodes() -> None:
         for node in np.flatnonzero(moved.standing).tolist():
             at = old.entity("node", new.name("node", node))
             assert at is not None
-            assert moved.told(node) == watch.recurring.told(at)
+            assert moved.text(node) == watch.recurring.text(at)
         for cycles in moved.cycles.values():
             assert (np.diff(cycles.index) > 0).all()
 
@@ -145,7 +145,7 @@ def test_links_that_lost_their_node_are_nobodys() -> None:
     assert watch.recurring.cycles[FLAPS].count.tolist() == [5]  # of before
     assert not watch.recurring.score().any()
     assert watch.recurring.of(FLAPS)[0].size == 0
-    assert watch.recurring.told(35) == ""
+    assert watch.recurring.text(35) == ""
     assert watch.recurring.free_ns[35] > 0
 
 
@@ -309,12 +309,12 @@ def test_while_nobody_listens_nobody_falls_silent() -> None:
 def test_the_words_name_the_gpu_how_often_since_when_and_what_is_usual() -> None:
     watch = troubled()
     watch.look(13 * HOUR_S + 120.0)
-    told = watch.recurring.told(1)
+    told = watch.recurring.text(1)
     assert re.fullmatch(r"gpu3: NVLink errors 5 times in 12 h \(usual: once in \d\d days\)", told), told
     watch.look(15 * HOUR_S)
-    assert re.search(r"5 times in 14 h, the last 2 h ago \(usual", watch.recurring.told(1))
+    assert re.search(r"5 times in 14 h, the last 2 h ago \(usual", watch.recurring.text(1))
     watch.look(13 * HOUR_S + 4.5 * DAY_S, {ERRORS: [7]})
-    found = [re.sub(r"\(.*", "", watch.recurring.told(node)) for node in (0, 1, 2)]
+    found = [re.sub(r"\(.*", "", watch.recurring.text(node)) for node in (0, 1, 2)]
     assert found in (["", "gpu3: NVLink errors 6 times in 5 days ", ""], ["", "", ""])
 
 
@@ -329,10 +329,10 @@ def test_spans_of_time_read_as_people_say_them(days: float, words: str) -> None:
 
 def test_links_and_nodes_are_named_as_people_know_them() -> None:
     watch = troubled(linked(), FLAPS)
-    told = watch.recurring.told(3)
+    told = watch.recurring.text(3)
     assert told.startswith(watch.site.name("link", 7).rpartition("/")[2] + ": flaps 5 times in 12 h")
-    assert troubled(key=SILENT).recurring.told(7).startswith("silences 5 times in 12 h")
-    assert troubled(key="node.reboot_count").recurring.told(7).startswith("restarts 5 times in 12 h")
+    assert troubled(key=SILENT).recurring.text(7).startswith("silences 5 times in 12 h")
+    assert troubled(key="node.reboot_count").recurring.text(7).startswith("restarts 5 times in 12 h")
 
 
 def test_the_gravest_comes_first_and_there_are_at_most_three() -> None:
@@ -340,7 +340,7 @@ def test_the_gravest_comes_first_and_there_are_at_most_three() -> None:
     for k in range(6):
         came: dict[str, Any] = {ERRORS: [4], SILENT: [1]} if k % 2 else {}
         watch.look((1 + 2 * k) * HOUR_S, came | {PCIE: [5], GAP: [6], "gpu.row_remap_count": [7]})
-    said = watch.recurring.told(1).split("; ")
+    said = watch.recurring.text(1).split("; ")
     assert len(said) == 3
     assert [re.sub(" in 10.*| in 8.*", "", text) for text in said] == [
         "gpu1: PCIe replays 6 times", "gpu3: remapped rows or contained errors of its memory 6 times",

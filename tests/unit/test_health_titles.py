@@ -6,7 +6,7 @@ import pytest
 
 from twin.contracts import Evidence
 from twin.health import SPECS
-from twin.health.alarm_texts import TITLES, heading
+from twin.health.alarms import TITLES, heading
 from twin.health.rules import Rule
 
 RULES = {rule.id: rule for spec in SPECS.values() for rule in spec.rules}

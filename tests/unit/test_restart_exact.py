@@ -110,8 +110,8 @@ def test_a_book_without_its_replaced_devices_restarts_as_it_is() -> None:
     book.advance(START_NS)
     book.forget("rack", 1)
     smaller = contract_site(1)
-    book = book.remapped(smaller, slots_kept(site, smaller))
-    again = FaultBook(smaller)
+    old, book, again = book, FaultBook(smaller), FaultBook(smaller)
+    book.adopt(old, slots_kept(site, smaller))
     again.restore(decode(encode(book.dump())))
     for one in (book, again):
         one.forget("gpu", 0)

@@ -54,7 +54,7 @@ def judge(some, *faults, past=0, days=100.0, look=None):
     look.faults = faults
     shocks = Shocks(SITE)
     found = shocks.judge(look, some, past, look.now_ns - round(days * 86_400 * NS))
-    return found.tolist(), shocks.told()
+    return found.tolist(), shocks.log()
 
 
 @pytest.mark.parametrize("mean", [1e-6, 1e-3, 0.05, 0.5, 2.0])
@@ -121,14 +121,14 @@ def test_a_fourth_joins_the_shock_and_a_neighbour_beside_it_does_not():
     later = fallen([0, 1, 2, 400, 5], [0.0, 0.0, 0.0, 0.0, 500.0], shared=[0, 1, 2])
     later = later._replace(fresh=np.array([False] * 4 + [True]))
     assert shocks.judge(look, later, 0, begin_ns).tolist() == [0, 1, 2, 4]
-    assert [(s.name, s.nodes, s.count) for s in shocks.told()] == [("lab/h1/r1", (0, 1, 2, 5), 4)]
+    assert [(s.name, s.nodes, s.count) for s in shocks.log()] == [("lab/h1/r1", (0, 1, 2, 5), 4)]
     assert shocks.judge(look, later._replace(shared=later.shared | True), 0, begin_ns).tolist() == [
         0,
         1,
         2,
         4,
     ]
-    assert shocks.told()[0].count == 4
+    assert shocks.log()[0].count == 4
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_job_is_a_cause_in_common(over):
         look.jobs.end(JobEnded(job="train"), look.now_ns)
     some = fallen(nodes[:3], [0.0, 0.0, 90.0])
     assert shocks.judge(look, some, 0, START_NS - 100 * 86_400 * NS).tolist() == [0, 1, 2]
-    assert [(s.table, s.entity, s.name) for s in shocks.told()] == [("job", -1, "train")]
+    assert [(s.table, s.entity, s.name) for s in shocks.log()] == [("job", -1, "train")]
 
 
 def test_the_log_marks_them_and_single_ones_not():
@@ -207,17 +207,18 @@ def test_shocks_are_bounded_and_survive_a_restart_and_a_changed_site():
         look.now_ns = int(some.start_ns[0]) + 100 * NS
         shocks.job_ended(f"job{k}", np.arange(50, 55, dtype=np.int32), look.now_ns)
         assert len(shocks.judge(look, some, 0, START_NS - 10**17)) == 3
-    told = shocks.told()
+    told = shocks.log()
     assert len(told) == MAX_SHOCKS
     assert told[-1].start_ns == START_NS + (MAX_SHOCKS + 19) * 4000 * NS
     again = Shocks(SITE)
     again.restore(shocks.dump())
-    assert again.told() == told
+    assert again.log() == told
     assert again.dump()["jobs"][0][1] == shocks.dump()["jobs"][0][1]
     same = {t: np.arange(n, dtype=np.int32) for t, n in SITE.sizes.items()}
     same["node"] = np.roll(same["node"], 1)
     same["rack"] = np.roll(same["rack"], 2)
-    moved = shocks.remapped(SITE, same).told()
-    assert [(s.entity, s.nodes) for s in moved[-1:]] == [(2, (1, 2, 3))]
-    same["rack"] = same["rack"] + np.int32(1)
-    assert shocks.remapped(SITE, {**same, "rack": np.full(40, -1, np.int32)}).told() == ()
+    moved, gone = Shocks(SITE), Shocks(SITE)
+    moved.adopt(shocks, same)
+    assert [(s.entity, s.nodes) for s in moved.log()[-1:]] == [(2, (1, 2, 3))]
+    gone.adopt(shocks, {**same, "rack": np.full(40, -1, np.int32)})
+    assert gone.log() == ()

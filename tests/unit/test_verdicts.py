@@ -14,6 +14,7 @@ from twin.contracts import DEGRADED, FAILED, HEALTHY, PAIRED, PARTS, UNKNOWN, WA
 from twin.engine import encode
 from twin.engine.remap import slots_kept
 from twin.engine.snapshot import decode
+from twin.health import HealthState
 from twin.health.verdicts import KEPT_S, Verdicts
 from twin.telemetry import STALE_PERIODS, FaultReported, MaintenanceBegun, MaintenanceEnded
 
@@ -184,7 +185,8 @@ def test_a_changed_site_keeps_its_verdicts() -> None:
     ward.run(2, {FAILED_ROW: on(N, 5, 1)} | watts, faults=[fault("psu_lost", "node", 2)])
     more = site_of(two_racks(racks="r[0-2]"))
     kept = slots_kept(ward.site, more)
-    moved = ward.verdicts.remapped(more, kept)
+    moved = Verdicts(more)
+    moved.adopt(ward.verdicts, kept)
     for part, table in PARTS.items():
         health, old = moved.health(part), ward.verdicts.health(part)
         pair = 2 if part in PAIRED else 1
@@ -220,12 +222,30 @@ def test_an_engine_judges_and_tells_after_a_restart_what_it_told_before() -> Non
         again.run(25, values)
 
 
-@pytest.mark.parametrize("data", [{}, {"format": 0}])
-def test_what_another_version_kept_is_judged_anew(data: dict[str, Any]) -> None:
-    verdicts = Verdicts(site_of(two_racks()))
-    verdicts.restore(data)
-    assert (verdicts.health("gpu").level == UNKNOWN).all()
-    assert WATCH > UNKNOWN > HEALTHY
+def as_of_1(data: dict[str, Any]) -> dict[str, Any]:
+    """What format 1 held of the health of a site."""
+    verdicts, wear = dict(data["verdicts"]), dict(data["wear"])
+    columns = [verdicts.pop(name) for name in ("level", "since_ns", "action", "sure_pu", "lowered")]
+    verdicts["health"] = {part: [c[part] for c in columns] for part in PARTS}
+    verdicts["reported"] = {part: [0, bits] for part, bits in verdicts.pop("bits").items()}
+    wear["points"] = {
+        what: [points["index"], points["value"], points["reference"]]
+        for what, points in wear["points"].items()
+    }
+    return {**data, "format": 1, "verdicts": verdicts, "wear": wear}
+
+
+def test_the_format_before_is_read_and_any_other_one_is_judged_anew() -> None:
+    pod = Twin(two_racks())
+    values: dict[str, Any] = WELL | {"gpu.clock_event_bits": on(N, 5, 0x48)}
+    pod.run(30, values)
+    data = pod.engine.health.dump()
+    back, other = HealthState(pod.site), HealthState(pod.site)
+    back.restore(decode(encode(as_of_1(data))))
+    assert encode(back.dump()) == encode(data)
+    assert (back.health("gpu").level != UNKNOWN).any()
+    other.restore(data | {"format": 99})
+    assert (other.health("gpu").level == UNKNOWN).all()
 
 
 @pytest.mark.parametrize(

@@ -227,23 +227,23 @@ def test_only_gpus_that_drift_are_tracked(monkeypatch):
 
     course.run(10, "gpu.resistance", value)
     points = course.wear.points["gpu.resistance"]
-    assert points.entity.tolist() == [5, 9]
+    assert points.index.tolist() == [5, 9]
     assert course.left("gpu.resistance", 5)[0] == pytest.approx(1.0 / 0.03 - 10.0, rel=1e-3)
     assert course.left("gpu.resistance", 6) is None
     assert "thermal resistance" in course.wear.evidence("gpu", 9)[0]
     assert course.wear.evidence("gpu", 6) == ()
     course.wear.forget("gpu", 5)
-    assert course.wear.points["gpu.resistance"].entity.tolist() == [9]
+    assert course.wear.points["gpu.resistance"].index.tolist() == [9]
     assert course.left("gpu.resistance", 5) is None
     monkeypatch.setattr(bounds, "MAX_TRACKS", 3)
     law[20:60] = 1.0 + 0.01 * np.arange(20, 60)
     course.run(1, "gpu.resistance", value)
-    assert course.wear.points["gpu.resistance"].entity.tolist() == [9, 58, 59]
+    assert course.wear.points["gpu.resistance"].index.tolist() == [9, 58, 59]
     law[:] = 1.0
     law[[9, 58, 59]] = 0.5
     course.put("gpu.resistance", law)
     course.point()
-    assert course.wear.points["gpu.resistance"].entity.tolist() == []
+    assert course.wear.points["gpu.resistance"].index.tolist() == []
 
 
 def test_rows_of_memory_that_are_used_up():
@@ -258,7 +258,7 @@ def test_rows_of_memory_that_are_used_up():
         column.total[signal.row, 7] = grown
         course.point()
     mid, lo, hi = course.left(REMAPS, 7)
-    assert course.wear.points[REMAPS].entity.tolist() == [7]
+    assert course.wear.points[REMAPS].index.tolist() == [7]
     # 18 in the 56 points since it was first seen to grow; 45 rows are left
     assert mid == pytest.approx((512 - 467) / (18 / (56 * POINT_S / DAY_S)), rel=0.01)
     assert lo < mid < hi
@@ -296,7 +296,7 @@ def test_a_track_ends_when_the_drift_is_half_gone():
     for drift, tracked in ((0.04, []), (0.06, [3]), (0.03, [3]), (0.024, []), (0.04, [])):
         course.put("gpu.resistance", 1.0 + drift * (np.arange(SITE.sizes["gpu"]) == 3))
         course.point()
-        assert course.wear.points["gpu.resistance"].entity.tolist() == tracked
+        assert course.wear.points["gpu.resistance"].index.tolist() == tracked
 
 
 def test_a_restart_changes_nothing_and_a_changed_site_keeps_the_trends():
@@ -317,11 +317,12 @@ def test_a_restart_changes_nothing_and_a_changed_site_keeps_the_trends():
     assert again.evidence("gpu", 3) == course.wear.evidence("gpu", 3) != ()
     same = {t: np.arange(n, dtype=np.int32) for t, n in SITE.sizes.items()}
     same["gpu"] = np.roll(same["gpu"], 1)
-    moved = course.wear.remapped(SITE, same)
-    assert moved.points["gpu.resistance"].entity.tolist() == [4]
+    moved, gone = Wear(SITE), Wear(SITE)
+    moved.adopt(course.wear, same)
+    assert moved.points["gpu.resistance"].index.tolist() == [4]
     assert moved.evidence("gpu", 4) == course.wear.evidence("gpu", 3)
     assert moved.evidence("cdu", 0) == course.wear.evidence("cdu", 0)
-    gone = course.wear.remapped(SITE, same | {"cdu": np.array([-1], np.int32)})
+    gone.adopt(course.wear, same | {"cdu": np.array([-1], np.int32)})
     assert gone.evidence("cdu", 0) == ()
     course.wear.forget("cdu", 0)
     assert course.wear.evidence("cdu", 0) == ()

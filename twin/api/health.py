@@ -30,7 +30,7 @@ from twin.contracts import (
     name_of_part,
     todo_words,
 )
-from twin.health import SIGNALS, SPECS, Heard, find, is_failure
+from twin.health import SIGNALS, SPECS, ReportedFault, find, is_failure
 from twin.report import health_texts as words, why
 from twin.telemetry import GOOD
 
@@ -507,7 +507,7 @@ def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
 def reported_faults(live: Runtime, table: str, entity: int) -> list[dict[str, Any]]:
     """The last faults of a device, the newest first; of a node, those of its GPUs too."""
     site, book = live.engine.site, live.engine.health.book
-    found: list[tuple[str, Heard]] = [("", h) for h in book.of(table, entity)]
+    found: list[tuple[str, ReportedFault]] = [("", h) for h in book.of(table, entity)]
     if table == "node":
         first, last = int(site.gpu_start_of_node[entity]), int(site.gpu_start_of_node[entity + 1])
         found += [(f"gpu{g - first}", h) for g in range(first, last) for h in book.of("gpu", g)]

@@ -3,6 +3,7 @@ from .confidence import (
     Residual as Residual,
     confidence_of as confidence_of,
     confidence_of_many as confidence_of_many,
+    erf as erf,
     gamma_factors as gamma_factors,
 )
 from .contracts import (

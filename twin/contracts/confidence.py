@@ -15,11 +15,11 @@ LEAST_GAMMA_SHAPE = 0.05
 
 def confidence_of(difference: F64, sigma: F64) -> F64:
     """Probability that a difference is real: erf(|z| / sqrt 2) of a normal; NaN = unknown."""
-    return _erf(np.abs(difference) / sigma / np.sqrt(2.0))
+    return erf(np.abs(difference) / sigma / np.sqrt(2.0))
 
 
-def _erf(x: F64) -> F64:
-    # Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7
+def erf(x: F64) -> F64:
+    """The error function of x >= 0, absolute error below 1.5e-7. source: Abramowitz and Stegun 7.1.26"""
     t = 1.0 / (1.0 + 0.3275911 * x)
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return 1.0 - poly * np.exp(-x * x)

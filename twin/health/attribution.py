@@ -12,7 +12,7 @@ import numpy as np
 from twin.catalogue import F32, I32, I64, NS, U8, Bool
 from twin.contracts import BY_FACILITY, BY_ITSELF, BY_POWER, BY_WHOM_IS_UNKNOWN, NOT_LOWERED
 from twin.diagnosis import FAULT_KINDS
-from twin.health.rules import Look
+from twin.health.rules import RuleContext
 from twin.site import Site
 from twin.telemetry import EntityState, column
 
@@ -46,28 +46,28 @@ class Attribution(EntityState):
         super().__init__(site.sizes)
         self._some = False  # anything but zeros
 
-    def update(self, look: Look) -> None:
+    def update(self, context: RuleContext) -> None:
         """Find out for all GPUs; leaves what the rules ask for in the look."""
-        look.facility = below_facility(look)
-        bits_at, bits = self._bits(look)
-        moved = [look.rates.moved(key) for key in (POWER_NS, HEAT_NS)]
+        context.facility = below_facility(context)
+        bits_at, bits = self._bits(context)
+        moved = [context.rates.moved(key) for key in (POWER_NS, HEAT_NS)]
         if len(bits_at) or len(moved[0]) or len(moved[1]) or self._some:
-            self._judge(look, bits_at, bits, moved)
-        look.lowered, look.slowed_pu = self.lowered, self.slowed_pu
+            self._judge(context, bits_at, bits, moved)
+        context.lowered, context.slowed_pu = self.lowered, self.slowed_pu
 
     @staticmethod
-    def _bits(look: Look) -> tuple[I32, I32]:
+    def _bits(context: RuleContext) -> tuple[I32, I32]:
         """(GPUs with a bit that matters, ascending; their bits), of those heard now."""
         none = np.zeros(0, np.int32)
-        if not look.known(BITS):
+        if not context.known(BITS):
             return none, none
-        value = look.value(BITS)
-        index = look.those(BITS, value >= POWER_CAP)
+        value = context.value(BITS)
+        index = context.those(BITS, value >= POWER_CAP)
         bits = value[index].astype(np.int32) & ANY
         return index[bits > 0], bits[bits > 0]
 
-    def _judge(self, look: Look, bits_at: I32, bits: I32, moved: list[I32]) -> None:
-        n = look.site.sizes["gpu"]
+    def _judge(self, context: RuleContext, bits_at: I32, bits: I32, moved: list[I32]) -> None:
+        n = context.site.sizes["gpu"]
         by_power, by_heat = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         by_power[bits_at[bits & (POWER_CAP | POWER_BRAKE) != 0]] = True
         by_heat[bits_at[bits & HEAT != 0]] = True
@@ -80,19 +80,19 @@ class Attribution(EntityState):
         hot = by_heat[index]
         answer = np.where(hot, BY_WHOM_IS_UNKNOWN, BY_POWER).astype(np.uint8)
         if hot.any():
-            answer[hot] = self._of_heat(look, index[hot], by_heat)
-        before_ns = look.now_ns - round(look.dt_s * NS)
+            answer[hot] = self._of_heat(context, index[hot], by_heat)
+        before_ns = context.now_ns - round(context.dt_s * NS)
         lasting = (
-            self.at_ns[slowed] >= before_ns if before_ns < look.now_ns else np.zeros(len(slowed), np.bool_)
+            self.at_ns[slowed] >= before_ns if before_ns < context.now_ns else np.zeros(len(slowed), np.bool_)
         )
         self.lowered[index] = answer
-        self.at_ns[index] = look.now_ns
-        over = (self.lowered != NOT_LOWERED) & (look.now_ns - self.at_ns > HOLD_S * NS)
+        self.at_ns[index] = context.now_ns
+        over = (self.lowered != NOT_LOWERED) & (context.now_ns - self.at_ns > HOLD_S * NS)
         self.lowered[over] = NOT_LOWERED
-        self._count(look, slowed, lasting)
+        self._count(context, slowed, lasting)
         self._some = bool(self.lowered.any() or self.slowed_pu.any())
 
-    def _count(self, look: Look, slowed: I32, lasting: Bool) -> None:
+    def _count(self, context: RuleContext, slowed: I32, lasting: Bool) -> None:
         """Move on the share of time in which hardware slowed a GPU by nobody else's doing.
 
         One that was not lowered at the look before counts for one look, however long nobody looked.
@@ -101,18 +101,18 @@ class Attribution(EntityState):
         slowed, lasting = slowed[own], lasting[own]
         if not len(slowed) and not self.slowed_pu.any():
             return
-        for_s = np.where(lasting, min(look.dt_s, MOST_S), min(look.dt_s, ONE_LOOK_S))
+        for_s = np.where(lasting, min(context.dt_s, MOST_S), min(context.dt_s, ONE_LOOK_S))
         grown = self.slowed_pu[slowed] - np.expm1(-for_s / WINDOW_S) * (1.0 - self.slowed_pu[slowed])
-        self.slowed_pu *= np.float32(np.exp(-look.dt_s / WINDOW_S))
+        self.slowed_pu *= np.float32(np.exp(-context.dt_s / WINDOW_S))
         self.slowed_pu[self.slowed_pu < 1e-3] = 0.0
         self.slowed_pu[slowed] = grown.astype(np.float32)
 
     @staticmethod
-    def _of_heat(look: Look, index: I32, by_heat: Bool) -> U8:
+    def _of_heat(context: RuleContext, index: I32, by_heat: Bool) -> U8:
         """Attribute the slowdown by heat of these GPUs."""
-        site = look.site
+        site = context.site
         rack_of = site.rack_of_gpu
-        free, heard = _running_free(look, by_heat)
+        free, heard = _running_free(context, by_heat)
         rack = rack_of[index]
         racks = site.sizes["rack"]
         hot_in = np.bincount(rack, minlength=racks)
@@ -126,9 +126,9 @@ class Attribution(EntityState):
             hot_at = np.bincount(cdu_of_rack[joined], weights=hot_in[joined], minlength=n_cdu)
             heard_at = np.bincount(cdu_of_rack[joined], weights=heard_in[joined], minlength=n_cdu)
             crowd = crowd | (_many(hot_at, heard_at)[np.maximum(cdu_of_rack[rack], 0)] & joined[rack])
-        if look.facility is not None:
-            crowd = crowd | look.facility[index]
-        if (warm := warm_gpus(look)) is not None:
+        if context.facility is not None:
+            crowd = crowd | context.facility[index]
+        if (warm := warm_gpus(context)) is not None:
             crowd = crowd | warm[index]
         alone = np.bincount(rack_of, weights=free, minlength=racks)[rack] >= LEAST_HEARD
         return np.where(crowd, BY_FACILITY, np.where(alone, BY_ITSELF, BY_WHOM_IS_UNKNOWN)).astype(np.uint8)
@@ -143,17 +143,17 @@ def _many(hot: np.ndarray, heard: np.ndarray) -> Bool:
     return np.asarray((hot >= LEAST_NEIGHBOURS) & (hot >= NEIGHBOURS_PU * np.maximum(heard, 1)), np.bool_)
 
 
-def _running_free(look: Look, by_heat: Bool) -> tuple[Bool, Bool]:
+def _running_free(context: RuleContext, by_heat: Bool) -> tuple[Bool, Bool]:
     """(GPUs known to run without heat slowing them, GPUs of which that is heard) [n]."""
-    heard = look.now.fresh(BITS) | look.now.fresh(HEAT_NS)
+    heard = context.now.fresh(BITS) | context.now.fresh(HEAT_NS)
     return heard & ~by_heat, heard | by_heat
 
 
-def warm_gpus(look: Look) -> Bool | None:
+def warm_gpus(context: RuleContext) -> Bool | None:
     """GPUs whose supply or inlet is above its guard [n_gpu]; None: none, or nobody says where that is."""
-    site, out = look.site, None
+    site, out = context.site, None
     for key, table in WARM:
-        index = look.beyond(key)
+        index = context.beyond(key)
         if len(index):
             warm = np.zeros(site.sizes[table], np.bool_)
             warm[index] = True
@@ -162,11 +162,11 @@ def warm_gpus(look: Look) -> Bool | None:
     return out
 
 
-def below_facility(look: Look) -> Bool | None:
+def below_facility(context: RuleContext) -> Bool | None:
     """GPUs below a fault of cooling or supply that the diagnosis tells [n_gpu]; None: no such fault."""
-    site = look.site
+    site = context.site
     racks = nodes = None
-    for fault in look.now.faults:
+    for fault in context.now.faults:
         kind = FAULT_KINDS.get(fault.kind)
         if kind is None or fault.signal or not (kind.cooling or fault.kind in FEEDS):
             continue

@@ -8,9 +8,8 @@ that chance does not account for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from twin.diagnosis import Topology
 from twin.health.context import HealthContext
 from twin.health.failure_words import CLASSES
 from twin.site import Site
+from twin.telemetry import EntityState, OldOfNew, records, scalar
 
 WINDOW_S = 600.0  # within which failures are together; source: estimate
 LEAST_NODES = 3
@@ -70,14 +70,21 @@ class Shock:
     why: str
     fault: str = ""  # kind of the fault that explains it
 
+    @property
+    def key(self) -> tuple[str, int, str, str, int]:
+        """One shock of an entity or job begins at an instant, as others are joined to it."""
+        return self.table, self.entity, self.name, self.fault, self.start_ns
 
-class Shocks:
+
+class Shocks(EntityState):
     """Causes in common that were found, bounded, and jobs that ended lately."""
 
+    _shocks: dict[tuple[str, int, str, str, int], Shock] = records(Shock, of_place=True, was="told")
+    _jobs: list[Any] = scalar([])  # (ended_ns, name, nodes)
+
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         self.site, self.places = site, Topology(site)
-        self._told: list[Shock] = []
-        self._jobs: list[tuple[int, str, I32]] = []  # (ended, name, nodes)
         self._feeders: tuple[I32, I32] | None = None
 
     def job_ended(self, name: str, nodes: I32, now_ns: int) -> None:
@@ -88,9 +95,9 @@ class Shocks:
         self._jobs.append((now_ns, name, nodes.astype(np.int32)))
         del self._jobs[:-MAX_JOBS]
 
-    def told(self) -> tuple[Shock, ...]:
-        """The newest last."""
-        return tuple(self._told)
+    def log(self) -> tuple[Shock, ...]:
+        """The causes in common, the newest last."""
+        return tuple(self._shocks.values())
 
     def judge(self, now: HealthContext, fallen: Fallen, past: int, begin_ns: int) -> I64:
         """Places in `fallen`, ascending, of failures with a cause in common.
@@ -166,19 +173,19 @@ class Shocks:
 
     def _note(self, shock: Shock, join_s: float) -> None:
         """Tell a shock, or add to the one that it goes on."""
-        for k in range(len(self._told) - 1, -1, -1):
-            old = self._told[k]
-            same = (old.table, old.entity, old.name, old.fault) == (
-                shock.table, shock.entity, shock.name, shock.fault)  # fmt: skip
-            if same and abs(shock.start_ns - old.start_ns) <= join_s * NS:
-                self._told[k] = replace(
+        shocks = list(self._shocks.values())
+        for k in range(len(shocks) - 1, -1, -1):
+            old = shocks[k]
+            if old.key[:-1] == shock.key[:-1] and abs(shock.start_ns - old.start_ns) <= join_s * NS:
+                shocks[k] = replace(
                     old, start_ns=min(old.start_ns, shock.start_ns), count=old.count + shock.count,
                     nodes=tuple(sorted({*old.nodes, *shock.nodes})[:MAX_NODES]),
                     why=shock.why,
                 )  # fmt: skip
-                return
-        self._told.append(replace(shock, nodes=shock.nodes[:MAX_NODES]))
-        del self._told[:-MAX_SHOCKS]
+                break
+        else:
+            shocks.append(replace(shock, nodes=shock.nodes[:MAX_NODES]))
+        self._shocks = {s.key: s for s in shocks[-MAX_SHOCKS:]}
 
     def _below(self, table: str, entity: int) -> Bool | None:
         """Nodes under an entity [n_node]."""
@@ -262,39 +269,17 @@ class Shocks:
             self._feeders = (pairs // n_rack).astype(np.int32), (pairs % n_rack).astype(np.int32)
         return self._feeders
 
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Shocks:
-        """Return the common causes for a changed site; those of removed entities are dropped."""
-        out = Shocks(site)
-        new_of_old = np.full(self.site.sizes["node"], -1, np.int64)
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over what entities that stay have; what struck removed entities is dropped."""
+        super().adopt(old, old_of_new)
+        new_of_old = np.full(old.site.sizes["node"], -1, np.int64)
         kept = np.flatnonzero(old_of_new["node"] >= 0)
         new_of_old[old_of_new["node"][kept]] = kept
-        for shock in self._told:
-            entity = shock.entity
-            if entity >= 0 and shock.table != "site":
-                found = np.flatnonzero(old_of_new[shock.table] == entity)
-                if not len(found):
-                    continue
-                entity = int(found[0])
-            nodes = tuple(sorted(i for i in new_of_old[list(shock.nodes)].tolist() if i >= 0))
-            out._told.append(replace(shock, entity=entity, nodes=nodes))
-        for ended_ns, name, nodes_of_job in self._jobs:
-            moved = new_of_old[nodes_of_job]
-            out._jobs.append((ended_ns, name, np.sort(moved[moved >= 0]).astype(np.int32)))
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        told = [[s.start_ns, s.table, s.entity, s.name, list(s.nodes), s.count, s.why, s.fault]
-                for s in self._told]  # fmt: skip
-        return {"told": told, "jobs": [[at, name, nodes] for at, name, nodes in self._jobs]}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self._told = [
-            Shock(int(s[0]), s[1], int(s[2]), s[3], tuple(int(i) for i in s[4]), int(s[5]), s[6], s[7])
-            for s in data["told"]
-        ]
-        self._jobs = [(int(at), name, np.array(nodes, np.int32)) for at, name, nodes in data["jobs"]]
+        for key, shock in self._shocks.items():
+            nodes = sorted(i for i in new_of_old[list(shock.nodes)].tolist() if i >= 0)
+            self._shocks[key] = replace(shock, nodes=tuple(nodes))
+        moved = [(ended_ns, name, new_of_old[nodes]) for ended_ns, name, nodes in old._jobs]
+        self._jobs = [(at, name, np.sort(m[m >= 0]).astype(np.int32)) for at, name, m in moved]
 
 
 class _Group:

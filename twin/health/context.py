@@ -75,7 +75,7 @@ class HealthContext:
         total: I64 = self.state.tables[signal.table].total[signal.row]
         return total
 
-    def heard(self, key: str) -> bool:
+    def ever_reported(self, key: str) -> bool:
         """Return True if any entity ever reported this signal or counter."""
         signal = _signal(key)
         column = self.state.tables[signal.table]

@@ -12,7 +12,7 @@ nor whether it is cured, and one that goes tells of a restart of the GPU, its no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,10 @@ from twin.catalogue import F32, I32, I64, NS, U8, Bool, find_signal
 from twin.contracts import action
 from twin.health.context import HealthContext
 from twin.health.fault_actions import OpenActions, Remediation
-from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE, told
+from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE, read_detail
 from twin.health.fault_counts import SPANS_S, Batch, FaultCounts
 from twin.site import Site
-from twin.telemetry import EntityState, FaultReported, JobSlots, column
+from twin.telemetry import EntityState, FaultReported, JobSlots, column, entries, part, scalar
 
 KEY = "gpu.xid_code"
 NEVER = -1.0
@@ -54,7 +54,7 @@ class XidGauge(EntityState):
         signal = find_signal(KEY)
         assert signal is not None
         column = now.state.tables["gpu"]
-        if column.n == 0 or not now.heard(KEY):
+        if column.n == 0 or not now.ever_reported(KEY):
             return []
         value = column.value[signal.row]
         moved = np.flatnonzero(value != self.last)
@@ -81,7 +81,7 @@ class XidGauge(EntityState):
 
 def _agents(now: HealthContext) -> Bool | None:
     """GPUs of nodes whose agent is online: it reads the log itself [n_gpu]; None: there is no agent."""
-    if not now.heard("node.agent_state"):
+    if not now.ever_reported("node.agent_state"):
         return None
     online: Bool = now.good("node.agent_state") == ONLINE
     return online[now.site.node_of_gpu]
@@ -141,7 +141,7 @@ MAX_HEARD = 32  # faults told of one device
 REBOOT = action("reboot_node")
 
 
-class Heard(NamedTuple):
+class ReportedFault(NamedTuple):
     """A fault as it was heard."""
 
     at_ns: int
@@ -151,18 +151,31 @@ class Heard(NamedTuple):
     detail: str
 
 
-class FaultBook:
+class FaultBook(EntityState):
     """Faults by device. Tables: gpu (XIDs), switch and node (SXIDs, codes of agents), others as they come."""
 
+    now_ns: int = scalar(0)
+    counts: dict[str, int] = scalar({})
+    _heard: dict[str, FaultCounts] = part("_new_counts")
+    _open: dict[str, OpenActions] = part("_new_actions")
+    _details: dict[tuple[str, int, int], str] = entries()  # by table, entity and code; the newest last
+    _replaced: dict[tuple[str, int], int] = entries()  # when devices were, within the longest span
+    _software: SoftwareFaults = part()
+    _cures: Remediation = part()
+    _gauge: XidGauge = part()
+
     def __init__(self, site: Site) -> None:
-        self.site, self.now_ns = site, 0
-        self.counts: dict[str, int] = {}
-        self._heard: dict[str, FaultCounts] = {}
-        self._open: dict[str, OpenActions] = {}
-        self._details: dict[tuple[str, int, int], str] = {}
-        self._replaced: dict[str, dict[int, int]] = {}  # table -> entity -> when, in the longest span
+        super().__init__(site.sizes)
+        self.site = site
+        self._heard, self._open = {}, {}
         self._software, self._cures, self._gauge = SoftwareFaults(site), Remediation(site), XidGauge(site)
         self._by_class = np.zeros((len(CLASSES), site.sizes["gpu"]), np.float32)
+
+    def _new_counts(self, table: str) -> FaultCounts:
+        return FaultCounts(self.site.sizes[table], table, self.now_ns)
+
+    def _new_actions(self, table: str) -> OpenActions:
+        return OpenActions(self.site.sizes[table], table)
 
     def hear(self, events: Sequence[FaultReported], now_ns: int, jobs: JobSlots | None = None) -> bool:
         """Take in faults in order of arrival; True if one of them wants to be judged at once.
@@ -175,7 +188,7 @@ class FaultBook:
             grave |= self._take(table, entities, some, jobs)
         return grave
 
-    def look(self, now: HealthContext) -> None:
+    def update(self, now: HealthContext) -> None:
         """Let time pass until this look, and close what restarts, resets and people have done since."""
         self.advance(now.now_ns)
         self._cures.update(now, self._open)
@@ -246,9 +259,8 @@ class FaultBook:
             batch, events = batch.some(index), [events[i] for i in index.tolist()]
         heard = self._heard.get(table)
         if heard is None:
-            n = self.site.sizes[table]
-            self._heard[table] = heard = FaultCounts(n, self.now_ns)
-            self._open[table] = OpenActions(n, table)
+            self._heard[table] = heard = self._new_counts(table)
+            self._open[table] = self._new_actions(table)
         fresh = heard.add(batch, self.now_ns)
         self._count("heard", len(fresh))
         self._count("heard_twice", int((~fresh).sum()))
@@ -279,8 +291,8 @@ class FaultBook:
         old = at_ns <= self.now_ns - SPANS_S[-1] * NS
         self._count("too_old", int(old.sum()))
         wanted = ~old
-        if replaced := self._replaced.get(table):
-            since = np.array([replaced.get(e, -1) for e in entity.tolist()], np.int64)
+        if self._replaced:
+            since = np.array([self._replaced.get((table, e), -1) for e in entity.tolist()], np.int64)
             before = told & (at_ns <= since) & wanted
             self._count("of_a_replaced_device", int(before.sum()))
             wanted &= ~before
@@ -292,7 +304,7 @@ class FaultBook:
         cured = np.zeros(len(events), np.bool_)
         for i in np.flatnonzero(CATALOGUE.text[batch.row]).tolist():
             entry = CATALOGUE.entries[batch.row[i]]
-            asked[i], grave[i] = told(entry, events[i].detail)
+            asked[i], grave[i] = read_detail(entry, events[i].detail)
             cured[i] = entry.text == "recovery" and asked[i] == 0
         return cured
 
@@ -300,15 +312,7 @@ class FaultBook:
         opened, start = self._open[table], 0
         for stop in (*np.flatnonzero(cured).tolist(), len(asked)):
             part = slice(start, stop)
-            opened.ask(
-                batch.entity[part],
-                batch.code[part],
-                asked[part],
-                grave[part],
-                batch.at_ns[part],
-                batch.told[part],
-                self.now_ns,
-            )
+            opened.ask(batch.some(part), asked[part], grave[part], self.now_ns)
             if stop < len(asked):
                 opened.resolve(batch.entity[stop : stop + 1], REBOOT, int(batch.at_ns[stop]))
             start = stop
@@ -399,16 +403,16 @@ class FaultBook:
         self._by_class[:] = 0
         return CLASSES, self._by_class if heard is None else heard.by_class(self._by_class)
 
-    def of(self, table: str, entity: int) -> tuple[Heard, ...]:
+    def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
         """The last faults of a device, the newest last; of one code the newest three, one with its words."""
-        heard, found = self._heard.get(table), list[Heard]()
+        heard, found = self._heard.get(table), list[ReportedFault]()
         if heard is None:
             return ()
         for pair in heard.of(entity).tolist():
             code = int(heard.code[pair])
             columns = (heard.ring_at[:, pair], heard.ring_heard[:, pair], heard.ring_times[:, pair])
             told = [
-                Heard(at_ns, heard_ns, code, times, "")
+                ReportedFault(at_ns, heard_ns, code, times, "")
                 for at_ns, heard_ns, times in zip(*(c.tolist() for c in columns), strict=True)
                 if times
             ]
@@ -426,72 +430,10 @@ class FaultBook:
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what happened till now was not its."""
-        held = self._replaced.get(table, {})
+        super().forget(table, entity)
         oldest_ns = self.now_ns - SPANS_S[-1] * NS
-        self._replaced[table] = {e: at for e, at in held.items() if at > oldest_ns} | {entity: self.now_ns}
-        if table in self._heard:
-            self._heard[table].forget(entity)
-            self._open[table].forget(table, entity)
-        self._details = {k: v for k, v in self._details.items() if k[:2] != (table, entity)}
-        for some in (self._software, self._gauge, self._cures):
-            some.forget(table, entity)
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> FaultBook:
-        """Return the book for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
-        out = FaultBook(site)
-        out.now_ns, out.counts = self.now_ns, dict(self.counts)
-        moved: dict[str, I32] = {}
-        for table, old in old_of_new.items():
-            if table in self.site.sizes:
-                moved[table] = np.full(self.site.sizes[table], -1, np.int32)
-                moved[table][old[old >= 0]] = np.flatnonzero(old >= 0)
-        for table, heard in self._heard.items():
-            if table in moved:
-                n, old = site.sizes[table], old_of_new[table]
-                out._heard[table] = heard.remapped(n, moved[table], old)
-                out._open[table] = OpenActions(n, table)
-                out._open[table].adopt(self._open[table], old_of_new)
-        for (table, entity, code), text in self._details.items():
-            if table in moved and moved[table][entity] >= 0:
-                out._details[table, int(moved[table][entity]), code] = text
-        for table, replaced in self._replaced.items():
-            if table in moved:
-                there = {int(moved[table][e]): at_ns for e, at_ns in replaced.items()}
-                if there := {e: at_ns for e, at_ns in there.items() if e >= 0}:
-                    out._replaced[table] = there  # an empty one would not be in a snapshot
-        out._software.adopt(self._software, old_of_new)
-        out._cures.adopt(self._cures, old_of_new)
-        out._gauge.adopt(self._gauge, old_of_new)
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {
-            "now_ns": self.now_ns, "counts": dict(self.counts),
-            "heard": {table: heard.dump() for table, heard in self._heard.items()},
-            "open": {table: opened.dump() for table, opened in self._open.items()},
-            "details": [[*key, text] for key, text in self._details.items()],
-            "replaced": [[t, e, at] for t, held in self._replaced.items() for e, at in held.items()],
-            "software": self._software.dump(), "cures": self._cures.dump(), "gauge": self._gauge.dump(),
-        }  # fmt: skip
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.now_ns, self.counts = int(data["now_ns"]), dict(data["counts"])
-        for table, held in data["heard"].items():
-            if table in self.site.sizes:
-                self._heard[table] = FaultCounts(self.site.sizes[table], self.now_ns)
-                self._heard[table].restore(held, CATALOGUE.rows(np.asarray(held["known"]), table))
-                self._open[table] = OpenActions(self.site.sizes[table], table)
-                self._open[table].restore(data["open"][table])
-        self._details = {(table, entity, code): text for table, entity, code, text in data["details"]}
-        self._replaced = {}
-        for table, entity, at_ns in data["replaced"]:
-            self._replaced.setdefault(table, {})[entity] = at_ns
-        self._software.restore(data["software"])
-        self._cures.restore(data["cures"])
-        if "gauge" in data:
-            self._gauge.restore(data["gauge"])
+        self._replaced = {key: at_ns for key, at_ns in self._replaced.items() if at_ns > oldest_ns}
+        self._replaced[table, entity] = self.now_ns
 
 
 def _whole(values: list[int]) -> I64:

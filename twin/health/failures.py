@@ -6,22 +6,194 @@ failure; its row is of the class `taken_out` and says only that nobody could see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
-from twin.catalogue import I32, I64, NS, Bool
-from twin.contracts import UNKNOWN, FailureLog
+from twin.catalogue import I32, I64, NS, U8, Bool, find_signal
+from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, FailureLog, action
 from twin.health.common_cause import WINDOW_S, Fallen, Shock, Shocks
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
-from twin.health.failure_evidence import MAX_ASKED, Causes, causes_of, class_of_node, said_so
 from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, RESTARTED_S, is_failure
-from twin.health.verdicts import KEPT_S, Verdicts
+from twin.health.fault_codes import find
+from twin.health.verdicts import KEPT_S, MAX_TOLD, Verdicts
 from twin.site import Site
-from twin.telemetry import Event, JobEnded, JobSlots
+from twin.telemetry import EntityState, Event, JobEnded, JobSlots, OldOfNew, column, part, scalar
+
+# What the catalogue's kinds of code mean; what is not here is `other`
+CLASS_OF_CODES = {"bus": "off_bus", "memory": "memory", "nvlink": "link", "fabric": "link", "pcie": "link",
+                  "thermal": "thermal", "power": "power", "app": "software"}  # fmt: skip
+# Faults of the diagnosis that tell the class of a failure at a node or its GPU
+CLASS_OF_KIND = {
+    "gpu_off_bus": "off_bus",
+    "ecc_growth": "memory",
+    "nvlink_flaps": "link",
+    "plate_degraded": "thermal",
+    "tray_blocked": "thermal",
+    "leak": "thermal",
+    "psu_lost": "power",
+}
+# Parts of the names of rules, in this order
+CLASS_OF_RULE = (
+    ("bus", "off_bus"), ("remap", "memory"), ("ecc", "memory"), ("memory", "memory"), ("nvlink", "link"),
+    ("link", "link"), ("pcie", "link"), ("margin", "thermal"), ("therm", "thermal"), ("temp", "thermal"),
+    ("leak", "thermal"), ("psu", "power"), ("power", "power"), ("silent", "silent"), ("gap", "silent"),
+)  # fmt: skip
+OUT_FROM = 3.0  # service level from which nobody can use a node: drained, replace
+SAID_NS = 600 * NS  # before a failure begins that its cause may have been reported; source: estimate
+MAX_ASKED = 200  # nodes whose evidence is read in one look; the rest are told by the cause alone
+
+
+@dataclass(slots=True)
+class Causes:
+    """Why nodes are not to be used now [n_node]; `work`: where people work, None: nowhere."""
+
+    failed: Bool  # by verdict, themselves or one of their GPUs
+    off: Bool
+    silent: Bool
+    out: Bool  # drained, or to be replaced, as told lately
+    still_out: Bool  # the same as last told, however long ago
+    grave: Bool  # failed, and a device itself reported it
+    suspect: Bool  # a verdict of degraded or worse speaks against them
+    work: Bool | None
+    told: dict[int, str]  # node -> class by the diagnosis
+
+
+def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Bool) -> Causes:
+    """Return the reasons against each node at this moment; `down` are known to be [n_node].
+
+    A GPU that only does not report, without a code, may have lost no more than its telemetry: its node is
+    silent, not failed.
+    """
+    site, n = now.site, now.n("node")
+    node_level, gpu_level = verdicts.health("node").level, verdicts.health("gpu").level
+    suspect, failed = node_level >= DEGRADED, node_level == FAILED
+    worse = np.flatnonzero(gpu_level >= DEGRADED)
+    suspect[site.node_of_gpu[worse]] = True
+    lost = worse[gpu_level[worse] == FAILED]
+    grave = failed & (book.open_action("node") >= _GRAVE) if failed.any() else np.zeros(n, np.bool_)
+    if lost.size:
+        failed[site.node_of_gpu[lost]] = True
+        grave[site.node_of_gpu[lost[book.open_action("gpu")[lost] >= _GRAVE]]] = True
+    silent: Bool = np.zeros(n, np.bool_)
+    told, quiet = _told(now)
+    silent[quiet] = True
+    if lost.size:
+        only = _only_silent(now, verdicts, book, lost, down)
+        failed[only], silent[only] = False, True
+    off = now.good("node.power_on_state") == 0.0
+    level = now.good("node.service_level_state")
+    signal = find_signal("node.service_level_state")
+    assert signal is not None
+    with np.errstate(invalid="ignore"):
+        still_out = now.state.tables["node"].value[signal.row] >= OUT_FROM
+        out = level >= OUT_FROM
+    return Causes(failed, off, silent, out, still_out, grave, suspect, now.under_work("node"), told)
+
+
+def _only_silent(now: HealthContext, verdicts: Verdicts, book: FaultBook, lost: I64, down: Bool) -> list[int]:
+    """Nodes of which all that failed are GPUs that are not heard; `lost` are the GPUs that failed."""
+    of = now.site.node_of_gpu
+    unheard = [
+        e for kind, table, e, _ in now.diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")
+    ]
+    if not unheard:
+        return []
+    dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)
+    nodes = np.setdiff1d(of[lost[dark]], of[lost[~dark]])
+    nodes = nodes[~down[nodes]][:MAX_ASKED]
+    own = verdicts.rules_of("node", nodes, FAILED)
+    return [node for node in nodes.tolist() if node not in own]
+
+
+def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes) -> U8:
+    """Class of the failure of each node [m], a place in CLASSES.
+
+    What a device says of itself goes before what the diagnosis found, that before the rule of the verdict,
+    and that before the bare fact that it is off or silent.
+    """
+    codes, actions = book.open_code("gpu"), book.open_action("gpu")
+    plain = np.where(causes.off, _POWER, np.where(causes.silent, _SILENT, _OTHER)).astype(np.uint8)
+    for node, name in causes.told.items():
+        plain[node] = CLASSES.index(name)
+    out: U8 = plain[nodes]
+    asked = nodes[:MAX_ASKED].tolist()
+    start = now.site.gpu_start_of_node
+    gpus = {node: range(int(start[node]), int(start[node + 1])) for node in asked}
+    names = [_of_codes(codes[g.start : g.stop], actions[g.start : g.stop]) for g in gpus.values()]
+    vague = {node: gpus[node] for node, name in zip(asked, names, strict=True)
+             if node not in causes.told and name in ("", "software")}  # fmt: skip
+    by_rules = _of_rules(vague, verdicts) if vague else {}
+    for k, (node, code_name) in enumerate(zip(asked, names, strict=True)):
+        name = by_rules.get(node, "") or code_name
+        if name and not (name == "software" and node in causes.told):
+            out[k] = CLASSES.index(name)
+    return out
+
+
+def said_so(nodes: I32, since_ns: I64, site: Site, book: FaultBook) -> Bool:
+    """Of these nodes [m], of which a GPU itself reported, about then or since, that it left the bus."""
+    last_ns = np.zeros(site.sizes["node"], np.int64)
+    for kind in (k for k, name in CLASS_OF_CODES.items() if name == "off_bus"):
+        of_gpu = book.last_ns("gpu", kind)
+        told = np.flatnonzero(of_gpu)
+        np.maximum.at(last_ns, site.node_of_gpu[told], of_gpu[told])
+    said: Bool = (last_ns[nodes] > 0) & (last_ns[nodes] >= since_ns - SAID_NS)
+    return said
+
+
+def _of_codes(codes: I32, actions: U8) -> str:
+    """The class of the code that asks for the most."""
+    for k in np.argsort(-actions.astype(np.int32), kind="stable").tolist():
+        if codes[k] and (name := CLASS_OF_CODES.get(find(int(codes[k]), "gpu").kind)):
+            return name
+    return ""
+
+
+def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
+    """The class by the rules that speak against each node and its GPUs most gravely, where one tells."""
+    level = verdicts.health("gpu").level
+    failed = {node: [g for g in gpus if level[g] == FAILED] for node, gpus in nodes.items()}
+    every = np.array(sorted(g for some in failed.values() for g in some), np.int32)
+    of_gpu = verdicts.rules_of("gpu", every, HEALTHY)
+    of_node = verdicts.rules_of("node", np.array(sorted(nodes), np.int32), FAILED)
+    out = {}
+    for node, gpus in nodes.items():
+        own = [(-sure, rule) for _, sure, rule in of_node.get(node, [])]
+        told = [g for g in gpus if level[g] != HEALTHY][:MAX_TOLD]
+        theirs: list[tuple[float, str]] = []
+        for gpu in failed[node]:
+            said = of_gpu.get(gpu, [])
+            if said and gpu in told:
+                _, sure, rule = min(said, key=lambda s: (-s[0], -s[1]))
+                own.append((-sure, f"gpu:{rule}"))
+            theirs += sorted((-sure, rule) for at, sure, rule in said if at == FAILED)
+        for _, rule in (*sorted(own), *theirs):
+            if name := next((name for part, name in CLASS_OF_RULE if part in rule), ""):
+                out[node] = name
+                break
+    return out
+
+
+def _told(now: HealthContext) -> tuple[dict[int, str], list[int]]:
+    """Return the faults that the diagnosis reports of nodes and their GPUs: (node -> class, nodes that are
+    silent).
+    """
+    classes: dict[int, str] = {}
+    silent: list[int] = []
+    for kind, table, entity, _ in now.diagnosis.book.reported:
+        if kind == "node_silent":
+            silent.append(entity)
+        elif kind in CLASS_OF_KIND and table in ("gpu", "node"):
+            node = int(now.site.node_of_gpu[entity]) if table == "gpu" else entity
+            classes.setdefault(node, CLASS_OF_KIND[kind])
+    return classes, silent
+
+
+_GRAVE = action("reset_gpu")
+_POWER, _SILENT, _OTHER = (CLASSES.index(c) for c in ("power", "silent", "other"))
 
 __all__ = ["CLASSES", "NO_FAILURES", "Failures", "is_failure"]
 
@@ -36,28 +208,33 @@ REASON_S = 86_400.0
 REFINE_S = 600.0  # so long what is heard later may tell the class of a failure; source: estimate
 _COLUMNS = {"node": np.int32, "start_ns": np.int64, "end_ns": np.int64, "kind": np.uint8,
             "shared": np.bool_, "closed": np.bool_}  # fmt: skip
-_STATES = ("bad_ns", "well_ns", "row", "seen_well", "suspect_ns", "accused_ns", "mended_ns")
 _NONE = tuple(CLASSES.index(c) for c in NO_FAILURES)
 _VAGUE = tuple(CLASSES.index(c) for c in ("other", "silent"))
 
 
-class Failures:
+class Failures(EntityState):
     """The log of failures, bounded, and which nodes are down now.
 
     A row that starts before `begin_ns` was so when the watch began, or its node was never seen well; or it is
     left over of rows that were given up. Rates are to be taken from the others.
     """
 
+    begin_ns: int = scalar(0)
+    now_ns: int = scalar(0)
+    bad_ns: I64 = column("node", "i8")
+    well_ns: I64 = column("node", "i8")
+    suspect_ns: I64 = column("node", "i8")
+    accused_ns: I64 = column("node", "i8")
+    mended_ns: I64 = column("node", "i8", of_place=True)  # when it or a GPU of it was last exchanged
+    row: I64 = column("node", "i8", -1, of_place=True)  # number of the open row of each node
+    seen_well: Bool = column("node", "?", of_place=True)
+    first: int = scalar(0)  # number of the oldest kept row
+    _rows: dict[str, Any] = scalar({k: np.zeros(0, kind) for k, kind in _COLUMNS.items()})
+    _shocks: Shocks = part()
+
     def __init__(self, site: Site) -> None:
-        self.site, n = site, site.sizes["node"]
-        self.begin_ns = self.now_ns = 0
-        self.bad_ns, self.well_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.suspect_ns, self.accused_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.mended_ns = np.zeros(n, np.int64)  # when it or a GPU of it was last exchanged
-        self.row = np.full(n, -1, np.int64)  # number of the open row of each node
-        self.seen_well = np.zeros(n, np.bool_)
-        self.first = 0  # number of the oldest kept row
-        self._rows: dict[str, Any] = {k: np.zeros(0, kind) for k, kind in _COLUMNS.items()}
+        super().__init__(site.sizes)
+        self.site = site
         self._log: FailureLog | None = None
         self._retired = np.zeros(0, np.bool_)
         self._shocks = Shocks(site)
@@ -272,7 +449,7 @@ class Failures:
 
     def shocks(self) -> tuple[Shock, ...]:
         """Causes in common that were found, the newest last; at most 256."""
-        return self._shocks.told()
+        return self._shocks.log()
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: a new node or GPU is a repair, and a new node has no history."""
@@ -286,50 +463,28 @@ class Failures:
         elif table == "node":
             if self.row[entity] >= 0:
                 self._end([entity], self.now_ns)
-            for state in (self.bad_ns, self.well_ns, self.suspect_ns, self.accused_ns):
-                state[entity] = 0
             self.mended_ns[entity] = self.now_ns
             self._rows["closed"][self._rows["node"] == entity] = True
-            self._log = None
+        super().forget(table, entity)
 
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Failures:
-        """Return the log for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new.
+    def derive(self) -> None:
+        """The log is made anew when it is asked for."""
+        self._log = None
 
-        Failures of nodes that have left go with them. A new node counts as well until it is seen otherwise.
-        """
-        out = Failures(site)
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the failures of nodes that stay. A new node counts as well until it is seen otherwise."""
+        super().adopt(old, old_of_new)
         source = old_of_new["node"]
-        new = np.flatnonzero(source >= 0)
-        new_of_old = np.full(self.site.sizes["node"], -1, np.int64)
-        new_of_old[source[new]] = new
-        moved = new_of_old[self._rows["node"]]
+        self.seen_well |= source < 0
+        new_of_old = np.full(old.site.sizes["node"], -1, np.int64)
+        new_of_old[source[source >= 0]] = np.flatnonzero(source >= 0)
+        moved = new_of_old[old._rows["node"]]
         kept = np.flatnonzero(moved >= 0)
-        out._rows = {k: v[kept] for k, v in self._rows.items()}
-        out._rows["node"] = moved[kept].astype(np.int32)
-        out.begin_ns, out.now_ns = self.begin_ns, self.now_ns
-        out.seen_well[:] = True
-        for name in _STATES:
-            getattr(out, name)[new] = getattr(self, name)[source[new]]
+        self._rows = {k: v[kept] for k, v in old._rows.items()}
+        self._rows["node"] = moved[kept].astype(np.int32)
         number = np.full(len(moved), -2, np.int64)  # -2: open, and its row is no longer kept
         number[kept] = np.arange(len(kept))
-        at = out.row - self.first
-        out.row = np.where(out.row < 0, -1, np.where(at >= 0, number[at], -2)) if len(moved) else out.row
-        out._shocks = self._shocks.remapped(site, old_of_new)
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"begin_ns": self.begin_ns, "now_ns": self.now_ns, "first": self.first,
-                "rows": dict(self._rows), **{name: getattr(self, name) for name in _STATES},
-                "shocks": self._shocks.dump()}  # fmt: skip
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.begin_ns, self.now_ns = int(data["begin_ns"]), int(data["now_ns"])
-        self.first = int(data["first"])
-        self._rows = {k: np.array(data["rows"][k], kind) for k, kind in _COLUMNS.items()}
-        for name in _STATES:
-            if name in data:  # an older one knows nothing of exchanges
-                setattr(self, name, np.array(data[name]))
-        self._shocks.restore(data["shocks"])
-        self._log = None
+        if len(moved):
+            at = self.row - old.first
+            self.row = np.where(self.row < 0, -1, np.where(at >= 0, number[np.maximum(at, 0)], -2))
+        self.first = 0

@@ -15,8 +15,9 @@ import numpy as np
 from twin.catalogue import I32, I64, NS, U8, Bool
 from twin.contracts import action
 from twin.health.context import HealthContext
+from twin.health.fault_counts import Batch
 from twin.site import Site
-from twin.telemetry import OWN, EntityState, column, keyed, scalar
+from twin.telemetry import OWN, EntityState, RareState, column, keyed, scalar
 
 STARTED_S = 120.0  # a server takes longer to start, and tells of it within this. source: estimate
 UNKNOWN = -1
@@ -92,7 +93,7 @@ LOOK_S = 60.0  # between looks for what lapses
 _COLUMNS = ("action", "code", "since_ns", "last_ns", "late_action", "late_code", "late_ns")
 
 
-class OpenActions(EntityState):
+class OpenActions(RareState):
     """The actions open for n devices of a table; [2, n]: what is mild, what is grave."""
 
     action: U8 = column(OWN, "u1", lead=(2,))
@@ -111,11 +112,10 @@ class OpenActions(EntityState):
         super().__init__({table: n}, table)
         self.n = n
 
-    def ask(
-        self, entity: I32, code: I64, asked: U8, grave: Bool, at_ns: I64, told: Bool, now_ns: int
-    ) -> None:
+    def ask(self, batch: Batch, asked: U8, grave: Bool, now_ns: int) -> None:
         """Faults in order of arrival [k]. What happened before the last resolution was resolved by it."""
-        stale = told & (at_ns <= self.done_ns[entity]) & (asked <= self.done_upto[entity])
+        entity, code = batch.entity, batch.code
+        stale = batch.told & (batch.at_ns <= self.done_ns[entity]) & (asked <= self.done_upto[entity])
         for layer in (0, 1):
             some = np.flatnonzero((asked > 0) & ~stale & (grave == bool(layer)))
             if not len(some):
@@ -169,16 +169,3 @@ class OpenActions(EntityState):
         """A column as it counts: of the grave action where there is one, else of the mild one [n]."""
         column = getattr(self, name)
         return np.where(self.action[1] > 0, column[1], column[0])
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum: of the devices of which there is something to tell."""
-        index = np.flatnonzero(self.action.any(axis=0) | (self.done_ns > 0)).astype(np.int32)
-        names = (*_COLUMNS, "done_upto", "done_ns")
-        columns = {k: np.ascontiguousarray(getattr(self, k)[..., index]) for k in names}
-        return {"index": index, "lapsed_ns": self._lapsed_ns, **columns}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self._lapsed_ns = int(data["lapsed_ns"])
-        for name in (*_COLUMNS, "done_upto", "done_ns"):
-            getattr(self, name)[..., data["index"]] = data[name]

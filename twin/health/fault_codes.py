@@ -169,7 +169,7 @@ class Catalogue:
         entry = self.entries[row]
         if not entry.text or not detail:
             return entry
-        asked, grave = told(entry, detail)
+        asked, grave = read_detail(entry, detail)
         return replace(entry, action=asked, grave=grave, ignore=asked == 0)
 
 
@@ -179,7 +179,7 @@ def unknown(code: int) -> FaultCodeEntry:
                           action("contact_support"), False, False, "", "estimate", "", False)  # fmt: skip
 
 
-def told(entry: FaultCodeEntry, detail: str) -> tuple[int, bool]:
+def read_detail(entry: FaultCodeEntry, detail: str) -> tuple[int, bool]:
     """(action, grave) as the words of the report make them: it says how grave it is, or what to do."""
     words = detail.lower()
     if entry.text == "severity":

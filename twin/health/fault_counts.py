@@ -6,12 +6,13 @@ One row per pair of device and reported code, in arrays; old rows are dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from twin.catalogue import F32, I32, I64, NS, Bool
 from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE
+from twin.telemetry import OWN, OldOfNew, RareState, column, scalar
 
 SPANS_S = (600, 86_400, 2_419_200)  # source: NVIDIA and gpud rules of thumb; lemon nodes (arXiv 2410.21680)
 DAY_S = 86_400
@@ -42,11 +43,17 @@ class Batch(NamedTuple):
                      self.times[index], self.told[index])  # fmt: skip
 
 
-class FaultCounts:
+class FaultCounts(RareState):
     """The pairs of one table of n entities."""
 
-    def __init__(self, n: int, now_ns: int = 0) -> None:
-        self.n, self.now_ns = n, now_ns
+    now_ns: int = scalar(0)
+    merged: int = scalar(0)  # codes for which there was no row of their own
+    _faded: F32 = column(OWN, "f4", lead=(len(CLASSES),))  # as if all that followed faded backwards
+    _faded_ns: int = scalar(0)  # when those were worth what they say
+
+    def __init__(self, n: int, table: str = OWN, now_ns: int = 0) -> None:
+        super().__init__({table: n}, table)
+        self.n, self.now_ns, self._faded_ns = n, now_ns, now_ns
         self.version = 0  # changes with every change of what can be asked
         self._allocate(0)
         self.size = 0
@@ -54,9 +61,6 @@ class FaultCounts:
         self._pair_of_sorted: I32 = np.zeros(0, np.int32)
         self._per_device = np.zeros(n, np.uint8)  # pairs of each
         self.total = np.zeros((3, n), np.int64)  # faults that mean something, by span
-        self._faded = np.zeros((len(CLASSES), n), np.float32)  # as if all that followed faded backwards
-        self._faded_ns = now_ns  # when those were worth what they say
-        self.merged = 0  # codes for which there was no row of their own
 
     @property
     def most(self) -> int:
@@ -78,8 +82,8 @@ class FaultCounts:
         old, old_buckets, old_sums = {k: getattr(self, k) for k in _COLUMNS}, self.buckets, self.sums
         # Beyond the most there is one of each device for all other codes
         self._allocate(max(wanted, min(2 * len(self.entity), self.most + self.n), 64))
-        for name, column in old.items():
-            getattr(self, name)[..., : self.size] = column[..., : self.size]
+        for name, values in old.items():
+            getattr(self, name)[..., : self.size] = values[..., : self.size]
         for new, was in zip(self.buckets, old_buckets, strict=True):
             new[:, : self.size] = was[:, : self.size]
         self.sums[:, : self.size] = old_sums[:, : self.size]
@@ -244,20 +248,22 @@ class FaultCounts:
         keep = np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
         return np.multiply(self._faded, keep, out=out)
 
-    def forget(self, entity: int) -> None:
+    def forget(self, table: str, entity: int) -> None:
         """Another device sits here."""
-        self._faded[:, entity] = 0.0
-        self.keep(self.entity[: self.size] != entity)
+        super().forget(table, entity)
+        if table == self.table:
+            self.keep(self.entity[: self.size] != entity)
 
-    def remapped(self, n: int, new_of_old: I32, old_of_new: I32) -> FaultCounts:
-        """The same for another site of n devices. This one is used up."""
-        kept, out = np.flatnonzero(old_of_new >= 0), FaultCounts(n, self.now_ns)
-        out.merged, out._faded_ns = self.merged, self._faded_ns
-        out._faded[:, kept] = self._faded[:, old_of_new[kept]]
-        self.keep(new_of_old[self.entity[: self.size]] >= 0)
-        entity = new_of_old[self.entity].astype(np.int32)
-        out._take({**{name: getattr(self, name) for name in _COLUMNS}, "entity": entity}, self.buckets)
-        return out
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the pairs of devices that stay."""
+        super().adopt(old, old_of_new)
+        source = old_of_new[self.table]
+        new_of_old = np.full(old.n, -1, np.int32)
+        new_of_old[source[source >= 0]] = np.flatnonzero(source >= 0)
+        entity = new_of_old[old.entity[: old.size]]
+        kept = np.flatnonzero(entity >= 0)
+        data = {name: getattr(old, name)[..., kept] for name in _COLUMNS} | {"entity": entity[kept]}
+        self._take(data, [bucket[:, kept] for bucket in old.buckets])
 
     def lately(self, codes: tuple[int, ...], since_ns: int) -> I32:
         """Devices of which one of these codes was heard after an instant, ascending."""
@@ -284,18 +290,12 @@ class FaultCounts:
         columns = {name: np.ascontiguousarray(getattr(self, name)[..., : self.size]) for name in _COLUMNS}
         buckets = [np.ascontiguousarray(bucket[:, : self.size]) for bucket in self.buckets]
         codes = CATALOGUE.code[columns.pop("row")]  # places in the catalogue change with its version
-        faded = np.flatnonzero(self._faded.any(axis=0)).astype(np.int32)
-        return {
-            **columns, "known": codes, "buckets": buckets, "now_ns": self.now_ns, "merged": self.merged,
-            "faded": np.ascontiguousarray(self._faded[:, faded]), "faded_of": faded,
-            "faded_ns": self._faded_ns,
-        }  # fmt: skip
+        return super().dump() | columns | {"known": codes, "buckets": buckets}
 
-    def restore(self, data: Mapping[str, Any], rows: I32) -> None:
-        """Take over what `dump` gave; `rows` are the codes' places in the catalogue."""
-        self.now_ns, self.merged = int(data["now_ns"]), int(data["merged"])
-        self._faded_ns = int(data["faded_ns"])
-        self._faded[:, data["faded_of"]] = data["faded"]
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave; earlier versions named the devices with decayed counts `faded_of`."""
+        super().restore({"index": data.get("faded_of"), **data})
+        rows = CATALOGUE.rows(np.asarray(data["known"]), self.table)
         self._take({**data, "row": rows}, data["buckets"])
 
 

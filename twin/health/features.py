@@ -16,9 +16,10 @@ from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
 from twin.health.failure_words import is_failure
 from twin.health.fault_codes import CLASSES
-from twin.health.lemons import SIGNALS, Lemons
+from twin.health.lemons import SIGNALS
 from twin.health.rates import Rates
 from twin.health.recurring import STREAMS, Recurring
+from twin.health.rules import DeviceRecords
 from twin.health.verdicts import Verdicts
 from twin.site import Site
 
@@ -79,13 +80,7 @@ def unusual(features: NodeFeatures) -> Bool:
 
 
 def node_features(
-    now: HealthContext,
-    book: FaultBook,
-    rates: Rates,
-    verdicts: Verdicts,
-    lemons: Lemons,
-    failures: FailureLog,
-    recurring: Recurring,
+    now: HealthContext, records: DeviceRecords, verdicts: Verdicts, failures: FailureLog
 ) -> NodeFeatures:
     """Features of all nodes at this moment, by NAMES [n_node, n_feature]."""
     n = now.n("node")
@@ -95,15 +90,16 @@ def node_features(
     fold = _Fold(now.site)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         _judged(columns, fold, now, verdicts)
-        _reported(columns, fold, book)
-        _counted(columns, fold, rates)
+        _reported(columns, fold, records.book)
+        _counted(columns, fold, records.rates)
         _measured(columns, fold, now)
-        _links(columns, now, rates)
-        columns.put("lemon", lemons.is_lemon())
-        for name, signal in zip(SIGNALS, lemons.signals().T, strict=True):
+        _links(columns, now, records.rates)
+        columns.put("lemon", records.lemons.is_lemon())
+        for name, signal in zip(SIGNALS, records.lemons.signals().T, strict=True):
             columns.put(f"lemon_{name}", signal)
         _past(columns, now, failures)
-    _recurring(columns, recurring)
+    if records.recurring is not None:
+        _recurring(columns, records.recurring)
     return NodeFeatures(NAMES, columns.values.T)
 
 
@@ -253,26 +249,26 @@ def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
 
 def _measured(columns: _Columns, fold: _Fold, now: HealthContext) -> None:
     for key in STATES:
-        if now.heard(key):
+        if now.ever_reported(key):
             columns.put(_short(key), fold.most(now.good(key)))
     for name, which, how in (("temp_z", "gpu.temp_c", fold.most), ("power_z", "gpu.power_w", fold.least)):
         residual = now.residual(which)
-        if residual is not None and now.heard(which):
+        if residual is not None and now.ever_reported(which):
             columns.put(name, how((residual.measured - residual.expected) / residual.sigma))
     clock = now.residual("gpu.sm_clock_hz")
-    if clock is not None and now.heard("gpu.sm_clock_hz"):
+    if clock is not None and now.ever_reported("gpu.sm_clock_hz"):
         columns.put("clock_deficit_pu", fold.most(1.0 - clock.measured / clock.expected))
-    if now.heard("gpu.thermal_margin_k"):
+    if now.ever_reported("gpu.thermal_margin_k"):
         columns.put("margin_k", fold.least(now.good("gpu.thermal_margin_k")))
-    if now.heard("gpu.hbm_temp_c"):
+    if now.ever_reported("gpu.hbm_temp_c"):
         columns.put("hbm_temp_c", fold.most(now.good("gpu.hbm_temp_c")))
-    if now.heard("gpu.util_pu"):
+    if now.ever_reported("gpu.util_pu"):
         columns.put("busy_pu", fold.most(now.good("gpu.util_pu")))
-    elif now.heard("gpu.power_w") and now.heard("gpu.power_limit_w"):
+    elif now.ever_reported("gpu.power_w") and now.ever_reported("gpu.power_limit_w"):
         columns.put("busy_pu", fold.most(now.good("gpu.power_w") / now.good("gpu.power_limit_w")))
     if now.jobs.known:
         columns.put("has_job", now.jobs.job_of_node >= 0)
-    if now.heard("node.psu1_power_w") and now.heard("node.psu2_power_w"):
+    if now.ever_reported("node.psu1_power_w") and now.ever_reported("node.psu2_power_w"):
         one, two = now.good("node.psu1_power_w"), now.good("node.psu2_power_w")
         columns.put("psu_unlike_pu", np.abs(one - two) / (one + two))
 
@@ -283,12 +279,12 @@ def _links(columns: _Columns, now: HealthContext, rates: Rates) -> None:
     if not len(known):
         return
     node = site.node_of_link[known]
-    if now.heard("link.up_state"):
+    if now.ever_reported("link.up_state"):
         told = now.good("link.up_state")[known]
         down = np.bincount(node, told > 0.5, now.n("node"))
         heard = np.bincount(node, np.isfinite(told), now.n("node"))
         columns.put("links_down", np.where(heard > 0, down, np.nan))
-    if now.heard("link.error_count"):
+    if now.ever_reported("link.error_count"):
         worst = np.full(now.n("node"), np.nan, np.float32)
         np.fmax.at(worst, node, rates.daily_per_h("link.error_count")[known])
         columns.put_log("link_errors_daily", worst)

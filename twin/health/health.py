@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import I32, NS
+from twin.catalogue import NS
 from twin.contracts import FailureLog, Health, NodeFeatures, Windows
 from twin.diagnosis import Diagnosis
 from twin.estimation import Estimator
@@ -22,29 +22,50 @@ from twin.health.features import node_features
 from twin.health.lemons import Lemons
 from twin.health.rates import Rates
 from twin.health.recurring import Recurring
+from twin.health.rules import DeviceRecords
 from twin.health.verdicts import Verdicts
 from twin.health.wear import Wear
 from twin.site import Site
-from twin.telemetry import EntityReplaced, EntityState, Event, FaultReported, JobSlots, SiteChanged, State
+from twin.telemetry import (
+    EntityReplaced,
+    EntityState,
+    Event,
+    FaultReported,
+    JobSlots,
+    OldOfNew,
+    SiteChanged,
+    State,
+    part,
+    scalar,
+)
 
 EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
-FORMAT = 1
-_PARTS = ("book", "rates", "recurring", "lemons", "wear", "verdicts", "failures")
+FORMAT = 2
 
 
-class HealthState:
+class HealthState(EntityState):
     """All that is known of the health of a site."""
 
+    format: int = scalar(FORMAT)
+    looked_ns: int = scalar(0)
+    _grave: bool = scalar(False)  # something wants to be judged before the next look is due
+    _features: list[Any] = scalar([])  # names and values, as of the last look
+    book: FaultBook = part()
+    rates: Rates = part()
+    recurring: Recurring = part()
+    lemons: Lemons = part()
+    wear: Wear = part()
+    verdicts: Verdicts = part()
+    failures: Failures = part()
+
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         self.site = site
         self.book, self.rates = FaultBook(site), Rates(site)
         self.recurring = Recurring(site)
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
-        self.looked_ns = 0
-        self._grave = False  # something wants to be judged before the next look is due
         self._heard: list[FaultReported] = []  # since the last tick
-        self._features = _no_features(site)
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note an event that is about to be applied."""
@@ -71,17 +92,17 @@ class HealthState:
             self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
         )
         self.looked_ns, self._grave = state.now_ns, False
-        self.book.look(now)
+        self.book.update(now)
         self.rates.update(now)
         self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
         self.wear.update(now)
-        self.verdicts.update(now, self.book, self.rates, self.lemons, self.wear, self.recurring)
+        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring)
+        self.verdicts.update(now, records)
         self.failures.update(now, self.verdicts, self.book)
         failures = self.failures.log()
         self.lemons.update(now, self.book, failures, self.failures.suspects())
-        self._features = node_features(
-            now, self.book, self.rates, self.verdicts, self.lemons, failures, self.recurring
-        )
+        features = node_features(now, records, self.verdicts, failures)
+        self._features = [features.names, features.values]
 
     def health(self, part: str) -> Health:
         """Verdicts on all parts of a kind. Raises KeyError for an unknown kind."""
@@ -93,41 +114,30 @@ class HealthState:
 
     def features(self) -> NodeFeatures:
         """Return the failure features as of the last evaluation."""
-        return self._features
+        names, values = self._features or ((), np.zeros((self.site.sizes["node"], 0), np.float32))
+        return NodeFeatures(tuple(names), values)
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: what was wrong with the old one is not true of it."""
-        for name in _PARTS:
-            getattr(self, name).forget(table, entity)
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> HealthState:
-        """Return the health state for a changed site."""
+    def remapped(self, site: Site, old_of_new: OldOfNew) -> HealthState:
+        """Return the health state for a changed site, which is looked at anew in the next tick."""
         out = HealthState(site)
-        for name in _PARTS:
-            part = getattr(out, name)
-            if isinstance(part, EntityState):
-                part.adopt(getattr(self, name), old_of_new)
-            else:
-                setattr(out, name, getattr(self, name).remapped(site, old_of_new))
+        out.adopt(self, old_of_new)
+        out.looked_ns, out._grave, out._features = 0, False, []
         return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {"format": FORMAT, "looked_ns": self.looked_ns, "grave": self._grave,
-                "features": [list(self._features.names), self._features.values],
-                **{name: getattr(self, name).dump() for name in _PARTS}}  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave; what another format kept is found again."""
-        if data.get("format") != FORMAT:
-            return
-        self.looked_ns, self._grave = int(data["looked_ns"]), bool(data["grave"])
-        names, values = data["features"]
-        self._features = NodeFeatures(tuple(names), np.array(values))
-        for name in _PARTS:
-            if name in data:  # a version before knew nothing of it: it begins anew
-                getattr(self, name).restore(data[name])
+        if data.get("format") == 1:
+            data = _from_1(data)
+        if data.get("format") == FORMAT:
+            super().restore(data)
 
 
-def _no_features(site: Site) -> NodeFeatures:
-    return NodeFeatures((), np.zeros((site.sizes["node"], 0), np.float32))
+def _from_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot of format 1, which kept verdicts by part and trends as lists, as format 2."""
+    verdicts, wear = dict(data["verdicts"]), dict(data["wear"])
+    for k, name in enumerate(("level", "since_ns", "action", "sure_pu", "lowered")):
+        verdicts[name] = {part: columns[k] for part, columns in verdicts["health"].items()}
+    verdicts["bits"] = {part: bits for part, (_, bits) in verdicts["reported"].items()}
+    names = ("index", "value", "reference")
+    wear["points"] = {k: dict(zip(names, v, strict=True)) for k, v in wear["points"].items()}
+    return {**data, "format": FORMAT, "verdicts": verdicts, "wear": wear}

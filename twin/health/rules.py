@@ -9,7 +9,7 @@ and is kept for a while after it has gone, and as long as no newer reading contr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from twin.health.rates import Rates
 from twin.health.recurring import Recurring
 from twin.health.wear import Wear
 from twin.site import Site
+from twin.telemetry import OWN, SparseState, cell, entries
 
 DIAGNOSIS = "diagnosis of racktwin"
 CLEAR_S = 120.0  # for which most of what was found is held after it has gone; source: estimate
@@ -34,22 +35,29 @@ MANY = 1000  # from which on a mask is faster than a search
 NONE: I32 = np.zeros(0, np.int32)
 
 
-class Look:
+@dataclass(frozen=True, slots=True)
+class DeviceRecords:
+    """Everything that health keeps of devices and that rules ask."""
+
+    book: FaultBook
+    rates: Rates
+    lemons: Lemons
+    wear: Wear
+    recurring: Recurring | None = None
+
+
+class RuleContext:
     """The moment, and all else that rules ask; what several ask is worked out once."""
 
     def __init__(
         self,
         now: HealthContext,
-        book: FaultBook,
-        rates: Rates,
-        lemons: Lemons,
-        wear: Wear,
+        records: DeviceRecords,
         guards: dict[str, float] | None = None,
-        recurring: Recurring | None = None,
     ) -> None:
-        self.now, self.book, self.rates = now, book, rates
+        self.now, self.book, self.rates = now, records.book, records.rates
         self.guards = {} if guards is None else guards  # by signal: what only looks of one site share
-        self.lemons, self.wear, self.recurring = lemons, wear, recurring
+        self.lemons, self.wear, self.recurring = records.lemons, records.wear, records.recurring
         self.site: Site = now.site
         self.now_ns, self.dt_s = now.now_ns, now.dt_s
         # Set by the attribution before the rules are asked [n_gpu]; None: of no GPU
@@ -139,7 +147,7 @@ class Rule:
     sure_pu: float  # that it is the part itself
     words: str
     source: str
-    find: Callable[[Look], RuleMatches]
+    find: Callable[[RuleContext], RuleMatches]
     keys: tuple[str, ...] = ()  # signals that would say if it were over; none: the finding itself says
     after_s: float = 0.0  # counts once it has lasted so long
     clear_s: float = CLEAR_S
@@ -161,27 +169,21 @@ class Rule:
         return self.words.format(a=a, b=b, note=note)
 
 
-_COLUMNS = {"index": np.int32, "since_ns": np.int64, "seen_ns": np.int64, "level": np.uint8,
-            "action": np.uint8, "sure_pu": np.float32, "a": np.float64, "b": np.float64}  # fmt: skip
+class ActiveMatches(SparseState):
+    """Matches that one rule has found and keeps, by part."""
 
+    since_ns: I64 = cell("i8")
+    seen_ns: I64 = cell("i8")
+    level: U8 = cell("u1")
+    action: U8 = cell("u1")
+    sure_pu: F32 = cell("f4")
+    a: F64 = cell("f8")
+    b: F64 = cell("f8")
+    notes: dict[int, str] = entries(OWN)
 
-@dataclass(slots=True)
-class ActiveMatches:
-    """Matches that one rule has found and keeps, in columns [k] by entity, ascending."""
-
-    index: I32 = field(default_factory=lambda: NONE)
-    since_ns: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    seen_ns: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    level: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    action: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    sure_pu: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
-    a: F64 = field(default_factory=lambda: np.zeros(0))
-    b: F64 = field(default_factory=lambda: np.zeros(0))
-    notes: dict[int, str] = field(default_factory=dict)
-
-    def take(self, rule: Rule, found: RuleMatches, look: Look) -> None:
+    def take(self, rule: Rule, found: RuleMatches, context: RuleContext) -> None:
         """Hold what is found now beside what was, and let go of what is over."""
-        index, now_ns = found.index, look.now_ns
+        index, now_ns = found.index, context.now_ns
         if not len(index) and not len(self.index):
             return
         was = self.index
@@ -190,11 +192,10 @@ class ActiveMatches:
         else:
             union, at, hit = _united(was, index)
             if len(union) > len(was):
-                for name, kind in _COLUMNS.items():
-                    if name != "index":
-                        column = np.zeros(len(union), kind)
-                        column[at] = getattr(self, name)
-                        setattr(self, name, column)
+                for name, spec in self.cells.items():
+                    column = np.zeros(len(union), spec.dtype)
+                    column[at] = getattr(self, name)
+                    setattr(self, name, column)
                 self.index = union
         # What was seen too long ago to have lasted begins anew
         young = self.seen_ns[hit] - self.since_ns[hit] < rule.after_s * NS
@@ -203,7 +204,7 @@ class ActiveMatches:
         self.seen_ns[hit] = now_ns
         self._write(rule, found, hit)
         if len(hit) < len(self.index):
-            self._let_go(rule, look)
+            self._let_go(rule, context)
 
     def _write(self, rule: Rule, found: RuleMatches, hit: Any) -> None:
         given = (
@@ -221,12 +222,12 @@ class ActiveMatches:
             for k in (*np.flatnonzero(noted).tolist(), *new.tolist()):
                 self.notes[int(found.index[k])] = found.say(k)[:MAX_NOTE]
 
-    def _let_go(self, rule: Rule, look: Look) -> None:
+    def _let_go(self, rule: Rule, context: RuleContext) -> None:
         """Drop what has not been seen for long enough, unless nobody hears of it."""
         since, seen = self.since_ns, self.seen_ns
-        gone = seen < look.now_ns
+        gone = seen < context.now_ns
         lasted = seen - since >= rule.after_s * NS
-        unseen_s = (look.now_ns - seen) / NS
+        unseen_s = (context.now_ns - seen) / NS
         over = gone & (~lasted | (unseen_s > rule.clear_s))
         if rule.keys and over.any():
             doubt = np.flatnonzero(over & lasted & (unseen_s <= KEEP_S))
@@ -234,15 +235,14 @@ class ActiveMatches:
             heard = np.zeros(len(doubt), np.bool_)
             for key in rule.keys:
                 if key.partition(".")[0] == PARTS[rule.part]:
-                    heard |= look.current(key, owner)
+                    heard |= context.current(key, owner)
             over[doubt[~heard]] = False
         if over.any():
             self.keep(~over)
 
     def keep(self, mask: Bool) -> None:
-        """Only these of the entries."""
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[mask])
+        """Drop all other rows."""
+        super().keep(mask)
         if self.notes:
             left = self.index.tolist()
             self.notes = {i: self.notes[i] for i in left if i in self.notes}
@@ -251,7 +251,7 @@ class ActiveMatches:
         """Return the mask of entries, all or those at some places, that have lasted long enough [k]."""
         return np.asarray(self.seen_ns[at] - self.since_ns[at] >= rule.after_s * NS, np.bool_)
 
-    def places(self, rule: Rule, index: I32, least: int) -> list[int]:
+    def positions(self, rule: Rule, index: I32, least: int) -> list[int]:
         """Return the positions of the entries of these entities (ascending) that have lasted, of this level
         or more.
         """
@@ -269,30 +269,6 @@ class ActiveMatches:
         return Evidence(
             rule.id, int(self.level[k]), text, int(self.since_ns[k]), round(sure_pu, 4), rule.source
         )
-
-    def moved(self, new_of_old: I32) -> ActiveMatches:
-        """The same for other places; those that went to -1 are gone."""
-        out = ActiveMatches()
-        to = new_of_old[self.index]
-        kept = np.flatnonzero(to >= 0)
-        order = kept[np.argsort(to[kept], kind="stable")]
-        for name in _COLUMNS:
-            setattr(out, name, getattr(self, name)[order])
-        out.index = to[order].astype(np.int32)
-        out.notes = {int(new_of_old[i]): note for i, note in self.notes.items() if new_of_old[i] >= 0}
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        return {name: getattr(self, name) for name in _COLUMNS} | {
-            "notes": [[i, note] for i, note in sorted(self.notes.items())]
-        }
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        for name, kind in _COLUMNS.items():
-            setattr(self, name, np.array(data[name], kind))
-        self.notes = {int(i): str(note) for i, note in data["notes"]}
 
 
 def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:

@@ -22,7 +22,7 @@ from twin.contracts import (
     WATCH,
     action,
 )
-from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
+from twin.health.rules import DIAGNOSIS, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
     DCGM,
@@ -31,6 +31,7 @@ from twin.health.rules_shared import (
     REBOOTS,
     SILENT,
     UNUSUAL,
+    GrowthRule,
     by_diagnosis,
     gaps,
     growing,
@@ -63,40 +64,40 @@ NVLINK = ("nvlink_flaps",)
 XID = ("gpu_off_bus", "xid_burst")
 
 
-def _blameless(look: Look, index: I32) -> Bool:
+def _blameless(context: RuleContext, index: I32) -> Bool:
     """Return the mask of these GPUs [k] that deviate below a fault of the facility, or with many of their
     rack.
     """
-    rack_of = look.site.rack_of_gpu
+    rack_of = context.site.rack_of_gpu
     rack = rack_of[index]
-    racks = look.site.sizes["rack"]
+    racks = context.site.sizes["rack"]
     many = np.bincount(rack, minlength=racks)
     of = np.bincount(rack_of, minlength=racks)
     crowd = (many >= CROWD) & (many >= CROWD_PU * of)
     out: Bool = crowd[rack]
-    return out if look.facility is None else out | look.facility[index]
+    return out if context.facility is None else out | context.facility[index]
 
 
-def _near_limit(look: Look) -> RuleMatches:
+def _near_limit(context: RuleContext) -> RuleMatches:
     """GPUs near or beyond the limit of their temperature, by margin where they tell it. `a`: K left to the
     highest that is allowed. Where no profile states a limit, nothing is judged."""
     parts: list[tuple[I32, F64]] = []
     for key in (MARGIN, TEMP):
-        index = look.beyond(key, low=key == MARGIN)
+        index = context.beyond(key, low=key == MARGIN)
         if not len(index):
             continue
         if key == TEMP:  # who tells its margin is judged by that
-            index = index[~look.current(MARGIN, index)]
-        left = look.value(key)[index] - look.site.limits[key].max[index]
+            index = index[~context.current(MARGIN, index)]
+        left = context.value(key)[index] - context.site.limits[key].max[index]
         parts.append((index, left if key == MARGIN else -left))
     if not any(len(index) for index, _ in parts):
         return NOTHING
     index, left = np.concatenate([i for i, _ in parts]), np.concatenate([x for _, x in parts])
     order = np.argsort(index, kind="stable")
     index, left = index[order], left[order]
-    spared = _blameless(look, index)
-    if look.lowered is not None:
-        spared = spared | (look.lowered[index] == BY_FACILITY)
+    spared = _blameless(context, index)
+    if context.lowered is not None:
+        spared = spared | (context.lowered[index] == BY_FACILITY)
     level = np.where((left < 0.0) & ~spared, DEGRADED, WATCH).astype(np.uint8)
     acts = np.where(spared, action("check_facility"), action("run_diagnostics")).astype(np.uint8)
     whose = {True: "with its facility or its rack", False: "alone"}
@@ -104,10 +105,10 @@ def _near_limit(look: Look) -> RuleMatches:
     return RuleMatches(index, left, None, level, acts, np.where(spared, 0.1, 0.7), notes)
 
 
-def _hotter(look: Look) -> RuleMatches:
+def _hotter(context: RuleContext) -> RuleMatches:
     """GPUs that are hotter than their power and coolant explain, alone. `a`: by how many K; `b`: read."""
-    residual = look.now.residual(TEMP)
-    if residual is None or not look.known(TEMP):
+    residual = context.now.residual(TEMP)
+    if residual is None or not context.known(TEMP):
         return NOTHING
     with np.errstate(invalid="ignore"):
         off = residual.measured - residual.expected
@@ -115,14 +116,14 @@ def _hotter(look: Look) -> RuleMatches:
         index = index[off[index] > LEAST_SIGMAS * residual.sigma[index]]
     if not len(index):
         return NOTHING
-    index = index[~_blameless(look, index)]
+    index = index[~_blameless(context, index)]
     return RuleMatches(index, off[index], residual.measured[index])
 
 
-def _slower(look: Look) -> RuleMatches:
+def _slower(context: RuleContext) -> RuleMatches:
     """GPUs that miss clock at their power and cap, alone. `a`: share that is missing, %; `b`: MHz read."""
-    residual = look.now.residual("gpu.sm_clock_hz")
-    if residual is None or not look.known("gpu.sm_clock_hz"):
+    residual = context.now.residual("gpu.sm_clock_hz")
+    if residual is None or not context.known("gpu.sm_clock_hz"):
         return NOTHING
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = residual.measured / residual.expected
@@ -131,50 +132,52 @@ def _slower(look: Look) -> RuleMatches:
         index = index[off > LEAST_SIGMAS * residual.sigma[index]]
     if not len(index):
         return NOTHING
-    index = index[~_blameless(look, index)]
-    if look.lowered is not None:
-        whose = look.lowered[index]
+    index = index[~_blameless(context, index)]
+    if context.lowered is not None:
+        whose = context.lowered[index]
         index = index[(whose != BY_FACILITY) & (whose != BY_POWER)]
     return RuleMatches(index, 100.0 * (1.0 - ratio[index]), residual.measured[index] / 1e6)
 
 
-def _slowed(look: Look) -> RuleMatches:
+def _slowed(context: RuleContext) -> RuleMatches:
     """GPUs that their hardware slows most of the time. `a`: share of about ten minutes, %."""
-    if look.slowed_pu is None or look.lowered is None or not look.slowed_pu.any():
+    if context.slowed_pu is None or context.lowered is None or not context.slowed_pu.any():
         return NOTHING
-    index = np.flatnonzero((look.slowed_pu >= SLOWED_PU) & (look.lowered != BY_FACILITY)).astype(np.int32)
-    return RuleMatches(index, 100.0 * look.slowed_pu[index])
+    index = np.flatnonzero((context.slowed_pu >= SLOWED_PU) & (context.lowered != BY_FACILITY)).astype(
+        np.int32
+    )
+    return RuleMatches(index, 100.0 * context.slowed_pu[index])
 
 
-def _lowered(whose: int) -> Callable[[Look], RuleMatches]:
-    def find(look: Look) -> RuleMatches:
-        if look.lowered is None or not look.lowered.any():
+def _lowered(whose: int) -> Callable[[RuleContext], RuleMatches]:
+    def find(context: RuleContext) -> RuleMatches:
+        if context.lowered is None or not context.lowered.any():
             return NOTHING
-        return RuleMatches(np.flatnonzero(look.lowered == whose).astype(np.int32))
+        return RuleMatches(np.flatnonzero(context.lowered == whose).astype(np.int32))
 
     return find
 
 
-def _not_cured(look: Look) -> RuleMatches:
+def _not_cured(context: RuleContext) -> RuleMatches:
     """GPUs whose faults stay although their node was restarted twice. `a`: restarts in about a day."""
-    restarted = look.rates.above("node.reboot_count", REBOOTS, recent=False)
+    restarted = context.rates.above("node.reboot_count", REBOOTS, recent=False)
     if not len(restarted):
         return NOTHING
-    asked = look.book.open_action("gpu")
+    asked = context.book.open_action("gpu")
     index = np.flatnonzero(asked >= action("reset_gpu")).astype(np.int32)
-    times = look.rates.counted("node.reboot_count", recent=False)[look.site.node_of_gpu[index]]
+    times = context.rates.counted("node.reboot_count", recent=False)[context.site.node_of_gpu[index]]
     again = times >= REBOOTS
     return RuleMatches(index[again], np.round(times[again]))
 
 
-def _recovery(look: Look) -> RuleMatches:
+def _recovery(context: RuleContext) -> RuleMatches:
     """GPUs that say what would recover them. `a`: which, of the signal's states."""
     key = "gpu.recovery_action_state"
-    if not look.known(key):
+    if not context.known(key):
         return NOTHING
-    value = look.value(key)
+    value = context.value(key)
     with np.errstate(invalid="ignore"):
-        index = look.those(key, value >= 1.0)
+        index = context.those(key, value >= 1.0)
     said = value[index].astype(np.int32)
     acts = np.array([0, action("reset_gpu"), action("reboot_node"), action("drain"), action("reset_gpu")])
     level = np.where(said == 2, FAILED, DEGRADED).astype(np.uint8)
@@ -185,12 +188,12 @@ def _recovery(look: Look) -> RuleMatches:
     )
 
 
-def _mild(key: str, least: float, grave: float) -> Callable[[Look], RuleMatches]:
+def _mild(key: str, least: float, grave: float) -> Callable[[RuleContext], RuleMatches]:
     """Growth that is watched, and degraded from `grave` on."""
     grows = growing(key, least, UNUSUAL)
 
-    def find(look: Look) -> RuleMatches:
-        found = grows(look)
+    def find(context: RuleContext) -> RuleMatches:
+        found = grows(context)
         if found.a is None or not len(found.index):
             return NOTHING
         many = np.asarray(found.a, np.float64) >= grave
@@ -201,45 +204,42 @@ def _mild(key: str, least: float, grave: float) -> Callable[[Look], RuleMatches]
     return find
 
 
-def _came(key: str) -> Callable[[Look], RuleMatches]:
+def _came(key: str) -> Callable[[RuleContext], RuleMatches]:
     """Anything at all of this counter within about a day. `a`: how much is left of it."""
 
-    def find(look: Look) -> RuleMatches:
-        index = look.rates.above(key, ONE_LEFT, recent=False)
+    def find(context: RuleContext) -> RuleMatches:
+        index = context.rates.above(key, ONE_LEFT, recent=False)
         if not len(index):
             return NOTHING
-        return RuleMatches(index, np.maximum(np.round(look.rates.counted(key, recent=False)[index]), 1.0))
+        return RuleMatches(index, np.maximum(np.round(context.rates.counted(key, recent=False)[index]), 1.0))
 
     return find
 
 
-def _xid_before(look: Look) -> RuleMatches:
+def _xid_before(context: RuleContext) -> RuleMatches:
     """GPUs whose gauge held a grave XID before anybody watched. `a`: the code."""
-    codes = look.book.xid_before()
+    codes = context.book.xid_before()
     index = np.flatnonzero(codes).astype(np.int32)
     return RuleMatches(index, codes[index]) if len(index) else NOTHING
 
 
-def _double_bits(look: Look) -> RuleMatches:
+def _double_bits(context: RuleContext) -> RuleMatches:
     """Double-bit errors within about a day that no reset has undone since. `a`: how many."""
     key = "gpu.ecc_dbe_count"
-    found = _came(key)(look)
+    found = _came(key)(context)
     if found.a is None or not len(found.index):
         return NOTHING
-    left = look.now.total(key)[found.index] > look.book.dbe_undone()[found.index]
+    left = context.now.total(key)[found.index] > context.book.dbe_undone()[found.index]
     return RuleMatches(found.index[left], found.a[left])
 
 
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
-_OTHERS = "{a:.0f} {what} in about ten minutes, others {b:.1f}"
 
 
-def _grown(id_: str, key: str, least: float, what: str, sure: float, source: str,
-           level: int = WATCH, act: str = "watch", grave: float = np.inf,
-           faults: tuple[str, ...] = ()) -> Rule:  # fmt: skip
-    find = _mild(key, least, grave) if np.isfinite(grave) else growing(key, least, UNUSUAL)
-    return Rule(id_, "gpu", level, act, sure, _OTHERS.replace("{what}", what), source, find, (key,),
-                clear_s=1800.0, faults=faults)  # fmt: skip
+def _grown(
+    id_: str, counter: str, least: float, what: str, sure: float = 0.6, faults: tuple[str, ...] = NVLINK
+) -> GrowthRule:
+    return GrowthRule(id_, f"gpu.{counter}", least, what, sure, DCGM, clear_s=1800.0, faults=faults)
 
 
 RULES: tuple[Rule, ...] = (
@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
          ("gpu.row_remap_count",), faults=MEMORY),
     Rule("ecc_dbe", "gpu", DEGRADED, "reset_gpu", 0.95, "double-bit errors of its memory in a day: {a:.0f}",
          CATALOG + ", 48", _double_bits, ("gpu.ecc_dbe_count",), faults=MEMORY),
-    _grown("ecc_sbe", "gpu.ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, DCGM, faults=MEMORY),
+    _grown("ecc_sbe", "ecc_sbe_count", SBES, "single-bit errors of its memory", 0.7, MEMORY).rule(),
     Rule("ecc_sbe_daily", "gpu", WATCH, "run_diagnostics", 0.7,
          "{a:.0f} single-bit errors of its memory in about a day, others {b:.1f}", ESTIMATE,
          growing("gpu.ecc_sbe_count", SBES_A_DAY, UNUSUAL, recent=False), ("gpu.ecc_sbe_count",),
@@ -274,13 +274,12 @@ RULES: tuple[Rule, ...] = (
          state_is("gpu.health_state", 1), ("gpu.health_state",)),
     Rule("recovery_action", "gpu", DEGRADED, "reset_gpu", 0.95, "it asks for {note}",
          "DCGM field 1523, and XID 154", _recovery, ("gpu.recovery_action_state",), faults=("gpu_off_bus",)),
-    _grown("nvlink_errors", "gpu.nvlink_error_count", NVLINK_ERRORS, "errors of its NVLinks", 0.6, DCGM,
-           grave=NVLINK_ERRORS_GRAVE, faults=NVLINK),
-    _grown("nvlink_replays", "gpu.nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks", 0.6, DCGM,
-           faults=NVLINK),
-    _grown("nvlink_recoveries", "gpu.nvlink_recovery_count", NVLINK_RECOVERIES, "recoveries of its NVLinks",
-           0.7, DCGM, DEGRADED, "run_diagnostics", faults=NVLINK),
-    _grown("pcie_replays", "gpu.pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, DCGM),
+    replace(_grown("nvlink_errors", "nvlink_error_count", NVLINK_ERRORS, "errors of its NVLinks").rule(),
+            find=_mild("gpu.nvlink_error_count", NVLINK_ERRORS, NVLINK_ERRORS_GRAVE)),
+    _grown("nvlink_replays", "nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks").rule(),
+    replace(_grown("nvlink_recoveries", "nvlink_recovery_count", NVLINK_RECOVERIES,
+                   "recoveries of its NVLinks", 0.7), level=DEGRADED, action="run_diagnostics").rule(),
+    _grown("pcie_replays", "pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, ()).rule(),
     Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "{a:.1f} K left to its limit, {note}",
          "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,
          faults=HEAT),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
+from twin.health.rules import DIAGNOSIS, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
     FACTS,
@@ -29,53 +29,53 @@ RECURS = "recurs"
 SERVICE = ("", "cordoned", "being drained", "drained", "marked to be replaced")
 
 
-def _hot_cpu(look: Look) -> RuleMatches:
+def _hot_cpu(context: RuleContext) -> RuleMatches:
     """Nodes whose CPU is above its guard, where a profile states one. `a`: degC; `b`: K left to the limit."""
-    index = look.beyond("node.cpu_temp_c")
+    index = context.beyond("node.cpu_temp_c")
     if not len(index):
         return NOTHING
-    value = look.value("node.cpu_temp_c")[index]
-    return RuleMatches(index, value, look.site.limits["node.cpu_temp_c"].max[index] - value)
+    value = context.value("node.cpu_temp_c")[index]
+    return RuleMatches(index, value, context.site.limits["node.cpu_temp_c"].max[index] - value)
 
 
-def _warm_air(look: Look) -> RuleMatches:
+def _warm_air(context: RuleContext) -> RuleMatches:
     """Nodes whose inlet is above its guard. `a`: degC."""
-    index = look.beyond("node.inlet_temp_c")
-    return RuleMatches(index, look.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
+    index = context.beyond("node.inlet_temp_c")
+    return RuleMatches(index, context.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
 
 
-def _restarted(look: Look) -> RuleMatches:
+def _restarted(context: RuleContext) -> RuleMatches:
     """Nodes that restarted twice or more in about a day. `a`: how often."""
-    index = look.rates.above("node.reboot_count", REBOOTS, recent=False)
+    index = context.rates.above("node.reboot_count", REBOOTS, recent=False)
     if not len(index):
         return NOTHING
-    return RuleMatches(index, np.round(look.rates.counted("node.reboot_count", recent=False)[index]))
+    return RuleMatches(index, np.round(context.rates.counted("node.reboot_count", recent=False)[index]))
 
 
-def _lemons(look: Look) -> RuleMatches:
+def _lemons(context: RuleContext) -> RuleMatches:
     """Nodes that fail more than others."""
-    index = np.flatnonzero(look.lemons.is_lemon()).astype(np.int32)
-    notes = {i: "; ".join(look.lemons.evidence(i)[:3]) for i in index[:MAX_LEMONS].tolist()}
+    index = np.flatnonzero(context.lemons.is_lemon()).astype(np.int32)
+    notes = {i: "; ".join(context.lemons.evidence(i)[:3]) for i in index[:MAX_LEMONS].tolist()}
     return RuleMatches(index, notes=notes)
 
 
-def _recurring(look: Look) -> RuleMatches:
+def _recurring(context: RuleContext) -> RuleMatches:
     """Nodes on which something harmless comes again and again. `a`: how much speaks for it, in nats."""
-    recurring = look.recurring
+    recurring = context.recurring
     if recurring is None or not recurring.standing.any():
         return NOTHING
     index = np.flatnonzero(recurring.standing).astype(np.int32)
-    return RuleMatches(index, recurring.score()[index], say=lambda k: recurring.told(int(index[k])))
+    return RuleMatches(index, recurring.score()[index], say=lambda k: recurring.text(int(index[k])))
 
 
-def _taken_out(look: Look) -> RuleMatches:
+def _taken_out(context: RuleContext) -> RuleMatches:
     """Nodes that others took out of service. `a`: the state."""
     key = "node.service_level_state"
-    if not look.known(key):
+    if not context.known(key):
         return NOTHING
-    value = look.value(key)
+    value = context.value(key)
     with np.errstate(invalid="ignore"):
-        index = look.those(key, value >= 1.0)
+        index = context.those(key, value >= 1.0)
     said = value[index].astype(np.int32)
     notes = {i: SERVICE[min(s, len(SERVICE) - 1)] for i, s in zip(index.tolist(), said.tolist(), strict=True)}
     return RuleMatches(index, said, notes=notes)

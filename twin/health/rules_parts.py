@@ -11,14 +11,13 @@ import numpy as np
 
 from twin.catalogue import F64, I32
 from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
-from twin.health.rules import DIAGNOSIS, NOTHING, Look, Rule, RuleMatches
+from twin.health.rules import DIAGNOSIS, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
     ESTIMATE,
     FACTS,
-    UNUSUAL,
+    GrowthRule,
     by_diagnosis,
-    growing,
     open_codes,
     repeated_codes,
     state_is,
@@ -35,48 +34,48 @@ PUMP, PSU = ("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), ("node.psu1_power_w", 
 LINK_LOST = ("link_down",)
 
 
-def _flaps(look: Look) -> RuleMatches:
+def _flaps(context: RuleContext) -> RuleMatches:
     """Links that went down and up. `a`: how often in about ten minutes."""
     key = "link.flap_count"
-    index = look.rates.above(key, FLAPS)
+    index = context.rates.above(key, FLAPS)
     if not len(index):
         return NOTHING
-    times = look.rates.counted(key)[index]
+    times = context.rates.counted(key)[index]
     return RuleMatches(
         index, np.round(times), level=np.where(times >= FLAPS_GRAVE, DEGRADED, WATCH).astype(np.uint8)
     )
 
 
-def _ports(look: Look) -> RuleMatches:
+def _ports(context: RuleContext) -> RuleMatches:
     """Switches with more ports down than ever were at least. `a`: how many more."""
     key = "switch.port_down_count"
-    if look.fewest_down is None or not look.known(key):
+    if context.fewest_down is None or not context.known(key):
         return NOTHING
-    value = look.value(key)
+    value = context.value(key)
     with np.errstate(invalid="ignore"):
-        index = look.those(key, value > look.fewest_down)
-    return RuleMatches(index, value[index] - look.fewest_down[index], look.fewest_down[index])
+        index = context.those(key, value > context.fewest_down)
+    return RuleMatches(index, value[index] - context.fewest_down[index], context.fewest_down[index])
 
 
-def _speeds(look: Look) -> F64:
+def _speeds(context: RuleContext) -> F64:
     """Speed of each pump [2 * n_cdu]; NaN where it is not heard now."""
-    return _pairs(look, PUMP)
+    return _pairs(context, PUMP)
 
 
-def _pairs(look: Look, keys: tuple[str, str]) -> F64:
+def _pairs(context: RuleContext, keys: tuple[str, str]) -> F64:
     """Return the current readings of both sides, side by side [2 * n]."""
-    return np.stack([look.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
+    return np.stack([context.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
 
 
-def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look], RuleMatches]:
+def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
     """Finds pumps of CDUs of which the diagnosis tells this; `only`: those that stand, or those that run."""
     told = by_diagnosis(kind, "cdu", itself_pu)
 
-    def find(look: Look) -> RuleMatches:
-        found = told(look)
+    def find(context: RuleContext) -> RuleMatches:
+        found = told(context)
         if not len(found.index):
             return NOTHING
-        speed = _speeds(look)
+        speed = _speeds(context)
         index: list[int] = []
         for cdu in found.index.tolist():
             pair = np.array([2 * cdu, 2 * cdu + 1])
@@ -94,20 +93,20 @@ def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Look
     return find
 
 
-def _standing(look: Look) -> RuleMatches:
+def _standing(context: RuleContext) -> RuleMatches:
     """Pumps that stand while nothing is told of it: the other one carries the flow."""
-    if not (look.known(PUMP[0]) or look.known(PUMP[1])):
+    if not (context.known(PUMP[0]) or context.known(PUMP[1])):
         return NOTHING
     with np.errstate(invalid="ignore"):
-        stand = _speeds(look) < STOPPED_PU
-    for fault in look.faults("pump_trip"):
+        stand = _speeds(context) < STOPPED_PU
+    for fault in context.faults("pump_trip"):
         stand[2 * fault.entity : 2 * fault.entity + 2] = False
     return RuleMatches(np.flatnonzero(stand).astype(np.int32))
 
 
-def _worn_pumps(look: Look) -> RuleMatches:
+def _worn_pumps(context: RuleContext) -> RuleMatches:
     """Both pumps of a CDU whose head drifts: which of them it is cannot be told."""
-    found = _WEAR(look)
+    found = _WEAR(context)
     if not len(found.index) or found.a is None:
         return NOTHING
     index = np.stack([2 * found.index, 2 * found.index + 1], axis=1).reshape(-1).astype(np.int32)
@@ -118,45 +117,45 @@ def _worn_pumps(look: Look) -> RuleMatches:
 _WEAR = wearing("cdu", "cdu.pump_head")
 
 
-def _lost_supplies(look: Look) -> RuleMatches:
+def _lost_supplies(context: RuleContext) -> RuleMatches:
     """The supply that gives less at nodes that run on one. `a`: W that it gives; `b`: the other."""
-    told = by_diagnosis("psu_lost", "node")(look)
+    told = by_diagnosis("psu_lost", "node")(context)
     if not len(told.index):
         return NOTHING
-    both = np.stack([look.value(key)[told.index] for key in PSU], axis=1).astype(np.float64)
+    both = np.stack([context.value(key)[told.index] for key in PSU], axis=1).astype(np.float64)
     side = np.argmin(np.where(np.isfinite(both), both, np.inf), axis=1)
     rows = np.arange(len(side))
     index = (2 * told.index + side).astype(np.int32)
     return RuleMatches(index, both[rows, side], both[rows, 1 - side], sure_pu=told.sure_pu)
 
 
-def _empty_supplies(look: Look) -> RuleMatches:
+def _empty_supplies(context: RuleContext) -> RuleMatches:
     """Supplies that give nothing although nothing is told of them: their feed is dark, or they rest.
 
     `a`: W that they give; `b`: the other one.
     """
-    if not (look.known(PSU[0]) and look.known(PSU[1])):
+    if not (context.known(PSU[0]) and context.known(PSU[1])):
         return NOTHING
-    one, other = (look.value(key) for key in PSU)
+    one, other = (context.value(key) for key in PSU)
     with np.errstate(invalid="ignore"):
         total = one + other
         least = EMPTY_PU * total
         index = np.flatnonzero(((one < least) | (other < least)) & (total > LEAST_W)).astype(np.int32)
-    index = index[look.current(PSU[0], index) & look.current(PSU[1], index)] if len(index) else index
-    lost = {f.entity for f in look.faults("psu_lost")}
+    index = index[context.current(PSU[0], index) & context.current(PSU[1], index)] if len(index) else index
+    lost = {f.entity for f in context.faults("psu_lost")}
     index = np.array([i for i in index.tolist() if i not in lost], np.int32)
     side = (other[index] < one[index]).astype(np.int32)
     low, high = np.minimum(one[index], other[index]), np.maximum(one[index], other[index])
     return RuleMatches((2 * index + side).astype(np.int32), low, high)
 
 
-def _odd_supplies(kind: str) -> Callable[[Look], RuleMatches]:
+def _odd_supplies(kind: str) -> Callable[[RuleContext], RuleMatches]:
     """Supplies whose meter is not to be trusted."""
 
-    def find(look: Look) -> RuleMatches:
+    def find(context: RuleContext) -> RuleMatches:
         found = {
             2 * f.entity + PSU.index(f"node.{f.signal}"): f
-            for f in look.faults(kind)
+            for f in context.faults(kind)
             if f.table == "node" and f"node.{f.signal}" in PSU
         }
         index: I32 = np.array(sorted(found), np.int32)
@@ -166,14 +165,6 @@ def _odd_supplies(kind: str) -> Callable[[Look], RuleMatches]:
         )
 
     return find
-
-
-def _grows(id_: str, part: str, counter: str, least: float, what: str, level: int = WATCH,
-           sure: float = 0.6, faults: tuple[str, ...] = ()) -> Rule:  # fmt: skip
-    key = f"{part}.{counter}"
-    words = "{a:.0f} " + what + " in about ten minutes, others {b:.1f}"
-    return Rule(id_, part, level, "watch" if level else "none", sure, words, ESTIMATE,
-                growing(key, least, UNUSUAL), (key,), clear_s=900.0, faults=faults)  # fmt: skip
 
 
 SWITCH: tuple[Rule, ...] = (
@@ -188,8 +179,9 @@ SWITCH: tuple[Rule, ...] = (
     Rule("ports_down", "switch", WATCH, "run_diagnostics", 0.6,
          "{a:.0f} more ports are down than the {b:.0f} that always were", ESTIMATE, _ports,
          ("switch.port_down_count",), after_s=60.0),
-    _grows("errors", "switch", "error_count", ERRORS, "errors"),
-    _grows("discards", "switch", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1),
+    GrowthRule("errors", "switch.error_count", ERRORS, "errors").rule(),
+    GrowthRule("discards", "switch.discard_count", DISCARDS, "packets discarded: congestion", 0.1,
+               level=HEALTHY, action="none").rule(),
 )  # fmt: skip
 
 LINK: tuple[Rule, ...] = (
@@ -198,11 +190,11 @@ LINK: tuple[Rule, ...] = (
     Rule("link_flaps", "link", WATCH, "run_diagnostics", 0.8,
          "it went down and up {a:.0f} times in about ten minutes", ESTIMATE, _flaps, ("link.flap_count",),
          clear_s=1800.0, faults=LINK_LOST),
-    _grows("link_errors", "link", "error_count", ERRORS, "errors", faults=LINK_LOST),
-    _grows("link_symbols", "link", "symbol_error_count", SYMBOLS, "symbol errors", faults=LINK_LOST),
-    _grows("link_recoveries", "link", "recovery_count", RECOVERIES, "recoveries", faults=LINK_LOST),
-    _grows("link_discards", "link", "discard_count", DISCARDS, "packets discarded: congestion", HEALTHY, 0.1,
-           faults=LINK_LOST),
+    GrowthRule("link_errors", "link.error_count", ERRORS, "errors", faults=LINK_LOST).rule(),
+    GrowthRule("link_symbols", "link.symbol_error_count", SYMBOLS, "symbol errors", faults=LINK_LOST).rule(),
+    GrowthRule("link_recoveries", "link.recovery_count", RECOVERIES, "recoveries", faults=LINK_LOST).rule(),
+    GrowthRule("link_discards", "link.discard_count", DISCARDS, "packets discarded: congestion", 0.1,
+               level=HEALTHY, action="none", faults=LINK_LOST).rule(),
     Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
          DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1), faults=LINK_LOST),
 )  # fmt: skip

@@ -5,13 +5,14 @@ of the diagnosis; and the sources.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from twin.catalogue import F32, F64, I32, Bool
 from twin.contracts import DEGRADED, FAILED, WATCH, action
 from twin.health import fault_codes
-from twin.health.rules import NOTHING, Look, RuleMatches
+from twin.health.rules import NOTHING, Rule, RuleContext, RuleMatches
 from twin.site import Site
 
 CATALOG = "NVIDIA XID catalogue (docs.nvidia.com/deploy/xid-errors)"
@@ -33,22 +34,24 @@ _RESET, _APP, _FACILITY = action("reset_gpu"), fault_codes.CLASSES.index("app"),
 REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source: domain.md C, 2 reboots
 
 
-def open_codes(table: str) -> Callable[[Look], RuleMatches]:
+def open_codes(table: str) -> Callable[[RuleContext], RuleMatches]:
     """Finds devices whose fault codes ask for something that has not been done. `a`: the code."""
 
-    def find(look: Look) -> RuleMatches:
-        asked = look.book.open_action(table)
+    def find(context: RuleContext) -> RuleMatches:
+        asked = context.book.open_action(table)
         index = np.flatnonzero(asked).astype(np.int32)
         if not len(index):
             return NOTHING
-        codes = look.book.open_code(table)[index]
-        index, codes = _of_device(look, table, index, codes)
+        codes = context.book.open_code(table)[index]
+        index, codes = _of_device(context, table, index, codes)
         acts, row = asked[index], fault_codes.CATALOGUE.rows(codes.astype(np.int64), table)
         known = row > 0
         others = fault_codes.CATALOGUE.app[row] | (acts == _FACILITY)
         sure = np.where(others, OF_OTHERS_PU, np.where(known, OF_CODE_PU, OF_UNKNOWN_PU))
         level = np.where(known & (acts >= _RESET), DEGRADED, WATCH).astype(np.uint8)
-        level[look.book.open_grave(table)[index]] = FAILED  # the words may tell more of it than the catalogue
+        level[context.book.open_grave(table)[index]] = (
+            FAILED  # the words may tell more of it than the catalogue
+        )
 
         def say(k: int) -> str:
             entry = fault_codes.find(int(codes[k]), table)
@@ -59,14 +62,14 @@ def open_codes(table: str) -> Callable[[Look], RuleMatches]:
     return find
 
 
-def repeated_codes(table: str) -> Callable[[Look], RuleMatches]:
+def repeated_codes(table: str) -> Callable[[RuleContext], RuleMatches]:
     """Finds devices with the same code again and again. `a`: the code; `b`: how often."""
 
-    def find(look: Look) -> RuleMatches:
-        entity, code, count = look.book.repeated(table)
+    def find(context: RuleContext) -> RuleMatches:
+        entity, code, count = context.book.repeated(table)
         if not len(entity):
             return NOTHING
-        kept = np.arange(len(entity), dtype=np.int32)[_not_software(look, table, entity, code)]
+        kept = np.arange(len(entity), dtype=np.int32)[_not_software(context, table, entity, code)]
         entity, code, count = entity[kept], code[kept], count[kept]
         order = np.lexsort((code, -count, entity))
         entity, code, count = entity[order], code[order], count[order]
@@ -78,44 +81,44 @@ def repeated_codes(table: str) -> Callable[[Look], RuleMatches]:
     return find
 
 
-def _of_device(look: Look, table: str, index: I32, codes: I32) -> tuple[I32, I32]:
+def _of_device(context: RuleContext, table: str, index: I32, codes: I32) -> tuple[I32, I32]:
     """Those of these devices and codes that are not the software's."""
-    kept = _not_software(look, table, index, codes)
+    kept = _not_software(context, table, index, codes)
     return index[kept], codes[kept]
 
 
-def _not_software(look: Look, table: str, index: I32, codes: I32) -> Bool:
+def _not_software(context: RuleContext, table: str, index: I32, codes: I32) -> Bool:
     """Return the mask of codes [k] that a job's software does not cause on several nodes."""
     kept: Bool = np.ones(len(index), np.bool_)
-    if table == "gpu" and (software := look.book.of_software).any():
+    if table == "gpu" and (software := context.book.of_software).any():
         row = fault_codes.CATALOGUE.rows(codes.astype(np.int64), table)
         kept = ~(software[index] & (fault_codes.CATALOGUE.kind[row] == _APP))
     return kept
 
 
-def software_codes(look: Look) -> RuleMatches:
+def software_codes(context: RuleContext) -> RuleMatches:
     """Finds GPUs whose exceptions and page faults are most likely those of a job's software."""
-    software = look.book.of_software
+    software = context.book.of_software
     return RuleMatches(np.flatnonzero(software).astype(np.int32)) if software.any() else NOTHING
 
 
-def state_is(key: str, code: int) -> Callable[[Look], RuleMatches]:
+def state_is(key: str, code: int) -> Callable[[RuleContext], RuleMatches]:
     """Finds entities that report this state."""
-    return lambda look: RuleMatches(look.state_is(key, code))
+    return lambda context: RuleMatches(context.state_is(key, code))
 
 
-def gaps(table: str) -> Callable[[Look], RuleMatches]:
+def gaps(table: str) -> Callable[[RuleContext], RuleMatches]:
     """Finds devices that were often silent within the last hour, alone. `a`: share of it, %.
 
     A node whose GPUs all fell silent has a silent agent, and a rack a silent source: none of theirs.
     """
 
-    def find(look: Look) -> RuleMatches:
-        gap = look.rates.gap[table]
+    def find(context: RuleContext) -> RuleMatches:
+        gap = context.rates.gap[table]
         if not gap.any():
             return NOTHING
-        mask = (gap >= GAP_PU) & (gap <= SILENT_PU) & look.rates.spoke[table]
-        site = look.site
+        mask = (gap >= GAP_PU) & (gap <= SILENT_PU) & context.rates.spoke[table]
+        site = context.site
         for of in (site.node_of_gpu, site.rack_of_gpu) if table == "gpu" else (site.rack_of_node,):
             n = int(of.max(initial=-1)) + 1
             every = np.bincount(of, minlength=n)
@@ -127,12 +130,12 @@ def gaps(table: str) -> Callable[[Look], RuleMatches]:
     return find
 
 
-def wearing(table: str, only: str = "") -> Callable[[Look], RuleMatches]:
+def wearing(table: str, only: str = "") -> Callable[[RuleContext], RuleMatches]:
     """Finds entities of which a learned parameter will soon reach its limit. `a`: days left."""
 
-    def find(look: Look) -> RuleMatches:
-        soonest = np.full(look.site.sizes[table], np.inf)
-        for left in look.wear.remaining():
+    def find(context: RuleContext) -> RuleMatches:
+        soonest = np.full(context.site.sizes[table], np.inf)
+        for left in context.wear.remaining():
             if left.table == table and (not only or left.what == only):
                 soonest = np.fmin(soonest, left.mid_s)
         index = np.flatnonzero(soonest < WEAR_S).astype(np.int32)
@@ -141,20 +144,22 @@ def wearing(table: str, only: str = "") -> Callable[[Look], RuleMatches]:
         days = soonest[index] / 86_400.0
         notes = {}
         for i, d in zip(index[:MAX_WORN].tolist(), days.tolist(), strict=False):
-            notes[i] = "; ".join(look.wear.evidence(table, i)[:2]) or f"it wears: about {d:.0f} days are left"
+            notes[i] = (
+                "; ".join(context.wear.evidence(table, i)[:2]) or f"it wears: about {d:.0f} days are left"
+            )
         return RuleMatches(index, days, notes=notes)
 
     return find
 
 
-def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Look], RuleMatches]:
+def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
     """Finds what the diagnosis tells of this kind in the part of its table.
 
     How sure the diagnosis is counts `itself_pu` times: so likely is it the part itself, if it is so.
     """
 
-    def find(look: Look) -> RuleMatches:
-        mine = [f for f in look.faults(kind) if f.table == table]
+    def find(context: RuleContext) -> RuleMatches:
+        mine = [f for f in context.faults(kind) if f.table == table]
         if not mine:
             return NOTHING
         best = {f.entity: f for f in sorted(mine, key=lambda f: f.confidence_pu)}
@@ -166,7 +171,9 @@ def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Loo
     return find
 
 
-def growing(key: str, least: float, unusual: float, recent: bool = True) -> Callable[[Look], RuleMatches]:
+def growing(
+    key: str, least: float, unusual: float, recent: bool = True
+) -> Callable[[RuleContext], RuleMatches]:
     """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
 
     `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
@@ -174,24 +181,48 @@ def growing(key: str, least: float, unusual: float, recent: bool = True) -> Call
     """
     table = key.partition(".")[0]
 
-    def find(look: Look) -> RuleMatches:
-        index = look.rates.above(key, least, recent)
+    def find(context: RuleContext) -> RuleMatches:
+        index = context.rates.above(key, least, recent)
         if not len(index):
             return NOTHING
-        counted = look.rates.counted(key, recent)
-        others = _of_others(look, table, counted, index)
+        counted = context.rates.counted(key, recent)
+        others = _of_others(context, table, counted, index)
         grown = counted[index].astype(np.float64)
         odd = grown > unusual * others
         if recent:
-            odd &= grown * 6.0 > unusual * look.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
+            odd &= grown * 6.0 > unusual * context.rates.usual_per_h(key, index)  # ten minutes are 1/6 h
         return RuleMatches(index[odd], grown[odd], others[odd])
 
     return find
 
 
-def _of_others(look: Look, table: str, counted: F32, index: I32) -> F64:
+@dataclass(frozen=True, slots=True)
+class GrowthRule:
+    """A rule on a counter: it grew by `least` in about ten minutes, UNUSUAL times as fast as is usual."""
+
+    id: str
+    key: str
+    least: float
+    what: str  # such as "errors"
+    sure_pu: float = 0.6
+    source: str = ESTIMATE
+    level: int = WATCH
+    action: str = "watch"
+    clear_s: float = 900.0
+    faults: tuple[str, ...] = ()
+
+    def rule(self) -> Rule:
+        """The line of the table of rules."""
+        words = "{a:.0f} " + self.what + " in about ten minutes, others {b:.1f}"
+        return Rule(
+            self.id, self.key.partition(".")[0], self.level, self.action, self.sure_pu, words, self.source,
+            growing(self.key, self.least, UNUSUAL), (self.key,), clear_s=self.clear_s, faults=self.faults,
+        )  # fmt: skip
+
+
+def _of_others(context: RuleContext, table: str, counted: F32, index: I32) -> F64:
     """Mean of the others of the same kind [k]; 0 where there are none."""
-    group = kinds_of(look.site, table)
+    group = kinds_of(context.site, table)
     n = int(group.max(initial=0)) + 1
     many, total = np.bincount(group, minlength=n), np.bincount(group, weights=counted, minlength=n)
     of = group[index]

@@ -8,9 +8,114 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.catalogue import F32, Bool, find_signal
+from twin.contracts import PAIRED
 from twin.health import rules_gpu, rules_node, rules_parts
-from twin.health.reported import Kinds
-from twin.health.rules import Rule
+from twin.health.rules import Rule, RuleContext
+
+U16 = NDArray[np.uint16]
+Kinds = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+Bits = int | U16  # bit k: the kind k is heard now; one number where that holds of all, else [n]
+
+
+def share_of(bits: Bits, many: int) -> float | F32:
+    """Share of `many` kinds that is heard; one number where that holds of all, else [n]."""
+    if isinstance(bits, int):
+        return bits.bit_count() / many
+    return np.asarray(np.bitwise_count(bits).astype(np.float32) / np.float32(many))
+
+
+def look_at(
+    context: RuleContext, part: str, n: int, kinds: Kinds, vital: tuple[str, ...]
+) -> tuple[Bits, Bool | None]:
+    """(what is reported of a part, of which nothing that shows life is heard now [n], None: of none)."""
+    if part not in PAIRED:
+        return _of_table(context, n, kinds, vital)
+    both = []
+    for side in ("1", "2"):
+        mine = tuple((what, tuple(k.replace("{side}", side) for k in keys)) for what, keys in kinds)
+        both.append(_of_table(context, n // 2, mine, tuple(k.replace("{side}", side) for k in vital)))
+    (one, dark_one), (other, dark_other) = (
+        (found, dark if dark is None else dark & ~_lately(context, vital[0].replace("{side}", side)))
+        for side, (found, dark) in zip("12", both, strict=True)
+    )
+    if isinstance(one, int) and isinstance(other, int) and one == other:
+        found: Bits = one
+    else:
+        found = np.zeros(n, np.uint16)
+        found[0::2], found[1::2] = one, other
+    if dark_one is None and dark_other is None:
+        return found, None
+    dark = np.zeros(n, np.bool_)
+    dark[0::2] = False if dark_one is None else dark_one
+    dark[1::2] = False if dark_other is None else dark_other
+    return found, dark
+
+
+def never_told(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
+    """Parts that never told any of these [n]; None: none, or there is nothing to be told."""
+    ever: Bool | None = None
+    for key in keys:
+        signal = find_signal(key)
+        assert signal is not None, key
+        column, row = context.now.state.tables[signal.table], signal.row
+        if signal.kind != "counter" and not column.bad_count[row]:
+            return None
+        mine = column.raw[row] >= 0 if signal.kind == "counter" else np.isfinite(column.value[row])
+        ever = mine if ever is None else ever | mine
+        if ever.all():
+            return None
+    return None if ever is None else ~ever
+
+
+def _of_table(context: RuleContext, n: int, kinds: Kinds, vital: tuple[str, ...]) -> tuple[Bits, Bool | None]:
+    whole, some = 0, []
+    for k, (_, keys) in enumerate(kinds):
+        heard = _any(context, keys)
+        if heard is True:
+            whole |= 1 << k
+        elif heard is not False:
+            some.append((k, heard))
+    bits: Bits = whole
+    if some:
+        columns = np.full(n, whole, np.uint16)
+        for k, mask in some:
+            columns |= mask.astype(np.uint16) << np.uint16(k)
+        bits = columns
+    alive = _any(context, vital)
+    if alive is True:
+        return bits, None
+    return bits, np.ones(n, np.bool_) if alive is False else ~alive
+
+
+def _lately(context: RuleContext, key: str) -> Bool:
+    """Return the entities whose last good reading of the one signal that shows life is not too old [n].
+
+    A reading that is missed once is no silence, whether it is reported as missing or not at all.
+    """
+    signal = find_signal(key)
+    assert signal is not None, key
+    return context.now.state.tables[signal.table].lately_good(signal, context.now.now_ns)
+
+
+def _any(context: RuleContext, keys: tuple[str, ...]) -> bool | Bool:
+    """Return the entities of which one of these signals is current [n]; True for all, False for none."""
+    out: Bool | None = None
+    for key in keys:
+        signal = find_signal(key)
+        assert signal is not None, key
+        if context.now.state.tables[signal.table].all_current(signal, context.now.now_ns):
+            return True
+        current = context.now.fresh(key)
+        out = current if out is None else out | current
+    if out is None or not out.any():
+        return False
+    return True if out.all() else out
 
 
 @dataclass(frozen=True, slots=True)

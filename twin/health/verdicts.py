@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,91 +16,154 @@ from twin.catalogue import F32, I32, I64, NS, U8, Bool
 from twin.contracts import DEGRADED, HEALTHY, LEVELS, PAIRED, PARTS, UNKNOWN, WATCH, Evidence, Health
 from twin.health.attribution import Attribution
 from twin.health.context import HealthContext
-from twin.health.error_log import FaultBook
-from twin.health.incidents import IncidentHistory
-from twin.health.lemons import Lemons
-from twin.health.rates import Rates, mute
-from twin.health.recurring import Recurring
-from twin.health.reported import Reported, look_at, never_told
-from twin.health.rules import ActiveMatches, Look, Rule, RuleMatches
-from twin.health.verdict_specs import SPECS, Spec
-from twin.health.wear import Wear
+from twin.health.rates import mute
+from twin.health.rules import ActiveMatches, DeviceRecords, Rule, RuleContext, RuleMatches
+from twin.health.verdict_specs import SPECS, Bits, Spec, look_at, never_told, share_of
 from twin.site import Site
+from twin.telemetry import EntityState, OldOfNew, column, keyed, part as kept_part, scalar
 
-KEPT_S = 60.0  # a level is kept at least so long before it becomes better; source: estimate
-FORMAT = 1
-MAX_TOLD = 8  # GPUs and supplies whose evidence is told with their node's, each by its gravest
-
-
-_COLUMNS = {"level": np.uint8, "since_ns": np.int64, "action": np.uint8, "sure_pu": np.float32,
-            "lowered": np.uint8}  # fmt: skip
+TABLES = ("gpu", "node")
+DAY_S = 86_400.0
 
 
-class Verdicts:
-    """Levels of all parts as last judged."""
+class IncidentHistory(EntityState):
+    """By table [n]: when a device was first heard (0: never), how often and when last it was replaced.
+
+    The age of a device is unknown: no source says when it was made, only its first report here.
+    """
+
+    first_ns: dict[str, I64] = keyed("i8", keys=TABLES)
+    replaced: dict[str, I64] = keyed("i8", keys=TABLES)
+    replaced_ns: dict[str, I64] = keyed("i8", keys=TABLES)
+    now_ns: int = scalar(0)
 
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self._whole = dict.fromkeys(TABLES, False)  # whether all have been heard
+
+    def update(self, spoke: Mapping[str, Bool], now_ns: int) -> None:
+        """Note who has spoken (by table [n]) for the first time."""
+        self.now_ns = now_ns
+        for table in TABLES:
+            if self._whole[table]:
+                continue
+            first = self.first_ns[table]
+            first[spoke[table] & (first == 0)] = now_ns
+            self._whole[table] = bool((first > 0).all())
+
+    def evidence(self, table: str, entity: int) -> tuple[Evidence, ...]:
+        """Repairs and age of a device, for information."""
+        if table not in TABLES:
+            return ()
+        first, times, last = (
+            int(known[table][entity]) for known in (self.first_ns, self.replaced, self.replaced_ns)
+        )
+        out = []
+        if times:
+            ago = (self.now_ns - last) / NS / DAY_S
+            said = "once" if times == 1 else f"{times} times"
+            out.append(f"it was replaced {said}, last {ago:.0f} days ago")
+        if first:
+            out.append(f"heard for {_span((self.now_ns - first) / NS)}; its age is not known")
+        else:
+            out.append("it was never heard; its age is not known")
+        return (Evidence("history", HEALTHY, "; ".join(out), first, 0.0, "racktwin since it watches"),)
+
+    def derive(self) -> None:
+        """Recompute by table the flag that all devices have reported."""
+        self._whole = {table: bool((self.first_ns[table] > 0).all()) for table in TABLES}
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device sits in this slot: one replacement more."""
+        if table in TABLES:
+            self.first_ns[table][entity], self.replaced_ns[table][entity] = 0, self.now_ns
+            self.replaced[table][entity] += 1
+            self._whole[table] = False
+
+
+def _span(seconds: float) -> str:
+    if seconds < 5400.0:
+        minutes = round(seconds / 60.0)
+        return f"{minutes} minute{'' if minutes == 1 else 's'}"
+    hours = round(seconds / 3600.0)
+    if hours < 48:
+        return f"{hours} hour{'' if hours == 1 else 's'}"
+    return f"{seconds / DAY_S:.0f} days"
+
+
+KEPT_S = 60.0  # a level is kept at least so long before it becomes better; source: estimate
+MAX_TOLD = 8  # GPUs and supplies whose evidence is told with their node's, each by its gravest
+_OF_PARTS = {part: part for part in PARTS}
+
+
+class Verdicts(EntityState):
+    """Levels of all parts as last judged. Parts that come in pairs are tables of their own."""
+
+    level: dict[str, U8] = keyed("u1", UNKNOWN, _OF_PARTS)
+    since_ns: dict[str, I64] = keyed("i8", 0, _OF_PARTS)
+    action: dict[str, U8] = keyed("u1", 0, _OF_PARTS)
+    sure_pu: dict[str, F32] = keyed("f4", np.nan, _OF_PARTS)
+    lowered: dict[str, U8] = keyed("u1", 0, _OF_PARTS)
+    _held: dict[str, dict[str, ActiveMatches]] = kept_part()
+    _bits: dict[str, Bits] = scalar({})  # what is reported
+    _work: dict[str, Bool] = scalar({})  # where people worked at the last look; none: nowhere
+    _plain: dict[str, float] = scalar({})  # share of what is reported, where all was healthy
+    attribution: Attribution = kept_part()
+    past: IncidentHistory = kept_part()
+    fewest_down: F32 = column("switch", "f4", np.inf)  # ports of each switch
+
+    def __init__(self, site: Site) -> None:
+        super().__init__({**site.sizes, **{part: size_of(part, site) for part in PARTS}})
         self.site = site
-        self._held = {part: {rule.id: ActiveMatches() for rule in spec.rules} for part, spec in SPECS.items()}
-        self._health = {part: _unknown(part, site) for part in PARTS}
-        self._reported = {part: Reported(size_of(part, site)) for part in PARTS}
-        self._work: dict[str, Bool | None] = dict.fromkeys(PARTS)  # where people worked at the last look
-        self._plain: dict[str, float | None] = dict.fromkeys(PARTS)  # share, where all was healthy
+        self._held = {
+            part: {rule.id: ActiveMatches(self.sizes, part) for rule in spec.rules}
+            for part, spec in SPECS.items()
+        }
         self._guards: dict[str, float] = {}
         self.attribution, self.past = Attribution(site), IncidentHistory(site)
-        self.fewest_down: F32 = np.full(site.sizes["switch"], np.inf, np.float32)  # ports of each switch
 
-    def update(
-        self,
-        now: HealthContext,
-        book: FaultBook,
-        rates: Rates,
-        lemons: Lemons,
-        wear: Wear,
-        recurring: Recurring | None = None,
-    ) -> None:
+    def update(self, now: HealthContext, records: DeviceRecords) -> None:
         """Judge all parts."""
-        look = Look(now, book, rates, lemons, wear, self._guards, recurring)
-        self.past.update(rates.spoke, now.now_ns)
+        context = RuleContext(now, records, self._guards)
+        self.past.update(records.rates.spoke, now.now_ns)
         if self.site.sizes["gpu"]:
-            self.attribution.update(look)
-        self._ports(look)
+            self.attribution.update(context)
+        self._ports(context)
         for part, spec in SPECS.items():
             if size_of(part, self.site):
-                self._judge(look, part, spec)
+                self._judge(context, part, spec)
 
-    def _ports(self, look: Look) -> None:
+    def _ports(self, context: RuleContext) -> None:
         """The fewest ports that were down at each switch: those were never used."""
-        if len(self.fewest_down) and look.known("switch.port_down_count"):
-            np.fmin(self.fewest_down, look.now.good("switch.port_down_count"), out=self.fewest_down)
-        look.fewest_down = self.fewest_down
+        if len(self.fewest_down) and context.known("switch.port_down_count"):
+            np.fmin(self.fewest_down, context.now.good("switch.port_down_count"), out=self.fewest_down)
+        context.fewest_down = self.fewest_down
 
-    def _judge(self, look: Look, part: str, spec: Spec) -> None:
-        held, now, table = self._held[part], look.now, PARTS[part]
+    def _judge(self, context: RuleContext, part: str, spec: Spec) -> None:
+        held, now, table = self._held[part], context.now, PARTS[part]
         n, work = size_of(part, self.site), now.under_work(table)
         if work is not None and part in PAIRED:
             work = np.repeat(work, 2)
-        silent = mute(now.state.tables[table]) and (part != "node" or self._no_gpus(look))
+        silent = mute(now.state.tables[table]) and (part != "node" or self._no_gpus(context))
         for rule in spec.rules:
-            found = rule.find(look)
+            found = rule.find(context)
             if work is not None and len(found.index):
                 found = _without(found, work[found.index])
-            held[rule.id].take(rule, found, look)
-        if silent and not any(len(h.index) for h in held.values()) and self._untouched(part, look):
+            held[rule.id].take(rule, found, context)
+        if silent and not any(len(h.index) for h in held.values()) and self._untouched(part, context):
             return
-        reported, dark = look_at(look, part, n, spec.kinds, spec.vital)
-        if (never := never_told(look, spec.condition)) is not None:
+        bits, dark = look_at(context, part, n, spec.kinds, spec.vital)
+        if (never := never_told(context, spec.condition)) is not None:
             dark = never if dark is None else dark | never
-        self._reported[part] = reported
-        share = reported.share(len(spec.kinds))
+        self._bits[part] = bits
+        share = share_of(bits, len(spec.kinds))
         some = any(len(h.index) for h in held.values())
         below = part == "node" and self._below()
-        if not some and not below and dark is None and work is None and isinstance(share, float):
-            if self._plain[part] == share and not (part == "gpu" and self._lowered_moved()):
-                return
-            plain: float | None = share
-        else:
-            plain = None
+        healthy = not some and not below and dark is None and work is None
+        plain = share if healthy and isinstance(share, float) else None
+        still = plain is not None and self._plain.get(part) == plain
+        if still and not (part == "gpu" and self._lowered_moved()):
+            return
         level = np.full(n, HEALTHY, np.uint8)
         if part == "node" and self.site.sizes["gpu"]:
             dark, share = self._with_gpus(dark, share)
@@ -113,33 +176,34 @@ class Verdicts:
             self._of_members(level, act, sure)
         sure = np.where(level == HEALTHY, share, sure).astype(np.float32)
         sure[level == UNKNOWN] = np.nan
-        self._settle(part, level, act, sure, work, look.now_ns)
-        # While an old level is kept, nothing is plain
-        self._plain[part] = plain if plain is not None and not self._health[part].level.any() else None
+        self._settle(part, level, act, sure, work, context.now_ns)
+        self._plain.pop(part, None)
+        if plain is not None and not self.level[part].any():  # while an old level is kept, nothing is plain
+            self._plain[part] = plain
 
-    def _no_gpus(self, look: Look) -> bool:
+    def _no_gpus(self, context: RuleContext) -> bool:
         """Return True if no GPU or supply has evidence for its node."""
-        alone = mute(look.now.state.tables["gpu"]) and not self._health["gpu"].since_ns.any()
-        return alone and not (self._health["psu"].level >= WATCH).any()
+        alone = mute(context.now.state.tables["gpu"]) and not self.since_ns["gpu"].any()
+        return alone and not (self.level["psu"] >= WATCH).any()
 
-    def _untouched(self, part: str, look: Look) -> bool:
+    def _untouched(self, part: str, context: RuleContext) -> bool:
         """Return True if a part that never reported stands as it began: all unknown."""
-        return not self._health[part].since_ns.any() and look.now.under_work(PARTS[part]) is None
+        return not self.since_ns[part].any() and context.now.under_work(PARTS[part]) is None
 
     def _below(self) -> bool:
         """Return True if any GPU or supply is other than healthy."""
-        return self._plain["gpu"] is None or bool((self._health["psu"].level >= WATCH).any())
+        return "gpu" not in self._plain or bool((self.level["psu"] >= WATCH).any())
 
     def _lowered_moved(self) -> bool:
-        return not np.array_equal(self._health["gpu"].lowered, self.attribution.lowered)
+        return not np.array_equal(self.lowered["gpu"], self.attribution.lowered)
 
     def _with_gpus(self, dark: Bool | None, share: float | F32) -> tuple[Bool | None, float | F32]:
         """A node of which a GPU is heard is not unknown; half of what is to be known of it is its GPUs'."""
         of, n = self.site.node_of_gpu, self.site.sizes["node"]
         if dark is not None:
-            lives = np.bincount(of[self._health["gpu"].level != UNKNOWN], minlength=n) > 0
+            lives = np.bincount(of[self.level["gpu"] != UNKNOWN], minlength=n) > 0
             dark = dark & ~lives
-        theirs = self._reported["gpu"].share(len(SPECS["gpu"].kinds))
+        theirs = share_of(self._bits.get("gpu", 0), len(SPECS["gpu"].kinds))
         if isinstance(theirs, float):
             return dark, 0.5 * (share + theirs)
         many = np.maximum(np.bincount(of, minlength=n), 1)
@@ -149,7 +213,7 @@ class Verdicts:
     def _of_members(self, level: U8, act: U8, sure: F32) -> None:
         """A node is no better than its GPUs; on one supply it is degraded at most."""
         for part, of, most in (("gpu", self.site.node_of_gpu, 255), ("psu", None, DEGRADED)):
-            health = self._health[part]
+            health = self.health(part)
             bad = (health.level >= UNKNOWN) | (health.action > 0) if part == "gpu" else health.level >= WATCH
             index = np.flatnonzero(bad)
             if not len(index):
@@ -165,30 +229,36 @@ class Verdicts:
 
     def _settle(self, part: str, level: U8, act: U8, sure: F32, work: Bool | None, now_ns: int) -> None:
         """Take over what was judged; what becomes better waits until its level has stood for a while."""
-        old = self._health[part]
+        old = self.health(part)
         early = (level < old.level) & (now_ns - old.since_ns < KEPT_S * NS)
         if early.any():
             level[early], act[early], sure[early] = old.level[early], old.action[early], old.sure_pu[early]
         if work is not None:
             level[work], act[work], sure[work] = UNKNOWN, 0, np.nan
-        self._work[part] = None if work is None else work.copy()
+            self._work[part] = work.copy()
+        else:
+            self._work.pop(part, None)
         changed = (level != old.level) | (old.since_ns == 0)
-        since: I64 = np.where(changed, now_ns, old.since_ns) if changed.any() else old.since_ns
-        lowered = self.attribution.lowered.copy() if part == "gpu" else old.lowered
-        self._health[part] = Health(part, level, since, act, sure, lowered)
+        if changed.any():
+            self.since_ns[part] = np.where(changed, now_ns, old.since_ns)
+        if part == "gpu":
+            self.lowered[part] = self.attribution.lowered.copy()
+        self.level[part], self.action[part], self.sure_pu[part] = level, act, sure
 
     def health(self, part: str) -> Health:
         """The verdicts on a kind of part."""
-        return self._health[part]
+        return Health(
+            part, self.level[part], self.since_ns[part], self.action[part], self.sure_pu[part],
+            self.lowered[part],
+        )  # fmt: skip
 
     def evidence(self, part: str, index: int) -> tuple[Evidence, ...]:
         """Return the evidence for a verdict, the gravest first, with the missing evidence."""
         out = self._own(part, index)
         if part == "node":
             out += self._members(index)
-        work = self._work[part]
-        if work is not None and work[index]:
-            since_ns = int(self._health[part].since_ns[index])
+        if self._work_at(part, index):
+            since_ns = int(self.since_ns[part][index])
             text = "people work here: nothing new is judged"
             out.append(Evidence("maintenance", UNKNOWN, text, since_ns, 1.0, "maintenance window"))
         out.sort(key=lambda e: (-e.level, -e.sure_pu, e.rule))
@@ -205,7 +275,7 @@ class Verdicts:
         out: dict[int, list[Evidence]] = {}
         for rule in SPECS[part].rules:
             held = self._held[part][rule.id]
-            for k in held.places(rule, index, least):
+            for k in held.positions(rule, index, least):
                 out.setdefault(int(held.index[k]), []).append(held.evidence(rule, k))
         for found in out.values():
             found.sort(key=lambda e: (-e.level, -e.sure_pu, e.rule))
@@ -216,7 +286,7 @@ class Verdicts:
         out: dict[int, list[tuple[int, float, str]]] = {}
         for rule in SPECS[part].rules:
             held = self._held[part][rule.id]
-            for k in held.places(rule, index, least):
+            for k in held.positions(rule, index, least):
                 said = int(held.level[k]), round(float(held.sure_pu[k]), 4), rule.id
                 out.setdefault(int(held.index[k]), []).append(said)
         return out
@@ -229,15 +299,15 @@ class Verdicts:
             if k == len(held.index) or held.index[k] != index or not held.counts(rule, slice(k, k + 1)):
                 continue
             out.append(held.evidence(rule, k))
-        bits = self._reported[part].of(index)
-        if self._health[part].level[index] == UNKNOWN and not bits:
+        reported = self._bits.get(part, 0)
+        bits = reported if isinstance(reported, int) else int(reported[index])
+        if self.level[part][index] == UNKNOWN and not bits:
             out.append(Evidence("missing:everything", UNKNOWN, "nothing of it is heard now", 0, 1.0,
                                 "what is reported"))  # fmt: skip
             return out
-        work = self._work[part]
-        if self._health[part].level[index] == UNKNOWN and not out and (work is None or not work[index]):
+        if self.level[part][index] == UNKNOWN and not out and not self._work_at(part, index):
             text = "nothing shows that it is well, or not for a minute yet"
-            since_ns = int(self._health[part].since_ns[index])
+            since_ns = int(self.since_ns[part][index])
             out.append(Evidence("life", UNKNOWN, text, since_ns, 1.0, "what is reported"))
         for k, (what, _) in enumerate(spec.kinds):
             if not bits >> k & 1:
@@ -245,11 +315,15 @@ class Verdicts:
                                     "what is reported"))  # fmt: skip
         return out
 
+    def _work_at(self, part: str, index: int) -> bool:
+        """Return True if people worked at a part at the last look."""
+        return part in self._work and bool(self._work[part][index])
+
     def _asks(self, part: str, index: int) -> str:
         """The rule that asks for the most at a part; "" where none asks for anything."""
         at, held = np.array([index], np.int32), self._held[part]
         asked = [(int(held[rule.id].action[k]), rule.id) for rule in SPECS[part].rules
-                 for k in held[rule.id].places(rule, at, HEALTHY)]  # fmt: skip
+                 for k in held[rule.id].positions(rule, at, HEALTHY)]  # fmt: skip
         return max([(0, ""), *asked], key=lambda a: a[0])[1]
 
     def _members(self, node: int) -> list[Evidence]:
@@ -259,7 +333,7 @@ class Verdicts:
         mine += [("psu", 2 * node + side, f"supply {side + 1}") for side in (0, 1)]
         out: list[Evidence] = []
         for part, i, name in mine:
-            level = int(self._health[part].level[i])
+            level = int(self.level[part][i])
             asks = self._asks(part, i)  # what it asks for is told too, be it less grave or none of its fault
             well = level < (UNKNOWN if part == "gpu" else WATCH)
             if len(out) >= MAX_TOLD or (well and asks in ("", *(e.rule.partition(":")[2] for e in out))):
@@ -271,83 +345,27 @@ class Verdicts:
             text = f"{name} is {LEVELS[level]}" + (f": {words}" if words else "")
             most = level if part == "gpu" else min(level, DEGRADED)
             out.append(Evidence(f"{part}:{grave.rule}" if grave else part, most, text,
-                                int(self._health[part].since_ns[i]),
+                                int(self.since_ns[part][i]),
                                 0.0 if grave is None else grave.sure_pu,
                                 "" if grave is None else grave.source))  # fmt: skip
         return out
 
     def forget(self, table: str, entity: int) -> None:
         """Another device sits in this slot: what spoke against the old one says nothing of it."""
-        for part, of in PARTS.items():
-            if of != table:
-                continue
-            places = [2 * entity, 2 * entity + 1] if part in PAIRED else [entity]
-            for held in self._held[part].values():
-                if np.isin(held.index, places).any():
-                    held.keep(~np.isin(held.index, places))
-            old = self._health[part]
-            columns = {name: getattr(old, name).copy() for name in _COLUMNS}
-            columns["level"][places], columns["since_ns"][places] = UNKNOWN, 0
-            columns["action"][places], columns["sure_pu"][places] = 0, np.nan
-            columns["lowered"][places] = 0
-            self._health[part], self._plain[part] = Health(part, **columns), None
-        self.attribution.forget(table, entity)
-        if table == "switch":
-            self.fewest_down[entity] = np.inf
-        self.past.forget(table, entity)
+        super().forget(table, entity)
+        for name in (name for name in PARTS if PARTS[name] == table):
+            if name in PAIRED:
+                super().forget(name, 2 * entity)
+                super().forget(name, 2 * entity + 1)
+            self._plain.pop(name, None)
 
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Verdicts:
-        """Return the verdicts for a changed site: entity i was `old_of_new[table][i]`, -1 if new."""
-        out = Verdicts(site)
-        for part, table in PARTS.items():
-            source = old_of_new[table]
-            if part in PAIRED:
-                pairs = np.where(source[:, None] < 0, -1, 2 * source[:, None] + np.array([0, 1]))
-                source = pairs.reshape(-1).astype(np.int32)
-            kept = np.flatnonzero(source >= 0)
-            new_of_old = np.full(size_of(part, self.site), -1, np.int32)
-            new_of_old[source[kept]] = kept
-            out._held[part] = {name: held.moved(new_of_old) for name, held in self._held[part].items()}
-            for name in _COLUMNS:
-                getattr(out._health[part], name)[kept] = getattr(self._health[part], name)[source[kept]]
-        out.attribution.adopt(self.attribution, old_of_new)
-        out.past.adopt(self.past, old_of_new)
-        kept = np.flatnonzero(old_of_new["switch"] >= 0)
-        out.fewest_down[kept] = self.fewest_down[old_of_new["switch"][kept]]
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum; with it what evidence says survives a restart."""
-        return {
-            "format": FORMAT,
-            "held": {part: {name: h.dump() for name, h in held.items() if len(h.index)}
-                     for part, held in self._held.items()},
-            "health": {part: [getattr(h, name) for name in _COLUMNS] for part, h in self._health.items()
-                       if h.since_ns.any()},
-            "reported": {part: r.dump() for part, r in self._reported.items()},
-            "work": {part: mask for part, mask in self._work.items() if mask is not None},
-            "plain": {part: share for part, share in self._plain.items() if share is not None},
-            "attribution": self.attribution.dump(), "past": self.past.dump(),
-            "fewest_down": self.fewest_down,
-        }  # fmt: skip
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave; what another format kept is judged anew."""
-        if data.get("format") != FORMAT:
-            return
-        for part, held in data["held"].items():
-            for name, kept in held.items():
-                if name in self._held.get(part, {}):
-                    self._held[part][name].restore(kept)
-        for part, columns in data["health"].items():
-            kinds = zip(_COLUMNS.items(), columns, strict=True)
-            self._health[part] = Health(part, **{name: np.array(c, kind) for (name, kind), c in kinds})
-        self._reported |= {part: Reported.restored(r) for part, r in data["reported"].items()}
-        self._work |= {part: np.array(mask, np.bool_) for part, mask in data["work"].items()}
-        self._plain |= {part: float(share) for part, share in data["plain"].items()}
-        self.attribution.restore(data["attribution"])
-        self.past.restore(data["past"])
-        self.fewest_down = np.array(data["fewest_down"], np.float32)
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the verdicts on parts that stay; what rests on one look is found again at the next."""
+        sides = np.array([0, 1], np.int32)
+        pairs = {name: old_of_new[PARTS[name]][:, None] for name in PAIRED}
+        both = {name: np.where(i < 0, -1, 2 * i + sides).reshape(-1) for name, i in pairs.items()}
+        super().adopt(old, {**old_of_new, **both})
+        self._bits, self._work, self._plain = {}, {}, {}
 
 
 def size_of(part: str, site: Site) -> int:
@@ -377,11 +395,3 @@ def _without(found: RuleMatches, mask: Bool) -> RuleMatches:
     notes = {i: note for i, note in (found.notes or {}).items() if i in left}
     say, place = found.say, np.flatnonzero(kept).tolist()
     return replace(found, **columns, notes=notes, say=None if say is None else lambda k: say(place[k]))
-
-
-def _unknown(part: str, site: Site) -> Health:
-    n = size_of(part, site)
-    return Health(
-        part, np.full(n, UNKNOWN, np.uint8), np.zeros(n, np.int64), np.zeros(n, np.uint8),
-        np.full(n, np.nan, np.float32), np.zeros(n, np.uint8),
-    )  # fmt: skip

@@ -7,15 +7,16 @@ least-squares line, and allows for what its scatter owes to slow swings; it is t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I64, NS, Bool, find_signal
 from twin.estimation import Parameter
 from twin.health.context import HealthContext
 from twin.site import Site
+from twin.telemetry import EntityState, SparseState, cell, part, scalar
 
 Z = 1.645  # of a 90 % interval
 LEAST_POINTS, LEAST_SPAN_S = 12, 1.5 * 86_400.0  # source: estimate
@@ -23,7 +24,8 @@ SURE_T = 4.0  # slope over its standard error from which there is a drift; sourc
 LONGEST_S = 10 * 365.25 * 86_400.0  # what lasts longer is not told
 
 
-class Trend(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trend:
     """A straight line through each series [k]: where it is at its end, and its slope per second.
 
     NaN where there are too few points, or over too short a time.
@@ -176,40 +178,25 @@ WORN = (
 REMAPS, MOST_REMAPS, LEAST_GROWN = "gpu.row_remap_count", 512.0, 4.0
 
 
-class Points:
-    """Points [POINTS, k] of some entities, in a ring that all trends share."""
+class Points(SparseState):
+    """Points [POINTS, k] of some entities, in a ring that all trends share, and their early values [k]."""
 
-    def __init__(self, entity: I32) -> None:
-        self.entity = entity
-        self.value = np.full((POINTS, len(entity)), np.nan, np.float32)
-        self.reference = np.full(len(entity), np.nan)
-
-    def keep(self, mask: Bool) -> None:
-        """Only these go on [k]."""
-        self.entity, self.reference = self.entity[mask], self.reference[mask]
-        self.value = self.value[:, mask]
-
-    def add(self, entity: I32) -> None:
-        """These too, ascending and none of them known."""
-        if not len(entity):
-            return
-        every = np.concatenate([self.entity, entity])
-        order = np.argsort(every, kind="stable")
-        fresh = Points(entity)
-        self.value = np.concatenate([self.value, fresh.value], axis=1)[:, order]
-        self.reference = np.concatenate([self.reference, fresh.reference])[order]
-        self.entity = every[order].astype(np.int32)
+    value: F32 = cell("f4", np.nan, lead=(POINTS,))
+    reference: F64 = cell("f8", np.nan)
 
 
-class Wear:
+class Wear(EntityState):
     """Trends of learned parameters."""
 
+    t_ns: I64 = scalar(np.zeros(POINTS, np.int64))  # 0 = no point yet
+    count: int = scalar(0)
+    point_ns: int = scalar(0)
+    points: dict[str, Points] = part()
+
     def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
         self.site = site
-        self.t_ns = np.zeros(POINTS, np.int64)  # 0 = no point yet
-        self.count, self.point_ns = 0, 0
-        self.points = {w.what: Points(_all(0 if w.sparse else _n(site, w.what))) for w in WORN}
-        self.points[REMAPS] = Points(_all(0))
+        self.points = {what: Points(site.sizes, _table(what)) for what in (*(w.what for w in WORN), REMAPS)}
         self._found: dict[str, tuple[Trend, Left]] | None = None
         self._remaining: tuple[Remaining, ...] = ()
 
@@ -239,7 +226,9 @@ class Wear:
                 drift = (value / parameter.reference - 1.0) * (1.0 if worn.rising else -1.0)
                 noise = np.maximum(worn.noise_pu, 3.0 * parameter.sigma / parameter.reference)
                 self._choose(points, drift, noise)
-            at = points.entity
+            elif len(points) < len(value):
+                points.insert(np.setdiff1d(np.arange(len(value)), points.index).astype(np.int32))
+            at = points.index
             if not len(at):
                 return
             points.reference[:] = parameter.reference[at]
@@ -253,14 +242,14 @@ class Wear:
     def _choose(self, points: Points, drift: F64, noise: F64) -> None:
         """Choose the GPUs to track: those that drift the most; one goes on till it drifts half as much."""
         with np.errstate(invalid="ignore"):
-            points.keep(~(drift[points.entity] < 0.5 * noise[points.entity]))
+            points.keep(~(drift[points.index] < 0.5 * noise[points.index]))
             wanted = drift > noise
-        wanted[points.entity] = False
+        wanted[points.index] = False
         new = np.flatnonzero(wanted)
-        room = MAX_TRACKS - len(points.entity)
+        room = MAX_TRACKS - len(points.index)
         if len(new) > room:
             new = np.sort(new[np.argsort(-drift[new], kind="stable")[: max(room, 0)]])
-        points.add(new.astype(np.int32))
+        points.insert(new.astype(np.int32))
 
     def _take_remaps(self, now: HealthContext, row: int) -> None:
         """The counts of GPUs that have used rows up since they are heard."""
@@ -270,10 +259,10 @@ class Wear:
         raw: I64 = now.state.tables["gpu"].raw[signal.row]
         points.value[row] = np.nan
         grown = now.total(REMAPS).astype(np.float64)
-        if not (grown > 0).any() and not len(points.entity):
+        if not (grown > 0).any() and not len(points.index):
             return
         self._choose(points, grown, np.full(len(grown), 0.5))
-        points.value[row] = np.where(raw[points.entity] >= 0, raw[points.entity], np.nan)
+        points.value[row] = np.where(raw[points.index] >= 0, raw[points.index], np.nan)
 
     def _fitted(self) -> dict[str, tuple[Trend, Left]]:
         """(trend, what is left) of all that is tracked."""
@@ -298,11 +287,11 @@ class Wear:
             if np.isfinite(left.mid_s).any():
                 columns = []
                 for values in left:
-                    column = np.full(_n(self.site, what), np.nan)
-                    column[self.points[what].entity] = values
+                    column = np.full(self.site.sizes[_table(what)], np.nan)
+                    column[self.points[what].index] = values
                     column.flags.writeable = False
                     columns.append(column)
-                out.append(Remaining(what, what.partition(".")[0], *columns))
+                out.append(Remaining(what, _table(what), *columns))
         return tuple(out)
 
     def remaining(self) -> tuple[Remaining, ...]:
@@ -314,23 +303,30 @@ class Wear:
         """Return the drifts of an entity and their remaining time, in sentences with figures."""
         out = []
         for worn in WORN:
-            if worn.what.partition(".")[0] == table:
-                out += self._told(worn, entity)
+            if _table(worn.what) == table:
+                out += self._sentences(worn, entity)
         if table == "gpu":
-            out += self._told_remaps(entity)
+            out += self._sentences_on_remaps(entity)
         return tuple(out)
 
-    def _told(self, worn: Worn, entity: int) -> list[str]:
-        points = self.points[worn.what]
-        at = int(np.searchsorted(points.entity, entity))
-        if at >= len(points.entity) or points.entity[at] != entity:
+    def _fit_of(self, what: str, entity: int) -> tuple[dict[str, float], Left, int] | None:
+        """(trend by field, what is left, place among the points) of an entity; None: it is not tracked."""
+        points = self.points[what]
+        at = int(np.searchsorted(points.index, entity))
+        if at >= len(points) or points.index[at] != entity:
+            return None
+        line, left = self._fitted()[what]
+        values = {f.name: float(getattr(line, f.name)[at]) for f in fields(line)}
+        return values, Left(*(column[at] for column in left)), at
+
+    def _sentences(self, worn: Worn, entity: int) -> list[str]:
+        if (fit := self._fit_of(worn.what, entity)) is None:
             return []
-        line, left = (
-            [float(c[at]) for c in part] for part in self._fitted()[worn.what]
-        )  # level, slope, ..., first, span
+        line, left, at = fit
+        points = self.points[worn.what]
         reference = float(points.reference[at])
         name = worn.words[0].upper() + worn.words[1:]
-        if np.isnan(left[0]):
+        if np.isnan(left.mid_s):
             last = points.value[(self.count - 1) % POINTS, at]
             off = float(last) / reference - 1.0
             if not np.isfinite(off) or (off if worn.rising else -off) <= worn.noise_pu:
@@ -338,81 +334,31 @@ class Wear:
             way = "above" if worn.rising else "below"
             return [f"{name} is {abs(off):.0%} {way} its early value; how fast it changes is unknown"]
         goal = f"{worn.limit_pu:.0%} of its early value"
-        if left[0] == 0.0:
+        if left.mid_s == 0.0:
             return [f"{name} has passed {goal}"]
-        moved, days = abs(line[0] - line[5]) / reference, line[6] / DAY_S
+        moved, days = abs(line["level"] - line["first"]) / reference, line["span_s"] / DAY_S
         way = "rose" if worn.rising else "fell"
-        return [f"{name} {way} by {moved:.0%} of its early value in {days:.0f} days; at this rate {goal} is "
-                f"reached in {_days(left)}"]  # fmt: skip
+        trend_text = f"{name} {way} by {moved:.0%} of its early value in {days:.0f} days"
+        return [f"{trend_text}; at this rate {goal} is reached in {_days(left)}"]
 
-    def _told_remaps(self, entity: int) -> list[str]:
-        points = self.points[REMAPS]
-        at = int(np.searchsorted(points.entity, entity))
-        if at >= len(points.entity) or points.entity[at] != entity:
+    def _sentences_on_remaps(self, entity: int) -> list[str]:
+        fit = self._fit_of(REMAPS, entity)
+        if fit is None or np.isnan(fit[0]["level"]):
             return []
-        line, left = ([float(c[at]) for c in part] for part in self._fitted()[REMAPS])
-        if np.isnan(line[0]):
-            return []
-        used = f"{line[0]:.0f} of {MOST_REMAPS:.0f} rows of memory are remapped, {line[0] - line[5]:.0f} of "
-        used += f"them in the last {line[6] / DAY_S:.0f} days"
-        if np.isnan(left[0]):
+        line, left, _ = fit
+        used = f"{line['level']:.0f} of {MOST_REMAPS:.0f} rows of memory are remapped, "
+        used += f"{line['level'] - line['first']:.0f} of them in the last {line['span_s'] / DAY_S:.0f} days"
+        if np.isnan(left.mid_s):
             return [f"{used}; how long the rest lasts is unknown"]
         return [f"{used}; at this rate none is left in {_days(left)}"]
 
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
-        for what, points in self.points.items():
-            if what.partition(".")[0] == table:
-                if what == REMAPS or table == "gpu":
-                    points.keep(points.entity != entity)
-                else:
-                    points.value[:, entity], points.reference[entity] = np.nan, np.nan
-                self._found = None
-
-    def remapped(self, site: Site, old_of_new: dict[str, I32]) -> Wear:
-        """Return the wear for a changed site: entity i of a table was `old_of_new[table][i]`, -1 if new."""
-        out = Wear(site)
-        out.t_ns, out.count, out.point_ns = self.t_ns.copy(), self.count, self.point_ns
-        for what, points in self.points.items():
-            source = old_of_new[what.partition(".")[0]]
-            place = np.searchsorted(points.entity, source)
-            inside = np.minimum(place, max(len(points.entity) - 1, 0))
-            known = np.zeros(len(source), np.bool_)
-            if len(points.entity):
-                known = (source >= 0) & (points.entity[inside] == source)
-            to = np.flatnonzero(known)
-            new = out.points[what]
-            if not len(new.entity):
-                new.add(to.astype(np.int32))
-                columns = np.arange(len(to))
-            else:
-                columns = to
-            new.value[:, columns] = points.value[:, inside[to]]
-            new.reference[columns] = points.reference[inside[to]]
-        return out
-
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
-        points = {k: [p.entity, p.value, p.reference] for k, p in self.points.items()}
-        return {"t_ns": self.t_ns, "count": self.count, "point_ns": self.point_ns, "points": points}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        self.t_ns = np.array(data["t_ns"])
-        self.count, self.point_ns = int(data["count"]), int(data["point_ns"])
-        for what, (entity, value, reference) in data["points"].items():
-            if what in self.points:
-                points = self.points[what] = Points(np.array(entity, np.int32))
-                points.value, points.reference = np.array(value, np.float32), np.array(reference, np.float64)
+    def derive(self) -> None:
+        """Trends are fitted anew when they are asked for."""
         self._found = None
 
 
-def _all(n: int) -> I32:
-    return np.arange(n, dtype=np.int32)
-
-
-def _n(site: Site, what: str) -> int:
-    return site.sizes[what.partition(".")[0]]
+def _table(what: str) -> str:
+    return what.partition(".")[0]
 
 
 def _counted(t_s: F64, count: F64) -> tuple[Trend, Left]:
@@ -422,11 +368,11 @@ def _counted(t_s: F64, count: F64) -> tuple[Trend, Left]:
         last = np.fmax.reduce(count, axis=0) if len(count) else np.zeros(count.shape[1])
         first = np.fmin.reduce(count, axis=0) if len(count) else np.zeros(count.shape[1])
         told = np.where(np.isfinite(line.level), 0.0, np.nan)
-        line = line._replace(level=last + told, first=first + told)
+        line = replace(line, level=last + told, first=first + told)
         return line, until_counted(last - first + told, line.span_s, MOST_REMAPS - last, LEAST_GROWN)
 
 
-def _days(left: list[float]) -> str:
+def _days(left: Left) -> str:
     """Such as `31 days (24 to 45)`."""
     mid, lo, hi = (value / DAY_S for value in left)
     return f"{mid:.0f} days ({lo:.0f} to {hi:.0f})"

@@ -6,13 +6,9 @@ from is copied on the loop, and packed and handed over in a thread.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,25 +16,13 @@ import numpy as np
 from twin.catalogue import NS, digest, pack, unpack
 from twin.contracts import FitRequest, Model
 from twin.engine import Engine
+from twin.run.parallel import Workers
 from twin.telemetry import Event, FitFailed, ModelFitted
 
 # A replay delivers a result this long after its request, whatever the fit really took.
 LATENCY_S = 30.0
 FIT_TIMEOUT_S = 600.0
-
-
-def _begin(daemon: Connection) -> None:
-    """In the worker: step back behind the ticks, and end with the daemon whatever is being fitted."""
-    os.nice(10)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
-
-
-def _end_with(daemon: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        daemon.recv_bytes()  # nothing is ever sent: this ends when the other end is closed
-    os._exit(0)
+NICE = 10  # fits step back behind the ticks
 
 
 def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> bytes:
@@ -75,8 +59,7 @@ class Fitter:
     """Runs fits one at a time, in the order in which they were asked for."""
 
     def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        self._alive: Connection | None = None  # the worker lives while this is open
+        self._workers: Workers | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._closed = threading.Event()
         self._waiting: list[_Waiting] = []
@@ -118,18 +101,13 @@ class Fitter:
     def _start(self, kind: str, settings: dict[str, Any], series: bytes, seed: int) -> Future[bytes]:
         if self._closed.is_set():
             raise RuntimeError("fits have ended")
-        if self._pool is not None:
+        if self._workers is not None:
             try:
-                return self._pool.submit(run_fit, kind, settings, series, seed)
+                return self._workers.submit(run_fit, kind, settings, series, seed)
             except BrokenProcessPool:
-                self._pool.shutdown(wait=False)  # a worker that was killed takes its pool along
-        context = multiprocessing.get_context("spawn")
-        theirs, self._alive = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(theirs,))
-        try:
-            return self._pool.submit(run_fit, kind, settings, series, seed)
-        finally:
-            theirs.close()
+                self._workers.close()  # a worker that was killed takes its pool along
+        self._workers = Workers(1, nice=NICE)
+        return self._workers.submit(run_fit, kind, settings, series, seed)
 
     def due(self, now_ns: int, site_hash: str, patient: bool = True) -> list[Event]:
         """Results whose time has come, waited for if need be, so that a replay does not depend on speed.
@@ -169,9 +147,6 @@ class Fitter:
         self._closed.set()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
-        if self._alive is not None:
-            self._alive.close()
-            self._alive = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None

@@ -27,6 +27,7 @@ Report = Callable[[float, str], None]  # the finished share of a task or of all 
 Work = Callable[[T, Report], R]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+SPAWN = multiprocessing.get_context("spawn")  # libraries that the parent imports are not in a worker
 POLL_S = 0.2  # between two looks at the progress of workers
 DIED = "its process ended: killed, or out of memory"
 
@@ -89,11 +90,11 @@ class Pool(Generic[T, R]):
         waiting, lost = list(order)[::-1], list[int]()
         running: dict[Future[R | Failed], int] = {}
         processes = min(self.processes, len(order))
-        with self._workers(processes, len(tasks)) as (pool, told):
+        with self._workers(processes, len(tasks)) as (workers, told):
             while waiting or running:
                 while waiting and len(running) < 2 * processes and not lost:
                     try:
-                        running[pool.submit(_in_worker, tasks[waiting[-1]], waiting[-1])] = waiting[-1]
+                        running[workers.submit(_in_worker, tasks[waiting[-1]], waiting[-1])] = waiting[-1]
                     except BrokenProcessPool:
                         break
                     waiting.pop()
@@ -112,31 +113,47 @@ class Pool(Generic[T, R]):
         return [i for i in order if i in (*lost, *waiting)]
 
     @contextmanager
-    def _workers(self, processes: int, tasks: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
+    def _workers(self, processes: int, tasks: int) -> Iterator[tuple[Workers, Any]]:
         """A pool whose workers end with this block, however it ends; and the share that each task reports."""
-        context = multiprocessing.get_context("spawn")
-        held, lifeline = context.Pipe(duplex=False)
-        shares = context.Array("d", tasks, lock=False)
-        before = {name: os.environ.get(name) for name in THREADS}
-        os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a worker imports NumPy
-        arguments = (self.work, self.nice, held, shares)
-        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=arguments)
+        shares = SPAWN.Array("d", tasks, lock=False)
+        workers = Workers(processes, self.nice, self.work, shares)
         try:
-            yield pool, shares
+            yield workers, shares
         except BaseException:
-            lifeline.close()  # workers end in the middle of their tasks
+            workers.close()  # they end in the middle of their tasks
             with suppress(KeyboardInterrupt):
-                pool.shutdown(wait=True, cancel_futures=True)
+                workers.pool.shutdown(wait=True, cancel_futures=True)
             raise
+        workers.pool.shutdown(wait=True, cancel_futures=True)
+        workers.close()
+
+
+class Workers:
+    """Spawned processes that end with their parent or when they are closed, whatever they are doing."""
+
+    def __init__(self, processes: int, nice: int = 0, work: Any = None, shares: Any = None) -> None:
+        self._held, self._lifeline = SPAWN.Pipe(duplex=False)
+        arguments = (work, nice, self._held, shares)
+        self.pool = ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=_prepare, initargs=arguments)
+
+    def submit(self, call: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Run a call in a worker. Raises BrokenProcessPool once a worker has died."""
+        before = {name: os.environ.get(name) for name in THREADS}
+        os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a worker, started here, imports NumPy
+        try:
+            return self.pool.submit(call, *arguments)
         finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            pool.shutdown(wait=True, cancel_futures=True)
-            lifeline.close()
-            held.close()
+
+    def close(self) -> None:
+        """End the workers at once; tasks that have not begun are dropped."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._lifeline.close()
+        self._held.close()
 
 
 class _Shares:

@@ -8,7 +8,8 @@ A class or a policy declares what it keeps; dump, restore, forget and remap foll
 * a *ring* has the last few columns of a table with their instants;
 * *rows* are sparse columns: one row per entity that has any (`SparseState`, with `cell`);
 * *records* are a dict of dataclasses, some of them of one entity each;
-* a *part* is an object, or a dict of objects, that declares its own.
+* *entries* are a dict of plain values whose keys name an entity;
+* a *part* is an object, or a dict of objects (of any depth), that declares its own.
 
 A stateful class of the core derives from `EntityState` and declares attributes:
 
@@ -126,6 +127,41 @@ class ScalarSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EntriesSpec:
+    """A dict of plain values by entity: keys are indices in `table`, or (table, index, ...) without one."""
+
+    table: str
+
+    def dump(self, entries: Mapping[Any, Any]) -> list[list[Any]]:
+        """Rows [*key, value]."""
+        return [[*((key,) if self.table else key), value] for key, value in entries.items()]
+
+    def read(self, rows: Any) -> dict[Any, Any]:
+        """Entries of such rows."""
+        return {row[0] if self.table else tuple(row[:-1]): row[-1] for row in rows}
+
+    def moved(self, entries: Mapping[Any, Any], old_of_new: OldOfNew, table: str) -> dict[Any, Any]:
+        """The entries of entities that stay, on another site; `table` is the one of plain keys."""
+        out, places = {}, dict[str, I32]()
+        for key, value in entries.items():
+            of, index = (table, key) if self.table else key[:2]
+            if of not in places:
+                places[of] = _inverse(old_of_new[of]) if of in old_of_new else np.zeros(0, np.int32)
+            place = int(places[of][index]) if index < len(places[of]) else -1
+            if place >= 0:
+                out[place if self.table else (of, place, *key[2:])] = value
+        return out
+
+
+def _inverse(old_of_new: I32) -> I32:
+    """The new index of each old one, as far as any stays; -1 for those that left."""
+    out = np.full(int(old_of_new.max(initial=-1)) + 1, -1, np.int32)
+    kept = np.flatnonzero(old_of_new >= 0)
+    out[old_of_new[kept]] = kept
+    return out
+
+
+@dataclass(frozen=True, slots=True)
 class RingSpec:
     """The last `slots` columns of a table, [slots, n], and their instants [slots], 0 where none is yet."""
 
@@ -181,7 +217,7 @@ class PartSpec:
     was: str = ""
 
 
-Spec = ColumnSpec | KeyedSpec | ScalarSpec | RecordsSpec | PartSpec
+Spec = ColumnSpec | KeyedSpec | ScalarSpec | EntriesSpec | RecordsSpec | PartSpec
 
 
 def column(
@@ -191,9 +227,10 @@ def column(
     *,
     lead: tuple[int | str, ...] = (),
     trail: tuple[int | str, ...] = (),
+    of_place: bool = False,
 ) -> Any:
     """Declare a column of `table` (or `OWN`) in an `EntityState` class."""
-    return ColumnSpec(dtype, fill, lead, trail, table)
+    return ColumnSpec(dtype, fill, lead, trail, table, of_place)
 
 
 def keyed(
@@ -220,6 +257,11 @@ def records(kind: type[Any], key: str = "key", *, of_place: bool = False, was: s
     `of_place`: a record stays when the device of its entity is replaced.
     """
     return RecordsSpec(kind, key, of_place, was)
+
+
+def entries(table: str = "") -> Any:
+    """Declare a dict of plain values by entity of `table` (or `OWN`), or by (table, entity, ...)."""
+    return EntriesSpec(table)
 
 
 def part(make: str = "", *, was: str = "") -> Any:
@@ -255,27 +297,22 @@ class EntityState:
                 setattr(self, name, {key: of.fresh(self.sizes) for key, of in spec.keys.items()})
             elif isinstance(spec, ScalarSpec):
                 setattr(self, name, spec.fresh())
-            elif isinstance(spec, RecordsSpec):
+            elif isinstance(spec, EntriesSpec | RecordsSpec):
                 setattr(self, name, {})
 
     def derive(self) -> None:
         """Renew what follows from the kept state, after it was restored, moved or lost an entity."""
 
-    def _of(self, spec: ColumnSpec) -> str:
+    def _of(self, spec: ColumnSpec | EntriesSpec) -> str:
         return self.table if spec.table == OWN else spec.table
 
-    def _parts(self) -> list[tuple[str, str, EntityState]]:
-        """(attribute, key, part): the key is "" where the attribute is the part itself."""
-        out: list[tuple[str, str, EntityState]] = []
-        for name, spec in self.declared.items():
-            if isinstance(spec, PartSpec):
-                value = getattr(self, name)
-                out += (
-                    [(name, "", value)]
-                    if isinstance(value, EntityState)
-                    else [(name, k, v) for k, v in value.items()]
-                )
-        return out
+    def _parts(self) -> list[EntityState]:
+        return [
+            part
+            for name, spec in self.declared.items()
+            if isinstance(spec, PartSpec)
+            for part in _leaves(getattr(self, name))
+        ]
 
     def dump(self) -> dict[str, Any]:
         """Everything that is kept, for a snapshot or a checksum."""
@@ -283,14 +320,10 @@ class EntityState:
         for name, spec in self.declared.items():
             value = getattr(self, name)
             if isinstance(spec, PartSpec):
-                value = (
-                    value.dump()
-                    if isinstance(value, EntityState)
-                    else {k: v.dump() for k, v in value.items()}
-                )
+                value = _dumped(value)
             elif isinstance(spec, KeyedSpec):
                 value = dict(value)
-            elif isinstance(spec, RecordsSpec):
+            elif isinstance(spec, EntriesSpec | RecordsSpec):
                 value = spec.dump(value)
             out[name.removeprefix("_")] = value
         return out
@@ -309,26 +342,23 @@ class EntityState:
                 # In place: a column may be a view of wider arrays
                 if np.shape(data[key]) == getattr(self, name).shape:
                     getattr(self, name)[...] = data[key]
-            elif isinstance(spec, ScalarSpec | RecordsSpec):
+            elif isinstance(spec, ScalarSpec | EntriesSpec | RecordsSpec):
                 setattr(self, name, spec.read(data[key]))
             elif isinstance(spec, PartSpec):
-                self._restore_part(name, spec, data[key])
+                self._restore_part(getattr(self, name), spec, data[key])
             elif isinstance(data[key], Mapping):
                 self._restore_keyed(getattr(self, name), spec, data[key])
         self.derive()
 
-    def _restore_part(self, name: str, spec: PartSpec, data: Any) -> None:
-        value = getattr(self, name)
+    def _restore_part(self, value: Any, spec: PartSpec, data: Any) -> None:
         if isinstance(value, EntityState):
             value.restore(data)
-            return
-        if not isinstance(data, Mapping):
-            return
-        for key, data_of_part in data.items():
-            if key not in value and spec.make:
-                value[key] = getattr(self, spec.make)(key)
-            if key in value:
-                value[key].restore(data_of_part)
+        elif isinstance(data, Mapping):
+            for key, data_of_part in data.items():
+                if key not in value and spec.make:
+                    value[key] = getattr(self, spec.make)(key)
+                if key in value:
+                    self._restore_part(value[key], spec, data_of_part)
 
     def _restore_keyed(
         self, columns: dict[str, np.ndarray], spec: KeyedSpec, data: Mapping[str, Any]
@@ -351,7 +381,11 @@ class EntityState:
                         spec.of(key).clear(array, entity)
             elif isinstance(spec, RecordsSpec) and not spec.of_place:
                 spec.drop(getattr(self, name), table, entity)
-        for _, _, some in self._parts():
+            elif isinstance(spec, EntriesSpec) and self._of(spec) in ("", table):
+                gone = entity if spec.table else (table, entity)
+                kept = {k: v for k, v in getattr(self, name).items() if (k if spec.table else k[:2]) != gone}
+                setattr(self, name, kept)
+        for some in self._parts():
             some.forget(table, entity)
         self.derive()
 
@@ -362,6 +396,8 @@ class EntityState:
                 setattr(self, name, copy.deepcopy(getattr(old, name)))
             elif isinstance(spec, RecordsSpec):
                 setattr(self, name, spec.moved(getattr(old, name), old_of_new))
+            elif isinstance(spec, EntriesSpec):
+                setattr(self, name, spec.moved(getattr(old, name), old_of_new, self.table))
             elif isinstance(spec, ColumnSpec) and self._of(spec) in old_of_new:
                 spec.move(getattr(old, name), getattr(self, name), old_of_new[self._of(spec)])
             elif isinstance(spec, KeyedSpec):
@@ -370,15 +406,55 @@ class EntityState:
                     if of.table in old_of_new:
                         mine = getattr(self, name)[key] = of.fresh(self.sizes)
                         of.move(array, mine, old_of_new[of.table])
-        for name, key, theirs in old._parts():
-            own, spec = getattr(self, name), self.declared[name]
-            if key:
-                if key not in own and isinstance(spec, PartSpec) and spec.make:
-                    own[key] = getattr(self, spec.make)(key)
-                own = own.get(key)
-            if own is not None:
-                own.adopt(theirs, old_of_new)
+            elif isinstance(spec, PartSpec):
+                self._adopt_part(getattr(self, name), spec, getattr(old, name), old_of_new)
         self.derive()
+
+    def _adopt_part(self, value: Any, spec: PartSpec, old: Any, old_of_new: OldOfNew) -> None:
+        if isinstance(value, EntityState):
+            value.adopt(old, old_of_new)
+            return
+        for key, theirs in old.items():
+            if key not in value and spec.make:
+                value[key] = getattr(self, spec.make)(key)
+            if key in value:
+                self._adopt_part(value[key], spec, theirs, old_of_new)
+
+
+def _leaves(value: Any) -> list[EntityState]:
+    """The parts of an attribute: itself, or those of a dict of any depth."""
+    return [value] if isinstance(value, EntityState) else [p for v in value.values() for p in _leaves(v)]
+
+
+def _dumped(value: Any) -> dict[str, Any]:
+    if isinstance(value, EntityState):
+        return value.dump()
+    return {k: _dumped(v) for k, v in value.items() if not (isinstance(v, SparseState) and v.blank)}
+
+
+class RareState(EntityState):
+    """Columns of OWN that few entities have other than zeros: a snapshot holds those entities alone."""
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is kept, for a snapshot or a checksum."""
+        out = super().dump()
+        names = [k for k, spec in self.declared.items() if isinstance(spec, ColumnSpec)]
+        some = np.zeros(self.sizes[OWN], np.bool_)
+        for name in names:
+            some |= getattr(self, name).any(axis=tuple(range(getattr(self, name).ndim - 1)))
+        index = np.flatnonzero(some).astype(np.int32)
+        rows = {k.removeprefix("_"): np.ascontiguousarray(getattr(self, k)[..., index]) for k in names}
+        return out | rows | {"index": index}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        whole = dict(data)
+        for name, spec in self.declared.items():
+            if isinstance(spec, ColumnSpec) and name.removeprefix("_") in data:
+                column = spec.fresh(self.sizes)
+                column[..., data["index"]] = data[name.removeprefix("_")]
+                whole[name.removeprefix("_")] = column
+        super().restore(whole)
 
 
 class PackedState(EntityState):
@@ -439,6 +515,12 @@ class SparseState(EntityState):
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def blank(self) -> bool:
+        """Return True if there is nothing to dump."""
+        plain = all(isinstance(spec, EntriesSpec) for spec in self.declared.values())
+        return plain and not len(self.index) and not any(getattr(self, name) for name in self.declared)
 
     def _empty(self, spec: ColumnSpec, k: int) -> np.ndarray:
         lead = [x if isinstance(x, int) else self.sizes[x] for x in spec.lead]
