@@ -174,8 +174,8 @@ def test_a_job_that_begins_in_a_slot_begins_afresh() -> None:
     assert np.isnan(lab.said.mean[1])
     lab.step(JobEnded(job="hungry"))
     assert np.isnan(lab.said.mean[0])
-    assert np.isnan(lab.model._wants_w).all() | np.isfinite(lab.model._wants_w[4:]).all()
-    assert np.isnan(lab.model._wants_w[:4]).all(), "what it wanted is not what another will"
+    assert np.isnan(lab.model._kept["wants_w"]).all() | np.isfinite(lab.model._kept["wants_w"][4:]).all()
+    assert np.isnan(lab.model._kept["wants_w"][:4]).all(), "what it wanted is not what another will"
 
 
 @pytest.mark.slow
