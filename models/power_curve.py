@@ -238,9 +238,9 @@ class PowerCurve:
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """Move what was learned to the new places; slots keep their jobs."""
-        if len(self._sums):  # else there was no look yet
-            sizes = {table: len(old_of_new[table]) for table in MEMORY.tables}
-            self._kept = MEMORY.moved(self._kept, old_of_new, sizes)
+        before = {"job": len(self._sums), "gpu": len(self._kept["wants_w"])}
+        known = {table: np.where(old_of_new[table] < n, old_of_new[table], -1) for table, n in before.items()}
+        self._kept = MEMORY.moved(self._kept, known, {table: len(old) for table, old in known.items()})
 
 
 def _mean_x(sums: F64) -> F64:
