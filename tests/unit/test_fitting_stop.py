@@ -42,10 +42,10 @@ def asked() -> tuple[Fitter, Engine]:
 def test_closing_ends_the_worker_in_the_middle_of_a_fit() -> None:
     fitter, engine = asked()
     end = time.monotonic() + FIT_S / 2
-    while not (fitter._pool and fitter._pool._processes) and time.monotonic() < end:
+    while not (fitter._workers and fitter._workers.pool._processes) and time.monotonic() < end:
         time.sleep(0.01)
-    assert fitter._pool is not None
-    (worker,) = fitter._pool._processes.values()
+    assert fitter._workers is not None
+    (worker,) = fitter._workers.pool._processes.values()
     time.sleep(2.0)  # it begins its fit
     assert worker.is_alive()
     assert fitter.due(DUE_NS, engine.site.spec_hash, patient=False) == [], "it is being fitted"
