@@ -23,13 +23,13 @@ from models.failure import (
     Isotonic,
     Logistic,
     SelfExciting,
+    decayed_counts,
     either_probability,
     fleet_forecast,
     individual_faults,
     scrambled,
     shared_rate,
 )
-from models.failure.decayed_count import decayed_count
 from models.moving_block import interval
 from twin.catalogue import F64, Bool
 
@@ -79,7 +79,7 @@ class FailureRun:
         if day - self.fitted >= REFIT_D:
             self._learn(known, day)
         raw = np.zeros((len(METHODS), len(self.spans_d), self.n))
-        raw[0] = decayed_count(known, day)
+        raw[0] = decayed_counts(known, day)
         own, shared = individual_faults(known), shared_rate(known)
         both = (self.base.predict(own, day, self.spans_d), self.hazard.predict(own, day, self.spans_d))
         for m, p_own in enumerate(both, 1):

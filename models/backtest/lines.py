@@ -41,7 +41,7 @@ class Combines(Protocol):
     def weights(self) -> F64: ...
 
 
-class Words(NamedTuple):
+class ExpertForecasts(NamedTuple):
     """Of experts: points [n_expert, n_horizon, n_origin, n]; low, high [n_horizon, n_origin, n]."""
 
     points: F64
@@ -72,7 +72,7 @@ class Experts:
         for name, held in parameters.items():
             self.each[name].load(held)
 
-    def say(self, panel: SeriesPanel, origins: I64) -> Words:
+    def say(self, panel: SeriesPanel, origins: I64) -> ExpertForecasts:
         """Forecasts of all experts from these rows; they see no row after the last of them."""
         shape = (len(self.grid.horizons), len(origins), panel.n)
         points = np.full((len(self.each), *shape), np.nan)
@@ -86,7 +86,7 @@ class Experts:
             points[i] = said.point
             if said.low is not None and said.high is not None:
                 low, high = said.low, said.high
-        return Words(points, low, high)
+        return ExpertForecasts(points, low, high)
 
 
 @dataclass
@@ -103,7 +103,7 @@ class HorizonLine:
     lattice: F64 = field(default_factory=lambda: np.zeros(0))
     seconds: float = 0.0
 
-    def advance(self, panel: SeriesPanel, words: Words, origins: I64) -> tuple[F64, F64]:
+    def advance(self, panel: SeriesPanel, words: ExpertForecasts, origins: I64) -> tuple[F64, F64]:
         """Issue from these origins in turn, learning before each what is known by then.
 
         words: of this horizon, points [n_expert, n_origin, n]. Returns quantiles [n_origin, n, n_level] and

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.backtest import audit
-from models.backtest.lines import Combines, Experts, HorizonLine, Words
+from models.backtest.lines import Combines, ExpertForecasts, Experts, HorizonLine
 from models.load import LEVELS, ExpertAggregation, Forecaster, ForecastGrid, Parameters, SeriesPanel, stride
 from twin.catalogue import F64, I64, ContractError
 
@@ -123,21 +123,15 @@ def backtest(
     panel: SeriesPanel,
     horizons: Sequence[int],
     experts: Mapping[str, type[Forecaster]],
-    *,
-    start: float = 0.5,
-    refits: int = REFITS,
-    seed: int = 0,
-    online: Callable[[int, int, tuple[str, ...], int], Combines] = ExpertAggregation,
-    clock: Callable[[], float] = lambda: 0.0,
+    terms: BacktestTerms | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> BacktestResult:
-    """Live through `panel` and keep what is issued from origins in its last `1 - start`.
+    """Live through `panel` and keep what is issued from origins in its last `1 - terms.start`.
 
-    `horizons`: rows, ascending. `clock`: seconds, for what fits and forecasts cost. `progress` hears what
-    share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
+    `horizons`: rows, ascending. `progress` hears what share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
     forecast depends on a later row; ContractError for a horizon without a scored outcome.
     """
-    terms = BacktestTerms(start, refits, seed, online=online, clock=clock)
+    terms = terms or BacktestTerms()
     groups = groups_of(panel, horizons, terms)
     parts = []
     for i, group in enumerate(groups):
@@ -287,7 +281,7 @@ class _GroupRun:
             self._audit(held, words, origins, i + 1, quantiles)
 
     def _advance(
-        self, lines: list[HorizonLine], panel: SeriesPanel, words: Words, origins: I64, kept: bool
+        self, lines: list[HorizonLine], panel: SeriesPanel, words: ExpertForecasts, origins: I64, kept: bool
     ) -> list[tuple[I64, F64]]:
         """Each horizon through its own origins of these: (origins [k], quantiles [k, n, n_level])."""
         out = []
@@ -296,7 +290,7 @@ class _GroupRun:
             if not len(own):
                 out.append((origins[own], np.empty((0, panel.n, len(LEVELS)))))
                 continue
-            mine = Words(
+            mine = ExpertForecasts(
                 words.points[:, i, own],
                 None if words.low is None else words.low[i, own],
                 None if words.high is None else words.high[i, own],
@@ -313,7 +307,7 @@ class _GroupRun:
     def _audit(
         self,
         lines: list[HorizonLine],
-        words: Words,
+        words: ExpertForecasts,
         origins: I64,
         upto: int,
         quantiles: list[tuple[I64, F64]],

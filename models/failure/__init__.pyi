@@ -5,7 +5,7 @@ from .common_cause import (
     individual_faults as individual_faults,
     shared_rate as shared_rate,
 )
-from .decayed_count import Isotonic as Isotonic
+from .decayed_count import Isotonic as Isotonic, decayed_counts as decayed_counts
 from .fault_log import FaultLog as FaultLog, scrambled as scrambled
 from .fleet_rate import FleetForecast as FleetForecast, fleet_forecast as fleet_forecast
 from .hazard import Hazard as Hazard

@@ -76,7 +76,7 @@ class CaseLog:
         """True if a slot has begun that was not evaluated yet."""
         return now_ns // SLOT_NS != self.slot
 
-    def look(self, now_ns: int, values: F32, signs: I64, said: F32, up: Bool) -> None:
+    def sample(self, now_ns: int, values: F32, signs: I64, said: F32, up: Bool) -> None:
         """Take samples of this slot. values [n, n_feature], signs [n]: unusual features, said [n, n_said]."""
         self.slot = slot = now_ns // SLOT_NS
         signs = np.minimum(signs, 255)

@@ -15,7 +15,7 @@ HALF_LIFE_D = 30.0  # source: estimate; the span over which one fault tells of a
 PRIOR_CASES = 2.0  # cases at the mean rate that every step of the map is drawn to. source: estimate
 
 
-def decayed_count(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D) -> F64:
+def decayed_counts(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D) -> F64:
     """Each node's faults up to `day`, weighted by 0.5 ** (age / half-life) [n]."""
     age_d = day - known.start_d
     return known.per_node(np.where(age_d >= 0.0, 0.5 ** (age_d / half_life_d), 0.0))

@@ -55,8 +55,9 @@ def fit_all(
     for i, horizon_s in enumerate(horizons_s):
         fitted = fit_horizon(columns, cases.settled_ns, horizon_s, i, seed)
         out |= {f"{horizon_s:g}/{key}": array for key, array in fitted.items()}
-        chosen = choose(columns, cases.settled_ns, horizon_s, i, before[i], now_ns, seed)
-        champions.append(chosen if fitted else chosen._replace(hazard=False, since_ns=0))
+        chosen = choose(columns, cases.settled_ns, horizon_s, i, before[i], seed)
+        since_ns = (chosen.since_ns or now_ns) if chosen.hazard and fitted else 0
+        champions.append(chosen._replace(hazard=chosen.hazard and bool(fitted), since_ns=since_ns))
     return out | {"champions": np.array([c.array() for c in champions])}
 
 

@@ -240,12 +240,12 @@ def choose(
     horizon_s: float,
     place: int,
     before: Champion,
-    now_ns: int,
     seed: int,
 ) -> Champion:
     """The model in force from now on, judged by the forecasts of both on cases with a known outcome.
 
-    The challenger must be better beyond chance to win, and better at all to stay.
+    The challenger must be better beyond chance to win, and better at all to stay; `since_ns` of a new one is
+    left 0.
     """
     known = outcomes(cases, settled_ns, horizon_s)
     said = cases["said"][known.at].astype(np.float64)
@@ -263,7 +263,7 @@ def choose(
     low, high = (x * n_day for x in interval(spared, block, seed)) if enough else (np.nan, np.nan)
     gain = float(spared.sum())
     hazard = gain > 0.0 if before.hazard else enough and low > 0.0
-    since_ns = before.since_ns if hazard and before.hazard else now_ns if hazard else 0
+    since_ns = before.since_ns if hazard and before.hazard else 0
     return Champion(bool(hazard), since_ns, gain, float(low), float(high), failures)
 
 

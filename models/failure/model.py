@@ -164,7 +164,7 @@ class Failure:
         self._odd = signs > 0
         if look:
             told: F32 = np.concatenate([self._baseline()[0], self._mine]).T.astype(np.float32)
-            self.cases.look(now_ns, values, signs, told, up & ~self._blank)
+            self.cases.sample(now_ns, values, signs, told, up & ~self._blank)
 
     def _say_nodes(self, past: FailureHistory, out: Bool) -> None:
         shock, places = rates.shock_rate(past), self.fitted.hazards.places

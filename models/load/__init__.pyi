@@ -1,4 +1,4 @@
-from .blend import Blend as Blend
+from .blend import Blend as Blend, KeptRows as KeptRows
 from .calendar import hours_of_week as hours_of_week
 from .context import CALM_ROWS as CALM_ROWS, recent_sample as recent_sample, restlessness as restlessness
 from .expert_aggregation import ExpertAggregation as ExpertAggregation, Issue as Issue, stride as stride

@@ -167,9 +167,9 @@ class Bands:
         self.age += 1
         # Often at first, when each outcome is news.
         if self.age[0] >= min(REFRESH, 1 + self.age[1] // REFRESH):
-            self.look()
+            self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read quantiles and weights off what was counted."""
         self._own()
         if self.age[0]:

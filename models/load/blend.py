@@ -7,6 +7,7 @@ a row that nobody heard is a gap.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,29 +27,38 @@ LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked f
 LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 
 
-class Blend:
-    """Forecasts of `n` series on one grid; `rows` of past are kept.
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """The rows that a blend keeps: how many, the time zone of the people there, and the columns beside the
+    series that may be known ahead.
+    """
 
-    `experts` say what the rows tell; `more` names those whose points are given from outside; `zone` is the
-    time zone of the people there; `known` names columns beside the series that may be known ahead.
+    count: int
+    zone: str = "UTC"
+    known: tuple[str, ...] = ()
+
+
+class Blend:
+    """Forecasts of `n` series on one grid.
+
+    `experts` say what the rows tell; `more` names those whose points are given from outside.
     """
 
     def __init__(
         self,
         grid: ForecastGrid,
         n: int,
-        rows: int,
+        rows: KeptRows,
         experts: Sequence[Forecaster],
         more: tuple[str, ...] = (),
-        zone: str = "UTC",
-        known: tuple[str, ...] = (),
     ) -> None:
-        self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows, more, zone
+        self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows.count, more, rows.zone
         self.experts = tuple(experts)
         self.names = (*(expert.name for expert in experts), *more)
-        self._buffer = np.full((rows + max(1, int(rows * SPARE)), n), np.nan)
-        self._known_names, self._known = known, np.full((len(self._buffer), len(known)), np.nan)
-        self._ahead = np.full((grid.horizons[-1], len(known)), np.nan)
+        self._buffer = np.full((self.rows + max(1, int(self.rows * SPARE)), n), np.nan)
+        self._known_names = rows.known
+        self._known = np.full((len(self._buffer), len(rows.known)), np.nan)
+        self._ahead = np.full((grid.horizons[-1], len(rows.known)), np.nan)
         self._filled = 0
         self._blocks: list[F32] = []  # the same rows once more, for snapshots: written once, row by row
         self._block_filled = BLOCK_ROWS  # rows in the last block

@@ -119,15 +119,14 @@ def _grow(lesson: TrainingSet, seed: int) -> Parameters:
     n = len(lesson.y)
     leaf = int(min(max(LEAST_LEAF, APART_LEAF * n / lesson.n_apart), n // 10))
     columns = _telling(lesson.x[early])
-    trial = _fit(lesson, early, columns, 0.5, ROUNDS, leaf, seed)
+    trial = _fit(lesson.x[np.ix_(early, columns)], lesson.y[early], 0.5, ROUNDS, leaf, seed)
     changes = list(trial.staged_predict(lesson.x[np.ix_(later, columns)]))
     rounds = 1 + int(np.argmin([error(change, lesson, later) for change in changes]))
     out: Parameters = {f"{lesson.horizon}.belief": fit_belief(changes[rounds - 1], lesson)}
     columns = _used(trial, columns)
-    everything = np.ones(n, bool)
     for forest, quantile in FORESTS.items():
         n_round = rounds if forest == "point" else EDGE_ROUNDS
-        model = _fit(lesson, everything, columns, quantile, n_round, leaf, seed)
+        model = _fit(lesson.x[:, columns], lesson.y, quantile, n_round, leaf, seed)
         packed = trees.pack_trees(model)
         feature = packed["feature"]
         packed["feature"] = np.where(feature < 0, -1, columns[feature]).astype(np.int32)
@@ -151,9 +150,7 @@ def _used(trial: Any, columns: I64) -> I64:
     return columns[np.sort(most)]
 
 
-def _fit(
-    lesson: TrainingSet, use: Any, columns: I64, quantile: float, rounds: int, leaf: int, seed: int
-) -> Any:
+def _fit(x: F64, y: F64, quantile: float, rounds: int, leaf: int, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -171,5 +168,5 @@ def _fit(
         random_state=seed,
     )
     with threadpool_limits(1):  # a second thread that waits for a busy core costs more than it brings
-        model.fit(lesson.x[np.ix_(use, columns)], lesson.y[use])
+        model.fit(x, y)
     return model

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from models.load import schedule
-from models.load.blend import Blend
+from models.load.blend import Blend, KeptRows
 from models.load.calendar import hours_of_day
 from models.load.fits import FIT_LEAST_S, GRIDS, KNOWN, between_fits_s, fit_all, grids_of, training_series
 from models.load.forecaster import BANDS, LEVELS, MEDIAN, Forecaster, ForecastGrid
@@ -128,9 +128,8 @@ class Load:
         except ContractError:  # they were fitted for rows of another length
             self._parameters, self._version = {}, "unfitted"
         for name, grid in grids.items():
-            blend = Blend(
-                grid, begin, rows[name], self._experts(name, grid), schedule.EXPERTS, self.zone, KNOWN
-            )
+            kept = KeptRows(rows[name], self.zone, KNOWN)
+            blend = Blend(grid, begin, kept, self._experts(name, grid), schedule.EXPERTS)
             self._blends[name], self._rows[name] = blend, -1
             self._sums[name], self._counts[name] = np.zeros(begin), np.zeros(begin)
         self._present, self._due = np.full(begin, np.nan), []

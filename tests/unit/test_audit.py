@@ -183,7 +183,9 @@ def test_a_combination_that_is_taught_a_row_too_early_is_caught(
     monkeypatch: pytest.MonkeyPatch, horizon: int
 ) -> None:
     class Early(backtest.HorizonLine):
-        def advance(self, panel: SeriesPanel, words: backtest.Words, origins: I64) -> tuple[F64, F64]:
+        def advance(
+            self, panel: SeriesPanel, words: backtest.ExpertForecasts, origins: I64
+        ) -> tuple[F64, F64]:
             learn = self.online.learn
             ahead = np.vstack([panel.values[1:], panel.values[-1:]])
             self.online.learn = lambda row, actual: learn(row, ahead[row])  # type: ignore[method-assign]

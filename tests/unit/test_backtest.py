@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from models.backtest import load as under_test
-from models.backtest.load import backtest, cuts, horizon_groups
+from models.backtest.load import BacktestTerms, backtest, cuts, horizon_groups
 from models.backtest.scores import score
 from models.load import (
     LEVELS,
@@ -120,7 +120,7 @@ def diaries(panel: SeriesPanel, horizons: tuple[int, ...]) -> list[Diary]:
             copied = Diary(self.horizon, self.n, ("x",) * self.k, self.stride)
             return copied
 
-    backtest(panel, horizons, {"last": Last}, online=Kept)
+    backtest(panel, horizons, {"last": Last}, BacktestTerms(online=Kept))
     return kept
 
 
@@ -220,7 +220,10 @@ def test_one_silent_expert_alone_is_stood_in_for_by_the_last_value() -> None:
 def test_time_is_told_by_the_clock_that_is_passed_in() -> None:
     ticks = iter(range(10**9))
     result = backtest(
-        panel_of(300), (1, 100), {"last": Last, "level": Level}, clock=lambda: float(next(ticks))
+        panel_of(300),
+        (1, 100),
+        {"last": Last, "level": Level},
+        BacktestTerms(clock=lambda: float(next(ticks))),
     )
     assert result.fit_s == 2.0  # both groups of horizons, a tick each
     assert all(course.predict_ms > 0.0 for course in result.courses)

@@ -18,10 +18,10 @@ from twin.backtest.power_sweeps import (
     NUMBERS,
     Sweep,
     Sweeps,
-    course,
     model_ranges,
     predict,
     read_sweeps,
+    sweep_curve,
 )
 from twin.catalogue import ConfigError
 from twin.cli.main import main as racktwin
@@ -38,7 +38,7 @@ def made(n: int, seed: int = 0, noise_pu: float = 0.005) -> list[Sweep]:
     drawn[:, 0] = np.log(rng.uniform(0.7, 1.2, n))
     drawn[:, 1] = rng.uniform(0.7, 1.0, n)
     drawn[:, [4, 6, 7]] = 0.25, 0.95, 0.6  # of the GPU model
-    time, power = course(LIMITS / LIMITS[-1], drawn)
+    time, power = sweep_curve(LIMITS / LIMITS[-1], drawn)
     noise = np.exp(noise_pu * rng.normal(size=(2, *time.shape)))
     return [
         Sweep(("d", f"net{i % 3}", "o", str(i)), 300.0 * np.exp(time[i]) * noise[0, i],

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from models.load import CALM_ROWS, FORECASTERS, Blend, ForecastGrid, SeriesPanel, last_within, restlessness
+from models.load import (
+    CALM_ROWS,
+    FORECASTERS,
+    Blend,
+    ForecastGrid,
+    KeptRows,
+    SeriesPanel,
+    last_within,
+    restlessness,
+)
 from models.load.combination import MANY, middle_half
 from models.load.context import restlessness_now
 from twin.catalogue import F64, ContractError
@@ -33,7 +42,7 @@ def blend_of(n: int = N) -> Blend:
     experts = [FORECASTERS[name](GRID) for name in EXPERTS]
     experts[4].load({key: np.array([gain]) for key, gain in GAINS.items()})
     experts[5].load(experts[5].fit(SeriesPanel(0, GRID.step_s, rows_of(ROWS)), 0))
-    return Blend(GRID, n, ROWS, experts, zone="Europe/Berlin")
+    return Blend(GRID, n, KeptRows(ROWS, "Europe/Berlin"), experts)
 
 
 @pytest.mark.parametrize("change", ["none", "remap", "restore", "silence"])

@@ -35,7 +35,7 @@ def looked(cases: CaseLog, slots: range, signs: Any = None, up: Any = None) -> N
         if signs is not None:
             told[signs(slot) if callable(signs) else signs] = 1
         said = np.full((n, 4), slot / 1e4, np.float32)
-        cases.look(START_NS + slot * SLOT_NS, values, told, said, np.ones(n, bool) if up is None else up)
+        cases.sample(START_NS + slot * SLOT_NS, values, told, said, np.ones(n, bool) if up is None else up)
 
 
 def at(slot: float) -> int:
@@ -67,7 +67,7 @@ def test_what_gets_worse_is_looked_at_anew() -> None:
     values, up = np.zeros((2, 2), np.float32), np.ones(2, bool)
     for slot in range(20):
         signs = np.array([1 if slot < 10 else 2, 0])
-        cases.look(at(slot), values, signs, np.zeros((2, 4), np.float32), up)
+        cases.sample(at(slot), values, signs, np.zeros((2, 4), np.float32), up)
     taken = cases.get("t_ns")[cases.get("how") == UNUSUAL]
     assert ((taken - START_NS) // SLOT_NS).tolist() == [0, 1, 3, 7, 10, 11, 13, 17]
 

@@ -158,7 +158,7 @@ def test_what_is_not_known_yet_is_not_learned_from() -> None:
     assert late.sum() > 500
     for use in (cases, planted):
         use["fit"] = fit_horizon(use, settled_ns, 86_400.0, 1, 0)
-        use["choice"] = choose(use, settled_ns, 86_400.0, 1, NOBODY, settled_ns, 0)
+        use["choice"] = choose(use, settled_ns, 86_400.0, 1, NOBODY, 0)
     assert digest(planted["fit"]) == digest(cases["fit"])
     assert planted["choice"] == cases["choice"]
 
@@ -183,7 +183,7 @@ def scored(p: Any, k: int = 3000, days: float = 30.0, share: float = 0.1) -> dic
 
 def decide(cases: dict[str, Any], before: Champion = NOBODY) -> Champion:
     end_ns = end_of(cases)
-    return choose(cases, end_ns, 86_400.0, 1, before, end_ns, 0)
+    return choose(cases, end_ns, 86_400.0, 1, before, 0)
 
 
 def test_a_challenger_wins_on_evidence_alone() -> None:
@@ -191,7 +191,6 @@ def test_a_challenger_wins_on_evidence_alone() -> None:
     better = scored(lambda y: np.where(y, 0.3, 0.08))
     won = decide(better)
     assert won.hazard
-    assert won.since_ns == end_of(better)
     assert won.gain >= won.low > 0.0
     assert won.failures == (better["failed_ns"] > 0).sum()
     # In nats per failure: what two constants spare each failure, less what they cost the others

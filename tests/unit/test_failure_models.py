@@ -18,7 +18,7 @@ from models.failure import (
     fleet_rate,
     hazard,
 )
-from models.failure.decayed_count import PRIOR_CASES, decayed_count
+from models.failure.decayed_count import PRIOR_CASES, decayed_counts
 from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf
 from models.failure.recalibration import logit
 from models.failure.self_exciting import PARTS, exposures, strengths
@@ -30,7 +30,7 @@ SPANS = (1.0, 7.0)
 
 def test_a_fault_counts_half_after_a_half_life() -> None:
     log = log_of([(0, 10.0, 11.0, 0), (0, 40.0, 41.0, 0), (1, 40.0, 41.0, 0)], 3, 50.0)
-    assert decayed_count(log, 40.0, 30.0) == pytest.approx([1.5, 1.0, 0.0])
+    assert decayed_counts(log, 40.0, 30.0) == pytest.approx([1.5, 1.0, 0.0])
 
 
 def test_the_isotonic_map_is_that_of_scikit_learn_drawn_to_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:

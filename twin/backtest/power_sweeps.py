@@ -134,7 +134,7 @@ def _halton(n: int, n_column: int) -> F64:
 _POINTS = _halton(DRAWS, len(BOX))
 
 
-def course(limit_pu: F64, drawn: F64) -> tuple[F64, F64]:
+def sweep_curve(limit_pu: F64, drawn: F64) -> tuple[F64, F64]:
     """ln of (time, mean power) [n, n_limit] of curves of these parameters [n, 8] at these limits.
 
     Time is over that at the highest clock, watts over the highest limit. A busy GPU wants its demand; a limit
@@ -170,7 +170,7 @@ def _learn(limit_w: F64, sweep: Sweep, train: I64, box: Mapping[str, tuple[float
     n = len(train)
     for round_ in range(ROUNDS):
         drawn = at + (to - at) * _POINTS
-        said = course(limit_w / limit_w[-1], drawn)
+        said = sweep_curve(limit_w / limit_w[-1], drawn)
         off = time - said[0][:, train]
         scale = off.mean(axis=1)
         time_ss = ((off - scale[:, None]) ** 2).sum(axis=1)

@@ -21,6 +21,7 @@ from models.load import (
     KNOWN,
     Blend,
     ForecastGrid,
+    KeptRows,
     Load,
     SeriesPanel,
     schedule,
@@ -157,7 +158,7 @@ def make_blends(load: Load, n: int, series: Mapping[str, F64]) -> dict[str, Blen
     for name, _, kept, _ in GRIDS:
         grid = load.grids(STEP_S)[name]
         experts = [FORECASTERS[expert](grid) for expert in load.expert_names]
-        out[name] = blend = Blend(grid, n, kept, experts, schedule.EXPERTS, load.zone, KNOWN)
+        out[name] = blend = Blend(grid, n, KeptRows(kept, load.zone, KNOWN), experts, schedule.EXPERTS)
         first = START_NS // blend.step_ns
         for row in range(kept):
             blend.append(first + row, series[name][row])
@@ -316,12 +317,13 @@ def bytes_held(thing: Any, seen: set[int]) -> int:
 
 def measure_backtest(task: ForecastLoad) -> Numbers:
     """A backtest of one minute series by all default experts."""
-    from models.backtest.load import backtest
+    from models.backtest.load import BacktestTerms, backtest
 
     panel = SeriesPanel(START_NS, STEP_S, make_values(task.rows, task.series, STEP_S))
     horizons = tuple(h for h in HORIZONS if h * 8 <= task.rows)
     experts = {name: FORECASTERS[name] for name in DEFAULT_EXPERTS}
-    result, wall, cpu = spent(lambda: backtest(panel, horizons, experts, clock=time.perf_counter))
+    terms = BacktestTerms(clock=time.perf_counter)
+    result, wall, cpu = spent(lambda: backtest(panel, horizons, experts, terms))
     out: Numbers = {"backtest_s": wall, "backtest_cpu_s": cpu, "backtest_rows": task.rows}
     return out | {"backtest_fit_s": result.fit_s}
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.failure import failure_history
-from models.failure.decayed_count import decayed_count
+from models.failure import decayed_counts, failure_history
 from policies.node_replacement import PHASES, Replacement
 from tests.evaluation.replacement.nodes import MENDED, Nodes
 from tests.evaluation.replacement.quarter import SAVE, SERVICE, TEST
@@ -121,7 +120,7 @@ class Counted:
     def decide(self, view: FleetView) -> Sequence[Proposal]:
         """Cordon, exchange once idle, back after that."""
         past = failure_history(view.failures(), len(self.out), view.now_ns)
-        score = decayed_count(past.own, past.now_d)
+        score = decayed_counts(past.own, past.now_d)
         back = self.out & ~view.down & (view.service().repaired_ns > self.since_ns)
         self.out &= ~back
         wanted = np.flatnonzero((score >= self.threshold) & ~self.out & ~view.down)
