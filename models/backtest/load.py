@@ -128,8 +128,9 @@ def backtest(
 ) -> BacktestResult:
     """Live through `panel` and keep what is issued from origins in its last `1 - terms.start`.
 
-    `horizons`: rows, ascending. `progress` hears what share is done. A single expert that says nothing is stood in for by the last value. Raises LookAhead if a
-    forecast depends on a later row; ContractError for a horizon without a scored outcome.
+    `horizons`: rows, ascending. `progress` hears what share is done. A single expert that says nothing is
+    stood in for by the last value. Raises LookAhead if a forecast depends on a later row; ContractError for a
+    horizon without a scored outcome.
     """
     terms = terms or BacktestTerms()
     groups = groups_of(panel, horizons, terms)
