@@ -258,7 +258,7 @@ def test_signs_are_learned_and_what_is_said_comes_true() -> None:
 @pytest.mark.slow
 def test_without_signs_the_baseline_stays_in_force() -> None:
     model = Failure()
-    life(Fleet(60, 30.0, 0.06, 0.0, 2), 30.0, model)
+    life(Fleet(60, 20.0, 0.09, 0.0, 2), 20.0, model, step_d=1200 / 86_400)
     assert model.fitted.hazards.places, "nothing was fitted: the test shows nothing"
     assert not any(c.hazard for c in model.fitted.champions)
 
