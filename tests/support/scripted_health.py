@@ -16,6 +16,7 @@ from twin.contracts import DEGRADED, HEALTHY, PAIRED, PARTS, Evidence, FailureLo
 from twin.engine import Engine
 from twin.health import SIGNALS, HealthState, ReportedFault
 from twin.health.error_log import FaultBook
+from twin.health.failures import Failures
 from twin.health.lemons import Lemons
 from twin.health.verdicts import Verdicts
 from twin.health.wear import Remaining, Wear
@@ -100,7 +101,7 @@ class _Book(_Silent, FaultBook):
         return tuple(self.faults.get((table, entity), ()))
 
 
-class _Failures(_Silent):
+class _Failures(_Silent, Failures):
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, str, bool]] = []
         self.begin_ns = 0
@@ -120,7 +121,7 @@ class Ailing:
         self.verdicts, self.lemons = _Verdicts(site), _Lemons(site.sizes["node"])
         self.wear, self.book, self.failures = _Wear(), _Book(), _Failures()
         health.verdicts, health.lemons, health.wear = self.verdicts, self.lemons, self.wear
-        health.book, health.failures = self.book, self.failures  # type: ignore[assignment]
+        health.book, health.failures = self.book, self.failures
         health.looked_ns = 2**62  # it never looks again by itself
 
     def say(
