@@ -1,15 +1,14 @@
-"""Allowances: how many bytes a speaker may put on record, at once and in the long run.
+"""Allowance: the bytes that one sender may put on record, at once and in the long run.
 
-What is recorded forever (events, answers) is paid for by its size, so that one hostile or broken device can
-neither fill the disk nor press the records of others out of their quota. Time is that of arrival: a replay
-decides the same.
+Events and answers are recorded forever, and cost their size, so that one hostile or broken device can neither
+fill the disk nor press the records of others out of their quota. Time is that of arrival: a replay decides
+the same.
 """
 
 from __future__ import annotations
 
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 
-NS = 1_000_000_000
 MAX_SPEAKERS = 1_000_000
 
 
@@ -21,9 +20,9 @@ class Allowance:
         self._left: dict[str, tuple[float, int]] = {}  # speaker -> (bytes that are left, when that was)
 
     def spend(self, speaker: str, size: int, t_ns: int, shown: str = "") -> None:
-        """Take `size` bytes. Raises BadMessage where there is not as much left; nothing is taken then.
+        """Take `size` bytes. Raises BadMessage, and takes nothing, where less is left.
 
-        `shown`: what people call the speaker, where that is another name.
+        `shown` is the speaker's name for people, where that is another one.
         """
         left, since_ns = self._left.get(speaker, (float(self.burst), t_ns))
         left = min(self.burst, left + self.per_s * max(0, t_ns - since_ns) / NS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from twin.contracts import CommandBatch
+from twin.contracts import CommandBatch, Item
 from twin.telemetry import CommandAcked
 
 State = Literal["accepted", "in_progress", "done", "failed"]
@@ -36,6 +37,18 @@ class SinkOrder:
             state=state,
             detail=detail[:200],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """A sink's way to its daemon: `stage` takes answers, `may_act` is asked before each change.
+
+    `now_ns` is the clock by which leases are given.
+    """
+
+    stage: Callable[[Sequence[Item], int], None]
+    may_act: Callable[[], bool]
+    now_ns: Callable[[], int] = time.time_ns
 
 
 Kept = TypeVar("Kept", bound=SinkOrder)

@@ -13,12 +13,14 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.http_body import body_of
 from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed
 from connectors.series_map import SeriesMap, load_map
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
@@ -37,9 +39,13 @@ class PageDecoder:
     """Reads pages of one exporter. `place` is the entity whose series these are if the labels do not say."""
 
     def __init__(
-        self, site: Names, mapping: SeriesMap, file: str = "mapping", place: str | None = None,
+        self,
+        site: Names,
+        mapping: SeriesMap,
+        file: str = "mapping",
+        place: str | None = None,
         sums: Sums | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._table = SeriesTable(mapping, site, file, place, sums)
         self._wanted = {name.encode() for name in self._table.wanted}
 
@@ -108,14 +114,30 @@ def _samples(text: bytes) -> Iterator[SeriesSample]:
             yield SeriesSample(sample.name, sample.labels, sample.value, at)
 
 
-def _trust(ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
+@dataclass(frozen=True, kw_only=True)
+class ScrapeSettings:
+    """Settings of a scrape. `place`: see `PageDecoder`; `token` is sent as a bearer's.
+
+    For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
+    """
+
+    period_s: float = 15.0
+    timeout_s: float = 5.0
+    place: str | None = None
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+def _trust(settings: ScrapeSettings) -> ssl.SSLContext:
     """TLS context: the authority to trust, and our certificate. Raises ConfigError."""
     try:
-        context = ssl.create_default_context(cafile=ca_file)
-        if cert_file is not None:
-            context.load_cert_chain(cert_file, key_file)
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.cert_file is not None:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
     except (OSError, ValueError) as error:
-        files = ", ".join(f for f in (ca_file, cert_file, key_file) if f)
+        files = ", ".join(f for f in (settings.ca_file, settings.cert_file, settings.key_file) if f)
         raise ConfigError(f"{files}: expected certificates and a key in PEM: {error}") from error
     return context
 
@@ -123,36 +145,41 @@ def _trust(ca_file: str | None, cert_file: str | None, key_file: str | None) -> 
 class PrometheusSource:
     """Scrapes one exporter. `mapping` may be the name of a packaged one, or a file.
 
-    `token` is sent as a bearer's. For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
     Raises ConfigError for a mapping or a file that cannot be used.
     """
 
     def __init__(
-        self, name: str, url: str, mapping: SeriesMap | str, site: Names, *, period_s: float = 15.0,
-        timeout_s: float = 5.0, place: str | None = None, token: str | None = None,
-        ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+        self,
+        name: str,
+        url: str,
+        mapping: SeriesMap | str,
+        site: Names,
+        settings: ScrapeSettings,
         sums: Sums | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         file = "mapping"
         if isinstance(mapping, str):
             mapping, file = load_map(mapping)
-        self.decoder = PageDecoder(site, mapping, file, place, sums)
-        self._url, self._period_s, self._timeout_s = url, period_s, timeout_s
-        self._tls = _trust(ca_file, cert_file, key_file) if url.startswith("https:") else None
+        self.decoder = PageDecoder(site, mapping, file, settings.place, sums)
+        self._url, self._period_s, self._timeout_s = url, settings.period_s, settings.timeout_s
+        self._tls = _trust(settings) if url.startswith("https:") else None
         self._shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
         self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+        if settings.token is not None:
+            self._headers["Authorization"] = f"Bearer {settings.token}"
 
     async def run(self, inlet: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         failed = 0
         async with aiohttp.ClientSession(
-            timeout=timeout, trust_env=False, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=timeout,
+            trust_env=False,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-        ) as session:  # fmt: skip
+        ) as session:
             # the first at once, the others at a phase of its own: many exporters are not asked all at once
             due_s = time.monotonic() - self._period_s * (1 - zlib.crc32(self.name.encode()) / 2**32)
             while True:
@@ -190,12 +217,7 @@ class PrometheusSource:
             async with session.get(self._url, allow_redirects=False, **options) as answer:
                 if answer.status != 200:
                     raise ConnectorError(f"{self._shown}: answers {answer.status}; expected 200")
-                page = bytearray()
-                async for part in answer.content.iter_chunked(2**16):
-                    page += part
-                    if len(page) > MAX_PAGE:
-                        raise ConnectorError(f"{self._shown}: a page beyond {MAX_PAGE} bytes")
-                return bytes(page)
+                return await body_of(answer, self._shown, MAX_PAGE, ConnectorError)
         except TimeoutError as error:
             raise ConnectorError(f"{self._shown}: no whole answer within {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -114,14 +114,14 @@ class _Rule:
 
     def names(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """(first part, rest) of what the templates make of these labels; nothing where a pattern fails."""
-        found: dict[str, str] = {}
+        groups: dict[str, str] = {}
         for label, pattern in self.where.items():
             text = labels.get(label, "")
             match = pattern.fullmatch(text) if len(text) <= MAX_LABEL else None
             if match is None:
                 return
-            found |= {k: v for k, v in match.groupdict().items() if v is not None}
-        known = {**labels, **found}
+            groups |= {k: v for k, v in match.groupdict().items() if v is not None}
+        known = {**labels, **groups}
         for label, number in self.numbers.items():
             text = known.get(label, "")
             if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) < number.subtract:
@@ -146,9 +146,13 @@ class SeriesTable:
     """
 
     def __init__(
-        self, mapping: SeriesMap, site: Names, file: str = "mapping", place: str | None = None,
+        self,
+        mapping: SeriesMap,
+        site: Names,
+        file: str = "mapping",
+        place: str | None = None,
         sums: Sums | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.faults = SeriesFaults()
         self.unmapped = self.strangers = 0  # samples without a rule, and without an entity
         self._site, self._place, self._sums = site, place, sums or Sums()

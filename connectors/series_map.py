@@ -89,16 +89,16 @@ def load_map(name: str, folder: Path | None = None) -> tuple[SeriesMap, str]:
         raise ConfigError(
             f"{name}: no such mapping; expected a file, or one of {', '.join(_packaged_names())}"
         )
-    found: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
-    if found.extends is None:
-        return found, path.name
-    if found.extends not in _packaged_names():
-        raise ConfigError(f"{path.name}: $.extends: no packaged mapping {found.extends[:60]!r}")
-    more = _packaged(found.extends)
+    mapping: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
+    if mapping.extends is None:
+        return mapping, path.name
+    if mapping.extends not in _packaged_names():
+        raise ConfigError(f"{path.name}: $.extends: no packaged mapping {mapping.extends[:60]!r}")
+    more = _packaged(mapping.extends)
     whole = SeriesMap(
-        rules=[*found.rules, *more.rules],
-        names={**more.names, **found.names},
-        blank=[*found.blank, *more.blank],
+        rules=[*mapping.rules, *more.rules],
+        names={**more.names, **mapping.names},
+        blank=[*mapping.blank, *more.blank],
     )
     return whole, path.name
 
@@ -112,11 +112,11 @@ def _packaged_names() -> tuple[str, ...]:
 def _packaged(name: str) -> SeriesMap:
     """A mapping of the package, read once: a thousand scrapes share it."""
     path = EXPORTERS / f"{name}.yaml"
-    found: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
-    return found
+    mapping: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
+    return mapping
 
 
 def mapping_of(tree: Any, file: str = "mapping") -> SeriesMap:
     """A mapping from a parsed tree. Raises ConfigError with every fault."""
-    found: SeriesMap = convert(SeriesMap, tree, file)
-    return found
+    mapping: SeriesMap = convert(SeriesMap, tree, file)
+    return mapping

@@ -158,7 +158,7 @@ class ItDecoder:
         return event
 
     def _outlook(self, event: OutlookTold, path: str, message: Message) -> OutlookTold:
-        """As its source told it: in its own name, under an id that is one among its own."""
+        """The outlook with its source as author, and an id that is unique among those of its source."""
         if not path.startswith(OUTLOOKS):
             raise BadMessage(
                 f"an outlook on the topic of {path[:200]!r}; expected it on {EVENT}{OUTLOOKS}..."
@@ -166,9 +166,14 @@ class ItDecoder:
         self._outlooks.spend("all sources", len(message.payload), message.t_ns)
         source = path[:MAX_ID]
         return OutlookTold(
-            id=f"{source}#{event.id}", author=source, quantity=event.quantity, name=event.name,
-            start_ns=event.start_ns, step_s=event.step_s, values=event.values,
-        )  # fmt: skip
+            id=f"{source}#{event.id}",
+            author=source,
+            quantity=event.quantity,
+            name=event.name,
+            start_ns=event.start_ns,
+            step_s=event.step_s,
+            values=event.values,
+        )
 
     def _check_speaker(self, event: FaultReported | IdentityTold, path: str, what: str) -> str:
         """A node speaks of itself and what is below it; its full name."""
@@ -182,17 +187,17 @@ class ItDecoder:
         return full
 
     def _find(self, path: str) -> tuple[str, int] | None:
-        found = self._place.get(path)
-        if found is None and len(path) <= 512:
+        place = self._place.get(path)
+        if place is None and len(path) <= 512:
             for table in ("node", "rack"):
                 entity = self.names.entity(table, path)
                 if entity is not None:
-                    found = table, entity
+                    place = table, entity
                     break
             # only what the site has is remembered: strangers' names have no end
-            if found is not None and len(self._place) < MAX_PLACES:
-                self._place[path] = found
-        return found
+            if place is not None and len(self._place) < MAX_PLACES:
+                self._place[path] = place
+        return place
 
     def _block(self, kind: str, columns: dict[str, Any], table: str, entity: int, t_ns: int) -> Block:
         start, n = self._run(kind, table, entity)
@@ -250,24 +255,24 @@ class ItDecoder:
 
 def _check_size(event: _ItEvent) -> None:
     for name in event.__struct_fields__:
-        held = getattr(event, name)
-        if isinstance(held, str) and len(held) > (MAX_ID if name == "id" else MAX_TEXT):
+        value = getattr(event, name)
+        if isinstance(value, str) and len(value) > (MAX_ID if name == "id" else MAX_TEXT):
             raise BadMessage(
-                f"{name} of {len(held)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
+                f"{name} of {len(value)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
             )
         if name in ("start_ns", "at_ns"):
-            if not (0 if name == "at_ns" else 1) <= held < 2**62:  # a fault may not know when it happened
-                raise BadMessage(f"{name} {str(held)[:40]}; expected UTC nanoseconds")
-        elif name == "count" and not 1 <= held <= MAX_COUNT:
-            raise BadMessage(f"count {str(held)[:40]}; expected 1 to {MAX_COUNT}")
-        elif isinstance(held, int) and abs(held) >= 2**31:
-            raise BadMessage(f"{name} {str(held)[:40]}; expected a number below 2^31")
+            if not (0 if name == "at_ns" else 1) <= value < 2**62:  # a fault may not know when it happened
+                raise BadMessage(f"{name} {str(value)[:40]}; expected UTC nanoseconds")
+        elif name == "count" and not 1 <= value <= MAX_COUNT:
+            raise BadMessage(f"count {str(value)[:40]}; expected 1 to {MAX_COUNT}")
+        elif isinstance(value, int) and abs(value) >= 2**31:
+            raise BadMessage(f"{name} {str(value)[:40]}; expected a number below 2^31")
         if name == "values":
-            if not 0 < len(held) <= MAX_VALUES:
-                raise BadMessage(f"{len(held)} values; expected 1 to {MAX_VALUES}")
-            if not all(v is None or math.isfinite(v) for v in held):
+            if not 0 < len(value) <= MAX_VALUES:
+                raise BadMessage(f"{len(value)} values; expected 1 to {MAX_VALUES}")
+            if not all(v is None or math.isfinite(v) for v in value):
                 raise BadMessage("values: expected finite numbers or null")
-        elif isinstance(held, tuple) and any(len(text) > MAX_NODE_NAME for text in held):
+        elif isinstance(value, tuple) and any(len(text) > MAX_NODE_NAME for text in value):
             raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
 
 

@@ -1,4 +1,9 @@
-from .dcmi import MAX_SECRET as MAX_SECRET, DcmiBmc as DcmiBmc
+from .dcmi import (
+    MAX_SECRET as MAX_SECRET,
+    DcmiAccess as DcmiAccess,
+    DcmiBmc as DcmiBmc,
+    DcmiCommand as DcmiCommand,
+)
 from .limits import (
     GPU_CAP as GPU_CAP,
     NODE_CAP as NODE_CAP,
@@ -7,6 +12,6 @@ from .limits import (
     Fleet as Fleet,
     Key as Key,
 )
-from .redfish import RedfishBmc as RedfishBmc
+from .redfish import RedfishBmc as RedfishBmc, RedfishCaps as RedfishCaps
 from .redfish_client import RedfishClient as RedfishClient
 from .sink import BmcSink as BmcSink

@@ -1,4 +1,4 @@
-"""The power limit of a node by IPMI DCMI: the program `ipmitool dcmi power`, run once for each question.
+"""DCMI: the power limit of a node, read and set by the program `ipmitool dcmi power`.
 
 The password goes by the environment, never on the command line. Before a limit is activated its exception
 action is made harmless: a BMC as found may be set to switch the node off where a limit cannot be met.
@@ -12,18 +12,19 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from connectors.bmc.limits import NODE_CAP, BmcReading, Cap, Key
 from twin.catalogue import ActuationError, ConfigError, ConnectorError
 
-Exception_ = Literal["none", "log"]
+ExceptionAction = Literal["none", "log"]
 MAX_OUTPUT = 64 * 2**10
 MAX_NODE_W = 20_000  # of no node; ipmitool shows what happens to be in memory where an answer is too short
 MAX_LIMIT_W = 0xFFFF  # source: DCMI 1.5, 6.6.3 Set Power Limit: two bytes
 MAX_SECRET = 20  # characters. source: IPMI 2.0, 13.28 RAKP: 160 bits
 KILL_S = 1.0
-# What ipmitool calls the actions (lib/ipmi_dcmi.c) when told, and when it tells
+# Names of the actions in commands of ipmitool, and in its output (lib/ipmi_dcmi.c)
 ACTIONS: dict[str, tuple[str, str]] = {
     "none": ("no_action", "No Action"),
     "log": ("sel_logging", "Log Event"),
@@ -34,6 +35,27 @@ _LINE = re.compile(r"^\s*(?P<label>[A-Za-z ]{4,60}?)\s*:\s*(?P<value>.*?)\s*$", 
 _WATTS = re.compile(r"([0-9]{1,6})\s*Watts?\b", re.IGNORECASE)
 _MS = re.compile(r"([0-9]{1,10})\s*milliseconds", re.IGNORECASE)
 _S = re.compile(r"([0-9]{1,10})\s*sec", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcmiAccess:
+    """The way to one BMC: its address, our user and password, and the `program` with its `options`."""
+
+    host: str
+    port: int
+    user: str
+    secret: Callable[[], str]
+    timeout_s: float = 10.0
+    program: str = "ipmitool"
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class DcmiCommand:
+    """Settings of a limit: the time to correct an excess, and the action where that fails."""
+
+    correction_ms: int = 1000
+    action: ExceptionAction = "log"
 
 
 class DcmiLimit(NamedTuple):
@@ -48,10 +70,10 @@ class DcmiLimit(NamedTuple):
 
 def parse_limit(text: str) -> DcmiLimit:
     """Parse what `get_limit` printed. Raises ConnectorError where one of the parts is not there."""
-    said = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
-    state, action = said.get("current limit state", ""), said.get("exception actions", "")
-    watts, ms = _WATTS.search(said.get("power limit", "")), _MS.search(said.get("correction time", ""))
-    seconds = _S.search(said.get("sampling period", ""))
+    values = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
+    state, action = values.get("current limit state", ""), values.get("exception actions", "")
+    watts, ms = _WATTS.search(values.get("power limit", "")), _MS.search(values.get("correction time", ""))
+    seconds = _S.search(values.get("sampling period", ""))
     if state.lower() not in ("power limit active", "no active power limit") or not (watts and ms and seconds):
         raise ConnectorError(f"expected a power limit, got {_short(text)!r}")
     return DcmiLimit(
@@ -64,11 +86,11 @@ def parse_power(text: str) -> float | None:
 
     Raises ConnectorError for what is no reading.
     """
-    said = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
-    watts = _WATTS.search(said.get("instantaneous power reading", ""))
+    values = {m["label"].strip().lower(): m["value"] for m in _LINE.finditer(text[:MAX_OUTPUT])}
+    watts = _WATTS.search(values.get("instantaneous power reading", ""))
     if watts is None:
         raise ConnectorError(f"expected a power reading, got {_short(text)!r}")
-    if said.get("power reading state is", "").lower() != "activated":
+    if values.get("power reading state is", "").lower() != "activated":
         return None
     if float(watts[1]) > MAX_NODE_W:
         raise ConnectorError(f"says that it draws {watts[1]} W, which no node draws")
@@ -78,24 +100,26 @@ def parse_power(text: str) -> float | None:
 class DcmiBmc:
     """One node's BMC. `most_w` is the site's highest cap of the node: where no limit is active, that is read.
 
-    A command turns the limit on, with our `correction_ms` and `action`; one that gives back the highest cap
-    turns it off.
+    With `command` a command turns the limit on, with our `correction_ms` and exception `action`; one that
+    gives back the highest cap turns it off.
     """
 
     def __init__(
-        self, name: str, node: int, host: str, port: int, user: str, secret: Callable[[], str], *,
-        most_w: float, command: bool = False, timeout_s: float = 10.0, correction_ms: int = 1000,
-        action: Exception_ = "log", program: str = "ipmitool", options: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self.name, self.node, self._secret = name, node, secret
-        self.keys: tuple[Key, ...] = (Key(NODE_CAP, node),) if command else ()
-        self._most_w, self._timeout_s = most_w, timeout_s
-        self._correction_ms, self._action = correction_ms, ACTIONS[action]
-        self._words = [program, "-I", "lanplus", "-H", host, "-p", str(port), "-U", user, "-E", "-N", "2",
-                       "-R", "2", *options, "dcmi", "power"]  # fmt: skip
+        self, name: str, node: int, access: DcmiAccess, most_w: float, command: DcmiCommand | None = None
+    ) -> None:
+        self.name, self.node, self._secret = name, node, access.secret
+        self.keys: tuple[Key, ...] = () if command is None else (Key(NODE_CAP, node),)
+        self._most_w, self._timeout_s = most_w, access.timeout_s
+        command = command or DcmiCommand()
+        self._correction_ms, self._action = command.correction_ms, ACTIONS[command.action]
+        address = ("-H", access.host, "-p", str(access.port), "-U", access.user)
+        self._words = (
+            *(access.program, "-I", "lanplus", *address, "-E", "-N", "2", "-R", "2"),
+            *(*access.options, "dcmi", "power"),
+        )
         self._limit: DcmiLimit | None = None
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         """The limit and the power of the node. Raises ConnectorError."""
         cap = await self.cap(Key(NODE_CAP, self.node))
         faults: tuple[str, ...] = ()
@@ -135,15 +159,22 @@ class DcmiBmc:
         """Set limit and exception action. With `check`, raises ActuationError where it is not taken."""
         sample_s = self._limit.sample_s if self._limit is not None else 1
         await self._run(
-            "set_limit", "action", self._action[0], "limit", str(math.floor(value_w + 1e-6)),
-            "correction", str(self._correction_ms), "sample", str(sample_s),
-        )  # fmt: skip
+            "set_limit",
+            "action",
+            self._action[0],
+            "limit",
+            str(math.floor(value_w + 1e-6)),
+            "correction",
+            str(self._correction_ms),
+            "sample",
+            str(sample_s),
+        )
         if not check:
             return
-        held = parse_limit(await self._run("get_limit"))
-        if not self._harmless(held):
+        limit = parse_limit(await self._run("get_limit"))
+        if not self._harmless(limit):
             raise ActuationError(
-                f"{self.name}: its exception action is {held.action[:40]!r} and stays so; the limit is not "
+                f"{self.name}: its exception action is {limit.action[:40]!r} and stays so; the limit is not "
                 "set, as the node might be switched off"
             )
 
@@ -159,30 +190,34 @@ class DcmiBmc:
         env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "IPMI_PASSWORD": secret}
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._words, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env=env,
-            )  # fmt: skip
+                *self._words,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=env,
+            )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "a word that cannot be passed on"
             raise ConnectorError(f"{self.name}: {self._words[0]}: {why}") from None
         what = f"{self.name}: dcmi power {words[0]}"
         try:
             async with asyncio.timeout(self._timeout_s):
-                out, told = await asyncio.gather(_some(process.stdout), _some(process.stderr))
+                out, errors = await asyncio.gather(_some(process.stdout), _some(process.stderr))
                 code = await process.wait()
         except TimeoutError:
             raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s") from None
         finally:
             await _end(process)
         if code != 0:
-            why = _short((told or out).replace(secret, "***")) or f"exit {code}"
+            why = _short((errors or out).replace(secret, "***")) or f"exit {code}"
             kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
             raise kind(f"{what}: {why}")
         return out
 
 
 async def _some(stream: asyncio.StreamReader | None) -> str:
-    """The beginning of what a stream says; the rest is read and thrown away."""
+    """The beginning of a stream; the rest is read and thrown away."""
     assert stream is not None
     kept = bytearray()
     while part := await stream.read(2**14):

@@ -1,8 +1,7 @@
-"""BMCs that cap power: what is asked of one, whatever it speaks, and how many are asked without one in the
-way of others.
+"""BMCs that cap power: the protocol of one, a fleet of them, and the source that reads their caps.
 
-Each BMC has a lane of its own, so that nobody reads while somebody sets; those that failed last share a few
-places, so that dead ones never hold up the rest.
+A BMC is either read or set, never both at once. BMCs that failed last share a few places, so that dead ones
+never hold up the rest.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from connectors.backoff import Backoff
 from twin.catalogue import ActuationError, ConnectorError
 from twin.contracts import Inlet
 from twin.telemetry import Reading
@@ -25,7 +25,7 @@ READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_rea
 # At most with one BMC at a time, so that one that answers slowly takes no place for long. source: estimate,
 # a walk of 100 resources at a second each
 VISIT_S = 120.0
-LONGEST_S = 60.0  # between two looks at a BMC that does not answer, unless its period is longer
+LONGEST_S = 60.0  # between two readings of a BMC that does not answer, unless its period is longer
 
 
 class Key(NamedTuple):
@@ -63,13 +63,13 @@ class Changed(ConnectorError):
 
 
 class Bmc(Protocol):
-    """One BMC. What it raises is of it alone: ConnectorError where it does not answer as it should, now."""
+    """One BMC. A ConnectorError concerns this BMC alone, which does not answer as it should now."""
 
     name: str
     node: int
     keys: tuple[Key, ...]  # that may be commanded
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         """Caps and power of the node. Raises ConnectorError."""
         ...
 
@@ -90,7 +90,7 @@ class Bmc(Protocol):
 
 
 class Fleet:
-    """The BMCs of one section: lanes, and what was seen of caps last. `end` closes what they share."""
+    """The BMCs of one section, their lanes and the caps last read. `end` closes what they share."""
 
     def __init__(
         self, bmcs: Iterable[Bmc], at_once: int, end: Callable[[], Awaitable[None]] | None = None
@@ -98,36 +98,36 @@ class Fleet:
         self.bmcs = tuple(bmcs)
         self.of: dict[Key, Bmc] = {key: bmc for bmc in self.bmcs for key in bmc.keys}
         self.last: dict[Key, tuple[float, Cap]] = {}  # monotonic time, cap; no more than there are keys
-        self.failed: dict[str, int] = {}  # BMC -> failures on end
+        self.failing: set[str] = set()  # BMCs whose last visit failed
         self._end = end
         self._locks = {bmc.name: asyncio.Lock() for bmc in self.bmcs}
         self._well, self._ailing = asyncio.Semaphore(at_once), asyncio.Semaphore(max(1, at_once // 2))
 
     @contextlib.asynccontextmanager
     async def lane(self, bmc: Bmc) -> AsyncIterator[None]:
-        """The BMC for oneself; whether it answers is counted by what is raised inside."""
+        """Exclusive use of a BMC; an error raised inside marks it as failing."""
         async with self._locks[bmc.name], self._place(bmc):
             try:
                 async with asyncio.timeout(VISIT_S) as visit:
                     yield
             except ActuationError:
-                self.failed.pop(bmc.name, None)
+                self.failing.discard(bmc.name)
                 raise
             except TimeoutError:
-                self.failed[bmc.name] = self.failed.get(bmc.name, 0) + 1
+                self.failing.add(bmc.name)
                 if not visit.expired():
                     raise
                 raise ConnectorError(f"{bmc.name}: no whole visit within {VISIT_S:g} s") from None
             except Exception:
-                self.failed[bmc.name] = self.failed.get(bmc.name, 0) + 1
+                self.failing.add(bmc.name)
                 raise
-            self.failed.pop(bmc.name, None)
+            self.failing.discard(bmc.name)
 
     def _place(self, bmc: Bmc) -> asyncio.Semaphore:
-        return self._ailing if self.failed.get(bmc.name) else self._well
+        return self._ailing if bmc.name in self.failing else self._well
 
     def note(self, caps: Iterable[Cap], now_ns: int) -> list[Reading]:
-        """Remember these caps; what they say as readings."""
+        """Remember these caps; return them as readings."""
         out: list[Reading] = []
         for cap in caps:
             self.last[cap.key] = time.monotonic(), cap
@@ -145,20 +145,24 @@ class Fleet:
 
 
 class BmcSource:
-    """Reads caps and power back, each BMC on its own, every `period_s`; a dead one more and more seldom.
+    """Reads caps and power of each BMC every `period_s`, of a dead one more and more seldom.
 
-    What `left_to_others(key)` gives a reason for is told by others, more often: it is not told here.
+    A cap for which `left_to_others(key)` returns a reason is read more often by others: it is left out.
     """
 
     def __init__(
-        self, name: str, fleet: Fleet, period_s: float, now_ns: Callable[[], int] = time.time_ns,
+        self,
+        name: str,
+        fleet: Fleet,
+        period_s: float,
+        now_ns: Callable[[], int] = time.time_ns,
         left_to_others: Callable[[Key], str] = lambda key: "",  # noqa: ARG005
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self._fleet, self._period_s, self._now_ns = name, fleet, period_s, now_ns
         self._left_to_others = left_to_others
 
     async def run(self, inlet: Inlet) -> None:
-        """Look at all BMCs until cancelled. What one does wrong is counted under its name."""
+        """Read all BMCs until cancelled. Faults of one are counted under its name."""
         tasks = [asyncio.create_task(self._follow(bmc, inlet), name=bmc.name) for bmc in self._fleet.bmcs]
         try:
             await asyncio.gather(*tasks)
@@ -171,27 +175,31 @@ class BmcSource:
     async def _follow(self, bmc: Bmc, inlet: Inlet) -> None:
         # at a phase of its own, so that not all are asked at once
         await asyncio.sleep(self._period_s * (zlib.crc32(bmc.name.encode()) / 2**32))
+        backoff = Backoff(2 * self._period_s, max(LONGEST_S, self._period_s))
         while True:
             began_s = time.monotonic()
             try:
                 async with self._fleet.lane(bmc):
-                    seen = await bmc.look()
+                    reading = await bmc.read()
                 now_ns = self._now_ns()
-                items = self._fleet.note(seen.caps, now_ns)
-                items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in seen.power_w]
+                items = self._fleet.note(reading.caps, now_ns)
+                items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]
                 if items:
                     inlet.stage(items, now_ns)
-                for fault in seen.faults:
+                for fault in reading.faults:
                     inlet.reject(bmc.name, fault)
             except (ConnectorError, ActuationError) as error:
                 inlet.reject(bmc.name, str(error))
-            except Exception as error:  # what one BMC says must not end the looks at others
+            except Exception as error:  # one BMC must not end the reading of others
                 log.exception("%s", bmc.name)
                 inlet.reject(bmc.name, f"{type(error).__name__}: {error}"[:300])
-            failed = min(self._fleet.failed.get(bmc.name, 0), 16)
-            wait_s = max(self._period_s, min(LONGEST_S, self._period_s * 2**failed))
-            await asyncio.sleep(max(wait_s - (time.monotonic() - began_s), 0.1 * self._period_s))
+            pause_s = self._period_s
+            if bmc.name in self._fleet.failing:
+                pause_s = max(pause_s, backoff.next_s())
+            else:
+                backoff.reset()
+            await asyncio.sleep(max(pause_s - (time.monotonic() - began_s), 0.1 * self._period_s))
 
     def _left(self, gpu: int) -> bool:
         return bool(self._left_to_others(Key(GPU_CAP, gpu)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,58 +47,65 @@ class Map:
     why: dict[str, str] = field(default_factory=dict)
 
 
-class RedfishBmc:
-    """One node's service. `gpus` are the indices of the node's GPUs in the site, `most_w` by control.
+@dataclass(frozen=True, kw_only=True)
+class RedfishCaps:
+    """The caps of a service: those that we `command` (gpus, node) and the highest of each in the site.
 
-    `gpu_ids` are Ids of processors in the order of the GPUs (else their natural order); `node_control` the
+    `gpu_ids` are Ids of processors in the order of the GPUs (else their natural order); `node_control` is the
     Id or path of the node's Control, for a chassis with several.
     """
 
+    command: Sequence[str] = ()
+    most_w: Mapping[Key, float] = field(default_factory=dict)
+    gpu_ids: Sequence[str] = ()
+    node_control: str = ""
+
+
+class RedfishBmc:
+    """One node's service. `gpus` are the indices of the node's GPUs in the site."""
+
     def __init__(
-        self, name: str, node: int, client: RedfishClient, gpus: Sequence[int], *,
-        command: Sequence[str] = (), most_w: dict[Key, float] | None = None, gpu_ids: Sequence[str] = (),
-        node_control: str = "",
-    ) -> None:  # fmt: skip
-        self.name, self.node, self._client = name, node, client
-        self._gpus, self._gpu_ids, self._node_control = tuple(gpus), tuple(gpu_ids), node_control
-        self._most_w = most_w or {}
+        self, name: str, node: int, client: RedfishClient, gpus: Sequence[int], caps: RedfishCaps
+    ) -> None:
+        self.name, self.node, self._client, self._gpus = name, node, client, tuple(gpus)
+        self._gpu_ids, self._node_control, self._most_w = caps.gpu_ids, caps.node_control, caps.most_w
         self.keys = (
-            *(Key(GPU_CAP, gpu) for gpu in self._gpus if "gpus" in command),
-            *((Key(NODE_CAP, node),) if "node" in command else ()),
+            *(Key(GPU_CAP, gpu) for gpu in self._gpus if "gpus" in caps.command),
+            *((Key(NODE_CAP, node),) if "node" in caps.command else ()),
         )
         self._map: Map | None = None
         self._walked_s = 0.0
         self._found_off: set[Key] = set()  # caps that were off before we set them
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         """All that the node's service says. Raises ConnectorError."""
-        found = await self._mapped()
+        parts = await self._mapped()
         caps: list[Cap] = []
         power: list[tuple[str, int, float]] = []
         bodies: dict[str, HttpAnswer] = {}
         try:
-            for number, gpu in enumerate(self._gpus if found.gpus else ()):
-                caps.append(await self._read(Key(GPU_CAP, gpu), found.gpus[number], bodies))
-                if path := found.gpu_power[number]:
+            for number, gpu in enumerate(self._gpus if parts.gpus else ()):
+                caps.append(await self._read(Key(GPU_CAP, gpu), parts.gpus[number], bodies))
+                if path := parts.gpu_power[number]:
                     power += _power("gpu", gpu, await self._get(path, bodies))
-            if found.node is not None:
-                caps.append(await self._read(Key(NODE_CAP, self.node), found.node, bodies))
-            if found.node_power:
-                power += _power("node", self.node, await self._get(found.node_power, bodies))
+            if parts.node is not None:
+                caps.append(await self._read(Key(NODE_CAP, self.node), parts.node, bodies))
+            if parts.node_power:
+                power += _power("node", self.node, await self._get(parts.node_power, bodies))
         except Gone:
             self._map = None
             raise
         wanted = {key.control for key in self.keys}
-        return BmcReading(tuple(caps), tuple(power), tuple(w for c, w in found.why.items() if c in wanted))
+        return BmcReading(tuple(caps), tuple(power), tuple(w for c, w in parts.why.items() if c in wanted))
 
     async def cap(self, key: Key) -> Cap:
         """One cap, asked anew. Raises ConnectorError, or ActuationError where there is none."""
-        found = await self._mapped()
-        spot = found.node
+        parts = await self._mapped()
+        spot = parts.node
         if key.control == GPU_CAP:
-            spot = found.gpus[self._gpus.index(key.entity)] if found.gpus else None
+            spot = parts.gpus[self._gpus.index(key.entity)] if parts.gpus else None
         if spot is None:
-            why = found.why.get(key.control, "has no power limit for it")
+            why = parts.why.get(key.control, "has no power limit for it")
             raise ActuationError(f"{self.name}: {why}")
         try:
             return await self._read(key, spot, {})
@@ -108,8 +115,8 @@ class RedfishBmc:
 
     async def put(self, cap: Cap, value_w: float, final: bool) -> None:
         """Set a cap, in whole watts and none above what was asked; see `Bmc.put`."""
-        found, number = self._map, self._gpus.index(cap.key.entity) if cap.key.control == GPU_CAP else 0
-        spots = () if found is None else found.gpus if cap.key.control == GPU_CAP else (found.node,)
+        parts, number = self._map, self._gpus.index(cap.key.entity) if cap.key.control == GPU_CAP else 0
+        spots = () if parts is None else parts.gpus if cap.key.control == GPU_CAP else (parts.node,)
         spot = spots[number] if number < len(spots) else None
         if spot is None:  # not looked for now: whether we still lead was asked just before
             raise Changed(f"{self.name}: what was read is no longer known; it is read again")
@@ -225,16 +232,22 @@ class Walk:
             out.why[GPU_CAP] = f"shows a power limit for {len(spots)} of {wanted} GPUs"
 
     def _node(
-        self, out: Map, chosen: str, controls: list[tuple[str, str, JSON]],
+        self,
+        out: Map,
+        chosen: str,
+        controls: list[tuple[str, str, JSON]],
         metrics: list[tuple[str, str, JSON]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         whole = [(ch, path) for ch, path, c in controls if _of_node(c)]
         if chosen:
             whole = [(ch, path) for ch, path, c in controls if chosen in (path, c.get("Id"))]
         spots = [(ch, Spot(path, "control")) for ch, path in whole]
         if not spots and not chosen:
-            spots = [(ch, Spot(path, "metrics")) for ch, path, m in metrics
-                     if isinstance(m.get("PowerLimitWatts"), dict)]  # fmt: skip
+            spots = [
+                (ch, Spot(path, "metrics"))
+                for ch, path, m in metrics
+                if isinstance(m.get("PowerLimitWatts"), dict)
+            ]
         if len(spots) == 1:
             out.node = spots[0][1]
         elif spots:
@@ -298,14 +311,14 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _links(body: JSON, name: str) -> list[str]:
     links = body.get("Links")
-    found = links.get(name) if isinstance(links, dict) else None
-    paths = [x.get("@odata.id") for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+    members = links.get(name) if isinstance(links, dict) else None
+    paths = [x.get("@odata.id") for x in members if isinstance(x, dict)] if isinstance(members, list) else []
     return [str(p) for p in paths if is_path(p)]
 
 
 def _related(control: JSON) -> list[str]:
-    found = control.get("RelatedItem")
-    return [str(x.get("@odata.id")) for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+    items = control.get("RelatedItem")
+    return [str(x.get("@odata.id")) for x in items if isinstance(x, dict)] if isinstance(items, list) else []
 
 
 def _of_node(control: JSON) -> bool:

@@ -48,9 +48,15 @@ class RedfishClient:
     """One service. `secret` gives the password, asked each time we sign in; `http` the session of aiohttp."""
 
     def __init__(
-        self, base: str, user: str, secret: Callable[[], str], http: Callable[[], aiohttp.ClientSession], *,
-        timeout_s: float = 5.0, tls: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        base: str,
+        user: str,
+        secret: Callable[[], str],
+        http: Callable[[], aiohttp.ClientSession],
+        *,
+        timeout_s: float = 5.0,
+        tls: Any = None,
+    ) -> None:
         self.base, self._user, self._secret, self._http = base.rstrip("/"), user, secret, http
         self._timeout_s, self._tls = timeout_s, tls
         self._token = self._session_path = ""
@@ -114,8 +120,9 @@ class RedfishClient:
             self._basic = _basic(self._user, password)
             return
         try:
-            answer = await self._once("POST", path, {"UserName": self._user, "Password": password}, "",
-                                      signed=False)  # fmt: skip
+            answer = await self._once(
+                "POST", path, {"UserName": self._user, "Password": password}, "", signed=False
+            )
         except _NotSigned:
             raise self._refused("a new session") from None
         except Gone:
@@ -148,7 +155,7 @@ class RedfishClient:
 
     async def _send(
         self, method: str, path: str, body: JSON | None, tag: str, signed: bool
-    ) -> HttpAnswer | str:  # fmt: skip
+    ) -> HttpAnswer | str:
         """One request; the answer, or the path on this service that it leads to."""
         headers = {"If-Match": tag} if tag else {}
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
@@ -162,9 +169,13 @@ class RedfishClient:
         url = self.base + path
         try:
             async with self._http().request(
-                method, url, headers=headers, allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s), **options,
-            ) as answer:  # fmt: skip
+                method,
+                url,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                **options,
+            ) as answer:
                 text = await body_of(answer, url, MAX_BODY, ConnectorError)
                 return self._judge(method, url, answer, text)
         except TimeoutError:
@@ -233,12 +244,12 @@ class _NotSigned(ConnectorError):
 def decoded(text: bytes, url: str) -> JSON:
     """The object that an answer is. Raises ConnectorError for anything else."""
     try:
-        found = msgspec.json.decode(text)
+        body = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConnectorError(f"{url}: expected JSON: {str(error)[:100]}") from None
-    if not isinstance(found, dict):
-        raise ConnectorError(f"{url}: expected a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(body, dict):
+        raise ConnectorError(f"{url}: expected a JSON object, got {type(body).__name__}")
+    return body
 
 
 def link(body: Any, name: str) -> str | None:
@@ -250,9 +261,15 @@ def link(body: Any, name: str) -> str | None:
 
 def is_path(path: object) -> bool:
     """True if this is a path on the service: `/redfish/...`, no host, nothing that climbs."""
-    return (isinstance(path, str) and path.startswith("/redfish/") and len(path) <= MAX_PATH
-            and path.isascii() and path.isprintable()
-            and not {" ", "\\", "#"} & set(path) and "/../" not in f"{path}/")  # fmt: skip
+    return (
+        isinstance(path, str)
+        and path.startswith("/redfish/")
+        and len(path) <= MAX_PATH
+        and path.isascii()
+        and path.isprintable()
+        and not {" ", "\\", "#"} & set(path)
+        and "/../" not in f"{path}/"
+    )
 
 
 def _basic(user: str, password: str) -> str:

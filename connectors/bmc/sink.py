@@ -13,15 +13,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from connectors.bmc.limits import READBACK, Bmc, Cap, Changed, Fleet, Key
-from connectors.orders import SinkOrder, order_rows
+from connectors.orders import SinkContext, SinkOrder, order_rows
 from twin.catalogue import ActuationError, ConnectorError
-from twin.contracts import CommandBatch, Item
+from twin.contracts import CommandBatch
 from twin.site import Site
 
 log = logging.getLogger(__name__)
@@ -53,21 +53,24 @@ class CapOrder(SinkOrder):
 
 
 class BmcSink:
-    """Commands the caps of a fleet of BMCs. `stage` takes answers and read-backs.
+    """Commands the caps of a fleet of BMCs.
 
-    `may_act` is asked before each change; `left_to_others(key)` says why a cap is not ours to set, or "".
+    `left_to_others(key)` returns the reason why a cap is not ours to set, or "".
     """
 
     enforces_safe = False  # a BMC keeps its last cap, whoever lives
 
     def __init__(
-        self, name: str, site: Site, fleet: Fleet, stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool], *, now_ns: Callable[[], int] = time.time_ns,
+        self,
+        name: str,
+        site: Site,
+        fleet: Fleet,
+        context: SinkContext,
         left_to_others: Callable[[Key], str] = lambda key: "",  # noqa: ARG005
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.controls = name, tuple(dict.fromkeys(key.control for key in fleet.of))
-        self._site, self._fleet, self._stage, self._may_act = site, fleet, stage, may_act
-        self._now_ns, self._left_to_others = now_ns, left_to_others
+        self._site, self._fleet, self._left_to_others = site, fleet, left_to_others
+        self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
         self._orders: dict[Key, CapOrder] = {}  # no more than there are caps
         self._due: dict[str, dict[Key, None]] = {}  # BMC -> caps with something to do
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +83,7 @@ class BmcSink:
         )
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Take these commands; what becomes of them is told through `stage`."""
+        """Take these commands; answers to them are staged."""
         for batch in commands:
             if batch.control in self.controls:
                 self._take(batch)
@@ -110,7 +113,7 @@ class BmcSink:
     @property
     def fault(self) -> str:
         """Return the first BMC that does not carry out its command, and the reason; empty if none."""
-        away = [(name, why) for name, why in self._away.items() if self._fleet.failed.get(name)]
+        away = [(name, why) for name, why in self._away.items() if name in self._fleet.failing]
         away += [(self._name(key), f"its lease ended: {why}") for key, why in self._stuck.items()]
         if not away:
             return ""
@@ -132,9 +135,16 @@ class BmcSink:
                 self._drop(key)
                 continue
             order = CapOrder(
-                row.epoch, row.number, row.generation, row.value, key, batch.issued_ns, batch.expires_ns,
-                batch.deadline_ns, batch.final,
-            )  # fmt: skip
+                row.epoch,
+                row.number,
+                row.generation,
+                row.value,
+                key,
+                batch.issued_ns,
+                batch.expires_ns,
+                batch.deadline_ns,
+                batch.final,
+            )
             if self._is_news(order):
                 self.counts["commands"] += 1
                 self._orders[key] = order
@@ -191,7 +201,7 @@ class BmcSink:
         self._next_end_ns = min(ends, default=2**62)
 
     async def _work(self, bmc: Bmc) -> None:
-        """Carry out what this BMC is told, in rounds that grow apart, until nothing is left to do."""
+        """Carry out the orders of this BMC, in rounds that grow apart, until nothing is left to do."""
         wait_s = FIRST_S
         while orders := self._waiting(bmc):
             if not self._may_act():  # another daemon has the site

@@ -9,6 +9,7 @@ from .flex import (
     STEM as STEM,
     TOPIC as TOPIC,
     FlexDecoder as FlexDecoder,
+    FlexTrust as FlexTrust,
     correlation_of as correlation_of,
     feed_of as feed_of,
 )
@@ -20,7 +21,13 @@ from .flex_state import (
     FlexPublication as FlexPublication,
     Hint as Hint,
 )
-from .flex_wire import AGENT as AGENT, BREACH as BREACH, encode_event as encode_event, plain as plain
+from .flex_wire import (
+    AGENT as AGENT,
+    BREACH as BREACH,
+    EventCause as EventCause,
+    encode_event as encode_event,
+    plain as plain,
+)
 from .heartbeat import (
     EVERY_S as EVERY_S,
     SYSTEM_METADATA as SYSTEM_METADATA,

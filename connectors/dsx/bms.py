@@ -240,8 +240,9 @@ class BmsDecoder:
         """Find entity, row and conversion of a point, or the reason why its values are ignored."""
         why = self._find(point)
         if why is not None:
-            point.ignored = Ignored(point.meta.point_type if point.meta.point_type in POINT_TYPES
-                                    else "unknown point type", why)  # fmt: skip
+            point.ignored = Ignored(
+                point.meta.point_type if point.meta.point_type in POINT_TYPES else "unknown point type", why
+            )
             return
         assert point.group is not None
         group = self._groups.setdefault(point.group, [])

@@ -47,7 +47,7 @@ class Discovery:
 
 
 @dataclass
-class _Found:
+class _Topology:
     """Entities named in metadata, by their ids on the wire."""
 
     racks: set[str] = field(default_factory=set)
@@ -73,169 +73,179 @@ class _Found:
 
 def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> Discovery:
     """The site that the retained metadata among `messages` describes."""
-    found = _Found()
-    points = _points(messages, found)
+    topology = _Topology()
+    points = _points(messages, topology)
     for key in sorted(points):
-        _take(points[key], found)
-    for kind, group in (("CDU", found.cdus), ("PowerMeter", found.meters), ("", found.others)):
-        group.update({giver: sorted(served) for giver, served in found.declared.get(kind, {}).items()})
-    _reference_racks(found)
-    _reference_taps(found)
-    _break_cycles(found)
-    _infer_racks(found)
-    _infer_sides(found)
-    site = _tree(found, local_name(site_name) or "site")
-    if more := found.counts["notes"] - len(found.notes):
-        found.notes.append(f"{more} further notes are left out")
-    return Discovery(site, found.notes, dict(sorted(found.counts.items())))
+        _take(points[key], topology)
+    for kind, group in (("CDU", topology.cdus), ("PowerMeter", topology.meters), ("", topology.others)):
+        group.update({giver: sorted(served) for giver, served in topology.declared.get(kind, {}).items()})
+    _reference_racks(topology)
+    _reference_taps(topology)
+    _break_cycles(topology)
+    _infer_racks(topology)
+    _infer_sides(topology)
+    site = _tree(topology, local_name(site_name) or "site")
+    if more := topology.counts["notes"] - len(topology.notes):
+        topology.notes.append(f"{more} further notes are left out")
+    return Discovery(site, topology.notes, dict(sorted(topology.counts.items())))
 
 
-def _points(messages: Iterable[Message | BadRow], found: _Found) -> dict[str, Edges]:
+def _points(messages: Iterable[Message | BadRow], topology: _Topology) -> dict[str, Edges]:
     """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
     points: dict[str, Edges] = {}
-    held = 0
+    total_bytes = 0
     for message in messages:
         if isinstance(message, BadRow) or not message.topic.startswith(PREFIX):
-            found.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
+            topology.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
             continue
-        found.counts["metadata_messages"] += 1
+        topology.counts["metadata_messages"] += 1
         key = message.topic[len(PREFIX) :]
         if not message.payload:
             points.pop(key, None)
             continue
-        full = len(points) >= MAX_POINTS or held > MAX_TOTAL_BYTES
+        full = len(points) >= MAX_POINTS or total_bytes > MAX_TOTAL_BYTES
         if len(key) > 1024 or len(message.payload) > MAX_METADATA_BYTES or (full and key not in points):
-            found.counts["over_limit"] += 1
+            topology.counts["over_limit"] += 1
             continue
-        held += 0 if key in points else len(message.payload)
+        total_bytes += 0 if key in points else len(message.payload)
         try:
             meta = _EDGES.decode(message.payload)
         except (ValueError, RecursionError) as error:
-            found.counts["bad_metadata"] += 1
-            found.note(f"{key[:120]}: not the metadata of a point: {str(error)[:120]}")
+            topology.counts["bad_metadata"] += 1
+            topology.note(f"{key[:120]}: not the metadata of a point: {str(error)[:120]}")
             continue
         if key in points and points[key] != meta:
-            found.counts["changed_metadata"] += 1
-            found.note(f"{key[:120]}: said different things; the last is taken")
+            topology.counts["changed_metadata"] += 1
+            topology.note(f"{key[:120]}: said different things; the last is taken")
         points[key] = meta
-    found.counts["points"] = len(points)
+    topology.counts["points"] = len(points)
     return points
 
 
-def _take(meta: Edges, found: _Found) -> None:
+def _take(meta: Edges, topology: _Topology) -> None:
     areas, whose = split_areas(meta.process_area), meta.object_id or meta.associate_id
     for wire, meant in areas.misspelt:
-        found.note(f"{whose}, {meta.point_type}: process area {wire!r} is read as {meant!r}")
+        topology.note(f"{whose}, {meta.point_type}: process area {wire!r} is read as {meant!r}")
     if meta.object_type == "Rack":
         if meta.rack_location_id:
-            found.racks.add(meta.rack_location_id)
+            topology.racks.add(meta.rack_location_id)
         return
     if meta.associate_id:
-        found.parts.setdefault(meta.associate_id, set()).add(meta.object_type)
+        topology.parts.setdefault(meta.associate_id, set()).add(meta.object_type)
         return
     if not meta.object_id:
-        found.counts["points_without_object"] += 1
+        topology.counts["points_without_object"] += 1
         return
     if meta.object_type == "Sensor":
-        found.halls.update(areas.places[: 1 if len(found.halls) < MAX_HALLS else 0])
+        topology.halls.update(areas.places[: 1 if len(topology.halls) < MAX_HALLS else 0])
         return
     kind = meta.object_type if meta.object_type in ("CDU", "PowerMeter") else ""
-    served = found.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
+    served = topology.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
     if meta.object_id in (new := {*(meta.serves_id or ())} - served):
-        found.note(f"{meta.object_id} says that it serves itself; that edge is left out")
+        topology.note(f"{meta.object_id} says that it serves itself; that edge is left out")
         new.remove(meta.object_id)
-    if found.edges <= MAX_EDGES < found.edges + len(new):
-        found.note(f"more than {MAX_EDGES} servesId: those of {meta.object_id} and later ones are left out")
-    found.edges += len(new)
-    served.update(new if found.edges <= MAX_EDGES else ())
+    if topology.edges <= MAX_EDGES < topology.edges + len(new):
+        topology.note(
+            f"more than {MAX_EDGES} servesId: those of {meta.object_id} and later ones are left out"
+        )
+    topology.edges += len(new)
+    served.update(new if topology.edges <= MAX_EDGES else ())
 
 
-def _reach(start: str, group: Serves, found: _Found) -> list[str]:
+def _reach(start: str, group: Serves, topology: _Topology) -> list[str]:
     """Entities that `start` serves, through objects that the site file lacks (heat exchangers, UPSs)."""
     reached: dict[str, None] = {}
-    waiting, seen = list(reversed(group[start])), {start}
-    while waiting and found.steps <= MAX_STEPS:
+    waiting, visited = list(reversed(group[start])), {start}
+    while waiting and topology.steps <= MAX_STEPS:
         target = waiting.pop()
-        found.steps += 1
-        if found.steps > MAX_STEPS:
-            found.note(f"too many ways through other equipment: what {start} and later ones serve is cut")
-        if target in seen:
+        topology.steps += 1
+        if topology.steps > MAX_STEPS:
+            topology.note(f"too many ways through other equipment: what {start} and later ones serve is cut")
+        if target in visited:
             continue
-        seen.add(target)
-        if target in found.others and target not in found.racks:
-            waiting.extend(reversed(found.others[target]))
+        visited.add(target)
+        if target in topology.others and target not in topology.racks:
+            waiting.extend(reversed(topology.others[target]))
         else:
             reached[target] = None
     return list(reached)
 
 
-def _reference_racks(found: _Found) -> None:
+def _reference_racks(topology: _Topology) -> None:
     """CDUs: what they serve is racks, known or not."""
     served: set[str] = set()
-    for cdu in sorted(found.cdus):
-        targets = _reach(cdu, found.cdus, found)
-        found.cdus[cdu] = [t for t in targets if t not in found.cdus and t not in found.meters]
-        served.update(found.cdus[cdu])
-    found.referenced = served - found.racks
-    for both in sorted(found.racks & found.meters.keys()):
-        del found.meters[both]
-        found.note(f"{both} is the id of a rack and of a meter; the meter is left out")
-    if found.referenced:
-        found.note(f"referenced, no telemetry: racks that only a CDU names: {_list(found.referenced)}")
-    for rack in sorted(found.racks - served) if found.cdus else ():
-        found.note(f"rack {rack} reports, but no CDU says that it serves it")
-    _one_parent(found.cdus, served, "CDU", found)
+    for cdu in sorted(topology.cdus):
+        targets = _reach(cdu, topology.cdus, topology)
+        topology.cdus[cdu] = [t for t in targets if t not in topology.cdus and t not in topology.meters]
+        served.update(topology.cdus[cdu])
+    topology.referenced = served - topology.racks
+    for both in sorted(topology.racks & topology.meters.keys()):
+        del topology.meters[both]
+        topology.note(f"{both} is the id of a rack and of a meter; the meter is left out")
+    if topology.referenced:
+        topology.note(f"referenced, no telemetry: racks that only a CDU names: {_list(topology.referenced)}")
+    for rack in sorted(topology.racks - served) if topology.cdus else ():
+        topology.note(f"rack {rack} reports, but no CDU says that it serves it")
+    _one_parent(topology.cdus, served, "CDU", topology)
 
 
-def _one_parent(group: Serves, children: Iterable[str], kind: str, found: _Found) -> None:
+def _one_parent(group: Serves, children: Iterable[str], kind: str, topology: _Topology) -> None:
     """The site file lets a rack have one CDU and a feeder one parent: the first by name keeps the edge."""
     parent: dict[str, str] = {}
     wanted = set(children)
     for giver in sorted(group):
         lost = {c for c in group[giver] if c in wanted and parent.setdefault(c, giver) != giver}
         for child in sorted(lost):
-            found.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
+            topology.note(f"{child} is served by {kind} {parent[child]} and by {giver}: the first is kept")
         group[giver] = [c for c in group[giver] if c not in lost]
 
 
-def _reference_taps(found: _Found) -> None:
+def _reference_taps(topology: _Topology) -> None:
     """Meters: an unknown id behind one is a meter without telemetry, but a rack beside known racks only."""
-    racks = found.racks | found.referenced
-    declared = set(found.meters)
+    racks = topology.racks | topology.referenced
+    declared = set(topology.meters)
     bare: set[str] = set()
     for meter in sorted(declared):
-        reached = _reach(meter, found.meters, found)
-        if any(t in found.cdus for t in reached):
-            found.note(f"{meter} feeds a CDU, which the site file cannot say; that edge is left out")
-        found.meters[meter] = targets = [t for t in reached if t not in found.cdus]
+        reached = _reach(meter, topology.meters, topology)
+        if any(t in topology.cdus for t in reached):
+            topology.note(f"{meter} feeds a CDU, which the site file cannot say; that edge is left out")
+        topology.meters[meter] = targets = [t for t in reached if t not in topology.cdus]
         unknown = [t for t in targets if t not in racks and t not in declared]
         if unknown and any(t in racks for t in targets) and not any(t in declared for t in targets):
-            found.referenced.update(unknown)
-            found.note(f"referenced, no telemetry: taken for racks beside those of {meter}: {_list(unknown)}")
+            topology.referenced.update(unknown)
+            topology.note(
+                f"referenced, no telemetry: taken for racks beside those of {meter}: {_list(unknown)}"
+            )
         else:
             bare.update(unknown)
-    for part in sorted(found.parts):
-        kinds = found.parts[part]
-        if part in racks or part in declared or part in bare or part in found.cdus or part in found.others:
+    for part in sorted(topology.parts):
+        kinds = topology.parts[part]
+        if (
+            part in racks
+            or part in declared
+            or part in bare
+            or part in topology.cdus
+            or part in topology.others
+        ):
             continue
         if kinds & {"Shunt", "Breaker"}:
             bare.add(part)
-            found.note(f"feeder {part} is known only from its {_list(kinds)}")
+            topology.note(f"feeder {part} is known only from its {_list(kinds)}")
         else:
-            found.note(f"{part} is named by the associateId of a {_list(kinds)} only; left out")
-    bare -= found.referenced
-    found.meters.update({tap: [] for tap in sorted(bare)})
-    found.counts["feeders_without_telemetry"] = len(bare)
+            topology.note(f"{part} is named by the associateId of a {_list(kinds)} only; left out")
+    bare -= topology.referenced
+    topology.meters.update({tap: [] for tap in sorted(bare)})
+    topology.counts["feeders_without_telemetry"] = len(bare)
 
 
-def _break_cycles(found: _Found) -> None:
+def _break_cycles(topology: _Topology) -> None:
     """Drop the edges by which a meter would feed itself: depth first, in the order of names."""
     done: set[str] = set()
     looped: dict[str, set[str]] = defaultdict(set)
-    for root in sorted(found.meters):
+    for root in sorted(topology.meters):
         if root in done:
             continue
-        path, on_path = [(root, iter(found.meters[root]))], {root}
+        path, on_path = [(root, iter(topology.meters[root]))], {root}
         while path:
             meter, rest = path[-1]
             target = next(rest, None)
@@ -245,37 +255,37 @@ def _break_cycles(found: _Found) -> None:
                 done.add(meter)
             elif target in on_path:
                 looped[meter].add(target)
-                found.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
-            elif target in found.meters and target not in done:
-                path.append((target, iter(found.meters[target])))
+                topology.note(f"a cycle: {meter} serves {target}, which serves it; that edge is left out")
+            elif target in topology.meters and target not in done:
+                path.append((target, iter(topology.meters[target])))
                 on_path.add(target)
-    found.meters |= {m: [t for t in found.meters[m] if t not in lost] for m, lost in looped.items()}
-    _one_parent(found.meters, found.meters, "feeder", found)
+    topology.meters |= {m: [t for t in topology.meters[m] if t not in lost] for m, lost in looped.items()}
+    _one_parent(topology.meters, topology.meters, "feeder", topology)
 
 
-def _infer_racks(found: _Found) -> None:
+def _infer_racks(topology: _Topology) -> None:
     """Racks of feeders that serve nothing we know of, by analogy with the names of declared pairs."""
-    racks = found.racks | found.referenced
+    racks = topology.racks | topology.referenced
     templates: dict[Template, str] = {}
-    for meter, rack in ((m, r) for m in sorted(found.meters) for r in found.meters[m] if r in racks):
+    for meter, rack in ((m, r) for m in sorted(topology.meters) for r in topology.meters[m] if r in racks):
         if len(templates) < MAX_TEMPLATES and (template := find_template(meter, rack)) is not None:
             templates.setdefault(template, f"{meter} -> {rack}")
-    for tap in sorted(t for t, targets in found.meters.items() if not targets):
+    for tap in sorted(t for t, targets in topology.meters.items() if not targets):
         guesses = {made: why for t, why in templates.items() if (made := apply_template(t, tap)) in racks}
         if len(guesses) != 1:
             what = f"several racks fit ({_list(guesses)})" if guesses else "no rack fits its name"
-            found.note(f"feeder {tap}: what it serves is unknown, {what}")
+            topology.note(f"feeder {tap}: what it serves is unknown, {what}")
             continue
         ((rack, why),) = guesses.items()
-        found.meters[tap] = [rack]
-        found.inferred.add(tap)
-        found.note(f"inferred: feeder {tap} serves rack {rack}, by analogy with {why}")
+        topology.meters[tap] = [rack]
+        topology.inferred.add(tap)
+        topology.note(f"inferred: feeder {tap} serves rack {rack}, by analogy with {why}")
 
 
-def _infer_sides(found: _Found) -> None:
+def _infer_sides(topology: _Topology) -> None:
     """A and B where a rack hangs on exactly two separate trees of meters; anything else stays without."""
-    roots = sorted(found.meters.keys() - {t for targets in found.meters.values() for t in targets})
-    members = {root: _descendants(root, found.meters) for root in roots}
+    roots = sorted(topology.meters.keys() - {t for targets in topology.meters.values() for t in targets})
+    members = {root: _descendants(root, topology.meters) for root in roots}
     roots_of: dict[str, list[str]] = defaultdict(list)
     for root in roots:
         for member in members[root]:
@@ -301,12 +311,12 @@ def _infer_sides(found: _Found) -> None:
                     waiting.append(other)
                 clash |= part[other] != side
         if clash:
-            found.note(f"{_list(part)} feed the same racks, but not as two separate sides; none is given")
+            topology.note(f"{_list(part)} feed the same racks, but not as two separate sides; none is given")
         colour.update(dict.fromkeys(part, "none") if clash else part)
     for root in sorted(r for r, side in colour.items() if side != "none"):
-        found.sides.update(dict.fromkeys(members[root] & found.meters.keys(), colour[root]))
+        topology.sides.update(dict.fromkeys(members[root] & topology.meters.keys(), colour[root]))
         also, side = _list(pairs[root]), colour[root]
-        found.note(f"inferred: {root} and all behind it are side {side}, as {also} feeds the same racks")
+        topology.note(f"inferred: {root} and all behind it are side {side}, as {also} feeds the same racks")
 
 
 def _descendants(root: str, serves: Serves) -> set[str]:
@@ -318,16 +328,16 @@ def _descendants(root: str, serves: Serves) -> set[str]:
     return seen
 
 
-def _homes(found: _Found, hall_of: dict[str, str]) -> dict[str, set[str]]:
+def _homes(topology: _Topology, hall_of: dict[str, str]) -> dict[str, set[str]]:
     """The halls of the racks that each meter feeds, summed up from the leaves of the tree."""
-    order, waiting = [], sorted(found.meters.keys() - {t for ts in found.meters.values() for t in ts})
+    order, waiting = [], sorted(topology.meters.keys() - {t for ts in topology.meters.values() for t in ts})
     while waiting:
         order.append(waiting.pop())
-        waiting += [t for t in found.meters[order[-1]] if t in found.meters]
+        waiting += [t for t in topology.meters[order[-1]] if t in topology.meters]
     homes: dict[str, set[str]] = {}
     for meter in reversed(order):
-        homes[meter] = {hall_of[t] for t in found.meters[meter] if t in hall_of}
-        homes[meter].update(*(homes[t] for t in found.meters[meter] if t in homes))
+        homes[meter] = {hall_of[t] for t in topology.meters[meter] if t in hall_of}
+        homes[meter].update(*(homes[t] for t in topology.meters[meter] if t in homes))
     return homes
 
 
@@ -336,59 +346,65 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(ordered[:12]) + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")
 
 
-def _local_names(found: _Found) -> dict[str, str]:
+def _local_names(topology: _Topology) -> dict[str, str]:
     """Wire id -> name of the site file, for every id that can have one."""
     names: dict[str, str] = {}
     taken: set[str] = set()
-    for wire in sorted({*found.racks, *found.referenced, *found.cdus, *found.meters, *found.halls}):
+    for wire in sorted(
+        {*topology.racks, *topology.referenced, *topology.cdus, *topology.meters, *topology.halls}
+    ):
         name = local_name(wire)
         if not 0 < len(name) <= 256 or name in taken:
-            found.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
+            topology.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
             continue
         if name != wire:
-            found.note(f"{wire!r} is written {name}: the site file allows letters, digits and _.:+- only")
+            topology.note(f"{wire!r} is written {name}: the site file allows letters, digits and _.:+- only")
         taken.add(name)
         names[wire] = name
     return names
 
 
-def _tree(found: _Found, site: str) -> dict[str, Any]:
-    names = _local_names(found)
-    halls = sorted(h for h in found.halls if h in names) or ["hall1"]
+def _tree(topology: _Topology, site: str) -> dict[str, Any]:
+    names = _local_names(topology)
+    halls = sorted(h for h in topology.halls if h in names) or ["hall1"]
     if halls == ["hall1"]:
-        found.note("no sensor names its hall: everything is put into hall1")
-    racks = sorted(r for r in found.racks | found.referenced if r in names)
+        topology.note("no sensor names its hall: everything is put into hall1")
+    racks = sorted(r for r in topology.racks | topology.referenced if r in names)
     tokens = {hall.casefold(): hall for hall in halls}
     hall_of: dict[str, str] = {}
     for rack in racks:
         named = [tokens[t.casefold()] for t in words_of(rack) if t.casefold() in tokens]
         hall_of[rack] = named[0] if named else halls[0]
         if len(halls) > 1 and not named:
-            found.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
+            topology.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
     parts = ("racks", "cdus", "feeders")
     tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
     blank = {"profile": None}  # the hardware is for the operator to say; a profile brings its own layout
     for rack in racks:
         tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
-    for cdu in sorted(c for c in found.cdus if c in names):
-        served = [r for r in found.cdus[cdu] if r in hall_of]
+    for cdu in sorted(c for c in topology.cdus if c in names):
+        served = [r for r in topology.cdus[cdu] if r in hall_of]
         home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
         far = [r for r in served if hall_of[r] != home]
         if far:
             what = "serves racks of another hall, which the site file cannot say"
-            found.note(f"CDU {cdu} {what}: {_list(far)}")
+            topology.note(f"CDU {cdu} {what}: {_list(far)}")
         own = [names[r] for r in served if hall_of[r] == home]
         tree[home]["cdus"].append({"name": names[cdu], "serves": own})
-    across, homes = list[dict[str, Any]](), _homes(found, hall_of)
-    for meter in sorted(m for m in found.meters if m in names):
+    across, homes = list[dict[str, Any]](), _homes(topology, hall_of)
+    for meter in sorted(m for m in topology.meters if m in names):
         row: dict[str, Any] = {"name": names[meter]}
-        row["serves"] = [names[t] for t in found.meters[meter] if t in names]
-        row |= {"side": found.sides[meter]} if meter in found.sides else {}
-        row |= {"inferred": True} if meter in found.inferred else {}
+        row["serves"] = [names[t] for t in topology.meters[meter] if t in names]
+        row |= {"side": topology.sides[meter]} if meter in topology.sides else {}
+        row |= {"inferred": True} if meter in topology.inferred else {}
         at = sorted(homes[meter]) or halls[:1]
         (across if len(at) > 1 else tree[at[0]]["feeders"]).append(row)
-    found.counts.update(halls=len(halls), racks=len(racks), cdus=len(found.cdus), feeders=len(found.meters))
-    found.counts.update(racks_without_telemetry=len(found.referenced), inferred_edges=len(found.inferred))
+    topology.counts.update(
+        halls=len(halls), racks=len(racks), cdus=len(topology.cdus), feeders=len(topology.meters)
+    )
+    topology.counts.update(
+        racks_without_telemetry=len(topology.referenced), inferred_edges=len(topology.inferred)
+    )
     top: dict[str, Any] = {"feeders": across} if across else {}
     return {"site": site, "schema": 1, "halls": [tree[h] for h in halls], **top, "policies": {}}
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -20,7 +21,6 @@ from connectors.dsx.flex_keys import KeySet
 from connectors.dsx.flex_wire import (
     ISV,
     MAX_PAYLOAD,
-    NS,
     SET,
     CloudEvent,
     TargetEntry,
@@ -28,7 +28,7 @@ from connectors.dsx.flex_wire import (
     decode_envelope,
     entries_of,
 )
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 from twin.contracts import MAX_AHEAD_S, LoadTarget
 from twin.telemetry import Ignored, LoadTargetSet, LoadTargetWithdrawn, Message
 
@@ -37,7 +37,7 @@ STEM, LEAF = "grid/v1/isv/", "/loadtarget/set"
 MAX_KNOWN = 10_000  # ids and signings that are remembered
 MAX_EVENTS = 1_000  # of one message: as many as targets can be held
 MAX_MADE = 4 * MAX_EVENTS  # events that one message may come to, as removals cut what is held in two
-MAX_PROBLEMS = 100  # of one message that are told
+MAX_PROBLEMS = 100  # of one message that are reported
 FUTURE_S = 300.0  # by which a sender's clock may be ahead of ours. source: estimate
 LATE_S = (
     86_400.0  # beyond this a message is no news: a broker may hold it while we are away. source: estimate
@@ -45,7 +45,7 @@ LATE_S = (
 # What a set may come to in events: a schedule of a day for ten feeds at once, then one in a second
 BURST, PER_S = 2**20, 2**9
 EVENT_BYTES = 400  # of one event on record. source: estimate
-UNSEEN_NS = 30 * NS  # so long what was told counts, before it must be seen among the held
+UNSEEN_NS = 30 * NS  # within which a target that was set must appear among those that are held
 
 Held = Callable[[], tuple[LoadTarget, ...]]
 _Events = list[LoadTargetSet | LoadTargetWithdrawn]
@@ -54,7 +54,7 @@ _V = TypeVar("_V")
 
 
 class Own(NamedTuple):
-    """A target that is held: when it begins and ends (ns; None: it stays), and as it was set."""
+    """A target that is held: its begin and end (ns; None: it stays), and the values that were set."""
 
     start_ns: int
     end_ns: int | None
@@ -66,28 +66,47 @@ class Own(NamedTuple):
         return self.start_ns <= t_ns and (self.end_ns is None or t_ns < self.end_ns)
 
 
-class FlexDecoder:
-    """Decodes what ISVs set. `feeds` maps feed tags to feeders ("" is the site's racks together).
+@dataclass(slots=True)
+class _Speaker:
+    """An ISV while one of its messages is decoded, at `now_ns`: its targets, and names that others hold."""
 
-    `held`: the targets that the twin holds; `seen`: ids of the events that it took in. `isvs`: who may
-    set targets (none named: everyone whose signature holds); `unsigned` takes plain data, `copies` the same
-    signing under another id. `counts` are of fixed names.
+    author: str
+    own: dict[str, Own]
+    others: set[str]
+    now_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexTrust:
+    """Those who may set targets (no `isvs`: everyone whose signature holds), and messages that are accepted.
+
+    `unsigned` accepts plain data, `copies` the same signing under another id.
+    """
+
+    isvs: Sequence[str] = ()
+    unsigned: Literal["refuse", "accept"] = "refuse"
+    copies: Literal["refuse", "accept"] = "refuse"
+
+
+class FlexDecoder:
+    """Decodes the load targets of ISVs. `feeds` maps tags to feeders ("" is the site's racks together).
+
+    `held`: the targets that the twin holds; `seen`: ids of the events that it took in. `counts` are of fixed
+    names.
     """
 
     def __init__(
         self,
         feeds: Mapping[str, str],
         keys: KeySet | None,
-        held: Held,
-        seen: Callable[[], Iterable[str]] = tuple,
-        *,
-        isvs: tuple[str, ...] = (),
-        unsigned: Literal["refuse", "accept"] = "refuse",
-        copies: Literal["refuse", "accept"] = "refuse",
+        targets: Held,
+        event_ids: Callable[[], Iterable[str]] = tuple,
+        trust: FlexTrust | None = None,
     ) -> None:
-        self.feeds, self.keys, self.isvs = dict(feeds), keys, frozenset(isvs)
-        self.unsigned, self.copies = unsigned, copies
-        self._held, self._seen = held, seen
+        trust = trust or FlexTrust()
+        self.feeds, self.keys, self.isvs = dict(feeds), keys, frozenset(trust.isvs)
+        self.unsigned, self.copies = trust.unsigned, trust.copies
+        self._held, self._seen = targets, event_ids
         self._recalled = False
         self.counts = dict.fromkeys(
             ("sets", "events", "again", "copies", "refused", "unsigned", "part_refused"), 0
@@ -97,7 +116,7 @@ class FlexDecoder:
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._marks: OrderedDict[bytes, str] = OrderedDict()
         self._newest: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], tuple[int, Own | None]] = OrderedDict()
+        self._sent: OrderedDict[tuple[str, str], tuple[int, Own | None]] = OrderedDict()
         self._allowance = Allowance("load targets", BURST, PER_S)
 
     def decode(self, message: Message) -> _Events | Ignored:
@@ -143,11 +162,11 @@ class FlexDecoder:
         known_isv = isv in self.isvs or (self.keys is not None and isv in self.keys.speakers)
         self._allowance.spend(isv if known_isv else "other ISVs", EVENT_BYTES * len(known), message.t_ns)
         # Each with an id: by it a message, and its signing, are known after a restart
-        told = self._told.copy()
+        sent = self._sent.copy()
         try:
             made = self._events(envelope, isv, known, message.t_ns, problems)
         except BadMessage:
-            self._told = told
+            self._sent = sent
             raise
         events: _Events = [
             msgspec.structs.replace(e, id=f"{key}~{mark.hex()}#{n}") for n, e in enumerate(made)
@@ -216,9 +235,9 @@ class FlexDecoder:
             feeds = () if fault else dict.fromkeys(entry.feeds or self.feeds)
             out += [(entry, feed) for feed in feeds if feed in self.feeds]
             unknown = [feed for feed in feeds if feed not in self.feeds]
-            told = [fault] if fault else [f"no feed {feed[:80]!r}; expected one of {self._known()}"
-                                          for feed in unknown[:MAX_PROBLEMS - len(problems)]]  # fmt: skip
-            problems += [f"{where}: {words}" for words in told[: MAX_PROBLEMS - len(problems)]]
+            room = MAX_PROBLEMS - len(problems)
+            faults = [f"no feed {feed[:80]!r}; expected one of {self._known()}" for feed in unknown[:room]]
+            problems += [f"{where}: {text}" for text in ([fault] if fault else faults)[:room]]
         return out, problems
 
     def _known(self) -> str:
@@ -233,18 +252,18 @@ class FlexDecoder:
         problems: list[str],
     ) -> _Events:
         author, out = f"{ISV}{isv}", _Events()
-        own, others = self._own(author, now_ns), self._others(author)
-        was = len(own)
+        speaker = _Speaker(author, self._own(author, now_ns), self._others(author), now_ns)
+        own, was = speaker.own, len(speaker.own)
         for feed in dict.fromkeys(feed for _, feed in known):
             mine = {self.name(envelope.correlation, feed, e.number): e for e, f in known if f == feed}
             late = envelope.time_ns < self._newest.get((isv, feed), 0)
             before = dict.fromkeys(n for n in own if feed_of(n) == feed and n not in mine)
             if not late:  # what was set anew under the same correlation is set as a whole
                 for name in [n for n in before if correlation_of(n) == envelope.correlation]:
-                    out.append(self._withdraw(author, name, own, now_ns))
+                    out.append(self._withdraw(speaker, name))
                     del before[name]
             for name, entry in mine.items():
-                if name in others:  # a correlation is no secret, and not signed
+                if name in speaker.others:  # a correlation is no secret, and not signed
                     problems.append(f"targets[{entry.number}]: another holds a target of this correlationid")
                     continue
                 if late and (entry.limit_w is None or name in own):
@@ -252,14 +271,14 @@ class FlexDecoder:
                     continue
                 if not late:
                     left = [n for n in before if n in own]
-                    made = self._make_room(author, feed, entry, left, own, others, now_ns)
+                    made = self._make_room(speaker, feed, entry, left)
                     before |= dict.fromkeys(e.target for e in made)  # what is left behind a removal, too
                     out += made
                 if entry.limit_w is not None:
                     given = Own(entry.start_ns, entry.end_ns, entry.limit_w, entry.best_effort)
-                    out.append(self._set(author, feed, name, given, own, now_ns))
+                    out.append(self._set(speaker, feed, name, given))
                 elif name in own:
-                    out.append(self._withdraw(author, name, own, now_ns))
+                    out.append(self._withdraw(speaker, name))
                 if len(out) > MAX_MADE:
                     raise BadMessage(
                         f"comes to more than {MAX_MADE} changes of what is held; send it in parts"
@@ -272,95 +291,80 @@ class FlexDecoder:
             _remember(self._newest, (isv, feed), newest)
         return out
 
-    def _make_room(
-        self,
-        author: str,
-        feed: str,
-        entry: TargetEntry,
-        before: list[str],
-        own: dict[str, Own],
-        others: set[str],
-        now_ns: int,
-    ) -> _Events:
+    def _make_room(self, speaker: _Speaker, feed: str, entry: TargetEntry, before: list[str]) -> _Events:
         """Changes that an entry makes to earlier targets of its speaker on its feed; `own` follows.
 
         A target withdraws those of which it covers all that is left. Null ends those that run at its start,
         and lets them go on behind its end; what begins later stays. What earlier removals left of a target
         is still one target, in pieces.
         """
-        out, pieces = _Events(), dict[str, list[str]]()
+        own, out, pieces = speaker.own, _Events(), dict[str, list[str]]()
         for name in before:
             pieces.setdefault(_stem(name), []).append(name)
         for names in pieces.values():
             if entry.limit_w is not None:
-                if all(_covers(entry, own[name], now_ns) for name in names):
-                    out += [self._withdraw(author, name, own, now_ns) for name in names]
+                if all(_covers(entry, own[name], speaker.now_ns) for name in names):
+                    out += [self._withdraw(speaker, name) for name in names]
             elif any(own[name].runs(entry.start_ns) for name in names):
                 for name in names:
-                    out += self._cut(author, feed, name, entry, own, others, now_ns)
+                    out += self._cut(speaker, feed, name, entry)
         return out
 
-    def _cut(
-        self,
-        author: str,
-        feed: str,
-        name: str,
-        gap: TargetEntry,
-        own: dict[str, Own],
-        others: set[str],
-        now_ns: int,
-    ) -> _Events:
+    def _cut(self, speaker: _Speaker, feed: str, name: str, gap: TargetEntry) -> _Events:
         """Take the time of a removal out of one piece of a target."""
-        old, out = own[name], _Events()
+        old, out = speaker.own[name], _Events()
         if not _overlap(old, gap):
             return out
-        front = gap.start_ns > max(old.start_ns, now_ns)
+        front = gap.start_ns > max(old.start_ns, speaker.now_ns)
         if front:
-            out.append(self._set(author, feed, name, old._replace(end_ns=gap.start_ns), own, now_ns))
+            out.append(self._set(speaker, feed, name, old._replace(end_ns=gap.start_ns)))
         if gap.end_ns is not None and (old.end_ns is None or old.end_ns > gap.end_ns):
-            behind = _free_name(name, own.keys() | others) if front else name
-            out.append(self._set(author, feed, behind, old._replace(start_ns=gap.end_ns), own, now_ns))
+            behind = _free_name(name, speaker.own.keys() | speaker.others) if front else name
+            out.append(self._set(speaker, feed, behind, old._replace(start_ns=gap.end_ns)))
         elif not front:
-            out.append(self._withdraw(author, name, own, now_ns))
+            out.append(self._withdraw(speaker, name))
         return out
 
     def _others(self, author: str) -> set[str]:
-        """Names of targets that others hold, or were told a moment ago."""
-        held = {t.name for t in self._held() if t.author != author or t.kind != "flex"}
-        return held | {n for (who, n), (_, told) in self._told.items() if who != author and told is not None}
+        """Names of targets that others hold, or have just set."""
+        names = {t.name for t in self._held() if t.author != author or t.kind != "flex"}
+        return names | {n for (who, n), (_, sent) in self._sent.items() if who != author and sent is not None}
 
     def _own(self, author: str, now_ns: int) -> dict[str, Own]:
-        """Targets of a speaker that run or are to come, with what was told and may not be taken in yet."""
+        """Targets of a speaker that run or are to come, with those just set that may not be held yet."""
         out = {
             t.name: Own(t.start_ns, t.end_ns, t.limit_w, t.best_effort)
             for t in self._held()
             if t.author == author and t.kind == "flex"
         }
-        for (speaker, name), (t_ns, told) in list(self._told.items()):
+        for (speaker, name), (t_ns, sent) in list(self._sent.items()):
             if now_ns - t_ns > UNSEEN_NS:
-                del self._told[speaker, name]
-            elif speaker == author and told is None:
+                del self._sent[speaker, name]
+            elif speaker == author and sent is None:
                 out.pop(name, None)
-            elif speaker == author and told is not None:
-                out[name] = told
+            elif speaker == author and sent is not None:
+                out[name] = sent
         return {name: o for name, o in out.items() if o.end_ns is None or o.end_ns > now_ns}
 
-    def _set(
-        self, author: str, feed: str, name: str, given: Own, own: dict[str, Own], now_ns: int
-    ) -> LoadTargetSet:
-        own[name] = given
-        _remember(self._told, (author, name), (now_ns, given))
+    def _set(self, speaker: _Speaker, feed: str, name: str, given: Own) -> LoadTargetSet:
+        speaker.own[name] = given
+        _remember(self._sent, (speaker.author, name), (speaker.now_ns, given))
         feeder = self.feeds[feed]
         return LoadTargetSet(
-            author=author, target=name, limit_w=given.limit_w, kind="flex",
-            feeders=(feeder,) if feeder else (), start_ns=given.start_ns, end_ns=given.end_ns or 0,
+            author=speaker.author,
+            target=name,
+            limit_w=given.limit_w,
+            kind="flex",
+            feeders=(feeder,) if feeder else (),
+            start_ns=given.start_ns,
+            end_ns=given.end_ns or 0,
             best_effort=given.best_effort,
-        )  # fmt: skip
+        )
 
-    def _withdraw(self, author: str, name: str, own: dict[str, Own], now_ns: int) -> LoadTargetWithdrawn:
-        own.pop(name, None)
-        _remember(self._told, (author, name), (now_ns, None))
-        return LoadTargetWithdrawn(author=author, target=name)
+    def _withdraw(self, speaker: _Speaker, name: str) -> LoadTargetWithdrawn:
+        speaker.own.pop(name, None)
+        _remember(self._sent, (speaker.author, name), (speaker.now_ns, None))
+        return LoadTargetWithdrawn(author=speaker.author, target=name)
 
     @staticmethod
     def name(correlation: str, feed: str, number: int) -> str:
@@ -386,11 +390,11 @@ def _stem(name: str) -> str:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """For what is left of a target behind a removal: a name that nothing else has."""
+    """An unused name for the piece of a target behind a removal."""
     stem = _stem(name)
     if f"{stem}+" not in taken:
         return f"{stem}+"
-    return next(found for n in itertools.count(2) if (found := f"{stem}+{n}") not in taken)
+    return next(free for n in itertools.count(2) if (free := f"{stem}+{n}") not in taken)
 
 
 def feed_of(name: str) -> str:
@@ -405,7 +409,7 @@ def correlation_of(name: str) -> str:
 
 
 def _remember(known: OrderedDict[_K, _V], key: _K, value: _V) -> None:
-    """Put it last; what was not met for longest goes."""
+    """Put a key last, and forget the oldest beyond MAX_KNOWN."""
     known[key] = value
     known.move_to_end(key)
     while len(known) > MAX_KNOWN:

@@ -68,8 +68,8 @@ class KeySet:
         if not _FORM.fullmatch(text):
             raise BadMessage("data: expected a JWS in compact form: header.payload.signature, base64url")
         try:
-            held = jws.extract_compact(text.encode(), registry=self._registry)
-            header = held.headers()
+            token = jws.extract_compact(text.encode(), registry=self._registry)
+            header = token.headers()
             alg, kid = header.get("alg"), header.get("kid", "")
             if alg not in ALGORITHMS:
                 raise BadMessage(
@@ -78,25 +78,25 @@ class KeySet:
             if "crit" in header or "b64" in header:
                 raise BadMessage("data: its header asks for extensions (crit, b64); expected none")
             key = self._find(kid, isv)
-            good = jws.validate_compact(held, key, registry=self._registry)
+            good = jws.validate_compact(token, key, registry=self._registry)
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise BadMessage(f"data: no good signature: {type(error).__name__} {str(error)[:120]}") from None
         if not good:
             raise BadMessage(f"data: the signature does not hold under key {str(kid)[:80]!r} of {isv[:80]}")
-        return Signed(bytes(held.payload), str(kid), _mark(text, str(alg)))
+        return Signed(bytes(token.payload), str(kid), _mark(text, str(alg)))
 
     def _find(self, kid: Any, isv: str) -> ECKey | RSAKey:
         if not isinstance(kid, str):
             raise BadMessage("data: its header's kid is no text")
         if not kid and len(self._keys) == 1:
-            found = next(iter(self._keys.values()))
+            key = next(iter(self._keys.values()))
         elif kid in self._keys:
-            found = self._keys[kid]
+            key = self._keys[kid]
         else:
             raise BadMessage(f"data: signed with key {kid[:80]!r}, which the key file does not hold")
-        if found[1] not in ("", isv):
-            raise BadMessage(f"data: key {kid[:80]!r} is that of {found[1][:80]}, not of {isv[:80]}")
-        return found[0]
+        if key[1] not in ("", isv):
+            raise BadMessage(f"data: key {kid[:80]!r} is that of {key[1][:80]}, not of {isv[:80]}")
+        return key[0]
 
 
 class Signer:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from connectors.dsx.flex_wire import BREACH, NS, STATUS, text_of, watts
+from connectors.dsx.flex_wire import BREACH, STATUS, text_of, watts
+from twin.catalogue import NS
 
 CRITICAL_PU = 0.20  # beyond this excess a breach is critical. source: dsx-flex.yaml 1.7.0
 BREACH_PU = 0.01  # of a limit: as much as meters err. source: estimate; class 1 of IEC 62053-21
@@ -95,17 +96,19 @@ Hints = Callable[[str, float], Sequence[Hint]]  # (feed, excess in W) -> nodes, 
 
 
 class FlexAgent:
-    """Remembers what was said of each feed. `new_id` makes UUIDs; `last_resort` are actions for others, named
-    where a critical breach has been escalated."""
+    """The state of each feed as it was published. `new_id` makes UUIDs.
+
+    `last_resort` are actions for others, named where a critical breach has been escalated.
+    """
 
     def __init__(
         self, new_id: Callable[[], str], heartbeat_s: float = 60.0, last_resort: Sequence[str] = ()
     ) -> None:
         self._new_id, self._heartbeat_s, self._last_resort = new_id, heartbeat_s, tuple(last_resort)
         self._feeds: dict[str, _Feed] = {}
-        self._told_ns: int | None = None
+        self._published_ns: int | None = None
 
-    def look(self, now_ns: int, feeds: Mapping[str, FeedNow], hints: Hints) -> list[FlexPublication]:
+    def publications(self, now_ns: int, feeds: Mapping[str, FeedNow], hints: Hints) -> list[FlexPublication]:
         """Publications that are due now, in order."""
         for tag in self._feeds.keys() - feeds.keys():
             del self._feeds[tag]
@@ -113,11 +116,11 @@ class FlexAgent:
             self._follow(tag, now, now_ns)
         rounds = max((len(f.events) for f in self._feeds.values()), default=0)
         out = [self._snapshot(feeds, n, now_ns) for n in range(rounds)]
-        due = self._told_ns is None or not 0 <= now_ns - self._told_ns < self._heartbeat_s * NS
+        due = self._published_ns is None or not 0 <= now_ns - self._published_ns < self._heartbeat_s * NS
         if not out and due and feeds:
             out = [self._snapshot(feeds, 0, now_ns)]
         if out:
-            self._told_ns = now_ns
+            self._published_ns = now_ns
         for tag, now in feeds.items():
             out += self._breach(tag, now, now_ns, hints)
         return out
@@ -167,56 +170,68 @@ class FlexAgent:
 
     def _breach(self, tag: str, now: FeedNow, now_ns: int, hints: Hints) -> list[FlexPublication]:
         feed = self._feeds[tag]
-        held, known = feed.breach, math.isfinite(now.load_w)
-        # What may stay where it cannot be shed is no breach; the snapshot tells that it does not comply
+        breach, known = feed.breach, math.isfinite(now.load_w)
+        # A best-effort target that is not met is no breach; the snapshot shows it as not complied with
         firm = [t for t in now.targets if t.runs(now_ns) and not t.best_effort]
         target = min(firm, key=lambda t: t.limit_w, default=None)
         excess_w = now.load_w - target.limit_w if target is not None else -math.inf
         over = target is not None and known and excess_w > BREACH_PU * target.limit_w
-        if held is None:
+        if breach is None:
             if not over or target is None or now_ns - feed.tightened_ns < GRACE_S * NS:
                 return []
-            held = feed.breach = _Breach(self._new_id(), now_ns, target, _severity(excess_w, target))
-            return [self._alert(tag, held, "active", now, now_ns, hints(tag, excess_w))]
+            breach = feed.breach = _Breach(self._new_id(), now_ns, target, _severity(excess_w, target))
+            return [self._alert(tag, breach, "active", now, now_ns, hints(tag, excess_w))]
         if target is not None and not known:
-            held.within_ns = 0
+            breach.within_ns = 0
             return []
         if target is None or excess_w <= 0:
-            held.within_ns = held.within_ns or now_ns
-            if target is not None and now_ns - held.within_ns < RESOLVE_S * NS:
+            breach.within_ns = breach.within_ns or now_ns
+            if target is not None and now_ns - breach.within_ns < RESOLVE_S * NS:
                 return []
             feed.breach = None
-            return [self._alert(tag, held, "resolved", now, now_ns, ())]
-        held.target, held.within_ns = target, 0
+            return [self._alert(tag, breach, "resolved", now, now_ns, ())]
+        breach.target, breach.within_ns = target, 0
         severity = _severity(excess_w, target)
-        worse = severity == "critical" and held.severity != "critical"
-        lasts = not held.escalated and now_ns - held.since_ns >= ESCALATE_S * NS
-        held.severity = severity if worse or not held.escalated else held.severity
+        worse = severity == "critical" and breach.severity != "critical"
+        lasts = not breach.escalated and now_ns - breach.since_ns >= ESCALATE_S * NS
+        breach.severity = severity if worse or not breach.escalated else breach.severity
         if not worse and not lasts:
             return []
-        held.escalated = True
-        return [self._alert(tag, held, "escalated", now, now_ns, hints(tag, excess_w))]
+        breach.escalated = True
+        return [self._alert(tag, breach, "escalated", now, now_ns, hints(tag, excess_w))]
 
     def _alert(
-        self, tag: str, held: _Breach, status: str, now: FeedNow, now_ns: int, hints: Sequence[Hint]
+        self, tag: str, breach: _Breach, status: str, now: FeedNow, now_ns: int, hints: Sequence[Hint]
     ) -> FlexPublication:
-        breach = {"breach_id": held.id, "detected_at": text_of(held.since_ns)}
+        times = {"breach_id": breach.id, "detected_at": text_of(breach.since_ns)}
         if status == "resolved":
-            breach["resolved_at"] = text_of(now_ns)
-        drastic = status == "escalated" and held.severity == "critical"
+            times["resolved_at"] = text_of(now_ns)
+        drastic = status == "escalated" and breach.severity == "critical"
         load_w = now.load_w if math.isfinite(now.load_w) else now.maximum_w
         data: dict[str, Any] = {
-            "feed_tag": tag, "status": status, "severity": held.severity, "breach": breach,
-            "target": {"correlation_id": held.target.correlation,
-                       "load_constraint": watts(held.target.limit_w)},
+            "feed_tag": tag,
+            "status": status,
+            "severity": breach.severity,
+            "breach": times,
+            "target": {
+                "correlation_id": breach.target.correlation,
+                "load_constraint": watts(breach.target.limit_w),
+            },
             "measured_load": watts(load_w),
             "infrastructure_actions": list(self._last_resort) if drastic else [],
-        }  # fmt: skip
+        }
         if status in SHOWN_FOR:
             data["shed_hints"] = [
-                {"resource_id": h.node, "resource_type": "node", "action": "power_cap",
-                 "priority": h.priority, "target_power": watts(h.target_w)} for h in hints]  # fmt: skip
-        return FlexPublication(BREACH, data, held.target.correlation)
+                {
+                    "resource_id": h.node,
+                    "resource_type": "node",
+                    "action": "power_cap",
+                    "priority": h.priority,
+                    "target_power": watts(h.target_w),
+                }
+                for h in hints
+            ]
+        return FlexPublication(BREACH, data, breach.target.correlation)
 
 
 def limit_of(targets: Sequence[FeedTarget], now_ns: int) -> float:
@@ -233,12 +248,17 @@ def _state(feed: _Feed, now: FeedNow, event: str, now_ns: int) -> dict[str, Any]
     load_w = now.load_w if math.isfinite(now.load_w) else now.maximum_w
     bound = math.isfinite(feed.limit_w)
     out: dict[str, Any] = {
-        "metadata": {"power_minimum": watts(now.minimum_w), "power_maximum": watts(now.maximum_w),
-                     "default_constraint": watts(now.maximum_w)},
+        "metadata": {
+            "power_minimum": watts(now.minimum_w),
+            "power_maximum": watts(now.maximum_w),
+            "default_constraint": watts(now.maximum_w),
+        },
         "targets": [_target(t, now_ns) for t in now.targets[:MAX_SHOWN]],
-        "calculated_load": watts(load_w), "in_flight": feed.flight != "", "event": event,
+        "calculated_load": watts(load_w),
+        "in_flight": feed.flight != "",
+        "event": event,
         "compliant": not bound or (math.isfinite(now.load_w) and now.load_w <= feed.limit_w),
-    }  # fmt: skip
+    }
     if feed.event_ns:
         out["power_event_start_time"] = text_of(feed.event_ns)
     return out
@@ -249,6 +269,9 @@ def _target(target: FeedTarget, now_ns: int) -> dict[str, Any]:
     if target.end_ns is not None:
         interval["end_time"] = text_of(target.end_ns)
     return {
-        "active": target.runs(now_ns), "load_constraint": watts(target.limit_w), "interval": interval,
-        "strategy": {"best_effort": target.best_effort}, "correlation_id": target.correlation,
-    }  # fmt: skip
+        "active": target.runs(now_ns),
+        "load_constraint": watts(target.limit_w),
+        "interval": interval,
+        "strategy": {"best_effort": target.best_effort},
+        "correlation_id": target.correlation,
+    }

@@ -1,7 +1,7 @@
 """The wire of DSX Flex: CloudEvents in JSON and the payloads of load targets, decoded and encoded. Pure.
 
-Times are ISO 8601 with an offset; power has a unit of its own. What one target of a message says wrongly is
-told with that target. Facts: dsx-flex.yaml 1.7.0 of the DSX exchange, read and not copied.
+Times are ISO 8601 with an offset; power has a unit of its own. A fault of one target is kept with that
+target. Facts: dsx-flex.yaml 1.7.0 of the DSX exchange, read and not copied.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 
-NS = 1_000_000_000
 ISV, AGENT = "//grid/v1/isv/", "//grid/v1/dsx-flex-agent/"
 SET, STATUS, BREACH = "grid.loadtarget.set.v1", "grid.powerstate.status.v1", "grid.powerbreach.alert.v1"
 SPEC = "1.0.2"
@@ -29,7 +29,8 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class CloudEvent(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudEvent:
     """A CloudEvent: `data` is a JWS, or JSON as it came; `correlation` falls back on the id."""
 
     id: str
@@ -42,7 +43,8 @@ class CloudEvent(NamedTuple):
     data: str | bytes
 
 
-class TargetEntry(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEntry:
     """One target of a message: `limit_w` None removes; `feeds` none: all; `fault`: why it cannot be taken."""
 
     number: int
@@ -114,11 +116,17 @@ def decode_envelope(payload: bytes) -> CloudEvent:
     if wire.correlationid is not None and not _UUID.fullmatch(wire.correlationid):
         raise BadMessage(f"correlationid {wire.correlationid[:60]!r}; expected a UUID, or none")
     trace = wire.traceparent or ""
+    is_traced = _TRACE.fullmatch(trace) is not None
     return CloudEvent(
-        wire.id.lower(), wire.source, wire.type, instant_ns(wire.time, "time"),
-        (wire.correlationid or wire.id).lower(), trace if _TRACE.fullmatch(trace) else "",
-        (wire.tracestate or "")[:512] if _TRACE.fullmatch(trace) else "", data,
-    )  # fmt: skip
+        id=wire.id.lower(),
+        source=wire.source,
+        type=wire.type,
+        time_ns=instant_ns(wire.time, "time"),
+        correlation=(wire.correlationid or wire.id).lower(),
+        traceparent=trace if is_traced else "",
+        tracestate=(wire.tracestate or "")[:512] if is_traced else "",
+        data=data,
+    )
 
 
 def decode_data(payload: bytes) -> Data:
@@ -133,7 +141,7 @@ def decode_data(payload: bytes) -> Data:
 
 
 def entries_of(data: Data, now_ns: int) -> list[TargetEntry]:
-    """The targets of a payload in watts and ns; those that say nonsense bear its words."""
+    """The targets of a payload in watts and ns; a target that cannot be taken has its `fault`."""
     return [_entry(n, target, now_ns) for n, target in enumerate(data.targets)]
 
 
@@ -155,20 +163,28 @@ def _entry(number: int, target: _Target, now_ns: int) -> TargetEntry:
     elif len(tags) > MAX_TAGS or any(not 0 < len(tag) <= 200 for tag in tags):
         fault = f"feed_tags: expected at most {MAX_TAGS}, of 1 to 200 characters"
     effort = target.strategy.best_effort if target.strategy is not None else False
-    return TargetEntry(number, start_ns, end_ns, limit_w, tuple(tags), effort, fault)
+    return TargetEntry(
+        number=number,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        limit_w=limit_w,
+        feeds=tuple(tags),
+        best_effort=effort,
+        fault=fault,
+    )
 
 
 def instant_ns(text: str, what: str) -> int:
     """ISO 8601 with an offset, as ns since 1970. Raises BadMessage."""
     try:
-        found = datetime.fromisoformat(text) if len(text) <= 40 else None
+        instant = datetime.fromisoformat(text) if len(text) <= 40 else None
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None or not 1971 <= found.year <= 2200:
+        instant = None
+    if instant is None or instant.tzinfo is None or not 1971 <= instant.year <= 2200:
         raise BadMessage(
             f"{what} {text[:40]!r}; expected ISO 8601 with an offset, such as 2026-11-22T06:00:00Z"
         )
-    whole = found.astimezone(UTC)
+    whole = instant.astimezone(UTC)
     seconds = int(whole.replace(microsecond=0).timestamp())
     return seconds * NS + whole.microsecond * 1000
 
@@ -184,20 +200,33 @@ def watts(value_w: float) -> dict[str, Any]:
     return {"value": round(max(value_w, 0.0), 1) if math.isfinite(value_w) else 0.0, "unit": "watt"}
 
 
+class EventCause(NamedTuple):
+    """The message that an event answers: its correlation id, traceparent and tracestate."""
+
+    correlation: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+
 def encode_event(
-    kind: str, source: str, subject: str, now_ns: int, data: Any, *, correlation: str = "",
-    trace: tuple[str, str] = ("", ""),
-) -> bytes:  # fmt: skip
-    """A CloudEvent. `data` is a JWS or plain; `trace`: traceparent and tracestate of what it answers."""
+    kind: str, source: str, subject: str, now_ns: int, data: Any, cause: EventCause | None = None
+) -> bytes:
+    """A CloudEvent. `data` is a JWS or plain."""
+    cause = cause or EventCause()
     attributes: dict[str, Any] = {
-        "specversion": SPEC, "id": str(uuid.uuid4()), "source": source, "type": kind,
-        "time": text_of(now_ns), "datacontenttype": "application/json", "subject": subject,
-        "traceparent": child_of(trace[0]),
-    }  # fmt: skip
-    if trace[0] and trace[1]:
-        attributes["tracestate"] = trace[1]
-    if correlation:
-        attributes["correlationid"] = correlation
+        "specversion": SPEC,
+        "id": str(uuid.uuid4()),
+        "source": source,
+        "type": kind,
+        "time": text_of(now_ns),
+        "datacontenttype": "application/json",
+        "subject": subject,
+        "traceparent": child_of(cause.traceparent),
+    }
+    if cause.traceparent and cause.tracestate:
+        attributes["tracestate"] = cause.tracestate
+    if cause.correlation:
+        attributes["correlationid"] = cause.correlation
     return msgspec.json.encode(attributes | {"data": data})
 
 

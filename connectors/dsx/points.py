@@ -9,7 +9,9 @@ that no row names has no signal in our catalogue.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -47,7 +49,8 @@ class Edges(Metadata, frozen=True, rename="camel"):
     serves_id: Annotated[list[Id], msgspec.Meta(max_length=4096)] | None = None
 
 
-class PointRow(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointRow:
     """One kind of point and the signals it feeds.
 
     Several `signals` are for points that metadata cannot tell apart: the first by sorted tagPath feeds the
@@ -108,7 +111,8 @@ SIGNAL_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-class _Line(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Line:
     """Rows that differ in kind of object, process area or setpoint only.
 
     `areas` are alternatives, each of words joined by +, "-" for none. `setpoint` is no, yes or either.
@@ -129,10 +133,20 @@ class _Line(NamedTuple):
         signals = tuple(names.split("|"))
         flags = {"no": (False,), "yes": (True,), "either": (False, True)}[self.setpoint]
         return [
-            PointRow(kind, self.point_type, frozenset(area.split("+")) - {"-"}, flag, self.phase, table,
-                     signals, self.alone or signals[0], self.bare, self.numbers)
-            for kind in self.kinds.split() for area in self.areas.split() for flag in flags
-        ]  # fmt: skip
+            PointRow(
+                object_type=kind,
+                point_type=self.point_type,
+                areas=frozenset(area.split("+")) - {"-"},
+                setpoint=flag,
+                phase=self.phase,
+                table=table,
+                signals=signals,
+                alone=self.alone or signals[0],
+                bare=self.bare,
+                numbers=self.numbers,
+            )
+            for kind, area, flag in product(self.kinds.split(), self.areas.split(), flags)
+        ]
 
 
 _PLANT = "CoolingTower HX Chiller Tank GenericObject"

@@ -212,7 +212,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_capture(path: Path, start_ns: int = START_NS) -> Iterator[Message | BadRow]:
-    """The rows of a capture file, of the form that its name tells: *.jsonl[.gz|.xz], anything else CSV."""
+    """The rows of a capture file, in the form of its name: *.jsonl[.gz|.xz], anything else CSV."""
     parse = _json_line if ".jsonl" in path.suffixes[-2:] else _csv_row
     with open_bytes(path) as stream:
         yield from _read(stream, start_ns, parse)

@@ -223,10 +223,10 @@ def _decode_line(line: str, table: SensorTable, tally: DumpTally) -> tuple[str, 
     return rule.signal, value
 
 
-def _reduced(found: dict[str, list[float | None]], signals: dict[str, Signal]) -> Values:
+def _reduced(readings: dict[str, list[float | None]], signals: dict[str, Signal]) -> Values:
     """One value per signal, as the catalogue reduces it; None only if no sensor of the signal gave one."""
     out: Values = []
-    for name, values in found.items():
+    for name, values in readings.items():
         given = [v for v in values if v is not None]
         out.append((name, _REDUCE[signals[name].reduce](given) if given else None))
     return out
@@ -245,12 +245,12 @@ def decode_text(
     lines: Iterable[str | None], table: SensorTable, tally: DumpTally
 ) -> Iterator[tuple[int, Values]]:
     """The samples in one node's text: each `Timestamp:` line begins one. Never raises, whatever the text."""
-    t_ns, found = None, dict[str, list[float | None]]()
+    t_ns, readings = None, dict[str, list[float | None]]()
     for line in lines:
         if line is not None and line.startswith("Timestamp:"):
-            if t_ns is not None and found:
-                yield t_ns, _reduced(found, table.signals)
-            t_ns, found = _time_of(line), {}
+            if t_ns is not None and readings:
+                yield t_ns, _reduced(readings, table.signals)
+            t_ns, readings = _time_of(line), {}
             tally.times += 1
             tally.bad_times += t_ns is None
         elif line is None or line.strip():
@@ -259,9 +259,9 @@ def decode_text(
                 why = f"longer than {MAX_LINE_BYTES} bytes" if line is None else "no readable time above it"
                 tally.count("bad", "line", why, line or "")
             elif decoded := _decode_line(line, table, tally):
-                found.setdefault(decoded[0], []).append(decoded[1])
-    if t_ns is not None and found:
-        yield t_ns, _reduced(found, table.signals)
+                readings.setdefault(decoded[0], []).append(decoded[1])
+    if t_ns is not None and readings:
+        yield t_ns, _reduced(readings, table.signals)
 
 
 class _Bounded:

@@ -186,7 +186,7 @@ def _read_rows(path: Path, m: Mapping, counts: RowCounts) -> list[_Row]:
 
 
 def _instants(table: TableCells, m: Mapping, names: Any, why: Any, counts: RowCounts) -> I64:
-    """The instant of each row [n]; where there is none, `why` is told."""
+    """The instant of each row [n]; where there is none, `why` gets the reason."""
     cells, form = table.cells[m.time.column], m.time.format
     t_ns, naive = TimeFormat.named(form, m.time.column).instants(cells, 0)
     why[(why == "") & (t_ns == NO_TIME)] = f"no time as {form}, from 1970 to 2116"
@@ -241,11 +241,12 @@ class Series:
 
     def add(self, rows: list[_Row], names: Names) -> None:
         """Take in the rows of one file; unknown entities are ignored, a second row of an instant is bad."""
-        m, found, here = self.mapping, dict[str, int | None](), set[tuple[int, int]]()
+        m, entities, here = self.mapping, dict[str, int | None](), set[tuple[int, int]]()
         for row in rows:
-            if row.name not in found:
-                found[row.name] = names.entity(m.entity.table, m.entity.template.replace("{name}", row.name))
-            entity = found[row.name]
+            if row.name not in entities:
+                name = m.entity.template.replace("{name}", row.name)
+                entities[row.name] = names.entity(m.entity.table, name)
+            entity = entities[row.name]
             if entity is None:
                 self.counts.count("ignored", m.entity.table, "no such entity in the site", row.name)
                 continue

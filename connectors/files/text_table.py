@@ -274,12 +274,12 @@ class TableRows:
         return np.where(np.isfinite(values), values, np.nan)
 
 
-def read_text(path: Path, asked: TableColumns, limit: RowLimit, notes: list[str]) -> TableRows:
+def read_text(path: Path, columns: TableColumns, limit: RowLimit, notes: list[str]) -> TableRows:
     """The rows of a file in its own order, within `limit`. A quote that nothing ends makes all quotes plain.
 
     Raises StorageError if the file cannot be read, ConfigError if it is no table, lacks a column, is too big.
     """
-    rows, is_plain = _parsed(path, lambda quoting: _rows_of(path, asked, limit, quoting))
+    rows, is_plain = _parsed(path, lambda quoting: _rows_of(path, columns, limit, quoting))
     if is_plain:
         notes.append(f"{path.name}: a quote that nothing ends: quotes were read as plain characters")
     return rows
@@ -332,15 +332,15 @@ def _parsed(path: Path, parse: Callable[[int], _Result]) -> tuple[_Result, bool]
         raise ConfigError(f"{path.name}: expected a table of text (CSV): {error}") from error
 
 
-def _rows_of(path: Path, asked: TableColumns, limit: RowLimit, quoting: int) -> TableRows:
+def _rows_of(path: Path, columns: TableColumns, limit: RowLimit, quoting: int) -> TableRows:
     with path.open("rb") as raw:
         text = _text(raw, path.name)
-        header = _find_header(text, asked.all(), path.name)
-        rows = TableRows(path.name, asked, header, TimeFormat(f"{path.name}: column {asked.time!r}"))
+        header = _find_header(text, columns.all(), path.name)
+        rows = TableRows(path.name, columns, header, TimeFormat(f"{path.name}: column {columns.time!r}"))
         # the first column tells a blank line from a footer, the one behind the last a line that is too long
-        index = {0, len(header.cells), *(header.cells.index(name) for name in asked.all())}
-        texts = [header.cells.index(asked.time)] + (
-            [header.cells.index(asked.where[0])] if asked.where else []
+        index = {0, len(header.cells), *(header.cells.index(name) for name in columns.all())}
+        texts = [header.cells.index(columns.time)] + (
+            [header.cells.index(columns.where[0])] if columns.where else []
         )
         options = {
             "usecols": [str(i) for i in sorted(index)],
@@ -387,9 +387,16 @@ def _chunks(
 
     rows = limit.used
     for chunk in cast(Any, pd).read_csv(
-        source, sep=header.separator, index_col=False, skip_blank_lines=False, low_memory=False,
-        skipinitialspace=header.separator != "\t", quoting=quoting, chunksize=CHUNK_ROWS, **options,
-    ):  # fmt: skip
+        source,
+        sep=header.separator,
+        index_col=False,
+        skip_blank_lines=False,
+        low_memory=False,
+        skipinitialspace=header.separator != "\t",
+        quoting=quoting,
+        chunksize=CHUNK_ROWS,
+        **options,
+    ):
         rows += len(chunk)
         if rows > limit.most:
             raise ConfigError(

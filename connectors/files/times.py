@@ -118,10 +118,10 @@ class TimeFormat:
             middle = float(np.median(numbers.to_numpy(np.float64)))
             self.pattern, self.unit_ns = "number", next(unit for above, unit in _UNITS if middle > above)
             return
-        best, found, same = "iso", int((_from_iso(likely)[0] != NO_TIME).sum()), False
-        if found * 2 < len(likely):
-            best, found, same = _best_pattern(likely, best, found)
-        if not found:
+        best, matches, same = "iso", int((_from_iso(likely)[0] != NO_TIME).sum()), False
+        if matches * 2 < len(likely):
+            best, matches, same = _best_pattern(likely, best, matches)
+        if not matches:
             given = cells.dropna()
             line, text = (first_line + int(given.index[0]), given.iloc[0]) if len(given) else (first_line, "")
             raise ConfigError(f"{self.where}, line {line}: {text[:60]!r} is no time: {EXPECTED}")
@@ -133,7 +133,7 @@ class TimeFormat:
         self.pattern = best
 
 
-def _best_pattern(cells: Any, best: str, found: int) -> tuple[str, int, bool]:
+def _best_pattern(cells: Any, best: str, matches: int) -> tuple[str, int, bool]:
     """(the pattern that reads the most cells, how many, whether another reads as many and otherwise)."""
     sample, read = cells.iloc[:2000], dict[str, I64]()
     for pattern in (d + c for d in _DATES for c in _CLOCKS):
@@ -141,8 +141,8 @@ def _best_pattern(cells: Any, best: str, found: int) -> tuple[str, int, bool]:
             read[pattern] = _from_pattern(cells, pattern)
     counts = {p: int((t != NO_TIME).sum()) for p, t in read.items()}
     most = max(counts.values(), default=0)
-    if most <= found:
-        return best, found, False
+    if most <= matches:
+        return best, matches, False
     first, *rest = [p for p, n in counts.items() if n == most]
     return first, most, any((read[p] != read[first]).any() for p in rest)
 

@@ -26,9 +26,13 @@ class LineDecoder:
     """Decodes messages for one site. `precision` is the unit of the lines' timestamps."""
 
     def __init__(
-        self, site: Names, mapping: SeriesMap, file: str = "mapping",
-        precision: Literal["ns", "us", "ms", "s"] = "ns", sums: Sums | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        site: Names,
+        mapping: SeriesMap,
+        file: str = "mapping",
+        precision: Literal["ns", "us", "ms", "s"] = "ns",
+        sums: Sums | None = None,
+    ) -> None:
         self._table = SeriesTable(mapping, site, file, sums=sums)
         self._step_ns = STEP_NS[precision]
 

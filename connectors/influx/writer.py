@@ -59,6 +59,18 @@ class _Batch:
         return self.last - self.first
 
 
+@dataclass(frozen=True, kw_only=True)
+class InfluxSettings:
+    """Settings of a writer: points that wait at most, and acknowledged ones that are sent again."""
+
+    buffer_points: int = 1_000_000
+    resend_s: float = 60.0
+    timeout_s: float = TIMEOUT_S
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
 class InfluxWriter:
     """Points in, from any thread; `stats` says what became of them.
 
@@ -71,14 +83,9 @@ class InfluxWriter:
         org: str,
         bucket: str,
         token: str | None = None,
-        *,
-        buffer_points: int = 1_000_000,
-        resend_s: float = 60.0,
-        timeout_s: float = TIMEOUT_S,
-        ca_file: str | None = None,
-        cert_file: str | None = None,
-        key_file: str | None = None,
+        settings: InfluxSettings | None = None,
     ) -> None:
+        settings = settings or InfluxSettings()
         if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
             raise ConfigError("the token of the history server: expected one line of printable ASCII")
         parts = urlsplit(url)
@@ -88,9 +95,14 @@ class InfluxWriter:
         self._token, self._bucket, self._org = token or "", bucket, org
         self._url = url.rstrip("/")
         self._secrets = [s for s in (self._token, parts.password) if s]
-        files = {"ssl_ca_cert": ca_file, "cert_file": cert_file, "cert_key_file": key_file}
+        files = {
+            "ssl_ca_cert": settings.ca_file,
+            "cert_file": settings.cert_file,
+            "cert_key_file": settings.key_file,
+        }
         self._tls: dict[str, Any] = {name: file for name, file in files.items() if file is not None}
-        self._timeout_s, self._resend_s, self._room = timeout_s, resend_s, buffer_points
+        self._timeout_s, self._resend_s = settings.timeout_s, settings.resend_s
+        self._room = settings.buffer_points
         self._pending: deque[_Batch] = deque()
         self._acked: deque[tuple[float, _Batch]] = deque()  # (when, what), the oldest first
         self._pending_points = self._acked_points = 0
@@ -239,8 +251,8 @@ class InfluxWriter:
         """
         manager = client.api_client.rest_client.pool_manager
         answer = manager.request("GET", f"{self._url}/metrics", timeout=self._timeout_s, retries=False)
-        found = _STARTED.search(answer.data) if answer.status == 200 else None
-        began = found.group(1) if found else None
+        match = _STARTED.search(answer.data) if answer.status == 200 else None
+        began = match.group(1) if match else None
         known, self._started = self._started, began
         if began == known if began is not None else not self._failed:
             return

@@ -1,4 +1,4 @@
-from .burn_in import BurnInSink as BurnInSink
+from .burn_in import BurnInProgram as BurnInProgram, BurnInSink as BurnInSink
 from .files import FolderSink as FolderSink, FolderSource as FolderSource, ReportFolder as ReportFolder
 from .sink import (
     CONTROLS as CONTROLS,

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from connectors.jobs.burn_in_run import BurnInFolder, BurnInOutcome, run_test
-from connectors.orders import SinkOrder, State, keep_newest
+from connectors.orders import SinkContext, SinkOrder, State, keep_newest
 from twin.catalogue import NS
 from twin.contracts import CommandBatch, Item
 from twin.site import Site
 from twin.telemetry import NodeTested
 
 CONTROL = "node.burn_in_since_s"
-LOOK_S = 1.0  # between looks whether a test may begin, or must end
+CHECK_S = 1.0  # between two checks of tests that may begin, or must end
 TRIES = 3  # tests without a result, for one command
 AGAIN_S = 300.0  # after the first of them; after the second, twice that
 MAX_DETAIL = 1000  # characters of the last lines in the event
@@ -41,31 +42,55 @@ class BurnInOrder(SinkOrder):
         return round(self.value * NS) if 0 <= self.value <= 1e10 else -1
 
 
-class BurnInSink:
-    """Tests nodes with `command`, {node} and {host} in it filled in; at most `at_once` at a time.
+@dataclass(frozen=True, kw_only=True)
+class BurnInProgram:
+    """The program of a test, run `at_once` times at most; {node} and {host} in `command` are filled in."""
 
-    `ready` says why a node cannot be tested now ("" if it can), `returned` whether it is in service, so that
-    a test must end; `tested` gives (when the last test that had a result began, whether it passed), or None.
-    `host_of` names a node as its scheduler does. `run` does the work, beside the outflow.
-    """
+    command: Sequence[str]
+    at_once: int = 4
+    timeout_s: float = 3600.0
+    test: str = "burn-in"
+
+
+class TestedNodes(Protocol):
+    """Nodes as the daemon knows them."""
+
+    def why_not_now(self, node: int) -> str:
+        """The reason why a node cannot be tested now; "" if it can."""
+        ...
+
+    def returned(self, node: int) -> bool:
+        """True if a node is in service, so that its test must end."""
+        ...
+
+    def tested(self, node: int) -> tuple[int, bool] | None:
+        """(begin of the last test that had a result, True if it passed)."""
+        ...
+
+    def host_of(self, node: int) -> str | None:
+        """The name of a node in its scheduler."""
+        ...
+
+
+class BurnInSink:
+    """Tests nodes with the site's program; `run` does the work, beside the dispatcher."""
 
     name = "burn-in"
     controls: tuple[str, ...] = (CONTROL,)
     enforces_safe = False
 
     def __init__(
-        self, site: Site, command: Sequence[str], folder: Path, stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool], *, ready: Callable[[int], str],
-        returned: Callable[[int], bool] = lambda node: False,  # noqa: ARG005
-        tested: Callable[[int], tuple[int, bool] | None] = lambda node: None,  # noqa: ARG005
-        host_of: Callable[[int], str | None] = lambda node: None,  # noqa: ARG005
-        at_once: int = 4, timeout_s: float = 3600.0, test: str = "burn-in", look_s: float = LOOK_S,
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:  # fmt: skip
-        self._site, self._command, self.places = site, tuple(command), BurnInFolder(folder)
-        self._stage, self._may_act, self._now_ns = stage, may_act, now_ns
-        self._ready, self._returned, self._tested, self._host_of = ready, returned, tested, host_of
-        self._at_once, self._timeout_s, self._test, self._look_s = at_once, timeout_s, test, look_s
+        self,
+        site: Site,
+        program: BurnInProgram,
+        folder: Path,
+        context: SinkContext,
+        nodes: TestedNodes,
+        check_s: float = CHECK_S,
+    ) -> None:
+        self._site, self._program, self.places = site, program, BurnInFolder(folder)
+        self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
+        self._nodes, self._check_s = nodes, check_s
         self._orders: dict[int, BurnInOrder] = {}  # by node: no more than the site has
         self._done: dict[int, tuple[int, bool]] = {}  # results, until they are in the service book
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -86,8 +111,8 @@ class BurnInSink:
         """Begin tests when they are due, and end those that may not go on, until cancelled; then end all."""
         try:
             while True:
-                await self._look()
-                await asyncio.sleep(self._look_s)
+                await self._check()
+                await asyncio.sleep(self._check_s)
         finally:
             await self._end(list(self._running))
 
@@ -106,8 +131,8 @@ class BurnInSink:
 
     def _result(self, entity: int) -> tuple[int, bool] | None:
         """The last result, from the service book or not there yet."""
-        found = [r for r in (self._tested(entity), self._done.get(entity)) if r is not None]
-        return max(found, default=None)
+        results = [r for r in (self._nodes.tested(entity), self._done.get(entity)) if r is not None]
+        return max(results, default=None)
 
     def _state(self, entity: int) -> tuple[State, str]:
         order, result = self._orders[entity], self._result(entity)
@@ -121,7 +146,7 @@ class BurnInSink:
             return "failed", f"{order.tries} tests gave no result; see {self.places.folder}"
         if order.since_ns > self._now_ns():
             return "accepted", "its instant is to come"
-        return "accepted", self._ready(entity) or "waits for its turn"
+        return "accepted", self._nodes.why_not_now(entity) or "waits for its turn"
 
     def _answer(self, entity: int, again: bool = False) -> list[Item]:
         """Progress of the command of a node, if it changed or is asked for `again`."""
@@ -131,18 +156,18 @@ class BurnInSink:
         order.answered = (state, detail)
         return [order.acked(CONTROL, self._site.name("node", entity), state, detail)]
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         if not self._may_act():
             await self._end(list(self._running))
             return
-        await self._end([e for e in self._running if self._returned(e)])
+        await self._end([e for e in self._running if self._nodes.returned(e)])
         now_ns, now_s = self._now_ns(), time.monotonic()
         for entity in [
             e for e, o in self._orders.items() if o.expires_ns <= now_ns and e not in self._running
         ]:
             del self._orders[entity]  # nobody asks any more
         for entity in sorted(self._orders, key=lambda e: (self._orders[e].since_ns, e)):
-            if len(self._running) >= self._at_once:
+            if len(self._running) >= self._program.at_once:
                 break
             order = self._orders[entity]
             if (
@@ -150,7 +175,7 @@ class BurnInSink:
                 and self._state(entity)[0] == "accepted"
                 and order.since_ns <= now_ns
                 and order.again_s <= now_s
-                and not self._ready(entity)
+                and not self._nodes.why_not_now(entity)
             ):
                 order.tries += 1
                 order.again_s = now_s + AGAIN_S * order.tries
@@ -168,31 +193,38 @@ class BurnInSink:
 
     async def _one(self, entity: int) -> None:
         name, began_ns = self._site.name("node", entity), self._now_ns()
-        host = self._host_of(entity) or name.rpartition("/")[2]
-        words = [w.replace("{node}", name).replace("{host}", host) for w in self._command]
+        host = self._nodes.host_of(entity) or name.rpartition("/")[2]
+        words = [w.replace("{node}", name).replace("{host}", host) for w in self._program.command]
         try:
-            found = await run_test(words, self.places, name, host, self._timeout_s, began_ns)
+            outcome = await run_test(words, self.places, name, host, self._program.timeout_s, began_ns)
         except asyncio.CancelledError:
             self.counts["stopped"] += 1
             self._report(entity, name, began_ns, BurnInOutcome(None, "stopped before its end"))
             raise
         except Exception as error:  # of our own files, such as a full disk: it says nothing of the node
-            found = BurnInOutcome(None, f"{type(error).__name__}: {error}")
+            outcome = BurnInOutcome(None, f"{type(error).__name__}: {error}")
         finally:
             self._running.pop(entity, None)
-        self._report(entity, name, began_ns, found)
+        self._report(entity, name, began_ns, outcome)
 
-    def _report(self, entity: int, name: str, began_ns: int, found: BurnInOutcome) -> None:
+    def _report(self, entity: int, name: str, began_ns: int, outcome: BurnInOutcome) -> None:
         self._running.pop(entity, None)
         ended_ns = max(self._now_ns(), began_ns)
-        kind = "no_result" if found.passed is None else "passed" if found.passed else "failed"
+        kind = "no_result" if outcome.passed is None else "passed" if outcome.passed else "failed"
         self.counts[kind] += 1
-        if found.passed is not None:
-            self._done[entity] = (began_ns, found.passed)
-        items: list[Item] = [NodeTested(
-            id=f"burn-in:{name}:{began_ns}", name=name, began_ns=began_ns, ended_ns=ended_ns,
-            passed=found.passed, test=self._test, detail=found.detail[-MAX_DETAIL:],
-        )]  # fmt: skip
+        if outcome.passed is not None:
+            self._done[entity] = (began_ns, outcome.passed)
+        items: list[Item] = [
+            NodeTested(
+                id=f"burn-in:{name}:{began_ns}",
+                name=name,
+                began_ns=began_ns,
+                ended_ns=ended_ns,
+                passed=outcome.passed,
+                test=self._program.test,
+                detail=outcome.detail[-MAX_DETAIL:],
+            )
+        ]
         if entity in self._orders:
             items += self._answer(entity, again=True)
         self._stage(items, ended_ns)

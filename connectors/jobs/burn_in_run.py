@@ -66,7 +66,7 @@ class BurnInFolder:
             return int((self.folder / f"{self.stem(node)}.lock").read_text()[:20])
         return None
 
-    def held(self, node: str) -> bool:
+    def alive(self, node: str) -> bool:
         """True if anything of a program of this node lives."""
         file = self.lock(node)
         if file is None:
@@ -81,8 +81,11 @@ class BurnInFolder:
     def prune(self) -> None:
         """Keep the outputs of the last runs only."""
         with contextlib.suppress(OSError):
-            logs = [(entry.stat().st_mtime_ns, entry.path)
-                    for entry in os.scandir(self.folder) if entry.name.endswith(".log")]  # fmt: skip
+            logs = [
+                (entry.stat().st_mtime_ns, entry.path)
+                for entry in os.scandir(self.folder)
+                if entry.name.endswith(".log")
+            ]
             for _, path in sorted(logs)[:-MAX_FILES]:
                 os.unlink(path)
 
@@ -120,17 +123,17 @@ async def run_test(
     finally:
         await asyncio.shield(_finish(process, places, node, keeping, grace_s))
     tail = keeping.result() if keeping.done() and not keeping.cancelled() else b""
-    said = tail.decode("utf-8", "replace").strip()
-    return _judge(process.returncode, late, timeout_s, said)
+    text = tail.decode("utf-8", "replace").strip()
+    return _judge(process.returncode, late, timeout_s, text)
 
 
-def _judge(code: int | None, late: bool, timeout_s: float, said: str) -> BurnInOutcome:
+def _judge(code: int | None, late: bool, timeout_s: float, output: str) -> BurnInOutcome:
     if late:
-        return BurnInOutcome(None, f"{said}\n[no end within {timeout_s:g} s; it was ended]".strip())
+        return BurnInOutcome(None, f"{output}\n[no end within {timeout_s:g} s; it was ended]".strip())
     if code is None or not 0 <= code <= LAST_FAILURE:
         why = f"signal {-code}" if code is not None and code < 0 else f"exit {code}"
-        return BurnInOutcome(None, f"{said}\n[{why}: no result]".strip())
-    return BurnInOutcome(code == 0, said or f"[exit {code}, no output]")
+        return BurnInOutcome(None, f"{output}\n[{why}: no result]".strip())
+    return BurnInOutcome(code == 0, output or f"[exit {code}, no output]")
 
 
 async def _spawn(
@@ -145,10 +148,14 @@ async def _spawn(
     output = os.fdopen(reads, "rb", buffering=0)
     try:
         process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=writes, stderr=writes,
-            start_new_session=True, pass_fds=(lock.fileno(),),
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=writes,
+            stderr=writes,
+            start_new_session=True,
+            pass_fds=(lock.fileno(),),
             env={**env, "LANG": "C.UTF-8", "RACKTWIN_NODE": node, "RACKTWIN_HOST": host},
-        )  # fmt: skip
+        )
     except BaseException:
         output.close()
         raise
@@ -195,7 +202,7 @@ async def _finish(
     grace_s: float,
 ) -> None:
     """Nothing of the program is left when this returns, and its output is read."""
-    if process.returncode is None or places.held(node):
+    if process.returncode is None or places.alive(node):
         await _end_group(process.pid, places, node, grace_s)
     if process.returncode is None:
         with contextlib.suppress(TimeoutError):
@@ -207,12 +214,12 @@ async def _finish(
 
 
 async def _end_group(group: int, places: BurnInFolder, node: str, grace_s: float) -> None:
-    """Ask all of a process group to end, then end it. The lock tells that it is still the same one."""
+    """Ask all of a process group to end, then end it. The lock proves that it is still the same one."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
         for _ in range(int(grace_s / 0.05)):
-            if not places.held(node):
+            if not places.alive(node):
                 return
             await asyncio.sleep(0.05)
 

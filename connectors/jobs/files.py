@@ -89,10 +89,10 @@ class ReportFolder:
             return
         self._loaded = True
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-            held = json.loads(self.path.read_bytes())
+            tree = json.loads(self.path.read_bytes())
             self.marks = {
                 str(job): Mark(int(file), max(0, int(offset)))
-                for job, (file, offset) in list(held["files"].items())[:MAX_JOBS]
+                for job, (file, offset) in list(tree["files"].items())[:MAX_JOBS]
             }
             self._aging = dict(self.marks)
 
@@ -139,22 +139,22 @@ class FolderSource:
         await asyncio.to_thread(self._places.load)
         while True:
             begun = time.monotonic()
-            await self.look(inlet)
+            await self.read_new(inlet)
             await asyncio.sleep(max(self.look_s, (time.monotonic() - begun) * (1 / SHARE - 1)))
 
-    async def look(self, inlet: Inlet) -> None:
+    async def read_new(self, inlet: Inlet) -> None:
         """Stage all whole lines that are new. What is read and not staged is read again."""
         running = self._slot_of()
         jobs, marks = list(running)[:MAX_JOBS], dict(self._places.marks)
         turn = self._turn % max(len(jobs), 1)
         jobs = jobs[turn:] + jobs[:turn]
-        seen = await asyncio.to_thread(lambda: dict(self._read_all(jobs, marks)))
-        if sum(map(_size, seen.values())) >= MAX_LOOK_ALL:
-            self._turn = turn + jobs.index(next(reversed(seen))) + 1
+        news = await asyncio.to_thread(lambda: dict(self._read_all(jobs, marks)))
+        if sum(map(_size, news.values())) >= MAX_LOOK_ALL:
+            self._turn = turn + jobs.index(next(reversed(news))) + 1
         faults: list[tuple[str, str]] = []
         room = MAX_EVENTS
-        for job, found in seen.items():
-            room -= self._take(inlet, job, found, room, faults)
+        for job, part in news.items():
+            room -= self._take(inlet, job, part, room, faults)
         for where, why in faults[:MAX_TOLD]:
             inlet.reject(where, why)
         if len(faults) > MAX_TOLD:
@@ -164,14 +164,14 @@ class FolderSource:
         if self._places.fault and not before:
             inlet.reject("job reports", self._places.fault)
 
-    def _take(self, inlet: Inlet, job: str, found: _Seen, room: int, faults: list[tuple[str, str]]) -> int:
+    def _take(self, inlet: Inlet, job: str, part: _Seen, room: int, faults: list[tuple[str, str]]) -> int:
         """Stage what a file brought, at most `room` reports; how many there were."""
         where, now_ns = f"job report file of {job[:100]}", self._now_ns()
-        offset, events = found.mark.offset, list[CheckpointTold]()
-        faults += [(where, fault) for fault in found.faults]
-        if found.lost:
-            inlet.drop(where, f"{found.lost} bytes were too far behind; the last {MAX_BEHIND} are read")
-        for number, line in enumerate(found.lines):
+        offset, events = part.mark.offset, list[CheckpointTold]()
+        faults += [(where, fault) for fault in part.faults]
+        if part.lost:
+            inlet.drop(where, f"{part.lost} bytes were too far behind; the last {MAX_BEHIND} are read")
+        for number, line in enumerate(part.lines):
             text = line.strip()
             if not text:
                 continue
@@ -182,7 +182,7 @@ class FolderSource:
                 faults.append((where, f"{error}; the rest waits"))
                 room = len(events)
             if len(events) >= room:  # the rest waits in the file
-                offset -= sum(map(len, found.lines[number:]))
+                offset -= sum(map(len, part.lines[number:]))
                 break
             try:
                 events.append(self.decoder.read(job, text, now_ns))
@@ -190,7 +190,7 @@ class FolderSource:
                 faults.append((where, str(error)))
         if events:
             inlet.stage(events, now_ns)
-        self._places.marks[job] = Mark(found.mark.file, offset)
+        self._places.marks[job] = Mark(part.mark.file, offset)
         return len(events)
 
     def _read_all(self, jobs: list[str], marks: Mapping[str, Mark]) -> Iterator[tuple[str, _Seen]]:
@@ -210,16 +210,16 @@ class FolderSource:
                     name = level_of(job) + REPORTS
                 except BadMessage:
                     continue  # such a job has no file
-                found = _read(folder, name, marks.get(job, Mark(-1, 0)))
-                if found is not None:
-                    left -= _size(found)
-                    yield job, found
+                part = _read(folder, name, marks.get(job, Mark(-1, 0)))
+                if part is not None:
+                    left -= _size(part)
+                    yield job, part
         finally:
             os.close(folder)
 
 
-def _size(seen: _Seen) -> int:
-    return sum(map(len, seen.lines))
+def _size(part: _Seen) -> int:
+    return sum(map(len, part.lines))
 
 
 def _read(folder: int, name: str, mark: Mark) -> _Seen | None:
@@ -233,11 +233,11 @@ def _read(folder: int, name: str, mark: Mark) -> _Seen | None:
         why = "is a link" if error.errno == errno.ELOOP else str(error.strerror)
         return _Seen(mark, [], [f"{name}: {why}; expected a file that its job appends to"])
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        info = os.fstat(file)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
             return _Seen(mark, [], [f"{name}: is no plain file, or has other names; it is not read"])
-        start = mark.offset if mark.file == found.st_ino and mark.offset <= found.st_size else 0
-        behind = found.st_size - start
+        start = mark.offset if mark.file == info.st_ino and mark.offset <= info.st_size else 0
+        behind = info.st_size - start
         if behind == 0:
             return None
         lost = max(0, behind - MAX_BEHIND)
@@ -246,7 +246,7 @@ def _read(folder: int, name: str, mark: Mark) -> _Seen | None:
         return _Seen(mark, [], [f"{name}: cannot be read: {error.strerror}"])
     finally:
         os.close(file)
-    return _lines(name, Mark(found.st_ino, start), raw, lost)
+    return _lines(name, Mark(info.st_ino, start), raw, lost)
 
 
 def _lines(name: str, mark: Mark, raw: bytes, lost: int) -> _Seen | None:
@@ -324,8 +324,11 @@ class FolderSink:
             self._told.add(name)
             log.warning(
                 "%s/%s: advice cannot be written: %s; expected a file of ours, or none, and a folder that we "
-                "may write in", self.folder, name, error.strerror,
-            )  # fmt: skip
+                "may write in",
+                self.folder,
+                name,
+                error.strerror,
+            )
 
     def _sweep(self) -> None:
         """Take away advice of ours that nobody renewed for a day, and what an end within a write left."""

@@ -68,11 +68,11 @@ def compose(
 class JobBook:
     """Leases in force for each job, from command to command. Holds no more jobs than there are slots."""
 
-    def __init__(self, job_of: JobOf, held: Iterable[tuple[str, int, JobLease]] = ()) -> None:
-        """`held` are leases (control, slot, part) that ran before this book was opened."""
+    def __init__(self, job_of: JobOf, leases: Iterable[tuple[str, int, JobLease]] = ()) -> None:
+        """`leases` are those (control, slot, part) that ran before this book was opened."""
         self.job_of = job_of
         self._parts: dict[int, dict[str, JobLease]] = {}
-        for control, slot, part in held:
+        for control, slot, part in leases:
             self._parts.setdefault(slot, {})[control] = part
 
     def take(self, commands: tuple[CommandBatch, ...]) -> list[Advice]:
@@ -85,7 +85,7 @@ class JobBook:
             for slot, generation, value in zip(*(c.tolist() for c in columns), strict=True):
                 self._note(batch, slot, generation, value)
                 touched[slot] = max(touched.get(slot, 0), batch.issued_ns)
-        found = []
+        advices = []
         for slot, issued_ns in touched.items():
             parts = self._parts.get(slot, {})
             generation = next((p.generation for p in parts.values()), -1)
@@ -95,8 +95,8 @@ class JobBook:
                 continue
             advice = compose(job, parts.get(INTERVAL), parts.get(SINCE), issued_ns, parts.get(LOCAL))
             if advice is not None:
-                found.append(advice)
-        return found
+                advices.append(advice)
+        return advices
 
     def _note(self, batch: CommandBatch, slot: int, generation: int, value: float) -> None:
         parts = self._parts.setdefault(slot, {})

@@ -130,19 +130,38 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     if not (report.began_ns or any(costs) or report.progress_per_s):
         raise BadMessage("says nothing; expected began_ns, a duration, interval_s or progress_per_s above 0")
     return CheckpointTold(
-        id=f"job/{job}#{report.id}", job=job, at_ns=report.t_ns, tier=report.tier, save_s=report.save_s,
-        block_s=report.block_s, flush_s=report.flush_s, restart_s=report.restart_s,
-        interval_s=report.interval_s, began_ns=report.began_ns, progress_per_s=report.progress_per_s,
-    )  # fmt: skip
+        id=f"job/{job}#{report.id}",
+        job=job,
+        at_ns=report.t_ns,
+        tier=report.tier,
+        save_s=report.save_s,
+        block_s=report.block_s,
+        flush_s=report.flush_s,
+        restart_s=report.restart_s,
+        interval_s=report.interval_s,
+        began_ns=report.began_ns,
+        progress_per_s=report.progress_per_s,
+    )
 
 
 def encode_report(event: CheckpointTold) -> bytes:
     """As a job sends it, `event.id` being the report's own. For simulated jobs; `report_of` reads it."""
-    return msgspec.json.encode(JobReport(
-        v=1, id=event.id, t_ns=event.at_ns, tier=event.tier, began_ns=event.began_ns, save_s=event.save_s,
-        block_s=event.block_s, flush_s=event.flush_s, restart_s=event.restart_s, interval_s=event.interval_s,
-        progress_per_s=event.progress_per_s, job=event.job,
-    ))  # fmt: skip
+    return msgspec.json.encode(
+        JobReport(
+            v=1,
+            id=event.id,
+            t_ns=event.at_ns,
+            tier=event.tier,
+            began_ns=event.began_ns,
+            save_s=event.save_s,
+            block_s=event.block_s,
+            flush_s=event.flush_s,
+            restart_s=event.restart_s,
+            interval_s=event.interval_s,
+            progress_per_s=event.progress_per_s,
+            job=event.job,
+        )
+    )
 
 
 class JobDecoder:
@@ -163,7 +182,7 @@ class JobDecoder:
     def decode(self, message: Message) -> list[CheckpointTold] | Ignored:
         """The report of a message on `IT/v1/PUB/Job/{job}`. Raises BadMessage.
 
-        A job may report before the scheduler's listing tells of it: the first reports wait for the next one.
+        A job may report before the scheduler lists it: the first reports wait for the next one.
         """
         try:
             job = job_of(message.topic[len(REPORT) :])

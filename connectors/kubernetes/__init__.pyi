@@ -1,5 +1,6 @@
 from .access import HOST as HOST, load_access as load_access
 from .client import KubernetesClient as KubernetesClient
+from .jobs import PodLabels as PodLabels
 from .nodes import Hosts as Hosts
 from .placement import KubernetesPlacement as KubernetesPlacement
 from .sink import KubernetesSink as KubernetesSink

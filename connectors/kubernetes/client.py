@@ -100,10 +100,10 @@ class KubernetesClient:
         Raises Expired, ApiError, Away.
         """
         access = await self._opened()
-        asked = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S), **params}
+        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S), **params}
         limit = aiohttp.ClientTimeout(total=WATCH_S + self._timeout_s, sock_connect=self._timeout_s)
         try:
-            async with self._ask(access, "GET", path, asked, timeout=limit) as answer:
+            async with self._ask(access, "GET", path, query, timeout=limit) as answer:
                 if answer.status == 401:
                     await self._renew(access, path)
                     raise Away(f"{path}: the token was renewed")
@@ -131,9 +131,14 @@ class KubernetesClient:
             raise _away(access, path, error) from None
 
     async def _tried(
-        self, method: str, path: str, params: Params | None, body: object = None, kind: str = "",
+        self,
+        method: str,
+        path: str,
+        params: Params | None,
+        body: object = None,
+        kind: str = "",
         tries: int = TRIES,
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """Ask until there is an answer that another try would not better."""
         backoff, renewed, least_s = Backoff(FIRST_S, LONGEST_S, (0.75, 1.25)), False, 0.0
         for left in range(tries - 1, -1, -1):
@@ -193,9 +198,10 @@ class KubernetesClient:
             self._access = await self._loaded()
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
-                trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Accept": "application/json", "User-Agent": "racktwin"},
-            )  # fmt: skip
+            )
         return self._access
 
     async def _loaded(self) -> Access:
@@ -227,12 +233,14 @@ class _Status(msgspec.Struct):
 
 def _refusal(method: str, path: str, answer: aiohttp.ClientResponse, text: bytes) -> ApiError:
     try:
-        said = msgspec.json.decode(text, type=_Status)
+        status = msgspec.json.decode(text, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        said = _Status(answer.reason or "", text[:200].decode("utf-8", "replace"))
+        status = _Status(answer.reason or "", text[:200].decode("utf-8", "replace"))
     after = answer.headers.get("Retry-After", "")
     after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0
-    return ApiError(f"{method} {path}", answer.status, (said.reason or "")[:60], said.message or "", after_s)
+    return ApiError(
+        f"{method} {path}", answer.status, (status.reason or "")[:60], status.message or "", after_s
+    )
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,7 +1,7 @@
-"""Eviction: asking that the pods of a node leave it, as their disruption budgets allow.
+"""Drain of a node: evictions of its pods, as their disruption budgets allow.
 
-Pods are never deleted: where a budget says no (429), it is asked again later. Pods that belong to the node
-stay, and so do pods that nobody would make anew, unless that is allowed.
+Pods are never deleted: an eviction that a budget refuses (429) is asked for again later. Pods that belong to
+the node stay, and so do pods that no controller would make anew, unless that is allowed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
+from connectors.backoff import Backoff
 from connectors.kubernetes.client import ApiError, Away, KubernetesClient
 from connectors.kubernetes.objects import KubernetesPod, read_items
 from twin.catalogue import BadMessage
 
 AT_ONCE = 8  # evictions of one node that are asked for at the same time
-PER_LOOK = 50  # evictions of one look
+PER_ROUND = 50  # evictions of one round
 # source: estimate; a budget frees as pods become ready elsewhere, which takes tens of seconds
 FIRST_S, LONGEST_S = 5.0, 60.0
 MAX_NAMED = 3
 
 
 class RemainingPods(NamedTuple):
-    """Pods on a node: `waiting` for their budgets, with why; `bare` pods are people's."""
+    """Pods on a node: `waiting` for their budgets because of `why`; `bare` pods have no controller."""
 
     leaving: int
     waiting: tuple[str, ...]
@@ -41,10 +42,10 @@ class RemainingPods(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """True if only people can bring it further."""
+        """True if only an operator can bring the drain further."""
         return bool(self.bare) and not (self.leaving or self.waiting or self.unread)
 
-    def told(self, evicted: int) -> str:
+    def summary(self, evicted: int) -> str:
         """One sentence for the acknowledgement."""
         if self.empty:
             stay = f"; pods of the node itself that stay: {self.staying}" if self.staying else ""
@@ -70,18 +71,26 @@ def _named(keys: tuple[str, ...]) -> str:
 
 
 @dataclass(slots=True)
+class RefusedEviction:
+    """An eviction that a budget refused; it is asked for again at `due_s` (monotonic)."""
+
+    due_s: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, LONGEST_S))
+
+
+@dataclass(slots=True)
 class Drain:
     """Progress of a drain: the pods that were evicted, and when refused ones are tried again."""
 
     evicted: int = 0
     why: str = "there are many"
-    asked: dict[str, tuple[float, float]] = field(default_factory=dict)  # uid -> (next, wait) in s
+    refused: dict[str, RefusedEviction] = field(default_factory=dict)  # by uid of the pod
 
 
-async def look(
+async def evict_due(
     client: KubernetesClient, host: str, drain: Drain, bare_too: bool, wanted: Callable[[], bool]
 ) -> RemainingPods:
-    """List the pods of a node; ask those to leave that are due, while it is `wanted`.
+    """List the pods of a node and evict those that are due, while the drain is `wanted`.
 
     Raises ApiError, Away.
     """
@@ -98,24 +107,25 @@ async def look(
         unread += len(bad)
     kinds: dict[str, list[KubernetesPod]] = {"stays": [], "over": [], "leaving": [], "bare": [], "evict": []}
     for pod in pods:
-        kinds["evict" if bare_too and pod.course == "bare" else pod.course].append(pod)
-    drain.asked = {u: t for u, t in drain.asked.items() if any(p.metadata.uid == u for p in kinds["evict"])}
-    now_s = time.monotonic()
-    due = [p for p in kinds["evict"] if drain.asked.get(p.metadata.uid, (now_s, 0.0))[0] <= now_s]
+        kinds["evict" if bare_too and pod.on_drain == "bare" else pod.on_drain].append(pod)
+    uids = {p.metadata.uid for p in kinds["evict"]}
+    drain.refused = {uid: refused for uid, refused in drain.refused.items() if uid in uids}
+    now_s, first = time.monotonic(), RefusedEviction()
+    due = [p for p in kinds["evict"] if drain.refused.get(p.metadata.uid, first).due_s <= now_s]
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(pod: KubernetesPod) -> str:
         async with gate:
             return await _evict(client, pod) if wanted() else "no longer wanted"
 
-    answers = await asyncio.gather(*(one(p) for p in due[:PER_LOOK]), return_exceptions=True)
+    answers = await asyncio.gather(*(one(p) for p in due[:PER_ROUND]), return_exceptions=True)
     waiting = [p.key for p in kinds["evict"]]
     for pod, answer in zip(due, answers, strict=False):
         if isinstance(answer, BaseException):
             continue
         if answer:
-            wait_s = min(LONGEST_S, 2 * drain.asked.get(pod.metadata.uid, (0.0, FIRST_S / 2))[1])
-            drain.asked[pod.metadata.uid] = (now_s + wait_s, wait_s)
+            refused = drain.refused.setdefault(pod.metadata.uid, RefusedEviction())
+            refused.due_s = now_s + refused.backoff.next_s()
             drain.why = answer
         else:
             drain.evicted += 1
@@ -129,7 +139,7 @@ async def look(
 
 
 async def _evict(client: KubernetesClient, pod: KubernetesPod) -> str:
-    """Ask that a pod leaves; "" if it does, else why not yet. Raises ApiError where we may not ask."""
+    """Evict a pod; returns the reason why it stays for now, else "". Raises ApiError where we may not."""
     meta = pod.metadata
     path = f"/api/v1/namespaces/{quote(meta.namespace, safe='')}/pods/{quote(meta.name, safe='')}/eviction"
     options = {"apiVersion": "v1", "kind": "DeleteOptions"}

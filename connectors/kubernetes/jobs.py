@@ -7,7 +7,8 @@ restart repeats them. Pure; knows pods, not how they were heard of.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, get_args
 
 from connectors.jobs import StartIds
@@ -28,7 +29,21 @@ APART = ("ReplicaSet", "StatefulSet")  # whose pods go on without each other
 _KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 
-class _Held(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodLabels:
+    """The labels and resources by which pods of a `cluster` become jobs.
+
+    `kinds` gives the kind of job of a namespace; the label racktwin.io/kind of a pod comes before it.
+    """
+
+    cluster: str = "cluster"
+    job_labels: Sequence[str] = ()
+    gpu_resources: Sequence[str] = ()
+    kinds: Mapping[str, JobKind] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BoundPod:
     """A pod that is bound to a node, as far as it is kept. `moves`: a drain of its node waits for it."""
 
     key: str
@@ -52,31 +67,27 @@ class _Held(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A job as it was last told of. `told`: some of its nodes are of the site."""
+    """A job as it was last reported. `reported`: some of its nodes are of the site."""
 
     id: str
     runs: frozenset[str]
     hosts: frozenset[str]
-    told: bool
+    reported: bool
 
 
 class PodBook:
     """The pods of a cluster, which nodes they keep busy, and what has happened to jobs since it was asked."""
 
-    def __init__(
-        self, hosts: Hosts, cluster: str = "cluster", *, job_labels: Iterable[str] = (),
-        gpu_resources: Iterable[str] = (), kinds: Mapping[str, JobKind] | None = None,
-    ) -> None:  # fmt: skip
-        self._hosts, self.cluster = hosts, cluster
-        self._labels = (*job_labels, *JOB_LABELS)
-        self._is_gpu = gpu_test((*gpu_resources, *GPU_RESOURCES))
-        self._kinds = kinds or {}
-        self._pods: dict[str, _Held] = {}
-        self._groups: dict[str, dict[str, _Held]] = {}
+    def __init__(self, hosts: Hosts, labels: PodLabels) -> None:
+        self._hosts, self.cluster, self._kinds = hosts, labels.cluster, labels.kinds
+        self._labels = (*labels.job_labels, *JOB_LABELS)
+        self._is_gpu = gpu_test((*labels.gpu_resources, *GPU_RESOURCES))
+        self._pods: dict[str, _BoundPod] = {}
+        self._groups: dict[str, dict[str, _BoundPod]] = {}
         self._busy: dict[str, int] = {}  # host -> pods that a drain waits for
         self.turned: dict[str, None] = {}  # hosts that became busy or idle; the caller clears it
         self._touched: dict[str, None] = {}
-        self._told: dict[str, _Run] = {}
+        self._runs: dict[str, _Run] = {}
         self._ids = StartIds()
         self._ends: dict[str, str] = {}  # group -> phase of the pod that left last
         self.refused = 0  # pods beyond MAX_PODS
@@ -92,9 +103,9 @@ class PodBook:
 
     def take(self, pods: Iterable[KubernetesPod]) -> None:
         """These are all pods that there are."""
-        found = {p.key: p for p in pods}
-        self.keep(found)
-        for pod in found.values():
+        bound = {p.key: p for p in pods}
+        self.keep(bound)
+        for pod in bound.values():
             self.put(pod)
 
     def put(self, pod: KubernetesPod) -> None:
@@ -103,68 +114,76 @@ class PodBook:
         version = pod.metadata.resource_version
         if was is not None and version and was.version == version:
             return
-        held = self._held(pod) if pod.spec.node_name else None
-        if held is not None and was is not None and held[2:] == was[2:]:
-            self._pods[held.key] = held  # it only has another version
-            if held.group:
-                self._groups[held.group][held.key] = held
+        bound = self._bound(pod) if pod.spec.node_name else None
+        if bound is not None and was is not None and replace(bound, version=was.version) == was:
+            self._pods[bound.key] = bound  # it only has another version
+            if bound.group:
+                self._groups[bound.group][bound.key] = bound
             return
         if was is not None:
             self.remove(pod.key)
-        if held is None:
+        if bound is None:
             return
         if len(self._pods) >= MAX_PODS:
             self.refused += 1
             return
-        self._pods[held.key] = held
-        if held.moves:
-            before = self._busy.get(held.host, 0)
-            self._busy[held.host] = before + 1
+        self._pods[bound.key] = bound
+        if bound.moves:
+            before = self._busy.get(bound.host, 0)
+            self._busy[bound.host] = before + 1
             if not before:
-                self.turned[held.host] = None
-        if held.group:
-            self._groups.setdefault(held.group, {})[held.key] = held
-            self._touched[held.group] = None
+                self.turned[bound.host] = None
+        if bound.group:
+            self._groups.setdefault(bound.group, {})[bound.key] = bound
+            self._touched[bound.group] = None
 
     def remove(self, key: str) -> None:
         """A pod is gone."""
-        held = self._pods.pop(key, None)
-        if held is None:
+        bound = self._pods.pop(key, None)
+        if bound is None:
             return
-        if held.moves:
-            left = self._busy[held.host] - 1
+        if bound.moves:
+            left = self._busy[bound.host] - 1
             if left:
-                self._busy[held.host] = left
+                self._busy[bound.host] = left
             else:
-                del self._busy[held.host]
-                self.turned[held.host] = None
-        if held.group:
-            members = self._groups[held.group]
+                del self._busy[bound.host]
+                self.turned[bound.host] = None
+        if bound.group:
+            members = self._groups[bound.group]
             del members[key]
-            self._ends[held.group] = held.phase
-            self._touched[held.group] = None
+            self._ends[bound.group] = bound.phase
+            self._touched[bound.group] = None
             if not members:
-                del self._groups[held.group]
+                del self._groups[bound.group]
 
-    def _held(self, pod: KubernetesPod) -> _Held:
+    def _bound(self, pod: KubernetesPod) -> _BoundPod:
         meta, labels = pod.metadata, pod.metadata.labels or {}
-        owner, course = meta.owner, pod.course
+        owner, on_drain = meta.owner, pod.on_drain
         named = next((name for label in self._labels if (name := labels.get(label))), "")
         group = ""
-        if course != "stays" and pod.holds_gpus(self._is_gpu):
+        if on_drain != "stays" and pod.holds_gpus(self._is_gpu):
             # a label's name, else the maker's or, without one, the pod's own
             own = f"{owner.kind.lower()}.{owner.name}" if owner else f"pod.{meta.name}"
             group = f"{meta.namespace}:{named or own}"
-        asked = labels.get(KIND_LABEL)
-        kind = next((k for k in _KINDS if k == asked), self._kinds.get(meta.namespace, "unknown"))
-        return _Held(
-            pod.key, meta.resource_version, meta.uid, pod.spec.node_name or "", group,
-            next((u for label in UID_LABELS if (u := labels.get(label))), owner.uid if owner else meta.uid),
-            pod.status.phase or "", course in ("leaving", "bare", "evict"), kind,
-            max(-(2**31), min(pod.spec.priority or 0, 2**31 - 1)), labels.get(QUEUE_LABEL, "")[:100],
-            not named and owner is not None and owner.kind in APART,
-            max(0.0, pod.spec.active_deadline_seconds or 0.0),
-        )  # fmt: skip
+        label = labels.get(KIND_LABEL)
+        kind = next((k for k in _KINDS if k == label), self._kinds.get(meta.namespace, "unknown"))
+        maker = owner.uid if owner else meta.uid
+        return _BoundPod(
+            key=pod.key,
+            version=meta.resource_version,
+            uid=meta.uid,
+            host=pod.spec.node_name or "",
+            group=group,
+            run=next((u for label in UID_LABELS if (u := labels.get(label))), maker),
+            phase=pod.status.phase or "",
+            moves=on_drain in ("leaving", "bare", "evict"),
+            kind=kind,
+            priority=max(-(2**31), min(pod.spec.priority or 0, 2**31 - 1)),
+            account=labels.get(QUEUE_LABEL, "")[:100],
+            apart=not named and owner is not None and owner.kind in APART,
+            time_limit_s=max(0.0, pod.spec.active_deadline_seconds or 0.0),
+        )
 
     def name_of(self, group: str) -> str:
         """A job's name in the twin."""
@@ -178,11 +197,11 @@ class PodBook:
         started: list[JobStarted | JobEnded] = []
         for group in self._touched:
             working = [h for h in self._groups.get(group, {}).values() if h.works]
-            was = self._told.get(group)
+            was = self._runs.get(group)
             runs = frozenset(h.run for h in working)
             if was is not None and not (runs & was.runs):
-                del self._told[group]
-                if was.told:
+                del self._runs[group]
+                if was.reported:
                     ended.append(
                         JobEnded(id=f"{was.id}:end", job=self.name_of(group), reason=self._reason(group))
                     )
@@ -190,8 +209,8 @@ class PodBook:
             if event is not None:
                 started.append(event)
         self._touched.clear()
-        self._ends = {g: p for g, p in self._ends.items() if g in self._told}
-        mine = {self.name_of(group) for group in self._told} | {event.job for event in ended}
+        self._ends = {g: p for g, p in self._ends.items() if g in self._runs}
+        mine = {self.name_of(group) for group in self._runs} | {event.job for event in ended}
         for name in known:
             if name.startswith(self.name_of("")) and name not in mine:
                 ended.append(JobEnded(job=name, reason="ended while nobody watched"))
@@ -204,12 +223,14 @@ class PodBook:
             return "failed"
         return "completed" if "Succeeded" in phases else "its pods left"
 
-    def _start_of(self, group: str, working: list[_Held], known: Collection[str] | None) -> JobStarted | None:
+    def _start_of(
+        self, group: str, working: list[_BoundPod], known: Collection[str] | None
+    ) -> JobStarted | None:
         if not working:
             return None
         hosts = frozenset(h.host for h in working)
         runs = frozenset(h.run for h in working)
-        was = self._told.get(group)
+        was = self._runs.get(group)
         if was is not None:
             # Of a job that completes, one node after the other is done: it ends when it has left all.
             over = any(h.phase == "Succeeded" for h in self._groups[group].values())
@@ -222,9 +243,9 @@ class PodBook:
         first = f"k8s:{self.cluster}:{group}:{min(runs)}:{digest}"
         moved = was is None and known is not None and set(known) != set(nodes)
         first = self._ids.use_anew(first) if moved else self._ids.use(first)
-        told = bool(nodes) or (was is not None and was.told)
-        self._told[group] = _Run(first, runs | (was.runs if was else frozenset()), hosts, told)
-        if not told:
+        reported = bool(nodes) or (was is not None and was.reported)
+        self._runs[group] = _Run(first, runs | (was.runs if was else frozenset()), hosts, reported)
+        if not reported:
             return None
         kinds = {h.kind for h in working}
         return JobStarted(

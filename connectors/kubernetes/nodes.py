@@ -1,6 +1,6 @@
 """Levels and placement of Kubernetes nodes: what a node's fields say, and which patch makes it say otherwise.
 
-A level is `spec.unschedulable`, our taint, and annotations that tell what is ours: what other people cordoned
+A level is `spec.unschedulable`, our taint, and annotations that mark what is ours: what other people cordoned
 stays theirs, and a daemon of an earlier epoch changes nothing. Placement is a taint of its own, so that
 neither touches the other. Pure functions; `Hosts` remembers names.
 """
@@ -143,10 +143,12 @@ def _release(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str])
 def _withdrawal(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str]) -> dict[str, Any] | None:
     """Cordon, taint and mark; None if it is so already."""
     wanted: dict[str, str | None] = {
-        LEVEL: LEVELS[order.value], EPOCH: str(order.epoch), COMMAND: order.id,
+        LEVEL: LEVELS[order.value],
+        EPOCH: str(order.epoch),
+        COMMAND: order.id,
         REASON: order.reason[:MAX_REASON],
         FOUND: marks.get(FOUND) or ("cordoned" if node.spec.unschedulable else "open"),
-    }  # fmt: skip
+    }
     if not order.reason:
         wanted[REASON] = marks.get(REASON, "")
     spec: dict[str, Any] = {} if node.spec.unschedulable else {"unschedulable": True}
@@ -213,11 +215,16 @@ def condition_patch(node: KubernetesNode, level: int, reason: str, now: str) -> 
         return None
     if was is None and level == IN_SERVICE:
         return None  # of a node that was never withdrawn nothing is said
-    found: dict[str, Any] = {"type": CONDITION, "status": status, "reason": _WORDS[level],
-                             "message": message, "lastHeartbeatTime": now}  # fmt: skip
+    condition: dict[str, Any] = {
+        "type": CONDITION,
+        "status": status,
+        "reason": _WORDS[level],
+        "message": message,
+        "lastHeartbeatTime": now,
+    }
     if was is None or was.status != status:
-        found["lastTransitionTime"] = now
-    return {"status": {"conditions": [found]}}
+        condition["lastTransitionTime"] = now
+    return {"status": {"conditions": [condition]}}
 
 
 class Hosts:
@@ -241,13 +248,13 @@ class Hosts:
         known = self._entities.get(host)
         if known is not None:
             return known
-        found = find_node(self._site, self._names.get(host, host))
-        if found is None:
+        entity = find_node(self._site, self._names.get(host, host))
+        if entity is None:
             if len(self.strangers) < MAX_STRANGERS:
                 self.strangers[host] = None
             return None
-        self._entities[host] = found
-        return found
+        self._entities[host] = entity
+        return entity
 
     def host_of(self, entity: int) -> str | None:
         """The name in the cluster; None while it has no such node."""

@@ -1,6 +1,6 @@
 """Nodes and pods as the Kubernetes API writes them: the few fields that are read, all of them optional.
 
-What does not fit is told by name and left out; the others of a list are read all the same. Pure functions of
+An object that does not fit is reported by name and left out; the others of a list are read. Pure functions of
 JSON.
 """
 
@@ -135,8 +135,8 @@ class KubernetesPod(msgspec.Struct):
         return mirror or (owner is not None and owner.kind in ("DaemonSet", "Node"))
 
     @property
-    def course(self) -> Literal["stays", "over", "leaving", "bare", "evict"]:
-        """Treatment by a drain; `bare`: nobody would make it anew."""
+    def on_drain(self) -> Literal["stays", "over", "leaving", "bare", "evict"]:
+        """Treatment by a drain; `bare`: no controller would make it anew."""
         if self.part_of_node:
             return "stays"
         if self.finished:
@@ -172,26 +172,26 @@ def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[str]]:
         items = msgspec.json.decode(page, type=_Items).items or []
     except WRONG as error:
         raise BadMessage(f"expected a list of {kind.__name__}s: {str(error)[:200]}") from None
-    found: list[Kind] = []
+    objects: list[Kind] = []
     bad: list[str] = []
     for item in items[:MAX_ITEMS]:
         try:
-            found.append(read_object(bytes(item), kind))
+            objects.append(read_object(bytes(item), kind))
         except BadMessage as error:
             bad.append(str(error))
-    return found, bad
+    return objects, bad
 
 
 def read_object(text: bytes, kind: type[Kind]) -> Kind:
     """One object. Raises BadMessage for one that is not of this kind, or has no name."""
     try:
-        found = msgspec.json.decode(text, type=kind)
+        decoded = msgspec.json.decode(text, type=kind)
     except WRONG as error:
         shown = text[:80].decode("utf-8", "replace")
         raise BadMessage(f"{kind.__name__} {shown!r}: {str(error)[:200]}") from None
-    if not 0 < len(found.metadata.name) <= 253:
+    if not 0 < len(decoded.metadata.name) <= 253:
         raise BadMessage(f"{kind.__name__}: metadata.name: expected 1 to 253 characters")
-    return found
+    return decoded
 
 
 class Change(msgspec.Struct):
@@ -219,7 +219,7 @@ def read_change(line: bytes) -> Change:
 
 
 def version_of(change: Change) -> str:
-    """Up to where a watch has told; "" where the object does not say."""
+    """The version up to which a watch has come; "" where the object has none."""
     try:
         return msgspec.json.decode(change.object, type=_Versioned).metadata.resource_version
     except WRONG:

@@ -1,8 +1,8 @@
-"""Orders on nodes of a Kubernetes cluster: noted, brought about while the lease lives and we lead, answered.
+"""Node orders: commands on nodes of a Kubernetes cluster, carried out while their lease lives and we lead.
 
-What is done to a node says the sink that inherits this. `apply` notes and returns; `run` takes up what is
-due, a few nodes at a time. A server that is away is waited for, what it refuses is told. Nothing of an order
-outlives its lease, nor our lead.
+The sink that inherits `NodeOrders` says what is done to a node. `apply` notes an order and returns; `run`
+carries out what is due, a few nodes at a time. It tries again while the server is away, and answers with what
+the server refuses. No order outlives its lease, nor our lead.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
+from connectors.backoff import Backoff
 from connectors.kubernetes.client import ApiError, Away, KubernetesClient
 from connectors.kubernetes.nodes import Hosts, NodeCommand, Plan
 from connectors.kubernetes.objects import KubernetesNode, read_object
-from connectors.orders import SinkOrder, order_rows
+from connectors.orders import SinkContext, SinkOrder, order_rows
 from twin.catalogue import BadMessage
-from twin.contracts import CommandBatch, Item
+from twin.contracts import CommandBatch
 from twin.telemetry import CommandAcked
 
 log = logging.getLogger(__name__)
 AT_ONCE = 16  # nodes that are worked on at the same time
-FIRST_S, LONGEST_S = 1.0, 30.0  # between tries while the server is away
+FIRST_S, LONGEST_S = 1.0, 30.0  # pauses while the server is away
 CONFLICTS = 6  # times that a node may change between our reading and our writing
-TELL_S = 30.0  # between two acknowledgements that differ in words only
+REPEAT_S = 30.0  # between two acknowledgements that differ in words only
 IDLE_S = 1.0
 State = Literal["in_progress", "done", "failed"]
 
 
 class OrderRefused(Exception):
-    """Why an order is not carried out."""
+    """An order that is not carried out; its text is the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeWork:
-    """An order on a node, and how far it is. `due_s`: monotonic; 0 = ordered or renewed, and not begun."""
+    """An order on a node and its progress. `due_s`: monotonic; 0 = ordered or renewed, and not begun."""
 
     entity: int
     generation: int
@@ -50,33 +51,33 @@ class NodeWork:
     deadline_ns: int
     policy: str = ""  # "" where it is only renewed
     due_s: float = 0.0
-    wait_s: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, LONGEST_S))
     state: State | None = None
     detail: str = ""
-    told_s: float = 0.0
-    fault: str = ""  # what is wrong with the server, or with us
+    answered_s: float = 0.0
+    fault: str = ""  # of the server, or of us
 
 
 Kind = TypeVar("Kind", bound=NodeWork)
 
 
 class NodeOrders(ABC, Generic[Kind]):
-    """A sink's orders. `stage` takes answers; before each change `may_act` is asked.
-
-    `states` are those of the control; `kind` makes the record of an order.
-    """
+    """A sink's orders. `states` are those of the control; `kind` makes the record of an order."""
 
     name: str
     controls: tuple[str, ...]
     enforces_safe = False  # what a node says stays until somebody changes it
 
     def __init__(
-        self, client: KubernetesClient, hosts: Hosts, states: tuple[str, ...], kind: type[Kind], *,
-        stage: Callable[[Sequence[Item], int], None], may_act: Callable[[], bool],
-        now_ns: Callable[[], int],
-    ) -> None:  # fmt: skip
+        self,
+        client: KubernetesClient,
+        hosts: Hosts,
+        states: tuple[str, ...],
+        kind: type[Kind],
+        context: SinkContext,
+    ) -> None:
         self._client, self._hosts, self._states, self._kind = client, hosts, states, kind
-        self._stage, self._may_act, self._now_ns = stage, may_act, now_ns
+        self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
         self._works: dict[int, Kind] = {}
         self._wake = asyncio.Event()
         self.counts = {"patched": 0, "done": 0, "failed": 0, "conflicts": 0, "away": 0}
@@ -88,7 +89,7 @@ class NodeOrders(ABC, Generic[Kind]):
 
     @abstractmethod
     async def _carry_out(self, host: str, work: Kind) -> None:
-        """Take a node as far as it goes now, and tell. Raises Refused, ApiError, Away, BadMessage."""
+        """Take a node as far as it goes now, and answer. Raises OrderRefused, ApiError, Away, BadMessage."""
 
     @abstractmethod
     def _plan(self, node: KubernetesNode, work: Kind) -> Plan:
@@ -154,8 +155,8 @@ class NodeOrders(ABC, Generic[Kind]):
 
     def _wanted(self, work: Kind) -> bool:
         """True if this order still stands, and we lead."""
-        asked = self._works.get(work.entity) is work and self._now_ns() < work.expires_ns
-        return asked and self._may_act()
+        stands = self._works.get(work.entity) is work and self._now_ns() < work.expires_ns
+        return stands and self._may_act()
 
     async def _advance(self, work: Kind) -> None:
         """Carry out an order, or say when to try again."""
@@ -169,7 +170,8 @@ class NodeOrders(ABC, Generic[Kind]):
                     raise OrderRefused("the cluster has no such node; see kubernetes.node_names")
                 raise Away("the nodes of the cluster are not listed yet")
             await self._carry_out(host, work)
-            work.wait_s, work.fault = 0.0, ""
+            work.backoff.reset()
+            work.fault = ""
         except (OrderRefused, BadMessage) as error:
             self._end(work, "failed", str(error))
         except ApiError as error:
@@ -186,7 +188,7 @@ class NodeOrders(ABC, Generic[Kind]):
     async def _change(self, host: str, work: Kind) -> KubernetesNode | None:
         """The node, once it says what is wanted; None where that is not wanted any more.
 
-        Raises Refused, ApiError, Away, BadMessage.
+        Raises OrderRefused, ApiError, Away, BadMessage.
         """
         for _ in range(CONFLICTS):
             node = read_object(await self._client.get(path_of(host)), KubernetesNode)
@@ -212,32 +214,36 @@ class NodeOrders(ABC, Generic[Kind]):
         return await self._client.patch(path_of(host), patch)
 
     def _later(self, work: Kind, why: str) -> None:
-        """Nothing is lost: the node is tried again while its lease lives."""
+        """Try the node again later, while its lease lives."""
         self.counts["away"] += 1
         work.fault = why[:300]
-        work.wait_s = min(LONGEST_S, 2 * work.wait_s or FIRST_S)
-        work.due_s = time.monotonic() + work.wait_s
-        self._tell(work, "in_progress", f"is tried again: {why}")
+        work.due_s = time.monotonic() + work.backoff.next_s()
+        self._answer(work, "in_progress", f"is tried again: {why}")
 
     def _end(self, work: Kind, state: State, detail: str, fault: str = "") -> None:
-        """It is not taken up again before the next renewal."""
+        """Answer, and leave the node alone until the next renewal."""
         if work.state != state:
             self.counts[state] += 1
-        work.due_s, work.wait_s, work.fault = math.inf, 0.0, fault[:300]
-        self._tell(work, state, detail)
+        work.backoff.reset()
+        work.due_s, work.fault = math.inf, fault[:300]
+        self._answer(work, state, detail)
 
-    def _tell(self, work: Kind, state: State, detail: str) -> None:
-        """Acknowledge, unless that was said already, or we are no longer asked."""
+    def _answer(self, work: Kind, state: State, detail: str) -> None:
+        """Acknowledge, unless the same was answered already or the order no longer stands."""
         now_s = time.monotonic()
-        same = state == work.state and (detail == work.detail or now_s - work.told_s < TELL_S)
+        same = state == work.state and (detail == work.detail or now_s - work.answered_s < REPEAT_S)
         work.detail = detail
         if same or not self._wanted(work):
             return
-        work.state, work.told_s = state, now_s
+        work.state, work.answered_s = state, now_s
         ack = CommandAcked(
-            control=self.controls[0], name=self._hosts.name(work.entity), generation=work.generation,
-            command=work.order.id, state=state, detail=detail[:200],
-        )  # fmt: skip
+            control=self.controls[0],
+            name=self._hosts.name(work.entity),
+            generation=work.generation,
+            command=work.order.id,
+            state=state,
+            detail=detail[:200],
+        )
         self._stage([ack], self._now_ns())
 
 

@@ -15,7 +15,7 @@ from connectors.kubernetes.client import WATCH_S, KubernetesClient
 from connectors.kubernetes.nodes import PLACEMENTS, Hosts, Plan, placement_plan
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.orders import NodeOrders, NodeWork
-from twin.contracts import Item
+from connectors.orders import SinkContext
 
 CONTROL = "node.placement"
 SLICE = 500  # nodes that are compared with what was seen at a stretch
@@ -24,7 +24,7 @@ ECHO_NS = 2 * WATCH_S * 10**9
 
 
 class KubernetesPlacement(NodeOrders[NodeWork]):
-    """Carries out `node.placement`. `stage` takes answers; before each change `may_act` is asked.
+    """Carries out `node.placement`.
 
     `seen` gives a node as the source last heard of it, by its name in the cluster, or None where that is
     older than two watches.
@@ -34,11 +34,13 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
     controls: tuple[str, ...] = (CONTROL,)
 
     def __init__(
-        self, client: KubernetesClient, hosts: Hosts, *, stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool], seen: Callable[[str], KubernetesNode | None],
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:  # fmt: skip
-        super().__init__(client, hosts, PLACEMENTS, NodeWork, stage=stage, may_act=may_act, now_ns=now_ns)
+        self,
+        client: KubernetesClient,
+        hosts: Hosts,
+        context: SinkContext,
+        seen: Callable[[str], KubernetesNode | None],
+    ) -> None:
+        super().__init__(client, hosts, PLACEMENTS, NodeWork, context)
         self._seen = seen
         self._wrote_ns: dict[int, int] = {}  # when we last asked for a change of a node
         self.counts["seen"] = 0

@@ -1,7 +1,7 @@
-"""Service levels carried out on Kubernetes: cordon, taint, eviction, and a condition that tells why.
+"""Service levels on Kubernetes: cordon, taint, eviction, and a condition with the reason.
 
-The node itself says what was done to it, so that a restart goes on where it was, and what people open again
-is not closed at once.
+The node itself says what was done to it, so that a restart goes on where it was, and a node that people open
+again is not closed at once.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from connectors.kubernetes.client import ApiError, KubernetesClient, now_text
-from connectors.kubernetes.drain import Drain, look
+from connectors.kubernetes.drain import Drain, evict_due
 from connectors.kubernetes.nodes import (
     DRAINED,
     IN_SERVICE,
@@ -27,11 +26,11 @@ from connectors.kubernetes.nodes import (
 )
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.orders import NodeOrders, NodeWork, path_of
-from twin.contracts import Item
+from connectors.orders import SinkContext
 
 log = logging.getLogger(__name__)
 CONTROL = "node.service_level"
-POLL_S = 5.0  # between looks at pods that are leaving
+POLL_S = 5.0  # between two lists of the pods that are leaving
 MUTE_S = 600.0
 # A policy that withdraws a node again sooner may not have heard that somebody opened it: that is read back
 # once a minute, and shall have lasted for a while. source: estimate
@@ -50,20 +49,21 @@ class _Work(NodeWork):
 
 
 class KubernetesSink(NodeOrders[_Work]):
-    """Carries out `node.service_level`. `stage` takes answers; before each change `may_act` is asked.
-
-    `poll_s` lies between looks at the pods of a node that is drained.
-    """
+    """Carries out `node.service_level`. `poll_s` lies between two rounds of evictions on a node."""
 
     name = "kubernetes"
     controls: tuple[str, ...] = (CONTROL,)
 
     def __init__(
-        self, client: KubernetesClient, hosts: Hosts, *, stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool], evict_bare_pods: bool = False, poll_s: float = POLL_S,
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:  # fmt: skip
-        super().__init__(client, hosts, LEVELS, _Work, stage=stage, may_act=may_act, now_ns=now_ns)
+        self,
+        client: KubernetesClient,
+        hosts: Hosts,
+        context: SinkContext,
+        *,
+        evict_bare_pods: bool = False,
+        poll_s: float = POLL_S,
+    ) -> None:
+        super().__init__(client, hosts, LEVELS, _Work, context)
         self._bare_too, self._poll_s = evict_bare_pods, poll_s
         self._held: set[int] = set()  # nodes that were closed, with our marks, when last looked at
         self._opened: dict[int, int] = {}  # when those were first seen open again, in ns
@@ -86,7 +86,7 @@ class KubernetesSink(NodeOrders[_Work]):
         if node is None:
             return
         self._look_for_marks(node, work.entity)
-        await self._tell_why(host, node, work)
+        await self._write_condition(host, node, work)
         await self._empty(host, work)
 
     def _look_for_marks(self, node: KubernetesNode, entity: int) -> bool:
@@ -111,7 +111,7 @@ class KubernetesSink(NodeOrders[_Work]):
         work.late |= soon or work.policy == AS_BEFORE
         return "resumed by others: somebody made it schedulable again just before" if work.late else ""
 
-    async def _tell_why(self, host: str, node: KubernetesNode, work: _Work) -> None:
+    async def _write_condition(self, host: str, node: KubernetesNode, work: _Work) -> None:
         """Our condition in the node's status. Without the right to write it, all else goes on."""
         reason = work.order.reason or (node.metadata.annotations or {}).get(REASON, "")
         patch = condition_patch(node, work.order.value, reason, now_text())
@@ -131,14 +131,14 @@ class KubernetesSink(NodeOrders[_Work]):
             return
         before = work.drain.evicted
         try:
-            left = await look(self._client, host, work.drain, self._bare_too, lambda: self._wanted(work))
+            left = await evict_due(self._client, host, work.drain, self._bare_too, lambda: self._wanted(work))
         finally:
             self.counts["evicted"] += work.drain.evicted - before
-        told = left.told(work.drain.evicted)
+        summary = left.summary(work.drain.evicted)
         if left.empty:
-            self._end(work, "done", told)
+            self._end(work, "done", summary)
         elif left.stuck:
-            self._end(work, "failed", told)
+            self._end(work, "failed", summary)
         else:
-            self._tell(work, "in_progress", told)
+            self._answer(work, "in_progress", summary)
             work.due_s = time.monotonic() + self._poll_s

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Generic
 
+from connectors.backoff import Backoff
 from connectors.kubernetes.client import WATCH_S, Away, Expired, KubernetesClient, Params, page_meta
-from connectors.kubernetes.jobs import PodBook
+from connectors.kubernetes.jobs import PodBook, PodLabels
 from connectors.kubernetes.nodes import OWNER, PLACEMENT, SIGNAL, Hosts, level_of, owner_of, placement_of
 from connectors.kubernetes.objects import (
     MAX_ITEMS,
@@ -29,29 +30,33 @@ from connectors.kubernetes.objects import (
 )
 from twin.catalogue import BadMessage, ConnectorError
 from twin.contracts import Inlet
-from twin.telemetry import JobKind, Reading
+from twin.telemetry import Reading
 
-SETTLE_S = 1.0  # pods of a job are bound one after the other: what comes within this time is told at once
-RESTATE_S = 30.0  # levels are told again, as of when the server last spoke
+SETTLE_S = 1.0  # pods of a job are bound one after the other: events within this time are staged together
+RESTATE_S = 30.0  # between two readings of a level that did not change, as of the server's last answer
 FAILURES = 3  # watches on end that fail before the link counts as down
-AGAIN_S = 0.5
+FIRST_S, LONGEST_S = 0.5, 1.0  # pauses after a watch that failed
 BOUND = "spec.nodeName!="  # pods that have a node
-MAX_TOLD = 200  # faults of one list that are told
+MAX_FAULTS = 200  # of one list that are reported
 SLICE = 500  # pods that are taken in at a stretch
 FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
 _SIGNALS = (SIGNAL, OWNER, PLACEMENT)
-_Told = tuple[float | None, float | None, float | None]  # of a node, in the order of _SIGNALS
-UNKNOWN: _Told = (None, None, None)
+_Levels = tuple[float | None, float | None, float | None]  # of a node, in the order of _SIGNALS
+UNKNOWN: _Levels = (None, None, None)
 
 
 class Followed(Generic[Kind]):
     """One kind of object: listed, then watched. `whole` gets each list, `one` each change after it."""
 
     def __init__(
-        self, client: KubernetesClient, path: str, kind: type[Kind],
-        whole: Callable[[list[Kind]], Awaitable[None]], one: Callable[[Kind, bool], None],
+        self,
+        client: KubernetesClient,
+        path: str,
+        kind: type[Kind],
+        whole: Callable[[list[Kind]], Awaitable[None]],
+        one: Callable[[Kind, bool], None],
         params: Params | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path, self._client, self._params = path, client, params or {}
         self._kind: type[Kind] = kind
         self._whole: Callable[[list[Kind]], Awaitable[None]] = whole
@@ -59,17 +64,18 @@ class Followed(Generic[Kind]):
         self.version = ""
         self.listed = False
         self.heard_ns = 0  # when the server last spoke of these objects
-        self._failed = 0
+        self._failed, self._backoff = 0, Backoff(FIRST_S, LONGEST_S)
 
     async def run(self, inlet: Inlet) -> None:
         """Follow until cancelled. Raises ConnectorError when the server has failed three times on end."""
-        self.version, self._failed = "", 0
+        self.version = ""
+        self._succeeded()
         while True:
             try:
                 if not self.version:
                     await self._list(inlet)
                 await self._watch(inlet)
-                self._failed = 0
+                self._succeeded()
                 # a server that ends watches at once is not asked without a pause
                 await asyncio.sleep(0.05)
             except Expired as error:
@@ -84,11 +90,15 @@ class Followed(Generic[Kind]):
         self._failed += 1
         if self._failed >= FAILURES:
             raise ConnectorError(f"kubernetes: {error}") from error
-        await asyncio.sleep(AGAIN_S * self._failed)
+        await asyncio.sleep(self._backoff.next_s())
+
+    def _succeeded(self) -> None:
+        self._failed = 0
+        self._backoff.reset()
 
     async def _list(self, inlet: Inlet) -> None:
         self.listed = False
-        found: list[Kind] = []
+        objects: list[Kind] = []
         version, faults = "", list[str]()
         async for page in self._client.pages(self.path, self._params):
             try:
@@ -96,18 +106,18 @@ class Followed(Generic[Kind]):
             except BadMessage as error:
                 raise Away(f"{self.path}: {error}") from error
             version = page_meta(self.path, page)[0]
-            found += some
-            faults += bad[: MAX_TOLD - len(faults)]
-            if len(found) > MAX_ITEMS:
+            objects += some
+            faults += bad[: MAX_FAULTS - len(faults)]
+            if len(objects) > MAX_ITEMS:
                 raise Away(f"{self.path}: more than {MAX_ITEMS} objects")
         for why in faults:
             inlet.reject("kubernetes", f"{self.path}: {why}")
-        await self._whole(found)
+        await self._whole(objects)
         self.listed, self.version, self.heard_ns = True, version or "0", time.time_ns()
 
     async def _watch(self, inlet: Inlet) -> None:
-        asked = {**self._params, "resourceVersion": self.version}
-        async with aclosing(self._client.watch(self.path, asked)) as lines:
+        params = {**self._params, "resourceVersion": self.version}
+        async with aclosing(self._client.watch(self.path, params)) as lines:
             async for line in lines:
                 self.heard_ns = time.time_ns()
                 if not line:
@@ -116,7 +126,7 @@ class Followed(Generic[Kind]):
                     self._change(line)
                 except BadMessage as error:
                     inlet.reject("kubernetes", f"{self.path}: {error}")
-                self._failed = 0
+                self._succeeded()
 
     def _change(self, line: bytes) -> None:
         """Take in an event. Raises BadMessage, Expired, Away."""
@@ -131,34 +141,38 @@ class Followed(Generic[Kind]):
             self._one(read_object(bytes(change.object), self._kind), change.type != "DELETED")
 
 
-def _told_of(node: KubernetesNode, busy: bool) -> _Told:
+def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
     level, place = level_of(node, busy), placement_of(node)
     owner = owner_of(node, level)
     placement = None if place is None else float(place)
     if level is None or owner is None:
-        return None, None, placement  # what is not ready, or marked strangely, still tells its placement
+        return None, None, placement  # a node that is not ready, or has strange marks, still has a placement
     return float(level), float(owner), placement
 
 
 class KubernetesSource:
-    """Follows a cluster. `known` gives the jobs that the twin has as running when it begins.
+    """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
 
-    `kinds` tells by namespace what jobs are, the label racktwin.io/kind of a pod by job. `placement`: also
-    tell how nodes are placed.
+    `placement`: also read how nodes are placed.
     """
 
+    name = "kubernetes"
+
     def __init__(
-        self, client: KubernetesClient, hosts: Hosts, *, cluster: str = "cluster",
-        job_labels: Iterable[str] = (), gpu_resources: Iterable[str] = (),
-        kinds: Mapping[str, JobKind] | None = None, known: Callable[[], Mapping[str, Collection[str]]] = dict,
-        settle_s: float = SETTLE_S, name: str = "kubernetes", placement: bool = False,
-    ) -> None:  # fmt: skip
-        self.name = name
+        self,
+        client: KubernetesClient,
+        hosts: Hosts,
+        labels: PodLabels | None = None,
+        *,
+        known: Callable[[], Mapping[str, Collection[str]]] = dict,
+        settle_s: float = SETTLE_S,
+        placement: bool = False,
+    ) -> None:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
-        self.book = PodBook(hosts, cluster, job_labels=job_labels, gpu_resources=gpu_resources, kinds=kinds)
+        self.book = PodBook(hosts, labels or PodLabels())
         self._nodes: dict[str, KubernetesNode] = {}
         self._signals = _SIGNALS if placement else _SIGNALS[:-1]
-        self._told_before: dict[int, _Told] = {}
+        self._readings_before: dict[int, _Levels] = {}
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", KubernetesNode, self._all_nodes, self._node)
@@ -180,19 +194,19 @@ class KubernetesSource:
                 for task in done:
                     task.result()
                 if self.pods.listed:
-                    self._tell_jobs(inlet, known)
+                    self._stage_jobs(inlet, known)
                     known = {}
                 if self.pods.listed and self.nodes.listed:
-                    self._tell_levels(inlet)
-                self._tell_faults(inlet)
+                    self._stage_levels(inlet)
+                self._report_faults(inlet)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.close()
 
-    def seen(self, host: str) -> KubernetesNode | None:
-        """A node as the server last told of it; None where that may not be so any more."""
+    def node_of(self, host: str) -> KubernetesNode | None:
+        """A node as the server last described it; None where that may be outdated."""
         listed = self.nodes.listed and self.nodes.version != ""
         fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
         return self._nodes.get(host) if listed and fresh else None
@@ -202,7 +216,7 @@ class KubernetesSource:
         self._hosts.take(self._nodes)
 
     async def _all_pods(self, pods: list[KubernetesPod]) -> None:
-        """In slices, between which the loop goes on; nothing is told until all are taken."""
+        """Take all pods in slices, between which the loop goes on; nothing is staged before the last."""
         self.book.keep({p.key for p in pods})
         for first in range(0, len(pods), SLICE):
             for pod in pods[first : first + SLICE]:
@@ -225,12 +239,12 @@ class KubernetesSource:
         else:
             self.book.remove(pod.key)
 
-    def _tell_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
+    def _stage_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
         events = self.book.changes(known)
         if events:
             inlet.stage(events, time.time_ns())
 
-    def _tell_levels(self, inlet: Inlet) -> None:
+    def _stage_levels(self, inlet: Inlet) -> None:
         """Report changes at once and everything now and then, as of when the server last spoke."""
         now_ns = time.time_ns()
         at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
@@ -240,29 +254,29 @@ class KubernetesSource:
         changed = {**self._changed, **self.book.turned}
         self._changed.clear()
         self.book.turned.clear()
-        before = self._told_before
-        levels: dict[int, _Told] = {} if whole else dict(before)
+        before = self._readings_before
+        levels: dict[int, _Levels] = {} if whole else dict(before)
         for host in self._nodes if whole else changed:
             entity = self._hosts.entity_of(host)
             if entity is not None and self._hosts.host_of(entity) in (host, None):
                 node = self._nodes.get(host)
-                levels[entity] = UNKNOWN if node is None else _told_of(node, self.book.busy(host))
-        told = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
+                levels[entity] = UNKNOWN if node is None else _levels_of(node, self.book.busy(host))
+        current = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
         readings: list[Reading] = []
-        for e in sorted(e for e, values in told.items() if whole or before.get(e) != values):
+        for e in sorted(e for e, values in current.items() if whole or before.get(e) != values):
             was = before.get(e)
-            for signal, value, old in zip(self._signals, told[e], was or UNKNOWN, strict=False):
+            for signal, value, old in zip(self._signals, current[e], was or UNKNOWN, strict=False):
                 same = was is not None and value == old
                 if whole or not same:
-                    # What changed is of now, or it would be older than what was told of it before.
+                    # A change is of now, or it would be older than the reading before it.
                     readings.append(Reading("node", e, signal, value, at_ns if same else now_ns))
         if readings:
             inlet.stage(readings, now_ns)
-        self._told_before = levels
+        self._readings_before = levels
         if whole:
             self._stated_s = time.monotonic()
 
-    def _tell_faults(self, inlet: Inlet) -> None:
+    def _report_faults(self, inlet: Inlet) -> None:
         for host in self._hosts.strangers:
             inlet.skip("node of Kubernetes", f"{host[:60]} is no node of the site; name it in node_names")
         self._hosts.strangers.clear()

@@ -1,8 +1,8 @@
-"""A lane of its own for topics that many may publish to: bounded before anything is decoded.
+"""Lane: a separate, bounded queue for topics that many may publish to.
 
-Whoever reports more than its due is refused by its topic and its bytes alone, so that readings of devices
-never wait behind reports of jobs. What is refused is counted, and by whom most was sent. Time is that of
-arrival.
+A publication beyond the rate of its topic, or of all topics, is refused before anything is decoded, so that
+readings of devices never wait behind reports of jobs. Refusals are counted, with the topic that has most.
+Time is that of arrival.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-NS = 1_000_000_000
+from twin.catalogue import NS
+
 # Of one topic: as many at once as a client holds back while its broker is away, twice; then two a second. Of
 # all: as many at once as wait at most, then so many a second. source: estimate; 10,000 jobs that save and
 # report every five minutes make 70 a second
 EACH_AT_ONCE, EACH_PER_S = 128.0, 2.0
 ALL_AT_ONCE, ALL_PER_S = 4000.0, 500.0
 MAX_WAITING, MAX_WAITING_BYTES = 4000, 8 * 2**20
-MAX_TOPICS = 20_000  # told apart; of more those are forgotten that were quiet for longest
+MAX_TOPICS = 20_000  # with a rate of their own; beyond, the topic that was quiet longest is forgotten
 
 
 class RefusalCount(NamedTuple):
@@ -68,6 +69,6 @@ class Lane:
         return RefusalCount(count, within_s, topic, of_topic)
 
 
-def _left(held: tuple[float, int], most: float, per_s: float, t_ns: int) -> float:
-    left, since_ns = held
+def _left(allowance: tuple[float, int], most: float, per_s: float, t_ns: int) -> float:
+    left, since_ns = allowance
     return min(most, left + per_s * max(0, t_ns - since_ns) / NS)

@@ -57,7 +57,7 @@ COMMON = (TopicRoute("spBv1.0/#", "sparkplug", "sparkplug"), TopicRoute("telegra
 
 
 def matcher(topic_filter: str) -> Callable[[str], bool]:
-    """A function that tells if a topic matches an MQTT filter. Raises ConfigError for what is no filter."""
+    """A predicate: the topic matches an MQTT filter. Raises ConfigError for what is no filter."""
     levels = topic_filter.split("/")
     if (
         not 0 < len(topic_filter.encode()) <= MAX_TOPIC_BYTES

@@ -1,15 +1,15 @@
-"""Received MQTT: a stream split into publications and the rest, and the bounded queue where they wait.
+"""Received MQTT: a stream split into publications and other packets, and the bounded queue of publications.
 
 Pure: bytes in, parcels out; it knows no socket and no client library. Memory is bounded whatever a broker
-sends: a publication that is too large is skipped while it arrives and never held, and a full queue first
-loses its oldest publications of QoS 0, then asks that nothing more be read. Topics with a lane of their own
-wait there, and keep nobody else waiting.
+sends: a publication that is too large is skipped while it arrives and never kept, and a full queue first
+loses its oldest publications of QoS 0, then asks that nothing more be read. Publications of a lane wait
+apart, and delay no others.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from connectors.mqtt.lane import Lane
 
@@ -24,8 +24,9 @@ class WireError(Exception):
     """Received bytes are not MQTT 3.1.1."""
 
 
-class Parcel(NamedTuple):
-    """A publication as received. `lost` says why its payload was not kept, and is empty otherwise."""
+@dataclass(slots=True)
+class Parcel:
+    """A publication as received. `lost` is the reason why its payload was not kept, empty otherwise."""
 
     t_ns: int
     topic: str
@@ -175,7 +176,7 @@ def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 
 def _head_end(data: bytes, kind: int, body: int, end: int) -> int:
-    """End of topic and number of a publication; beyond `end` if that cannot be told yet."""
+    """End of topic and number of a publication; beyond `end` if it has not arrived yet."""
     if body + 2 > end:
         return body + 2
     return body + 2 + (data[body] << 8 | data[body + 1]) + (2 if kind & 0x06 else 0)
@@ -184,7 +185,7 @@ def _head_end(data: bytes, kind: int, body: int, end: int) -> int:
 class MessageBacklog:
     """Publications that wait to be staged: first in, first out, bounded by number and by bytes.
 
-    Retained publications and those of QoS 1 are never dropped: nobody would send them again. Where only such
+    Retained publications and those of QoS 1 are never dropped, as they are not sent again. Where only such
     ones wait, `blocked` says that nothing more may be read until `relieved`. Those of the `lane` are bounded
     by it alone, whatever their QoS; `refused` are the numbers of those that it refused, to be acknowledged.
     """

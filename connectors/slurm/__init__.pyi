@@ -1,4 +1,4 @@
 from .hostlist import expand_names as expand_names, find_node as find_node
 from .placement import SlurmPlacement as SlurmPlacement
 from .sink import CONTROL as CONTROL, SlurmSink as SlurmSink
-from .source import SlurmSource as SlurmSource
+from .source import SlurmSettings as SlurmSettings, SlurmSource as SlurmSource

@@ -32,7 +32,7 @@ NOT_OURS = ("Invalid user id", "Access/permission denied", "Security violation")
 
 
 class Wanted(NamedTuple):
-    """The level that a node shall have, by its number, and why."""
+    """The level that a node shall have, by its number, and the reason."""
 
     level: int
     why: str
@@ -105,8 +105,8 @@ def answer_of(host: str, level: int, node: SlurmNode | None) -> CommandProgress:
 
 def to_empty(wanted: Mapping[str, Wanted], nodes: Mapping[str, SlurmNode]) -> list[str]:
     """The nodes on which nothing may run any more and something does; none that others drained."""
-    held = (h for h, w in wanted.items() if w.level in (DRAINED, REPLACE))
-    return [h for h in held if h in nodes and nodes[h].busy and nodes[h].ours is not None]
+    hosts = (h for h, w in wanted.items() if w.level in (DRAINED, REPLACE))
+    return [h for h in hosts if h in nodes and nodes[h].busy and nodes[h].ours is not None]
 
 
 def refused_jobs(text: str) -> dict[str, str]:
@@ -136,7 +136,7 @@ def jobs_of(text: str) -> list[str]:
 
 
 def explain(words: str) -> str:
-    """Slurm's own words; with what to do where it denies us."""
+    """Slurm's own words, with the remedy where it denies us."""
     return f"{words}: {RIGHTS}" if any(text in words for text in NOT_OURS) else words
 
 
@@ -155,9 +155,9 @@ def pieces(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def _split(host: str) -> tuple[str, int, int]:
     """(what comes before the last number, its digits, the number; -1 without one)."""
-    found = _PARTS.fullmatch(host)
-    assert found is not None  # it matches any text
-    digits = found[2][-9:]  # as many as host lists are read with
+    match = _PARTS.fullmatch(host)
+    assert match is not None  # it matches any text
+    digits = match[2][-9:]  # as many as host lists are read with
     return host[: len(host) - len(digits)], len(digits), int(digits or -1)
 
 

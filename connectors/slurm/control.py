@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from typing import Generic
 
-from connectors.orders import Kept
+from connectors.orders import Kept, SinkContext
 from connectors.slurm.command import CommandProgress
 from connectors.slurm.source import SlurmSource
 from twin.catalogue import ActuationError, ConnectorError
-from twin.contracts import Item
 from twin.site import Site
 from twin.telemetry import CommandAcked
 
 
 class SlurmControl(Generic[Kept]):
-    """Orders by node, of one control of the Slurm that `source` reads. `stage` takes the answers.
-
-    `may_act` is asked before each call that changes anything.
-    """
+    """Orders by node, of one control of the Slurm that `source` reads."""
 
     name: str
     controls: tuple[str, ...]
     enforces_safe = False  # Slurm keeps a node as it is, whoever lives
 
-    def __init__(
-        self,
-        site: Site,
-        source: SlurmSource,
-        stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool],
-        *,
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._site, self._source, self._stage, self._may_act = site, source, stage, may_act
-        self._now_ns = now_ns
+    def __init__(self, site: Site, source: SlurmSource, context: SinkContext) -> None:
+        self._site, self._source = site, source
+        self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
         self._orders: dict[int, Kept] = {}  # no more than the site has nodes
         self.counts = {"calls": 0, "nodes": 0, "old": 0, "refused": 0}
 

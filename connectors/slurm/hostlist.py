@@ -99,8 +99,8 @@ class Named(Protocol):
 
 def find_node(site: Named, given: str) -> int | None:
     """The node of this name, or the only one of the rack of this name; None for neither."""
-    found = site.entity("node", given)
-    if found is None and site.entity("rack", given) is not None:
+    node = site.entity("node", given)
+    if node is None and site.entity("rack", given) is not None:
         single = site.entity("node", f"{given}/node0")
-        found = single if site.entity("node", f"{given}/node1") is None else None
-    return found
+        node = single if site.entity("node", f"{given}/node1") is None else None
+    return node

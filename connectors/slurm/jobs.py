@@ -37,7 +37,7 @@ class SlurmSite(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job as a listing has it. `start_s` tells a requeued job from its earlier run."""
+    """A job as a listing has it. `start_s` separates a requeued job from its earlier run."""
 
     job: str
     state: str
@@ -113,12 +113,12 @@ def _priority(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A job that holds nodes: `told` if some of them are of the site, so that the twin knows of it."""
+    """A job that holds nodes: `reported` if some of them are of the site, so that the twin knows of it."""
 
     id: str
     start_s: int
     hosts: str
-    told: bool
+    reported: bool
 
 
 class JobLedger:
@@ -156,7 +156,7 @@ class JobLedger:
         for job in [j for j in self._running if j not in holding and (whole or j in finished)]:
             run = self._running.pop(job)
             reason = finished.get(job, "left the queue").lower()
-            if run.told:
+            if run.reported:
                 ended.append(JobEnded(id=f"{run.id}:end", job=self.name_of(job), reason=reason))
         for listed in holding.values():
             event = self._start_of(listed, known.get(self.name_of(listed.job)))
@@ -184,9 +184,9 @@ class JobLedger:
         nodes = [node for host in hosts if (node := self._node(host)) is not None]
         moved = was is None and known is not None and set(known) != set(nodes)
         first = self._ids.use_anew(first) if moved else self._ids.use(first)
-        told = bool(nodes) or (was is not None and was.told)
-        self._running[job.job] = _Run(first, job.start_s, job.hosts, told)
-        if not told:
+        reported = bool(nodes) or (was is not None and was.reported)
+        self._running[job.job] = _Run(first, job.start_s, job.hosts, reported)
+        if not reported:
             return None
         return JobStarted(
             id=first,
@@ -214,10 +214,10 @@ class JobLedger:
         known = self._nodes.get(host)
         if known is not None:
             return known
-        found = find_node(self._site, self._names.get(host, host))
-        if found is None:
+        node = find_node(self._site, self._names.get(host, host))
+        if node is None:
             if len(self.strangers) < 1000:
                 self.strangers[host] = None
             return None
-        name = self._nodes[host] = self._site.name("node", found)
+        name = self._nodes[host] = self._site.name("node", node)
         return name

@@ -119,15 +119,15 @@ def parse_reservations(text: str) -> tuple[Reservation | None, tuple[Reservation
         if not line.startswith("ReservationName="):
             raise BadMessage(f"expected `ReservationName=...` or {NONE!r}, got {line[:80]!r}")
         try:
-            found = _reservation(words)
+            reservation = _reservation(words)
         except ValueError as error:
             if words["ReservationName"] == SPARES:
                 raise BadMessage(f"reservation {SPARES}: {str(error)[:200]}") from error
             continue
-        if found.name == SPARES:
-            ours = found
+        if reservation.name == SPARES:
+            ours = reservation
         else:
-            others.append(found)
+            others.append(reservation)
     return ours, tuple(others)
 
 
@@ -140,9 +140,9 @@ def placements(marks: Marks, entity_of: Callable[[str], int | None]) -> dict[int
     """The placement of each node of the site; None where it is not known, or hosts of one node differ."""
     out: dict[int, float | None] = {}
     for host in marks.weights:
-        entity, found = entity_of(host), marks.placement(host)
+        entity, placement = entity_of(host), marks.placement(host)
         if entity is not None:
-            out[entity] = found if out.get(entity, found) == found else None
+            out[entity] = placement if out.get(entity, placement) == placement else None
     return out
 
 
@@ -154,9 +154,13 @@ def _reservation(words: Mapping[str, str]) -> Reservation:
             raise ValueError(f"expected an instant in seconds, got {text[:30]!r}")
     hosts = frozenset[str]() if nodes in ("(null)", "") else frozenset(expand_hosts(nodes))
     return Reservation(
-        words["ReservationName"], hosts, int(times[0]), int(times[1]), words.get("State") == "ACTIVE",
+        words["ReservationName"],
+        hosts,
+        int(times[0]),
+        int(times[1]),
+        words.get("State") == "ACTIVE",
         "MAINT" in flags or "OVERLAP" in flags,
-    )  # fmt: skip
+    )
 
 
 def raised(wanted: Mapping[str, int], marks: Marks) -> list[Weigh]:
@@ -167,11 +171,13 @@ def raised(wanted: Mapping[str, int], marks: Marks) -> list[Weigh]:
 
 def lowered(wanted: Mapping[str, int], marks: Marks) -> list[Weigh]:
     """The calls that take our mark from nodes: those as usual, and those kept by now."""
-    return _weighed({
-        host: (marks.weights[host] or 0) - MARK
-        for host, p in wanted.items()
-        if marks.own_mark(host) and (p == USUAL or (p == KEPT and marks.keeps(host)))
-    })  # fmt: skip
+    return _weighed(
+        {
+            host: (marks.weights[host] or 0) - MARK
+            for host, p in wanted.items()
+            if marks.own_mark(host) and (p == USUAL or (p == KEPT and marks.keeps(host)))
+        }
+    )
 
 
 def _weighed(targets: Mapping[str, int]) -> list[Weigh]:

@@ -75,5 +75,5 @@ def _node(state: str, reason: str) -> SlurmNode:
 
 
 def _level_of_reason(reason: str) -> int | None:
-    found = _OURS.match(reason)
-    return None if found is None else int(found[1])
+    match = _OURS.match(reason)
+    return None if match is None else int(match[1])

@@ -13,10 +13,10 @@ import math
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from connectors.orders import SinkOrder, keep_newest, state_number, summary_of
+from connectors.orders import SinkContext, SinkOrder, keep_newest, state_number, summary_of
 from connectors.slurm.command import AWAY, CommandProgress, explain
 from connectors.slurm.control import SlurmControl
 from connectors.slurm.marks import (
@@ -57,24 +57,13 @@ class PlacementOrder(SinkOrder):
 
 
 class SlurmPlacement(SlurmControl[PlacementOrder]):
-    """Places nodes of the Slurm that `source` reads. `stage` takes the answers.
-
-    `may_act` is asked before each call that changes anything.
-    """
+    """Places nodes of the Slurm that `source` reads."""
 
     name = "slurm-placement"
     controls: tuple[str, ...] = (CONTROL,)
 
-    def __init__(
-        self,
-        site: Site,
-        source: SlurmSource,
-        stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool],
-        *,
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        super().__init__(site, source, stage, may_act, now_ns=now_ns)
+    def __init__(self, site: Site, source: SlurmSource, context: SinkContext) -> None:
+        super().__init__(site, source, context)
         self._listed: Marks | None = None  # the listing that `_hosts` is of
         self._hosts: dict[int, list[str]] = {}
         self.counts["renewed"] = 0
@@ -85,8 +74,13 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         Raises ConnectorError where Slurm is away, ActuationError where another daemon leads.
         """
         since_s = time.monotonic() - REFUSED_S
-        noted = [entity for batch in commands if batch.control == CONTROL for entity in self._note(batch)
-                 if not (batch.renewal and self._orders[entity].refused_s > since_s)]  # fmt: skip
+        noted = [
+            entity
+            for batch in commands
+            if batch.control == CONTROL
+            for entity in self._note(batch)
+            if not (batch.renewal and self._orders[entity].refused_s > since_s)
+        ]
         touched = list(dict.fromkeys(noted))
         if not touched or self._quiet(touched):
             return

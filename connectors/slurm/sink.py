@@ -9,10 +9,10 @@ when we are gone; a lapse sets nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from connectors.orders import SinkOrder, keep_newest, state_number, summary_of
+from connectors.orders import SinkContext, SinkOrder, keep_newest, state_number, summary_of
 from connectors.slurm.command import (
     AWAY,
     CommandProgress,
@@ -72,31 +72,22 @@ class LevelOrder(SinkOrder):
 
 
 class SlurmSink(SlurmControl[LevelOrder]):
-    """Commands nodes of the Slurm that `source` reads. `stage` takes the answers.
+    """Commands nodes of the Slurm that `source` reads.
 
-    `requeue`: at `drained` and `replace` the jobs that still run are requeued; else their end is waited for.
-    `may_act` is asked before each call.
+    `requeue`: at `drained` and `replace` the jobs that still run are requeued; else it waits for their end.
     """
 
     name = "slurm"
     controls: tuple[str, ...] = (CONTROL,)
 
     def __init__(
-        self,
-        site: Site,
-        source: SlurmSource,
-        stage: Callable[[Sequence[Item], int], None],
-        may_act: Callable[[], bool],
-        *,
-        requeue: bool = False,
-        now_ns: Callable[[], int] = time.time_ns,
+        self, site: Site, source: SlurmSource, context: SinkContext, *, requeue: bool = False
     ) -> None:
-        super().__init__(site, source, stage, may_act, now_ns=now_ns)
+        super().__init__(site, source, context)
         self._requeue = requeue
         self._held: dict[int, int] = {}  # nodes drained while that was wanted: when Slurm last had them so
-        self._resumed: dict[
-            int, tuple[int, int]
-        ] = {}  # by others: when last seen drained, first seen resumed
+        # Nodes that others resumed: when last seen drained, first seen resumed
+        self._resumed: dict[int, tuple[int, int]] = {}
         self._hosts: dict[int, list[str]] = {}
         self._nodes: dict[str, SlurmNode] = {}
         self._read_s = self._done_s = -1e9  # monotonic: of the last listing, of the last end of `apply`
@@ -126,8 +117,11 @@ class SlurmSink(SlurmControl[LevelOrder]):
         if self._at_work or asked_s < self._done_s:
             return ()
         self._take(nodes, asked_s)
-        going = [e for e, order in self._orders.items()
-                 if order.answered is not None and order.answered.state == "in_progress"]  # fmt: skip
+        going = [
+            e
+            for e, order in self._orders.items()
+            if order.answered is not None and order.answered.state == "in_progress"
+        ]
         return self._answers(going, only_news=True)
 
     def _note(self, batch: CommandBatch) -> list[int]:
@@ -244,9 +238,13 @@ class SlurmSink(SlurmControl[LevelOrder]):
         ):  # in pieces as long as a call may be
             words = part.arguments()[1].replace("NodeName=", "--nodelist=")
             text = await self._source.ask(
-                "squeue", "--noheader", "--all", words, "--states=RUNNING,SUSPENDED",
+                "squeue",
+                "--noheader",
+                "--all",
+                words,
+                "--states=RUNNING,SUSPENDED",
                 "--format=%A %F %K",
-            )  # fmt: skip
+            )
             jobs += jobs_of(text)
         jobs = [job for job in dict.fromkeys(jobs) if job not in self._kept][:MAX_JOBS]
         if not jobs:

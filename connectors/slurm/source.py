@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, SlurmSite, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
@@ -26,33 +27,47 @@ MARKS_PERIODS, MARKS_S = 4.0, 60.0
 MAX_OUTPUT, MAX_REASON = 64 * 2**20, 2**16  # bytes
 
 
-class SlurmSource:
-    """Lists the jobs each period. `known` gives the nodes of those that the twin takes to be running.
+@dataclass(frozen=True, kw_only=True)
+class SlurmSettings:
+    """Settings of a source. `conf` is SLURM_CONF; `node_names` maps host lists to entities.
 
-    `kinds` tells by partition what jobs are; a job of no named partition is "unknown". `conf` is SLURM_CONF.
-    `placement`: also read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
+    `kinds` gives the kind of job by partition; a job of no named partition is "unknown". `placement`: also
+    read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
     """
 
+    period_s: float = 15.0
+    timeout_s: float = 10.0
+    conf: str | None = None
+    node_names: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, JobKind] | None = None
+    placement: bool = False
+
+
+class SlurmSource:
+    """Lists the jobs each period. `known` gives the nodes of those that the twin takes to be running."""
+
+    name = "slurm"
+
     def __init__(
-        self, site: SlurmSite, *, period_s: float = 15.0, timeout_s: float = 10.0, conf: str | None = None,
-        node_names: Mapping[str, str] | None = None, kinds: Mapping[str, JobKind] | None = None,
-        known: Callable[[], Mapping[str, Collection[str]]] = dict, name: str = "slurm",
-        placement: bool = False,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.ledger = JobLedger(site, node_names or {}, kinds)
-        self.period_s, self._timeout_s, self._known = period_s, timeout_s, known
+        self,
+        site: SlurmSite,
+        settings: SlurmSettings,
+        known: Callable[[], Mapping[str, Collection[str]]] = dict,
+    ) -> None:
+        period_s = settings.period_s
+        self.ledger = JobLedger(site, settings.node_names, settings.kinds)
+        self.period_s, self._timeout_s, self._known = period_s, settings.timeout_s, known
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
-        self._placement = placement
+        self._placement = settings.placement
         self.marks_every_s = max(min(MARKS_PERIODS * period_s, MARKS_S), period_s)
         self.marks = Marks({}, None)  # as last read, for the read-back or for a sink
         self._marks_ns, self.marks_s = 0, -1e9  # when that was asked: since 1970, and monotonic
-        self._told_s = -1e9  # the same of what was told last
+        self._staged_s = -1e9  # the same of the marks that were staged last
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-        if conf is not None:
-            self._env["SLURM_CONF"] = conf
+        if settings.conf is not None:
+            self._env["SLURM_CONF"] = settings.conf
 
     async def run(self, inlet: Inlet) -> None:
         """List each period. Raises ConnectorError when the scheduler does not answer; no job ends by that."""
@@ -94,10 +109,12 @@ class SlurmSource:
             inlet.reject(self.name, str(error))
             return
         now_ns = time.time_ns()
-        items: list[Item] = [Reading("node", entity, signal, value, now_ns)
-                             for host, node in nodes.items()
-                             if (entity := self.ledger.entity_of(host)) is not None
-                             for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))]  # fmt: skip
+        items: list[Item] = [
+            Reading("node", entity, signal, value, now_ns)
+            for host, node in nodes.items()
+            if (entity := self.ledger.entity_of(host)) is not None
+            for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))
+        ]
         if self.watch is not None:
             items += self.watch(nodes, asked_s)
         if items:
@@ -113,11 +130,11 @@ class SlurmSource:
                 await self.read_marks()
         except ConnectorError as error:
             inlet.reject(self.name, str(error))
-        if self._told_s == self.marks_s:
+        if self._staged_s == self.marks_s:
             return
-        self._told_s, at_ns = self.marks_s, self._marks_ns
-        found = placements(self.marks, self.ledger.entity_of).items()
-        inlet.stage([Reading("node", e, PLACEMENT, value, at_ns) for e, value in found], time.time_ns())
+        self._staged_s, at_ns = self.marks_s, self._marks_ns
+        places = placements(self.marks, self.ledger.entity_of).items()
+        inlet.stage([Reading("node", e, PLACEMENT, value, at_ns) for e, value in places], time.time_ns())
 
     async def read_marks(self) -> None:
         """Read how nodes are placed, into `marks`; one asked for later stays. Raises ConnectorError."""
@@ -148,9 +165,13 @@ class SlurmSource:
         """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, env=self._env, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
+                *command,
+                env=self._env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
         except OSError as error:
             raise ConnectorError(f"{command[0]}: cannot be run: {error.strerror or error}") from error
         try:

@@ -73,9 +73,12 @@ def _described() -> Any:
         for name, number, kind in fields:
             message.field.add(name=name, number=number, type=kind, label=_FIELD.LABEL_OPTIONAL)
     payload.field.add(
-        name="metrics", number=2, type=_FIELD.TYPE_MESSAGE, label=_FIELD.LABEL_REPEATED,
+        name="metrics",
+        number=2,
+        type=_FIELD.TYPE_MESSAGE,
+        label=_FIELD.LABEL_REPEATED,
         type_name=".racktwin.Payload.Metric",
-    )  # fmt: skip
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("racktwin.Payload"))

@@ -27,6 +27,7 @@ from connectors.jobs.wire import advice_topic, encode_advice, report_of
 from tests.contract.test_mosquitto_acl import SITE
 from tests.support.builders import START_NS
 from tests.support.in_process_daemon import Pod, serve
+from tests.support.inlets import until
 from tests.support.mosquitto import mosquitto
 from tests.support.node_agents import Client
 from tests.support.secured_mosquitto import Authority, secured_broker
@@ -142,13 +143,6 @@ def test_the_daemon_itself_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def employ_nobody(pod: Pod) -> None:
     """The lease of the interval ends, which is not renewed."""
     pod.tick(dt_s=3600.0)
-
-
-async def until(wanted: Callable[[], object]) -> None:
-    end = time.monotonic() + 20.0
-    while not wanted():
-        assert time.monotonic() < end, "waited in vain"
-        await asyncio.sleep(0.01)
 
 
 def test_over_a_broker_that_comes_and_goes(server: Callable[..., Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.bmc import NODE_CAP, DcmiBmc, Fleet, Key
+from connectors.bmc import NODE_CAP, DcmiAccess, DcmiBmc, DcmiCommand, Fleet, Key
 from tests.support.bmc_harness import Driven
 from tests.support.builders import site_of, two_racks
 from tests.support.dcmi_bmcs import PASSWORD, USER, Bmcs
@@ -37,11 +37,13 @@ def program(server: Callable[..., Path]) -> str:
 
 def fleet_of(bmcs: Bmcs, program: str, *, at_once: int = 8, password: str = PASSWORD, user: str = USER,
              **more: Any) -> Fleet:  # fmt: skip
-    return Fleet(
-        [DcmiBmc(bmcs.host(i), i, "127.0.0.1", port, user, lambda: password, most_w=6667.0, command=True,
-                 program=program, **{"timeout_s": 20.0, **more}) for i, port in enumerate(bmcs.ports)],
-        at_once,
-    )  # fmt: skip
+    timeout_s, command = more.pop("timeout_s", 20.0), DcmiCommand(**more)
+    made = []
+    for i, port in enumerate(bmcs.ports):
+        access = DcmiAccess(host="127.0.0.1", port=port, user=user, secret=lambda: password,
+                            timeout_s=timeout_s, program=program)  # fmt: skip
+        made.append(DcmiBmc(bmcs.host(i), i, access, 6667.0, command))
+    return Fleet(made, at_once)
 
 
 def told(site: Site, program: str, story: Story, *, count: int = 1, looks: bool = False, **more: Any) -> None:
@@ -201,7 +203,8 @@ def test_the_password_is_on_no_command_line(site: Site, tmp_path: Path) -> None:
     fake.chmod(0o700)
     os.environ["SECRET_OF_THE_DAEMON"] = "not for children"
     try:
-        bmc = DcmiBmc("bmc", 0, "bmc", 623, USER, lambda: PASSWORD, most_w=6667.0, program=str(fake))
+        access = DcmiAccess(host="bmc", port=623, user=USER, secret=lambda: PASSWORD, program=str(fake))
+        bmc = DcmiBmc("bmc", 0, access, 6667.0)
         with pytest.raises(Exception, match="expected a power limit"):
             asyncio.run(bmc.cap(Key(NODE_CAP, 0)))
     finally:
@@ -216,7 +219,9 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
     fake = tmp_path / "ipmitool"
     fake.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     fake.chmod(0o700)
-    bmc = DcmiBmc("bmc", 0, "bmc", 623, USER, lambda: PASSWORD, most_w=1.0, program=str(fake), timeout_s=0.5)
+    access = DcmiAccess(host="bmc", port=623, user=USER, secret=lambda: PASSWORD, program=str(fake),
+                        timeout_s=0.5)  # fmt: skip
+    bmc = DcmiBmc("bmc", 0, access, 1.0)
     with pytest.raises(Exception, match=r"no answer within 0\.5 s"):
         asyncio.run(bmc.cap(Key(NODE_CAP, 0)))
     pid = (tmp_path / "pid").read_text().strip()

@@ -10,23 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
 from connectors.mqtt import LinkSettings, MqttLink
+from tests.support.inlets import until
 from twin.catalogue import ConnectorError
 from twin.telemetry import Message
 from twin.wiring import EmbeddedBroker
 
 PATIENCE_S = 20.0
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,40 +15,24 @@ from connectors.kubernetes import (
     Hosts,
     KubernetesClient,
     KubernetesSource,
+    PodLabels,
     client as kubernetes_client,
     source as kubernetes,
 )
 from connectors.kubernetes.access import Access, from_kubeconfig
 from tests.support.builders import site_of, two_racks
+from tests.support.inlets import RecordingInlet, until
 from tests.support.kubernetes_apiserver import JOB_LABEL, NODES, PODS, Cluster
 from tests.support.kubernetes_service_sink import driven, hurry, told
 from twin.catalogue import ConnectorError
-from twin.contracts import Item
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted, Reading
 
 NAMES = {"n[0-3]": "r1/node[0-3]"}
 
 
-class Kept:
-    """An inlet that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.told: list[str] = []
-        self.ignored: list[str] = []
-
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.items += items
-
-    def skip(self, what: str, why: str) -> None:
-        self.ignored.append(why)
-
-    def reject(self, where: str, why: str) -> None:
-        self.told.append(why)
-
-    def drop(self, where: str, why: str, count: int = 1) -> None:
-        self.told.append(why)
+class Kept(RecordingInlet):
+    """An inlet, by jobs and levels of nodes."""
 
     def level(self, node: int) -> float | None:
         return self.read("service_level_state", node)
@@ -76,24 +59,17 @@ def site() -> Site:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_client, "FIRST_S", 0.01)
-    monkeypatch.setattr(kubernetes, "AGAIN_S", 0.02)
+    monkeypatch.setattr(kubernetes, "FIRST_S", 0.02)
 
 
 def source(site: Site, port: int | None, **more: Any) -> KubernetesSource:
     client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{port}"), timeout_s=5)
-    return KubernetesSource(client, Hosts(site, NAMES), cluster="lab", settle_s=0.02, **more)
+    known = more.pop("known", tuple)
+    labels = PodLabels(cluster="lab", **more)
+    return KubernetesSource(client, Hosts(site, NAMES), labels, known=known, settle_s=0.02)
 
 
 Story = Callable[[Kept, asyncio.Task[None]], Awaitable[None]]
-
-
-async def until(met: Callable[[], object], task: asyncio.Task[None]) -> None:
-    deadline = time.monotonic() + 20
-    while not met():
-        if task.done():
-            task.result()
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def watched(mine: KubernetesSource, story: Story) -> Kept:
@@ -117,19 +93,19 @@ def test_the_emulator_as_others_wrote_it(site: Site) -> None:
             api.objects["v1/nodes", None, "n1"] = node
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.level(1) == 1.0, task)
+                await until(lambda: inlet.level(1) == 1.0, task=task)
                 await server.client.patch("/api/v1/nodes/n1", json={"spec": {"unschedulable": False}})
-                await until(lambda: inlet.level(1) == 0.0, task)
+                await until(lambda: inlet.level(1) == 0.0, task=task)
                 meta = {"name": "p", "namespace": "ml", "labels": {JOB_LABEL: "a"}}
                 eight = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
                 pod = {"metadata": meta, "spec": {"nodeName": "n1", "containers": [eight]}}
                 await server.client.post("/api/v1/namespaces/ml/pods", json=pod)
-                await until(lambda: inlet.started, task)
+                await until(lambda: inlet.started, task=task)
                 await server.client.delete("/api/v1/namespaces/ml/pods/p")
-                await until(lambda: inlet.ended, task)
+                await until(lambda: inlet.ended, task=task)
 
             inlet = await watched(source(site, server.port), story)
-            assert not inlet.told
+            assert not inlet.faults
 
     asyncio.run(run())
 
@@ -144,20 +120,20 @@ def test_levels_are_read_back_as_they_are_reached(site: Site, monkeypatch: pytes
         async def levels(inlet: Kept, task: asyncio.Task[None]) -> None:
             async with driven(site, cluster) as mine:
                 await mine.order(1)
-                await until(lambda: inlet.level(0) == 1.0, task)
+                await until(lambda: inlet.level(0) == 1.0, task=task)
                 assert [inlet.read("service_owner_state", n) for n in (0, 1)] == [1.0, 0.0]
                 await mine.order(4)
-                await until(lambda: inlet.level(0) == 2.0, task)  # pods are leaving
+                await until(lambda: inlet.level(0) == 2.0, task=task)  # pods are leaving
                 cluster.gone("a-0")
-                await until(lambda: inlet.level(0) == 4.0 and inlet.ended, task)
+                await until(lambda: inlet.level(0) == 4.0 and inlet.ended, task=task)
                 await mine.order(0)
-                await until(lambda: inlet.level(0) == 0.0, task)
+                await until(lambda: inlet.level(0) == 0.0, task=task)
                 not_ready = [{"type": "Ready", "status": "Unknown"}]
                 cluster.change(NODES, "n0", {"status": {"conditions": not_ready}})
-                await until(lambda: inlet.level(0) is None, task)
+                await until(lambda: inlet.level(0) is None, task=task)
                 assert inlet.read("service_owner_state", 0) is None
                 cluster.change(NODES, "n1", {"spec": {"unschedulable": True}})
-                await until(lambda: inlet.level(1) == 1.0, task)
+                await until(lambda: inlet.level(1) == 1.0, task=task)
                 assert inlet.read("service_owner_state", 1) == 2.0
 
         inlet = await watched(source(site, cluster.port), levels)
@@ -180,9 +156,9 @@ def test_jobs_come_grow_and_go(site: Site) -> None:
             ids: list[str] = []
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.started, task)
+                await until(lambda: inlet.started, task=task)
                 cluster.put_pod("a-1", node="n1", labels={JOB_LABEL: "a"}, owner="PyTorchJob/a")
-                await until(lambda: len(inlet.started) == 2, task)
+                await until(lambda: len(inlet.started) == 2, task=task)
                 assert [e.nodes for e in inlet.started] == [
                     ("lab/h/r1/node0",), ("lab/h/r1/node0", "lab/h/r1/node1")
                 ]  # fmt: skip
@@ -190,15 +166,15 @@ def test_jobs_come_grow_and_go(site: Site) -> None:
                 ids.append(inlet.started[-1].id)
 
             inlet = await watched(source(site, cluster.port), story)
-            assert not inlet.told
+            assert not inlet.faults
 
             async def again(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.started and inlet.ended, task)
+                await until(lambda: inlet.started and inlet.ended, task=task)
                 assert [e.id for e in inlet.started] == ids  # a restart repeats them
                 assert [e.job for e in inlet.ended] == ["k8s:lab:ml:gone"]
                 cluster.change(PODS, "a-0", {"status": {"phase": "Succeeded"}}, "ml")
                 cluster.change(PODS, "a-1", {"status": {"phase": "Succeeded"}}, "ml")
-                await until(lambda: len(inlet.ended) == 2, task)
+                await until(lambda: len(inlet.ended) == 2, task=task)
                 assert inlet.ended[1].reason == "completed"
                 assert inlet.ended[1].id == ids[0] + ":end"
                 assert len(inlet.started) == 1
@@ -217,11 +193,11 @@ def test_a_pod_made_anew_on_its_node_is_told(site: Site) -> None:
                 cluster.put_pod(f"a-{n}", node=f"n{n}", labels={JOB_LABEL: "a"})
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.started, task)
+                await until(lambda: inlet.started, task=task)
                 cluster.gone("a-1")
-                await until(lambda: len(inlet.started) == 2, task)
+                await until(lambda: len(inlet.started) == 2, task=task)
                 cluster.put_pod("a-1", node="n1", labels={JOB_LABEL: "a"})
-                await until(lambda: len(inlet.started) == 3, task)
+                await until(lambda: len(inlet.started) == 3, task=task)
                 assert len({e.id for e in inlet.started}) == 3  # an id counts once
                 assert inlet.started[2].nodes == inlet.started[0].nodes
                 assert not inlet.ended
@@ -239,17 +215,17 @@ def test_a_watch_that_is_too_old_lists_anew(site: Site) -> None:
                 cluster.put_pod(f"a-{n}", node=f"n{n}", labels={JOB_LABEL: f"a{n}"})
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: len(inlet.started) == 2 and inlet.level(1) == 0.0, task)
+                await until(lambda: len(inlet.started) == 2 and inlet.level(1) == 0.0, task=task)
                 cluster.compacted = cluster.version + 2
                 cluster.objects[PODS, "ml", "a-1"].delete()  # nobody is told of it
                 cluster.change(NODES, "n1", {"spec": {"unschedulable": True}})
                 cluster.put_node("n3")
-                await until(lambda: inlet.ended and inlet.level(1) == 1.0, task)
+                await until(lambda: inlet.ended and inlet.level(1) == 1.0, task=task)
                 assert [e.job for e in inlet.ended] == ["k8s:lab:ml:a1"]
                 assert len(inlet.started) == 2
 
             inlet = await watched(source(site, cluster.port), story)
-            assert any("too old" in why for why in inlet.ignored)
+            assert any("too old" in why for why in inlet.skipped)
 
     asyncio.run(run())
 
@@ -264,7 +240,7 @@ def test_a_server_that_is_gone_ends_no_job(site: Site) -> None:
             mine = source(site, cluster.port)
             first = Kept()
             task = asyncio.create_task(mine.run(first))
-            await until(lambda: len(first.started) == 2, task)
+            await until(lambda: len(first.started) == 2, task=task)
         with pytest.raises(ConnectorError, match="kubernetes"):
             await asyncio.wait_for(task, 20)
         assert not first.ended
@@ -272,7 +248,7 @@ def test_a_server_that_is_gone_ends_no_job(site: Site) -> None:
         async with cluster.serving():
 
             async def back(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.ended, task)
+                await until(lambda: inlet.ended, task=task)
                 assert [e.job for e in inlet.ended] == ["k8s:lab:ml:a"]
                 assert not inlet.started
 
@@ -290,7 +266,7 @@ def test_many_pods_come_in_pages_and_a_lost_page_lists_anew(site: Site) -> None:
             cluster.failing = [("continue=500", 410), ("continue=1000", 503)]
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.started, task)
+                await until(lambda: inlet.started, task=task)
                 assert len(inlet.started) == 601
                 assert cluster.asked("GET", "continue=1000") == 2
 
@@ -309,10 +285,10 @@ def test_objects_that_are_none_are_told_and_left_out(site: Site, junk: Any) -> N
             cluster["list", NODES] << listing
 
             async def story(inlet: Kept, task: asyncio.Task[None]) -> None:
-                await until(lambda: inlet.level(0) == 0.0 and inlet.told, task)
+                await until(lambda: inlet.level(0) == 0.0 and inlet.faults, task=task)
 
             inlet = await watched(source(site, cluster.port), story)
-            assert any("Node" in why for why in inlet.told)
+            assert any("Node" in why for why in inlet.faults)
 
     asyncio.run(run())
 

@@ -85,7 +85,7 @@ def test_a_node_that_vanished_unheard_of_is_unknown(site: Site, monkeypatch: pyt
             cluster.change(NODES, "n1", {"spec": {"taints": [KEPT]}})
             cluster.put_node("n3", taints=[THEIRS])
             await until(lambda: heard.last(2) is None and heard.last(1) == 2.0)
-            assert source.seen("n2") is None
+            assert source.node_of("n2") is None
 
     told(story)
 
@@ -94,7 +94,7 @@ def test_what_the_source_sees_as_wanted_is_not_asked_for(site: Site) -> None:
     async def story(cluster: Cluster) -> None:
         async with (
             followed(site, cluster) as (source, heard),
-            placing(site, cluster, seen=source.seen) as mine,
+            placing(site, cluster, seen=source.node_of) as mine,
         ):
             await mine.order(0, nodes=(0, 1, 2, 3))
             await mine.until(lambda: sum(a.state == "done" for a in mine.acks) == 4)
@@ -128,12 +128,12 @@ def test_what_is_old_or_was_written_since_is_not_relied_on(site: Site) -> None:
             await mine.reach("done", 0)
             assert taints(cluster) == [THEIRS]
         async with followed(site, cluster) as (source, _):
-            assert source.seen("n1") is not None
-            assert source.seen("elsewhere") is None
+            assert source.node_of("n1") is not None
+            assert source.node_of("elsewhere") is None
             heard_ns = source.nodes.heard_ns
             source.nodes.heard_ns = time.time_ns() - ECHO_NS - 10**9
-            assert source.seen("n1") is None
+            assert source.node_of("n1") is None
             source.nodes.heard_ns, source.nodes.version = heard_ns, ""  # it must be listed anew
-            assert source.seen("n1") is None
+            assert source.node_of("n1") is None
 
     told(story)

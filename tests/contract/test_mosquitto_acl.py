@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import io
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from connectors.mqtt import LinkSettings, MqttLink
-from tests.support.secured_mosquitto import PATIENCE_S, Authority, Secured, secured_broker
+from tests.support.inlets import until
+from tests.support.secured_mosquitto import Authority, Secured, secured_broker
 from twin.catalogue import ConfigError, ConnectorError
 from twin.cli import record
 from twin.cli.acl import agent_user, identities
@@ -41,13 +41,6 @@ def secured(server: Callable[..., Path], tmp_path: Path) -> Iterator[Secured]:
     with secured_broker(server, tmp_path, SITE) as broker:
         assert f"{agent_user(NODE)}\tagent of node {NODE}\n" in (tmp_path / "users").read_text()
         yield broker
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +41,27 @@ def test_a_flood_leaves_the_loop_responsive_and_memory_bounded(server: Server, t
 
     async def play(broker: Mosquitto) -> None:
         link = MqttLink(settings(broker, queue_messages=5000), (("a/#", 1),), canary="c/y")
-        lags: list[float] = []
+        turns = 0
         async with held(link) as run:
             run.got = counter = _Counter()
             run.delay_s = 150e-6
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             flooder = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", FLOODER, str(broker.port), "20000", "5"), stdout=subprocess.PIPE
+                *(sys.executable, "-c", FLOODER, str(broker.port), "20000", "2"), stdout=subprocess.PIPE
             )
             waiting = asyncio.create_task(flooder.communicate())
             while not waiting.done():
-                due = time.monotonic() + 0.01
                 await asyncio.sleep(0.01)
-                lags.append(time.monotonic() - due)
+                turns += 1
                 assert link.counts.waiting <= 5000
             sent = int((await waiting)[0])
             await until(lambda: link._connection is None or not link._connection.tap.backlog, "the rest")
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             dropped = sum(count for _, _, count in run.lost)
-            assert sent >= 60_000
+            assert sent >= 15_000
             assert dropped == link.counts.dropped > 0
             assert counter.number + dropped <= sent
-            lags.sort()
-            assert lags[int(len(lags) * 0.99)] < 0.2, lags[-20:]
+            assert turns >= 15, "a queue of 5000 takes 0.75 s if it is not staged in slices"
             assert grown < 100_000, f"{grown} KiB"
 
     with mosquitto(server, tmp_path) as broker:

@@ -78,7 +78,7 @@ def test_a_source_stages_what_it_can_read_and_counts_the_rest(server: Server, tm
                 await sent.communicate(payload)
             await until(lambda: len(inlet.items) == 2 and len(inlet.bad) == 4, "all of them")
             await until(lambda: bool(edge.got), "the request of a birth")
-        assert [item[0] for item in inlet.items] == ["gpu", "gpu"]
+        assert [item.table for item in inlet.items] == ["gpu", "gpu"]
         assert [where for where, _ in inlet.bad[:3]] == [rows[1][0], rows[2][0], rows[3][0]]
         assert "says it is 'lab/h/r1/node4'" in inlet.bad[1][1]
         assert "Frame" in inlet.ignored

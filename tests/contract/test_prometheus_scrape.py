@@ -16,8 +16,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from connectors import prometheus
-from connectors.prometheus import PrometheusSource
+from connectors.prometheus import PrometheusSource, ScrapeSettings
 from tests.support.builders import site_of, two_racks
+from tests.support.inlets import until
 from twin.catalogue import TABLES, ConnectorError
 from twin.contracts import Item
 from twin.site import Site
@@ -53,16 +54,6 @@ def site() -> Site:
     return site_of(two_racks())
 
 
-async def until(met: Callable[[], bool], task: asyncio.Task[None]) -> None:
-    """Wait for a condition while a source runs; its end before that is a failure."""
-    deadline = time.monotonic() + 20
-    while not met():
-        if task.done():
-            task.result()
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def served(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     app = web.Application()
@@ -79,7 +70,8 @@ async def served(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIter
 
 
 def source(site: Site, url: str, **more: Any) -> PrometheusSource:
-    return PrometheusSource("dcgm-1", url, "dcgm", site, **{"period_s": 0.05, "place": "r1/node0", **more})
+    settings = ScrapeSettings(**{"period_s": 0.05, "place": "r1/node0", **more})
+    return PrometheusSource("dcgm-1", url, "dcgm", site, settings)
 
 
 def test_a_real_exporter_fills_the_state(site: Site) -> None:
@@ -97,7 +89,7 @@ def test_a_real_exporter_fills_the_state(site: Site) -> None:
         inlet = Kept(site)
         task = asyncio.create_task(source(site, f"http://127.0.0.1:{server.server_port}/metrics").run(inlet))
         try:
-            await until(lambda: bool(inlet.staged), task)
+            await until(lambda: bool(inlet.staged), task=task)
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -197,7 +189,7 @@ def test_an_endless_page_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
         return page
 
     why, _ = failing(site, answer)
-    assert "a page beyond 1048576 bytes" in why
+    assert "an answer beyond 1048576 bytes" in why
 
 
 def test_nobody_there_is_told_without_the_password(site: Site, unused_port: int) -> None:
@@ -244,7 +236,7 @@ def test_garbage_is_counted_and_the_link_stays(site: Site, monkeypatch: pytest.M
         async with served(answer) as url:
             task = asyncio.create_task(source(site, url, token="abc").run(inlet))
             try:
-                await until(lambda: not bodies and len(inlet.staged) > 8, task)
+                await until(lambda: not bodies and len(inlet.staged) > 8, task=task)
             finally:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -278,7 +270,7 @@ def test_https_needs_trust_and_an_identity(site: Site, tmp_path: Path, server: C
             mine = source(site, url, ca_file=cert, cert_file=cert, key_file=key)
             task = asyncio.create_task(mine.run(inlet))
             try:
-                await until(lambda: bool(inlet.staged), task)
+                await until(lambda: bool(inlet.staged), task=task)
             finally:
                 task.cancel()
                 with suppress(asyncio.CancelledError):

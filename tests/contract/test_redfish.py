@@ -72,7 +72,7 @@ def test_a_renewal_asks_nothing_while_the_last_look_agrees(site: Site) -> None:
         assert len(services[0].asked) == asked
         services[0].gpus[0].value = 900.0  # a stranger, seen by the next look
         async with mine.fleet.lane(mine.fleet.bmcs[0]):
-            mine.fleet.note((await mine.fleet.bmcs[0].look()).caps, 1)
+            mine.fleet.note((await mine.fleet.bmcs[0].read()).caps, 1)
         await mine.again(batch)
         await mine.until(lambda: services[0].gpus[0].value == 700)
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors.slurm import SlurmPlacement, SlurmSource, placement
+from connectors.orders import SinkContext
+from connectors.slurm import SlurmPlacement, SlurmSettings, SlurmSource, placement
 from connectors.slurm.marks import CONTROL, END_S, LEASE_S, MARK, RENEW_S, SPARES, Reservation, parse_marks
 from tests.contract.test_slurm_sink import World as Levels, said, state_of
 from tests.support.slurm_cluster import Cluster, Find
@@ -30,11 +31,10 @@ class World(Levels):
 
     def __init__(self, slurm: Cluster, **more: Any) -> None:
         super().__init__(slurm, **more)
-        self.source = SlurmSource(
-            self.site, period_s=0.3, timeout_s=10, conf=str(slurm.conf), placement=True,
-            node_names=more.get("node_names") or {"gpu[1-2]": "r1/node[0-1]"},
-        )  # fmt: skip
-        self.placing = SlurmPlacement(self.site, self.source, self.stage, lambda: self.leads)
+        names = more.get("node_names") or {"gpu[1-2]": "r1/node[0-1]"}
+        settings = SlurmSettings(period_s=0.3, conf=str(slurm.conf), placement=True, node_names=names)
+        self.source = SlurmSource(self.site, settings)
+        self.placing = SlurmPlacement(self.site, self.source, SinkContext(self.stage, lambda: self.leads))
 
     def batch(self, level: float, *nodes: int, **more: Any) -> CommandBatch:
         return super().batch(level, *nodes, **({"control": CONTROL} | more))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors.slurm import CONTROL, SlurmSink, SlurmSource, sink
+from connectors.orders import SinkContext
+from connectors.slurm import CONTROL, SlurmSettings, SlurmSink, SlurmSource, sink
 from connectors.slurm.sink import LAG_S, RESUMED_S
 from tests.support.builders import site_of, two_racks
 from tests.support.slurm_cluster import Cluster, Find
@@ -50,12 +51,11 @@ class World:
         self, slurm: Cluster, racks: str = "r[1-2]", node_names: dict[str, str] | None = None, **more: Any
     ) -> None:
         self.slurm, self.site, self.leads = slurm, site_of(two_racks(racks=racks)), True
-        self.source = SlurmSource(
-            self.site, period_s=0.3, timeout_s=10, conf=str(slurm.conf),
-            node_names=node_names or {"gpu[1-2]": "r1/node[0-1]"},
-        )  # fmt: skip
+        names = node_names or {"gpu[1-2]": "r1/node[0-1]"}
+        settings = SlurmSettings(period_s=0.3, conf=str(slurm.conf), node_names=names)
+        self.source = SlurmSource(self.site, settings)
         self.staged: list[Item] = []
-        self.sink = SlurmSink(self.site, self.source, self.stage, lambda: self.leads, **more)
+        self.sink = SlurmSink(self.site, self.source, SinkContext(self.stage, lambda: self.leads), **more)
         self.number = 0
 
     def stage(self, items: Sequence[Item], now_ns: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from connectors.bmc import GPU_CAP, BmcSink, BmcSource, Fleet
+from connectors.orders import SinkContext
 from twin.catalogue import NS
 from twin.contracts import CommandBatch, Item
 from twin.site import Site
@@ -34,8 +35,8 @@ class Driven:
         self.staged: list[Item] = []
         self.spoiled: list[tuple[str, str]] = []
         self.leads, self.shift_s, self.number, self.epoch = True, 0.0, 0, 3
-        self.sink = BmcSink("bmc", site, fleet, self.stage, lambda: self.leads, now_ns=self.now_ns,
-                            left_to_others=left)  # fmt: skip
+        context = SinkContext(self.stage, lambda: self.leads, self.now_ns)
+        self.sink = BmcSink("bmc", site, fleet, context, left)
         self.source = BmcSource("bmc", fleet, period_s, left_to_others=left)
         self._looks, self._tasks = looks, list[asyncio.Task[None]]()
 

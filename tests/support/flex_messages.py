@@ -13,8 +13,9 @@ import yaml
 from joserfc import jwk
 
 from connectors.dsx import Signer
-from connectors.dsx.flex_wire import NS, text_of
+from connectors.dsx.flex_wire import text_of
 from tests.support.builders import START_NS
+from twin.catalogue import NS
 from twin.telemetry import Message
 
 CORRELATION = "c0ffee00-0000-4000-8000-000000000001"

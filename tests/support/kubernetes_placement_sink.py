@@ -15,9 +15,11 @@ from connectors.kubernetes.access import Access
 from connectors.kubernetes.nodes import PLACEMENT_TAINT, TAINT
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.placement import CONTROL
+from connectors.orders import SinkContext
+from tests.support.inlets import RecordingInlet, until
 from tests.support.kubernetes_apiserver import Cluster
 from tests.support.kubernetes_service_sink import Driven
-from twin.contracts import CommandBatch, Item
+from twin.contracts import CommandBatch
 from twin.site import Site
 from twin.telemetry import Reading
 
@@ -48,9 +50,11 @@ class Placing(Driven):
         super().__init__(site, port, epoch)
         self.hosts: Hosts = self.sink._hosts
         self.placing = KubernetesPlacement(
-            KubernetesClient(lambda: Access(f"http://127.0.0.1:{port}"), timeout_s=5), self.hosts,
-            stage=self._stage, may_act=lambda: self.leads, seen=seen,
-        )  # fmt: skip
+            KubernetesClient(lambda: Access(f"http://127.0.0.1:{port}"), timeout_s=5),
+            self.hosts,
+            SinkContext(self._stage, lambda: self.leads),
+            seen,
+        )
 
     async def order(
         self, level: int, nodes: Sequence[int] = (0,), number: int | None = None, renewal: bool = False,
@@ -92,23 +96,11 @@ def taints(cluster: Cluster, node: str = "n0") -> list[dict[str, Any]]:
     return found
 
 
-class Heard:
-    """An inlet that keeps what is told of placement."""
-
-    def __init__(self) -> None:
-        self.readings: list[Reading] = []
-
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.readings += [i for i in items if isinstance(i, Reading)]
-
-    def skip(self, what: str, why: str) -> None: ...
-
-    def reject(self, where: str, why: str) -> None: ...
-
-    def drop(self, where: str, why: str, count: int = 1) -> None: ...
+class Heard(RecordingInlet):
+    """An inlet, by signals of nodes."""
 
     def of(self, node: int, signal: str = "placement_state") -> list[Reading]:
-        return [r for r in self.readings if (r.entity, r.signal) == (node, signal)]
+        return [r for r in self.items if isinstance(r, Reading) and (r.entity, r.signal) == (node, signal)]
 
     def last(self, node: int, signal: str = "placement_state") -> float | None:
         told = self.of(node, signal)
@@ -131,10 +123,3 @@ async def followed(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(met: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not met():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)

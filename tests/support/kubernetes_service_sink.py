@@ -21,6 +21,7 @@ from connectors.kubernetes import (
 )
 from connectors.kubernetes.access import Access
 from connectors.kubernetes.sink import CONTROL
+from connectors.orders import SinkContext
 from tests.support.kubernetes_apiserver import Cluster
 from twin.contracts import CommandBatch, Item
 from twin.site import Site
@@ -35,7 +36,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "FIRST_S", 0.02)
     monkeypatch.setattr(drain, "LONGEST_S", 0.05)
     monkeypatch.setattr(orders, "FIRST_S", 0.02)
-    monkeypatch.setattr(orders, "TELL_S", 0.0)
+    monkeypatch.setattr(orders, "REPEAT_S", 0.0)
 
 
 class Driven:
@@ -47,7 +48,7 @@ class Driven:
         hosts.take(["n0", "n1", "n2", "n3"])
         client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{port}"), timeout_s=5)
         self.sink = KubernetesSink(
-            client, hosts, stage=self._stage, may_act=lambda: self.leads, poll_s=0.02, **more
+            client, hosts, SinkContext(self._stage, lambda: self.leads), poll_s=0.02, **more
         )
         self.number = 0
 

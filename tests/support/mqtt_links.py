@@ -16,19 +16,12 @@ from typing import Any
 import pytest
 
 from connectors.mqtt import LinkSettings, MqttLink
+from tests.support.inlets import PATIENCE_S, until
 from tests.support.mosquitto import Mosquitto
 from twin.catalogue import ConnectorError
 from twin.telemetry import Message
 
-PATIENCE_S = 30.0
 Server = Callable[..., Path]
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 class Held:

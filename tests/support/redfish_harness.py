@@ -13,7 +13,7 @@ import pytest
 
 import connectors.bmc.redfish_client
 import connectors.bmc.sink
-from connectors.bmc import GPU_CAP, NODE_CAP, Fleet, Key, RedfishBmc, RedfishClient
+from connectors.bmc import GPU_CAP, NODE_CAP, Fleet, Key, RedfishBmc, RedfishCaps, RedfishClient
 from tests.support.bmc_harness import Driven
 from tests.support.redfish_service import PASSWORD, USER, Services
 from twin.site import Site
@@ -41,8 +41,8 @@ def fleet_of(
         first, last = (int(x) for x in site.gpu_start_of_node[node : node + 2])
         client = RedfishClient(f"http://{service.host}", USER, lambda: password, http, timeout_s=timeout_s)
         most = {Key(GPU_CAP, g): 1200.0 for g in range(first, last)} | {Key(NODE_CAP, node): 6667.0}
-        bmcs.append(RedfishBmc(service.host, node, client, range(first, last), command=command, most_w=most,
-                               **more))  # fmt: skip
+        caps = RedfishCaps(command=command, most_w=most, **more)
+        bmcs.append(RedfishBmc(service.host, node, client, range(first, last), caps))
     return Fleet(bmcs, at_once, http.close)
 
 

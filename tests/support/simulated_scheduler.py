@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from connectors.orders import SinkContext
 from connectors.slurm import CONTROL, SlurmSink
 from connectors.slurm.hostlist import expand_hosts
 from connectors.slurm.nodes import SlurmNode, parse_nodes
@@ -254,7 +255,8 @@ class Daemon:
         self.source = Source(self.scheduler, self)
         clock = self.scheduler.clock
         source: Any = self.source
-        self.sink = SlurmSink(SITE, source, self.stage, self.leads, requeue=True, now_ns=clock.time_ns)
+        context = SinkContext(self.stage, self.leads, clock.time_ns)
+        self.sink = SlurmSink(SITE, source, context, requeue=True)
 
     def leads(self) -> bool:
         """Whether it may act: its lease is fenced by time, so it knows."""

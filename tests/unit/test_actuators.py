@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from connectors.bmc import GPU_CAP, NODE_CAP, Key
+from connectors.orders import SinkContext
 from tests.support.builders import START_NS, Twin, eight_nodes, site_of, two_racks
 from twin.catalogue import NS, ConfigError
 from twin.cli.main import main
 from twin.config import actuator_notes, load_config
-from twin.wiring import Schedulers, actuator_faults, make_actuators, reading_notes
+from twin.wiring import Schedulers, WiringContext, actuator_faults, make_actuators, reading_notes
 from twin.wiring.bmc import Agents
 
 NODE = "lab/h/r1/node0"
@@ -29,8 +30,9 @@ def loaded(folder: Path, **sections: Any) -> Any:
 def made(folder: Path, site: Any, **sections: Any) -> Schedulers:
     out = Schedulers()
     (folder / "secret").write_text("a secret of tests")
-    make_actuators(loaded(folder, **sections), site, lambda: None, lambda items, t: None,  # type: ignore
-                   lambda: True, out)  # fmt: skip
+    sink = SinkContext(lambda items, t: None, lambda: True)
+    engine: Any = lambda: None  # noqa: E731
+    make_actuators(WiringContext(loaded(folder, **sections), site, engine, sink), out)
     return out
 
 

@@ -178,7 +178,7 @@ def test_advice_ends_with_its_lease_and_with_its_job(tmp_path: Path) -> None:
         roster = Roster(lambda: pod.twin.engine)
         generation = int(pod.twin.engine.arbiter.leases[INTERVAL].generation[0])
         assert roster.job_of(0, generation) == "4711"
-        held = [(c, s, p.value, p.reason) for c, s, p in roster.held()]
+        held = [(c, s, p.value, p.reason) for c, s, p in roster.leases()]
         assert held == [(INTERVAL, 0, 900.0, "asked by ada: a drain")]
         pod._events.append(JobEnded(id="e", job="4711"))
         pod.tick()

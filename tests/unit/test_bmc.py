@@ -24,7 +24,7 @@ class Stub:
         self.looks = self.puts = 0
         self._look = look
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         self.looks += 1
         return (
             BmcReading((self.has,), (("gpu", self.node, 300.0),))
@@ -64,7 +64,7 @@ def test_bmcs_that_failed_last_take_no_place_of_others() -> None:
                 assert sum(not t.done() for t in hanging) == 6
         end.set()
         await asyncio.gather(*hanging)
-        assert fleet.failed == {}  # all answered
+        assert fleet.failing == set()  # all answered
 
     asyncio.run(run())
 
@@ -72,11 +72,11 @@ def test_bmcs_that_failed_last_take_no_place_of_others() -> None:
 def test_a_refusal_is_an_answer() -> None:
     async def run() -> None:
         fleet = Fleet([stub := Stub(0)], 1)
-        fleet.failed["bmc0"] = 3
+        fleet.failing.add("bmc0")
         with pytest.raises(ActuationError):
             async with fleet.lane(stub):
                 raise ActuationError("out of range")
-        assert fleet.failed == {}
+        assert fleet.failing == set()
 
     asyncio.run(run())
 

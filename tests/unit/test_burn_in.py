@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors.jobs import BurnInSink, burn_in, burn_in_run
+from connectors.jobs import BurnInProgram, BurnInSink, burn_in, burn_in_run
 from connectors.jobs.burn_in import CONTROL, TRIES
 from connectors.jobs.burn_in_run import BurnInFolder, BurnInOutcome, run_test
+from connectors.orders import SinkContext
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import CommandBatch, Item
@@ -126,7 +127,7 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
 def test_a_test_that_outlived_its_daemon_is_ended_before_the_next(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path; from connectors.jobs.burn_in_run import *\n"
-        f"asyncio.run(run_test(sys.argv[2:], Places(Path(sys.argv[1])), {NODE!r}, 'h', 60, 1))"
+        f"asyncio.run(run_test(sys.argv[2:], BurnInFolder(Path(sys.argv[1])), {NODE!r}, 'h', 60, 1))"
     )
     words = sh(f"echo $$ > {tmp_path}/pids; exec sleep 60")
     daemon = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *words])
@@ -137,7 +138,7 @@ def test_a_test_that_outlived_its_daemon_is_ended_before_the_next(tmp_path: Path
     daemon.kill()
     daemon.wait()
     assert alive(orphan)
-    assert places.held(NODE)
+    assert places.alive(NODE)
     assert found_of(sh("echo fine"), tmp_path) == (True, "fine")
     assert not alive(orphan)
 
@@ -186,12 +187,22 @@ class World:
         self.staged: list[Item] = []
         self.leads, self.back, self.why = True, set[int](), dict[int, str]()
         self.book: dict[int, tuple[int, bool]] = {}
-        self.sink = BurnInSink(
-            SITE, words, folder, lambda items, now_ns: self.staged.extend(items), lambda: self.leads,
-            ready=lambda n: self.why.get(n, ""), returned=lambda n: n in self.back, tested=self.book.get,
-            host_of=lambda n: f"gpu{n}", look_s=0.01, **more,
-        )  # fmt: skip
+        context = SinkContext(lambda items, now_ns: self.staged.extend(items), lambda: self.leads)
+        program = BurnInProgram(command=words, **more)
+        self.sink = BurnInSink(SITE, program, folder, context, self, check_s=0.01)
         self.number = 0
+
+    def why_not_now(self, node: int) -> str:
+        return self.why.get(node, "")
+
+    def returned(self, node: int) -> bool:
+        return node in self.back
+
+    def tested(self, node: int) -> tuple[int, bool] | None:
+        return self.book.get(node)
+
+    def host_of(self, node: int) -> str:
+        return f"gpu{node}"
 
     def batch(self, since_s: float, *nodes: int, **more: Any) -> CommandBatch:
         self.number += 100

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from connectors.dsx import FlexDecoder, KeySet, Signer
-from connectors.dsx.flex_wire import NS, child_of, instant_ns, text_of
+from connectors.dsx import FlexDecoder, FlexTrust, KeySet, Signer
+from connectors.dsx.flex_wire import child_of, instant_ns, text_of
 from tests.support.builders import START_NS, Twin, two_racks
 from tests.support.flex_messages import CORRELATION, envelope, key, key_set, message, signer, target
-from twin.catalogue import BadMessage, ConfigError
+from twin.catalogue import NS, BadMessage, ConfigError
 from twin.contracts import LoadTarget
 from twin.telemetry import Ignored, LoadTargetSet, LoadTargetWithdrawn
 
@@ -31,7 +31,7 @@ class Desk:
         self.restart()
 
     def restart(self) -> None:
-        self.decoder = FlexDecoder(FEEDS, self.keys, lambda: self.held, self._seen, **self.more)
+        self.decoder = FlexDecoder(FEEDS, self.keys, lambda: self.held, self._seen, FlexTrust(**self.more))
 
     def _seen(self) -> list[str]:
         return [known.partition(":")[2] for known in self.twin.engine.intake.seen]
@@ -355,7 +355,7 @@ def test_our_own_key_may_be_pem_and_must_be_private() -> None:
 
 
 def test_a_flood_is_bounded() -> None:
-    decoder = FlexDecoder(FEEDS, None, lambda: (), unsigned="accept")
+    decoder = FlexDecoder(FEEDS, None, lambda: (), trust=FlexTrust(unsigned="accept"))
     plenty = [target(300, "main-a")] * 900
     for _ in range(2):
         decoder.decode(message(envelope(data={"targets": plenty}, correlationid=other())))

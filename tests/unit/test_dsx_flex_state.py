@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from connectors.dsx import AGENT, BREACH, FeedNow, FeedTarget, FlexAgent, FlexPublication, Hint, encode_event
-from connectors.dsx.flex_wire import NS, STATUS, text_of
+from connectors.dsx import (
+    AGENT,
+    BREACH,
+    EventCause,
+    FeedNow,
+    FeedTarget,
+    FlexAgent,
+    FlexPublication,
+    Hint,
+    encode_event,
+)
+from connectors.dsx.flex_wire import STATUS, text_of
 from tests.support.builders import START_NS
 from tests.support.flex_messages import CORRELATION, check_event, contract
+from twin.catalogue import NS
 
 HINTS = [Hint("lab/h/r1/node0", 1, 3000.0), Hint("lab/h/r1/node1", 2, 3100.0)]
 
@@ -45,7 +56,7 @@ class Stage:
     def at(self, second: float) -> list[str]:
         """What is told at this second: events of snapshots, statuses of breaches."""
         now = FeedNow(self.load_w, 200.0, 1500.0, self.targets, self.held_back)
-        told = self.agent.look(START_NS + round(second * NS), {"a": now}, self.hints)
+        told = self.agent.publications(START_NS + round(second * NS), {"a": now}, self.hints)
         self.told += told
         return [t.data["feeds"]["a"]["event"] if t.kind == STATUS else t.data["status"] for t in told]
 
@@ -204,9 +215,11 @@ def test_what_may_stay_is_no_breach() -> None:
 
 def wire(told: FlexPublication) -> dict[str, Any]:
     subject = "powerstate" if told.kind == STATUS else "powerbreach"
-    found: dict[str, Any] = json.loads(encode_event(
-        told.kind, f"{AGENT}us", subject, START_NS, told.data, correlation=told.correlation))  # fmt: skip
-    return found
+    cause = EventCause(told.correlation)
+    event: dict[str, Any] = json.loads(
+        encode_event(told.kind, f"{AGENT}us", subject, START_NS, told.data, cause)
+    )
+    return event
 
 
 SCHEMAS = {STATUS: "PowerStateStatusEvent", BREACH: "PowerBreachAlertEvent"}

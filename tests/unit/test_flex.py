@@ -33,8 +33,8 @@ from twin.catalogue import ConfigError, ConnectorError
 from twin.config import Loaded, load_config, power_notes
 from twin.site import Site
 from twin.telemetry import Ignored, JobKind, JobStarted, LoadTargetSet
-from twin.wiring import Outside, make_outside, power_faults
-from twin.wiring.flex import Feeds, FlexPublisher
+from twin.wiring import GridInterface, make_grid_interface, power_faults
+from twin.wiring.flex import Feeds, FlexIdentity, FlexPublisher
 
 FEEDS = {"main-a": "lab/h/a", "main-b": "lab/h/b", "all": ""}
 
@@ -58,9 +58,10 @@ class Desk:
     def __init__(self, **more: Any) -> None:
         self.loop, self.broker, self.leads = Loop(two_racks(), []), Broker(), True
         self.feeds = Feeds(FEEDS, lambda: self.loop.twin.engine)
-        self.publisher = FlexPublisher("us", self.feeds, lambda: self.leads,
-                                       now_ns=lambda: self.loop.twin.now_ns,
-                                       trace_of=lambda _: (TRACE, "a=b"), **more)  # fmt: skip
+        identity = FlexIdentity(identifier="us", **more)
+        self.publisher = FlexPublisher(
+            identity, self.feeds, lambda: self.leads, lambda _: (TRACE, "a=b"), lambda: self.loop.twin.now_ns
+        )
 
     def look(self, *events: Any, seconds: int = 1) -> list[str]:
         """What is published after these events and so many seconds."""
@@ -68,7 +69,7 @@ class Desk:
         for _ in range(seconds):
             self.loop.tick(*events)
             events = ()
-            asyncio.run(self.publisher.look(self.broker.publish))
+            asyncio.run(self.publisher.publish_due(self.broker.publish))
         return [t.rpartition("us/")[2] for t, _, _ in self.broker.got[first:]]
 
     @property
@@ -86,7 +87,7 @@ def aim(limit_w: float, tag: str = "main-a", **more: Any) -> LoadTargetSet:
 def test_feeds_are_seen_as_the_plant_is() -> None:
     desk = Desk()
     desk.loop.run(3)
-    seen = desk.feeds.look()
+    seen = desk.feeds.current()
     assert seen["main-a"].load_w == pytest.approx(desk.loop.feeder_w[0], rel=1e-6)
     assert seen["all"].load_w == pytest.approx(desk.loop.rack_w.sum(), rel=1e-6)
     assert seen["main-a"].maximum_w == 300_000  # its budget
@@ -94,13 +95,13 @@ def test_feeds_are_seen_as_the_plant_is() -> None:
         assert 0 < feed.minimum_w < feed.maximum_w
     desk.loop.silent = {"feeder.power_w", "rack.power_w", "gpu.power_w"}
     desk.loop.run(400)
-    assert all(np.isnan(feed.load_w) for tag, feed in desk.feeds.look().items() if tag != "all")
+    assert all(np.isnan(feed.load_w) for tag, feed in desk.feeds.current().items() if tag != "all")
 
 
 def test_targets_of_others_are_not_shown() -> None:
     desk = Desk()
     desk.loop.tick(aim(2e5), aim(1e6, "all"), LoadTargetSet(author="op", target="mine", limit_w=1.0))
-    seen = desk.feeds.look()
+    seen = desk.feeds.current()
     assert [[t.limit_w for t in seen[tag].targets] for tag in FEEDS] == [[2e5], [], [1e6]]
     assert seen["main-a"].targets[0].correlation == CORRELATION
 
@@ -176,7 +177,7 @@ def test_a_breach_waits_for_the_link_and_states_do_not() -> None:
     desk.broker.down = True
     desk.look(aim(5e4), seconds=30)
     assert "not connected" in desk.publisher.fault
-    assert Outside(publisher=desk.publisher).wrong()["outside/dsx-flex"][2] == desk.publisher.fault
+    assert GridInterface(publisher=desk.publisher).wrong()["outside/dsx-flex"][2] == desk.publisher.fault
     desk.broker.down = False
     assert desk.look()[0] == "powerbreach"
     assert (desk.publisher.fault, desk.publisher.counts["lost"]) == ("", 0)
@@ -213,7 +214,7 @@ def test_a_configuration_that_is_right(tmp_path: Path) -> None:
     loaded, desk = folder_of(tmp_path), Desk()
     assert power_faults(loaded, desk.loop.site) == []
     assert power_notes(loaded.config.power) == []
-    outside = make_outside(loaded, desk.loop.site, lambda: desk.loop.twin.engine, lambda: True)
+    outside = make_grid_interface(loaded, desk.loop.site, lambda: desk.loop.twin.engine, lambda: True)
     assert [s.name for s in outside.sources] == [
         "targets-file", "outlook-site.grid_price_usd_per_kwh", "dsx-flex"]  # fmt: skip
     assert isinstance(outside.decoder, FlexDecoder)
@@ -226,18 +227,18 @@ def test_a_configuration_that_is_right(tmp_path: Path) -> None:
 
 
 def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
-    from tests.unit.test_target_files import Taken
+    from tests.support.inlets import RecordingInlet
     from twin.wiring.grid import KeysSource
 
     loaded, desk = folder_of(tmp_path), Desk()
-    outside = make_outside(loaded, desk.loop.site, lambda: desk.loop.twin.engine, lambda: True)
-    source, taken, decoder = outside.sources[-1], Taken(), outside.decoder
+    outside = make_grid_interface(loaded, desk.loop.site, lambda: desk.loop.twin.engine, lambda: True)
+    source, taken, decoder = outside.sources[-1], RecordingInlet(), outside.decoder
     assert isinstance(source, KeysSource)
     assert decoder is not None
 
     def look() -> None:
         for _ in range(2):
-            asyncio.run(source.look(taken))  # type: ignore[arg-type]
+            asyncio.run(source.check(taken))  # type: ignore[arg-type]
 
     (tmp_path / "isv.jwks").write_bytes(key_set(key("k2").as_dict(private=False)))
     look()
@@ -248,7 +249,7 @@ def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
     decoder.decode(message(envelope(target(299, "main-a"), by=signer("k2")), 1))  # the old keys hold
     decoder.decode(message(envelope(target(298, "main-a", "main-x"), by=signer("k2")), 2))
     look()
-    assert any("no feed 'main-x'" in why for why in taken.spoiled)
+    assert any("no feed 'main-x'" in why for why in taken.faults)
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -287,4 +288,4 @@ def test_files_that_are_wrong_are_told_by_the_check(tmp_path: Path) -> None:
                   "is not there"):  # fmt: skip
         assert any(words in f for f in faults), words
     with pytest.raises(ConfigError, match="no feeder"):
-        make_outside(loaded, site, lambda: Desk().loop.twin.engine, lambda: True)
+        make_grid_interface(loaded, site, lambda: Desk().loop.twin.engine, lambda: True)

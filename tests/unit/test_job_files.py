@@ -73,7 +73,7 @@ class Office:
         self.source = FolderSource(folder, lambda: self.slots, self.places, now_ns=lambda: self.now_ns)
 
     def look(self) -> list[str]:
-        asyncio.run(self.source.look(self.desk))
+        asyncio.run(self.source.read_new(self.desk))
         return self.desk.ids
 
 
@@ -315,7 +315,7 @@ def test_what_is_read_and_not_staged_is_read_again(folder: Path) -> None:
     append(folder / "a.reports.jsonl", line(1))
 
     async def interrupted() -> None:
-        task = asyncio.create_task(office.source.look(office.desk))
+        task = asyncio.create_task(office.source.read_new(office.desk))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
-from connectors.kubernetes import Hosts, jobs
+from connectors.kubernetes import Hosts, PodLabels, jobs
 from connectors.kubernetes.jobs import PodBook
 from connectors.kubernetes.objects import (
     KubernetesNode,
@@ -47,7 +47,7 @@ def pod(
 
 
 def book(site: Site, **more: Any) -> PodBook:
-    return PodBook(Hosts(site, {"n[0-9]": "r1/node[0-9]"}), "lab", **more)
+    return PodBook(Hosts(site, {"n[0-9]": "r1/node[0-9]"}), PodLabels(cluster="lab", **more))
 
 
 def only(book: PodBook, *pods: KubernetesPod) -> JobStarted:
@@ -173,7 +173,7 @@ def test_jobs_on_strangers_and_jobs_that_ended_unwatched(site: Site) -> None:
     ],
 )
 def test_what_a_drain_does(site: Site, found: KubernetesPod, course: str) -> None:
-    assert found.course == course
+    assert found.on_drain == course
     mine = book(site)
     mine.put(found)
     assert mine.busy("n0") == (course in ("evict", "bare", "leaving"))
@@ -216,7 +216,7 @@ def test_starts_and_ends_follow_each_other(site: Site, steps: list[tuple[int, in
     expected = {e.job: e for e in fresh.changes() if isinstance(e, JobStarted)}
     assert set(running) == set(expected)
     for host in (f"n{k}" for k in range(4)):
-        busy = any(p.spec.node_name == host and p.course == "evict" for p in there.values())
+        busy = any(p.spec.node_name == host and p.on_drain == "evict" for p in there.values())
         assert mine.busy(host) == busy
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from connectors.bmc import GPU_CAP, Fleet, Key, RedfishBmc, RedfishClient, redfish
+from connectors.bmc import GPU_CAP, Fleet, Key, RedfishBmc, RedfishCaps, RedfishClient, redfish
 from connectors.bmc.dcmi import parse_power
 from connectors.bmc.limits import BmcReading, Cap
 from connectors.bmc.redfish import Map, Spot
 from connectors.bmc.redfish_client import HttpAnswer
-from connectors.dsx import FlexDecoder, KeySet
+from connectors.dsx import FlexDecoder, FlexTrust, KeySet
 from connectors.dsx.flex import MAX_EVENTS
 from policies.power_capping import PowerCap, PowerGuard
 from tests.support.bmc_harness import Driven
@@ -44,7 +44,7 @@ class Desk:
         def seen() -> list[str]:
             return [known.partition(":")[2] for known in self.twin.engine.intake.seen]
 
-        self.decoder = FlexDecoder(FEEDS, self.keys, lambda: self.held, seen, **self.more)
+        self.decoder = FlexDecoder(FEEDS, self.keys, lambda: self.held, seen, FlexTrust(**self.more))
 
     @property
     def held(self) -> Any:
@@ -217,20 +217,20 @@ class Bloated:
 
 def test_a_service_cannot_fill_the_memory_with_large_resources() -> None:
     fake = Bloated(2**20)
-    bmc = RedfishBmc("b", 0, fake, range(4), command=("gpus",))  # type: ignore[arg-type]
+    bmc = RedfishBmc("b", 0, fake, range(4), RedfishCaps(command=("gpus",)))  # type: ignore[arg-type]
     with pytest.raises(ConnectorError, match="bytes"):
-        asyncio.run(bmc.look())
+        asyncio.run(bmc.read())
     assert fake.asked * fake.size <= redfish.MAX_WALK_BYTES + fake.size
 
 
 def test_nor_with_large_limits_once_it_was_walked() -> None:
     fake = Bloated(2**20)
-    bmc = RedfishBmc("b", 0, fake, range(64), command=("gpus",))  # type: ignore[arg-type]
+    bmc = RedfishBmc("b", 0, fake, range(64), RedfishCaps(command=("gpus",)))  # type: ignore[arg-type]
     spots = [Spot(f"/redfish/v1/P/{n}", "metrics") for n in range(64)]
     bmc._map = Map(gpus=spots, gpu_power=[""] * 64)
     fake.body = {"PowerLimitWatts": {"SetPoint": 500}}
     with pytest.raises(ConnectorError, match="bytes in all"):
-        asyncio.run(bmc.look())
+        asyncio.run(bmc.read())
     assert fake.asked == 9
 
 
@@ -240,7 +240,7 @@ class Tarpit:
     name, node = "slow", 0
     keys: tuple[Key, ...] = ()
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         await asyncio.sleep(3600)
         return BmcReading(())
 
@@ -262,8 +262,8 @@ def test_a_bmc_that_answers_slowly_gives_its_place_back(monkeypatch: pytest.Monk
         fleet = Fleet([slow], 1)
         with pytest.raises(ConnectorError, match="whole visit"):
             async with fleet.lane(slow):
-                await slow.look()
-        assert fleet.failed == {"slow": 1}
+                await slow.read()
+        assert fleet.failing == {"slow"}
 
     asyncio.run(visit())
 
@@ -283,7 +283,7 @@ class Steps:
     def __init__(self) -> None:
         self.begun, self.done = 0, 0
 
-    async def look(self) -> BmcReading:
+    async def read(self) -> BmcReading:
         return BmcReading(())
 
     async def cap(self, key: Key) -> Cap:

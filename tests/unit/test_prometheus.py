@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from connectors import prometheus
-from connectors.prometheus import PageDecoder, PrometheusSource
+from connectors.prometheus import PageDecoder, PrometheusSource, ScrapeSettings
 from connectors.series_map import load_map
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import BadMessage, ConfigError
@@ -203,9 +203,9 @@ def test_unusable_files_are_refused(site: Site, tmp_path: Any) -> None:
     (tmp_path / "ca.pem").write_text("nonsense")
     for ca in (tmp_path / "ca.pem", tmp_path / "none.pem"):
         with pytest.raises(ConfigError, match="expected certificates"):
-            PrometheusSource("x", "https://h/metrics", "dcgm", site, ca_file=str(ca))
+            PrometheusSource("x", "https://h/metrics", "dcgm", site, ScrapeSettings(ca_file=str(ca)))
     with pytest.raises(ConfigError, match="no such mapping"):
-        PrometheusSource("x", "https://h/metrics", "dcgn", site)
+        PrometheusSource("x", "https://h/metrics", "dcgn", site, ScrapeSettings())
 
 
 SCRAPS = st.sampled_from(

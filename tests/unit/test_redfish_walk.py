@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
-from connectors.bmc import GPU_CAP, NODE_CAP, Key, RedfishBmc, RedfishClient
+from connectors.bmc import GPU_CAP, NODE_CAP, Key, RedfishBmc, RedfishCaps, RedfishClient
 from connectors.bmc.redfish import MAX_GETS, _natural
 from connectors.bmc.redfish_client import Gone, HttpAnswer, decoded, is_path
 from tests.support.redfish_service import ROOT, Service
@@ -56,7 +56,7 @@ class Fake:
 
 
 def bmc_of(fake: Any, gpus: int = 2, **more: Any) -> RedfishBmc:
-    return RedfishBmc("bmc", 0, fake, range(gpus), command=("gpus", "node"), **more)
+    return RedfishBmc("bmc", 0, fake, range(gpus), RedfishCaps(command=("gpus", "node"), **more))
 
 
 def tree_of(service: Service) -> dict[str, Any]:
@@ -66,14 +66,15 @@ def tree_of(service: Service) -> dict[str, Any]:
 WHOLE = sorted(tree_of(Service(2, True, 1200.0, "control")))
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from(WHOLE), TREES, max_size=4), TREES)
-def test_whatever_a_service_says_is_a_look_or_an_error_of_ours(changes: dict[str, Any], other: Any) -> None:
+def test_whatever_a_service_says_is_read_or_an_error_of_ours(changes: dict[str, Any], other: Any) -> None:
     async def look() -> None:
         fake = Fake({**tree_of(Service(2, True, 1200.0, "control")), **changes}, other)
         bmc = bmc_of(fake)
         for _ in range(2):
             try:
-                seen = await bmc.look()
+                seen = await bmc.read()
             except (ConnectorError, ActuationError):
                 continue
             for cap in seen.caps:
@@ -103,7 +104,7 @@ def test_a_service_without_end_is_left_at_a_limit() -> None:
         {f"{ROOT}/": {"Systems": {"@odata.id": f"{ROOT}/S"}, "Chassis": {"@odata.id": f"{ROOT}/C"}}}
     )
     with pytest.raises(ConnectorError, match=f"more than {MAX_GETS} resources"):
-        asyncio.run(bmc_of(fake).look())
+        asyncio.run(bmc_of(fake).read())
     assert fake.asked == MAX_GETS
 
 
@@ -117,7 +118,7 @@ def test_limits_of_gpus_that_are_controls_of_a_chassis() -> None:
         tree[f"{chassis}/Controls/{i}"] = {"ControlType": "Power", "SetPoint": 600 + i, "AllowableMax": 700,
                                            "RelatedItem": [{"@odata.id": gpu}]}  # fmt: skip
         del tree[f"{gpu}/EnvironmentMetrics"]["PowerLimitWatts"]
-    seen = asyncio.run(bmc_of(Fake(tree)).look())
+    seen = asyncio.run(bmc_of(Fake(tree)).read())
     assert [(cap.key, cap.limit_w, cap.high_w) for cap in seen.caps] == [
         (Key(GPU_CAP, 0), 600.0, 700.0), (Key(GPU_CAP, 1), 601.0, 700.0)
     ]  # fmt: skip
@@ -131,7 +132,7 @@ def test_a_limit_of_a_part_is_not_the_nodes() -> None:
     other = {"Id": "Of", "ControlType": "Power", "SetPoint": 1.0, "RelatedItem": [
         {"@odata.id": f"{ROOT}/Systems/Board_0/Processors/CPU_0"}]}  # fmt: skip
     service.extra_controls += [part, other, {"Id": "Fan", "ControlType": "Temperature", "SetPoint": 1.0}]
-    seen = asyncio.run(bmc_of(Fake(tree_of(service)), 1).look())
+    seen = asyncio.run(bmc_of(Fake(tree_of(service)), 1).read())
     assert [cap.limit_w for cap in seen.caps if cap.key.control == NODE_CAP] == [6600.0]
 
 

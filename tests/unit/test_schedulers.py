@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from connectors.jobs import BurnInSink
+from connectors.orders import SinkContext
 from connectors.slurm import SlurmPlacement, SlurmSink
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS, ConfigError
 from twin.config import Kubernetes, Slurm, burn_in_notes, load_config, scheduler_notes
 from twin.config.schedulers import BurnIn as BurnInPart
 from twin.telemetry import JobEnded, JobStarted, NodeTested
-from twin.wiring import make_schedulers
+from twin.wiring import WiringContext, make_schedulers
 from twin.wiring.schedulers import Nodes
 
 NODE = "lab/h/r1/node0"
@@ -82,6 +83,9 @@ def test_what_people_are_told() -> None:
     assert safe.startswith("Kubernetes cannot enforce `safe`")
 
 
+SINK = SinkContext(lambda items, now_ns: None, lambda: True)
+
+
 def test_who_counts_on_tests_that_nobody_makes_is_told() -> None:
     part = BurnInPart(command=["x"])
     (note,) = burn_in_notes(None, True)
@@ -96,9 +100,7 @@ def test_what_is_made_of_it(tmp_path: Path) -> None:
 
     def made(**sections: Any) -> Any:
         twin = Twin(two_racks())
-        return make_schedulers(
-            loaded(tmp_path, **sections), site, lambda: twin.engine, lambda items, now_ns: None, lambda: True
-        )
+        return make_schedulers(WiringContext(loaded(tmp_path, **sections), site, lambda: twin.engine, SINK))
 
     nothing = made()
     assert (nothing.sources, nothing.sinks, nothing.works) == ([], [], {})
@@ -123,13 +125,8 @@ def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> N
 
     def made(**kubernetes: Any) -> Any:
         sections = {"jobs": {"slurm": {}}, "kubernetes": {"command": True, **kubernetes}}
-        return make_schedulers(
-            loaded(tmp_path, **sections),
-            twin.site,
-            lambda: twin.engine,
-            lambda items, now_ns: None,
-            lambda: True,
-        )
+        context = WiringContext(loaded(tmp_path, **sections), twin.site, lambda: twin.engine, SINK)
+        return make_schedulers(context)
 
     parts = made(kubeconfig="kubeconfig")
     assert [s.name for s in parts.sources] == ["slurm", "kubernetes"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from connectors.slurm import SlurmSource
+from connectors.slurm import SlurmSettings, SlurmSource
 from connectors.slurm.marks import (
     END_S,
     KEPT,
@@ -34,8 +33,8 @@ from connectors.slurm.marks import (
     reserve,
 )
 from tests.support.builders import site_of, two_racks
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import BadMessage, ConnectorError
-from twin.contracts import Item
 from twin.telemetry import Reading
 
 ROW = "NodeName={} Arch=x86_64 State=IDLE TmpDisk=0 Weight={} Owner=N/A MCS_label=N/A {}"
@@ -217,23 +216,6 @@ def test_answers(wanted: int, weight: int | None, spares: Reservation | None, st
     assert answer_of("absent", wanted, Marks({"g": weight}, spares)).state == "failed"
 
 
-class Kept:
-    """An inlet that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.staged: list[Item] = []
-        self.told: list[str] = []
-
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.staged += items
-
-    def reject(self, where: str, why: str) -> None:
-        self.told.append(why)
-
-    def skip(self, what: str, why: str) -> None: ...
-    def drop(self, where: str, why: str, count: int = 1) -> None: ...
-
-
 @pytest.mark.parametrize(
     "script, placed, told",
     [
@@ -256,34 +238,32 @@ def test_levels_come_also_where_placement_is_unknown(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def levels(placement: bool) -> Kept:
-        inlet = Kept()
-        source = SlurmSource(
-            site_of(two_racks()), node_names={"gpu[1-2]": "r1/node[0-1]"}, placement=placement
-        )
+    def levels(placement: bool) -> RecordingInlet:
+        inlet = RecordingInlet()
+        settings = SlurmSettings(node_names={"gpu[1-2]": "r1/node[0-1]"}, placement=placement)
+        source = SlurmSource(site_of(two_racks()), settings)
         asyncio.run(source._levels(inlet))
         return inlet
 
     inlet = levels(True)
-    readings = [e for e in inlet.staged if isinstance(e, Reading)]
+    readings = [e for e in inlet.items if isinstance(e, Reading)]
     assert [e.value for e in readings if e.signal == "placement_state"] == placed
     assert [e.value for e in readings if e.signal == "service_level_state"] == [0, 0]
-    assert [told in why for why in inlet.told] == [True] * bool(told)
+    assert [told in why for why in inlet.faults] == [True] * bool(told)
     inlet = levels(False)  # no further call is made, so none can fail
-    assert {e.signal for e in inlet.staged if isinstance(e, Reading)} == {
+    assert {e.signal for e in inlet.items if isinstance(e, Reading)} == {
         "service_level_state", "service_owner_state",
     }  # fmt: skip
-    assert inlet.told == []
+    assert inlet.faults == []
 
 
 @pytest.mark.parametrize("period_s, every_s", [(1.0, 4.0), (15.0, 60.0), (30.0, 60.0), (90.0, 90.0)])
 def test_weights_are_read_once_a_minute_at_most(
     monkeypatch: pytest.MonkeyPatch, period_s: float, every_s: float
 ) -> None:
-    source = SlurmSource(
-        site_of(two_racks()), node_names={"gpu1": "r1/node0"}, period_s=period_s, placement=True
-    )
-    inlet, now_s, weight = Kept(), 0.0, 1
+    settings = SlurmSettings(node_names={"gpu1": "r1/node0"}, period_s=period_s, placement=True)
+    source = SlurmSource(site_of(two_racks()), settings)
+    inlet, now_s, weight = RecordingInlet(), 0.0, 1
     read_s: list[float] = []
 
     async def ask(*words: str) -> str:
@@ -292,9 +272,9 @@ def test_weights_are_read_once_a_minute_at_most(
         return ROW.format("gpu1", weight, "") if "nodes" in words else NONE
 
     def listed() -> list[tuple[float | None, float]]:
-        inlet.staged.clear()
+        inlet.items.clear()
         asyncio.run(source._placements(inlet))
-        return [(e.value, e.t_ns / 1e9) for e in inlet.staged if isinstance(e, Reading)]
+        return [(e.value, e.t_ns / 1e9) for e in inlet.items if isinstance(e, Reading)]
 
     monkeypatch.setattr(source, "ask", ask)
     clock = SimpleNamespace(monotonic=lambda: now_s, time_ns=lambda: round(now_s * 1e9))
@@ -317,7 +297,7 @@ def test_weights_are_read_once_a_minute_at_most(
 
 
 def test_an_old_listing_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = SlurmSource(site_of(two_racks()))
+    source = SlurmSource(site_of(two_racks()), SlurmSettings())
 
     async def ask(*words: str) -> str:
         source.marks, source.marks_s = parse_marks(ROW.format("gpu1", 2, ""), ""), 1e18  # asked for meanwhile
@@ -331,4 +311,4 @@ def test_an_old_listing_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatc
 def test_what_no_program_answers_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConnectorError, match="scontrol: cannot be run"):
-        asyncio.run(SlurmSource(site_of(two_racks())).read_marks())
+        asyncio.run(SlurmSource(site_of(two_racks()), SlurmSettings()).read_marks())

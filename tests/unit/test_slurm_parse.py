@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connectors.slurm import SlurmSource
+from connectors.slurm import SlurmSettings, SlurmSource
 from connectors.slurm.jobs import JobLedger, Listed, parse_listing
 from tests.support.builders import site_of, two_racks
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
-from twin.contracts import Item
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted
 
@@ -210,27 +209,7 @@ def test_a_host_list_that_cannot_be_read_is_told(site: Site) -> None:
 
 def test_names_that_do_not_pair_are_refused(site: Site) -> None:
     with pytest.raises(ConfigError, match="expected as many"):
-        SlurmSource(site, node_names={"gpu[1-2]": "r1/node0"})
-
-
-class Kept:
-    """An inlet that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.staged: list[Item] = []
-        self.told: list[str] = []
-
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.staged += items
-
-    def skip(self, what: str, why: str) -> None:
-        self.told.append(why)
-
-    def reject(self, where: str, why: str) -> None:
-        self.told.append(why)
-
-    def drop(self, where: str, why: str, count: int = 1) -> None:
-        self.told.append(why)
+        SlurmSource(site, SlurmSettings(node_names={"gpu[1-2]": "r1/node0"}))
 
 
 @pytest.mark.parametrize(
@@ -256,12 +235,12 @@ def test_a_scheduler_that_does_not_answer_ends_no_job(
 
     write("scontrol", "echo 'ClusterName             = lab'")
     write("squeue", f"printf '{line()}'")
-    inlet = Kept()
+    inlet = RecordingInlet()
 
     async def run() -> None:
-        source = SlurmSource(site, period_s=0.05, timeout_s=0.5, node_names=NAMES)
+        source = SlurmSource(site, SlurmSettings(period_s=0.05, timeout_s=0.5, node_names=NAMES))
         task = asyncio.create_task(source.run(inlet))
-        while not inlet.staged and not task.done():
+        while not inlet.items and not task.done():
             await asyncio.sleep(0.01)
         write("squeue.new", script)
         (tmp_path / "squeue.new").replace(tmp_path / "squeue")
@@ -272,12 +251,12 @@ def test_a_scheduler_that_does_not_answer_ends_no_job(
             await asyncio.wait_for(task, 20)
 
     asyncio.run(run())
-    assert [type(e) for e in inlet.staged] == [JobStarted]
-    assert inlet.staged[0].id == "slurm:lab:7:1700000000"  # type: ignore[union-attr]
+    assert [type(e) for e in inlet.items] == [JobStarted]
+    assert inlet.items[0].id == "slurm:lab:7:1700000000"  # type: ignore[union-attr]
 
 
 def test_settings_of_the_user_do_not_reach_the_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     monkeypatch.setenv("SECRET_TOKEN", "x")
-    env: dict[str, Any] = SlurmSource(site, conf="/etc/s.conf")._env
+    env: dict[str, Any] = SlurmSource(site, SlurmSettings(conf="/etc/s.conf"))._env
     assert set(env) == {"PATH", "LC_ALL", "SLURM_TIME_FORMAT", "SLURM_CONF"}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from connectors.orders import SinkContext
 from connectors.slurm import CONTROL, SlurmSink
 from connectors.slurm.hostlist import expand_hosts
 from connectors.slurm.nodes import SlurmNode, parse_nodes
@@ -81,8 +82,8 @@ class World:
     def another(self) -> SlurmSink:
         """A daemon that knows nothing of before."""
         slurm: Any = self.slurm
-        return SlurmSink(SITE, slurm, lambda items, _: self.staged.extend(items), lambda: self.leads,
-                         now_ns=lambda: self.now_ns)  # fmt: skip
+        stage = lambda items, _: self.staged.extend(items)  # noqa: E731
+        return SlurmSink(SITE, slurm, SinkContext(stage, lambda: self.leads, lambda: self.now_ns))
 
     def batch(self, levels: Sequence[float], epoch: int = 1, **more: Any) -> CommandBatch:
         k = len(levels)

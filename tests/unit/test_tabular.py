@@ -270,14 +270,17 @@ def test_helios_sum(recording: Callable[[str], Path]) -> None:
     c = series.counts
     assert (c.total, c.decoded, c.ignored, c.bad, c.incomplete_sums) == (714_240, 714_240, 0, 0, 0)
     assert (c.gap_samples, c.missing_steps) == (1_566, 0)
-    gone = [t for t, rs in series if all(r.value is None for r in rs)]
+    gone = []
+    for t, rs in series:
+        values = {r.signal: r.value for r in rs}
+        running, idle = values["gpu_running_count"], values["gpu_idle_count"]
+        # all 856 GPUs run or idle, at every minute that has a reading
+        assert running is None or idle is None or running + idle == 856
+        if all(value is None for value in values.values()):
+            gone.append(t)
     assert len(gone) == 1_566
     start = int(datetime.fromisoformat("2020-05-09T23:56:00+00:00").timestamp()) * 10**9
     assert gone[0] == start
-    for _, rs in series:  # running and idle are all 856 GPUs, at every minute that has a reading
-        by = {r.signal: r.value for r in rs}
-        running, idle = by["gpu_running_count"], by["gpu_idle_count"]
-        assert running is None or idle is None or running + idle == 856
     one = read_series(paths[:1], mapping, site)
     assert (one.counts.decoded, one.counts.gap_samples) == (44_640, 0)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import NS, ConfigError
 from twin.contracts import Item
 from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, OutlookTold
@@ -24,24 +25,6 @@ YAML = """targets:
     end: "2023-11-15T09:00:00Z"
     best_effort: true
 """
-
-
-class Taken:
-    """An inlet that shows what came."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.spoiled: list[str] = []
-
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        self.items += items
-
-    def skip(self, what: str, why: str) -> None: ...
-
-    def drop(self, where: str, why: str, count: int = 1) -> None: ...
-
-    def reject(self, where: str, why: str) -> None:
-        self.spoiled.append(why)
 
 
 class Watch:
@@ -63,10 +46,10 @@ class Watch:
         os.utime(self.path, ns=(self.number * NS, self.number * NS))
 
     def look(self, times: int = 2) -> list[Item]:
-        taken = Taken()
+        taken = RecordingInlet()
         for _ in range(times):
-            asyncio.run(self.source.look(taken))  # type: ignore[arg-type]
-        self.spoiled = taken.spoiled
+            asyncio.run(self.source.check(taken))  # type: ignore[arg-type]
+        self.faults = taken.faults
         self.twin.tick(None, *taken.items)  # type: ignore[arg-type]
         assert not [r for r in self.twin.records("event") if "refused" in r]
         return taken.items
@@ -173,7 +156,7 @@ def test_a_broken_file_changes_nothing_and_is_told(tmp_path: Path, text: str, wo
     assert watch.look() == []
     assert words in watch.source.file.fault
     assert watch.source.file.fault.endswith("what it said before holds")
-    assert len(watch.spoiled) == 1
+    assert len(watch.faults) == 1
     assert watch.names == ["file/old"]
     watch.write(HEAD + "new,500 kW,,,,,\n")
     watch.look()
@@ -247,9 +230,9 @@ def test_prices_come_as_an_outlook_and_are_told_again_as_time_goes_on(tmp_path: 
     twin = Twin(two_racks())
 
     def look() -> list[OutlookTold]:
-        taken = Taken()
+        taken = RecordingInlet()
         for _ in range(2):
-            asyncio.run(source.look(taken))  # type: ignore[arg-type]
+            asyncio.run(source.check(taken))  # type: ignore[arg-type]
         return [e for e in taken.items if isinstance(e, OutlookTold)]
 
     (told,) = look()

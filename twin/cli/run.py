@@ -71,9 +71,15 @@ def run_daemon(args: argparse.Namespace, out: Console) -> int:
 def _check(loaded: Loaded, out: Console) -> int:
     from twin.config import actuator_notes, burn_in_notes, power_notes, scheduler_notes
     from twin.daemon import load_checked
-    from twin.wiring import actuator_faults, outside_faults, power_faults, reading_notes, without_uncheckable
+    from twin.wiring import (
+        actuator_faults,
+        external_file_faults,
+        power_faults,
+        reading_notes,
+        without_uncheckable,
+    )
 
-    faults, notes = outside_faults(loaded)
+    faults, notes = external_file_faults(loaded)
     _, site, configured = load_checked(without_uncheckable(loaded), faults)
     if unknown := [*actuator_faults(loaded, site), *power_faults(loaded, site)]:
         raise ConfigError(unknown)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.jobs import FolderSource
+from connectors.orders import SinkContext
 from twin.api import ApiServer, Part, Runtime
 from twin.catalogue import NS, ConnectorError, StorageError
 from twin.config import Config, Loaded, differs
@@ -45,15 +46,16 @@ from twin.site import Site
 from twin.telemetry import Event, Frame, Held, Released, Resumed, TicksSkipped
 from twin.wiring import (
     EmbeddedBroker,
+    GridInterface,
     Links,
     Member,
-    Outside,
     Roster,
     Schedulers,
+    WiringContext,
     answers_of,
     make_actuators,
+    make_grid_interface,
     make_jobs,
-    make_outside,
     make_schedulers,
     make_scrapes,
 )
@@ -70,7 +72,7 @@ class PreparedParts:
 
     links: Links
     schedulers: Schedulers
-    outside: Outside
+    outside: GridInterface
     sources: list[Source]
     notifier: Notifier
     influx_token: str | None
@@ -95,7 +97,7 @@ class Services:
         leadership.on_change = self._leadership_changed
         self.broker: EmbeddedBroker | None = None
         self.links: Links | None = None
-        self.outside = Outside()
+        self.outside = GridInterface()
         self.dispatchers: list[Dispatcher] = []
         self._job_counts: dict[str, dict[str, int]] = {}
         self._faults: dict[str, Callable[[], str]] = {}
@@ -118,21 +120,13 @@ class Services:
         name = loaded.config.leader.name or _host()
         roster = Roster(lambda: self.live.engine)
         may_act = self.leadership.may_act
-        outside = make_outside(loaded, site, lambda: self.live.engine, may_act)
+        outside = make_grid_interface(loaded, site, lambda: self.live.engine, may_act)
         member = Member(name, lambda: (self.live.role, self.live.epoch), may_act)
         links = Links(loaded, site, port, member, roster, outside.decoder)
-        schedulers = make_schedulers(
-            loaded, site, lambda: self.live.engine, self.ingest.stage, self.leadership.may_act
-        )
-        make_actuators(
-            loaded,
-            site,
-            lambda: self.live.engine,
-            self.ingest.stage,
-            self.leadership.may_act,
-            schedulers,
-            self._now_ns,
-        )
+        sink_context = SinkContext(self.ingest.stage, may_act, self._now_ns)
+        context = WiringContext(loaded, site, lambda: self.live.engine, sink_context)
+        schedulers = make_schedulers(context)
+        make_actuators(context, schedulers)
         return PreparedParts(
             links,
             schedulers,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from connectors.influx import InfluxWriter
+from connectors.influx import InfluxSettings, InfluxWriter
 from twin.catalogue import NS
 from twin.config import History
 from twin.contracts import Decision
@@ -81,8 +81,9 @@ class HistoryService:
                 settings.influx.org,
                 settings.influx.bucket,
                 token,
-                buffer_points=settings.influx.buffer_points,
-                resend_s=settings.influx.resend_s,
+                InfluxSettings(
+                    buffer_points=settings.influx.buffer_points, resend_s=settings.influx.resend_s
+                ),
             )
             self.influx.start()
         if settings.embedded:

@@ -11,9 +11,20 @@ from .connectors import (
     make_scrapes as make_scrapes,
 )
 from .embedded_broker import EmbeddedBroker as EmbeddedBroker
-from .external_files import outside_faults as outside_faults, without_uncheckable as without_uncheckable
+from .external_files import (
+    external_file_faults as external_file_faults,
+    without_uncheckable as without_uncheckable,
+)
 from .flex import LoadNow as LoadNow, load_now as load_now, places_of as places_of
-from .grid import Outside as Outside, make_outside as make_outside, power_faults as power_faults
+from .grid import (
+    GridInterface as GridInterface,
+    make_grid_interface as make_grid_interface,
+    power_faults as power_faults,
+)
 from .job_advice import Roster as Roster, advice_in_force as advice_in_force, answers_of as answers_of
-from .schedulers import Schedulers as Schedulers, make_schedulers as make_schedulers
+from .schedulers import (
+    Schedulers as Schedulers,
+    WiringContext as WiringContext,
+    make_schedulers as make_schedulers,
+)
 from .target_files import AUTHOR as AUTHOR

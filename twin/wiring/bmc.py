@@ -8,53 +8,66 @@ from __future__ import annotations
 
 import math
 import ssl
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from connectors.bmc import GPU_CAP, MAX_SECRET, NODE_CAP, Bmc, BmcSink, BmcSource, DcmiBmc, Fleet, Key
+from connectors.bmc import (
+    GPU_CAP,
+    MAX_SECRET,
+    NODE_CAP,
+    Bmc,
+    BmcSink,
+    BmcSource,
+    DcmiAccess,
+    DcmiBmc,
+    DcmiCommand,
+    Fleet,
+    Key,
+)
 from connectors.slurm import find_node
 from twin.catalogue import NS, ConfigError, find_control, find_signal
 from twin.config import Dcmi, Loaded, Redfish, hosts_of, sections
-from twin.contracts import Item
 from twin.engine import Engine
 from twin.site import Site
 from twin.telemetry import Freshness
-from twin.wiring.schedulers import Schedulers
+from twin.wiring.schedulers import Schedulers, WiringContext
 
 if TYPE_CHECKING:
     import aiohttp
 
-Stage = Callable[[Sequence[Item], int], None]
 IPMI = 623  # port
 CONTROLS = {"gpus": GPU_CAP, "node": NODE_CAP}
 ONLINE = 0.0  # of node.agent_state
 
 
-def make_actuators(
-    loaded: Loaded, site: Site, engine: Callable[[], Engine], stage: Stage, may_act: Callable[[], bool],
-    out: Schedulers, now_ns: Callable[[], int] = time.time_ns,
-) -> None:  # fmt: skip
-    """Add all that the configuration asks for to `out`. Raises ConfigError; starts nothing.
-
-    `now_ns` is the clock that leases are given by.
-    """
+def make_actuators(context: WiringContext, out: Schedulers) -> None:
+    """Add all that the configuration asks for to `out`. Raises ConfigError; starts nothing."""
+    loaded, site = context.loaded, context.site
     problems = actuator_faults(loaded, site)
     if problems:
         raise ConfigError(problems)
     for _, section, _ in sections(loaded.config.redfish, loaded.config.dcmi):
         _secret(loaded, section)  # so that a file that is absent is refused now
-    agents, act = Agents(site, engine), (site, stage, may_act, now_ns)
+    agents = Agents(site, context.engine)
+
+    def add(name: str, fleet: Fleet, period_s: float) -> None:
+        out.sources.append(BmcSource(name, fleet, period_s, context.sink.now_ns, agents.why_theirs))
+        if fleet.of:
+            sink = BmcSink(name, site, fleet, context.sink, agents.why_theirs)
+            out.add(sink, sink.counts)
+            out.works[f"{name}-work"] = sink.run
+            out.faults[name] = lambda: sink.fault
+
     for i, part in enumerate(loaded.config.redfish):
         http = Http()
         fleet = Fleet(_redfish(loaded, part, site, f"$.redfish[{i}]", http), part.at_once, http.close)
-        _add(out, "redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s, agents, *act)
+        add("redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s)
     for i, dcmi in enumerate(loaded.config.dcmi):
         fleet = Fleet(_dcmi(loaded, dcmi, site), dcmi.at_once)
-        _add(out, "dcmi" if i == 0 else f"dcmi-{i}", fleet, dcmi.period_s, agents, *act)
+        add("dcmi" if i == 0 else f"dcmi-{i}", fleet, dcmi.period_s)
 
 
 def actuator_faults(loaded: Loaded, site: Site) -> list[str]:
@@ -131,21 +144,9 @@ class Agents:
         return "the node's agent went offline just now" if age_s * NS < self._lease_ns else ""
 
 
-def _add(
-    out: Schedulers, name: str, fleet: Fleet, period_s: float, agents: Agents, site: Site, stage: Stage,
-    may_act: Callable[[], bool], now_ns: Callable[[], int],
-) -> None:  # fmt: skip
-    out.sources.append(BmcSource(name, fleet, period_s, now_ns, agents.why_theirs))
-    if fleet.of:
-        sink = BmcSink(name, site, fleet, stage, may_act, now_ns=now_ns, left_to_others=agents.why_theirs)
-        out.add(sink, sink.counts)
-        out.works[f"{name}-work"] = sink.run
-        out.faults[name] = lambda: sink.fault
-
-
 def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) -> list[Bmc]:
     # Only here: a site without Redfish need not load what speaks to it.
-    from connectors.bmc import RedfishBmc, RedfishClient
+    from connectors.bmc import RedfishBmc, RedfishCaps, RedfishClient
 
     secret = partial(_secret, loaded, part)
     tls = _trust(loaded, part, where) if part.scheme == "https" else None
@@ -159,11 +160,13 @@ def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) 
         client = RedfishClient(
             f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls
         )
-        out.append(RedfishBmc(
-            host, node, client, range(first, last), command=part.command,
-            most_w={key: w for key, w in most_w.items() if math.isfinite(w)}, gpu_ids=part.gpu_ids,
+        caps = RedfishCaps(
+            command=part.command,
+            most_w={key: w for key, w in most_w.items() if math.isfinite(w)},
+            gpu_ids=part.gpu_ids,
             node_control=part.node_control,
-        ))  # fmt: skip
+        )
+        out.append(RedfishBmc(host, node, client, range(first, last), caps))
     return out
 
 
@@ -176,13 +179,17 @@ def _dcmi(loaded: Loaded, part: Dcmi, site: Site) -> list[Bmc]:
         assert node is not None  # it was checked
         address, _, port = host.partition(":")
         most_w = float(high_w[node])
-        out.append(DcmiBmc(
-            host, node, address, int(port or IPMI), part.user,
-            partial(_secret, loaded, part),
-            most_w=most_w if math.isfinite(most_w) else 0xFFFF, command=part.command,
-            timeout_s=part.timeout_s, correction_ms=part.correction_ms, action=part.exception,
-            program=part.program, options=options,
-        ))  # fmt: skip
+        access = DcmiAccess(
+            host=address,
+            port=int(port or IPMI),
+            user=part.user,
+            secret=partial(_secret, loaded, part),
+            timeout_s=part.timeout_s,
+            program=part.program,
+            options=options,
+        )
+        command = DcmiCommand(part.correction_ms, part.exception) if part.command else None
+        out.append(DcmiBmc(host, node, access, most_w if math.isfinite(most_w) else 0xFFFF, command))
     return out
 
 
@@ -197,12 +204,18 @@ class Http:
 
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
-                trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
                 # a look takes seconds, the next is long after: idle connections of all BMCs would be too many
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=2, keepalive_timeout=3.0),
-                headers={"Accept": "application/json", "Accept-Encoding": "identity",
-                         "User-Agent": "racktwin", "OData-Version": "4.0"},
-            )  # fmt: skip
+                headers={
+                    "Accept": "application/json",
+                    "Accept-Encoding": "identity",
+                    "User-Agent": "racktwin",
+                    "OData-Version": "4.0",
+                },
+            )
         return self._session
 
     async def close(self) -> None:

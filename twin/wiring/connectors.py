@@ -14,7 +14,7 @@ from connectors.agents import BmsSink, MqttSink, presence_of
 from connectors.dsx import STEM, SYSTEM_METADATA, SYSTEM_VALUE, TOPIC, FlexDecoder
 from connectors.jobs import REPORT, FolderSink, FolderSource, JobBook, JobSink, ReportFolder
 from connectors.mqtt import LinkSettings, MqttSource, Presence, Router, TopicRoute, extra_route
-from connectors.prometheus import PrometheusSource
+from connectors.prometheus import PrometheusSource, ScrapeSettings
 from connectors.series import Sums
 from connectors.series_map import load_map
 from twin.catalogue import ActuationError, ConfigError
@@ -122,7 +122,7 @@ def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
 
 
 def _book(roster: Roster) -> JobBook:
-    return JobBook(roster.job_of, roster.held())
+    return JobBook(roster.job_of, roster.leases())
 
 
 def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
@@ -145,11 +145,7 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
     def path(name: str | None) -> str | None:
         return None if name is None else str(loaded.file(name))
 
-    return PrometheusSource(
-        f"scrape-{number}",
-        scrape.url,
-        load_map(scrape.map, loaded.path.parent)[0],
-        site,
+    settings = ScrapeSettings(
         period_s=scrape.period_s,
         timeout_s=scrape.timeout_s,
         place=scrape.place,
@@ -157,8 +153,9 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
         ca_file=path(tls.ca_file),
         cert_file=path(tls.cert_file),
         key_file=path(tls.key_file),
-        sums=sums,
     )
+    mapping = load_map(scrape.map, loaded.path.parent)[0]
+    return PrometheusSource(f"scrape-{number}", scrape.url, mapping, site, settings, sums)
 
 
 def make_jobs(loaded: Loaded, roster: Roster) -> list[Source]:

@@ -108,7 +108,7 @@ async def _serve(port: int) -> None:
     )
     try:
         await broker.start()
-    except Exception as error:  # the parent is told, whatever it is
+    except Exception as error:  # the parent gets it, whatever it is
         print(f"error {' '.join(str(error.__cause__ or error).split())}", flush=True)
         return
     listener = broker._servers["default"].instance
@@ -116,11 +116,11 @@ async def _serve(port: int) -> None:
     print(f"ready {listener.sockets[0].getsockname()[1]}", flush=True)
     gone = asyncio.Event()
 
-    def look() -> None:
+    def read_pipe() -> None:
         if not os.read(sys.stdin.fileno(), 4096):
             gone.set()
 
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), look)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read_pipe)
     await gone.wait()
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
     with contextlib.suppress(Exception):

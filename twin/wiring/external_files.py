@@ -27,7 +27,7 @@ READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig",
 CREDENTIAL = "credential:"
 
 
-def outside_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
+def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
     """(faults, notes on what cannot be checked here) of all files that a configuration names."""
     faults: list[str] = []
     notes: list[str] = []
@@ -44,9 +44,9 @@ def outside_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
         except ConfigError as error:
             faults += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
     faults += [*_mappings(loaded), *_state(loaded), *_jobs(loaded), *_hosts(loaded)]
-    for more, told in (_cluster(loaded), _burn_in(loaded)):
+    for more, remarks in (_cluster(loaded), _burn_in(loaded)):
         faults += more
-        notes += told
+        notes += remarks
     return faults, notes
 
 
@@ -131,11 +131,13 @@ def _cluster(loaded: Loaded) -> tuple[list[str], list[str]]:
     if part is None:
         return [], []
     if part.kubeconfig is None and not os.environ.get(HOST):
-        return [], [f"$.kubernetes: not checkable here, as this is no pod ({HOST} is not set); outside a pod "
-                    "the daemon needs kubernetes.kubeconfig, or it does not start"]  # fmt: skip
+        return [], [
+            f"$.kubernetes: not checkable here, as this is no pod ({HOST} is not set); outside a pod "
+            "the daemon needs kubernetes.kubeconfig, or it does not start"
+        ]
     path = None if part.kubeconfig is None else loaded.file(part.kubeconfig)
     if path is not None and not os.access(path, os.R_OK):
-        return [], []  # told with the other files
+        return [], []  # reported with the other files
     try:
         load_access(path, part.context)
     except ConfigError as error:
@@ -148,9 +150,11 @@ def _burn_in(loaded: Loaded) -> tuple[list[str], list[str]]:
     part = loaded.config.burn_in
     if part is None:
         return [], []
-    notes = [f"$.burn_in.command: {name} is given to the program as it is; known: {{node}}, {{host}}"
-             for name in dict.fromkeys(re.findall(r"\{[A-Za-z_]+\}", " ".join(part.command[1:])))
-             if name not in ("{node}", "{host}")]  # fmt: skip
+    notes = [
+        f"$.burn_in.command: {name} is given to the program as it is; known: {{node}}, {{host}}"
+        for name in dict.fromkeys(re.findall(r"\{[A-Za-z_]+\}", " ".join(part.command[1:])))
+        if name not in ("{node}", "{host}")
+    ]
     program = part.command[0]
     if "/" not in program:
         if shutil.which(program) is None:

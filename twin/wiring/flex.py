@@ -1,8 +1,9 @@
-"""DSX Flex publisher: reports the load of each feed, and the load that could be shed, while this daemon
-leads.
+"""DSX Flex publisher: the present load of site and feeders, reported with the load that could be shed.
 
-`connectors.dsx.flex_state` decides the messages; the publisher looks once a second, signs and sends. Messages
-that could not be sent wait, breaches first.
+`connectors.dsx.flex_state` decides the messages; the publisher signs and sends them once a second while
+this daemon leads. Messages that could not be sent wait, breaches first. The site is its racks together: the
+meter of each, or the power of its GPUs where the meter is silent. A rack without any reading is counted, so
+that a part is not taken for the whole.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from connectors.agents import Publish
 from connectors.dsx import (
     AGENT,
     BREACH,
+    EventCause,
     FeedNow,
     FeedTarget,
     FlexAgent,
@@ -38,7 +41,7 @@ from twin.contracts import LoadTarget, Value
 from twin.engine import Engine
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0
+EVERY_S = 1.0
 MAX_WAITING = 200  # breaches that could not be sent
 PUBLISHED = ("powerstate/status", "powerbreach")
 
@@ -49,7 +52,7 @@ class Feeds:
     def __init__(self, feeders: Mapping[str, str], engine: Callable[[], Engine]) -> None:
         self.feeders, self._engine = dict(feeders), engine
 
-    def look(self) -> dict[str, FeedNow]:
+    def current(self) -> dict[str, FeedNow]:
         """All feeds as they are now."""
         engine = self._engine()
         view, site = engine.view(), engine.site
@@ -58,8 +61,8 @@ class Feeds:
         of_tag: dict[str, list[FeedTarget]] = {}
         for t in view.load_targets():
             if t.kind == "flex":
-                of_tag.setdefault(feed_of(t.name), []).append(FeedTarget(
-                    correlation_of(t.name), t.limit_w, t.start_ns, t.end_ns, t.best_effort))  # fmt: skip
+                target = FeedTarget(correlation_of(t.name), t.limit_w, t.start_ns, t.end_ns, t.best_effort)
+                of_tag.setdefault(feed_of(t.name), []).append(target)
         feeds = {}
         for tag, name in self.feeders.items():
             feeder = site.entity("feeder", name) if name else None
@@ -85,46 +88,51 @@ class Feeds:
         return [Hint(str(r["node"]), int(float_of(r["class"])) + 1, float_of(r["keeps_w"])) for r in rows]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlexIdentity:
+    """The name of our agent, its key, and its periods; `last_resort` are actions that it names for others."""
+
+    identifier: str
+    signer: Signer | None = None
+    heartbeat_s: float = 60.0
+    last_resort: Sequence[str] = ()
+
+
 class FlexPublisher:
-    """Publishes power states and breaches of `identifier` while `may_act`."""
+    """Publishes power states and breaches while `may_act`. `trace_of` gives the trace of a correlation."""
 
     def __init__(
         self,
-        identifier: str,
+        identity: FlexIdentity,
         feeds: Feeds,
         may_act: Callable[[], bool],
-        signer: Signer | None = None,
-        *,
-        heartbeat_s: float = 60.0,
-        last_resort: Sequence[str] = (),
         trace_of: Callable[[str], tuple[str, str]] = lambda _: ("", ""),
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.identifier, self.feeds, self.signer = identifier, feeds, signer
+        self.identity, self.feeds = identity, feeds
         self._may_act, self._trace_of, self._now_ns = may_act, trace_of, now_ns
-        self._heartbeat_s, self._last_resort = heartbeat_s, last_resort
         self.counts = {"status": 0, "breach": 0, "not_sent": 0, "lost": 0}
         self.fault = ""
         self._agent: FlexAgent | None = None
         self._waiting: deque[FlexPublication] = deque()
 
     async def run(self, publish: Publish) -> None:
-        """Look and publish until cancelled."""
+        """Publish what is due until cancelled."""
         while True:
-            await self.look(publish)
-            await asyncio.sleep(LOOK_S)
+            await self.publish_due(publish)
+            await asyncio.sleep(EVERY_S)
 
-    async def look(self, publish: Publish) -> None:
-        """One look. While another daemon leads nothing is said, and nothing remembered."""
+    async def publish_due(self, publish: Publish) -> None:
+        """Publish once. While another daemon leads, publish nothing and forget the state."""
         if not self._may_act():
             self._agent, self.fault = None, ""
             self._waiting.clear()
             return
         if self._agent is None:
-            self._agent = FlexAgent(lambda: str(uuid.uuid4()), self._heartbeat_s, self._last_resort)
-        now_ns = self._now_ns()
-        told = self._agent.look(now_ns, self.feeds.look(), self.feeds.hints)
-        waiting, self._waiting = [*self._waiting, *told], deque()
+            identity = self.identity
+            self._agent = FlexAgent(lambda: str(uuid.uuid4()), identity.heartbeat_s, identity.last_resort)
+        due = self._agent.publications(self._now_ns(), self.feeds.current(), self.feeds.hints)
+        waiting, self._waiting = [*self._waiting, *due], deque()
         for n, one in enumerate(waiting):
             try:
                 await self._send(one, publish)
@@ -132,26 +140,27 @@ class FlexPublisher:
             except (ConnectorError, ActuationError) as error:
                 self.fault = str(error)
                 self.counts["not_sent"] += len(waiting) - n
-                # Of states the next says all; a breach is told once, and must not be lost
+                # The next state replaces one that was lost; a breach is published once, and must not be lost
                 kept = [w for w in waiting[n:] if w.kind == BREACH]
                 self.counts["lost"] += max(len(kept) - MAX_WAITING, 0)
                 self._waiting = deque(kept[-MAX_WAITING:])
                 return
 
-    async def _send(self, told: FlexPublication, publish: Publish) -> None:
-        breach = told.kind == BREACH
-        data = told.data if self.signer is None else self.signer.sign(plain(told.data))
-        payload = encode_event(
-            told.kind, f"{AGENT}{self.identifier}", "powerbreach" if breach else "powerstate", self._now_ns(),
-            data, correlation=told.correlation, trace=self._trace_of(told.correlation),
-        )  # fmt: skip
-        await publish(f"grid/v1/dsx-flex-agent/{self.identifier}/{PUBLISHED[breach]}", payload, 1 + breach)
+    async def _send(self, publication: FlexPublication, publish: Publish) -> None:
+        name, signer, breach = self.identity.identifier, self.identity.signer, publication.kind == BREACH
+        data = publication.data if signer is None else signer.sign(plain(publication.data))
+        cause = EventCause(publication.correlation, *self._trace_of(publication.correlation))
+        subject = "powerbreach" if breach else "powerstate"
+        payload = encode_event(publication.kind, f"{AGENT}{name}", subject, self._now_ns(), data, cause)
+        await publish(f"grid/v1/dsx-flex-agent/{name}/{PUBLISHED[breach]}", payload, 1 + breach)
         self.counts["breach" if breach else "status"] += 1
 
 
 class LoadNow(NamedTuple):
-    """Load of the site (W, NaN where nothing was ever heard), its unheard racks, and of each feeder (W, NaN
-    unknown) [n_feeder]."""
+    """Load of the site and of each feeder [n_feeder] in W, NaN where it is unknown.
+
+    `unheard_racks` is the number of racks without any reading.
+    """
 
     site_w: float
     unheard_racks: int
@@ -160,9 +169,9 @@ class LoadNow(NamedTuple):
 
 def load_now(engine: Engine) -> LoadNow:
     """Loads of the site and its feeders, as bad as they may be where a meter has fallen silent."""
-    found = explain_topic(engine, "feeds")
-    site, *feeders = (float_of(row["load_w"]) for row in found.table("feeds"))
-    unheard = found.figure("unheard_racks")
+    feeds = explain_topic(engine, "feeds")
+    site, *feeders = (float_of(row["load_w"]) for row in feeds.table("feeds"))
+    unheard = feeds.figure("unheard_racks")
     return LoadNow(site, unheard if isinstance(unheard, int) else 0, np.array(feeders, np.float64))
 
 

@@ -11,25 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from connectors.dsx import FlexDecoder, KeySet, Signer
+from connectors.dsx import FlexDecoder, FlexTrust, KeySet, Signer
 from twin.catalogue import ConfigError
 from twin.config import SITE, Flex, Loaded, feeder_of, warn_exposed
 from twin.contracts import Inlet, LoadTarget, Source
 from twin.engine import Engine
 from twin.site import Site
 from twin.wiring.external_files import is_uncheckable
-from twin.wiring.flex import Feeds, FlexPublisher
+from twin.wiring.flex import Feeds, FlexIdentity, FlexPublisher
 from twin.wiring.target_files import OutlookFileSource, TargetsSource, WatchedFile, plain_bytes, read_targets
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-KEYS_LOOK_S = 5.0
+CHECK_KEYS_S = 5.0
 Wrong = dict[str, tuple[str, str, str]]  # identity of an alarm -> severity, title, text
 
 
 @dataclass
-class Outside:
-    """Parts to be started: sources and publisher; `decoder` takes messages on grid/v1/."""
+class GridInterface:
+    """The parts of section `power`, to be started; `decoder` takes messages on grid/v1/."""
 
     sources: list[Source] = field(default_factory=list)
     decoder: FlexDecoder | None = None
@@ -58,20 +58,20 @@ class Outside:
         return out
 
 
-def make_outside(
+def make_grid_interface(
     loaded: Loaded, site: Site, engine: Callable[[], Engine], may_act: Callable[[], bool]
-) -> Outside:
+) -> GridInterface:
     """All that the configuration asks for. Raises ConfigError; starts nothing."""
-    power, out = loaded.config.power, Outside()
+    power, out = loaded.config.power, GridInterface()
     if power is None:
         return out
 
-    def held() -> tuple[LoadTarget, ...]:
+    def targets() -> tuple[LoadTarget, ...]:
         now = engine()
         return now.intake.load_targets.current(now.site)
 
     if power.targets_file is not None:
-        source = TargetsSource(loaded.file(power.targets_file), site, held, power.look_s)
+        source = TargetsSource(loaded.file(power.targets_file), site, targets, power.look_s)
         out.sources.append(source)
         out.files["file of load targets"] = source.file
     for quantity, name in power.outlooks_files.items():
@@ -79,14 +79,22 @@ def make_outside(
         out.sources.append(outlook)
         out.files[f"file of {quantity}"] = outlook.file
     if power.flex is not None:
-        _add_flex(out, loaded, power.flex, site, engine, held, may_act)
+        out.decoder = _flex_decoder(loaded, power.flex, site, engine, targets)
+        keys = KeysSource(loaded, power.flex, out.decoder)
+        out.sources.append(keys)
+        out.files["key file of DSX Flex"] = keys.file
+        if power.flex.publish:
+            out.publisher = _flex_publisher(loaded, power.flex, out.decoder, engine, may_act)
     return out
 
 
-def _add_flex(
-    out: Outside, loaded: Loaded, flex: Flex, site: Site, engine: Callable[[], Engine],
-    held: Callable[[], tuple[LoadTarget, ...]], may_act: Callable[[], bool],
-) -> None:  # fmt: skip
+def _flex_decoder(
+    loaded: Loaded,
+    flex: Flex,
+    site: Site,
+    engine: Callable[[], Engine],
+    targets: Callable[[], tuple[LoadTarget, ...]],
+) -> FlexDecoder:
     feeders: dict[str, str] = {}
     for tag, name in flex.feeds.items():
         full = feeder_of(name, site)
@@ -94,27 +102,34 @@ def _add_flex(
             raise ConfigError(f"{loaded.path}: $.power.flex.feeds.{tag}: no feeder {name[:100]!r}")
         feeders[tag] = full
 
-    def seen() -> list[str]:
+    def event_ids() -> list[str]:
         return [known.partition(":")[2] for known in engine().intake.seen if known.startswith("LoadTarget")]
 
-    decoder = FlexDecoder(
-        feeders, load_keys(loaded, flex), held, seen, isvs=tuple(flex.isvs), unsigned=flex.unsigned,
-        copies=flex.copies,
-    )  # fmt: skip
-    out.decoder = decoder
-    keys = KeysSource(loaded, flex, decoder)
-    out.sources.append(keys)
-    out.files["key file of DSX Flex"] = keys.file
-    if flex.publish:
-        out.publisher = FlexPublisher(
-            flex.identifier, Feeds(feeders, engine), may_act, load_signer(loaded, flex),
-            heartbeat_s=flex.heartbeat_s, last_resort=flex.last_resort,
-            trace_of=lambda correlation: decoder.traces.get(correlation, ("", "")),
-        )  # fmt: skip
+    trust = FlexTrust(isvs=flex.isvs, unsigned=flex.unsigned, copies=flex.copies)
+    return FlexDecoder(feeders, load_keys(loaded, flex), targets, event_ids, trust)
+
+
+def _flex_publisher(
+    loaded: Loaded,
+    flex: Flex,
+    decoder: FlexDecoder,
+    engine: Callable[[], Engine],
+    may_act: Callable[[], bool],
+) -> FlexPublisher:
+    identity = FlexIdentity(
+        identifier=flex.identifier,
+        signer=load_signer(loaded, flex),
+        heartbeat_s=flex.heartbeat_s,
+        last_resort=flex.last_resort,
+    )
+    feeds = Feeds(decoder.feeds, engine)
+    return FlexPublisher(
+        identity, feeds, may_act, lambda correlation: decoder.traces.get(correlation, ("", ""))
+    )
 
 
 class KeysSource:
-    """Takes over a key file that changed, and tells of what was wrong inside messages that were taken."""
+    """Reads a key file again when it changed, and reports faults inside messages that were taken."""
 
     name = "dsx-flex"
 
@@ -123,13 +138,13 @@ class KeysSource:
         self.file = WatchedFile(loaded.file(flex.keys_file) if flex.keys_file else loaded.path)
 
     async def run(self, inlet: Inlet) -> None:
-        """Look again and again until cancelled."""
+        """Check again and again until cancelled."""
         while True:
-            await self.look(inlet)
-            await asyncio.sleep(KEYS_LOOK_S)
+            await self.check(inlet)
+            await asyncio.sleep(CHECK_KEYS_S)
 
-    async def look(self, inlet: Inlet) -> None:
-        """One look."""
+    async def check(self, inlet: Inlet) -> None:
+        """Report faults, and read the key file if it changed."""
         faults, self._decoder.faults = self._decoder.faults, []
         for fault in faults:
             inlet.reject("inside a message", fault)
@@ -154,10 +169,10 @@ def load_keys(loaded: Loaded, flex: Flex) -> KeySet | None:
 
 def load_signer(loaded: Loaded, flex: Flex) -> Signer | None:
     """Our own key. Raises ConfigError; never quotes what it read."""
-    found = _read(loaded, flex.sign_key_file, Signer)
-    if found is not None and flex.sign_key_file is not None:
+    signer = _read(loaded, flex.sign_key_file, Signer)
+    if signer is not None and flex.sign_key_file is not None:
         warn_exposed(loaded.file(flex.sign_key_file))
-    return found
+    return signer
 
 
 def _read(loaded: Loaded, name: str | None, make: Callable[[bytes, str], T]) -> T | None:
@@ -190,7 +205,7 @@ def power_faults(loaded: Loaded, site: Site) -> list[str]:
             )
     for key_file, load in ((power.flex.keys_file, load_keys), (power.flex.sign_key_file, load_signer)):
         if is_uncheckable(key_file):
-            continue  # told already, as all such files are
+            continue  # reported already, as all such files are
         try:
             load(loaded, power.flex)
         except ConfigError as error:

@@ -47,11 +47,14 @@ class Roster:
             return None
         return jobs.names[slot] or None
 
-    def held(self) -> list[tuple[str, int, JobLease]]:
+    def leases(self) -> list[tuple[str, int, JobLease]]:
         """The leases on jobs that run."""
         engine = self._engine()
-        return [(control, slot, _part(engine, control, slot)) for control in CONTROLS
-                for slot in np.flatnonzero(engine.arbiter.leases[control].running()).tolist()]  # fmt: skip
+        return [
+            (control, slot, _part(engine, control, slot))
+            for control in CONTROLS
+            for slot in np.flatnonzero(engine.arbiter.leases[control].running()).tolist()
+        ]
 
 
 def advice_in_force(engine: Engine, job: str, slot: int) -> Advice | None:
@@ -68,9 +71,13 @@ def advice_in_force(engine: Engine, job: str, slot: int) -> Advice | None:
 def _part(engine: Engine, control: str, slot: int) -> JobLease:
     lease = engine.arbiter.leases[control]
     return JobLease(
-        int(lease.generation[slot]), float(lease.value[slot]), int(lease.issued_ns[slot]),
-        int(lease.expires_ns[slot]), engine.arbiter.epoch, _reason(engine, control, slot),
-    )  # fmt: skip
+        int(lease.generation[slot]),
+        float(lease.value[slot]),
+        int(lease.issued_ns[slot]),
+        int(lease.expires_ns[slot]),
+        engine.arbiter.epoch,
+        _reason(engine, control, slot),
+    )
 
 
 def _reason(engine: Engine, control: str, slot: int) -> str:
@@ -89,8 +96,8 @@ def answers_of(engine: Engine, events: Iterable[Event]) -> list[Item]:
     durable save as new as it was asked for."""
     out: list[Item] = []
     jobs, leases = engine.jobs, engine.arbiter.leases
-    told = [e.job for e in events if isinstance(e, CheckpointTold)]
-    for slot in sorted({slot for job in told if (slot := jobs.slot_of.get(job)) is not None}):
+    reporting = [e.job for e in events if isinstance(e, CheckpointTold)]
+    for slot in sorted({slot for job in reporting if (slot := jobs.slot_of.get(job)) is not None}):
         follows = abs(float(jobs.checkpoint_interval_s[slot]) - leases[INTERVAL].value[slot]) <= SAME_S
         local_s = float(jobs.checkpoint_local_interval_s[slot])
         local = abs(local_s - leases[LOCAL].value[slot]) <= SAME_S
@@ -99,9 +106,14 @@ def answers_of(engine: Engine, events: Iterable[Event]) -> list[Item]:
         for control, done in ((INTERVAL, follows), (LOCAL, local), (SINCE, saved)):
             lease = leases[control]
             if done and lease.state[slot] != DONE:
-                out.append(CommandAcked(
-                    control=control, name=engine.site.name("job", slot),
-                    generation=int(lease.generation[slot]), state="done",
-                    command=f"{engine.arbiter.epoch}-{lease.command[slot]}", detail="as the job reports",
-                ))  # fmt: skip
+                out.append(
+                    CommandAcked(
+                        control=control,
+                        name=engine.site.name("job", slot),
+                        generation=int(lease.generation[slot]),
+                        state="done",
+                        command=f"{engine.arbiter.epoch}-{lease.command[slot]}",
+                        detail="as the job reports",
+                    )
+                )
     return out

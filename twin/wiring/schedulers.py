@@ -8,11 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from connectors.jobs import BurnInSink
-from connectors.slurm import CONTROL, SlurmPlacement, SlurmSink, SlurmSource
+from connectors.jobs import BurnInProgram, BurnInSink
+from connectors.orders import SinkContext
+from connectors.slurm import CONTROL, SlurmPlacement, SlurmSettings, SlurmSink, SlurmSource
 from twin.catalogue import find_signal
 from twin.config import Kubernetes, Loaded, Slurm
-from twin.contracts import FAILED_TEST, PASSED, Item, Sink, Source
+from twin.contracts import FAILED_TEST, PASSED, Sink, Source
 from twin.engine import Engine
 from twin.site import Site
 from twin.telemetry import GOOD
@@ -20,7 +21,7 @@ from twin.wiring.job_advice import Roster
 
 LEVEL = find_signal("node.service_level_state")
 DRAINED = 3  # of its states
-Stage = Callable[[Sequence[Item], int], None]
+HostOf = Callable[[int], str | None]
 Work = Callable[[], Awaitable[None]]
 
 
@@ -40,61 +41,55 @@ class Schedulers:
         self.counts[sink.name] = counts
 
 
-def make_schedulers(
-    loaded: Loaded,
-    site: Site,
-    engine: Callable[[], Engine],
-    stage: Stage,
-    may_act: Callable[[], bool],
-) -> Schedulers:
+@dataclass(frozen=True)
+class WiringContext:
+    """The parts of a daemon that sources and sinks need; its engine is looked up anew each time."""
+
+    loaded: Loaded
+    site: Site
+    engine: Callable[[], Engine]
+    sink: SinkContext
+
+
+def make_schedulers(context: WiringContext) -> Schedulers:
     """All that the configuration asks for. Raises ConfigError; starts nothing."""
-    out, config = Schedulers(), loaded.config
-    names: list[Callable[[int], str | None]] = []
+    out, loaded, config = Schedulers(), context.loaded, context.loaded.config
+    hosts: list[HostOf] = []
     if config.jobs.slurm is not None:
-        names.append(_slurm(out, loaded, config.jobs.slurm, site, engine, stage, may_act))
+        hosts.append(_slurm(out, config.jobs.slurm, context))
     if config.kubernetes is not None:
-        names.append(_kubernetes(out, loaded, config.kubernetes, site, engine, stage, may_act))
+        hosts.append(_kubernetes(out, config.kubernetes, context))
     if config.burn_in is not None:
-        part = config.burn_in
-        state = Nodes(engine)
-        sink = BurnInSink(
-            site, part.command, loaded.state / "burn-in", stage, may_act, ready=state.why_not_now,
-            returned=state.returned, tested=state.tested,
-            host_of=lambda node: next((host for name in names if (host := name(node))), None),
-            at_once=part.at_once, timeout_s=part.timeout_s, test=part.test,
-        )  # fmt: skip
+        part, nodes = config.burn_in, Nodes(context.engine, hosts)
+        program = BurnInProgram(
+            command=part.command, at_once=part.at_once, timeout_s=part.timeout_s, test=part.test
+        )
+        sink = BurnInSink(context.site, program, loaded.state / "burn-in", context.sink, nodes)
         out.add(sink, sink.counts)
         out.works["burn-in-work"] = sink.run
     return out
 
 
-def _slurm(
-    out: Schedulers, loaded: Loaded, part: Slurm, site: Site, engine: Callable[[], Engine], stage: Stage,
-    may_act: Callable[[], bool],
-) -> Callable[[int], str | None]:  # fmt: skip
-    source = SlurmSource(
-        site,
+def _slurm(out: Schedulers, part: Slurm, context: WiringContext) -> HostOf:
+    settings = SlurmSettings(
         period_s=part.period_s,
         timeout_s=part.timeout_s,
-        conf=None if part.conf is None else str(loaded.file(part.conf)),
+        conf=None if part.conf is None else str(context.loaded.file(part.conf)),
         node_names=part.node_names,
         kinds=part.kinds,
-        known=Roster(engine).nodes,
         placement=part.command,
     )
+    source = SlurmSource(context.site, settings, Roster(context.engine).nodes)
     out.sources.append(source)
     if part.command:
-        sink = SlurmSink(site, source, stage, may_act, requeue=part.requeue)
-        placement = SlurmPlacement(site, source, stage, may_act)
+        sink = SlurmSink(context.site, source, context.sink, requeue=part.requeue)
+        placement = SlurmPlacement(context.site, source, context.sink)
         out.add(sink, sink.counts)
         out.add(placement, placement.counts)
     return source.ledger.host_of
 
 
-def _kubernetes(
-    out: Schedulers, loaded: Loaded, part: Kubernetes, site: Site, engine: Callable[[], Engine], stage: Stage,
-    may_act: Callable[[], bool],
-) -> Callable[[int], str | None]:  # fmt: skip
+def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext) -> HostOf:
     # Only here: a site without Kubernetes need not load what speaks to it.
     from connectors.kubernetes import (
         Hosts,
@@ -102,29 +97,30 @@ def _kubernetes(
         KubernetesPlacement,
         KubernetesSink,
         KubernetesSource,
+        PodLabels,
         load_access,
     )
 
-    path = None if part.kubeconfig is None else loaded.file(part.kubeconfig)
+    path = None if part.kubeconfig is None else context.loaded.file(part.kubeconfig)
     load = partial(load_access, path, part.context)
     load()  # so that a wrong file is refused now
-    hosts = Hosts(site, part.node_names)
-    source = KubernetesSource(
-        KubernetesClient(load, timeout_s=part.timeout_s), hosts, cluster=part.cluster,
-        job_labels=part.job_labels, gpu_resources=part.gpu_resources, kinds=part.kinds,
-        known=Roster(engine).nodes, placement=part.command,
-    )  # fmt: skip
+    hosts = Hosts(context.site, part.node_names)
+    labels = PodLabels(
+        cluster=part.cluster, job_labels=part.job_labels, gpu_resources=part.gpu_resources, kinds=part.kinds
+    )
+    known = Roster(context.engine).nodes
+
+    def client() -> KubernetesClient:
+        return KubernetesClient(load, timeout_s=part.timeout_s)
+
+    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command)
     out.sources.append(source)
     if part.command:
-        sink = KubernetesSink(
-            KubernetesClient(load, timeout_s=part.timeout_s), hosts, stage=stage, may_act=may_act,
-            evict_bare_pods=part.evict_bare_pods,
-        )  # fmt: skip
+        sink = KubernetesSink(client(), hosts, context.sink, evict_bare_pods=part.evict_bare_pods)
         out.add(sink, sink.counts)
         out.works["kubernetes-work"] = sink.run
         out.faults[sink.name] = lambda: sink.fault
-        client = KubernetesClient(load, timeout_s=part.timeout_s)
-        placement = KubernetesPlacement(client, hosts, stage=stage, may_act=may_act, seen=source.seen)
+        placement = KubernetesPlacement(client(), hosts, context.sink, source.node_of)
         out.add(placement, placement.counts)
         out.works["kubernetes-placement-work"] = placement.run
         out.faults[placement.name] = lambda: placement.fault
@@ -132,15 +128,19 @@ def _kubernetes(
 
 
 class Nodes:
-    """Nodes to be tested, as an engine knows them, looked up anew each time."""
+    """Nodes to be tested, as an engine knows them; `hosts` are their names in schedulers."""
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Callable[[], Engine], hosts: Sequence[HostOf] = ()) -> None:
+        self._engine, self._hosts = engine, hosts
+
+    def host_of(self, node: int) -> str | None:
+        """The name of a node in the first scheduler that has it."""
+        return next((host for name in self._hosts if (host := name(node))), None)
 
     def why_not_now(self, node: int) -> str:
-        """Why a node cannot be tested now, in words; "" if it can: out of service, and nothing runs on it.
+        """The reason why a node cannot be tested now; "" if it is out of service and nothing runs on it.
 
-        A scheduler reads `drained` back of a node that is empty: that counts where no job was ever heard of.
+        A scheduler reads `drained` back of a node that is empty: that counts where no job was ever reported.
         """
         jobs, level = self._engine().jobs, self._level(node)
         if np.isnan(level):

@@ -14,10 +14,11 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import read_yaml
@@ -36,14 +37,15 @@ UNITS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 MAX_LIMIT_W = 1e11
 MAX_STEPS = 2000
 YES, NO = ("true", "yes", "1"), ("", "false", "no", "0")
-RETELL_S = 3600.0  # so often coming values are told again: only so many of a long file are told at once
+REPEAT_S = 3600.0  # between two events of an unchanged file, as one event holds only so many values
 _LIMIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(W|kW|MW)")
 
 Held = Callable[[], tuple[LoadTarget, ...]]
 Mark = tuple[int, int, int]  # of a file: inode, size, ns of its change
 
 
-class Given(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTarget:
     """A target of a file: `begin_ns`, `end_ns` 0 are none; `feeders` none: the site's racks together."""
 
     name: str
@@ -56,7 +58,7 @@ class Given(NamedTuple):
 
 
 class WatchedFile:
-    """A file that is looked at: it `changed` once it is another one and stood still since the last look."""
+    """A file that is polled: it `changed` once it is another one and stood still since the last poll."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.fault = path, ""
@@ -64,7 +66,7 @@ class WatchedFile:
         self._taken: Mark | None = None
 
     def changed(self) -> bool:
-        """True if it is to be read now; a file that is gone is a fault, and changes nothing."""
+        """True if the file is to be read now; a file that is gone is a fault, and changes nothing."""
         try:
             stat = self.path.stat()
         except OSError as error:
@@ -82,34 +84,34 @@ class WatchedFile:
         return stands and mark != self._taken
 
     def taken(self, fault: str = "") -> None:
-        """It was read; it is read again when it changes."""
+        """Note that the file was read; it is read again when it changes."""
         self._taken = self._seen
         self.fault = f"{fault}; what it said before holds" if fault else ""
 
 
 class TargetsSource:
-    """Tells the targets of a file as events, and withdraws those that it no longer names.
+    """Stages the targets of a file as events, and withdraws those that it no longer names.
 
-    `held`: the targets that the twin holds, so that a restart knows what an earlier file had set.
+    `targets`: those that the twin holds, so that a restart knows the targets of an earlier file.
     """
 
     name = "targets-file"
 
     def __init__(
-        self, path: Path, site: Site, held: Held, look_s: float, now_ns: Callable[[], int] = time.time_ns
+        self, path: Path, site: Site, targets: Held, look_s: float, now_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self.file, self.site, self.look_s = WatchedFile(path), site, look_s
-        self._held, self._now_ns = held, now_ns
-        self._told: dict[str, Given] | None = None
+        self._held, self._now_ns = targets, now_ns
+        self._targets: dict[str, FileTarget] | None = None
 
     async def run(self, inlet: Inlet) -> None:
-        """Look again and again until cancelled."""
+        """Check the file again and again until cancelled."""
         while True:
-            await self.look(inlet)
+            await self.check(inlet)
             await asyncio.sleep(self.look_s)
 
-    async def look(self, inlet: Inlet) -> None:
-        """Tell what changed, if anything did."""
+    async def check(self, inlet: Inlet) -> None:
+        """Stage the changes of the file, if it changed."""
         if not await asyncio.to_thread(self.file.changed):
             return
         try:
@@ -124,10 +126,10 @@ class TargetsSource:
         if events:
             inlet.stage(events, now_ns)
 
-    def events(self, given: list[Given], now_ns: int) -> list[Item]:
+    def events(self, given: list[FileTarget], now_ns: int) -> list[Item]:
         """Events that turn what the twin holds into what the file says; the surplus is left out."""
         coming = {g.name: g for g in given if not 0 < g.end_ns <= now_ns}
-        before = self._told
+        before = self._targets
         if before is None:  # of an earlier run: their form is not compared, they are set anew
             names = {t.name for t in self._held() if t.author == AUTHOR}
         else:
@@ -139,35 +141,41 @@ class TargetsSource:
         ]
         events += [
             LoadTargetSet(
-                author=AUTHOR, target=f"{STEM}{g.name}", limit_w=g.limit_w, feeders=g.feeders,
-                start_ns=g.begin_ns, end_ns=g.end_ns, kind=g.kind, best_effort=g.best_effort,
+                author=AUTHOR,
+                target=f"{STEM}{g.name}",
+                limit_w=g.limit_w,
+                feeders=g.feeders,
+                start_ns=g.begin_ns,
+                end_ns=g.end_ns,
+                kind=g.kind,
+                best_effort=g.best_effort,
             )
             for g in coming.values()
             if before is None or before.get(g.name) != g
-        ]  # fmt: skip
-        self._told = coming
+        ]
+        self._targets = coming
         return events
 
 
 class OutlookFileSource:
-    """Tells a file of times and values as an outlook of a quantity of the site."""
+    """Stages a file of times and values as an outlook of a quantity of the site."""
 
     def __init__(
         self, quantity: str, path: Path, look_s: float, now_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self.name = f"outlook-{quantity}"
         self.quantity, self.file, self.look_s, self._now_ns = quantity, WatchedFile(path), look_s, now_ns
-        self._until_ns = 0  # when it is told anew, though it is the same
+        self._until_ns = 0  # when it is staged again, though it is the same
         self._read: Any = None
 
     async def run(self, inlet: Inlet) -> None:
-        """Look again and again until cancelled."""
+        """Check the file again and again until cancelled."""
         while True:
-            await self.look(inlet)
+            await self.check(inlet)
             await asyncio.sleep(self.look_s)
 
-    async def look(self, inlet: Inlet) -> None:
-        """Tell the values to come, if the file changed or time went on."""
+    async def check(self, inlet: Inlet) -> None:
+        """Stage the values to come, if the file changed or time went on."""
         now_ns = self._now_ns()
         changed = await asyncio.to_thread(self.file.changed)
         if not changed and (self._read is None or now_ns < self._until_ns):
@@ -182,12 +190,15 @@ class OutlookFileSource:
             inlet.reject(self.name, self.file.fault)
             return
         self.file.taken()
-        self._until_ns = now_ns + round(RETELL_S * NS)
-        told = OutlookTold(
-            author=OUTLOOKS, quantity=self.quantity, start_ns=body["start_ns"], step_s=body["step_s"],
+        self._until_ns = now_ns + round(REPEAT_S * NS)
+        outlook = OutlookTold(
+            author=OUTLOOKS,
+            quantity=self.quantity,
+            start_ns=body["start_ns"],
+            step_s=body["step_s"],
             values=tuple(body["values"]),
-        )  # fmt: skip
-        inlet.stage([told], now_ns)
+        )
+        inlet.stage([outlook], now_ns)
 
 
 def _read_series(path: Path) -> Any:
@@ -229,25 +240,25 @@ def _check_end(path: Path, most: int) -> bytes:
     return text
 
 
-def read_targets(path: Path, site: Site) -> list[Given]:
+def read_targets(path: Path, site: Site) -> list[FileTarget]:
     """The targets of a file, YAML or (`.csv`) CSV. Raises ConfigError with all that is wrong."""
     text = _check_end(path, MAX_BYTES)
     rows = _csv_rows(path, text) if path.suffix.lower() == ".csv" else _yaml_rows(path)
     if len(rows) > MAX_TARGETS:
         raise ConfigError(f"{path}: {len(rows)} targets; expected at most {MAX_TARGETS}")
     problems: list[str] = []
-    found: dict[str, Given] = {}
+    targets: dict[str, FileTarget] = {}
     for where, row in rows:
         try:
-            given = _given(row, site)
-            if given.name in found:
-                raise ValueError(f"name {given.name[:60]!r} is there twice")
-            found[given.name] = given
+            target = _target(row, site)
+            if target.name in targets:
+                raise ValueError(f"name {target.name[:60]!r} is there twice")
+            targets[target.name] = target
         except ValueError as error:
             problems.append(f"{path}: {where}: {error}")
     if problems:
         raise ConfigError(problems)
-    return list(found.values())
+    return list(targets.values())
 
 
 def _csv_rows(path: Path, text: bytes) -> list[tuple[str, dict[str, Any]]]:
@@ -256,8 +267,10 @@ def _csv_rows(path: Path, text: bytes) -> list[tuple[str, dict[str, Any]]]:
         header = reader.fieldnames or []
         strange = [name for name in header if name not in COLUMNS]
         if strange or "name" not in header or "limit" not in header or len(set(header)) != len(header):
-            raise ConfigError(f"{path}: line 1: expected columns among {', '.join(COLUMNS)}, name and limit "
-                              f"at least; got {len(header)}, {len(strange)} of them others")  # fmt: skip
+            raise ConfigError(
+                f"{path}: line 1: expected columns among {', '.join(COLUMNS)}, name and limit "
+                f"at least; got {len(header)}, {len(strange)} of them others"
+            )
         rows = []
         for row in reader:
             if None in row or None in row.values():
@@ -283,7 +296,7 @@ def _yaml_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(f"targets[{n}]", row) for n, row in enumerate(rows)]
 
 
-def _given(row: dict[str, Any], site: Site) -> Given:
+def _target(row: dict[str, Any], site: Site) -> FileTarget:
     """Raises ValueError with what is wrong."""
     name, kind, feeders = row.get("name"), row.get("kind") or "operator", row.get("feeders") or []
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME - len(STEM) or not name.isprintable():
@@ -294,12 +307,12 @@ def _given(row: dict[str, Any], site: Site) -> Given:
         raise ValueError(f"kind {str(kind)[:40]!r}; expected one of {', '.join(KINDS)}")
     if not isinstance(feeders, list) or not all(isinstance(f, str) for f in feeders):
         raise ValueError("feeders: expected a list of names, none for the site's racks together")
-    found = []
+    full_names = []
     for feeder in feeders:
         index = site.entity("feeder", feeder)
         if index is None:
             raise ValueError(f"no feeder {feeder[:100]!r}; expected one of the site file")
-        found.append(site.name("feeder", index))
+        full_names.append(site.name("feeder", index))
     begin_ns, end_ns = _instant(row.get("begin"), "begin"), _instant(row.get("end"), "end")
     if 0 < end_ns <= begin_ns:
         raise ValueError("ends before it begins")
@@ -308,8 +321,14 @@ def _given(row: dict[str, Any], site: Site) -> Given:
         if str(effort).lower() not in (*YES, *NO):
             raise ValueError(f"best_effort {str(effort)[:20]!r}; expected true or false")
         effort = str(effort).lower() in YES
-    return Given(
-        name, _limit_w(row.get("limit")), tuple(dict.fromkeys(found)), begin_ns, end_ns, kind, effort
+    return FileTarget(
+        name=name,
+        limit_w=_limit_w(row.get("limit")),
+        feeders=tuple(dict.fromkeys(full_names)),
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        kind=kind,
+        best_effort=effort,
     )
 
 
@@ -325,16 +344,16 @@ def _instant(text: Any, what: str) -> int:
     """ISO 8601 with an offset as ns since 1970; 0 for none. YAML has made a time of some already."""
     if text is None or text == "":
         return 0
-    found = text if isinstance(text, datetime) else None
+    instant = text if isinstance(text, datetime) else None
     if isinstance(text, str) and len(text) <= 40:
         try:
-            found = datetime.fromisoformat(text.strip())
+            instant = datetime.fromisoformat(text.strip())
         except ValueError:
-            found = None
-    if found is None or found.tzinfo is None:
+            instant = None
+    if instant is None or instant.tzinfo is None:
         raise ValueError(
             f"{what} {str(text)[:40]!r}; expected ISO 8601 with an offset: 2026-11-22T06:00:00+01:00"
         )
-    if not 1971 <= found.year <= 2200:
+    if not 1971 <= instant.year <= 2200:
         raise ValueError(f"{what} {str(text)[:40]!r}; expected a year from 1971 to 2200")
-    return int(found.astimezone(UTC).timestamp()) * NS
+    return int(instant.astimezone(UTC).timestamp()) * NS

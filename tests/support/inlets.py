@@ -1,0 +1,49 @@
+"""An inlet that keeps what a source gives it, and the wait for it.
+
+inlet = RecordingInlet()
+task = asyncio.create_task(source.run(inlet))
+await until(lambda: inlet.items, "the first items", task)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from twin.contracts import Item
+
+PATIENCE_S = 40.0  # machines are busy
+
+
+class RecordingInlet:
+    """`items` that were staged; `skipped`: reasons; `faults`: reasons of what was rejected or dropped."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.skipped: list[str] = []
+        self.faults: list[str] = []
+
+    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+        self.items += items
+
+    def skip(self, what: str, why: str) -> None:
+        self.skipped.append(why)
+
+    def reject(self, where: str, why: str) -> None:
+        self.faults.append(why)
+
+    def drop(self, where: str, why: str, count: int = 1) -> None:
+        self.faults.append(why)
+
+
+async def until(
+    holds: Callable[[], object], what: str = "it", task: asyncio.Task[None] | None = None
+) -> None:
+    """Wait for a condition, while `task` runs; its end before that is a failure."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        if task is not None and task.done():
+            task.result()
+        assert time.monotonic() < end, f"not within {PATIENCE_S:g} s: {what}"
+        await asyncio.sleep(0.01)
