@@ -13,6 +13,7 @@ from tests.evaluation.health.failure_draws import Failing, failure_table
 from tests.evaluation.health.failure_timeline import TimelineWriter
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS, find_signal
+from twin.engine import Engine
 from twin.plant import FailureTimeline, Observation, Plant, Scenario, Sensors, TimelinePlayer
 from twin.plant.workload import Mix
 from twin.simulation import Simulation
@@ -318,7 +319,8 @@ def test_a_twin_hears_it_all() -> None:
     """Through the Inbox into the state: growth, the report, the new device whose counters begin anew."""
     timeline = one("memory", code=95, replaced=True, seed=seed_that("memory", "gpu_row_remaps", code=95))
     scenario = Scenario("life", dt_s=STEP_S, workload=Mix(constant_pu=0.6))
-    with Simulation.of(SITE, scenario=scenario, failures=timeline, dt_s=STEP_S) as run:
+    with Simulation.of(Engine(SITE, [], []), scenario=scenario, dt_s=STEP_S) as run:
+        run.plant.play(TimelinePlayer(SITE, timeline))
         stand_still(run.plant)
         heard: list[FaultReported] = []
         run.run(END_S + 3 * STEP_S, lambda r: heard.extend(

@@ -14,7 +14,7 @@ from twin.engine import Engine, encode
 from twin.engine.snapshot import decode
 from twin.plant import Mix, Plant, Scenario, Sensors
 from twin.plant.frozen_workload import FrozenWorkload
-from twin.plant.mirror import TwinReadings, mirror
+from twin.plant.mirror import TwinReadings, mirror_twin
 from twin.plant.truth import Truth, blank
 from twin.simulation import Simulation
 from twin.site import Site
@@ -46,7 +46,7 @@ def calm(site: Site) -> Simulation:
 
 def mirrored(simulation: Simulation, seed: int = 77, **more: Any) -> Plant:
     plant = Plant(simulation.site, seed, spread=0.2)
-    mirror(simulation.engine, plant, **more)
+    mirror_twin(simulation.engine, plant, **more)
     return plant
 
 
@@ -124,7 +124,7 @@ def test_a_snapshot_gives_the_same_plant(calm: Simulation) -> None:
     engine = Engine(calm.site, [], [])
     engine.restore(decode(encode(calm.engine.dump())))
     again = Plant(calm.site, 77, spread=0.2)
-    mirror(engine, again)
+    mirror_twin(engine, again)
     first = mirrored(calm)
     for _ in range(3):
         first.step()
@@ -139,14 +139,14 @@ def test_another_site_a_moved_or_a_lumped_plant_is_refused(calm: Simulation) -> 
     stranger = Plant(site_of(two_racks(racks="r[1-3]")))
     for plant in (moved, stranger, Plant(calm.site, lump=True)):
         with pytest.raises(ValueError, match="a fresh plant of the same site"):
-            mirror(calm.engine, plant)
+            mirror_twin(calm.engine, plant)
 
 
 def test_a_twin_that_heard_nothing_gives_a_settled_plant(site: Site) -> None:
     engine = Engine(site, [], [])
     engine.state.now_ns = START_NS
     plant = Plant(site, 1, spread=0.2)
-    assert mirror(engine, plant) == []
+    assert mirror_twin(engine, plant) == []
     for _ in range(60):
         plant.step()
     assert np.isfinite(plant.truth.gpu_temp_c).all()
@@ -363,7 +363,7 @@ def test_told_faults_go_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         told("ecc_growth", "gpu", 3),
     )  # fmt: skip
     other = Plant(site, 77, spread=0.2)
-    assert mirror(simulation.engine, other) == [f"ecc_growth of {site.name('gpu', 3)}"]
+    assert mirror_twin(simulation.engine, other) == [f"ecc_growth of {site.name('gpu', 3)}"]
     d = other.present
     assert d.cdu_filter_factor[0] == pytest.approx(30.0, rel=0.05)
     assert d.cdu_valve_stuck_pu[0] == pytest.approx(0.31, abs=0.01)

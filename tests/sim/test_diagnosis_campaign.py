@@ -8,6 +8,7 @@ import pytest
 
 from tests.evaluation.bench.diagnosis import Outcome, Watched, inject, run_one
 from tests.support.builders import site_of, two_racks
+from twin.engine import Engine
 from twin.plant import Script, scenario_of
 from twin.simulation import Simulation
 
@@ -20,7 +21,7 @@ def warmed() -> Watched:
     """A plant with work on it that has run for a while; what was told of it meanwhile is false."""
     site = site_of(two_racks(loops=[{"name": "fws1", "cooling": "dry_cooler"}]))
     scenario = scenario_of({"name": "test", "seed": 3, "hours": 1.0}, site)
-    watched = Watched(Simulation.of(site, seed=3, scenario=scenario))
+    watched = Watched(Simulation.of(Engine(site, [], []), seed=3, scenario=scenario))
     for _ in range(WARM_S):
         assert watched.step() == ()
     return watched

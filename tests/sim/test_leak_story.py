@@ -49,7 +49,8 @@ class Story:
         plant = Plant(site, 3, scenario_of(tree, site))
         engine = Engine(site, [LeakGuard(), Operator()], [], authorities)
         sensors = Sensors(site, 3, drop_out_pu=0.0)
-        self.sim = Simulation(engine, plant, sensors, observers=(self,))
+        self.sim = Simulation(engine, plant, sensors)
+        self.sim.observers = (self,)
         self.plant, self.truth = self.sim.plant, self.sim.plant.truth
         self.plant.actuators = actuators(site)
         self.commands: list[tuple[float, CommandBatch]] = []

@@ -27,6 +27,7 @@ from tests.support.builders import Twin, two_racks
 from tests.support.scripted_health import ailing
 from twin.catalogue import ConfigError, TwinError
 from twin.contracts import ACTION_WORDS, DEGRADED, FAILED, WATCH, Finding
+from twin.engine import Engine
 from twin.health import RECURS
 from twin.plant import TimelinePlayer
 from twin.run import no_report
@@ -172,7 +173,7 @@ def test_the_reason_is_what_asks_for_a_drain_at_once(level: int, rules: tuple[st
 def test_spells_and_hours_are_kept() -> None:
     task = FleetRun(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
-    simulation = Simulation.of(site, seed=3)
+    simulation = Simulation.of(Engine(site, [], []), seed=3)
     simulation.dt_s = 600.0
     watch = Watch(simulation, task, course_of(task, site, draw_timeline(site, 3, 1.0), 0.0))
     name = site.name("node", 2)
@@ -188,7 +189,7 @@ def test_spells_and_hours_are_kept() -> None:
 def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
     task = FleetRun(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
-    simulation = Simulation.of(site, seed=3)
+    simulation = Simulation.of(Engine(site, [], []), seed=3)
     simulation.dt_s = 600.0
     watch = Watch(simulation, task, course_of(task, site, draw_timeline(site, 3, 1.0), 0.0))
     failures = simulation.engine.health.failures

@@ -44,9 +44,11 @@ def pod() -> Site:
     return site_of(tree)
 
 
-def loop_of(site: Site, policies: Any = (), authority: Any = None, **more: Any) -> Simulation:
+def loop_of(site: Site, policies: Any = (), authority: Any = None, observers: Any = ()) -> Simulation:
     engine = Engine(site, policies, [], authority)
-    return Simulation(engine, cast(Any, StillPlant(site)), Sensors(site, 3), **more)
+    out = Simulation(engine, cast(Any, StillPlant(site)), Sensors(site, 3))
+    out.observers = observers
+    return out
 
 
 def content(frame: Frame) -> list[Any]:
@@ -97,7 +99,8 @@ def test_whole_reports_and_blocks_give_the_same_frames(pod: Site) -> None:
     frames = []
     for whole in (True, False):
         looker = Frames()
-        simulation = loop_of(pod, [ThermalGuard()], {"thermal_guard": "act"}, whole=whole, observers=[looker])
+        simulation = loop_of(pod, [ThermalGuard()], {"thermal_guard": "act"}, [looker])
+        simulation.whole = whole
         for second in range(32):
             trouble(simulation, second)
             simulation.step()
@@ -309,7 +312,7 @@ def test_a_recorded_run_replays_line_by_line(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def plant_run(pod: Site) -> Simulation:
     """A plant with jobs and a fault to come, two minutes on."""
-    simulation = Simulation.of(pod, [ThermalGuard()], authority={"thermal_guard": "act"}, seed=5)
+    simulation = Simulation.of(Engine(pod, [ThermalGuard()], [], {"thermal_guard": "act"}), seed=5)
     plant: Any = simulation.plant
     plant.workload = Workload(pod, 5)
     plant.campaign = Campaign(pod, [Script("pump_trip", "cdu", 0, plant.truth.time_s + 130.0)], 5)
@@ -344,7 +347,7 @@ def test_a_fork_of_a_plant_lives_through_the_same_fault(plant_run: Simulation) -
 
 
 def test_lumped_gpus_are_read_as_one_of_those_they_stand_for(pod: Site) -> None:
-    simulation = Simulation.of(pod, seed=5, lump=4, noise=0.0).run(3)
+    simulation = Simulation.of(Engine(pod, [], []), seed=5, lump=4, noise=0.0).run(3)
     assert simulation.inbox.counts["out_of_range"] == 0
     report = simulation.observation.find("gpu", "power_w")
     assert report is not None

@@ -18,9 +18,8 @@ from twin.config import load_site
 from twin.control import Setpoints
 from twin.plant import Scenario, cases_of
 from twin.simulation import Case, Question
-from twin.simulation.whatif import begin, run_course
+from twin.simulation.whatif import CURVES, begin, run_arm
 from twin.simulation.whatif_report import FIGURES
-from twin.simulation.whatif_trail import CURVES
 
 __all__ = ["lab", "recorded"]
 
@@ -124,7 +123,7 @@ def test_the_chart_and_the_figures_count_throttling_alike(lab: Path) -> None:
     for cap in (False, True):
         ((_, scenario),) = cases_of(yaml.safe_load(SCENARIO), site)
         question = Question(spec, "site.yaml", given={} if cap else {"thermal_guard": "off"})
-        course = run_course(question, Case(0, {}, scenario), "policies" if cap else "nothing")
+        course = run_arm(question, Case(0, {}, scenario), "policies" if cap else "nothing")
         slowed, figures = course.trail["throttled_gpus"], course.figures
         assert len(slowed) == 60
         assert sum(slowed) == pytest.approx(figures["throttled_gpu_s"])

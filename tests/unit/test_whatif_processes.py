@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, recorded
 from twin.cli.main import main
-from twin.simulation import Case, Question, whatif_sweep
-from twin.simulation.whatif import Course, run_course
+from twin.simulation import Case, Question, whatif
+from twin.simulation.whatif import ArmResult, run_arm
 
 __all__ = ["lab", "recorded"]
 ROOT = Path(__file__).parents[2]
@@ -85,12 +85,12 @@ def test_a_worker_that_dies_loses_its_own_case_only(
 
 
 def test_a_case_that_fails_is_told(lab: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    def unlucky(question: Question, case: Case, arm: Any, progress: Any = None) -> Course:
+    def unlucky(question: Question, case: Case, arm: Any, progress: Any = None) -> ArmResult:
         if case.scenario.seed == 1:
             raise ZeroDivisionError("as it happens")
-        return run_course(question, case, arm, progress)
+        return run_arm(question, case, arm, progress)
 
-    monkeypatch.setattr(whatif_sweep, "run_course", unlucky)
+    monkeypatch.setattr(whatif, "run_arm", unlucky)
     result = asked(capsys, "--jobs", "1", "--horizon", "5", "--seeds", "0,1", code=1)
     assert [c["error"] for c in result["cases"]] == [None, "ZeroDivisionError: as it happens"]
     assert (result["summary"][0]["cases"], result["summary"][0]["failed"]) == (2, 1)

@@ -14,9 +14,8 @@ from tests.support.recorded_site import lab, question_of, recorded
 from twin.plant import Scenario
 from twin.run import ProgressBar
 from twin.simulation import Case, Result, run_cases, summary_of
-from twin.simulation.whatif import ARMS, Course
+from twin.simulation.whatif import ARMS, ArmResult, Trail
 from twin.simulation.whatif_report import FIGURES, groups_of, render, spread
-from twin.simulation.whatif_trail import Trail
 
 __all__ = ["lab", "recorded"]
 
@@ -42,7 +41,7 @@ def test_a_trail_keeps_the_worst_of_each_stretch_in_bounded_room() -> None:
 
 def result_of(number: int, varied: dict[str, Any], hottest: float | None) -> Result:
     figures: dict[str, float | None] = dict.fromkeys(FIGURES, 1.0)
-    course = Course(figures | {"highest_gpu_temp_c": hottest}, [], Trail(10.0).columns(), 0, [])
+    course = ArmResult(figures | {"highest_gpu_temp_c": hottest}, [], Trail(10.0).columns(), 0, [])
     result = Result(Case(number, varied, Scenario("x", seed=number)))
     result.courses = dict.fromkeys(ARMS, course)
     return result

@@ -31,9 +31,9 @@ from twin.simulation import (
     authority_of,
     case_json,
     engine_of,
+    figure_text,
     newest_snapshot,
     run_cases,
-    said,
     summary_of,
     tell,
     when,
@@ -206,9 +206,10 @@ def _say(result: dict[str, Any], out: Console) -> None:
     first = result["cases"][0]
     for arm in ("policies", "nothing"):
         for fault in first.get(arm, {}).get("faults", [])[:12]:
-            delay = "" if fault["delay_s"] is None else f", {said(fault['delay_s'])} s after it began"
-            told = f"{arm}: {fault['kind']} of {fault['entity']} told after {said(fault['told_s'])} s{delay}"
-            out.print(clean(told, 300), markup=False, soft_wrap=True)
+            delay = "" if fault["delay_s"] is None else f", {figure_text(fault['delay_s'])} s after it began"
+            after = f"told after {figure_text(fault['told_s'])} s{delay}"
+            line = f"{arm}: {fault['kind']} of {fault['entity']} {after}"
+            out.print(clean(line, 300), markup=False, soft_wrap=True)
     if result["not_carried"]:
         told = clean(", ".join(result["not_carried"]), 1000)
         out.print(f"told at the beginning, not carried on: {told}", markup=False, soft_wrap=True)

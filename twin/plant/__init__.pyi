@@ -7,7 +7,7 @@ from .failure_timeline import (
 from .faults import BOTH as BOTH, PUBLISHED as PUBLISHED, Campaign as Campaign, Script as Script
 from .jobs import Mix as Mix
 from .meters import Observation as Observation, Report as Report
-from .mirror import read_as_one as read_as_one
+from .mirror import mirror_twin as mirror_twin, read_as_one as read_as_one
 from .plant import Plant as Plant
 from .scenario import (
     MAX_CASES as MAX_CASES,

@@ -16,7 +16,15 @@ import numpy as np
 from twin.catalogue import F64, I32, NS, Bool
 from twin.physics import performance_pu
 from twin.plant.truth import Truth, alive_in
-from twin.plant.work import COMPUTE_SHARE_PU, SLOWEST_PU, SPEAK_S, Progress, goes_on, saved
+from twin.plant.work import (
+    COMPUTE_SHARE_PU,
+    SLOWEST_PU,
+    SPEAK_S,
+    Progress,
+    Save,
+    progress_report,
+    save_report,
+)
 from twin.site import Site
 from twin.telemetry import KINDS, Event, JobEnded, JobKind, JobSlots, JobStarted
 
@@ -183,7 +191,7 @@ class FrozenWorkload:
 
     def _tell(self, job: HeldJob, at_s: float, events: list[Event]) -> None:
         """A job speaks although nothing new is saved."""
-        events.append(goes_on(job.name, at_s, job.interval_s, job.saved_s if job.knows else None))
+        events.append(progress_report(job.name, at_s, job.interval_s, job.saved_s if job.knows else None))
         job.tell_s = at_s + SPEAK_S
 
     def _act(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
@@ -202,7 +210,8 @@ class FrozenWorkload:
             job.next_s = max(at_s, job.saved_s + job.block_s + wait_s)
             job.tell_s, job.asked = at_s + SPEAK_S, False
             self._write(truth, job, 1.0)
-            events.append(saved(job.name, at_s, job.saved_s, job.save_s, job.block_s, job.interval_s))
+            save = Save(job.saved_s, job.save_s, job.block_s)
+            events.append(save_report(job.name, at_s, save, job.interval_s))
         else:
             job.saving = job.still = True
             job.save_begun_s, job.at_save_gpu_s = at_s, job.unsaved_gpu_s
@@ -230,7 +239,7 @@ class FrozenWorkload:
             )
         )  # fmt: skip
         if saves:
-            events.append(goes_on(job.name, at_s, job.interval_s, restart_s=job.restart_s))
+            events.append(progress_report(job.name, at_s, job.interval_s, restart_s=job.restart_s))
             job.tell_s, job.knows = at_s + SPEAK_S, False
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:

@@ -72,6 +72,17 @@ class Costs:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class PlantParts:
+    """The parts of a plant between which energy and mass move."""
+
+    compute: Compute
+    hydraulics: Hydraulics
+    cooling: Cooling
+    facility: Facility
+    power: PlantPower
+
+
 class Ledger:
     """Levels as they were when the last step began."""
 
@@ -85,11 +96,9 @@ class Ledger:
         if self.filled is None:
             self.filled = t.cdu_coolant_l - t.cdu_filled_l + t.cdu_leaked_l
 
-    def balances(
-        self, t: Truth, p: Parameters, c: Compute, h: Hydraulics, w: Cooling, f: Facility, power: PlantPower,
-        dt_s: float,
-    ) -> dict[str, float]:  # fmt: skip
+    def balances(self, t: Truth, p: Parameters, parts: PlantParts, dt_s: float) -> dict[str, float]:
         """Relative errors of the last step; the scale is what went through."""
+        c, h, w, f = parts.compute, parts.hydraulics, parts.cooling, parts.facility
         gpus = c.store(t, p, np.zeros_like(c.stored_j)) - c.stored_before_j
         tank = (t.rack_return_c - self.tank_c) * p.rack_tank_j_per_k * p.rack_liquid
         legs = (
@@ -109,8 +118,8 @@ class Ledger:
         air_j, taken_j = float(t.rack_air_heat_w.sum()) * dt_s, float(w.hall_air_w.sum()) * dt_s
         scale = max(it_j + pumps_j, 1.0)
         stored = float(gpus.sum() + tank.sum() + legs.sum() + loops.sum() + halls.sum())
-        roots = power.tree.parent < 0
-        fed_w = float((t.rack_power_w * power.fed).sum())
+        roots = parts.power.tree.parent < 0
+        fed_w = float((t.rack_power_w * parts.power.fed).sum())
         nodes_w = float(t.node_power_w.sum())
         flow = h.racks.sums(t.rack_flow_lpm, np.zeros(len(t.cdu_flow_lpm)))
         held = (

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,25 +163,27 @@ class Meter:
     seldom: bool = False
 
 
+class Sampling(NamedTuple):
+    """How a panel is read: every `period_s`, with errors out of `noise`, all of them times `scale`."""
+
+    period_s: float
+    noise: Noise
+    scale: float
+
+
 class Panel:
-    """Meters of a table that report together every `period_s`; `counters` are read without error.
+    """Meters of a table that report together; `counters` are read without error.
 
     `ahead_ns` [n] is by how much each entity's instant lies before the end of its round.
     """
 
     def __init__(
-        self,
-        table: str,
-        meters: Sequence[Meter],
-        counters: Sequence[str],
-        ahead_ns: I64,
-        period_s: float,
-        noise: Noise,
-        scale: float,
+        self, table: str, meters: Sequence[Meter], counters: Sequence[str], ahead_ns: I64, sampling: Sampling
     ) -> None:
         n = len(ahead_ns)
-        self.table, self.n, self.period_s = table, n, period_s
-        self.meters, self.noise, self.scale = tuple(meters), noise, scale
+        self.table, self.n = table, n
+        self.period_s, self.noise, self.scale = sampling
+        self.meters = tuple(meters)
         self.signals = tuple(m.signal for m in meters)
         self.counters = tuple(counters)
         self.values = np.full((len(self.meters), n), np.nan, np.float32)
@@ -342,17 +344,10 @@ class DelayedPanel(Panel):
     """
 
     def __init__(
-        self,
-        table: str,
-        meters: Sequence[Meter],
-        counters: Sequence[str],
-        ahead_ns: I64,
-        period_s: float,
-        noise: Noise,
-        scale: float,
-        delay_s: F64,
-    ) -> None:
-        super().__init__(table, meters, counters, ahead_ns, period_s, noise, scale)
+        self, table: str, meters: Sequence[Meter], counters: Sequence[str], ahead_ns: I64,
+        sampling: Sampling, delay_s: F64,
+    ) -> None:  # fmt: skip
+        super().__init__(table, meters, counters, ahead_ns, sampling)
         self.delay_ns = np.rint(delay_s * 1e9).astype(np.int64)
         gains = [np.ones(self.n, np.float32) if g is None else g for g in self.true_gain]
         self._gains = np.array(gains, np.float32).reshape(len(self.meters), self.n)

@@ -76,8 +76,8 @@ class TwinReadings:
             return np.full(n, np.nan)
         return np.array(found.reference if reference else found.value, np.float64)
 
-    def told(self, kind: str, table: str) -> Bool:
-        """Entities [n] of which the diagnosis tells this fault now."""
+    def diagnosed(self, kind: str, table: str) -> Bool:
+        """Entities [n] that have this fault by the diagnosis now."""
         out = np.zeros(self.site.sizes[table], np.bool_)
         for fault in self.engine.diagnosis.faults:
             if fault.kind == kind and fault.table == table:
@@ -85,18 +85,18 @@ class TwinReadings:
         return out
 
 
-def calibrate(seen: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
+def calibrate(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
     """Set parameters to what is known; returns factors [n] of a Disturbance where a fault is told.
 
     `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a told fault
     has changed goes into the factor of that fault, over what the parameter was when it was well.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        _gpus(seen, p, activity)
-        _nodes(seen, p, activity, fan_w)
-        _racks(seen, p)
-        factors = _circuits(seen, p)
-        factors |= _exchangers(seen, p) | _plates(seen, p)
+        _gpus(twin, p, activity)
+        _nodes(twin, p, activity, fan_w)
+        _racks(twin, p)
+        factors = _circuits(twin, p)
+        factors |= _exchangers(twin, p) | _plates(twin, p)
     return factors
 
 
@@ -106,11 +106,11 @@ def _near(wanted: F64, drawn: F64, low: float = TRUST[0], high: float = TRUST[1]
     return np.where(known, np.clip(wanted, low * drawn, high * drawn), drawn)
 
 
-def _gpus(seen: TwinReadings, p: Parameters, activity: F64) -> None:
-    """Power coefficients, so that a GPU that is not held back draws what it is seen to draw."""
+def _gpus(twin: TwinReadings, p: Parameters, activity: F64) -> None:
+    """Power coefficients, so that a GPU that is not held back draws what it is twin to draw."""
     sm, tensor, dram = activity
-    power, temp = seen.reading("gpu.power_w"), seen.reading("gpu.temp_c")
-    bits = np.nan_to_num(seen.reading("gpu.clock_event_bits")).astype(np.int64)
+    power, temp = twin.reading("gpu.power_w"), twin.reading("gpu.temp_c")
+    bits = np.nan_to_num(twin.reading("gpu.clock_event_bits")).astype(np.int64)
     free = (bits & BIT_ANY_SLOW) == 0
     over_k = np.where(np.isfinite(temp), temp, 45.0) - 40.0
     static = p.gpu_idle_w + p.gpu_leak_w_per_k * over_k * (1.0 + over_k / 120.0)
@@ -122,41 +122,41 @@ def _gpus(seen: TwinReadings, p: Parameters, activity: F64) -> None:
         getattr(p, name)[:] *= factor
 
 
-def _nodes(seen: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> None:
+def _nodes(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> None:
     """Power of a node beside its GPUs, from its own meter."""
-    site, n = seen.site, seen.site.sizes["node"]
+    site, n = twin.site, twin.site.sizes["node"]
     count = np.maximum(np.diff(site.gpu_start_of_node), 1)
     use = np.bincount(site.node_of_gpu, weights=activity[0], minlength=n) / count
-    cpu = seen.reading("node.cpu_power_w")
+    cpu = twin.reading("node.cpu_power_w")
     p.node_cpu_idle_w[:] = _near(cpu - p.node_cpu_dynamic_w * use, p.node_cpu_idle_w, 0.2, 5.0)
     cpu = np.where(np.isfinite(cpu), cpu, p.node_cpu_idle_w + p.node_cpu_dynamic_w * use)
-    gpus = np.bincount(site.node_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
-    delivered = (seen.reading("node.power_w") - p.node_loss0_w) / (1.0 + p.node_loss1)
+    gpus = np.bincount(site.node_of_gpu, weights=twin.reading("gpu.power_w"), minlength=n)
+    delivered = (twin.reading("node.power_w") - p.node_loss0_w) / (1.0 + p.node_loss1)
     fans = (fan_w / np.maximum(np.diff(site.node_start_of_rack), 1))[site.rack_of_node]
     p.node_other_w[:] = _near(delivered - gpus - cpu - fans, p.node_other_w, 0.1, 5.0)
 
 
-def _racks(seen: TwinReadings, p: Parameters) -> None:
+def _racks(twin: TwinReadings, p: Parameters) -> None:
     """Overhead, and the share of the heat that the coolant takes."""
-    site, n = seen.site, seen.site.sizes["rack"]
-    power = seen.reading("rack.power_w")
-    nodes = np.bincount(site.rack_of_node, weights=seen.reading("node.power_w"), minlength=n)
-    overhead, factor = seen.learned("rack.overhead", n), seen.learned("rack.loss_factor", n)
+    site, n = twin.site, twin.site.sizes["rack"]
+    power = twin.reading("rack.power_w")
+    nodes = np.bincount(site.rack_of_node, weights=twin.reading("node.power_w"), minlength=n)
+    overhead, factor = twin.learned("rack.overhead", n), twin.learned("rack.loss_factor", n)
     learned = np.isfinite(overhead) & np.isfinite(factor)
     p.rack_overhead_pu[learned] = np.maximum(factor[learned] - 1.0, 0.0)
     rest = np.where(learned, overhead, power - nodes * (1.0 + p.rack_overhead_pu))
     p.rack_overhead_w[:] = _near(rest, np.maximum(p.rack_overhead_w, 1.0), 0.0, 5.0)
     one, two = (
-        np.bincount(site.rack_of_node, weights=seen.reading(f"node.psu{k}_power_w"), minlength=n)
+        np.bincount(site.rack_of_node, weights=twin.reading(f"node.psu{k}_power_w"), minlength=n)
         for k in (1, 2)
     )
     share = one / (one + two)
     # Where one side is lost, its share says nothing of both
     both = (share > FEED_SHARES[0]) & (share < FEED_SHARES[1])
     p.rack_share_a_pu[both] = share[both]
-    capture = seen.engine.estimator.liquid_capture()
-    gpus = np.bincount(site.rack_of_gpu, weights=seen.reading("gpu.power_w"), minlength=n)
-    to_air = p.rack_to_air_w_per_k * (seen.reading("rack.return_temp_c") - seen.reading("rack.inlet_temp_c"))
+    capture = twin.engine.estimator.liquid_capture()
+    gpus = np.bincount(site.rack_of_gpu, weights=twin.reading("gpu.power_w"), minlength=n)
+    to_air = p.rack_to_air_w_per_k * (twin.reading("rack.return_temp_c") - twin.reading("rack.inlet_temp_c"))
     wanted = capture * power + np.nan_to_num(to_air)
     others = np.maximum(power - gpus, 1.0)
     part = np.clip((wanted - p.rack_plate_capture_pu * gpus) / others, 0.0, 0.99)
@@ -167,13 +167,13 @@ def _racks(seen: TwinReadings, p: Parameters) -> None:
     p.rack_plate_capture_pu[known] = plates[known]
 
 
-def _circuits(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     """Resistances of branches and filters, pressure set points and pumps."""
-    flow, drop = seen.reading("rack.flow_lpm"), seen.reading("rack.diff_pressure_pa")
+    flow, drop = twin.reading("rack.flow_lpm"), twin.reading("rack.diff_pressure_pa")
     tells = p.rack_liquid & (flow >= LEAST_FLOW_PU * p.rack_flow_lpm) & (drop >= LEAST_DROP_PA)
-    now = np.where(tells, drop / flow**2, seen.learned("rack.branch", len(flow)))
-    blocked = seen.told("branch_blocked", "rack")
-    well = np.where(blocked, seen.learned("rack.branch", len(flow), reference=True), now)
+    now = np.where(tells, drop / flow**2, twin.learned("rack.branch", len(flow)))
+    blocked = twin.diagnosed("branch_blocked", "rack")
+    well = np.where(blocked, twin.learned("rack.branch", len(flow), reference=True), now)
     p.rack_branch[:] = np.where(p.rack_liquid, _near(well, p.rack_branch, 0.1, 10.0), p.rack_branch)
     # Where nothing flows any more, nothing tells how little: it is shut
     shut = blocked & ~(flow >= LEAST_FLOW_PU * p.rack_flow_lpm)
@@ -181,15 +181,15 @@ def _circuits(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
         "rack_branch_factor": _factor(blocked, np.where(shut, 1e12 * p.rack_branch, now), p.rack_branch)
     }
 
-    through, across = seen.reading("cdu.flow_lpm"), seen.reading("cdu.diff_pressure_pa")
+    through, across = twin.reading("cdu.flow_lpm"), twin.reading("cdu.diff_pressure_pa")
     running = through >= LEAST_FLOW_PU * p.cdu_flow_lpm
-    now = np.where(running, seen.reading("cdu.filter_diff_pressure_pa") / through**2, np.nan)
-    clogged = seen.told("filter_blocked", "cdu")
-    well = np.where(clogged, seen.learned("cdu.filter", len(through), reference=True), now)
+    now = np.where(running, twin.reading("cdu.filter_diff_pressure_pa") / through**2, np.nan)
+    clogged = twin.diagnosed("filter_blocked", "cdu")
+    well = np.where(clogged, twin.learned("cdu.filter", len(through), reference=True), now)
     p.cdu_filter[:] = _near(well, p.cdu_filter, 0.1, 10.0)
     factors["cdu_filter_factor"] = _factor(clogged, now, p.cdu_filter)
 
-    speeds = np.stack([seen.reading("cdu.pump1_speed_pu"), seen.reading("cdu.pump2_speed_pu")], axis=1)
+    speeds = np.stack([twin.reading("cdu.pump1_speed_pu"), twin.reading("cdu.pump2_speed_pu")], axis=1)
     on = speeds > RUNNING_PU
     pumps = np.maximum(on.sum(axis=1), 1)
     squared = np.where(on, speeds**2, 0.0).sum(axis=1) / pumps
@@ -200,32 +200,32 @@ def _circuits(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
     tells = running & on.any(axis=1) & (across >= LEAST_DROP_PA)
     factor = _near(np.where(tells, head / squared, np.nan), drawn) / drawn
     p.cdu_head0_pa[:] *= factor[:, None]
-    held = seen.reading("cdu.diff_pressure_setpoint_pa")
+    set_pa = twin.reading("cdu.diff_pressure_setpoint_pa")
     steady = tells & (np.nanmax(np.where(on, speeds, 0.0), axis=1, initial=0.0) < FULL_SPEED_PU)
     steady &= ~clogged & on.all(axis=1)
-    held = np.where(np.isfinite(held), held, np.where(steady, across, np.nan))
-    p.cdu_drop_set_pa[:] = _near(held, p.cdu_drop_set_pa)
+    set_pa = np.where(np.isfinite(set_pa), set_pa, np.where(steady, across, np.nan))
+    p.cdu_drop_set_pa[:] = _near(set_pa, p.cdu_drop_set_pa)
     return factors
 
 
-def _exchangers(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+def _exchangers(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     n = len(p.cdu_flow_lpm)
-    ua = seen.learned("cdu.ua", n)
-    fouled = seen.told("exchanger_fouled", "cdu")
-    well = np.where(fouled, seen.learned("cdu.ua", n, reference=True), ua)
+    ua = twin.learned("cdu.ua", n)
+    fouled = twin.diagnosed("exchanger_fouled", "cdu")
+    well = np.where(fouled, twin.learned("cdu.ua", n, reference=True), ua)
     p.cdu_ua_w_per_k[:] = _near(well, p.cdu_ua_w_per_k, 0.2, 3.0)
-    valve, primary = seen.reading("cdu.facility_valve1_pu"), seen.reading("cdu.facility_flow_lpm")
-    full = np.where(valve >= 0.05, primary / valve, seen.learned("cdu.valve_full_lpm", n))
+    valve, primary = twin.reading("cdu.facility_valve1_pu"), twin.reading("cdu.facility_flow_lpm")
+    full = np.where(valve >= 0.05, primary / valve, twin.learned("cdu.valve_full_lpm", n))
     p.cdu_primary_lpm[:] = _near(full, p.cdu_primary_lpm, 0.2, 5.0)
     return {"cdu_ua_factor": np.minimum(_factor(fouled, ua, p.cdu_ua_w_per_k), 1.0)}
 
 
-def _plates(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
+def _plates(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     """Cold plates. The estimator's resistance stands over the rack's supply: what the first half of a tray
     adds to the water of the second is no resistance of the second."""
-    site, n = seen.site, seen.site.sizes["gpu"]
-    now, was = seen.learned("gpu.resistance", n), seen.learned("gpu.resistance", n, reference=True)
-    bad = seen.told("plate_degraded", "gpu") | seen.told("tray_blocked", "node")[site.node_of_gpu]
+    site, n = twin.site, twin.site.sizes["gpu"]
+    now, was = twin.learned("gpu.resistance", n), twin.learned("gpu.resistance", n, reference=True)
+    bad = twin.diagnosed("plate_degraded", "gpu") | twin.diagnosed("tray_blocked", "node")[site.node_of_gpu]
     drawn = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
     count = np.diff(site.gpu_start_of_node)[site.node_of_gpu]
     place = np.arange(n) - site.gpu_start_of_node[site.node_of_gpu]
@@ -235,15 +235,15 @@ def _plates(seen: TwinReadings, p: Parameters) -> dict[str, F64]:
     ratio = _near(well, drawn, 0.3, 4.0) / drawn
     p.gpu_conduction_k_per_w[:] *= ratio
     p.gpu_convection_k_per_w[:] *= ratio
-    capacity = seen.learned("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
+    capacity = twin.learned("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
     p.gpu_heat_capacity_j_per_k[:] = _near(capacity, p.gpu_heat_capacity_j_per_k)
     return {"gpu_plate_factor": np.maximum(_factor(bad, now - added, drawn * ratio), 1.0)}
 
 
-def _factor(told: Bool, now: F64, well: F64) -> F64:
+def _factor(diagnosed: Bool, now: F64, well: F64) -> F64:
     """By how much a told fault has changed a parameter [n]; 1 where none is told or nothing is known."""
     ratio = now / well
-    return np.where(told & np.isfinite(ratio) & (ratio > 0.0), ratio, 1.0)
+    return np.where(diagnosed & np.isfinite(ratio) & (ratio > 0.0), ratio, 1.0)
 
 
 MAX_CLOCK_HZ = 1.98e9  # highest SM clock of an H100 SXM, NVIDIA data sheet; where no profile says
@@ -260,7 +260,9 @@ MEASURED = ("branch_blocked", "filter_blocked", "exchanger_fouled", "plate_degra
             "pump_worn", "heat_wave")  # fmt: skip
 
 
-def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather: bool = True) -> list[str]:
+def mirror_twin(
+    engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather: bool = True
+) -> list[str]:
     """Make a fresh plant, at its time 0, stand where the twin stands; returns told faults it cannot carry.
 
     `hold_work`: GPUs keep what they do and jobs go on as the twin knows them; else the plant's own workload
@@ -273,26 +275,26 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
         or plant.truth.time_s != 0.0
     ):
         raise ValueError("expected a fresh plant of the same site, its GPUs each by itself")
-    seen = TwinReadings(engine)
+    twin = TwinReadings(engine)
     plant.start_ns = engine.state.now_ns
     plant.job_names = {slot: name for name, slot in sorted(engine.jobs.slot_of.items())}
-    activity = activity_of(seen, plant)
+    activity = activity_of(twin, plant)
     fan_w = plant.cooling.fan**3 * plant.parameters.rack_fan_w
-    factors = calibrate(seen, plant.parameters, activity, fan_w)
+    factors = calibrate(twin, plant.parameters, activity, fan_w)
     _rebuild(plant)
     if hold_weather:
-        _hold_weather(seen, plant)
+        _hold_weather(twin, plant)
     if hold_work:
         plant.workload = FrozenWorkload(
-            engine.site, engine.jobs, activity, seen.reading("job.checkpoint_age_s"), engine.state.now_ns
+            engine.site, engine.jobs, activity, twin.reading("job.checkpoint_age_s"), engine.state.now_ns
         )
-    _commanded(seen, plant)
+    _commanded(twin, plant)
     plant.settle()
-    _as_read(seen, plant)
+    _as_read(twin, plant)
     d = plant.present
     for name, factor in factors.items():
         getattr(d, name)[:] = factor
-    left = _carry_over(seen, plant, d)
+    left = _carry_over(twin, plant, d)
     well = neutral(engine.site)
     if any(not np.array_equal(getattr(d, f.name), getattr(well, f.name), equal_nan=f.name.endswith("_pu"))
            for f in dataclasses.fields(d)):  # fmt: skip
@@ -300,13 +302,13 @@ def mirror(engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather
     return left
 
 
-def activity_of(seen: TwinReadings, plant: Plant) -> F64:
+def activity_of(twin: TwinReadings, plant: Plant) -> F64:
     """Present activity of every GPU [3, n_gpu]: as reported, else from its power, else from its job."""
-    site, p = seen.site, plant.parameters
-    sm, tensor, dram = (seen.reading(f"gpu.{name}_active_pu") for name in ("sm", "tensor", "dram"))
+    site, p = twin.site, plant.parameters
+    sm, tensor, dram = (twin.reading(f"gpu.{name}_active_pu") for name in ("sm", "tensor", "dram"))
     most = p.gpu_sm_w + p.gpu_tensor_w + p.gpu_dram_w + p.gpu_cross_w
-    by_power = np.clip((seen.reading("gpu.power_w") - p.gpu_idle_w) / most, 0.0, 1.0)
-    busy = seen.engine.jobs.job_of_node[site.node_of_gpu] >= 0
+    by_power = np.clip((twin.reading("gpu.power_w") - p.gpu_idle_w) / most, 0.0, 1.0)
+    busy = twin.engine.jobs.job_of_node[site.node_of_gpu] >= 0
     guess = np.where(np.isfinite(by_power), by_power, np.where(busy, 0.7, 0.0))
     sm = np.where(np.isfinite(sm), sm, guess)
     other = [
@@ -333,11 +335,11 @@ def _rebuild(plant: Plant) -> None:
     plant.switch_on()
 
 
-def _hold_weather(seen: TwinReadings, plant: Plant) -> None:
+def _hold_weather(twin: TwinReadings, plant: Plant) -> None:
     """The day of the plant's weather, moved so that it now is as warm as it is read to be."""
-    outdoor = float(seen.reading("site.outdoor_temp_c")[0])
+    outdoor = float(twin.reading("site.outdoor_temp_c")[0])
     weather = dataclasses.replace(
-        plant.facility.weather, begin_s=float(seen.now_ns // NS % int(DAY_S)), fronts_k=0.0
+        plant.facility.weather, begin_s=float(twin.now_ns // NS % int(DAY_S)), fronts_k=0.0
     )
     if np.isfinite(outdoor):
         weather = dataclasses.replace(weather, mean_c=weather.mean_c + outdoor - weather.at(0.0)[0])
@@ -345,10 +347,10 @@ def _hold_weather(seen: TwinReadings, plant: Plant) -> None:
     plant.facility.look_outside(plant.truth, plant.parameters)
 
 
-def _commanded(seen: TwinReadings, plant: Plant) -> None:
+def _commanded(twin: TwinReadings, plant: Plant) -> None:
     """Put in force the running leases with their remaining time, and the limits that devices report."""
-    engine, actuators, p = seen.engine, plant.actuators, plant.parameters
-    base = seen.reading("cdu.supply_temp_setpoint_c")
+    engine, actuators, p = twin.engine, plant.actuators, plant.parameters
+    base = twin.reading("cdu.supply_temp_setpoint_c")
     lease = engine.arbiter.leases["cdu.supply_temp_target_c"]
     base = np.where(lease.running(), lease.found, base)
     known = np.isfinite(base) & (base >= 5.0) & (base <= 60.0)
@@ -357,15 +359,15 @@ def _commanded(seen: TwinReadings, plant: Plant) -> None:
     for key, lease in engine.arbiter.leases.items():
         stands = np.full(lease.n, np.nan)
         if key == "gpu.power_cap_w":
-            stands = seen.reading("gpu.power_limit_w")
+            stands = twin.reading("gpu.power_limit_w")
             stands = np.where(stands < p.gpu_cap_max_w - CAP_SLACK_W, stands, np.nan)
         elif key in ("rack.liquid_isolation", "rack.electrical_isolation"):
-            stands = seen.reading(f"{key}_state")
+            stands = twin.reading(f"{key}_state")
             stands = np.where(stands > 0.0, stands, np.nan)
         running = lease.running()
         if key.startswith("job.") or not (running.any() or np.isfinite(stands).any()):
             continue
-        left_s = np.maximum((lease.expires_ns - seen.now_ns) / NS, 0.0)
+        left_s = np.maximum((lease.expires_ns - twin.now_ns) / NS, 0.0)
         actuators.value[key] = np.where(running, lease.value, stands)
         ends = running & (lease.control.on_expiry != "keep")
         actuators.until_s[key] = np.where(ends, left_s, np.inf)
@@ -377,11 +379,11 @@ def _commanded(seen: TwinReadings, plant: Plant) -> None:
         value = actuators.get(key)
         if value is not None:
             (plant.power.isolated if column is None else column)[:] = np.nan_to_num(value) >= 0.5
-    t.node_service_level[:] = np.nan_to_num(seen.reading("node.service_level_state")).astype(np.int64)
+    t.node_service_level[:] = np.nan_to_num(twin.reading("node.service_level_state")).astype(np.int64)
     plant.power.stale = True
 
 
-def _as_read(seen: TwinReadings, plant: Plant) -> None:
+def _as_read(twin: TwinReadings, plant: Plant) -> None:
     """Levels as they are read, in a plant that has settled; what it went through meanwhile is forgotten."""
     t, p = plant.truth, plant.parameters
     c, w, h, f = plant.compute, plant.cooling, plant.hydraulics, plant.facility
@@ -395,15 +397,15 @@ def _as_read(seen: TwinReadings, plant: Plant) -> None:
         (w.primary_supply_c, "cdu.facility_supply_temp_c"),
         (f.cold_c[: f.n_loop], "loop.supply_temp_c"), (f.hot_c[: f.n_loop], "loop.return_temp_c"),
     ):  # fmt: skip
-        value = seen.reading(key)
+        value = twin.reading(key)
         np.copyto(column, value, where=np.isfinite(value))
-    speed = np.fmax(seen.reading("cdu.pump1_speed_pu"), seen.reading("cdu.pump2_speed_pu"))
+    speed = np.fmax(twin.reading("cdu.pump1_speed_pu"), twin.reading("cdu.pump2_speed_pu"))
     np.copyto(h.speed, speed, where=speed > RUNNING_PU)
     h.stale, h.steady = True, False
     h.error_before[:] = 0.0
     w.error_before_k = t.cdu_supply_c - t.cdu_setpoint_c
     f.error_before_k = f.cold_c - f.aim_c
-    _slowed(seen, plant)
+    _slowed(twin, plant)
     c.burnt[:] = False
     c.shut_down = np.zeros(0, np.intp)
     for column, key, factor in (
@@ -412,16 +414,16 @@ def _as_read(seen: TwinReadings, plant: Plant) -> None:
         (t.link_error_count, "link.error_count", 1.0), (t.link_flap_count, "link.flap_count", 1.0),
         (t.link_discard_count, "link.discard_count", 1.0),
     ):  # fmt: skip
-        column[:] = (seen.count(key) * factor).astype(column.dtype)
+        column[:] = (twin.count(key) * factor).astype(column.dtype)
     c.store(t, p, c.stored_j)
     plant.power.stale = True
 
 
-def _slowed(seen: TwinReadings, plant: Plant) -> None:
+def _slowed(twin: TwinReadings, plant: Plant) -> None:
     """GPUs that heat has slowed already go on from the clock that they have."""
     t, c = plant.truth, plant.compute
-    bits = np.nan_to_num(seen.reading("gpu.clock_event_bits")).astype(np.int64)
-    clock = np.nan_to_num(seen.reading("gpu.sm_clock_hz") / MAX_CLOCK_HZ, nan=1.0)
+    bits = np.nan_to_num(twin.reading("gpu.clock_event_bits")).astype(np.int64)
+    clock = np.nan_to_num(twin.reading("gpu.sm_clock_hz") / MAX_CLOCK_HZ, nan=1.0)
     heated = (bits & HEATED) != 0
     c.thermal_clock[:] = np.where(heated, np.clip(clock, CLOCK_MIN_PU, 1.0), 1.0)
     c.cool_running = bool((c.thermal_clock < 1.0).any())
@@ -430,28 +432,28 @@ def _slowed(seen: TwinReadings, plant: Plant) -> None:
     t.throttle_s[:], t.trips[:] = 0.0, 0
 
 
-def _carry_over(seen: TwinReadings, plant: Plant, d: Disturbance) -> list[str]:
+def _carry_over(twin: TwinReadings, plant: Plant, d: Disturbance) -> list[str]:
     """Told faults and what stands still as disturbances; returns those that go on in no other way."""
-    site = seen.site
+    site = twin.site
     for k, name in enumerate(("pump1", "pump2")):
-        d.cdu_pump_ok[:, k] = ~(seen.reading(f"cdu.{name}_speed_pu") <= RUNNING_PU)
-    dead = seen.reading("node.power_on_state") == 0.0
+        d.cdu_pump_ok[:, k] = ~(twin.reading(f"cdu.{name}_speed_pu") <= RUNNING_PU)
+    dead = twin.reading("node.power_on_state") == 0.0
     d.node_psu_ok[dead] = False
-    d.feeder_ok[:] = ~(seen.reading("feeder.energised_state") == 1.0)
-    tripped = seen.reading("feeder.breaker_state") == 1.0
+    d.feeder_ok[:] = ~(twin.reading("feeder.energised_state") == 1.0)
+    tripped = twin.reading("feeder.breaker_state") == 1.0
     plant.truth.feeder_tripped[:] = tripped
     d.feeder_ok[tripped] = True  # it is the breaker that is open, not what lies above
-    d.link_down[:] = seen.reading("link.up_state") == 1.0
+    d.link_down[:] = twin.reading("link.up_state") == 1.0
     left = []
-    for fault in seen.engine.diagnosis.faults:
-        if fault.kind not in MEASURED and not _carried(seen, plant, d, fault):
+    for fault in twin.engine.diagnosis.faults:
+        if fault.kind not in MEASURED and not _carried(twin, plant, d, fault):
             left.append(f"{fault.kind} of {site.name(fault.table, fault.entity)}")
     if left:
         left.sort()
     return left
 
 
-def _carried(seen: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> bool:
+def _carried(twin: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> bool:
     """Let one told fault go on; False for one that has no place in a disturbance, or of unknown size."""
     at = fault.entity
     if fault.kind == "pump_trip":
@@ -463,26 +465,26 @@ def _carried(seen: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> 
     elif fault.kind == "cooler_failed":
         d.loop_fan_factor[at] = _fan_factor(plant, at)
     elif fault.kind == "psu_lost":
-        supplies = [float(seen.reading(f"node.psu{k}_power_w")[at]) for k in (1, 2)]
+        supplies = [float(twin.reading(f"node.psu{k}_power_w")[at]) for k in (1, 2)]
         d.node_psu_ok[at, int(supplies[1] < supplies[0])] = False
     elif fault.kind == "gpu_off_bus":
         d.gpu_alive[at] = False
     elif fault.kind == "node_silent":
         d.sensors.append(SensorFault("node", at, "", "silent"))
     elif fault.kind in ("sensor_frozen", "sensor_silent", "sensor_biased"):
-        return _sensor(seen, d, fault)
+        return _sensor(twin, d, fault)
     else:
         return fault.kind in ("feed_lost", "breaker_tripped", "node_down", "link_down")
     return True
 
 
-def _sensor(seen: TwinReadings, d: Disturbance, fault: Fault) -> bool:
+def _sensor(twin: TwinReadings, d: Disturbance, fault: Fault) -> bool:
     """A sensor that lies goes on lying: as far off as it is now, if it is off."""
     if fault.signal not in PUBLISHED.get(fault.table, ()):
         return False
     amount = 0.0
     if fault.kind == "sensor_biased":
-        residual = seen.engine.estimator.residuals.get(f"{fault.table}.{fault.signal}")
+        residual = twin.engine.estimator.residuals.get(f"{fault.table}.{fault.signal}")
         amount = 0.0 if residual is None else float(residual.difference[fault.entity])
         if not np.isfinite(amount) or amount == 0.0:
             return False

@@ -23,7 +23,7 @@ from twin.plant.facility import Facility
 from twin.plant.failure_timeline import TimelinePlayer
 from twin.plant.faults import Campaign
 from twin.plant.hydraulics import Hydraulics, Leaks
-from twin.plant.ledger import Costs, Ledger, Prices
+from twin.plant.ledger import Costs, Ledger, PlantParts, Prices
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
 from twin.plant.power import PlantPower
 from twin.plant.scenario import Scenario
@@ -176,8 +176,8 @@ class Plant:
 
     def balances(self) -> dict[str, float]:
         """Relative errors of energy and mass over the last step; each is rounding, 1e-6 at most."""
-        parts = (self.compute, self.hydraulics, self.cooling, self.facility, self.power)
-        return self.ledger.balances(self.truth, self.parameters, *parts, self.last_dt_s)
+        parts = PlantParts(self.compute, self.hydraulics, self.cooling, self.facility, self.power)
+        return self.ledger.balances(self.truth, self.parameters, parts, self.last_dt_s)
 
     def fork(self) -> Plant:
         """A plant that goes on by itself from here; what never changes is shared."""

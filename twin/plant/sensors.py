@@ -15,7 +15,17 @@ import numpy as np
 
 from twin.catalogue import F32, I64, Bool
 from twin.plant.disturbance import Disturbance, SensorFault
-from twin.plant.meters import Column, DelayedPanel, Gateway, Meter, Noise, Observation, Panel, Report
+from twin.plant.meters import (
+    Column,
+    DelayedPanel,
+    Gateway,
+    Meter,
+    Noise,
+    Observation,
+    Panel,
+    Report,
+    Sampling,
+)
 from twin.plant.truth import Truth
 from twin.site import Site
 from twin.telemetry import Event
@@ -35,8 +45,9 @@ class HealthPanels:
 
     def __init__(self, site: Site, ahead_ns: I64, period_s: float, noise: Noise) -> None:
         of_gpu = ahead_ns[site.node_of_gpu]
-        self.gpu = Panel("gpu", GPU_HEALTH, GPU_HEALTH_COUNTERS, of_gpu, period_s, noise, 0.0)
-        self.node = Panel("node", (), NODE_HEALTH_COUNTERS, ahead_ns, period_s, noise, 0.0)
+        exact = Sampling(period_s, noise, 0.0)
+        self.gpu = Panel("gpu", GPU_HEALTH, GPU_HEALTH_COUNTERS, of_gpu, exact)
+        self.node = Panel("node", (), NODE_HEALTH_COUNTERS, ahead_ns, exact)
         self.gpu.often = self.node.often = 0
         self._margin_k = np.empty(site.sizes["gpu"])
         self._seen = -1  # the truth's count of changes
@@ -218,17 +229,13 @@ class Sensors:
         self._rng = rng
         self._scale = noise
         p = self.periods
-
-        def panel(
-            table: str, meters: Sequence[Meter], counters: Sequence[str], ahead: I64, s: float
-        ) -> Panel:
-            return Panel(table, meters, counters, ahead, s, self.noise, noise)
-
-        self.gpu = panel("gpu", GPU, GPU_COUNTERS, node_ahead[site.node_of_gpu], p.it_s)
-        self.node = panel("node", NODE, (), node_ahead, p.it_s)
+        agents = Sampling(p.it_s, self.noise, noise)
+        self.gpu = Panel("gpu", GPU, GPU_COUNTERS, node_ahead[site.node_of_gpu], agents)
+        self.node = Panel("node", NODE, (), node_ahead, agents)
         self.health = HealthPanels(site, node_ahead, p.it_s, self.noise)
-        self.link = panel("link", LINK, LINK_COUNTERS, node_ahead[site.node_of_link], p.link_s)
-        self.weather = panel("site", WEATHER, (), np.full(1, BMS_AHEAD_NS), p.weather_s)
+        of_link, outside = node_ahead[site.node_of_link], np.full(1, BMS_AHEAD_NS)
+        self.link = Panel("link", LINK, LINK_COUNTERS, of_link, agents._replace(period_s=p.link_s))
+        self.weather = Panel("site", WEATHER, (), outside, agents._replace(period_s=p.weather_s))
         self.rack, self.rack_liquid = self._bms("rack", RACK), self._bms("rack", RACK_LIQUID)
         self.cdu, self.loop = self._bms("cdu", CDU), self._bms("loop", LOOP)
         self.feeder, self.hall = self._bms("feeder", FEEDER, ("energy_mj",)), self._bms("hall", HALL)
@@ -250,9 +257,8 @@ class Sensors:
         n = self.site.sizes[table]
         delay_s = self._rng.choice(DELAYS_S, n) if self._scale else np.zeros(n)
         ahead = np.full(n, BMS_AHEAD_NS, np.int64)
-        return DelayedPanel(
-            table, meters, counters, ahead, self.periods.bms_s, self.noise, self._scale, delay_s
-        )
+        sampling = Sampling(self.periods.bms_s, self.noise, self._scale)
+        return DelayedPanel(table, meters, counters, ahead, sampling, delay_s)
 
     def fork(self) -> Sensors:
         """The same sensors, going on by themselves; the site is shared."""

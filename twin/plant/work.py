@@ -7,7 +7,7 @@ others each at their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -126,24 +126,24 @@ class Work(Protocol):
 SPEAK_S = 300.0  # between reports at most, as the client that jobs may use has it
 
 
-def saved(
-    job: str,
-    at_s: float,
-    began_s: float,
-    save_s: float,
-    block_s: float,
-    interval_s: float,
-    progress_per_s: float = 0.0,
+class Save(NamedTuple):
+    """A save that is durable. It took `save_s`, of which the job stood still for `block_s`."""
+
+    began_s: float
+    save_s: float
+    block_s: float
+
+
+def save_report(
+    job: str, at_s: float, save: Save, interval_s: float, progress_per_s: float = 0.0
 ) -> CheckpointTold:
-    """That a save which began at `began_s` is durable at `at_s`; instants in ns since the plant began.
-
-    It took `save_s`, of which the job stood still for `block_s`.
-    """
-    return CheckpointTold(job=job, at_ns=_ns(at_s), began_ns=_ns(began_s), save_s=save_s, block_s=block_s,
-                          flush_s=save_s, interval_s=interval_s, progress_per_s=progress_per_s)  # fmt: skip
+    """Return the report that a save is durable at `at_s`; instants in ns since the plant began."""
+    return CheckpointTold(job=job, at_ns=_ns(at_s), began_ns=_ns(save.began_s), save_s=save.save_s,
+                          block_s=save.block_s, flush_s=save.save_s, interval_s=interval_s,
+                          progress_per_s=progress_per_s)  # fmt: skip
 
 
-def goes_on(
+def progress_report(
     job: str,
     at_s: float,
     interval_s: float,
@@ -151,7 +151,7 @@ def goes_on(
     restart_s: float = 0.0,
     progress_per_s: float = 0.0,
 ) -> CheckpointTold:
-    """That nothing new is saved: it holds what began at `began_s` (None: it cannot tell), or recovered."""
+    """Return the report that nothing new is saved; the last save began at `began_s`, None = unknown."""
     began_ns = 0 if began_s is None else _ns(began_s)
     return CheckpointTold(job=job, at_ns=_ns(at_s), began_ns=began_ns, restart_s=restart_s,
                           interval_s=interval_s, progress_per_s=progress_per_s)  # fmt: skip

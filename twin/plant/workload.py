@@ -17,7 +17,7 @@ import numpy as np
 from twin.catalogue import F64, Bool
 from twin.plant.jobs import ACTIVITY_MAX, IMBALANCE_PU, Mix, PlantJob, berths_of, job_of, longest_run
 from twin.plant.truth import Truth, alive_in
-from twin.plant.work import SPEAK_S, Progress, Tally, goes_on, saved
+from twin.plant.work import SPEAK_S, Progress, Save, Tally, progress_report, save_report
 from twin.site import Site
 from twin.telemetry import Event, JobEnded
 
@@ -318,7 +318,7 @@ class Workload:
         if action == "tell":
             began_s = float(self._saved_s[slot]) if self._ever_saved[slot] else None
             speed = self._tally.progress_per_s(slot)
-            events.append(goes_on(job.name, at_s, job.interval_s, began_s, progress_per_s=speed))
+            events.append(progress_report(job.name, at_s, job.interval_s, began_s, progress_per_s=speed))
             self._put("tell", slot, at_s + SPEAK_S)
             return
         tally = self._tally
@@ -339,9 +339,9 @@ class Workload:
             tally.saving[slot], tally.saved[slot] = False, tally.done[slot]
             self._saved_s[slot], self._ever_saved[slot] = self._save_begun_s[slot], True
             self._swing.gate(slot, 1.0)
-            began_s, took_s = float(self._saved_s[slot]), job.save_s
+            save = Save(float(self._saved_s[slot]), job.save_s, job.save_s)
             speed = tally.progress_per_s(slot)
-            events.append(saved(job.name, at_s, began_s, took_s, took_s, job.interval_s, speed))
+            events.append(save_report(job.name, at_s, save, job.interval_s, speed))
             self._put("tell", slot, at_s + SPEAK_S)
             if self._queued("save", slot) is None:
                 self._put("save", slot, at_s + job.interval_s)
@@ -390,7 +390,7 @@ class Workload:
         events.append(job.started(self._site))
         if job.kind == "training":
             if waiting is not None:
-                events.append(goes_on(job.name, at_s, job.interval_s, restart_s=job.restart_s))
+                events.append(progress_report(job.name, at_s, job.interval_s, restart_s=job.restart_s))
             self._put("tell", slot, at_s + SPEAK_S)
 
     def _leave(self, slot: int) -> None:

@@ -15,17 +15,18 @@ from .subprocesses import (
 from .whatif import (
     Case as Case,
     Question as Question,
+    Result as Result,
     authority_of as authority_of,
     engine_of as engine_of,
     newest_snapshot as newest_snapshot,
+    run_cases as run_cases,
     when as when,
 )
 from .whatif_report import (
     armed_words as armed_words,
     case_json as case_json,
-    said as said,
+    figure_text as figure_text,
     summary_of as summary_of,
     tell as tell,
     write_page as write_page,
 )
-from .whatif_sweep import Result as Result, run_cases as run_cases

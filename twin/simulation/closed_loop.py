@@ -9,17 +9,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from twin.catalogue import I64, NS, START_NS
-from twin.contracts import CommandBatch, Decision, Model, Policy
+from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine, news
-from twin.plant import FailureTimeline, Observation, Plant, Report, Sensors, TimelinePlayer
+from twin.plant import Observation, Plant, Report, Scenario, Sensors
 from twin.run import URGENT_GAP_NS, Fitter, Observer, Recorder
-from twin.site import Site, SiteSpec
+from twin.site import Site
 from twin.telemetry import EntityReplaced, Event, Frame, IdentityTold, Inbox, ReportLayout, SiteChanged, Stage
 
 
@@ -83,8 +82,11 @@ class Simulation:
     """A site's twin beside its plant. `decision` and `frame` are those of the last tick.
 
     `whole`: reports go into the Inbox in one piece; else block by block, as messages would. Both give the
-    same frames. Its memory does not grow with time.
+    same frames. `observers` look on after each tick. Its memory does not grow with time.
     """
+
+    whole = True
+    observers: Sequence[Observer] = ()
 
     def __init__(
         self,
@@ -95,13 +97,10 @@ class Simulation:
         dt_s: float = 1.0,
         start_ns: int = START_NS,
         recorder: Recorder | None = None,
-        observers: Iterable[Observer] = (),
-        whole: bool = True,
     ) -> None:
         self.engine, self.plant, self.sensors = engine, plant, sensors
-        self.dt_s, self.whole = dt_s, whole
+        self.dt_s, self.recorder = dt_s, recorder
         self.inbox = ReportInbox(engine.site.sizes)
-        self.recorder, self.observers = recorder, tuple(observers)
         self.fitter = Fitter()
         self.stopped = False
         self.now_ns = start_ns if engine.state.tick < 0 else engine.state.now_ns
@@ -120,47 +119,18 @@ class Simulation:
     @classmethod
     def of(
         cls,
-        site: Site,
-        policies: Sequence[Policy] = (),
-        models: Sequence[Model] = (),
+        engine: Engine,
         *,
-        authority: dict[str, str] | None = None,
         seed: int = 0,
-        scenario: Any = None,
-        spread: float = 1.0,
+        scenario: Scenario | None = None,
         lump: bool | int = False,
         noise: float = 1.0,
         dt_s: float = 1.0,
-        failures: FailureTimeline | None = None,
-        start_ns: int = START_NS,
-        spec: SiteSpec | None = None,
-        out: Path | None = None,
-        observers: Iterable[Observer] = (),
-        whole: bool = True,
     ) -> Simulation:
-        """A new plant with its sensors and twin; recorded in `out`, which needs the site's `spec`.
-
-        `failures` are played beside the scenario's faults: months of failures, precursors and repairs.
-        """
-        engine = Engine(site, policies, models, authority)
-        plant = Plant(site, seed=seed, scenario=scenario, spread=spread, lump=lump)
-        if failures is not None:
-            plant.play(TimelinePlayer(site, failures))
-        recorder = None
-        if out is not None:
-            assert spec is not None, "a recorded run names its site"
-            recorder = Recorder(engine, spec, out, simulated=True)
-        sensors = Sensors(site, seed, noise=noise, lump=plant.parameters.lump)
-        return cls(
-            engine,
-            plant,
-            sensors,
-            dt_s=dt_s,
-            start_ns=start_ns,
-            recorder=recorder,
-            observers=observers,
-            whole=whole,
-        )
+        """A new plant with its sensors beside an engine."""
+        plant = Plant(engine.site, seed=seed, scenario=scenario, lump=lump)
+        sensors = Sensors(engine.site, seed, noise=noise, lump=plant.parameters.lump)
+        return cls(engine, plant, sensors, dt_s=dt_s)
 
     @property
     def site(self) -> Site:

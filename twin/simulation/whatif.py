@@ -1,13 +1,14 @@
 """Simulated comparison (what-if): a course of events twice from one moment, with acting policies and without.
 
 A course is one engine beside one plant, in one process, the same for the same seed wherever it runs. Its
-starting point is not changed.
+starting point is not changed. A sweep runs the courses of many cases; one that fails costs its own case only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,9 @@ from twin.catalogue import NS, ConfigError, StorageError, TwinError, clean, utc
 from twin.config import make_engine
 from twin.contracts import Decision
 from twin.engine import Engine, snapshot
-from twin.plant import Plant, Scenario, Sensors, read_as_one
-from twin.plant.mirror import mirror
-from twin.run import TraceReader
+from twin.plant import Plant, Scenario, Sensors, mirror_twin, read_as_one
+from twin.run import Failed, Pool, ProgressBar, Report, TraceReader
 from twin.simulation.closed_loop import Simulation
-from twin.simulation.whatif_trail import Trail
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Frame
 
@@ -33,6 +32,16 @@ ARMS: tuple[Arm, ...] = ("policies", "nothing")
 MIRROR_SPREAD = 0.25
 KWH_J = 3.6e6
 MAX_TOLD = 200  # faults kept per course
+NICE = 5  # of worker processes
+POINTS = 480
+# Curve -> what one point says of its stretch. Power is a mean; what is dangerous is at its worst.
+CURVES = {
+    "hottest_gpu_c": "max",
+    "throttled_gpus": "max",
+    "it_power_kw": "mean",
+    "lowest_flow_lpm": "min",
+    "warmest_supply_c": "max",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Case:
 
 
 @dataclass
-class Course:
+class ArmResult:
     """Outcome of one arm: figures by name with their unit, diagnosed faults, and its curves."""
 
     figures: dict[str, float | None]
@@ -127,12 +136,12 @@ def _of_another(found: str, name: str, site: Site) -> str:
     try:
         header = TraceReader(Path(name).parent).first_header()
         spec = msgspec.json.decode(header.spec, type=SiteSpec)
-        told = clean(spec.file["site"]) if header.site_hash == found else ""
+        name_then = clean(spec.file["site"]) if header.site_hash == found else ""
     except (TwinError, OSError, msgspec.MsgspecError, KeyError, IndexError, AttributeError):
-        told = ""
+        name_then = ""
     own = clean(site.file.site)
-    of = f" ({told})" if told else ""
-    hint = "; the site's file is another one since" if told == own else ""
+    of = f" ({name_then})" if name_then else ""
+    hint = "; the site's file is another one since" if name_then == own else ""
     return f"snapshot is of site {found}{of}, this is {site.spec_hash} ({own}){hint}"
 
 
@@ -157,7 +166,7 @@ def begin(question: Question, case: Case, arm: Arm) -> tuple[Simulation, list[st
     plant = Plant(site, scenario.seed, scenario, spread=MIRROR_SPREAD if mirrored else 1.0)
     sensors, left = Sensors(site, scenario.seed), list[str]()
     if mirrored:
-        left = mirror(engine, plant, hold_work=question.hold_work, hold_weather=question.hold_weather)
+        left = mirror_twin(engine, plant, hold_work=question.hold_work, hold_weather=question.hold_weather)
         read_as_one(sensors)
     if arm == "policies":
         engine.intake.authority.update(authority_of(engine, scenario, question.given))
@@ -170,9 +179,9 @@ def begin(question: Question, case: Case, arm: Arm) -> tuple[Simulation, list[st
     return simulation, left
 
 
-def run_course(
+def run_arm(
     question: Question, case: Case, arm: Arm, progress: Callable[[float], None] | None = None
-) -> Course:
+) -> ArmResult:
     """Run one arm to its horizon; `progress` is told the simulated seconds now and then."""
     simulation, left = begin(question, case, arm)
     horizon_s = question.horizon_s or case.scenario.duration_s
@@ -181,16 +190,16 @@ def run_course(
     try:
         for _ in range(max(1, round(horizon_s / simulation.dt_s))):
             simulation.step()
-            watch.look()
+            watch.record_round()
             if progress is not None:
                 progress(simulation.time_s)
     finally:
         simulation.close()
-    return Course(watch.figures(), watch.told(), watch.trail.columns(), simulation.begun_ns, left)
+    return ArmResult(watch.figures(), watch.new_faults(), watch.trail.columns(), simulation.begun_ns, left)
 
 
 class Watch:
-    """Adds up what a course comes to, in memory that does not grow. `look` after each round."""
+    """Adds up what a course comes to, in memory that does not grow. `record_round` after each round."""
 
     def __init__(self, simulation: Simulation, scenario: Scenario, horizon_s: float) -> None:
         self.simulation, self.scenario = simulation, scenario
@@ -213,7 +222,7 @@ class Watch:
         """After a tick, of which a round may have two."""
         self.commands += sum(len(c.index) for c in decision.commands if not c.renewal)
 
-    def look(self) -> None:
+    def record_round(self) -> None:
         """After a round of the simulation."""
         sim, t, now_s = self.simulation, self.plant.truth, self.simulation.time_s
         throttled = float(t.throttle_s.sum())
@@ -256,7 +265,7 @@ class Watch:
                 "delay_s": now_s - max(begun) if begun else None,
             }
 
-    def told(self) -> list[dict[str, Any]]:
+    def new_faults(self) -> list[dict[str, Any]]:
         """Faults that were told for the first time, in that order."""
         return list(self._faults.values())
 
@@ -305,3 +314,67 @@ def difference(one: dict[str, float | None], other: dict[str, float | None]) -> 
 def when(begun_ns: int) -> str:
     """The moment of a question, for people."""
     return f"{utc(begun_ns)} UTC" if begun_ns >= NS else "the start"
+
+
+class Trail:
+    """Site-wide curves over `horizon_s` seconds in a bounded number of points, each the worst of its part."""
+
+    def __init__(self, horizon_s: float, points: int = POINTS) -> None:
+        self.horizon_s, self.points = horizon_s, points
+        self._values = np.full((len(CURVES), points), np.nan)
+        self._count = np.zeros(points, np.int64)
+
+    def add(self, time_s: float, *values: float) -> None:
+        """Add the present value of each curve, in the order of CURVES; NaN = unknown."""
+        at = min(self.points - 1, max(0, int((time_s / self.horizon_s) * self.points - 1e-9)))
+        column, n = self._values[:, at], int(self._count[at])
+        self._count[at] = n + 1
+        for k, (how, value) in enumerate(zip(CURVES.values(), values, strict=True)):
+            kept = column[k]
+            if n == 0 or kept != kept:
+                column[k] = value
+            elif how == "mean":
+                column[k] = kept + (value - kept) / (n + 1)
+            elif value == value:
+                column[k] = max(kept, value) if how == "max" else min(kept, value)
+
+    def columns(self) -> dict[str, list[float]]:
+        """The curves with `time_s`, where there is anything; plain lists."""
+        known = np.flatnonzero(self._count)
+        step_s = self.horizon_s / self.points
+        out = {"time_s": [(k + 1) * step_s for k in known.tolist()]}
+        return out | {name: self._values[k, known].tolist() for k, name in enumerate(CURVES)}
+
+
+@dataclass
+class Result:
+    """A case with its two courses, or why there are none."""
+
+    case: Case
+    courses: dict[Arm, ArmResult] = field(default_factory=dict)
+    error: str = ""
+
+
+def run_cases(question: Question, cases: Sequence[Case], processes: int, bar: ProgressBar) -> list[Result]:
+    """All cases, both arms, in the order of `cases`: the same whatever `processes` is."""
+    results = [Result(case) for case in cases]
+    tasks = [(case, arm) for case in cases for arm in ARMS]
+    pool = Pool(partial(_run, question), processes, bar.move, NICE)
+    for task, outcome in pool.completed(tasks):
+        i, arm = task // len(ARMS), tasks[task][1]
+        if not isinstance(outcome, Failed):
+            results[i].courses[arm] = outcome
+            if i:
+                outcome.trail = {}  # only the first case is drawn
+        elif not results[i].error:
+            results[i].error = outcome.reason
+    for result in results:
+        result.courses = {arm: result.courses[arm] for arm in ARMS if arm in result.courses}
+    return results
+
+
+def _run(question: Question, task: tuple[Case, Arm], report: Report) -> ArmResult:
+    """One course."""
+    case = task[0]
+    horizon_s = question.horizon_s or case.scenario.duration_s
+    return run_arm(question, case, task[1], lambda seconds: report(seconds / horizon_s, ""))

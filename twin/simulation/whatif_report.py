@@ -33,8 +33,7 @@ from twin.report import (
     table,
     write_whole,
 )
-from twin.simulation.whatif import ARMS, Course, difference
-from twin.simulation.whatif_sweep import Result
+from twin.simulation.whatif import ARMS, ArmResult, Result, difference
 
 MAX_ROWS = 60
 WIDE_COLUMNS = 130  # of a terminal that has room for what the figures mean
@@ -139,15 +138,15 @@ def case_json(result: Result) -> dict[str, Any]:
     return out
 
 
-def said(value: float | None, never: str = "–") -> str:
+def figure_text(value: float | None, never: str = "–") -> str:
     """A figure as people read it."""
     return never if value is None else number(value, 4)
 
 
 def _cell(held: dict[str, float | None], many: bool) -> str:
     if not many or held["median"] is None or held["lowest"] == held["highest"]:
-        return said(held["median"])
-    return f"{said(held['median'])} ({said(held['lowest'])} … {said(held['highest'])})"
+        return figure_text(held["median"])
+    return f"{figure_text(held['median'])} ({figure_text(held['lowest'])} … {figure_text(held['highest'])})"
 
 
 def varied_words(varied: dict[str, Any]) -> str:
@@ -174,10 +173,8 @@ def tell(result: dict[str, Any], out: Console) -> None:
         names = SHORT if wide else NARROW
         rows = []
         for group in groups[:MAX_ROWS]:
-            cells = [
-                f"{said(group['policies'][n]['median'])} / {said(group['nothing'][n]['median'])}"
-                if group["policies"] else "failed" for n in names
-            ]  # fmt: skip
+            medians = ([figure_text(group[arm][n]["median"]) for arm in ARMS] for n in names)
+            cells = [" / ".join(pair) for pair in medians] if group["policies"] else ["failed"] * len(names)
             rows.append([Text(clean(varied_words(group["varied"]), 60), "bold"), *cells])
         title = f"{result['scenario']} · policies / nothing, medians over seeds"
         _print(out, title, ("varied", *(_short_label(n) for n in names)), rows)
@@ -246,14 +243,14 @@ def _cards(groups: Sequence[dict[str, Any]]) -> Markup:
     for name in SHORT[1:6]:
         held, other = (group[arm][name]["median"] for arm in ARMS)
         unit = f" {FIGURES[name].unit}" if FIGURES[name].unit else ""
-        below = f"with policies; {said(other)}{unit} doing nothing"
-        shown.append((FIGURES[name].label, f"{said(held)}{unit}", below))
+        below = f"with policies; {figure_text(other)}{unit} doing nothing"
+        shown.append((FIGURES[name].label, f"{figure_text(held)}{unit}", below))
     of = f"Of {clean(varied_words(group['varied']))}:" if len(groups) > 1 else ""
     return paragraph(of, "soft") + cards(shown)
 
 
 def _plots(first: Result) -> tuple[TimeAxis, Markup]:
-    arms: dict[str, Course] = {arm: first.courses[arm] for arm in ARMS}
+    arms: dict[str, ArmResult] = {arm: first.courses[arm] for arm in ARMS}
     one = arms["policies"]
     time_s = np.array(one.trail["time_s"])
     times_ns = one.begun_ns + np.rint(time_s * 1e9).astype(np.int64)

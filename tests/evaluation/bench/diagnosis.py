@@ -23,6 +23,7 @@ from tests.evaluation.bench.fault_draws import DEVELOP, HELD_OUT, draw, draw_pai
 from twin.config import spec_of
 from twin.contracts import Fault
 from twin.diagnosis import Diagnosis, good
+from twin.engine import Engine
 from twin.plant import Campaign, Script, scenario_of
 from twin.run import Pool, Report
 from twin.simulation import Simulation
@@ -151,7 +152,10 @@ def warm(site_name: str, seed: int, seconds: float) -> tuple[Watched, Site, list
     """A plant that has run for a while, and what was told of it although it is healthy."""
     site = site_of(site_name)
     scenario = scenario_of({"name": "campaign", "seed": seed, "hours": 24.0}, site)
-    watched, alarms = Watched(Simulation.of(site, seed=seed, scenario=scenario)), dict[str, None]()
+    watched, alarms = (
+        Watched(Simulation.of(Engine(site, [], []), seed=seed, scenario=scenario)),
+        dict[str, None](),
+    )
     for _ in range(round(seconds)):
         for fault in watched.step():
             alarms.setdefault(text_of(fault, site))

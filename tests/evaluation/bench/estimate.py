@@ -21,6 +21,7 @@ from rich.table import Table
 from twin.catalogue import F64, Bool
 from twin.config import spec_of
 from twin.contracts import Columns, Memory, Proposal, View
+from twin.engine import Engine
 from twin.plant import Plant, Scenario
 from twin.simulation import Simulation
 from twin.site import Site, build_site
@@ -149,10 +150,8 @@ def measure(site_name: str, seed: int, seconds: int = 3600) -> Run:
     """Run a plant and its twin, and record."""
     site = site_of(site_name)
     policy = CapThird(CAP_PU * site.design.gpu_max_w[site.rack_of_gpu])
-    authority = {policy.name: "act"}
-    simulation = Simulation.of(
-        site, [policy], seed=seed, scenario=Scenario("bench", seed), authority=authority
-    )
+    engine = Engine(site, [policy], [], {policy.name: "act"})
+    simulation = Simulation.of(engine, seed=seed, scenario=Scenario("bench", seed))
     run = Run(site_name, simulation)
     seen: dict[str, tuple[list[F64], list[F64]]] = {name: ([], []) for name in TAPS}
     far, counted = 0, 0

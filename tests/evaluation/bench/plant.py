@@ -108,9 +108,10 @@ def _stepper(size: Size, mode: str) -> tuple[Any, Any]:
     scenario = None if mode == "constant" else Scenario("bench", seed=SEED)
     if mode == "engine":
         from policies.thermal_guard import ThermalGuard
+        from twin.engine import Engine
         from twin.simulation import Simulation
 
-        run = Simulation.of(site, [ThermalGuard()], seed=SEED, scenario=scenario, lump=size.lump)
+        run = Simulation.of(Engine(site, [ThermalGuard()], []), seed=SEED, scenario=scenario, lump=size.lump)
         return run.step, run.plant
     plant = Plant(site, SEED, scenario, lump=size.lump)
     if mode != "observed":

@@ -22,7 +22,7 @@ from twin.config import spec_of
 from twin.contracts import ACTION_WORDS, ACTIONS, DEGRADED, FAILED, Finding, action
 from twin.engine import Engine
 from twin.health import RECURS, alarms, is_failure
-from twin.plant import FailureTimeline, Mix, Scenario
+from twin.plant import FailureTimeline, Mix, Scenario, TimelinePlayer
 from twin.run import Pool, Report
 from twin.simulation import Simulation
 from twin.site import Site, build_site
@@ -79,9 +79,9 @@ def run_course(task: FleetRun, tell: Callable[[float], None] | None = None) -> C
     site = fleet_site(task)
     timeline = draw_timeline(site, task.seed, task.days, task.strength)
     scenario = Scenario("fleet", task.seed, task.days * DAY_S, task.dt_s, workload=Mix(swing_pu=0.0))
-    simulation = Simulation.of(
-        site, [], failure_models(), seed=task.seed, scenario=scenario, dt_s=task.dt_s, failures=timeline
-    )
+    engine = Engine(site, [], failure_models())
+    simulation = Simulation.of(engine, seed=task.seed, scenario=scenario, dt_s=task.dt_s)
+    simulation.plant.play(TimelinePlayer(site, timeline))
     simulation.plant.step_max_s = PLANT_STEP_S
     watch = Watch(simulation, task, course_of(task, site, timeline, simulation.plant.truth.time_s))
     with simulation:
