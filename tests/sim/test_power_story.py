@@ -23,7 +23,8 @@ from twin.simulation import Simulation
 pytestmark = pytest.mark.slow
 CAP = "gpu.power_cap_w"
 FEED_W, PDU_W = 500e3, 225e3
-LOST_S, END_S = 90.0, 520.0
+LOST_S, END_S = 60.0, 180.0
+OPENS_S = 500.0  # by then a breaker at nearly twice its budget has let go
 A, B = 0, 1
 ALL = "r[1-8]"
 SITE = {
@@ -97,7 +98,8 @@ def story(who: str, jobs: bool = False, seed: int = 1) -> Story:
         "both": [PowerGuard(), PowerCap()],
         "shared": [PowerGuard(), PowerCap(failover=False)],
     }
-    return Story(policies[who], JOBS if jobs else FULL, seed)
+    end_s = OPENS_S if who == "nobody" and not jobs else END_S
+    return Story(policies[who], JOBS if jobs else FULL, seed, end_s=end_s)
 
 
 def test_without_them_the_breaker_opens_and_the_racks_go_dark() -> None:
@@ -138,7 +140,7 @@ def test_a_loss_that_no_supply_tells_is_cut_as_fast_as_a_building_tells_it(
     monkeypatch.setattr(
         "policies.power_capping.power_guard.unfed_feeders", lambda view, dead: np.zeros_like(dead)
     )
-    found = Story([PowerGuard()], FULL, 1, begin_s, 180.0)
+    found = Story([PowerGuard()], FULL, 1, begin_s, 120.0)
     assert found.tripped == []
     assert 0 < found.late_s(begin_s) <= 5
     after_w = found.feeder_w[round(begin_s) + 6 :, B]
@@ -149,7 +151,7 @@ def test_a_loss_that_no_supply_tells_is_cut_as_fast_as_a_building_tells_it(
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_the_guard_eases_what_it_cut_too_deep_and_does_not_swing(seed: int) -> None:
-    found = Story([PowerGuard()], FULL, seed, end_s=180.0)
+    found = Story([PowerGuard()], FULL, seed, end_s=120.0) if seed > 1 else story("guard")
     after_w = found.feeder_w[round(LOST_S) + 3 :, B]
     assert after_w.min() >= 0.82 * FEED_W
     assert after_w[30] >= 0.93 * FEED_W, "half a minute later it is where it belongs"
