@@ -16,10 +16,11 @@ from policies.checkpointing import Checkpoint
 from policies.checkpointing.texts import INTERVAL, SINCE
 from tests.support.builders import eight_nodes, site_of, spec_of
 from twin.contracts import CommandBatch
+from twin.engine import Engine
 from twin.plant import scenario_of
 from twin.plant.workload import Workload
 from twin.simulation import Case, Question, Simulation
-from twin.simulation.whatif import ARMS, difference, run_course
+from twin.simulation.whatif import ARMS, difference, run_arm
 
 pytestmark = pytest.mark.slow
 GPU = "r1/node3/gpu0"
@@ -45,7 +46,8 @@ class Story:
         }  # fmt: skip
         given = {"checkpoint": authority}
         made = scenario_of(tree, site)
-        self.sim = Simulation.of(site, [Checkpoint()], [Failure()], authority=given, seed=SEED, scenario=made)
+        engine = Engine(site, [Checkpoint()], [Failure()], given)
+        self.sim = Simulation.of(engine, seed=SEED, scenario=made)
         work = self.sim.plant.workload
         assert isinstance(work, Workload)
         self.work = work
@@ -106,7 +108,7 @@ def test_a_what_if_shows_what_it_saves_and_what_it_costs() -> None:
     }  # fmt: skip
     spec = spec_of(eight_nodes(policies={"checkpoint": {"authority": "advise"}}))
     question, case = Question(spec, "site.yaml"), Case(0, {}, scenario_of(tree, site_of(eight_nodes())))
-    acted, idle = (run_course(question, case, arm).figures for arm in ARMS)
+    acted, idle = (run_arm(question, case, arm).figures for arm in ARMS)
     change = {k: v or 0.0 for k, v in difference(acted, idle).items()}
     assert idle["commands"] == idle["checkpoint_gpu_h"] == 0.0 < change["commands"]
     assert idle["interrupted_jobs"] == acted["interrupted_jobs"] == 1.0
@@ -122,8 +124,8 @@ def test_jobs_that_never_save_are_left_alone() -> None:
     }  # fmt: skip
     site = site_of(eight_nodes())
     given = {"checkpoint": "act"}
-    sim = Simulation.of(site, [Checkpoint()], [Failure()], authority=given, seed=1,
-                        scenario=scenario_of(tree, site))  # fmt: skip
+    engine = Engine(site, [Checkpoint()], [Failure()], given)
+    sim = Simulation.of(engine, seed=1, scenario=scenario_of(tree, site))
     for _ in range(100):
         assert not sim.step().commands
     assert not sim.engine.suspended

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import site_of
+from twin.engine import Engine
 from twin.plant import Campaign, Scenario, Script
 from twin.simulation import Simulation
 
@@ -35,7 +36,8 @@ def tree() -> dict[str, Any]:
 
 
 def simulation(seed: int) -> Simulation:
-    return Simulation.of(site_of(tree()), seed=seed, lump=True, scenario=Scenario("well", seed))
+    engine = Engine(site_of(tree()), [], [])
+    return Simulation.of(engine, seed=seed, lump=True, scenario=Scenario("well", seed))
 
 
 def sigmas(run: Simulation, seconds: int) -> Iterator[dict[str, np.ndarray]]:

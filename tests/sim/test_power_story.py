@@ -17,6 +17,7 @@ import pytest
 from policies.power_capping import PowerCap, PowerGuard
 from tests.support.builders import site_of
 from twin.contracts import Policy
+from twin.engine import Engine
 from twin.plant import scenario_of
 from twin.simulation import Simulation
 
@@ -67,9 +68,8 @@ class Story:
         fault = {"kind": "feed_lost", "entity": "lab/h/a", "begin_s": begin_s}
         tree = {"name": "loss", "hours": 1, "seed": seed, "workload": workload, "faults": [fault]}
         authority = {p.name: "act" for p in policies}
-        self.sim = Simulation.of(
-            site, policies, authority=authority, seed=seed, scenario=scenario_of(tree, site)
-        )
+        engine = Engine(site, policies, [], authority)
+        self.sim = Simulation.of(engine, seed=seed, scenario=scenario_of(tree, site))
         self.names = site.names["feeder"]
         feeder_w, dark, gpu_w, theta = [], [], [], []
         for _ in range(round(end_s)):

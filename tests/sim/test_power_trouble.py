@@ -52,9 +52,8 @@ class Trouble:
         self.policies: list[Policy] = [PowerGuard(), PowerCap(failover=not shared)]
         self.authority = {p.name: "act" for p in self.policies}
         scenario = scenario_of(tree, self.site)
-        self.sim = Simulation.of(
-            self.site, self.policies, authority=self.authority, seed=seed, scenario=scenario
-        )
+        engine = Engine(self.site, self.policies, [], self.authority)
+        self.sim = Simulation.of(engine, seed=seed, scenario=scenario)
         self.second, self.network = 0, network
         self.deaf: np.ndarray = np.zeros(self.site.sizes["gpu"], np.bool_)
         self.feeder_w: list[np.ndarray] = []
