@@ -6,15 +6,21 @@ for many independent runs is `twin.run.Pool`.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+from rich.console import Console
 from rich.table import Table
+
+from twin.catalogue import F64, ConfigError, clean
 
 T = TypeVar("T")
 Figures = dict[str, float | int | str]
@@ -32,10 +38,11 @@ def run_python(arguments: Sequence[str]) -> bytes:
 
 
 def ask_child(module: str, task: msgspec.Struct, prefix: str = "") -> Figures:
-    """The figures that `module` measures of a task, each under `prefix`. Raises as `run_python`."""
+    """The figures that `module` measures of a task, each under `prefix`; NaN where there is none. Raises as
+    `run_python`."""
     output = run_python(["-m", module, msgspec.json.encode(task).decode()])
-    found = msgspec.json.decode(output, type=dict[str, float | int | str])
-    return {f"{prefix}{key}": value for key, value in found.items()}
+    found = msgspec.json.decode(output, type=dict[str, float | int | str | None])  # JSON has no NaN
+    return {f"{prefix}{key}": math.nan if value is None else value for key, value in found.items()}
 
 
 def answer_parent(
@@ -46,6 +53,62 @@ def answer_parent(
     if pinned and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     sys.stdout.buffer.write(msgspec.json.encode(dict(measured(task))) + b"\n")
+
+
+def timed_ms(work: Callable[[], object], rounds: int) -> tuple[F64, F64]:
+    """(wall, processor) milliseconds of every round; one before them is not counted."""
+    wall, cpu = np.empty(rounds), np.empty(rounds)
+    work()
+    for i in range(rounds):
+        begun, begun_cpu = time.perf_counter(), time.process_time()
+        work()
+        wall[i], cpu[i] = time.perf_counter() - begun, time.process_time() - begun_cpu
+    return 1e3 * wall, 1e3 * cpu
+
+
+def percentiles(key: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """The figures `key`_p50, _p99 and _max."""
+    middle, high = np.percentile(values, (50, 99)).tolist()
+    return {f"{key}_p50": middle, f"{key}_p99": high, f"{key}_max": float(np.max(values))}
+
+
+def part_of(found: Figures, prefixes: Sequence[str], key: str) -> Figures:
+    """The figures under the first prefix that has `key`, without it; none where no prefix does."""
+    for prefix in prefixes:
+        if f"{prefix}{key}" in found:
+            return {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+    return {}
+
+
+def number_in(option: str, value: float, low: float, high: float) -> float:
+    """An argument within its bounds. Raises ConfigError."""
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(f"{option} {value:g}: expected {low:g} to {high:g}")
+    return value
+
+
+def chosen(option: str, text: str | None, known: Mapping[str, T], default: Iterable[str]) -> list[T]:
+    """What the words of an argument name, each once. Raises ConfigError."""
+    words = list(default) if text is None else [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if word not in known]
+    if wrong or not words:
+        raise ConfigError(f"{option} {clean(', '.join(wrong), 100)}: expected some of {', '.join(known)}")
+    return [known[word] for word in dict.fromkeys(words)]
+
+
+def print_result(
+    result: dict[str, Any], begun: float, args: argparse.Namespace, out: Console,
+    show: Callable[[dict[str, Any], Console], None],
+) -> int:  # fmt: skip
+    """One JSON object with --json, else tables; `begun` is the instant of `time.monotonic` at the begin."""
+    from twin.cli import write_json  # a measured process loads no more than it has to
+
+    result["wall_s"] = round(time.monotonic() - begun, 3)
+    if args.json:
+        write_json(result, out)
+    else:
+        show(result, out)
+    return 0
 
 
 def load_average() -> float:

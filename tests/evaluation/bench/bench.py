@@ -50,6 +50,15 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     *replacement.GOALS,
     *power.GOALS,
 )
+# Parts that are measured apart from the sizes, in this order.
+PARTS_APART: dict[str, Callable[[bool, Path, Callable[[str], None]], Figures]] = {
+    "twin": twin.measure_twin,
+    "forecast": forecast.measure_forecast,
+    "health": health.measure_health,
+    "checkpoint": checkpoint.measure_checkpoint,
+    "replacement": replacement.measure_replacement,
+    "power": power.measure_power,
+}
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
     *((f"{part}, ms", f"{part}_ms", 1.0) for part in PARTS),
@@ -164,12 +173,8 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
         ]
         out.print(table("racktwin: one second of a site on one core; times as p50 / p99 / max", heads, rows))
     live.show_live(found, out)
-    twin.show_twin(found, out)
-    forecast.show_forecast(found, out)
-    health.show_health(found, out)
-    checkpoint.show_checkpoint(found, out)
-    replacement.show_replacement(found, out)
-    power.show_power(found, out)
+    for part in (twin, forecast, health, checkpoint, replacement, power):
+        part.show(found, out)
     goals = judge(found)
     if goals:
         verdicts = Table(title="Goals")
@@ -198,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only",
-        choices=("core", "live", "twin", "forecast", "health", "checkpoint", "replacement", "power"),
+        choices=("core", "live", *PARTS_APART),
         help="sizes, daemon, plant and diagnosis, forecasts, faults, checkpoints, replacement, power",
     )
     parser.add_argument(
@@ -249,18 +254,9 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
         found |= {"live.load_average_before": load_average()}
         found |= live.measure_live(args.quick, scratch, err.print)
         found |= {"live.load_average_after": load_average()}
-    if args.only in (None, "twin"):
-        found |= twin.measure_twin(args.quick, scratch, err.print)
-    if args.only in (None, "forecast"):
-        found |= forecast.measure_forecast(args.quick, scratch, err.print)
-    if args.only in (None, "health"):
-        found |= health.measure_health(args.quick, scratch, err.print)
-    if args.only in (None, "checkpoint"):
-        found |= checkpoint.measure_checkpoint(args.quick, err.print)
-    if args.only in (None, "replacement"):
-        found |= replacement.measure_replacement(args.quick, err.print)
-    if args.only in (None, "power"):
-        found |= power.measure_power(args.quick, err.print)
+    for name, measure in PARTS_APART.items():
+        if args.only in (None, name):
+            found |= measure(args.quick, scratch, err.print)
     found |= {f"goal.{key}": "met" if met else "missed" for key, _, _, met in judge(found)}
     found |= {"assumptions": ASSUMPTIONS, "threads": "1; pinned to one core where the system allows it"}
     args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -8,8 +8,8 @@ goal is judged by them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,10 +23,18 @@ from policies.checkpointing import (
     best_plan_shared,
     ettr_at,
 )
-from tests.evaluation.harness import answer_parent, ask_child, cell, table
+from tests.evaluation.harness import (
+    Figures,
+    answer_parent,
+    ask_child,
+    cell,
+    part_of,
+    percentiles,
+    table,
+    timed_ms,
+)
 from twin.catalogue import F64
 
-Figures = dict[str, float | int | str]
 JOBS, ROUNDS, STORAGES = 10_000, 60, 40
 # (key, whether more is better, bound), from the requirements of the project
 GOALS: tuple[tuple[str, bool, float], ...] = (("checkpoint.n10k.plan_ms_p50", False, 100.0),)
@@ -71,17 +79,6 @@ def jobs(count: int, seed: int = 9) -> SaveTerms:
     )
 
 
-def _timed(work: Callable[[], object], rounds: int) -> tuple[F64, F64]:
-    """(wall, processor) milliseconds of every round; one before them is not counted."""
-    wall, cpu = np.empty(rounds), np.empty(rounds)
-    work()
-    for i in range(rounds):
-        begun, begun_cpu = time.perf_counter(), time.process_time()
-        work()
-        wall[i], cpu[i] = time.perf_counter() - begun, time.process_time() - begun_cpu
-    return 1e3 * wall, 1e3 * cpu
-
-
 def measured(task: CheckpointLoad) -> dict[str, float | int]:
     """Figures of a task: times in ms, and how much ETTR the plan leaves to the golden section."""
     x = jobs(task.jobs)
@@ -89,27 +86,23 @@ def measured(task: CheckpointLoad) -> dict[str, float | int]:
     one = x._replace(local_block_s=np.full(task.jobs, np.nan), soft_per_s=np.zeros(task.jobs))
     few = max(1, task.rounds // 10)
     times: dict[str, F64] = {}
-    times["plan_ms"], times["plan_cpu_ms"] = _timed(lambda: best_plan(x), task.rounds)
-    times["plan_shared_ms"], _ = _timed(lambda: best_plan_shared(x, storage), task.rounds)
-    times["ettr_at_ms"], _ = _timed(lambda: [ettr_at(x, s) for s in (1800.0, 3600.0, 7200.0)], task.rounds)
-    times["one_tier_ms"], _ = _timed(lambda: best_plan(one), task.rounds)
+    times["plan_ms"], times["plan_cpu_ms"] = timed_ms(lambda: best_plan(x), task.rounds)
+    times["plan_shared_ms"], _ = timed_ms(lambda: best_plan_shared(x, storage), task.rounds)
+    times["ettr_at_ms"], _ = timed_ms(lambda: [ettr_at(x, s) for s in (1800.0, 3600.0, 7200.0)], task.rounds)
+    times["one_tier_ms"], _ = timed_ms(lambda: best_plan(one), task.rounds)
     rival = (one.block_s, one.restart_s, one.hard_shape, one.hard_per_s, one.flush_s)
-    times["golden_ms"], _ = _timed(lambda: best_believed(*rival), few)
+    times["golden_ms"], _ = timed_ms(lambda: best_believed(*rival), few)
     found: IntervalPlan = best_plan(one)
     out: dict[str, float | int] = {
         "jobs": task.jobs,
         "ettr_left_to_golden_max": float(np.max(best_believed(*rival)[1] - found.ettr)),
     }
     for name, t in times.items():
-        out |= {
-            f"{name}_p50": float(np.percentile(t, 50)),
-            f"{name}_p99": float(np.percentile(t, 99)),
-            f"{name}_max": float(t.max()),
-        }
+        out |= percentiles(name, t)
     return out
 
 
-def measure_checkpoint(quick: bool, say: Callable[[str], None]) -> Figures:
+def measure_checkpoint(quick: bool, _: Path, say: Callable[[str], None]) -> Figures:
     """Figures of the plan, from a process of its own. Raises CalledProcessError if it fails."""
     task = CheckpointLoad(200, 3) if quick else CheckpointLoad(JOBS, ROUNDS)
     say(f"checkpoint: {task.jobs:,} jobs are planned {task.rounds} times")
@@ -117,12 +110,11 @@ def measure_checkpoint(quick: bool, say: Callable[[str], None]) -> Figures:
     return ask_child("tests.evaluation.bench.checkpoint", task, prefix)
 
 
-def show_checkpoint(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The table of this part."""
-    prefix = next((p for p in ("checkpoint.n10k.", "checkpoint.quick.") if f"{p}jobs" in found), None)
-    if prefix is None:
+    mine = part_of(found, ("checkpoint.n10k.", "checkpoint.quick."), "jobs")
+    if not mine:
         return
-    mine = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
     title = f"Checkpoints of {mine['jobs']:,} made-up jobs; times as p50 / p99 / max"
     out.print(table(title, ("", "ms"), [(row, cell(mine, key)) for row, key in ROWS]))
     left = mine["ettr_left_to_golden_max"]

@@ -19,10 +19,9 @@ from rich.table import Table
 
 from tests.evaluation.bench import plan
 from tests.evaluation.bench.forecast_run import HORIZONS, ForecastLoad
-from tests.evaluation.harness import ask_child, cell, load_average, run_python, short
+from tests.evaluation.harness import Figures, ask_child, cell, load_average, part_of, run_python, short
 from twin.simulation import HOST
 
-Figures = dict[str, float | int | str]
 SERIES, TWO_WEEKS = 2000, 20_160
 # (key, whether more is better, bound), from the requirements of the project; that a fit leaves the loop as it
 # was is read as: 99 of 100 beats are no later by more than a beat, and to ask for one takes 20 ms at most
@@ -121,12 +120,11 @@ def _cpu_s() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def show_forecast(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The tables of this part."""
-    prefix = next((p for p in ("forecast.quick.", "forecast.") if f"{p}fit_two_weeks_s" in found), None)
-    if prefix is None:
+    mine = part_of(found, ("forecast.quick.", "forecast."), "fit_two_weeks_s")
+    if not mine:
         return
-    mine = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
     rows = short(mine.get("fit.rows"), 1.0)
     fits = Table(
         title=f"Fits: {rows} minutes of one series, horizons of {', '.join(map(str, HORIZONS))} rows"

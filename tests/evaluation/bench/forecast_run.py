@@ -28,7 +28,7 @@ from models.load import (
     stride,
 )
 from tests.evaluation.bench.load import START_NS
-from tests.evaluation.harness import answer_parent
+from tests.evaluation.harness import answer_parent, percentiles
 from twin.catalogue import F64, ContractError
 from twin.engine import encode
 
@@ -99,12 +99,6 @@ class Clocks:
             out |= percentiles(f"{key}{name}_ms", 1e3 * sums[:, 0])
             out[f"{key}{name}_cpu_ms_p50"] = float(np.median(1e3 * sums[:, 1]))
         return out
-
-
-def percentiles(key: str, numbers: F64 | list[float]) -> Numbers:
-    """Half, 99 % and the largest."""
-    return {f"{key}_p50": float(np.percentile(numbers, 50)), f"{key}_p99": float(np.percentile(numbers, 99)),
-            f"{key}_max": float(np.max(numbers))}  # fmt: skip
 
 
 def spent(call: Callable[[], Any]) -> tuple[Any, float, float]:

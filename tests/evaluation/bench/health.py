@@ -24,11 +24,19 @@ from rich.console import Console
 from connectors.agents import EVENT
 from tests.evaluation.bench import run as bench_run
 from tests.evaluation.bench.load import GPUS_PER_RACK, START_NS, Arrivals
-from tests.evaluation.harness import answer_parent, ask_child, cell, short, table
+from tests.evaluation.harness import (
+    Figures,
+    answer_parent,
+    ask_child,
+    cell,
+    part_of,
+    percentiles,
+    short,
+    table,
+)
 from twin.catalogue import NS, BadMessage
 from twin.telemetry import FaultReported, Message
 
-Figures = dict[str, float | int | str]
 FAULTS_PER_S, RACKS = 10_000, 1389
 BEST_PEER_PER_S = 57.0  # source: the best figure of an open peer that the project's requirements name
 # (key, whether more is better, bound): the budget of a tick is that of `bench`, a look's is its design's
@@ -177,9 +185,7 @@ def _phase(run: Storm, phase: str, ticks: int) -> dict[str, float | int]:
     out: dict[str, float | int] = {f"{phase}_looks": len(run.looks), f"{phase}_rss_bytes": rss_bytes()}
     for part, t in times.items():
         if len(t):
-            out |= {f"{phase}_{part}_ms_p50": float(np.percentile(t, 50)),
-                    f"{phase}_{part}_ms_p99": float(np.percentile(t, 99)),
-                    f"{phase}_{part}_ms_max": float(t.max())}  # fmt: skip
+            out |= percentiles(f"{phase}_{part}_ms", t)
     for name in ("journal_bytes", "trace_bytes"):
         out[f"{phase}_{name}"] = float(np.median(run.counts[f"{name}_per_tick"][-ticks:]))
     return out
@@ -228,12 +234,11 @@ def measure_health(quick: bool, scratch: Path, say: Callable[[str], None]) -> Fi
         return ask_child("tests.evaluation.bench.health", task, f"health.{label}.")
 
 
-def show_health(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The table of this part."""
-    prefix = next((p for p in ("health.n100k.", "health.quick.") if f"{p}gpus" in found), None)
-    if prefix is None:
+    mine = part_of(found, ("health.n100k.", "health.quick."), "gpus")
+    if not mine:
         return
-    mine = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
     title = f"Health of {mine['gpus']:,} GPUs, {mine['nodes']:,} nodes; times as p50 / p99 / max"
     heads = ("", "quiet", f"{mine['faults_offered_per_s']:,} faults a second")
     rows = [(row, *(cell(mine, key, factor) for key in (quiet, storm))) for row, quiet, storm, factor in ROWS]

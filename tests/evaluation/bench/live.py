@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import yaml
 from rich.console import Console
 
@@ -26,7 +25,7 @@ from tests.evaluation.bench.broker_process import a_broker
 from tests.evaluation.bench.history import bench_history
 from tests.evaluation.bench.load import GPUS_PER_RACK
 from tests.evaluation.bench.wire import FORMS, PLACES, SIGNALS, SMALL, Publisher, make_round, wire_site
-from tests.evaluation.harness import PERCENTILES, short, table
+from tests.evaluation.harness import PERCENTILES, percentiles, short, table
 from twin.api import Client
 from twin.catalogue import ConnectorError
 from twin.simulation import HOST, end_child, free_port, need_agent, reached, start_child, start_daemon, tail
@@ -146,8 +145,8 @@ def _react(folder: Path, port: int, quick: bool) -> Figures:
                         f"{got.unanswered} readings beyond their guard had no answer ({got.kind}); the "
                         f"daemon's log ends with: {tail(daemon.log)}"
                     )
-                out |= _percentiles(f"live.{got.kind}_latency_s", got.latency_s)
-                out |= _percentiles(f"live.{got.kind}_request_s", got.request_s)
+                out |= percentiles(f"live.{got.kind}_latency_s", got.latency_s)
+                out |= percentiles(f"live.{got.kind}_request_s", got.request_s)
                 out[f"live.{got.kind}_samples"] = len(got.latency_s)
                 if got.kind == "urgent":  # while all of it still speaks
                     out |= daemon.figures("live.act", task.racks * GPUS_PER_RACK)
@@ -156,12 +155,6 @@ def _react(folder: Path, port: int, quick: bool) -> Figures:
         finally:
             end_child(child)
     return out
-
-
-def _percentiles(key: str, seconds: list[float]) -> Figures:
-    times = np.array(seconds)
-    return {f"{key}_p50": float(np.percentile(times, 50)), f"{key}_p99": float(np.percentile(times, 99)),
-            f"{key}_max": float(times.max())}  # fmt: skip
 
 
 class _Daemon:

@@ -9,7 +9,6 @@ under `power.quick.`, so that no goal is judged by them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +26,16 @@ from policies.power_capping import (
     pairs_of,
     sums_w,
 )
-from tests.evaluation.harness import answer_parent, ask_child, cell, table
+from tests.evaluation.harness import (
+    Figures,
+    answer_parent,
+    ask_child,
+    cell,
+    part_of,
+    percentiles,
+    table,
+    timed_ms,
+)
 from twin.catalogue import F64, NS
 from twin.config import read_yaml, spec_of
 from twin.contracts import Memory, Policy
@@ -35,7 +43,6 @@ from twin.engine import Engine
 from twin.site import build_site
 from twin.telemetry import Block, Inbox
 
-Figures = dict[str, float | int | str]
 SITE = "deploy/sites/atlas-100k.yaml"
 START_NS = 1_767_261_600 * NS
 OTHER_W, LOSS_PU = 15_000.0, 0.05  # of a rack, beside its GPUs and on the way to them. source: estimate
@@ -117,17 +124,6 @@ def by_programs(devices: Devices, budgets: Budgets) -> F64:
     return power_w
 
 
-def _timed(work: Callable[[], object], rounds: int) -> tuple[F64, F64]:
-    """(wall, processor) milliseconds of every round; one before them is not counted."""
-    wall, cpu = np.empty(rounds), np.empty(rounds)
-    work()
-    for i in range(rounds):
-        begun, begun_cpu = time.perf_counter(), time.process_time()
-        work()
-        wall[i], cpu[i] = time.perf_counter() - begun, time.process_time() - begun_cpu
-    return 1e3 * wall, 1e3 * cpu
-
-
 def _policies(task: PowerLoad) -> tuple[dict[str, F64], int]:
     """(times of both policies on the site, quiet and binding; how many GPUs it has)."""
     policies: tuple[Policy, ...] = (PowerCap(), PowerGuard())
@@ -163,34 +159,33 @@ def _policies(task: PowerLoad) -> tuple[dict[str, F64], int]:
 
 
 def _asked(policy: Policy, engine: Engine, memory: Memory, rounds: int) -> F64:
-    return _timed(lambda: policy.propose(engine.view(1.0), memory), rounds)[0]
+    return timed_ms(lambda: policy.propose(engine.view(1.0), memory), rounds)[0]
 
 
 def measured(task: PowerLoad) -> dict[str, float | int]:
     """Figures of a task: times in ms, and how far the linear program is from the allocation."""
     devices, budgets = made_up(task.devices, task.groups)
     times: dict[str, F64] = {}
-    times["allocate_ms"], times["allocate_cpu_ms"] = _timed(
+    times["allocate_ms"], times["allocate_cpu_ms"] = timed_ms(
         lambda: allocate(devices, budgets, task.groups), task.rounds
     )
     found, gpus = _policies(task)
     times |= found
     few = max(2, task.part // 10)
     part = made_up(task.part, few)
-    times["part_ms"], _ = _timed(lambda: allocate(*part, few), task.rounds)
-    times["program_ms"], _ = _timed(lambda: by_programs(*part), max(1, task.rounds // 20))
+    times["part_ms"], _ = timed_ms(lambda: allocate(*part, few), task.rounds)
+    times["program_ms"], _ = timed_ms(lambda: by_programs(*part), max(1, task.rounds // 20))
     ours, theirs = allocate(*part, few).power_w, by_programs(*part)
     out: dict[str, float | int] = {
         "devices": task.devices, "gpus": gpus, "part_devices": task.part,
         "program_differs_pu": float(np.max(np.abs(ours - theirs) / np.maximum(ours, 1.0))),
     }  # fmt: skip
     for name, t in times.items():
-        out |= {f"{name}_p50": float(np.percentile(t, 50)), f"{name}_p99": float(np.percentile(t, 99)),
-                f"{name}_max": float(t.max())}  # fmt: skip
+        out |= percentiles(name, t)
     return out
 
 
-def measure_power(quick: bool, say: Callable[[str], None]) -> Figures:
+def measure_power(quick: bool, _: Path, say: Callable[[str], None]) -> Figures:
     """Figures of the allocation and both policies, from a process of its own. Raises CalledProcessError."""
     root = Path(__file__).resolve().parents[3]
     task = PowerLoad(100_000, 1400, 60, str(root / SITE), 400)
@@ -201,12 +196,11 @@ def measure_power(quick: bool, say: Callable[[str], None]) -> Figures:
     return ask_child("tests.evaluation.bench.power", task, prefix)
 
 
-def show_power(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The table of this part."""
-    prefix = next((p for p in ("power.n100k.", "power.quick.") if f"{p}devices" in found), None)
-    if prefix is None:
+    mine = part_of(found, ("power.n100k.", "power.quick."), "devices")
+    if not mine:
         return
-    mine = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
     title = f"Power shared among {mine['devices']:,} made-up devices, and policies on {mine['gpus']:,} GPUs"
     rows = [(row, cell(mine, key)) for row, key in ROWS]
     out.print(table(f"{title}; times as p50 / p99 / max", ("", "ms"), rows))

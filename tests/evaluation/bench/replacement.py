@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from rich.console import Console
 
-from tests.evaluation.harness import answer_parent, ask_child, cell, short, table
+from tests.evaluation.harness import (
+    Figures,
+    answer_parent,
+    ask_child,
+    cell,
+    part_of,
+    percentiles,
+    short,
+    table,
+)
 from twin.catalogue import NS
 
-Figures = dict[str, float | int | str]
 ROUNDS, FLAGGED = 12, 1000
 SEEDS, DAYS, WARM_DAYS = (100, 101), 30.0, 14.0
 # (key, whether more is better, bound), from the requirements of the project
@@ -70,9 +79,7 @@ def triage(task: ReplacementLoad) -> dict[str, float | int]:
             arm.decide(view)
             if step >= 3:
                 wall.append(1e3 * (time.perf_counter() - begun))
-    some = np.array(wall)
-    return {"flagged": min(task.flagged, n), "triage_ms_p50": float(np.percentile(some, 50)),
-            "triage_ms_p99": float(np.percentile(some, 99)), "triage_ms_max": float(some.max())}  # fmt: skip
+    return {"flagged": min(task.flagged, n), **percentiles("triage_ms", wall)}
 
 
 def measured(task: ReplacementLoad) -> dict[str, float | int]:
@@ -95,7 +102,7 @@ def measured(task: ReplacementLoad) -> dict[str, float | int]:
     return out
 
 
-def measure_replacement(quick: bool, say: Callable[[str], None]) -> Figures:
+def measure_replacement(quick: bool, _: Path, say: Callable[[str], None]) -> Figures:
     """Figures from a process of its own. Raises CalledProcessError if it fails."""
     task = (
         ReplacementLoad(1, 100, 2, 2.0, 1.0, (100,))
@@ -109,12 +116,11 @@ def measure_replacement(quick: bool, say: Callable[[str], None]) -> Figures:
     return ask_child("tests.evaluation.bench.replacement", task, prefix)
 
 
-def show_replacement(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The table of this part."""
-    prefix = next((p for p in ("replacement.n1k.", "replacement.quick.") if f"{p}flagged" in found), None)
-    if prefix is None:
+    mine = part_of(found, ("replacement.n1k.", "replacement.quick."), "flagged")
+    if not mine:
         return
-    mine = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
     arms = [k.removesuffix(".lost_gpu_h") for k in mine if k.endswith(".lost_gpu_h")]
     title = f"Simulated: {mine['nodes']:,} nodes, {mine['days']:g} days, {mine['seeds']} seeds"
     heads = ["", *(arm.replace("_", " ") for arm in arms)]

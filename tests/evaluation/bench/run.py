@@ -20,7 +20,7 @@ import numpy as np
 
 from connectors.agents import ItDecoder
 from tests.evaluation.bench.load import COUNTERS, GAUGES, RACK, START_NS, Arrivals, Load, spec_for
-from tests.evaluation.harness import answer_parent
+from tests.evaluation.harness import answer_parent, percentiles
 from twin.catalogue import NS
 from twin.config import make_engine
 from twin.contracts import Decision, EndRecord
@@ -231,8 +231,7 @@ def figures(run: Run, ticks: int) -> dict[str, float]:
     times["take_trace_tick_journal_cpu"] = 1e3 * np.array(run.counts.pop("cpu_s"))
     times["tick_rest"] = times["tick"] - sum(t for part, t in times.items() if part.startswith("tick_"))
     for part, t in times.items():
-        out |= {f"{part}_ms_p50": float(np.percentile(t, 50)), f"{part}_ms_p99": float(np.percentile(t, 99)),
-                f"{part}_ms_max": float(t.max())}  # fmt: skip
+        out |= percentiles(f"{part}_ms", t)
     for name, values in run.counts.items():
         out |= {f"{name}_p50": float(np.median(values)), f"{name}_max": float(np.max(values))}
     out["trace_bytes_per_tick_mean"] = float(np.mean(run.counts["trace_bytes_per_tick"]))

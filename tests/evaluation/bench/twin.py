@@ -92,7 +92,7 @@ def _flat(prefix: str, tree: Mapping[str, Any]) -> Figures:
     return out
 
 
-def show_twin(found: Figures, out: Console) -> None:
+def show(found: Figures, out: Console) -> None:
     """The figures as tables: speed by size, score by figure."""
     speed = Table(title="simulated seconds per second (one core)")
     sizes = [s for s in plant.SIZES if f"plant.{s}.truth_x_real_time" in found]

@@ -8,8 +8,8 @@ import time
 from rich.console import Console
 
 from tests.evaluation.checkpoint.suite import say_suite, suite
+from tests.evaluation.harness import print_result
 from twin.backtest import ArgumentCheck, SaveCosts
-from twin.cli import write_json
 from twin.run import ProgressBar
 
 
@@ -34,10 +34,5 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     with ProgressBar(err, "suite") as bar:
         result = suite(SaveCosts(save_s, restart_s, flush_s), args.seed, bar.move)
-    result |= {"save_s": save_s, "restart_s": restart_s, "flush_s": flush_s, "seed": args.seed,
-               "wall_s": round(time.monotonic() - begun, 3)}  # fmt: skip
-    if args.json:
-        write_json(result, out)
-    else:
-        say_suite(result, out)
-    return 0
+    result |= {"save_s": save_s, "restart_s": restart_s, "flush_s": flush_s, "seed": args.seed}
+    return print_result(result, begun, args, out, say_suite)

@@ -6,14 +6,13 @@ Prints tables or one JSON object.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from twin.catalogue import ConfigError, clean
-from twin.cli import write_json
+from tests.evaluation.harness import chosen, number_in, print_result
+from twin.catalogue import ConfigError
 
 SUITES = ("week", "response", "carbon")
 SITES = ("a", "b")
@@ -62,30 +61,20 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
         if args.troubles:
             raise ConfigError(f"--troubles with --suite {args.suite}: expected --suite week")
         return _asked_by_grid(args, out, err)
-    arms = list(ARMS)
-    if args.arms is not None:
-        arms = list(dict.fromkeys(word.strip() for word in args.arms.split(",")))
-        wrong = [word for word in arms if word not in ARMS]
-        if wrong:
-            raise ConfigError(f"--arms {clean(', '.join(wrong), 100)}: expected some of {', '.join(ARMS)}")
+    arms = chosen("--arms", args.arms, {arm: arm for arm in ARMS}, ARMS)
     first = FIRST_SEED if args.first_seed is None else args.first_seed
-    first = int(_number("--first-seed", first, 0, 2**31 - 1 - MOST_SEEDS))
-    count = int(_number("--seeds", args.seeds, 1, MOST_SEEDS))
-    days = _number("--days", args.days, 1.0 / 24.0, MOST_DAYS)
-    scale = _number("--scale", args.scale, 0.01, MOST_SCALE)
-    jobs = int(_number("--jobs", args.jobs, 1, MOST_JOBS))
+    first = int(number_in("--first-seed", first, 0, 2**31 - 1 - MOST_SEEDS))
+    count = int(number_in("--seeds", args.seeds, 1, MOST_SEEDS))
+    days = number_in("--days", args.days, 1.0 / 24.0, MOST_DAYS)
+    scale = number_in("--scale", args.scale, 0.01, MOST_SCALE)
+    jobs = int(number_in("--jobs", args.jobs, 1, MOST_JOBS))
     sites = SITES if args.site == "both" else (args.site,)
     demand = recorded(args.events)
     begun = time.monotonic()
     with ProgressBar(err, "weeks") as bar:
-        told = suite(sites, demand, range(first, first + count), arms, days, jobs, scale, bar.move,
+        result = suite(sites, demand, range(first, first + count), arms, days, jobs, scale, bar.move,
                      troubles=args.troubles)  # fmt: skip
-    told["wall_s"] = round(time.monotonic() - begun, 3)
-    if args.json:
-        write_json(told, out)
-    else:
-        say_week(told, out)
-    return 0
+    return print_result(result, begun, args, out, say_week)
 
 
 def _asked_by_grid(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -98,34 +87,19 @@ def _asked_by_grid(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     week = args.suite == "carbon"
     known = power_carbon.ARMS if week else power_response.ARMS
-    arms: list[str] = list(power_carbon.USUAL_ARMS) if week else list(known)
-    if args.arms is not None:
-        arms = list(dict.fromkeys(word.strip() for word in args.arms.split(",")))
-        wrong = [word for word in arms if word not in known]
-        if wrong:
-            raise ConfigError(f"--arms {clean(', '.join(wrong), 100)}: expected some of {', '.join(known)}")
+    usual = power_carbon.USUAL_ARMS if week else known
+    arms = chosen("--arms", args.arms, {arm: arm for arm in known}, usual)
     first = FIRST_SEED if args.first_seed is None else args.first_seed
-    first = int(_number("--first-seed", first, 0, 2**31 - 1 - MOST_SEEDS))
-    seeds = range(first, first + int(_number("--seeds", args.seeds, 1, MOST_SEEDS)))
-    jobs, site = int(_number("--jobs", args.jobs, 1, MOST_JOBS)), "a" if args.site == "both" else args.site
-    hours = round(24 * _number("--days", args.days, 1.0, MOST_DAYS))
-    scale = _number("--scale", args.scale, 0.01, MOST_SCALE)
+    first = int(number_in("--first-seed", first, 0, 2**31 - 1 - MOST_SEEDS))
+    seeds = range(first, first + int(number_in("--seeds", args.seeds, 1, MOST_SEEDS)))
+    jobs, site = int(number_in("--jobs", args.jobs, 1, MOST_JOBS)), "a" if args.site == "both" else args.site
+    hours = round(24 * number_in("--days", args.days, 1.0, MOST_DAYS))
+    scale = number_in("--scale", args.scale, 0.01, MOST_SCALE)
     demand, begun = recorded(args.events) * scale, time.monotonic()
     with ProgressBar(err, "runs") as bar:
         if week:
             root = args.events.resolve().parent if args.recordings is None else args.recordings
-            told = carbon(root, demand, seeds, arms=arms, site=site, jobs=jobs, move=bar.move, hours=hours)
+            result = carbon(root, demand, seeds, arms=arms, site=site, jobs=jobs, move=bar.move, hours=hours)
         else:
-            told = response(demand, seeds, site, arms, jobs, bar.move)
-    told["wall_s"] = round(time.monotonic() - begun, 3)
-    if args.json:
-        write_json(told, out)
-    else:
-        (say_carbon if week else say_response)(told, out)
-    return 0
-
-
-def _number(option: str, value: float, low: float, high: float) -> float:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ConfigError(f"{option} {value:g}: expected {low:g} to {high:g}")
-    return value
+            result = response(demand, seeds, site, arms, jobs, bar.move)
+    return print_result(result, begun, args, out, say_carbon if week else say_response)

@@ -10,12 +10,11 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from tests.evaluation.harness import chosen, number_in, print_result
 from twin.catalogue import ConfigError, clean
-from twin.cli import write_json
 
 SUITES = ("simulated",)
 LEAST_DAYS = 14  # of a replay. source: estimate
@@ -57,21 +56,6 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     return _suite(args, out, err) if args.events is None else _replayed(args, out, err)
 
 
-def _chosen(option: str, text: str | None, known: dict[str, Any], default: list[str]) -> list[Any]:
-    words = default if text is None else [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if word not in known]
-    if wrong or not words:
-        raise ConfigError(f"{option} {clean(', '.join(wrong), 100)}: expected some of {', '.join(known)}")
-    return [known[word] for word in dict.fromkeys(words)]
-
-
-def _number(option: str, value: float | None, default: float, low: float, high: float) -> float:
-    found = default if value is None else value
-    if not (math.isfinite(found) and low <= found <= high):
-        raise ConfigError(f"{option} {found:g}: expected {low:g} to {high:g}")
-    return found
-
-
 def _suite(args: argparse.Namespace, out: Console, err: Console) -> int:
     from tests.evaluation.replacement.fleet import SCENARIOS, WARNINGS
     from tests.evaluation.replacement.scores import ARMS, FIRST_SEED, suite
@@ -79,22 +63,21 @@ def _suite(args: argparse.Namespace, out: Console, err: Console) -> int:
     from twin.run import ProgressBar
 
     fleets = {name.removeprefix("rate_"): found for name, found in SCENARIOS.items()}
-    scenarios = _chosen("--rate", args.rate, fleets, list(fleets))
-    warnings = _chosen("--warnings", args.warnings, dict(WARNINGS), ["measured"])
-    arms = _chosen("--arms", args.arms, {a: a for a in ARMS}, list(ARMS))
-    first = int(_number("--first-seed", args.first_seed, FIRST_SEED, 0, 2**31 - 1 - MOST_SEEDS))
-    count = int(_number("--seeds", args.seeds, 3, 1, MOST_SEEDS))
-    days = _number("--days", args.days, 90.0, 1.0, MOST_DAYS)
-    jobs = int(_number("--jobs", args.jobs, 1, 1, MOST_JOBS))
+    scenarios = chosen("--rate", args.rate, fleets, list(fleets))
+    warnings = chosen("--warnings", args.warnings, dict(WARNINGS), ["measured"])
+    arms = chosen("--arms", args.arms, {a: a for a in ARMS}, list(ARMS))
+    first = int(number_in("--first-seed", _or(args.first_seed, FIRST_SEED), 0, 2**31 - 1 - MOST_SEEDS))
+    count = int(number_in("--seeds", _or(args.seeds, 3), 1, MOST_SEEDS))
+    days = number_in("--days", _or(args.days, 90.0), 1.0, MOST_DAYS)
+    jobs = int(number_in("--jobs", args.jobs, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "quarters") as bar:
-        told = suite(scenarios, warnings, range(first, first + count), arms, days, jobs, bar.move)
-    told["wall_s"] = round(time.monotonic() - begun, 3)
-    if args.json:
-        write_json(told, out)
-    else:
-        say_suite(told, out)
-    return 0
+        result = suite(scenarios, warnings, range(first, first + count), arms, days, jobs, bar.move)
+    return print_result(result, begun, args, out, say_suite)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -117,15 +100,11 @@ def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     with ProgressBar(err, "replay") as bar:
         rules = replay(log, from_d, bar.move)
-    told = {
+    result = {
         "events": args.events.name, "nodes": log.n, "faults": log.k, "faults_scored": rules[0]["faults"],
         "from_day": from_d, "until_day": log.until_d, "simulated": False, "notes": list(read.notes),
-        "rules": rules, "wall_s": round(time.monotonic() - begun, 3),
+        "rules": rules,
     }  # fmt: skip
-    if args.json:
-        write_json(told, out)
-        return 0
-    for note in read.notes:
+    for note in () if args.json else read.notes:
         err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
-    say_replay(told, out)
-    return 0
+    return print_result(result, begun, args, out, say_replay)
