@@ -13,7 +13,7 @@ from twin.plant import Script, scenario_of
 from twin.simulation import Simulation
 
 pytestmark = pytest.mark.slow
-WARM_S = 900
+WARM_S = 500
 
 
 @pytest.fixture(scope="module")
