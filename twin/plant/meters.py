@@ -163,8 +163,8 @@ class Meter:
     seldom: bool = False
 
 
+class Sampling(NamedTuple):
     """The reading of a panel: every `period_s`, with errors out of `noise`, all of them times `scale`."""
-    """How a panel is read: every `period_s`, with errors out of `noise`, all of them times `scale`."""
 
     period_s: float
     noise: Noise
