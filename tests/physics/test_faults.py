@@ -342,7 +342,7 @@ def test_a_site_without_cooling_has_no_cooling_faults() -> None:
 # What the plant makes of it.
 
 
-def truth_after(*scripts: Script, seconds: int = 240) -> Truth:
+def truth_after(*scripts: Script, seconds: int = 120) -> Truth:
     steady = Mix(constant_pu=0.9)
     plant = Plant(SITE, seed=1, scenario=Scenario("x", workload=steady, faults=scripts))
     for _ in range(seconds):

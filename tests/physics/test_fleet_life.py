@@ -240,7 +240,7 @@ def test_what_a_failure_holds_is_free_once_it_is_repaired() -> None:
 
 
 def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
-    whole, half, none = (drawn(days=120.0, strength=x) for x in (1.0, 0.5, 0.0))
+    whole, half, none = (drawn(days=50.0, strength=x) for x in (1.0, 0.5, 0.0))
     for name in ("node", "kind", "device", "begin_s", "end_s", "shows", "precursor_s", "shared"):
         one = getattr(whole.failures, name)
         assert all(np.array_equal(one, getattr(x.failures, name), equal_nan=one.dtype.kind == "f")
@@ -295,7 +295,8 @@ def test_noise_comes_as_often_as_the_table_says() -> None:
 
 
 def test_nothing_harmless_befalls_a_node_that_is_down() -> None:
-    timeline, f = drawn(days=60.0, strength=0.0), drawn(days=60.0, strength=0.0).failures
+    timeline = drawn(days=30.0, strength=0.0)
+    f = timeline.failures
     spans: dict[int, list[tuple[float, float]]] = {}
     for node, a, b in zip(f.node.tolist(), f.begin_s.tolist(), f.end_s.tolist(), strict=True):
         spans.setdefault(node, []).append((a, b))

@@ -13,7 +13,7 @@ from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.sensor_checks import Meters, SensorChecks
-from twin.diagnosis.signature import GPU_POWER, NODE_POWER, PSU1, PSU2
+from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.site import CDU_FILTER_DROP_PA
@@ -34,7 +34,6 @@ STARVED_PU, BLOCKED_DROPS = 0.3, 2.5  # of the nominal flow; of a clean filter's
 HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware, software and hardware thermal
 _BITS_ROW = TABLES["gpu"].by_name["clock_event_bits"].row
 BUSY_PU = 0.35  # of its rated power; source: estimate
-LOOP_USUAL = "loop.supply_temp_c/usual"
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate

@@ -17,7 +17,7 @@ from twin.contracts import Fault, Finding, Residual, Windows
 from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
 from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.diagnosis.device_reports import DeviceReports
-from twin.diagnosis.devices import LOOP_USUAL, DeviceFaults
+from twin.diagnosis.devices import DeviceFaults
 from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.isolation import FaultIsolation
@@ -27,6 +27,7 @@ from twin.diagnosis.signature import (
     GPU_CLOCK,
     GPU_POWER,
     GPU_TEMP,
+    LOOP_USUAL,
     NODE_POWER,
     PSU1,
     PSU2,

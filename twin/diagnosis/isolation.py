@@ -54,27 +54,10 @@ PLAIN, PRESENT_PU = 8.0, 0.25
 PLAIN_NODE = 2.0  # of a node: what tells a meter that is off from a device that draws more than usual
 # The newest reading of a row agrees with the mean over the last few to this share: it is not over.
 LASTING_PU = 0.33
-PROMPT = frozenset(
-    (
-        BRANCH,
-        SUM,
-        DROP,
-        PUMP,
-        RACK_SUPPLY,
-        VALVE,
-        WATER,
-        LOOP_FLOW,
-        NODE_POWER,
-        RACK_POWER,
-        FILTER,
-        HEAT_FLOW,
-        SPLIT,
-        GPU_POWER,
-        GPU_CLOCK,
-        PSU1,
-        PSU2,
-    )
-)
+PROMPT = frozenset((
+    BRANCH, SUM, DROP, PUMP, RACK_SUPPLY, VALVE, WATER, LOOP_FLOW, NODE_POWER, RACK_POWER, FILTER, HEAT_FLOW,
+    SPLIT, GPU_POWER, GPU_CLOCK, PSU1, PSU2,
+))  # fmt: skip
 FELT_FIRST = 0.3  # of a GPU's rise is there when the flow's reading comes, which is older; source: estimate
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
 ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart

@@ -34,13 +34,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "site": ("outdoor_temp_c", "outdoor_wet_bulb_c"),
 }  # fmt: skip
 # Positions and settings without noise: they may stand still, and move when the process does.
-NOISELESS = (
-    "valve_pu",
-    "facility_valve1_pu",
-    "facility_valve2_pu",
-    "pump1_speed_pu",
-    "pump2_speed_pu",
-)
+NOISELESS = ("valve_pu", "facility_valve1_pu", "facility_valve2_pu", "pump1_speed_pu", "pump2_speed_pu")
 # Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
 COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
 # Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
