@@ -11,6 +11,8 @@ from twin.telemetry import SparseState, cell
 # minutes are a burst; source: estimate.
 XIDS, XID_S = 3, 600.0
 XID_KEPT = 32  # per GPU
+# From 1 / STORM_SHARE of the GPUs on all have a row, until fewer than 1 / FADED_SHARE of the rows are in use
+STORM_SHARE, FADED_SHARE = 8, 32
 OFF_BUS_XID = 79
 _FAR = 2**31 - 1  # stands for all codes that are no number of 31 bits
 
@@ -38,9 +40,11 @@ class Xids(SparseState):
         of = gpu[order]
         first = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
         which, count = of[first], np.diff(first, append=len(of))
-        known = self.find(which)[1]
-        if not known.all():
-            self.insert(which[~known])
+        new = which[~self.find(which)[1]]
+        if len(new):
+            if STORM_SHARE * (len(self) + len(new)) > self.sizes["gpu"]:  # rows for all, at once
+                new = np.setdiff1d(np.arange(self.sizes["gpu"], dtype=np.int32), self.index)
+            self.insert(new)
         at, _ = self.find(which)
         row = np.repeat(at, count)
         nth = self.many[row] + np.arange(len(row)) - np.repeat(first, count)
@@ -65,7 +69,7 @@ class Xids(SparseState):
                 column[quiet] = 0
             for gpu in self.index[quiet].tolist() if self._text else ():
                 self._text.pop(gpu, None)  # its next burst may have as many
-            if 2 * np.count_nonzero(self.many) < len(self):
+            if FADED_SHARE * np.count_nonzero(self.many) < len(self):
                 self.keep(self.many > 0)
         lasting = (self.burst_from_ns > 0) & (self.burst_from_ns >= since_ns)
         self.burst_ns[~lasting] = 0
