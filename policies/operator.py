@@ -69,27 +69,27 @@ class Operator:
         entity, inside = scope_of(view, request)
         rows: list[dict[str, Value]] = []
         unknown = 0
-        for asked in view.requests:
-            proposal, control = self._proposal(view, asked), find_control(asked.control)
+        for standing in view.requests:
+            proposal, control = self._proposal(view, standing), find_control(standing.control)
             unknown += proposal is None
             if proposal is None or control is None:
                 continue
             index = in_scope(inside, control.table, proposal.index)
             if len(index):
-                withdraw = f"racktwin withdraw {clean(asked.id, 120)}"
+                withdraw = f"racktwin withdraw {clean(standing.id, 120)}"
                 rows.append(
                     {
-                        "request": clean(asked.id, 120),
-                        "author": clean(asked.author, 120),
-                        "control": asked.control,
+                        "request": clean(standing.id, 120),
+                        "author": clean(standing.author, 120),
+                        "control": standing.control,
                         "count": len(index),
                         "first": view.site.name(control.table, int(index[0])),
-                        "lo": finite(asked.lo),
-                        "hi": finite(asked.hi),
+                        "lo": finite(standing.lo),
+                        "hi": finite(standing.hi),
                         "want": finite(proposal.want[0]),
                         "unit": control.unit,
-                        "ends_s": (asked.expires_ns - view.now_ns) / NS if asked.expires_ns else None,
-                        "reason": clean(asked.reason, 200),
+                        "ends_s": (standing.expires_ns - view.now_ns) / NS if standing.expires_ns else None,
+                        "reason": clean(standing.reason, 200),
                         "lift": withdraw,
                     }
                 )

@@ -70,7 +70,7 @@ def ettr_believed(
 ) -> F64:
     """ETTR [n] expected over a Gamma belief in the rate of failures, of mean `per_s` and `shape` (inf: sure).
 
-    One tier, as `checkpoint_time.ettr`. NaN where an input is NaN.
+    One tier, as `single_tier.ettr`. NaN where an input is NaN.
     """
     arrays = np.broadcast_arrays(
         *(

@@ -119,6 +119,6 @@ def _good_readings(view: View, key: str) -> F64:
 def reports_checkpoints(view: View, slots: I32) -> Bool:
     """Jobs that ever said anything of checkpoints: whether another saves at all, nobody knows [m]."""
     jobs = view.jobs
-    said = jobs.checkpoint_interval_s[slots] + jobs.checkpoint_save_s[slots]
-    out: Bool = (said + jobs.checkpoint_restart_s[slots] > 0) | (jobs.checkpoint_told_ns[slots] > 0)
+    reported = jobs.checkpoint_interval_s[slots] + jobs.checkpoint_save_s[slots]
+    out: Bool = (reported + jobs.checkpoint_restart_s[slots] > 0) | (jobs.checkpoint_told_ns[slots] > 0)
     return out

@@ -62,10 +62,10 @@ def at_risk_s(view: View, slots: I32, interval_s: F64, terms: SaveTerms) -> tupl
     age_s = np.maximum((view.now_ns - since_ns) / NS, 0.0)
     period_s = np.where(interval_s > 0, interval_s, np.nan) + terms.block_s
     half_s = 0.5 * period_s
-    told = saved_ns > 0
-    lost_s = np.where(told, age_s, np.fmin(age_s, half_s))
-    next_s = np.where(told, np.maximum(period_s - age_s, 0.0), half_s)
-    next_s = np.where(told & (age_s > 2.0 * period_s), period_s, next_s)
+    reported = saved_ns > 0
+    lost_s = np.where(reported, age_s, np.fmin(age_s, half_s))
+    next_s = np.where(reported, np.maximum(period_s - age_s, 0.0), half_s)
+    next_s = np.where(reported & (age_s > 2.0 * period_s), period_s, next_s)
     return np.where(np.isnan(period_s), np.nan, lost_s), next_s
 
 

@@ -5,8 +5,8 @@ durably as well. A soft failure (a process) recovers from the last save in memor
 the last durable save whose flush has ended, which fills the memory tier again. Failures of both kinds come at
 constant rates, in training, saves, flushes and restarts alike. A restart that is struck begins again as the
 kind that is due: a soft failure in the restart after a hard one leaves it that. A flush outlives a soft
-failure, since what holds the memory tier carries it on, and a hard one undoes it. Pure NumPy, seconds; may
-import checkpoint_time and twin.telemetry.frame.
+failure, since what holds the memory tier carries it on, and a hard one undoes it. Times are in
+seconds.
 
 The hard failures are renewals: between two of them only soft failures strike. What a stretch keeps is k
 local_s for each durable save that is done before its end, so
@@ -20,7 +20,7 @@ begin again are known in closed form. With L = h + s and E(t) = e^(L t) - 1:
     task of length t:   psi(t) = 1 / (1 + eps E(t)),   eps = 1 - (s/L) rho(local restart)
     ETTR = k local_s h rho(R) e^(-h F) / (psi(local_s + c)^-k psi(C)^-1 - 1)
 
-With s = 0, c = 0 and k = 1 it is the ETTR of `checkpoint_time`.
+With s = 0, c = 0 and k = 1 it is the ETTR of `single_tier`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def best_two_tier(
 
     With both rates known and k any number the problem falls apart: ETTR is (u - v) / (e^u - 1), u the
     exponent of a cycle and v the durable save's part of it, times what the segment alone decides, its
-    length over its exponent. So first the segment, then u as in `checkpoint_time`, then Newton over the
+    length over its exponent. So first the segment, then u as in `single_tier`, then Newton over the
     belief; at last the whole k on either side, each with the segment that is best for it.
     """
     mean, nodes = _positive_saves(mean), _positive_saves(nodes)

@@ -1,7 +1,7 @@
 """The intervals of many jobs at once: durable and in memory, under a rate of failures that is only believed.
 
 What is known of each job comes as `Terms`, what is best for it goes as a `Plan`. Jobs with a memory tier
-follow the scheme of `checkpoint_levels`, the others that of `checkpoint_time`; what is maximised is the
+follow the scheme of `levels`, the others that of `single_tier`; what is maximised is the
 mean of the ETTR over the belief. Nothing is raised: times and rates below 0 count as 0, those beyond 1e12 s
 as 1e12 s, and a job with NaN where a time or rate should be gets NaN and no other job notices. Pure NumPy;
 """

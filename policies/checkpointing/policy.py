@@ -113,15 +113,17 @@ class Checkpoint:
 
 
 def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
-    held = job_nodes(view, slots)
-    rates = interruption_rates(view, held)
-    terms, source = save_terms(view, slots, held, rates)
-    told, own = view.jobs.checkpoint_interval_s[slots], kept["interval_s"][slots]
-    proposed = np.where(own > 0, own, told)
+    nodes = job_nodes(view, slots)
+    rates = interruption_rates(view, nodes)
+    terms, source = save_terms(view, slots, nodes, rates)
+    reported_s, own = view.jobs.checkpoint_interval_s[slots], kept["interval_s"][slots]
+    proposed = np.where(own > 0, own, reported_s)
     local = np.where(
         kept["local_s"][slots] > 0, kept["local_s"][slots], view.jobs.checkpoint_local_interval_s[slots]
     )
-    return JobBatch(slots, held, rates, terms, source, proposed, np.where(told > 0, told, own), local)
+    return JobBatch(
+        slots, nodes, rates, terms, source, proposed, np.where(reported_s > 0, reported_s, own), local
+    )
 
 
 def _storage_duty(batch: JobBatch) -> float:

@@ -2,15 +2,14 @@
 
 Failures come at a constant rate; a share of them, the recall, is foretold at least as long ahead as a
 save takes. Beside them come false alarms, so that a share of all alarms, the precision, is true. An alarm
-is answered with a save at once if enough work would be lost, and the job then begins a new interval. Pure
-NumPy, seconds, one tier, saves that are durable when training goes on; may import checkpoint_time and
-twin.telemetry.frame.
+is answered with a save at once if enough work would be lost, and the job then begins a new interval. One
+tier, seconds; saves are durable when training goes on.
 
 The model, exactly: alarms come as a Poisson process of rate recall / (precision MTTF). One that finds the
 job training, with at least `answered_s` of work at stake, is answered; if it is true the failure strikes
 when that save is done. One that comes in a save is answered by this save. One that is not answered, and one
 that comes in a restart, strikes at once if it is true and is nothing otherwise. All else is as in
-`checkpoint_time`.
+`single_tier`.
 
 Warnings come longer ahead than a save takes. Then the save is best begun as late as it may be, or training
 does not go on after it (a drain): a job that saves at once and trains on loses again what it trains until the
@@ -50,7 +49,7 @@ def ettr_ahead(
     """ETTR, 0 to 1, of an interval with saves ahead; the arguments fit together as arrays.
 
     recall, precision: 0 to 1, held there. answered_s: work at stake from which on alarms are answered, as
-    `worth_saving_s` unless told; inf: alarms are ignored, and the result is that of `checkpoint_time.ettr`.
+    `worth_saving_s` unless told; inf: alarms are ignored, and the result is that of `single_tier.ettr`.
     With a precision of 0 nothing is answered, whatever the recall. NaN comes of NaN alone.
     """
     save, restart = np.minimum(seconds(save_s), MOST_S), np.minimum(seconds(restart_s), MOST_S)
@@ -61,8 +60,8 @@ def ettr_ahead(
     answered = worth_saving_s(save_s, precision) if answered_s is None else seconds(answered_s)
     blind = np.where(np.asarray(precision, np.float64) <= 0, tau, np.minimum(answered, tau))
     missed, alarms = rate * (1.0 - known), rate * known / right
-    both, heard = missed + alarms, blind < tau
-    unheard = np.where(heard, missed, rate)
+    both, attentive = missed + alarms, blind < tau
+    unheard = np.where(attentive, missed, rate)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # From the begin of an interval: blind, then attentive, then in a save that an alarm or the end began
         fails_blind = -np.expm1(-rate * blind)
@@ -76,7 +75,7 @@ def ettr_ahead(
         kept = safe * (at_stake + finish * tau)
         in_save = alarm + finish
         struck = fails_blind + sees * ends * missed / np.where(both > 0, both, 1.0)
-        foretold = np.where(heard, -np.expm1(-rate * known * save), 0.0)
+        foretold = np.where(attentive, -np.expm1(-rate * known * save), 0.0)
         ended = finish * foretold + alarm * (1.0 - (1.0 - right) * (1.0 - foretold))
         struck = struck + in_save * (1.0 - safe) + safe * ended
         took = fails_blind / rate + sees * _mean_time(both, tau - blind) + in_save * _mean_time(unheard, save)

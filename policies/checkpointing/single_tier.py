@@ -6,7 +6,7 @@ restart again. The share of the time that ends as kept training is the effective
 Pure NumPy; functions take numbers or arrays that fit together, in seconds, and answer with an array.
 
 This is the simplest case, in closed form; a rate that is only believed is in `checkpoint_rate`, two tiers in
-`checkpoint_levels`, predictions in `checkpoint_prediction`, other laws of failure in `checkpoint_weibull`.
+`levels`, predictions in `checkpoint_prediction`, other laws of failure in `checkpoint_weibull`.
 
 Every limit has an answer, and NaN comes of NaN alone: negative times count as 0; a rate is held within
 1e-24 and 1e9 failures per second, so an MTTF of infinity never fails and one of 0 always does; an interval of

@@ -2,8 +2,7 @@
 
 A shape below 1 says that a job that has just failed is likely to fail again soon (source: Schroeder and
 Gibson, DSN 2006: 0.7 to 0.8 for nodes of LANL), 1 is the constant rate. For backtests and tests of the
-interval chosen by `checkpoint_time`, not for the tick. Pure NumPy, seconds; may import checkpoint_time and
-twin.telemetry.frame.
+interval chosen by `single_tier`, not for the tick. Times are in seconds.
 
 The clock of the next failure starts at a failure, not when the restart is over, so each stretch between two
 failures begins with a restart and is as good as any other. It keeps one interval for each save that is
@@ -40,9 +39,9 @@ def ettr_weibull(
     shape: ArrayLike,
     flush_s: ArrayLike = 0.0,
 ) -> F64:
-    """ETTR [n], 0 to 1, as `checkpoint_time.ettr` but for Weibull times between failures of mean `mttf_s`.
+    """ETTR [n], 0 to 1, as `single_tier.ettr` but for Weibull times between failures of mean `mttf_s`.
 
-    shape: 0.1 to 10 is what this is made for. The bounds of `checkpoint_time` hold: times count as 1e12 s at
+    shape: 0.1 to 10 is what this is made for. The bounds of `single_tier` hold: times count as 1e12 s at
     most and an MTTF as 1e-9 s at least; NaN comes of NaN alone.
     """
     arrays = np.broadcast_arrays(

@@ -84,7 +84,7 @@ def check_breaker(
     as long as enough of those that it holds are still suspect, at most `MOST_HELD_S`.
     """
     n = view.site.sizes["node"]
-    held = np.zeros(n, np.int64) if held_ns is None else held_ns.copy()
+    kept_ns = np.zeros(n, np.int64) if held_ns is None else held_ns.copy()
     causes = [*_facility(view, newly), *_shared(view, newly)]
     taken: Bool = np.zeros(n, np.bool_)
     for cause in causes:
@@ -92,9 +92,9 @@ def check_breaker(
     causes += _unlikely(view, newly & ~taken, usual_per_h)
     for cause in causes:
         taken |= cause.nodes
-    still = _held_over(view, held, taken, suspect)
-    held[taken] = view.now_ns
-    held[(view.now_ns - held >= round(MOST_HELD_S * NS)) & ~taken] = 0
+    still = _held_over(view, kept_ns, taken, suspect)
+    kept_ns[taken] = view.now_ns
+    kept_ns[(view.now_ns - kept_ns >= round(MOST_HELD_S * NS)) & ~taken] = 0
     why = "; ".join(dict.fromkeys(cause.why for cause in causes))
     if still.any():
         count = int(np.count_nonzero(still))
@@ -102,7 +102,7 @@ def check_breaker(
         why = f"{why}; {late}" if why else late
     first = causes[0] if causes else _Cause(still, "", "", -1)
     nodes = taken | still
-    return BreakerState(bool(nodes.any()), nodes, why, held, first.table, first.entity)
+    return BreakerState(bool(nodes.any()), nodes, why, kept_ns, first.table, first.entity)
 
 
 def _held_over(view: View, held: I64, taken: Bool, suspect: Bool | None) -> Bool:
@@ -278,8 +278,8 @@ def _by_code(view: View, suspects: I64) -> _Group:
     site, n = view.site, view.site.sizes["node"]
     code = np.zeros(n, np.int64)
     good = view.quality("gpu.xid_code") == GOOD
-    told = np.where(good, np.nan_to_num(view.value("gpu.xid_code")), 0.0).astype(np.int64)
-    np.maximum.at(code, site.node_of_gpu, told)
+    codes = np.where(good, np.nan_to_num(view.value("gpu.xid_code")), 0.0).astype(np.int64)
+    np.maximum.at(code, site.node_of_gpu, codes)
     at = code[suspects]
     rows = np.flatnonzero(at > 0)
     size = np.zeros(int(at.max(initial=0)) + 1, np.int64)

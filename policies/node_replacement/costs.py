@@ -95,9 +95,9 @@ def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
     slot = jobs.job_of_node[nodes]
     busy = slot >= 0
     slots, place = np.unique(slot[busy], return_inverse=True)
-    held = job_nodes(view, slots.astype(np.int32))
+    nodes_of_job = job_nodes(view, slots.astype(np.int32))
     nothing = np.full(len(slots), np.nan)
-    terms, _ = save_terms(view, slots, held, InterruptionRates(nothing, nothing, nothing, nothing))
+    terms, _ = save_terms(view, slots, nodes_of_job, InterruptionRates(nothing, nothing, nothing, nothing))
     interval = np.where(jobs.checkpoint_interval_s[slots] > 0, jobs.checkpoint_interval_s[slots], np.nan)
     lost, ahead = at_risk_s(view, slots, interval, terms)
     ran = np.maximum((view.now_ns - jobs.started_ns[slots]) / NS, 0.0)
@@ -111,7 +111,7 @@ def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
     # What a job takes of its limit is about as likely to be any part of it; without one, as long again as it
     # ran. source: Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, on user estimates
     left = np.where(limit > 0, 0.5 * np.maximum(limit - ran, 0.0), ran + PRIOR_LEFT_S)
-    gpus = np.bincount(held.job, weights=of_node[held.node], minlength=len(slots))
+    gpus = np.bincount(nodes_of_job.job, weights=of_node[nodes_of_job.node], minlength=len(slots))
     own = of_node[nodes]
     total = np.where(jobs.synchronous[slots], gpus, 0.0)
 

@@ -245,10 +245,10 @@ class Present:
             newly = suspect & (view.now_ns - memory["evidence_ns"] < round(NEWLY_S * NS))
             usual = usual_suspects_per_h(evidence.chance_24h_pu)
             state = check_breaker(view, newly, usual, suspect, memory["common_cause_ns"])
-            held = np.flatnonzero(state.nodes & suspect)
-            if len(held):
-                first = ", ".join(view.site.name("node", i) for i in held[:MOST_NAMED].tolist())
-                return {"open": True, "nodes": len(held), "why": clean(state.why, 400), "first": first}
+            blocked = np.flatnonzero(state.nodes & suspect)
+            if len(blocked):
+                first = ", ".join(view.site.name("node", i) for i in blocked[:MOST_NAMED].tolist())
+                return {"open": True, "nodes": len(blocked), "why": clean(state.why, 400), "first": first}
         return {"open": False, "nodes": 0, "why": "", "first": ""}
 
     @cached_property
@@ -260,10 +260,10 @@ class Present:
             int(view.site.spare_node.sum()),
         )
         free, kept = int(np.count_nonzero(spare)), int(np.count_nonzero(spare & (self.placement == RESERVED)))
-        held = f", {kept} of them reserved by the scheduler" if kept else ""
+        reserved = f", {kept} of them reserved by the scheduler" if kept else ""
         found = spare_pool_of(view)
         if found is None:
-            text = f"{have}, {free} of them free{held}; without a forecast the number needed is unknown"
+            text = f"{have}, {free} of them free{reserved}; without a forecast the number needed is unknown"
             return {
                 "have": have,
                 "free": free,
@@ -280,7 +280,7 @@ class Present:
             "wanted": found.wanted,
             "short": bool(found.short),
             "chance_short_pu": float(found.chance_short_pu),
-            "sentence": clean(f"{free} free now{held}; {found.sentence}", 400),
+            "sentence": clean(f"{free} free now{reserved}; {found.sentence}", 400),
         }
 
     def notes(self) -> list[Sentence]:

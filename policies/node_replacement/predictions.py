@@ -235,14 +235,14 @@ def _draining(view: View, nodes: I32) -> Bool:
 def _score_finished(view: View, out: Memory, done: I32) -> None:
     """Compare the outcome with the prediction, for these nodes."""
     acted = out["prediction_option"][done] != WATCH
-    said = np.where(acted, out["prediction_act_pu"][done], out["prediction_wait_pu"][done])
+    predicted = np.where(acted, out["prediction_act_pu"][done], out["prediction_wait_pu"][done])
     cost = np.where(acted, out["prediction_act_gpu_h"][done], out["prediction_wait_gpu_h"][done])
-    known = np.isfinite(said) & np.isfinite(cost)
-    rows, said, cost = done[known], said[known], cost[known]
+    known = np.isfinite(predicted) & np.isfinite(cost)
+    rows, predicted, cost = done[known], predicted[known], cost[known]
     failed = out["prediction_failed"][rows].astype(np.float64)
     _add(out, "score_count", np.ones(len(rows)))
-    _add(out, "score_brier", (said - failed) ** 2)
-    _add(out, "score_predicted_pu", said)
+    _add(out, "score_brier", (predicted - failed) ** 2)
+    _add(out, "score_predicted_pu", predicted)
     _add(out, "score_failed", failed)
     _add(out, "score_predicted_gpu_h", cost)
     _add(out, "score_actual_gpu_h", out["prediction_actual_gpu_h"][rows])

@@ -140,7 +140,7 @@ def _candidates(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Candidat
         gone, likely, hot = level >= 1.0, chance > MOST_PU, margin_k < 0.0
     work = view.maintenance("node")
     grave, slight = _facility_faults(view)
-    asked = (
+    refusals = (
         taken,
         view.jobs.job_of_node >= 0,
         view.protected_nodes(),
@@ -151,14 +151,18 @@ def _candidates(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Candidat
         grave,
         hot,
     )
-    rest, told = np.ones(len(node), np.bool_), []
-    for why, none in zip(WHY, asked, strict=True):
+    rest, reasons = np.ones(len(node), np.bool_), []
+    for why, none in zip(WHY, refusals, strict=True):
         count = int(np.count_nonzero(rest & none[node]))
         rest &= ~none[node]
         if count:
-            told.append(f"{count} {why}")
+            reasons.append(f"{count} {why}")
     why = (
-        "" if rest.any() else f"no spare is free: {', '.join(told)}" if told else "no node is kept as a spare"
+        ""
+        if rest.any()
+        else f"no spare is free: {', '.join(reasons)}"
+        if reasons
+        else "no node is kept as a spare"
     )
     node = node[rest]
     usual = float(np.nanmedian(chance)) if np.isfinite(chance).any() else 0.0

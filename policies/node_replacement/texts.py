@@ -186,14 +186,16 @@ def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int]) -> 
 
 def _chance_text(memory: Memory, node: int) -> str:
     day, sure = float(memory["chance_24h_pu"][node]), float(memory["sure_pu"][node])
-    said = "no forecast" if np.isnan(day) else f"{100 * day:.0f} % to fail within a day"
-    return said + ("" if np.isnan(sure) else f", {100 * sure:.0f} % sure that the fault is the node's own")
+    chance_text = "no forecast" if np.isnan(day) else f"{100 * day:.0f} % to fail within a day"
+    return chance_text + (
+        "" if np.isnan(sure) else f", {100 * sure:.0f} % sure that the fault is the node's own"
+    )
 
 
 def _history_text(memory: Memory, node: int) -> str:
     trips, tests = int(memory["offences"][node]), int(memory["failed_tests"][node])
-    said = f"; {trips} withdrawals of late" if trips > 1 else ""
-    return said + (f"; {tests} failed test{'s' * (tests > 1)}" if tests else "")
+    trips_text = f"; {trips} withdrawals of late" if trips > 1 else ""
+    return trips_text + (f"; {tests} failed test{'s' * (tests > 1)}" if tests else "")
 
 
 def _amount(gpu_h: float) -> str:
@@ -233,7 +235,7 @@ def _left_in_service(view: View, before: Memory, after: Memory) -> list[dict[str
     out: list[dict[str, Any]] = []
     here = (after["phase"] == IN_SERVICE) & (after["cause"] != before["cause"])
     spared = np.flatnonzero(here & one_of(after["cause"], [CAUSES.index(c) for c in SPARED]))
-    held = np.flatnonzero((after["hold"] != before["hold"]) & (after["hold"] > 0))
+    blocked = np.flatnonzero((after["hold"] != before["hold"]) & (after["hold"] > 0))
     for node in spared[:MOST_LEFT_IN].tolist():
         cause = CAUSES[int(after["cause"][node])]
         out.append(
@@ -245,7 +247,7 @@ def _left_in_service(view: View, before: Memory, after: Memory) -> list[dict[str
                 "at_ns": view.now_ns,
             }
         )
-    for node in held[:MOST_LEFT_IN].tolist():
+    for node in blocked[:MOST_LEFT_IN].tolist():
         out.append(
             {
                 "what": "held",
@@ -255,7 +257,7 @@ def _left_in_service(view: View, before: Memory, after: Memory) -> list[dict[str
                 "at_ns": view.now_ns,
             }
         )
-    more = max(len(spared) - MOST_LEFT_IN, 0) + max(len(held) - MOST_LEFT_IN, 0)
+    more = max(len(spared) - MOST_LEFT_IN, 0) + max(len(blocked) - MOST_LEFT_IN, 0)
     return [*out, {"what": "more", "count": more, "at_ns": view.now_ns}] if more else out
 
 

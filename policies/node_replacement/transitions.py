@@ -270,13 +270,13 @@ def save_since_s(view: View, memory: Memory, nodes: I32) -> np.ndarray:
     now, less the time that a save in progress may have taken."""
     slot = view.jobs.job_of_node[nodes]
     now_s = view.now_ns / NS
-    asked = np.full(len(nodes), np.nan)
-    held = slot >= 0
-    asked[held] = view.commanded(SINCE)[slot[held]]
+    since_s = np.full(len(nodes), np.nan)
+    busy = slot >= 0
+    since_s[busy] = view.commanded(SINCE)[slot[busy]]
     fresh = np.floor(now_s - np.minimum(memory["durable_s"][nodes], ASKED_S))
     with np.errstate(invalid="ignore"):
-        late = (asked >= now_s - ASKED_S) & (asked <= now_s)
-    return np.where(late, asked, fresh)
+        late = (since_s >= now_s - ASKED_S) & (since_s <= now_s)
+    return np.where(late, since_s, fresh)
 
 
 def _start_deadlines(view: View, memory: Memory, a: Assessment) -> None:

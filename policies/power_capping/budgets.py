@@ -175,9 +175,9 @@ def _open_loops(view: View) -> Bool:
     Else little flow is what little heat asks for: cut for it, heat and flow would fall together to nothing.
     """
     n_loop, loop = view.site.sizes["loop"], view.site.loop_of_cdu
-    heard = (view.quality(VALVE) == GOOD) & (loop >= 0)
-    valve = np.bincount(loop[heard], view.value(VALVE)[heard], n_loop)
-    found: Bool = valve >= OPEN_PU * np.maximum(np.bincount(loop[heard], minlength=n_loop), 1)
+    reported = (view.quality(VALVE) == GOOD) & (loop >= 0)
+    valve = np.bincount(loop[reported], view.value(VALVE)[reported], n_loop)
+    found: Bool = valve >= OPEN_PU * np.maximum(np.bincount(loop[reported], minlength=n_loop), 1)
     return found
 
 

@@ -109,16 +109,16 @@ def classes(view: View, high_priority: int, tenants: dict[str, Tenant] | None = 
     marks that."""
     site, jobs = view.site, view.jobs
     job, priority = jobs.job_of_node, jobs.priority
-    held, slot = job >= 0, np.maximum(job, 0)
+    busy, slot = job >= 0, np.maximum(job, 0)
     if tenants:
         least = np.full(jobs.n, -(2**31), np.int64)
         for at in np.flatnonzero(jobs.alive).tolist():
             tenant = tenants.get(jobs.tenants[at])
             least[at] = least[at] if tenant is None else tenant.priority
         priority = np.maximum(priority, least).astype(np.int32)
-    out = np.where(held, USUAL, IDLE).astype(np.int8)
-    out[held & (priority[slot] >= high_priority)] = HIGH
-    out[held & (jobs.kind[slot] == KINDS.index("inference"))] = WAITED_FOR
+    out = np.where(busy, USUAL, IDLE).astype(np.int8)
+    out[busy & (priority[slot] >= high_priority)] = HIGH
+    out[busy & (jobs.kind[slot] == KINDS.index("inference"))] = WAITED_FOR
     if not jobs.known:
         out[:] = USUAL  # nobody says what runs where: nothing is idle
     marked = (site.priority_of_rack >= high_priority)[site.rack_of_node]

@@ -234,30 +234,30 @@ class PowerExplainer:
     def _why(self, state: PowerState, name: str) -> Explanation:
         if not name:
             raise ExplanationRefused("name: expected a rack, node, GPU, job or feeder")
-        held = held_caps(state, name)
-        sentences = [Sentence(f"{held.kind} {held.name}: {held.capped_gpus:,} of {held.gpus:,} GPUs capped")]
-        if held.first is not None:
-            sentences.append(Sentence(f"above it, {first_words(held.first)}"))
-        for alike in _alike(held.groups).values():
+        caps = held_caps(state, name)
+        sentences = [Sentence(f"{caps.kind} {caps.name}: {caps.capped_gpus:,} of {caps.gpus:,} GPUs capped")]
+        if caps.first is not None:
+            sentences.append(Sentence(f"above it, {first_words(caps.first)}"))
+        for alike in _alike(caps.groups).values():
             sentences.append(Sentence(_group_words(alike)))
-        for a in held.advised:
+        for a in caps.advised:
             sentences.append(Sentence(
                 f"{a['gpus']:,} GPUs would be capped to {_watts(a['cap_low_w'], a['cap_high_w'])} by "
                 f"{a['policy']}, which may only {a['authority']}: {a['reason']}"))  # fmt: skip
-        if not held.capped_gpus and not held.advised and held.gpus:
+        if not caps.capped_gpus and not caps.advised and caps.gpus:
             sentences.append(Sentence("no cap is commanded here, and none is proposed"))
         figures = [
-            KeyFigure("name", held.name), KeyFigure("kind", held.kind), KeyFigure("gpus", held.gpus),
-            KeyFigure("capped_gpus", held.capped_gpus), KeyFigure("groups_total", held.groups_total),
-            *_first_figures(held.first),
+            KeyFigure("name", caps.name), KeyFigure("kind", caps.kind), KeyFigure("gpus", caps.gpus),
+            KeyFigure("capped_gpus", caps.capped_gpus), KeyFigure("groups_total", caps.groups_total),
+            *_first_figures(caps.first),
         ]  # fmt: skip
         tables = [
             _policies_table(state),
-            table_of("groups", GROUP_COLUMNS, held.groups, "GPUs that are capped alike", held.groups_total),
-            table_of("advised", ADVISED_COLUMNS, held.advised),
-            table_of("nodes", NODE_COLUMNS, held.nodes, "nodes that are capped as a whole"),
+            table_of("groups", GROUP_COLUMNS, caps.groups, "GPUs that are capped alike", caps.groups_total),
+            table_of("advised", ADVISED_COLUMNS, caps.advised),
+            table_of("nodes", NODE_COLUMNS, caps.nodes, "nodes that are capped as a whole"),
         ]
-        return self._made(state, held.name, [*sentences, *_noted(held.notes)], figures, tables)
+        return self._made(state, caps.name, [*sentences, *_noted(caps.notes)], figures, tables)
 
     def _cost(self, state: PowerState, hours: float) -> Explanation:
         found = cap_costs(state.view, _account(state), hours)
@@ -336,8 +336,8 @@ class PowerExplainer:
             learned = (
                 f"from {lost.hours:,} hours of {lost.days} days, {len(query.donors)} racks to learn from"
             )
-            said = f"{learned}; low to high: 90 % by days drawn anew, plan with the lower end"
-            sentences.append(Sentence(said, "note"))
+            sentence = f"{learned}; low to high: 90 % by days drawn anew, plan with the lower end"
+            sentences.append(Sentence(sentence, "note"))
         figures = [
             KeyFigure("feeder", feeder), KeyFigure("profile", query.profile), KeyFigure("like", like),
             KeyFigure("nameplate_w", finite(query.new_w)), KeyFigure("risk_pu", query.risk_pu),
@@ -466,10 +466,10 @@ def _first_figures(first: dict[str, Any] | None) -> list[KeyFigure]:
 def _capped_sentence(state: PowerState) -> Sentence:
     counts = capped_counts(state)
     by = ", ".join(f"{n:,} by {clean(p, 40)}" for p, n in counts.by_policy.items())
-    said = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
+    sentence = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
     if counts.advised_gpus:
-        said += f"; {counts.advised_gpus:,} more would be, if their policy might act"
-    return Sentence(said)
+        sentence += f"; {counts.advised_gpus:,} more would be, if their policy might act"
+    return Sentence(sentence)
 
 
 def _shown(rows: list[dict[str, Any]], kinds: list[str], limit: int) -> list[dict[str, Any]]:
@@ -513,16 +513,16 @@ def _alike(groups: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str,
 def _group_words(groups: list[dict[str, Any]]) -> str:
     """GPUs that the same policy holds for the same reason, in a sentence."""
     g, count = groups[0], sum(x["gpus"] for x in groups)
-    said = f"{count:,} GPU{'s' if count > 1 else ''} by {g['policy']}"
-    said += ", being given back" if g["releasing"] else f": {g['reason']}"
+    sentence = f"{count:,} GPU{'s' if count > 1 else ''} by {g['policy']}"
+    sentence += ", being given back" if g["releasing"] else f": {g['reason']}"
     if g["place"]:
         place = "the site" if g["place_kind"] == "site" else f"{KIND_NAMES[g['place_kind']]} {g['place']}"
-        said += f"; {place} carries {_kw(g['place_load_w'])}"
+        sentence += f"; {place} carries {_kw(g['place_load_w'])}"
         if g["place_lost_w"] is not None:
-            said += f", {_kw(g['place_lost_w'])} with the other side lost"
+            sentence += f", {_kw(g['place_lost_w'])} with the other side lost"
         if g["place_limit_w"] is not None:
-            said += f"; it may carry {_kw(g['place_limit_w'])}"
-    return f"{said}; {g['lift']}"
+            sentence += f"; it may carry {_kw(g['place_limit_w'])}"
+    return f"{sentence}; {g['lift']}"
 
 
 def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
@@ -595,12 +595,12 @@ def _fit_query(state: PowerState) -> _FitQuery:
     name = str(options["feeder"] or "")
     feeder = site.entity("feeder", name)
     if feeder is None:
-        said = f"no feeder {clean(name, 120)}; `racktwin power --kind feeder` lists them"
-        raise ExplanationRefused(said, "unknown")
+        why = f"no feeder {clean(name, 120)}; `racktwin power --kind feeder` lists them"
+        raise ExplanationRefused(why, "unknown")
     there = site.racks_below(feeder)
     if not len(there):
-        said = f"{site.name('feeder', feeder)} feeds no rack: how would a new one hang?"
-        raise ExplanationRefused(said, "impossible")
+        why = f"{site.name('feeder', feeder)} feeds no rack: how would a new one hang?"
+        raise ExplanationRefused(why, "impossible")
     profile = None if options["racks"] is None else str(options["racks"])
     given_w = _float(options["nameplate_w"])
     fed = {r: (*site.feeders_of_rack.of_row(r).tolist(), int(site.cdu_of_rack[r])) for r in there.tolist()}
@@ -613,8 +613,8 @@ def _fit_query(state: PowerState) -> _FitQuery:
         profile = site.profile_of_rack[template]
     known = sorted({p for p in site.profile_of_rack if p})
     if profile is not None and profile not in known and not math.isfinite(given_w):
-        said = f"racks: no rack here has the profile {clean(profile, 60)}; expected one of "
-        raise ExplanationRefused(f"{said}{', '.join(known) or 'none'}, or nameplate_w beside it", "unknown")
+        why = f"racks: no rack here has the profile {clean(profile, 60)}; expected one of "
+        raise ExplanationRefused(f"{why}{', '.join(known) or 'none'}, or nameplate_w beside it", "unknown")
     alike = np.array([p == profile for p in site.profile_of_rack], np.bool_) & (nodes > 0)
     alike &= profile is not None
     new_w, stated_w = given_w, site.design.rack_max_w[alike]
@@ -680,5 +680,7 @@ def _censored(state: PowerState) -> list[str]:
     if not total or total["held_gpu_h"] <= 0.001 * total["busy_gpu_h"] or total["busy_gpu_h"] <= 0:
         return []
     share = f"{100 * total['held_gpu_h'] / total['busy_gpu_h']:.1f} %"
-    said = f"caps held {share} of the busy GPU-hours that were counted: demand was higher than the history "
-    return [f"{said}shows, and fewer racks fit than diversity says"]
+    sentence = (
+        f"caps held {share} of the busy GPU-hours that were counted: demand was higher than the history "
+    )
+    return [f"{sentence}shows, and fewer racks fit than diversity says"]

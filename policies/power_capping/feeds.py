@@ -41,8 +41,8 @@ def carried_now(view: View) -> Carried:
 def feed_loads(view: View, carried: Carried) -> FeedLoads:
     """Loads of the site and of all feeders, as bad as they may be where a meter has fallen silent."""
     site, loads = view.site, loads_of(view, carried)
-    heard = view.quality("rack.power_w") == GOOD
-    read_w = np.where(heard, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    metered = view.quality("rack.power_w") == GOOD
+    read_w = np.where(metered, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
     # A NaN of one GPU must not hide the draw of the others of its rack
     gpus_w = site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     rack_w = np.where(np.isfinite(read_w), read_w, gpus_w * gain_of(site))
@@ -55,8 +55,8 @@ def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, 
     """A row for the site (`feeder` empty), then one for each feeder, in the order of the site."""
     site = view.site
     first, n = carried.feeder(0), site.sizes["feeder"]
-    least_w, most_w, held = *_extremes(view), _held_back(view)
-    of_feeder = [sums_w(carried, x)[first : first + n] for x in (least_w, most_w, held.astype(np.float64))]
+    least_w, most_w, capped = *_extremes(view), _held_back(view)
+    of_feeder = [sums_w(carried, x)[first : first + n] for x in (least_w, most_w, capped.astype(np.float64))]
     rows: list[dict[str, Value]] = [
         {
             "feeder": "",
@@ -64,7 +64,7 @@ def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, 
             "metered": loads.unheard_racks == 0,
             "least_w": float(least_w.sum()),
             "most_w": float(most_w.sum()),
-            "held_back": bool(held.any()),
+            "held_back": bool(capped.any()),
         }
     ]
     for f in range(n):
@@ -90,8 +90,8 @@ def shed_rows(
     """
     site = view.site
     low = np.asarray(view.envelope(CONTROL).low, np.float64)
-    heard = view.quality("gpu.power_w") == GOOD
-    gpu_w = np.where(heard, view.value("gpu.power_w"), np.nan).astype(np.float64)
+    reported = view.quality("gpu.power_w") == GOOD
+    gpu_w = np.where(reported, view.value("gpu.power_w"), np.nan).astype(np.float64)
     node, n_node = site.node_of_gpu, site.sizes["node"]
     shed_w = np.bincount(node, np.nan_to_num(np.maximum(gpu_w - low, 0.0)), n_node)
     share: F64 = np.ones(site.sizes["rack"])
@@ -143,5 +143,5 @@ def _node_w(view: View, gpus_w: F64) -> F64:
     """Power of nodes [n_node]: by their meter, else their GPUs and the most of the rest."""
     site, design = view.site, view.site.design
     rest_w = np.nan_to_num(design.cpu_max_w + design.node_other_w)[site.rack_of_node]
-    heard = view.quality("node.power_w") == GOOD
-    return np.where(heard, view.value("node.power_w"), gpus_w + rest_w).astype(np.float64)
+    metered = view.quality("node.power_w") == GOOD
+    return np.where(metered, view.value("node.power_w"), gpus_w + rest_w).astype(np.float64)

@@ -74,8 +74,8 @@ def power_state(view: View, request: ExplainRequest, failover: bool, high_priori
 def rack_power_w(view: View) -> F64:
     """Power of each rack [n_rack]: its meter, as bad as it may read by now where silent, else its GPUs' sum;
     NaN where nothing was ever heard."""
-    heard = view.quality("rack.power_w") == GOOD
-    read_w = np.where(heard, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    metered = view.quality("rack.power_w") == GOOD
+    read_w = np.where(metered, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
     gpus_w = view.site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     gpus_w = gpus_w * gain_of(view.site)
     return np.where(np.isfinite(read_w), read_w, np.where(gpus_w > 0, gpus_w, np.nan))
@@ -126,8 +126,8 @@ def capped_of(state: PowerState) -> Bool:
     with np.errstate(invalid="ignore"):
         capped: Bool = cap_leases(state)[0] < state.view.envelope(CAP).high - SLACK_W
         if site.sizes["gpu"]:
-            held = cap_leases(state, NODE_CAP)[0] < state.view.envelope(NODE_CAP).high - SLACK_W
-            capped = capped | held[site.node_of_gpu]
+            capped_nodes = cap_leases(state, NODE_CAP)[0] < state.view.envelope(NODE_CAP).high - SLACK_W
+            capped = capped | capped_nodes[site.node_of_gpu]
     return capped
 
 
@@ -169,31 +169,31 @@ def ahead_of(state: PowerState) -> list[tuple[float, F64, F64, str]]:
     """(horizon, W at the upper end of the band as fed now, with the other side lost [n_place], of what)."""
     view, now, out = state.view, state.now, []
     first, n = now.feeder(0), now.n_feeder
-    told = ("rack.power_w", "feeder.power_w", "site.power_w")
-    horizons = sorted({h for key, h in view.forecasts if key in told})
+    quantities = ("rack.power_w", "feeder.power_w", "site.power_w")
+    horizons = sorted({h for key, h in view.forecasts if key in quantities})
     for horizon_s in horizons[:MOST_HORIZONS]:
         by_rack = view.forecasts.get(("rack.power_w", horizon_s))
         by_feeder = view.forecasts.get(("feeder.power_w", horizon_s))
         by_site = view.forecasts.get(("site.power_w", horizon_s))
         upper_w = np.full(len(now.limit_w), np.nan)
-        lost_w, said = upper_w.copy(), ""
+        lost_w, basis = upper_w.copy(), ""
         if by_rack is not None:
             high_w = np.where(np.isfinite(by_rack.hi), by_rack.hi, np.nan).astype(np.float64)
             gap = np.isnan(high_w).astype(np.float64)
             upper_w = np.where(sums_w(now, gap) > 0, np.nan, sums_w(now, np.nan_to_num(high_w)))
             both_w = lost_sums_w(state.lost, np.nan_to_num(high_w), len(upper_w))
             lost_w = np.where(lost_sums_w(state.lost, gap, len(upper_w)) > 0, np.nan, both_w)
-            said = "racks"
+            basis = "racks"
         if by_feeder is not None:
             own = np.where(np.isfinite(by_feeder.hi), by_feeder.hi, np.nan).astype(np.float64)
             part = slice(first, first + n)
             upper_w[part] = np.where(np.isfinite(own), own, upper_w[part])
-            said = f"{said} and feeders" if said else "feeders"
+            basis = f"{basis} and feeders" if basis else "feeders"
         if by_site is not None and "site" in state.loads.kind and np.isfinite(by_site.hi[0]):
             at = state.loads.kind.index("site")
             upper_w[at] = lost_w[at] = float(by_site.hi[0])
         if np.isfinite(upper_w).any():
-            out.append((horizon_s, upper_w, np.fmax(lost_w, upper_w), said))
+            out.append((horizon_s, upper_w, np.fmax(lost_w, upper_w), basis))
     return out
 
 
@@ -218,8 +218,8 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
     peaks = account.peaks(site) if account is not None else None
     n_place, pairs = len(loads.now_w), state.now.pairs
     below = np.bincount(pairs.place, minlength=n_place)
-    held = site.sum_by_rack("gpu", capped_of(state).astype(np.float64))
-    capped = np.bincount(pairs.place, held[pairs.rack], n_place)
+    capped_gpus = site.sum_by_rack("gpu", capped_of(state).astype(np.float64))
+    capped = np.bincount(pairs.place, capped_gpus[pairs.rack], n_place)
     out = []
     for place in places:
         kind = loads.kind[place]
@@ -268,19 +268,19 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     for row in rows:
         if row["dead"]:
             continue
-        for look in [row | {"horizon_s": 0.0}, *row["ahead"]]:
-            if look["use_pu"] is None:
+        for case in [row | {"horizon_s": 0.0}, *row["ahead"]]:
+            if case["use_pu"] is None:
                 continue
-            over = look["use_pu"] >= 1.0
-            key = (look["horizon_s"] if over else np.inf, -look["use_pu"])
+            over = case["use_pu"] >= 1.0
+            key = (case["horizon_s"] if over else np.inf, -case["use_pu"])
             if best is None or key < best[0]:
-                target_w, load_w = look["target_w"], look["load_w"]
-                by_target = target_w is not None and look["left_w"] == _w(target_w - load_w)
-                best = key, {"place": row["place"], "kind": row["kind"], "in_s": look["horizon_s"],
-                             "use_pu": look["use_pu"], "left_w": look["left_w"], "over": over,
-                             "limit_w": look["target_w"] if by_target else look["limit_w"],
+                target_w, load_w = case["target_w"], case["load_w"]
+                by_target = target_w is not None and case["left_w"] == _w(target_w - load_w)
+                best = key, {"place": row["place"], "kind": row["kind"], "in_s": case["horizon_s"],
+                             "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
+                             "limit_w": case["target_w"] if by_target else case["limit_w"],
                              "target": row["target"] if by_target else "",
-                             "lost": look["lost_w"] is not None and not by_target}  # fmt: skip
+                             "lost": case["lost_w"] is not None and not by_target}  # fmt: skip
     return None if best is None else best[1]
 
 

@@ -27,11 +27,10 @@ from policies.power_capping.headroom import (
     policies_of,
 )
 from twin.catalogue import I32, I64, clean
-from twin.contracts import LeaseColumns, entities_within
+from twin.contracts import LEASE_STATES, LeaseColumns, entities_within
 from twin.telemetry import GOOD
 
 MAX_GROUPS = 50
-STATES = ("", "sent", "accepted", "under way", "done", "failed", "expired")
 CLASS_WORDS = {
     "idle": "has no job: cut first",
     "usual": "the usual: cut after what is idle",
@@ -120,12 +119,12 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
     if not len(gpus) or lease is None:
         return [], 0
     class_of = classes(view, state.high_priority)
-    said = {
+    reasons = {
         o: _cap_reasons(state, o) for o in np.unique(lease.owner[gpus]).tolist() if 0 <= o < len(policies)
     }
     owner = lease.owner[gpus].astype(np.int64)
     sentence = np.full(len(gpus), -1, np.int64)
-    for o, given in said.items():
+    for o, given in reasons.items():
         sentence[owner == o] = given.number[gpus[owner == o]]
     columns = (
         site.rack_of_gpu[gpus],
@@ -144,11 +143,11 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
         rack, who, at, of, slot = kinds[:, k].tolist()
         mine = gpus[where == k]
         policy = policies[who].name if 0 <= who < len(policies) else ""
-        reason = said[who].sentences[at] if at >= 0 else ""
+        reason = reasons[who].sentences[at] if at >= 0 else ""
         place = _named(state, rack, reason)
         if place is not None and place not in lifts:
             lifts[place] = _lift(state, place, limits.target[place])
-        held = lifts[place] if place is not None else {}
+        full = lifts[place] if place is not None else {}
         class_name = CLASS_NAMES[of] if 0 <= of < len(CLASS_NAMES) else str(of)
         out.append({
             "rack": site.name("rack", rack), "gpus": len(mine), "first": site.name("gpu", int(mine[0])),
@@ -156,10 +155,10 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
             "releasing": at < 0, "class": class_name, "class_words": CLASS_WORDS.get(class_name, ""),
             "job": clean(jobs.names[slot] or f"job{slot}", 120) if slot >= 0 else None,
             "priority": int(jobs.priority[slot]) if slot >= 0 else None,
-            "place": held.get("place"), "place_kind": held.get("kind"), "place_limit_w": held.get("limit_w"),
-            "place_load_w": held.get("load_w"),
-            "place_lost_w": held.get("lost_w"),
-            "lift": _lift_words(held, policy, at < 0),
+            "place": full.get("place"), "place_kind": full.get("kind"), "place_limit_w": full.get("limit_w"),
+            "place_load_w": full.get("load_w"),
+            "place_lost_w": full.get("lost_w"),
+            "lift": _lift_words(full, policy, at < 0),
         })  # fmt: skip
     out.sort(key=lambda r: (-r["gpus"], r["rack"]))
     return out, int(kinds.shape[1])
@@ -171,7 +170,7 @@ def _figures(state: PowerState, lease: LeaseColumns, mine: I32) -> dict[str, Any
     value, high = lease.value[mine], view.site.envelopes[CAP].high[mine]
     back = np.where(view.quality("gpu.power_limit_w") == GOOD, view.value("gpu.power_limit_w"), np.nan)[mine]
     power = np.where(view.quality("gpu.power_w") == GOOD, view.value("gpu.power_w"), np.nan)[mine]
-    states = sorted({STATES[s] for s in np.unique(lease.state[mine]).tolist() if 0 < s < len(STATES)})
+    states = sorted({LEASE_STATES[s] for s in np.unique(lease.state[mine]).tolist() if s})
     return {"cap_low_w": float(value.min()), "cap_high_w": float(value.max()), "most_w": float(high.max()),
             "floor_w": float(view.site.envelopes[CAP].low[mine].min()),
             "read_back_w": float(np.nanmax(back)) if np.isfinite(back).any() else None,
@@ -254,7 +253,7 @@ def _node_caps(state: PowerState, gpus: I32) -> list[dict[str, Any]]:
         return []
     high, policies = state.view.envelope(NODE_CAP).high, state.request.policies
     nodes = np.unique(site.node_of_gpu[gpus])
-    held = nodes[(value < high - SLACK_W)[nodes]]
+    capped = nodes[(value < high - SLACK_W)[nodes]]
     return [{"node": site.name("node", i), "cap_w": float(value[i]), "most_w": float(high[i]),
              "policy": policies[owner[i]].name if 0 <= owner[i] < len(policies) else ""}
-            for i in held[:MAX_GROUPS].tolist()]  # fmt: skip
+            for i in capped[:MAX_GROUPS].tolist()]  # fmt: skip

@@ -53,17 +53,17 @@ def loads_of(view: View, carried: Carried) -> Loads:
     rack_w = np.where(rack_heard, np.fmax(view.value("rack.power_w"), least_w), likely_w).astype(np.float64)
     racks_w = sums_w(carried, rack_w)[first : first + n]
 
-    heard = view.quality("feeder.power_w") == GOOD
-    meter_w = np.where(heard, view.value("feeder.power_w"), np.nan).astype(np.float64)
-    by_meter = heard & ~(racks_w > meter_w)
+    read = view.quality("feeder.power_w") == GOOD
+    meter_w = np.where(read, view.value("feeder.power_w"), np.nan).astype(np.float64)
+    by_meter = read & ~(racks_w > meter_w)
     # All racks below are heard: their sum is a reading as well
     unheard = sums_w(carried, (~rack_heard).astype(np.float64))[first : first + n] > 0
-    metered = heard | (~unheard & (racks_w > 0))
+    metered = read | (~unheard & (racks_w > 0))
 
     worst_rack_w = view.worst("rack.power_w").astype(np.float64)
     worst_w = sums_w(carried, np.where(np.isfinite(worst_rack_w), worst_rack_w, likely_w))[first : first + n]
     feared_w = np.fmin(view.worst("feeder.power_w"), np.where(worst_w > 0, worst_w, np.nan))
-    load_w = np.where(heard, np.fmax(meter_w, racks_w), feared_w)
+    load_w = np.where(read, np.fmax(meter_w, racks_w), feared_w)
 
     # As old as the oldest reading in it
     age_of_rack = np.where(rack_heard, np.minimum(view.age_s("rack.power_w"), FOREVER_S), 0.0)
@@ -119,19 +119,19 @@ def unfed_feeders(view: View, dead: Bool) -> Bool:
     direct = site.feeders_of_rack
     if not site.sizes["node"] or not len(direct.member):
         return none
-    heard = view.quality("node.power_w") == GOOD
+    reported = view.quality("node.power_w") == GOOD
     for key in SUPPLIES:
-        heard &= view.quality(key) == GOOD
-    whole_w = np.where(heard, view.value("node.power_w"), 0.0).astype(np.float64)
-    heard &= whole_w >= LEAST_NODE_W
-    if not heard.any():
+        reported &= view.quality(key) == GOOD
+    whole_w = np.where(reported, view.value("node.power_w"), 0.0).astype(np.float64)
+    reported &= whole_w >= LEAST_NODE_W
+    if not reported.any():
         return none
     one, two = (np.nan_to_num(view.value(key)).astype(np.float64) for key in SUPPLIES)
-    many = site.sum_by_rack("node", heard.astype(np.float64))
+    many = site.sum_by_rack("node", reported.astype(np.float64))
     rack, side = direct.row_of_member, site.side_of_feeder[direct.member]
     says = np.zeros(len(rack), np.bool_)
     for of, gone_w, kept_w in ((1, one, two), (2, two, one)):
-        node = heard & (gone_w <= UNFED_PU * whole_w) & (kept_w >= ALONE_PU * whole_w)
+        node = reported & (gone_w <= UNFED_PU * whole_w) & (kept_w >= ALONE_PU * whole_w)
         if node.any():
             lost = (many > 0) & (site.sum_by_rack("node", node.astype(np.float64)) >= MOST_PU * many)
             says |= lost[rack] & (side == of)

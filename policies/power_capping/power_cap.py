@@ -171,8 +171,8 @@ class PowerCap:
         readback = readback_w(view, nodes)
         other, beside = _slewed(site, other, want, readback, memory, since_s)
         carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
-        told, course = self._outside(view, carried, want, other, memory)
-        carried = carried.within(told.site_w, told.feeder_w)
+        limits, course = self._outside(view, carried, want, other, memory)
+        carried = carried.within(limits.site_w, limits.feeder_w)
         kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | beside
         left_w = self._left_w(view, carried, want, other, memory, nodes)
         spared, sums = self._spared_w(site, carried, want, left_w, memory, since_s)
@@ -180,7 +180,7 @@ class PowerCap:
         job = np.where(want.capped, together(view), -1)
         class_of = _of_jobs(classes(view, self.least_high, self.tenant_shares), job)
         compute_pu = learned_pu(view)
-        lower = _shaved(view, want, class_of, compute_pu, told.shave_pu)
+        lower = _shaved(view, want, class_of, compute_pu, limits.shave_pu)
         granted = None
         if any(tenant.share_pu > 0 for tenant in self.tenant_shares.values()):
             site_w = gpus_w(site, carried, left_w, lower)
@@ -192,12 +192,12 @@ class PowerCap:
         if shared is not None:
             cap_w, held_by, short = shared
         limit_w = left_w + self.margin_pu * np.where(np.isfinite(left_w), carried.limit_w, 0.0)
-        along = np.flatnonzero(held_by == carried.whole) if told.let_up else None
+        along = np.flatnonzero(held_by == carried.whole) if limits.let_up else None
         cap_w, cut_ns = steadied(view, want, cap_w, memory, claims, Raises(carried, limit_w, along))
         capped = want.capped & (cap_w < want.most_w)
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
-        why = _Reasons(view, carried, told, held_by, short, lower.most_w < want.most_w)
+        why = _Reasons(view, carried, limits, held_by, short, lower.most_w < want.most_w)
         return _proposals(want, cap_w, capped, nodes, why), kept
 
     def _outside(
@@ -214,15 +214,15 @@ class PowerCap:
             np.isfinite(view.value("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
         )
         load_w = _NAN if unheard else float(rack_w.sum())
-        told, course = outside(view, self.outside, found, load_w, drawn_w)
-        return told, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in asdict(course).items()}
+        limits, course = outside(view, self.outside, found, load_w, drawn_w)
+        return limits, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in asdict(course).items()}
 
     def _left_w(
         self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory, nodes: CappedNodes
     ) -> F64:
         """Return the power of each place for GPUs [n_place]; inf without a limit or any report."""
         site, gain = view.site, gain_of(view.site)
-        heard = np.isfinite(view.value("rack.power_w")) | (
+        reported = np.isfinite(view.value("rack.power_w")) | (
             site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
         )
         # What is read back long after the last cut stays so: who does not obey by then, never will
@@ -241,7 +241,7 @@ class PowerCap:
         left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
         # Cuts on their way are a reason to raise nothing, and none to cut the same again that nobody heard of
         left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
-        return np.where(sums_w(carried, heard.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
+        return np.where(sums_w(carried, reported.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
 
     def _spared_w(
         self, site: Site, carried: Carried, want: Wants, left_w: F64, memory: Memory, since_s: float
@@ -353,9 +353,9 @@ class _Reasons:
     """Why GPUs are held: the place that is full below each [n_gpu], or what somebody outside asked for."""
 
     def __init__(
-        self, view: View, carried: Carried, told: ExternalLimits, held_by: I64, short: Bool, shaved: Bool
+        self, view: View, carried: Carried, limits: ExternalLimits, held_by: I64, short: Bool, shaved: Bool
     ) -> None:
-        self.view, self.carried, self.told = view, carried, told
+        self.view, self.carried, self.told = view, carried, limits
         self.held_by, self.short, self.shaved = held_by, short, shaved
 
     def of(self, place: int) -> str:
@@ -385,11 +385,11 @@ def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _
     shown[named] = named
     place = np.where((held_by < 0) & why.shaved, -2, shown[held_by])  # the last one is that of -1
     for at in [*named.tolist(), -2, -1]:
-        said = "held until a raise is worth it, or by a budget that is full"
+        reason = "held until a raise is worth it, or by a budget that is full"
         if at >= 0:
-            said = why.of(at)
+            reason = why.of(at)
         elif at == -2:
-            said = f"the usual work gives way to the grid: {why.told.shave_why}"
+            reason = f"the usual work gives way to the grid: {why.told.shave_why}"
         mine = capped & (place == at)
         index, standing = mask_index(mine & ~nodes.inside), mine[nodes.gpu]
         rows = (
@@ -399,5 +399,5 @@ def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _
         for control, entity, row in rows:
             if len(entity):
                 low_w, high_w = want.floor_w[row], np.clip(cap_w[row], want.floor_w[row], want.most_w[row])
-                out.append(Proposal(control, entity, low_w, high_w, high_w, said))
+                out.append(Proposal(control, entity, low_w, high_w, high_w, reason))
     return out

@@ -588,9 +588,9 @@ def cooled(view: View, carried: Carried, high_priority: int) -> list[Proposal]:
         below = below_of(view, carried, want, rank, first + at)
         goal_w = AIM_PU * float(left_w[at]) - float(fixed_w[first + at])
         cap_w = caps_of(below, deep_enough(below, below.most_w, goal_w, 0.0))
-        held = (below.share > 0) & (cap_w < below.most_w)
-        order = np.argsort(below.at[held], kind="stable")
-        index, cap_w = below.at[held][order].astype(np.int32), cap_w[held][order]
+        bounded = (below.share > 0) & (cap_w < below.most_w)
+        order = np.argsort(below.at[bounded], kind="stable")
+        index, cap_w = below.at[bounded][order].astype(np.int32), cap_w[bounded][order]
         if not len(index):
             continue
         stays = commanded_w[index] >= cap_w - STAYS_PU * (want.most_w - want.floor_w)[index]

@@ -93,10 +93,10 @@ def by_nameplate(places: FitPlaces, nameplate_w: F64, new_w: float) -> tuple[int
     """(racks that fit if all draw their nameplate at once, the place that stops the next); None: unknown."""
     if not np.isfinite(new_w) or new_w <= 0.0:
         return None, -1
-    held = (places.share > 0).any(axis=0)
-    if not np.isfinite(nameplate_w[held]).all():
+    present = (places.share > 0).any(axis=0)
+    if not np.isfinite(nameplate_w[present]).all():
         return None, -1
-    there_w = places.share @ np.where(held, nameplate_w, 0.0)
+    there_w = places.share @ np.where(present, nameplate_w, 0.0)
     return _least(places, there_w, new_w)
 
 
@@ -119,14 +119,14 @@ def _least(places: FitPlaces, there_w: F64, each_w: float) -> tuple[int | None, 
 
 def _sums(places: FitPlaces, past: PowerHistory) -> F64:
     """Sum the past power of racks by place [n_place, n_slot]."""
-    held = (places.share > 0).any(axis=0)
-    return np.asarray(places.share[:, held] @ past.power_w[:, held].T)
+    present = (places.share > 0).any(axis=0)
+    return np.asarray(places.share[:, present] @ past.power_w[:, present].T)
 
 
 def known_hours(past: PowerHistory, places: FitPlaces) -> tuple[int, int, Bool]:
     """(hours that are known well enough, days that they are of, their slots [n_slot])."""
-    held = (places.share > 0).any(axis=0)
-    known = np.isfinite(past.power_w[:, held]).all(axis=1)
+    present = (places.share > 0).any(axis=0)
+    known = np.isfinite(past.power_w[:, present]).all(axis=1)
     hour, where, count = np.unique(past.hour, return_inverse=True, return_counts=True)
     usual = float(np.median(count)) if len(hour) else 0.0
     some = np.bincount(where, known, len(hour))

@@ -111,15 +111,15 @@ class CapAccount:
         """(GPUs under a cap, GPUs that stand at it); learns from the others what they draw without one."""
         site, jobs = view.site, view.jobs
         power_w = view.value("gpu.power_w").astype(np.float64)
-        heard = view.quality("gpu.power_w") == GOOD
+        reported = view.quality("gpu.power_w") == GOOD
         capped: Bool = np.isfinite(cap_w)
-        at_cap: Bool = capped & heard & (power_w >= AT_CAP_PU * np.where(capped, cap_w, np.inf))
+        at_cap: Bool = capped & reported & (power_w >= AT_CAP_PU * np.where(capped, cap_w, np.inf))
         slot = jobs.job_of_node[site.node_of_gpu].astype(np.int64)
         known = np.maximum(slot, 0)
         job = np.where(slot >= 0, slot * 2**31 + jobs.generation[known], -1)
         self._free_w[job != self._job] = np.nan  # another job draws otherwise
         self._job = job
-        free, weight = heard & ~at_cap, 1.0 - np.exp(-max(dt_s, 1.0) / DRAWN_S)
+        free, weight = reported & ~at_cap, 1.0 - np.exp(-max(dt_s, 1.0) / DRAWN_S)
         before_w = np.where(np.isfinite(self._free_w), self._free_w, power_w)
         self._free_w = np.where(free, before_w + weight * (power_w - before_w), self._free_w)
         return capped, at_cap
@@ -154,11 +154,13 @@ class CapAccount:
         if not len(some):
             return
         sums = np.array([np.bincount(of[of >= 0], row[of >= 0], jobs.n) for row in columns])
-        told = sum(1 for who in slot if who.startswith("job/"))
+        jobs_named = sum(1 for who in slot if who.startswith("job/"))
         for j in some.tolist():
             who = f"job/{clean(jobs.names[j] or f'job{j}', 120)}"
             if who not in slot:
-                who, told = (who, told + 1) if told < MAX_JOBS else ("jobs_beyond", told)
+                who, jobs_named = (
+                    (who, jobs_named + 1) if jobs_named < MAX_JOBS else ("jobs_beyond", jobs_named)
+                )
             _into(slot, who, sums[:, j])
 
     def dump(self) -> dict[str, Any]:
@@ -186,8 +188,8 @@ def _rows(tree: Any) -> dict[str, list[float]]:
 
 
 def _into(rows: dict[str, list[float]], who: str, values: F64) -> None:
-    held, more = rows.get(who), values.tolist()
-    rows[who] = more if held is None else [a + b for a, b in zip(held, more, strict=True)]
+    before, more = rows.get(who), values.tolist()
+    rows[who] = more if before is None else [a + b for a, b in zip(before, more, strict=True)]
 
 
 def _cap_w(state: PowerState) -> F64:
@@ -202,8 +204,8 @@ def costs_now(view: View, capped: Bool, at_cap: Bool, free_w: F64, cap_w: F64) -
     n, rack = site.sizes["gpu"], site.rack_of_gpu
     slot: I64 = jobs.job_of_node[site.node_of_gpu].astype(np.int64)
     busy = (slot >= 0) | (not jobs.known)
-    heard = view.quality("gpu.power_w") == GOOD
-    power_w = np.where(heard, view.value("gpu.power_w"), 0.0).astype(np.float64)
+    reported = view.quality("gpu.power_w") == GOOD
+    power_w = np.where(reported, view.value("gpu.power_w"), 0.0).astype(np.float64)
     most_w = np.where(np.isfinite(site.envelopes[CAP].high), site.envelopes[CAP].high, power_w)
     known = np.isfinite(free_w)
     demand_w = np.clip(np.where(known, free_w, most_w), power_w, np.maximum(most_w, power_w))
@@ -223,7 +225,7 @@ def costs_now(view: View, capped: Bool, at_cap: Bool, free_w: F64, cap_w: F64) -
     saved_w = np.where(work & known, (demand_w - power_w) * gain, 0.0)
     net_w = saved_w - np.where(known, loss * demand_w * gain, 0.0)
     columns = np.array([loss, np.maximum(most_loss, loss), saved_w, net_w, work, capped, busy, work & ~known,
-                        capped & ~heard], np.float64)  # fmt: skip
+                        capped & ~reported], np.float64)  # fmt: skip
     return CostRates(columns, gamma_known)
 
 

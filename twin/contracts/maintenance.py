@@ -219,10 +219,10 @@ class Windows:
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave, on the same site."""
         self.windows = {}
-        for plain, told in data["windows"]:
+        for plain, announced in data["windows"]:
             event = msgspec.convert(plain, ev.MaintenanceBegun)
             index = np.array([self.site.entity(event.table, name) for name in event.names], np.int32)
-            self.windows[event.id] = Window(event, below(self.site, event.table, index), bool(told))
+            self.windows[event.id] = Window(event, below(self.site, event.table, index), bool(announced))
         self.ended_ns = {table: np.array(at) for table, at in data["ended_ns"].items()}
         self._cover(None)
 

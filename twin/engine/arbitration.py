@@ -240,8 +240,8 @@ class ArbitrationPass:
         for claim in done.claims:
             if claim.name == UNDISPUTED:
                 p = claim.proposal
-                asked = np.fmax(p.lo, p.want) >= done.value[p.index]
-                worse[p.index[asked if claim.allowed is None else asked & claim.allowed]] = False
+                wanted_more = np.fmax(p.lo, p.want) >= done.value[p.index]
+                worse[p.index[wanted_more if claim.allowed is None else wanted_more & claim.allowed]] = False
         done.value[worse] = commanded[worse]
         return int(np.count_nonzero(worse))
 

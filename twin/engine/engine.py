@@ -118,13 +118,13 @@ class Engine:
         records: list[JournalRecord] = []
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
         self._resume(frame)
-        heard = self._heed(frame.events, records)
+        faults = self._heed(frame.events, records)
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         records += self._end_windows(frame.now_ns)
         self.history.push(self.state)
         self.estimator.update(self.state, frame.dt_s, self.windows)
-        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, heard, frame.dt_s)
+        self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, faults, frame.dt_s)
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
@@ -136,8 +136,8 @@ class Engine:
         records += self.findings.silences(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
         if self.health.looked_ns == frame.now_ns:
-            told = (self.diagnosis.faults, self.findings.active)
-            suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *told)
+            known = (self.diagnosis.faults, self.findings.active)
+            suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *known)
             records += self.findings.keep_only("health/", suspects)
         if not frame.urgent:
             self.usual_dt_s = frame.dt_s
@@ -157,14 +157,14 @@ class Engine:
     def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
         """Apply events in order; the faults that are new."""
         acks: dict[tuple[str, str, str], int] = {}
-        faults, reports, heard = FaultTally(), ReportTally(), list[ev.FaultReported]()
+        faults, reports, new_faults = FaultTally(), ReportTally(), list[ev.FaultReported]()
         for kind, alike in groupby(events, type):
             if kind is ev.FaultReported:  # in a storm there are thousands
                 fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
                 for fault in fresh:
                     self.health.take(fault, self.jobs, self.state.now_ns)
                 faults.add_all(fresh)
-                heard += fresh
+                new_faults += fresh
                 continue
             for event in alike:
                 if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
@@ -181,7 +181,7 @@ class Engine:
             for (control, state, why), count in sorted(acks.items())
         ]
         records += reports.records() + faults.records()
-        return heard
+        return new_faults
 
     def _resume(self, frame: Frame) -> None:
         """After a gap in which nobody listened, silence counts from now on; not more than once a minute."""
@@ -208,8 +208,8 @@ class Engine:
 
     def _take_in(self, event: ev.Event) -> list[JournalRecord]:
         if isinstance(event, ev.IdentityTold):
-            swaps, told = self.intake.identities.hear(event, self.site, self.state)
-            return [*told, *(record for swap in swaps for record in self._take_in(swap))]
+            swaps, changes = self.intake.identities.hear(event, self.site, self.state)
+            return [*changes, *(record for swap in swaps for record in self._take_in(swap))]
         if not self.intake.is_new(event):
             return []
         self.health.take(event, self.jobs, self.state.now_ns)
@@ -283,12 +283,12 @@ class Engine:
             self.ran_ns["model:" + name] = frame.now_ns
             try:
                 model.update(view)
-                said = model.predict(view)
-                for forecast in said:
+                forecasts = model.predict(view)
+                for forecast in forecasts:
                     check_forecast(forecast, name, self.site.sizes)
-                if len(said) > MAX_FORECASTS:
-                    raise ContractError(f"{len(said)} forecasts; expected at most {MAX_FORECASTS}")
-                self._hold(name, said)
+                if len(forecasts) > MAX_FORECASTS:
+                    raise ContractError(f"{len(forecasts)} forecasts; expected at most {MAX_FORECASTS}")
+                self._hold(name, forecasts)
             except Exception as error:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
@@ -315,14 +315,14 @@ class Engine:
                 )
         return fits
 
-    def _hold(self, name: str, said: list[Forecast]) -> None:
+    def _hold(self, name: str, forecasts: list[Forecast]) -> None:
         """These are what a model says now; where two say the same, the first by name is in force."""
-        held = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
-        for forecast in said:
-            other = held.get((forecast.signal, forecast.horizon_s))
+        others = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
+        for forecast in forecasts:
+            other = others.get((forecast.signal, forecast.horizon_s))
             if other is None or name < other.model.partition("@")[0]:
-                held[forecast.signal, forecast.horizon_s] = forecast
-        self.forecasts = held
+                others[forecast.signal, forecast.horizon_s] = forecast
+        self.forecasts = others
 
     def _run_policies(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> None:
         """Run the policies that are due, in order of rank; changed proposals and accounts go to `records`."""

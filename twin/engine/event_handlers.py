@@ -99,8 +99,8 @@ class Intake:
             return events
         answer, out = iter(answers), []
         for event in events:
-            said = next(answer) if event.id else "new"
-            if said == "new" or self._refuse(event, said == "again"):
+            verdict = next(answer) if event.id else "new"
+            if verdict == "new" or self._refuse(event, verdict == "again"):
                 out.append(event)
         return out
 

@@ -140,10 +140,10 @@ def request_of(engine: Engine, policy: Policy, inquiry: Inquiry) -> ExplainReque
 
 
 def _leases(engine: Engine, control: str) -> LeaseColumns | None:
-    held = engine.arbiter.leases.get(control)
-    if held is None:
+    lease = engine.arbiter.leases.get(control)
+    if lease is None:
         return None
-    columns = (held.value, held.owner.astype(np.int32), held.state, held.changed_ns, held.expires_ns)
+    columns = (lease.value, lease.owner.astype(np.int32), lease.state, lease.changed_ns, lease.expires_ns)
     return LeaseColumns(*(read_only(column) for column in columns))
 
 

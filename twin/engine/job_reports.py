@@ -113,10 +113,10 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
         kept = jobs.checkpoint_local_interval_s if tier else jobs.checkpoint_interval_s
         kept[slot] = event.interval_s
     if event.began_ns:
-        held = jobs.saved_local_ns if tier else jobs.saved_ns
+        column = jobs.saved_local_ns if tier else jobs.saved_ns
         began_ns = event.began_ns + shift_ns
         # After a recovery it holds what it came back to; else the newest that it ever told of
-        held[slot] = began_ns if recovered and newest else max(began_ns, int(held[slot]))
+        column[slot] = began_ns if recovered and newest else max(began_ns, int(column[slot]))
     if recovered:
         jobs.recovered_ns[slot] = event.at_ns or state.now_ns
         # From the durable tier although there is one in memory: a node was lost, which others count
@@ -132,8 +132,8 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
 
 def _nonsense(event: ev.CheckpointTold, now_ns: int) -> str | None:
     """Reason to refuse a report; None if it is plausible."""
-    said = {name: getattr(event, name) for name in ("save_s", "block_s", "flush_s", "restart_s")}
-    for name, value in (*said.items(), ("interval_s", event.interval_s)):
+    durations = {name: getattr(event, name) for name in ("save_s", "block_s", "flush_s", "restart_s")}
+    for name, value in (*durations.items(), ("interval_s", event.interval_s)):
         most = MAX_INTERVAL_S if name == "interval_s" else MAX_COST_S
         if not 0.0 <= value <= most:
             return f"expected {name} of 0 (not said) to {most:g} s, got {value}"
@@ -141,7 +141,7 @@ def _nonsense(event: ev.CheckpointTold, now_ns: int) -> str | None:
         return (
             f"expected progress_per_s of 0 (not said) to {MAX_PROGRESS_PER_S:g}, got {event.progress_per_s}"
         )
-    if not (event.began_ns or event.interval_s or event.progress_per_s or any(said.values())):
+    if not (event.began_ns or event.interval_s or event.progress_per_s or any(durations.values())):
         return "says nothing; expected a duration, an interval, its progress or when the save began"
     at_ns = event.at_ns or now_ns
     off_s = (at_ns - now_ns) / NS
@@ -176,9 +176,9 @@ def _estimate(jobs: JobSlots, slot: int, row: int, otherwise: float) -> float:
 
 def _read(event: ev.CheckpointTold, slot: int, state: State, at_ns: int) -> None:
     """Turn a durable report into readings of the job."""
-    said = {"checkpoint_save_s": event.save_s, "checkpoint_flush_s": event.flush_s,
+    columns = {"checkpoint_save_s": event.save_s, "checkpoint_flush_s": event.flush_s,
             "checkpoint_interval_readback_s": event.interval_s}  # fmt: skip
-    readings = {name: value for name, value in said.items() if value > 0.0}
+    readings = {name: value for name, value in columns.items() if value > 0.0}
     if event.began_ns:
         readings["checkpoint_age_s"] = ((event.at_ns or state.now_ns) - event.began_ns) / NS
     _latch(state, slot, at_ns, readings)

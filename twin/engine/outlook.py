@@ -98,12 +98,14 @@ class Outlooks:
         # By full path: what is unique today may be ambiguous on the site of tomorrow.
         name = "" if what.table == "site" else site.name(what.table, place)
         step_s = float(event.step_s)
-        told = Outlook(event.quantity, name, event.author, event.id, int(event.start_ns), step_s, values)
-        if told.end_ns <= now_ns:
-            return f"over already, {(now_ns - told.end_ns) / NS:.0f} s ago; expected values to come, UTC ns"
+        outlook = Outlook(event.quantity, name, event.author, event.id, int(event.start_ns), step_s, values)
+        if outlook.end_ns <= now_ns:
+            return (
+                f"over already, {(now_ns - outlook.end_ns) / NS:.0f} s ago; expected values to come, UTC ns"
+            )
         self._drop((event.quantity, name))
         if np.isfinite(values).any():
-            self._keep(told)
+            self._keep(outlook)
         while len(self._told) > MAX_OUTLOOKS or self._n_values > MAX_ALL_VALUES:
             self._drop(next(iter(self._told)))
         return None
@@ -138,9 +140,9 @@ class Outlooks:
         """Forget outlooks whose last step is over."""
         if now_ns < self._next_end_ns:
             return
-        for key in [key for key, told in self._told.items() if told.end_ns <= now_ns]:
+        for key in [key for key, outlook in self._told.items() if outlook.end_ns <= now_ns]:
             self._drop(key)
-        self._next_end_ns = min((told.end_ns for told in self._told.values()), default=_NEVER_NS)
+        self._next_end_ns = min((outlook.end_ns for outlook in self._told.values()), default=_NEVER_NS)
 
     def entries(self) -> Iterator[Outlook]:
         """All outlooks, the one told last at the end."""
@@ -158,24 +160,24 @@ class Outlooks:
         """The outlooks of a quantity for entities that the site has."""
         some: list[Outlook] = []
         places: list[int] = []
-        for key, told in self._told.items():
+        for key, outlook in self._told.items():
             if key[0] != quantity:
                 continue
             if key not in self._place:
                 table = quantity.partition(".")[0]
-                self._place[key] = 0 if table == "site" else site.entity(table, told.name)
+                self._place[key] = 0 if table == "site" else site.entity(table, outlook.name)
             place = self._place[key]
             if place is not None:
-                some.append(told)
+                some.append(outlook)
                 places.append(place)
-        length = np.array([len(told.values) for told in some], np.int64)
+        length = np.array([len(outlook.values) for outlook in some], np.int64)
         return _Group(
             np.array(places, np.int32),
-            np.array([told.start_ns for told in some], np.int64),
-            np.array([told.step_ns for told in some], np.int64),
+            np.array([outlook.start_ns for outlook in some], np.int64),
+            np.array([outlook.step_ns for outlook in some], np.int64),
             np.cumsum(length) - length,
             length,
-            np.concatenate([told.values for told in some]) if some else np.empty(0),
+            np.concatenate([outlook.values for outlook in some]) if some else np.empty(0),
         )
 
     def dump(self) -> list[Any]:
