@@ -266,7 +266,7 @@ def test_a_snapshot_that_knew_less_is_read() -> None:
     assert not back.saved_ns.any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

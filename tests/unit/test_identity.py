@@ -269,7 +269,7 @@ EVENT = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(EVENT, st.sampled_from([1.0, 300.0, 5000.0])), max_size=12), st.integers(0, 11))
 def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: int) -> None:
     """Whatever is told: a replay of the trace, and a restart in the middle, decide the same to the bit; a

@@ -119,7 +119,7 @@ def test_cuts_go_at_once_and_raises_wait() -> None:
     loop.run(round(DWELL_S) - 6)
     assert (loop.cap_w[72:] <= low_w[72:] + 1e-6).all()
     # The peak of a quarter of an hour is remembered: its place is not given away at once
-    loop.run(1800, 5.0)
+    loop.run(1800, 10.0)
     assert (loop.cap_w[72:] > low_w[72:] + 100.0).all()
     loop.wants_w[:] = 1200.0
     loop.run(round(DWELL_S + SPREAD_S) + 60)
@@ -133,7 +133,7 @@ def test_what_is_high_and_wakes_up_is_raised_soon() -> None:
     loop.wants_w[:] = 1000.0
     loop.run(100, 5.0)
     loop.wants_w[:72], loop.wants_w[72:] = 1200.0, 250.0
-    loop.run(900, 5.0)  # its peak is being forgotten: each call cuts it a little
+    loop.run(900, 10.0)  # its peak is being forgotten: each call cuts it a little
     assert loop.cap_w[72:].max() < 600.0
     loop.wants_w[72:] = 1000.0
     loop.run(25)

@@ -102,7 +102,7 @@ def test_silence_is_no_coincidence(silent: str) -> None:
 
 def test_what_was_learned_outlives_a_restart_and_no_change_of_the_site() -> None:
     loop = begun()
-    in_turns(loop, 12)
+    in_turns(loop, 6)
     kept = loop.twin.engine.memory["power_cap"]
     assert (kept["layout"] > 0).all()
     assert kept["sum_w"][2] < 120_000

@@ -111,7 +111,7 @@ def test_a_silent_meter_is_no_overload_while_its_racks_are_heard() -> None:
     loop.wants_w[:] = 700.0
     loop.run(5)
     loop.silent = {"feeder.power_w"}
-    loop.run(600, 5.0)
+    loop.run(300, 5.0)
     assert np.isnan(loop.twin.lease(CAP)).all()
 
 
@@ -309,7 +309,7 @@ def test_a_load_target_is_a_budget_while_it_runs() -> None:
     assert loop.feeder_w[0] <= 0.955 * 90_000
     loop.run(120)
     assert 0.94 * 90_000 <= loop.feeder_w[0] <= 0.96 * 90_000
-    loop.run(1200, 5.0)
+    loop.run(1200, 10.0)
     assert (loop.gpu_w == 1200.0).all()
 
 

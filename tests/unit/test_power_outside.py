@@ -377,7 +377,7 @@ def some_targets(draw: st.DrawFn) -> list[LoadTarget]:
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     some_targets(),
     st.lists(st.tuples(st.sampled_from([1.0, 5.0, 30.0]), st.floats(0.0, 2.5e5)), min_size=60, max_size=200),
@@ -405,7 +405,7 @@ def test_what_runs_is_kept_nothing_is_negative_and_it_rises_on_the_ramp(
         before_w = found.site_w
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.floats(1e4, 1.9e5),
     st.floats(30.0, 1500.0),

@@ -65,7 +65,7 @@ def test_two_failed_tests_are_for_the_vendor() -> None:
     twin.tests(0, False)
     twin.wait(30)
     assert twin.phase() == "rma"
-    twin.wait(86_400, dt_s=600.0)
+    twin.wait(6 * 3600, dt_s=600.0)
     assert twin.level[0] == 4
     twin.well()
     twin.wait(30, ev.EntityReplaced(id="x", table="node", name=NODE0, serial="S2"))
