@@ -75,7 +75,7 @@ def check(watch: Watched) -> None:
         assert (usual.times >= 0.0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(looks(), st.integers(0, 25))
 def test_a_restart_anywhere_changes_no_bit(script: Any, at: int) -> None:
     watch, other = Watched(SITE), Watched(SITE)
@@ -93,7 +93,7 @@ def test_a_restart_anywhere_changes_no_bit(script: Any, at: int) -> None:
             assert np.array_equal(other.recurring.score(), watch.recurring.score())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(looks(), st.sampled_from([LESS, MORE, SITE]))
 def test_a_reload_keeps_the_score_of_each_node_that_stays(script: Any, new: Site) -> None:
     watch, now_s = Watched(SITE), 1e6
@@ -115,7 +115,7 @@ def test_a_reload_keeps_the_score_of_each_node_that_stays(script: Any, new: Site
     check(after)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(looks(), st.sampled_from(["node", "gpu", "link"]), st.integers(0, 9))
 def test_another_device_begins_anew_and_nobody_else_changes(script: Any, table: str, slot: int) -> None:
     watch, now_s = Watched(SITE), 1e6
