@@ -24,7 +24,7 @@ from tests.support.agent_pod import pod
 from tests.support.builders import two_racks
 from tests.support.daemon_process import RunningDaemon, running
 from tests.support.mosquitto import Mosquitto, mosquitto
-from tests.support.storm_watch import scald
+from tests.support.storm_watch import alarms_of, scald
 from twin.catalogue import NS
 from twin.config import load_site, make_engine
 from twin.engine import Engine
@@ -85,15 +85,13 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
         daemon.site_path.write_text(site_yaml, encoding="utf-8")
         daemon.start()
         rows = [m for m in read_capture(capture) if isinstance(m, Message)]
-        daemon.until(lambda: parts(daemon).get("mqtt") == "running")
+        daemon.until(lambda: link(daemon)["connected"], what="the subscriptions")
         publish(broker.port, rows, in_real_time)
-        total = len(rows)
-
-        def all_decoded() -> bool:
-            link = daemon.get("/api/v1/messages")["messages"]["link"]
-            return bool(link["received"] >= total and link["waiting"] == 0)
-
-        daemon.until(all_decoded, 30, "all messages of the capture")
+        daemon.until(
+            lambda: link(daemon)["received"] >= len(rows) and link(daemon)["waiting"] == 0,
+            30,
+            "all messages of the capture",
+        )
         at = daemon.get("/api/v1/summary")["ticks"]["tick"]
         daemon.until(lambda: daemon.get("/api/v1/summary")["ticks"]["tick"] >= at + 2, what="their ticks")
         assert daemon.stop() == 0
@@ -101,6 +99,11 @@ def test_a_capture_through_the_broker_gives_the_state_of_its_replay(
     equal, near = compared(engine, live, last_readings(capture, site))
     assert equal > 100
     assert near <= equal / 10
+
+
+def link(daemon: RunningDaemon) -> dict[str, Any]:
+    """The state and the counts of its link to the broker."""
+    return dict(daemon.get("/api/v1/messages")["messages"]["link"])
 
 
 def last_readings(capture: Path, site: Site) -> dict[tuple[str, int, str], list[float]]:
@@ -166,8 +169,7 @@ def test_heat_is_answered_by_caps_that_outlive_a_kill_and_damaged_files(
         assert racks.caps(node=3).max() < 1200.0
         daemon.until(lambda: history(daemon)["moved_aside"] == 1, 15, "the history moved aside")
         daemon.until(lambda: history(daemon)["samples"] > 1, 15, "another history")
-        alarms = {a["id"] for a in daemon.get("/api/v1/alarms?limit=1000")["alarms"] if a["active"]}
-        assert "history/moved_aside" in alarms
+        daemon.until(lambda: "history/moved_aside" in alarms_of(daemon), 15, "an alarm of that")
         assert (state / "alarms.damaged").exists()
         assert "alarms.json: damaged" in daemon.log.read_text()
         assert daemon.stop() == 0
