@@ -172,7 +172,7 @@ def test_a_node_explained(pod: Pod, ill: Ailing) -> None:
 def test_silence_since_when(pod: Pod, ill: Ailing) -> None:
     pod.tick(dt_s=3600.0)
     missing = {m["what"]: m["state"] for m in of_name(pod.live, f"{NODE3}/gpu0")["missing"]}
-    assert missing["heat"] == "silent for 60 min"
+    assert missing["heat"] == "silent for 1 h"
     assert missing["PCIe replays"] == "never heard"
 
 

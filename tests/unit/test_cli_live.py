@@ -67,7 +67,8 @@ def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFix
     identity = json.loads(capsys.readouterr().out)["id"]
     assert desk.run("request") == 0
     said = capsys.readouterr().out
-    assert f"{CAP} at most 900 for lab/h/r1/node0/gpu0, lab/h/r1/node0/gpu1 and 70 more until" in said
+    names = ", ".join(f"lab/h/r1/node0/gpu{i}" for i in range(3))
+    assert f"{CAP} at most 900 for {names} and 69 more until" in said
     assert "by operator-1: noise" in said
     assert desk.run("withdraw", identity) == 0
     assert desk.pod.twin.engine.intake.requests == {}

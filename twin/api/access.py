@@ -68,8 +68,8 @@ class Refusals:
                 self._open[key] = (now, 1, more)
                 return
         if key in self._open:
-            begun, count, said = self._open[key]
-            self._open[key] = (begun, count + 1, said)
+            begun, count, details = self._open[key]
+            self._open[key] = (begun, count + 1, details)
             return
         self._open[key] = (now, 0, more)
         self._note(AccessRecord(remote=remote, why=why, count=1, **more))

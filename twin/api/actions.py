@@ -63,30 +63,30 @@ def once(act: Acting) -> Acting:
             return await act(request)
         if not (key.isascii() and key.isprintable() and len(key) <= 100):
             raise Refused(400, "Idempotency-Key: expected at most 100 printable characters")
-        held, name = request.app[KEPT].held, (author(request), f"{request.method} {request.path}", key)
+        kept, name = request.app[KEPT].held, (author(request), f"{request.method} {request.path}", key)
         digest = hashlib.blake2b(await read_of(request), digest_size=16).digest()
-        if name in held:
-            was, response = held[name]
+        if name in kept:
+            was, response = kept[name]
             if was != digest:
                 raise Refused(409, "this Idempotency-Key was used for something else")
             if response is None:
                 raise Refused(409, "this is being done; ask again for its outcome")
             return web.Response(body=response.body, status=response.status, content_type="application/json")
-        held[name] = (digest, None)
-        while len(held) > MAX_KEPT:
-            held.popitem(last=False)
+        kept[name] = (digest, None)
+        while len(kept) > MAX_KEPT:
+            kept.popitem(last=False)
         try:
             response = await act(request)
         except Refused as error:
             # The engine has seen this id: what it refused for good stays refused under this key.
             if error.status != 409 or error.why.startswith(_PASSING):
-                held.pop(name, None)
+                kept.pop(name, None)
                 raise
             response = refusal(error.status, error.why)
         except BaseException:
-            held.pop(name, None)
+            kept.pop(name, None)
             raise
-        held[name] = (digest, response)
+        kept[name] = (digest, response)
         return response
 
     answered.__doc__, answered.__name__ = act.__doc__, act.__name__
@@ -98,8 +98,8 @@ def new_id(request: web.Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if not key:
         return uuid.uuid4().hex
-    said = "\0".join((author(request), request.method, request.path, key))
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    text = "\0".join((author(request), request.method, request.path, key))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 async def submit(request: web.Request, event: ev.Event, **more: Any) -> web.Response:
@@ -131,9 +131,9 @@ async def ask(request: web.Request) -> web.Response:
 
 async def withdraw(request: web.Request) -> web.Response:
     """Take a request back."""
-    held = request.match_info["id"]
+    identity = request.match_info["id"]
     return await submit(
-        request, ev.RequestWithdrawn(id=new_id(request), author=author(request), request=held)
+        request, ev.RequestWithdrawn(id=new_id(request), author=author(request), request=identity)
     )
 
 
@@ -159,9 +159,9 @@ async def approve(request: web.Request) -> web.Response:
 
 async def disapprove(request: web.Request) -> web.Response:
     """Take an approval back."""
-    held = request.match_info["id"]
+    identity = request.match_info["id"]
     return await submit(
-        request, ev.ApprovalWithdrawn(id=new_id(request), author=author(request), approval=held)
+        request, ev.ApprovalWithdrawn(id=new_id(request), author=author(request), approval=identity)
     )
 
 
@@ -237,20 +237,20 @@ async def end_maintenance(request: web.Request) -> web.Response:
 
 def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response:
     """Something done to one alarm of the book, and told to the journal, unless the book does so itself."""
-    live, held = live_of(request), request.match_info["id"]
+    live, identity = live_of(request), request.match_info["id"]
     if live.alarms is None:
         raise Refused(503, "this daemon keeps no book of alarms")
     try:
-        noted = act(live.alarms, held)
+        noted = act(live.alarms, identity)
     except KeyError:
-        if held in getattr(live.alarms, "alarms", ()):
-            raise Refused(409, f"{clean(held, 200)} is not shelved; it stands as it is") from None
-        raise Refused(404, f"no alarm {clean(held, 200)}; it may be over") from None
+        if identity in getattr(live.alarms, "alarms", ()):
+            raise Refused(409, f"{clean(identity, 200)} is not shelved; it stands as it is") from None
+        raise Refused(404, f"no alarm {clean(identity, 200)}; it may be over") from None
     except ValueError as error:
         raise Refused(409, str(error)) from None
     if getattr(live.alarms, "tell", None) is None:
-        live.note(noted or AlarmRecord(id=held, author=author(request)))
-    return answer({"id": held, "done": True})
+        live.note(noted or AlarmRecord(id=identity, author=author(request)))
+    return answer({"id": identity, "done": True})
 
 
 async def acknowledge(request: web.Request) -> web.Response:
@@ -297,6 +297,6 @@ async def reload(request: web.Request) -> web.Response:
 
 async def tokens(request: web.Request) -> web.Response:
     """List the tokens by name, with role and dates; neither their text nor their hashes."""
-    held = request.app[TOKENS].held
+    entries = request.app[TOKENS].held
     return answer({"tokens": [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires}
-                              for t in held], "warnings": request.app[TOKENS].warnings})  # fmt: skip
+                              for t in entries], "warnings": request.app[TOKENS].warnings})  # fmt: skip

@@ -168,15 +168,17 @@ async def history(request: web.Request) -> web.Response:
 
 async def requests(request: web.Request) -> web.Response:
     """Standing requests of operators."""
-    held = live_of(request).engine.intake.requests.values()
-    return answer({"requests": [_standing(msgspec.to_builtins(r)) for r in held]})
+    standing = live_of(request).engine.intake.requests.values()
+    return answer({"requests": [_standing(msgspec.to_builtins(r)) for r in standing]})
 
 
 async def approvals(request: web.Request) -> web.Response:
     """Standing approvals, and what policies in `approve` would do if they were let."""
     live = live_of(request)
-    held = live.engine.intake.approvals.values()
-    return answer({"approvals": [_standing(msgspec.to_builtins(a)) for a in held], "wanting": wanting(live)})
+    standing = live.engine.intake.approvals.values()
+    return answer(
+        {"approvals": [_standing(msgspec.to_builtins(a)) for a in standing], "wanting": wanting(live)}
+    )
 
 
 def _standing(body: dict[str, Any]) -> dict[str, Any]:
@@ -187,8 +189,8 @@ def _standing(body: dict[str, Any]) -> dict[str, Any]:
 
 async def maintenance(request: web.Request) -> web.Response:
     """Windows in which people work on something."""
-    held = live_of(request).engine.windows.events()
-    return answer({"windows": [_standing(msgspec.to_builtins(w)) for w in held]})
+    standing = live_of(request).engine.windows.events()
+    return answer({"windows": [_standing(msgspec.to_builtins(w)) for w in standing]})
 
 
 async def running_parts(request: web.Request) -> web.Response:

@@ -32,8 +32,8 @@ def row_s(forecast: Forecast) -> float | None:
 
 def block(live: Runtime) -> dict[str, Any]:
     """The part of the summary: `rows` of the site's quantities; `budgets`, `waits`, `notes` as lines."""
-    held = live.engine.forecasts
-    every = sorted({key for key, _ in held})
+    in_force = live.engine.forecasts
+    every = sorted({key for key, _ in in_force})
     keys = [*(k for k in FIRST if k in every), *(k for k in every if k not in FIRST)]
     rows, unheard, view = [], [], live.engine.view()
     waits: set[tuple[float, float]] = set()  # (horizon, row) of which there is no band yet
@@ -43,7 +43,7 @@ def block(live: Runtime) -> dict[str, Any]:
             unheard.append(key)
             continue
         rows.append(row)
-        lacking = [held[key, a["horizon_s"]] for a in row["ahead"] if a["lo"] is None]
+        lacking = [in_force[key, a["horizon_s"]] for a in row["ahead"] if a["lo"] is None]
         waits |= {(f.horizon_s, step_s) for f in lacking if (step_s := row_s(f)) is not None}
     return {"quantities": keys, "rows": rows, "unheard": unheard, "budgets": budgets(live),
             "waits": _waits(waits), "notes": notes(live)}  # fmt: skip
@@ -54,8 +54,8 @@ def _row(live: Runtime, view: EngineView, key: str) -> dict[str, Any]:
     assert what is not None, key  # or the engine would have refused the forecast
     now = measured(view, key)[0]
     ahead = [_ahead(f) for (k, _), f in sorted(live.engine.forecasts.items()) if k == key]
-    told = (now, *(v for a in ahead for v in (a["mean"], a["lo"], a["hi"])))
-    most = max((abs(v) for v in told if v is not None and v == v), default=0.0)
+    values = (now, *(v for a in ahead for v in (a["mean"], a["lo"], a["hi"])))
+    most = max((abs(v) for v in values if v is not None and v == v), default=0.0)
     how = shown(what.unit, float(most))
     return {"signal": key, "name": live.engine.site.name("site", 0), "unit": what.unit,
             "now": float(now) if np.isfinite(now) else None, "ahead": ahead,
@@ -112,14 +112,14 @@ def notes(live: Runtime) -> list[str]:
         out.append("no model forecasts here: the site file names none")
     elif not engine.forecasts and not out:
         out.append("no forecast yet: the first tick of the models is to come")
-    said = {f.model for f in engine.forecasts.values()}
+    models = {f.model for f in engine.forecasts.values()}
     for name, model in engine.models.items():
         if model.fit_every_s <= 0 or name not in engine.fitted_ns:
             continue
         every_s = getattr(model, "next_fit_s", lambda model=model: model.fit_every_s)()
         left_s = every_s - (engine.state.now_ns - engine.fitted_ns[name]) / NS
         when = f"the next fit begins in {max(1, left_s / 60):.0f} min"
-        if f"{name}@unfitted" in said:
+        if f"{name}@unfitted" in models:
             out.append(f"no fit yet: simple rules only; {when}")
         elif all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
             out.append(f"too little was heard for the last fit: simple rules only; {when}")

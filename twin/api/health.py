@@ -117,11 +117,12 @@ def reason_of(live: Runtime, part: str, index: int) -> str:
 
 def part_row(live: Runtime, part: str, index: int) -> dict[str, Any]:
     """A part in a line."""
-    held = live.engine.health.health(part)
+    verdict = live.engine.health.health(part)
     owner = live.engine.site.name(PARTS[part], index // 2 if part in PAIRED else index)
-    action = ACTIONS[int(held.action[index])]
-    return {"part": part, "name": name_of_part(part, index, owner), "level": LEVELS[int(held.level[index])],
-            "since_ns": int(held.since_ns[index]), "sure_pu": finite(held.sure_pu[index]), "action": action,
+    action = ACTIONS[int(verdict.action[index])]
+    return {"part": part, "name": name_of_part(part, index, owner),
+            "level": LEVELS[int(verdict.level[index])], "since_ns": int(verdict.since_ns[index]),
+            "sure_pu": finite(verdict.sure_pu[index]), "action": action,
             "do": todo_words(action, part), "why": reason_of(live, part, index)}  # fmt: skip
 
 
@@ -449,7 +450,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
     engine, site = live.engine, live.engine.site
     table, entity = PARTS[part], index // 2 if part in PAIRED else index
     owner, row = site.name(table, entity), part_row(live, part, index)
-    said = evidence(live, part, index)
+    reasons = evidence(live, part, index)
     lacking = missing(live, part, index)
     node = entity if table == "node" else int(site.node_of_gpu[entity]) if part == "gpu" else -1
     spared = engine.windows.mask(table)
@@ -457,7 +458,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
         **looked(live), "kind": "part", **row, "owner": owner,
         "sure": words.sure(row["sure_pu"]) if row["level"] not in ("healthy", "unknown") else "",
         "age_s": (engine.state.now_ns - row["since_ns"]) / NS if row["since_ns"] else None,
-        "evidence": said, "missing": lacking,
+        "evidence": reasons, "missing": lacking,
         "lowered": ATTRIBUTIONS[int(engine.health.health(part).lowered[index])] if part == "gpu" else "",
         "faults": reported_faults(live, table, entity), "remaining": remaining(live, table, entity),
         "changes": words.changes(row["level"], row["action"], bool(lacking), part),
@@ -535,12 +536,12 @@ def diagnosis(live: Runtime, entities: list[tuple[str, int]]) -> list[dict[str, 
 def remaining(live: Runtime, table: str, entity: int) -> list[dict[str, Any]]:
     """List the drifts of an entity with their remaining time."""
     wear = live.engine.health.wear
-    said = [evidence_text(t) for t in wear.evidence(table, entity)]
+    lines = [evidence_text(t) for t in wear.evidence(table, entity)]
     rows = [{"what": left.what, "mid_s": float(left.mid_s[entity]), "lo_s": finite(left.lo_s[entity]),
              "hi_s": finite(left.hi_s[entity]), "said": ""}
             for left in wear.remaining()
             if left.table == table and np.isfinite(left.mid_s[entity])]  # fmt: skip
-    return [*rows, *({"what": "", "mid_s": None, "lo_s": None, "hi_s": None, "said": t} for t in said)]
+    return [*rows, *({"what": "", "mid_s": None, "lo_s": None, "hi_s": None, "said": t} for t in lines)]
 
 
 def chances(live: Runtime, node: int) -> list[dict[str, Any]]:

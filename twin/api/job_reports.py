@@ -111,9 +111,9 @@ async def _advice(request: web.Request) -> Advice:
     except TimeoutError:
         raise Refused(503, "the journal is slow; ask again", {"Retry-After": "10"}) from None
     slot = live.engine.jobs.slot_of.get(job)
-    held = None if slot is None else advice_in_force(live.engine, job, slot)
+    advice = None if slot is None else advice_in_force(live.engine, job, slot)
     now_ns = live.engine.state.now_ns
-    return held or Advice(
+    return advice or Advice(
         job=job, interval_s=None, save_since_ns=None, issued_ns=now_ns, expires_ns=now_ns,
         epoch=live.engine.arbiter.epoch,
     )  # fmt: skip
@@ -125,5 +125,5 @@ def _told(live: Runtime, slot: int) -> dict[str, Any]:
     names = ("checkpoint_interval_s", "checkpoint_save_s", "checkpoint_block_s", "checkpoint_flush_s",
              "checkpoint_restart_s", "checkpoint_local_block_s", "checkpoint_local_interval_s", "saved_ns",
              "saved_local_ns", "checkpoint_told_ns")  # fmt: skip
-    held: dict[str, np.ndarray] = {name: getattr(jobs, name) for name in names}
-    return {name.removeprefix("checkpoint_"): column[slot].item() or None for name, column in held.items()}
+    columns: dict[str, np.ndarray] = {name: getattr(jobs, name) for name in names}
+    return {name.removeprefix("checkpoint_"): column[slot].item() or None for name, column in columns.items()}

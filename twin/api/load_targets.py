@@ -74,8 +74,8 @@ async def set_target(request: web.Request) -> web.Response:
 async def withdraw_target(request: web.Request) -> web.Response:
     """Take a load target back, whoever set it."""
     name = request.match_info["name"]
-    held = {t.name for t in live_of(request).engine.intake.load_targets.current(live_of(request).engine.site)}
-    if name not in held:
+    engine = live_of(request).engine
+    if name not in {t.name for t in engine.intake.load_targets.current(engine.site)}:
         raise Refused(404, f"no load target {clean(name, 200)}; it may be over")
     event = ev.LoadTargetWithdrawn(id=new_id(request), author=author(request), target=name)
     return await submit(request, event, name=name)
@@ -86,14 +86,14 @@ async def targets(request: web.Request) -> web.Response:
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     engine = live.engine
-    held, now_ns = engine.intake.load_targets.current(engine.site), engine.state.now_ns
+    in_force, now_ns = engine.intake.load_targets.current(engine.site), engine.state.now_ns
     load = load_now(engine)
-    more = offset + limit < len(held)
+    more = offset + limit < len(in_force)
     return answer({
-        "now_ns": now_ns, "total": len(held), "offset": offset,
+        "now_ns": now_ns, "total": len(in_force), "offset": offset,
         "next_offset": offset + limit if more else None,
         "site": {"load_w": finite(load.site_w), "unheard_racks": load.unheard_racks},
-        "targets": [brief(t, engine.site, load, now_ns) for t in held[offset : offset + limit]],
+        "targets": [brief(t, engine.site, load, now_ns) for t in in_force[offset : offset + limit]],
     })  # fmt: skip
 
 
@@ -126,10 +126,10 @@ def target_series(live: Runtime) -> Iterator[Metric]:
     engine = live.engine
     if not engine.site.sizes["rack"]:
         return
-    held = engine.intake.load_targets.current(engine.site)
+    in_force = engine.intake.load_targets.current(engine.site)
     counts, worst_w = dict.fromkeys(("kept", "exceeded", "unknown", "to_come"), 0), 0.0
-    load = load_now(engine) if held else None
-    for target in held:
+    load = load_now(engine) if in_force else None
+    for target in in_force:
         if load is None or not target.runs(engine.state.now_ns):
             counts["to_come"] += 1
             continue

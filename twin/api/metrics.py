@@ -76,8 +76,8 @@ class SiteSeries:
                     continue
                 if count:
                     room -= count
-                    held = state.tables[name]
-                    rows = held.total if signal.kind == "counter" else held.value
+                    current = state.tables[name]
+                    rows = current.total if signal.kind == "counter" else current.value
                     columns.append(Column(signal, rows[signal.row].copy(), good, self._named(site, name)))
         return columns, left_out
 
@@ -233,10 +233,10 @@ class DaemonSeries(Collector):
         """Forecasts of the site and of its feeders with their 90 % bands; the site's come first."""
         engine, room, left_out = self.live.engine, MAX_FORECAST_SERIES, 0
         metrics: dict[str, GaugeMetricFamily] = {}
-        held = sorted(
+        current = sorted(
             engine.forecasts.items(), key=lambda item: (not item[0][0].startswith("site."), item[0])
         )
-        for (key, horizon_s), forecast in held:
+        for (key, horizon_s), forecast in current:
             table = key.partition(".")[0]
             if table not in ("site", "feeder"):
                 continue

@@ -244,9 +244,9 @@ async def _bind(runner: web.AppRunner, config: Api, context: ssl.SSLContext | No
     loop, quiet = asyncio.get_running_loop(), _quiet()
 
     def protocol() -> asyncio.Protocol:
-        held = [c for c in server.connections if isinstance(c, _Connection) and not c.leaving]
-        if len(held) >= config.max_clients:
-            stranger = next((c for c in held if not c.admitted), None)  # the one that is here longest
+        clients = [c for c in server.connections if isinstance(c, _Connection) and not c.leaving]
+        if len(clients) >= config.max_clients:
+            stranger = next((c for c in clients if not c.admitted), None)  # the one that is here longest
             if stranger is None:
                 return _Busy()
             stranger.give_way()

@@ -126,7 +126,7 @@ async def entity(request: web.Request) -> web.Response:
     site = live.engine.site
     row = entity_of(live, name, request.match_info["name"])
     path, page = site.name(name, row), np.array([row])
-    said = (live.engine.jobs.shown(row) if name == "job" else "") or path  # as findings and decisions name it
+    text = (live.engine.jobs.shown(row) if name == "job" else "") or path  # as findings and decisions name it
     signals = {}
     for signal in TABLES[name].by_name.values():
         column = _column(live, signal, page)
@@ -141,8 +141,8 @@ async def entity(request: web.Request) -> web.Response:
         "generation": int(live.engine.state.tables[name].generation[row]),
         "serial": live.engine.intake.serials.get(f"{name}:{path}"),
         "job": _job(live, name, row), "signals": signals, "children": _children(live, name, row),
-        "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, said),
-        "decisions": _lines(live, name, row, said),
+        "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, text),
+        "decisions": _lines(live, name, row, text),
     })  # fmt: skip
 
 
@@ -272,11 +272,11 @@ async def forecasts(request: web.Request) -> web.Response:
     """Return the forecasts of the models: the mean and a 90 % band for each horizon."""
     live, key = live_of(request), request.query.get("signal")
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 100, 1, MAX_ROWS)
-    held = sorted({k.partition(".")[0] for k, _ in live.engine.forecasts})
+    current = sorted({k.partition(".")[0] for k, _ in live.engine.forecasts})
     if key is not None:
-        held = [t for t in held if key.partition(".")[0] == t]
+        current = [t for t in current if key.partition(".")[0] == t]
     rows, longest = [], 0
-    for name in held:
+    for name in current:
         index = _rows(request, live, name)
         longest = max(longest, len(index))
         found = forecast_rows(live, name, index[offset : offset + limit])

@@ -165,15 +165,15 @@ def wanting(live: Runtime) -> list[dict[str, Any]]:
         if engine.intake.authority[policy.name] != "approve":
             continue
         for p in engine.in_force[policy.name]:
-            held = [a for a in engine.intake.approvals.values()
+            approvals = [a for a in engine.intake.approvals.values()
                     if a.policy == policy.name and a.control == p.control]  # fmt: skip
-            if len(p.index) == 0 or any(not a.names for a in held):
+            if len(p.index) == 0 or any(not a.names for a in approvals):
                 continue  # nothing is wanted, or it is approved wherever it is wanted
             table = p.control.partition(".")[0]
             out.append({"policy": policy.name, "control": p.control, "count": len(p.index),
                         "low": float(p.lo.min()), "high": float(p.hi.max()), "reason": clean(p.reason, 300),
                         "first": engine.site.name(table, int(p.index[0])),
-                        "approved_partly": bool(held)})  # fmt: skip
+                        "approved_partly": bool(approvals)})  # fmt: skip
     return out[:50]
 
 
@@ -230,13 +230,13 @@ def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
     site = live.engine.site
     power = _current(live, "rack.power_w")
     source = ["meter" if known else "" for known in np.isfinite(power)]
-    for table, said in (("node", "nodes"), ("gpu", "GPUs")):
+    for table, name in (("node", "nodes"), ("gpu", "GPUs")):
         if site.sizes[table] == 0:
             continue
         summed = site.sum_by_rack(table, _current(live, f"{table}.power_w"))
         fresh = ~np.isfinite(power) & np.isfinite(summed) & (summed > 0)
         power = np.where(fresh, summed, power)
-        source = [said if f else s for f, s in zip(fresh, source, strict=True)]
+        source = [name if f else s for f, s in zip(fresh, source, strict=True)]
     return np.round(power, 1), source
 
 

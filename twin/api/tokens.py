@@ -93,9 +93,9 @@ class Tokens:
     def reload(self) -> None:
         """Read the file again. Raises ConfigError, and then what was in force stays in force."""
         warnings = check_mode(self.path)
-        held = read_tokens(self.path)
-        self._ends = {t.name: _instant(t.expires, self.path) for t in held if t.expires is not None}
-        self.held, self.warnings = tuple(held), warnings
+        entries = read_tokens(self.path)
+        self._ends = {t.name: _instant(t.expires, self.path) for t in entries if t.expires is not None}
+        self.held, self.warnings = tuple(entries), warnings
 
     def who(self, presented: str, now_s: float | None = None) -> tuple[Token | None, str]:
         """(the token with this text, ""), or (None, why not). Takes as long for each wrong one."""
@@ -118,11 +118,11 @@ def read_tokens(path: Path) -> list[Token]:
     tree = read_yaml(path)
     try:
         # An unquoted instant in YAML is no text but a date.
-        held = msgspec.convert(msgspec.to_builtins(tree if tree is not None else {}), _File).tokens
+        entries = msgspec.convert(msgspec.to_builtins(tree if tree is not None else {}), _File).tokens
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}; expected `tokens` as `racktwin token add` writes them") from None
     problems = []
-    for i, token in enumerate(held):
+    for i, token in enumerate(entries):
         at = f"{path}: $.tokens[{i}]"
         if not _NAME.fullmatch(token.name):
             problems.append(f"{at}.name: expected letters, digits and . _ @ -, at most 64")
@@ -130,13 +130,13 @@ def read_tokens(path: Path) -> list[Token]:
             problems.append(f"{at}.hash: expected sha256: and 64 hexadecimal digits")
         if token.expires is not None:
             _instant(token.expires, path)
-    names = [t.name for t in held]
+    names = [t.name for t in entries]
     problems += [f"{path}: two tokens are named {n}" for n in sorted(set(names)) if names.count(n) > 1]
-    if len(held) > MAX_TOKENS:
-        problems.append(f"{path}: {len(held)} tokens; expected at most {MAX_TOKENS}")
+    if len(entries) > MAX_TOKENS:
+        problems.append(f"{path}: {len(entries)} tokens; expected at most {MAX_TOKENS}")
     if problems:
         raise ConfigError(problems)
-    return held
+    return entries
 
 
 def check_mode(path: Path) -> list[str]:
@@ -169,26 +169,26 @@ def add_token(
         raise ConfigError(f"expected days from 0 to 36500 until it expires, got {expires_days:g}")
     secret, now = fresh_secret(), time.time()
     expires = None if expires_days is None else _text(now + expires_days * 86_400)
-    with _changing(path) as held:
-        if any(t.name == name for t in held):
+    with _changing(path) as entries:
+        if any(t.name == name for t in entries):
             if not replace:
                 raise ConfigError(
                     f"{path}: has a token named {name}; revoke it first, or choose another name"
                 )
-            held[:] = [t for t in held if t.name != name]
-        if len(held) >= MAX_TOKENS:
+            entries[:] = [t for t in entries if t.name != name]
+        if len(entries) >= MAX_TOKENS:
             raise ConfigError(f"{path}: holds {MAX_TOKENS} tokens already; revoke some")
-        held.append(Token(name, role, hash_of(secret), _text(now), expires))
+        entries.append(Token(name, role, hash_of(secret), _text(now), expires))
     return secret
 
 
 def revoke_token(path: Path, name: str) -> None:
     """Take a token out of the file. Raises ConfigError if it is not in it."""
-    with _changing(path) as held:
-        left = [t for t in held if t.name != name]
-        if len(left) == len(held):
+    with _changing(path) as entries:
+        left = [t for t in entries if t.name != name]
+        if len(left) == len(entries):
             raise ConfigError(f"{path}: no token is named {name[:80]}; `racktwin token list` shows them")
-        held[:] = left
+        entries[:] = left
 
 
 def write_private(path: Path, text: str) -> None:
@@ -225,9 +225,9 @@ def _changing(path: Path) -> Iterator[list[Token]]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         if path.exists():
             check_mode(path)
-        held = read_tokens(path) if path.exists() else []
-        yield held
-        tree = {"tokens": [msgspec.to_builtins(t) for t in held]}
+        entries = read_tokens(path) if path.exists() else []
+        yield entries
+        tree = {"tokens": [msgspec.to_builtins(t) for t in entries]}
         write_private(path, yaml.safe_dump(tree, sort_keys=False))
     finally:
         os.close(folder)

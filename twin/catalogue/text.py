@@ -63,8 +63,10 @@ def number(value: float | None, digits: int = 3) -> str:
     return "0" if text == "-0" else text.replace("-", "−")
 
 
-def quantity(value: float, core: str, digits: int = 3) -> str:
-    """A core value with its unit, such as "1.32 MW"."""
+def quantity(value: float | None, core: str, digits: int = 3) -> str:
+    """A core value with its unit, such as "1.32 MW"; a dash for none."""
+    if value is None:
+        return "–"
     unit = unit_for(core, value)
     shown = number(value * unit.factor, digits)
     return shown if shown == "–" or not unit.name else f"{shown} {unit.name}"

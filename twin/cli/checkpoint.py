@@ -83,14 +83,14 @@ def _thought(args: argparse.Namespace, out: Console) -> int:
     if shape != float("inf") and (asked.weibull != 1.0 or asked.recall > 0.0):
         check.problems.append("--rate-shape: expected no --weibull and no --recall with it")
     check.end()
-    told = {"nodes": nodes, "rate_per_1000_node_days": rate, **closed_forms(asked)}
-    written = [] if args.report is None else write_curve(told, args.report)
+    result = {"nodes": nodes, "rate_per_1000_node_days": rate, **closed_forms(asked)}
+    written = [] if args.report is None else write_curve(result, args.report)
     if args.json:
-        write_json(told, out)
+        write_json(result, out)
         return 0
     text = f"{nodes:,} nodes at {number(rate)} failures per 1000 node-days: one each {duration(mttf_s)}"
     out.print(text, markup=False, soft_wrap=True, highlight=False)
-    print_forms(told, out)
+    print_forms(result, out)
     for path in written:
         out.print(f"written: {path}", markup=False, soft_wrap=True, highlight=False)
     return 0

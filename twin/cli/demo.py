@@ -28,9 +28,9 @@ from rich.text import Text
 from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
 from twin.api import Client
-from twin.catalogue import ConfigError, ConnectorError, StorageError
+from twin.catalogue import ConfigError, ConnectorError, StorageError, quantity
 from twin.cli.replay import conclude, run_replay
-from twin.cli.show import TONES
+from twin.cli.show import TONES, bounds
 from twin.cli.traces import trace_root
 from twin.config import load_site, make_engine
 from twin.report import Collector, safe_text, text_table, when, write_report
@@ -189,7 +189,7 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
     for row in state["commanded"][:4]:
         parts.append(
             safe_text(
-                f"commanded: {row['control']} {_span(row['low'], row['high'])} {row['unit']} for "
+                f"commanded: {row['control']} {bounds(row['low'], row['high'])} {row['unit']} for "
                 f"{row['count']} by {row['policy']}: {'; '.join(row['reasons'])}",
                 "cyan",
             )
@@ -209,9 +209,9 @@ def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
 def _rack(rack: dict[str, Any]) -> list[Any]:
     return [
         safe_text(rack["name"].partition("/")[2], TONES.get(rack["severity"], "")),
-        _unit(rack["power_w"], 1e-3, "kW"),
-        _unit(rack["flow_lpm"], 1, "l/min"),
-        *(_unit(rack[k], 1, "°C") for k in ("supply_temp_c", "return_temp_c", "gpu_temp_c_max")),
+        quantity(rack["power_w"], "W"),
+        quantity(rack["flow_lpm"], "l/min"),
+        *(quantity(rack[k], "degC") for k in ("supply_temp_c", "return_temp_c", "gpu_temp_c_max")),
         rack["gpus_capped"],
     ]
 
@@ -222,23 +222,15 @@ def _told(lines: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _alarm_words(counts: dict[str, int]) -> tuple[str, str]:
-    told = [f"{n} {name}" for name, n in counts.items() if n]
-    tone = "bold red" if counts.get("critical") else "yellow" if told else "green"
-    return (", ".join(told) or "no alarms", tone)
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _unit(value: float | None, factor: float, unit: str) -> str:
-    return "-" if value is None else f"{value * factor:.1f} {unit}"
+    parts = [f"{n} {name}" for name, n in counts.items() if n]
+    tone = "bold red" if counts.get("critical") else "yellow" if parts else "green"
+    return (", ".join(parts) or "no alarms", tone)
 
 
 def _line(state: dict[str, Any]) -> str:
     racks = "; ".join(
-        f"{r['name'].rpartition('/')[2]} {_unit(r['power_w'], 1e-3, 'kW')} "
-        f"{_unit(r['flow_lpm'], 1, 'l/min')} hottest {_unit(r['gpu_temp_c_max'], 1, 'C')} "
+        f"{r['name'].rpartition('/')[2]} {quantity(r['power_w'], 'W')} "
+        f"{quantity(r['flow_lpm'], 'l/min')} hottest {quantity(r['gpu_temp_c_max'], 'degC')} "
         f"capped {r['gpus_capped']}"
         for r in state["racks"]
     )

@@ -46,8 +46,8 @@ def call(args: argparse.Namespace) -> Callable[[Client], Any]:
                 )
             return first
         if args.quantity not in first["quantities"]:
-            held = ", ".join(first["quantities"]) or "; ".join(first["notes"]) or "none"
-            raise ConfigError(f"no forecasts of {args.quantity}; expected one of: {held}")
+            known = ", ".join(first["quantities"]) or "; ".join(first["notes"]) or "none"
+            raise ConfigError(f"no forecasts of {args.quantity}; expected one of: {known}")
         return _of_quantity(client, args.quantity, args.name, first)
 
     return ask
@@ -55,12 +55,12 @@ def call(args: argparse.Namespace) -> Callable[[Client], Any]:
 
 def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, Any]) -> dict[str, Any]:
     """A quantity's forecasts, entity by entity, in the form of the summary's rows."""
-    held = client.get("/forecasts", signal=key, names=name, limit=SHOWN_ENTITIES)
+    answer = client.get("/forecasts", signal=key, names=name, limit=SHOWN_ENTITIES)
     unit, now = _present(client, key, name, first)
     rows = []
-    for i, entity in enumerate(held["forecasts"][0]["names"]):
+    for i, entity in enumerate(answer["forecasts"][0]["names"]):
         ahead = []
-        for f in held["forecasts"]:
+        for f in answer["forecasts"]:
             mean, low, high = f["mean"][i], f["lo"][i], f["hi"][i]
             sure = None not in (mean, low, high)
             row_s = SHORT_ROW_S if f["horizon_s"] <= SHORT_HORIZON_S else LONG_ROW_S
@@ -69,10 +69,10 @@ def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, An
                           "why": why(f["basis"], row_s) if sure else ""})  # fmt: skip
         rows.append({"signal": key, "name": entity, "unit": unit, "now": now.get(entity), "ahead": ahead})
     unheard = all(r["now"] is None and all(a["mean"] is None for a in r["ahead"]) for r in rows)
-    return {"now_ns": held["now_ns"], "rows": [] if unheard else rows, "unheard": [key] if unheard else [],
-            "more": held["next_offset"] is not None,
+    return {"now_ns": answer["now_ns"], "rows": [] if unheard else rows, "unheard": [key] if unheard else [],
+            "more": answer["next_offset"] is not None,
             "notes": first["notes"], "budgets": first["budgets"] if key == "feeder.power_w" else [],
-            "models": sorted({f["model"] for f in held["forecasts"]})}  # fmt: skip
+            "models": sorted({f["model"] for f in answer["forecasts"]})}  # fmt: skip
 
 
 def _present(
@@ -115,8 +115,8 @@ def show(tree: dict[str, Any], out: Console) -> None:
 
 
 def _how(rows: list[dict[str, Any]]) -> Shown:
-    told = [r["now"] for r in rows] + [a[k] for r in rows for a in r["ahead"] for k in ("mean", "lo", "hi")]
-    return shown(rows[0]["unit"], max((abs(v) for v in told if v is not None), default=0.0))
+    parts = [r["now"] for r in rows] + [a[k] for r in rows for a in r["ahead"] for k in ("mean", "lo", "hi")]
+    return shown(rows[0]["unit"], max((abs(v) for v in parts if v is not None), default=0.0))
 
 
 def _said(value: float | None, how: Shown) -> str:
@@ -168,7 +168,7 @@ def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
     out.print()
     bases: dict[str, list[str]] = {}
     for a in (a for r in rows for a in r["ahead"] if a["why"]):
-        said = bases.setdefault(a["why"], [])
-        if duration(a["horizon_s"]) not in said:
-            said.append(duration(a["horizon_s"]))
+        spans = bases.setdefault(a["why"], [])
+        if duration(a["horizon_s"]) not in spans:
+            spans.append(duration(a["horizon_s"]))
     grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")

@@ -128,10 +128,10 @@ def _lines(rows: list[dict[str, Any]], out: Console) -> None:
         if r["level"] not in OF_ITSELF and r["action"] not in ("none", "watch"):
             what.append(f"\n{r['do']}", "dim")
         day = r.get("day") or {}
-        said = Text(words.chance(day.get("mean")) if r["level"] != "failed" else "-")
+        line = Text(words.chance(day.get("mean")) if r["level"] != "failed" else "-")
         if r["level"] != "failed" and _far(r):
-            said.append(f"\n{day['said']}", "yellow")
-        lines.append([r["name"], Text(r["level"], TONES[r["level"]]), said, what])
+            line.append(f"\n{day['said']}", "yellow")
+        lines.append([r["name"], Text(r["level"], TONES[r["level"]]), line, what])
     if any(r.get("day") for r in rows):
         grid(out, ("", "", "fails in 24 h", "why"), lines, "")
     else:
@@ -162,8 +162,8 @@ def _remarks(tree: dict[str, Any], out: Console) -> None:
         text = f"{failed['down_together']} nodes went down together ({names}): look at what they share"
         out.print(Text(clean(text, 500), "bold red"))
     if tree["lowered"]:
-        said = "; ".join(f"{n} {words.HELD_DOWN.get(by, by)}" for by, n in tree["lowered"].items())
-        out.print(Text(f"GPUs whose clock is held down: {said}"))
+        sentence = "; ".join(f"{n} {words.HELD_DOWN.get(by, by)}" for by, n in tree["lowered"].items())
+        out.print(Text(f"GPUs whose clock is held down: {sentence}"))
     if lemons["total"]:
         more = lemons["total"] - len(lemons["names"])
         names = ", ".join(lemons["names"]) + (f" and {more} more" if more else "")
@@ -191,8 +191,8 @@ def _unknown(tree: dict[str, Any], out: Console) -> None:
 
 def _silence(missing: dict[str, Any]) -> str:
     never, silent, of = missing["never"], missing["silent"], missing["of"]
-    said = ["never heard" if never == of else f"never heard of {never} in {of}"] if never else []
-    return ", ".join([*said, *([f"silent now: {silent}"] if silent else [])])
+    parts = ["never heard" if never == of else f"never heard of {never} in {of}"] if never else []
+    return ", ".join([*parts, *([f"silent now: {silent}"] if silent else [])])
 
 
 def judged(tree: dict[str, Any]) -> str:
@@ -270,10 +270,10 @@ def show_cdu(tree: dict[str, Any], out: Console) -> None:
 
 
 def _short(row: dict[str, Any]) -> Text:
-    said = Text(clean(row["why"], 300))
+    line = Text(clean(row["why"], 300))
     if row["level"] not in OF_ITSELF and row["action"] not in ("none", "watch"):
-        said.append(f"\n{row['do']}", "dim")
-    return said
+        line.append(f"\n{row['do']}", "dim")
+    return line
 
 
 def _told(tree: dict[str, Any], out: Console) -> None:
@@ -288,7 +288,7 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
     head = Text(clean(tree["name"]), "bold")
     head.append(f"  {kind}  {judged(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
-    said = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
+    line = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
     since = duration(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
     more = f", for {since}" if since else ""
     if level == "healthy" and tree["sure_pu"] is not None and tree["sure_pu"] < 1.0:
@@ -296,8 +296,8 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
         more = f", as far as it is heard: {heard} of what there is to know of it"
     if tree["sure"] and tree["action"] != "check_facility":
         more += f"; {tree['sure']} that it is the {kind} itself"
-    said.append(f"{more}.", "not bold default")
-    out.print(said)
+    line.append(f"{more}.", "not bold default")
+    out.print(line)
     rows = []
     if level not in OF_ITSELF or tree["action"] not in ("none", "watch"):
         rows.append([Text("do", "dim"), Text(clean(tree["do"]), "bold")])
@@ -370,9 +370,9 @@ def _chances(tree: dict[str, Any], out: Console) -> None:
 
 def _parts(tree: dict[str, Any], out: Console) -> None:
     out.print()
-    said = [f"{sum(n.values())} {PLURAL[p]}: {words.counted(n)}" for p, n in tree["parts_counts"].items()
+    parts = [f"{sum(n.values())} {PLURAL[p]}: {words.counted(n)}" for p, n in tree["parts_counts"].items()
             if sum(n.values())]  # fmt: skip
-    out.print(Text("its parts  ", "bold").append("; ".join(said), "not bold"))
+    out.print(Text("its parts  ", "bold").append("; ".join(parts), "not bold"))
     rows = [[Text(clean(r["name"].removeprefix(tree["owner"]).lstrip("/#"))),
              Text(r["level"], TONES[r["level"]]), Text(clean(r["why"], 300))]
             for r in tree["parts"] if r["level"] not in OF_ITSELF]  # fmt: skip
@@ -383,12 +383,12 @@ def _history(tree: dict[str, Any]) -> Text:
     h = tree["history"]
     watched = f"watched for {duration(h['watched_s'])}: " if h["watched_s"] is not None else ""
     count = h["failures_total"]
-    said = [f"{watched}{count or 'no'} failure{'' if count == 1 else 's'}"]
+    parts = [f"{watched}{count or 'no'} failure{'' if count == 1 else 's'}"]
     swapped = [f"replaced {h['replaced']} x"] if h["replaced"] else []
     swapped += [f"{h['gpus_replaced']} of its GPUs replaced"] if h["gpus_replaced"] else []
-    said.append(", ".join(swapped) or "nothing replaced")
-    said.append("reboots unknown" if h["reboots"] is None else f"{h['reboots']} reboots seen")
-    out = Text("; ".join(said))
+    parts.append(", ".join(swapped) or "nothing replaced")
+    parts.append("reboots unknown" if h["reboots"] is None else f"{h['reboots']} reboots seen")
+    out = Text("; ".join(parts))
     for f in h["failures"][:5]:
         ago = duration((tree["now_ns"] - f["start_ns"]) / 1e9)
         lasted = f"lasted {duration(f['lasted_s'])}" if f["end_ns"] else "not over"
@@ -402,23 +402,23 @@ def _lemon(lemon: dict[str, Any]) -> Text:
         return Text(clean("yes: " + "; ".join(lemon["why"]), 900), "yellow")
     counted = [f"{s['words']} {round(s['value'], 1):g}" for s in lemon["signals"] if s["value"]]
     unheard = ", ".join(s["words"] for s in lemon["signals"] if s["value"] is None)
-    said = ", ".join(counted) or "nothing that counts towards one"
-    return Text(clean(f"no; in 28 days: {said}" + (f"; not known: {unheard}" if unheard else ""), 900))
+    text = ", ".join(counted) or "nothing that counts towards one"
+    return Text(clean(f"no; in 28 days: {text}" + (f"; not known: {unheard}" if unheard else ""), 900))
 
 
 def _remaining(rows: list[dict[str, Any]]) -> str:
-    said = [r["said"] for r in rows if r["said"]] or [wears(r, "") for r in rows]
-    return "; ".join(said) or "nothing drifts that could be told from noise"
+    lines = [r["said"] for r in rows if r["said"]] or [wears(r, "") for r in rows]
+    return "; ".join(lines) or "nothing drifts that could be told from noise"
 
 
 def _faults(faults: list[dict[str, Any]]) -> Text:
-    said, alike = Text(), dict[tuple[str, int], list[dict[str, Any]]]()
+    sentence, alike = Text(), dict[tuple[str, int], list[dict[str, Any]]]()
     for f in faults:  # the newest first
         alike.setdefault((f["of"], f["code"]), []).append(f)
     for same in alike.values():
         f, times = same[0], sum(x["times"] for x in same)
         of, many = f"{f['of']}: " if f["of"] else "", f", {times} times, the last" if times > 1 else ","
         text = f"{of}{f['label']}{many} {duration(f['age_s'])} ago: {f['means']}; asks to: {f['asks']}"
-        said.append(f"{chr(10) if said else ''}{clean(text, 400)}")
-        said.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
-    return said
+        sentence.append(f"{chr(10) if sentence else ''}{clean(text, 400)}")
+        sentence.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
+    return sentence

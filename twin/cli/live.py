@@ -354,19 +354,19 @@ def _tokens(args: argparse.Namespace, out: Console, err: Console) -> int:
         return 0
     if args.action == "revoke":
         tokens.revoke_token(path, args.name)
-        said: dict[str, Any] = {"revoked": args.name, "file": str(path)}
+        result: dict[str, Any] = {"revoked": args.name, "file": str(path)}
     else:
         secret = tokens.add_token(path, args.name, args.role, args.expires_days)
-        said = {"name": args.name, "role": args.role, "file": str(path)}
+        result = {"name": args.name, "role": args.role, "file": str(path)}
         if args.output is not None:
             tokens.write_private(args.output, secret + "\n")
-            said["output"] = str(args.output)
+            result["output"] = str(args.output)
         else:
-            said["token"] = secret
+            result["token"] = secret
     if args.json:
-        write_json(said, out)
-    elif "token" in said:
-        out.file.write(said["token"] + "\n")
+        write_json(result, out)
+    elif "token" in result:
+        out.file.write(result["token"] + "\n")
     if not args.json:
         err.print(f"{path}: written; a running daemon takes it up at `racktwin reload` or SIGHUP",
                   markup=False, soft_wrap=True)  # fmt: skip

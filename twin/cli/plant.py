@@ -83,9 +83,9 @@ def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json:
         write_json(summary, out)
         return 0
-    told: dict[str, Any] = {k.replace("_", " "): v for k, v in summary.items()}
-    told["plant"] = dict(plant_words(summary["plant"]))
-    for key, value in told.items():
+    result: dict[str, Any] = {k.replace("_", " "): v for k, v in summary.items()}
+    result["plant"] = dict(plant_words(summary["plant"]))
+    for key, value in result.items():
         shown = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         out.print(f"{key}: {clean(shown, 4000)}", markup=False, soft_wrap=True)
     return 0

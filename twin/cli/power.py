@@ -138,11 +138,11 @@ def _target(args: argparse.Namespace) -> Shown:
     body = {"name": args.name, "limit_w": args.limit_w, "feeders": args.feeder,
             "start_ns": 0 if start is None else start_ns, "end_ns": end_ns, "kind": args.target_kind,
             "best_effort": args.best_effort}  # fmt: skip
-    told = client.post("/load-targets", body)
+    result = client.post("/load-targets", body)
     places = [p for p in now["places"] if (p["kind"] == "feeder") == bool(args.feeder)]
     places = [p for p in places if p["kind"] == "site" or _names(p["place"], args.feeder)]
     acts = any(p["authority"] == "act" and not p["suspended"] for p in now["policies"])
-    return told | {"limit_w": args.limit_w, "start_ns": body["start_ns"], "site": now["site"], "acts": acts,
+    return result | {"limit_w": args.limit_w, "start_ns": body["start_ns"], "site": now["site"], "acts": acts,
                    "places": [{k: p[k] for k in ("place", "kind", "load_w")} for p in places],
                    }, show_target_set  # fmt: skip
 

@@ -168,9 +168,9 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
         what = ", ".join(str(p) for p in args.trace)
         raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
     if native and not args.json:
-        said, of = outcome.compared_lines, result.get("journal_lines", outcome.compared_lines)
-        text = f"equal to its journal: {said} lines compared" if said == of else (
-            f"equal to its journal: {said} of {of} lines; the rest is not compared")  # fmt: skip
+        compared, of = outcome.compared_lines, result.get("journal_lines", outcome.compared_lines)
+        text = f"equal to its journal: {compared} lines compared" if compared == of else (
+            f"equal to its journal: {compared} of {of} lines; the rest is not compared")  # fmt: skip
         out.print(f"not compared: {why}" if (why := result.get("not_compared")) else text,
                   markup=False, soft_wrap=True)  # fmt: skip
     return 1 if outcome.damage else 0

@@ -15,7 +15,7 @@ from rich.text import Text
 from twin.api import Token
 from twin.catalogue import clean, duration, number
 from twin.cli.arguments import write_json
-from twin.report import grid, health_texts, safe_text, when
+from twin.report import few, grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 LATE_S = 5.0
@@ -27,13 +27,13 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
     counts = tree["alarm_counts"]
     out.print()
     if tree["alarms_total"]:
-        said = Text("alarms  ")
+        line = Text("alarms  ")
         for severity in ("critical", "warning", "info"):
             if counts.get(severity):
-                said.append(f"{counts[severity]} {severity}  ", TONES[severity])
+                line.append(f"{counts[severity]} {severity}  ", TONES[severity])
         if counts.get("shelved"):
-            said.append(f"{counts['shelved']} shelved", "dim")
-        out.print(said)
+            line.append(f"{counts['shelved']} shelved", "dim")
+        out.print(line)
         _alarm_rows(tree["alarms"][:10], out)
         if tree["alarms_total"] > 10:
             out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarms", "dim"))
@@ -65,12 +65,12 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     for policy in tree["policies"]:
         level = "suspended" if policy["suspended"] else policy["authority"]
         levels.setdefault(level, []).append(policy["name"])
-    said = Text("authority  ")
+    line = Text("authority  ")
     for level in ("suspended", "act", "approve", "advise", "off"):
         if level in levels:
             tone = {"act": "bold", "suspended": "red", "approve": "yellow"}.get(level, "dim")
-            said.append(f"{level}: {clean(', '.join(levels[level]), 300)}  ", tone)
-    out.print(said)
+            line.append(f"{level}: {clean(', '.join(levels[level]), 300)}  ", tone)
+    out.print(line)
     late = ticks["age_s"] > max(LATE_S, 3 * ticks["every_s"])
     text = Text("tick  ")
     text.append(f"{ticks['tick']}, {duration(ticks['age_s'])} ago", "bold red" if late else "")
@@ -78,25 +78,25 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     took = ticks["took_s_p99"]
     text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
     out.print(text)
-    said = Text("heard  ")
+    line = Text("heard  ")
     for table, count in tree.get("heard", {}).items():
         share = f"{count['heard']} of {count['of']} {clean(table)}  "
-        said.append(share, "" if count["heard"] == count["of"] else "yellow")
+        line.append(share, "" if count["heard"] == count["of"] else "yellow")
     if tree.get("heard"):
-        out.print(said)
+        out.print(line)
     if tree.get("health"):
         out.print(_well(tree["health"]["parts"]))
 
 
 def _well(parts: dict[str, dict[str, int]]) -> Text:
     """Return the counts of parts by kind and level; `racktwin health` says more."""
-    said = Text("health  ")
+    line = Text("health  ")
     for part, counts in parts.items():
         if sum(counts.values()):
             worst = health_texts.worst(counts)
             tone = {"failed": "bold red", "degraded": "yellow", "unknown": "yellow"}.get(worst, "")
-            said.append(f"{clean(part)}: {health_texts.counted(counts)}  ", tone)
-    return said
+            line.append(f"{clean(part)}: {health_texts.counted(counts)}  ", tone)
+    return line
 
 
 def _all_heard(tree: dict[str, Any]) -> bool:
@@ -122,14 +122,13 @@ def _commanded(tree: dict[str, Any], out: Console) -> None:
 def _by_people(tree: dict[str, Any], out: Console) -> None:
     """Maintenance windows and standing requests: what somebody set and somebody else may have forgotten."""
     for w in tree.get("windows", []):
-        more = f" and {w['count'] - len(w['names'])} more" if w["count"] > len(w["names"]) else ""
-        text = f"maintenance of {w['table']} {', '.join(w['names'])}{more} until {when(w['until_ns'])} by "
+        text = f"maintenance of {w['table']} {few(w['names'], w['count'])} until {when(w['until_ns'])} by "
         text += f"{w['author']}: no alarms, no commands, no protection there ({w['reason'] or 'no reason'})"
         out.print(safe_text(text, "yellow"))
     for r in tree.get("standing", []):
-        more = f" and {r['count'] - 1} more" if r["count"] > 1 else ""
         end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
-        text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {r['first']}{more}"
+        names = few([r["first"]], r["count"])
+        text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {names}"
         out.print(safe_text(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
 
 
@@ -138,11 +137,11 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
     for a in alarms:
         where = ", ".join(str(e) for e in a.get("entities", [])[:4])
         more = a.get("count", 0) - min(4, len(a.get("entities", [])))
-        said = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
+        text = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
                                      *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
         since = f"since {when(a.get('raised_ns'))}  " if a.get("raised_ns") else ""
-        what.append(f"\n{clean(said, 600)}\n{since}{clean(a.get('id', ''), 200)}", "dim")
+        what.append(f"\n{clean(text, 600)}\n{since}{clean(a.get('id', ''), 200)}", "dim")
         if people := _people(a):
             what.append(f"\n{clean(people, 600)}", "cyan")
         rows.append(
@@ -157,14 +156,14 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
 
 def _people(a: dict[str, Any]) -> str:
     """Write an alarm's acknowledgement and shelving: author, time and reason."""
-    said = []
+    parts = []
     if a.get("ack_author"):
         note = f": {a['ack_note']}" if a.get("ack_note") else ""
-        said.append(f"known to {a['ack_author']} since {when(a.get('ack_ns'))}{note}")
+        parts.append(f"known to {a['ack_author']} since {when(a.get('ack_ns'))}{note}")
     if a.get("state") == "shelved":
-        said.append(f"shelved by {a.get('shelf_author')} until {when(a.get('shelved_until_ns'))}"
+        parts.append(f"shelved by {a.get('shelf_author')} until {when(a.get('shelved_until_ns'))}"
                     f": {a.get('shelf_reason')}")  # fmt: skip
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def show_alarms(tree: dict[str, Any], out: Console) -> None:
@@ -188,9 +187,9 @@ def show_approvals(tree: dict[str, Any], out: Console) -> None:
              + ("; approved for some" if w["approved_partly"] else "")] for w in tree["wanting"]]  # fmt: skip
     grid(out, ("waits for approval", ""), rows, "nothing waits for approval")
     out.print()
-    held = [[a["id"], f"{a['policy']} may act on {a['control']} of {few(a) or 'all'} until "
+    standing = [[a["id"], f"{a['policy']} may act on {a['control']} of {_names(a) or 'all'} until "
              f"{when(a.get('expires_ns'))}; by {a['author']}"] for a in tree["approvals"]]  # fmt: skip
-    grid(out, ("approval", ""), held, "no approvals stand")
+    grid(out, ("approval", ""), standing, "no approvals stand")
 
 
 def show_requests(tree: dict[str, Any], out: Console) -> None:
@@ -198,8 +197,8 @@ def show_requests(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for r in tree["requests"]:
         until = f" until {when(r['expires_ns'])}" if r.get("expires_ns") else ""
-        said = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {few(r)}{until}; by {r['author']}"
-        rows.append([r["id"], said + (f": {r['reason']}" if r.get("reason") else "")])
+        text = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {_names(r)}{until}; by {r['author']}"
+        rows.append([r["id"], text + (f": {r['reason']}" if r.get("reason") else "")])
     grid(out, ("request", ""), rows, "no requests stand")
 
 
@@ -209,8 +208,8 @@ def show_outlooks(tree: dict[str, Any], out: Console) -> None:
     for o in tree["outlooks"]:
         now = f"now {number(o['now'], 6)}, " if o["now"] is not None else ""
         lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {duration(o['step_s'])}"
-        said = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
-        rows.append([o["quantity"], o["name"] or "-", said])
+        text = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
+        rows.append([o["quantity"], o["name"] or "-", text])
     grid(out, ("quantity", "of", "values"), rows, "no outlooks are held")
     if tree["next_offset"] is not None:
         out.print(Text(f"{tree['total'] - len(rows)} more; narrow it with --quantity", "dim"))
@@ -224,10 +223,8 @@ def bounds(low: Any, high: Any) -> str:
     return number(low, 6) if low == high else f"{number(low, 6)} to {number(high, 6)}"
 
 
-def few(tree: dict[str, Any]) -> str:
-    """The first names, and how many more."""
-    shown, total = tree["names"][:2], tree["names_total"]
-    return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
+def _names(tree: dict[str, Any]) -> str:
+    return few(tree["names"], tree["names_total"])
 
 
 def show_authority(tree: dict[str, Any], out: Console) -> None:
@@ -239,7 +236,7 @@ def show_authority(tree: dict[str, Any], out: Console) -> None:
 
 def show_maintenance(tree: dict[str, Any], out: Console) -> None:
     """Open windows."""
-    rows = [[w["id"], f"{w['table']} {few(w)} until {when(w['until_ns'])}; by {w['author']}: "
+    rows = [[w["id"], f"{w['table']} {_names(w)} until {when(w['until_ns'])}; by {w['author']}: "
              + w.get("reason", "")]
             for w in tree["windows"]]  # fmt: skip
     grid(out, ("window", ""), rows, "nobody works on anything")
@@ -247,11 +244,11 @@ def show_maintenance(tree: dict[str, Any], out: Console) -> None:
 
 def show_done(tree: dict[str, Any], out: Console) -> None:
     """Print the result of an action."""
-    said = {k: v for k, v in tree.items() if k not in ("done", "id", "tick", "warnings")}
+    result = {k: v for k, v in tree.items() if k not in ("done", "id", "tick", "warnings")}
     text = Text("done")
     if "id" in tree:
         text.append(f"  {clean(tree['id'], 200)}", "bold")
-    for key, value in said.items():
+    for key, value in result.items():
         text.append(f"  {key} {when(value) if key.endswith('_ns') else clean(value)}")
     out.print(text)
     for warning in tree.get("warnings", ()):

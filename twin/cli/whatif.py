@@ -211,8 +211,8 @@ def _say(result: dict[str, Any], out: Console) -> None:
             line = f"{arm}: {fault['kind']} of {fault['entity']} {after}"
             out.print(clean(line, 300), markup=False, soft_wrap=True)
     if result["not_carried"]:
-        told = clean(", ".join(result["not_carried"]), 1000)
-        out.print(f"told at the beginning, not carried on: {told}", markup=False, soft_wrap=True)
+        text = clean(", ".join(result["not_carried"]), 1000)
+        out.print(f"told at the beginning, not carried on: {text}", markup=False, soft_wrap=True)
 
 
 def _name(result: Result) -> str:

@@ -195,8 +195,8 @@ def _run(collector: Collector, summary: Summary) -> list[ReportFigure]:
         decoded = whole(messages.get("decoded"))
         others = "" if decoded >= total else "; the others are about things that the twin does not use"
         broken = number(bad, 9) if bad else "none"
-        told = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
-        out.append(ReportFigure("Messages understood", percent(decoded / total), told))
+        text = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
+        out.append(ReportFigure("Messages understood", percent(decoded / total), text))
     good, heard = good_share(collector)
     if heard:
         out.append(

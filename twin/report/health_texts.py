@@ -167,5 +167,5 @@ def worst(levels: dict[str, int]) -> str:
 
 def counted(levels: dict[str, int]) -> str:
     """Counts per level, the gravest first."""
-    said = [f"{levels[level]} {level}" for level in reversed(LEVELS) if levels.get(level)]
-    return ", ".join(said) or "none"
+    parts = [f"{levels[level]} {level}" for level in reversed(LEVELS) if levels.get(level)]
+    return ", ".join(parts) or "none"

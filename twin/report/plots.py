@@ -144,9 +144,9 @@ class Gallery:
             Line("least", least, 3),
         ]
         n = self.collector.reporting.get(key, 0)
-        told = f"{sentence} Over {n:,} of them; the shaded part holds the middle 80 %."
+        text = f"{sentence} Over {n:,} of them; the shaded part holds the middle 80 %."
         layout = PlotLayout(least_span=LEAST_SPAN.get(unit.name, 0.0))
-        return figure(title, told, plot(lines, self.axis, unit.name, title, layout))
+        return figure(title, text, plot(lines, self.axis, unit.name, title, layout))
 
     def entities(
         self, keys: Sequence[tuple[str, str]], title: str, sentence: str, *, detail: bool = True
@@ -170,12 +170,12 @@ class Gallery:
                 for row in np.flatnonzero(self.tracks[k].count.any(axis=1)).tolist()
             ]
             return self.overlay(title, sentence, parts, core)
-        told = sentence
+        result = sentence
         if len(own) > 1:
             colours = [(i, clean(label)) for i, (_, label) in enumerate(own, 1)]
-            told = Markup("{} ").format(sentence) + joined(
+            result = Markup("{} ").format(sentence) + joined(
                 (Markup(_KEY).format(i, label) for i, label in colours), " "
             )
         same = [o for o in own if self.tracks[o[0]].labels == self.tracks[own[0][0]].labels]
-        drawn = self.panels(title, told, [(k, i) for i, (k, _) in enumerate(same, 1)], core) if own else ""
+        drawn = self.panels(title, result, [(k, i) for i, (k, _) in enumerate(same, 1)], core) if own else ""
         return pair(fans) + drawn

@@ -39,7 +39,7 @@ def decisions(collector: Collector, gallery: Gallery) -> Markup:
     """Commands and advice of the policies, with instants and reasons."""
     book = collector.episodes
     policies = collector.policies()
-    told = joined(
+    result = joined(
         (
             Markup("<b>{}</b> {}").format(clean(p), AUTHORITY.get(a := collector.authority(p), clean(a)))
             for p in policies
@@ -47,7 +47,7 @@ def decisions(collector: Collector, gallery: Gallery) -> Markup:
         "; ",
     )
     intro = Markup("A policy watches the twin and says what a control ought to be. {}").format(
-        Markup("In this run: {}.").format(told) if told else "No policy took part in this run."
+        Markup("In this run: {}.").format(result) if result else "No policy took part in this run."
     )
     if not book.actions:
         why = (
@@ -107,8 +107,8 @@ def _activity(gallery: Gallery) -> Markup:
     if not lines:
         return Markup("")
     title = "Devices concerned by decisions"
-    told = "How many devices each moment's new commands or advice were about."
-    return gallery.lead(title, told, lines, "devices per point", PlotLayout(height=170))
+    text = "How many devices each moment's new commands or advice were about."
+    return gallery.lead(title, text, lines, "devices per point", PlotLayout(height=170))
 
 
 def _outcomes(collector: Collector) -> Markup:
@@ -267,10 +267,10 @@ def messages(summary: Summary) -> Markup:
         parts.append(table(["messages", "count", "meaning"], rows, (1,)))
         parts.append(_ignored(mapping(counts.get("ignored_kinds", counts.get("ignored")))))
         parts.append(_samples("Malformed, for example", counts.get("bad_samples")))
-    told = [[clean(k.replace("_", " ")), f"{whole(v):,}"] for k, v in inbox.items() if whole(v)]
-    if told:
+    lines_ = [[clean(k.replace("_", " ")), f"{whole(v):,}"] for k, v in inbox.items() if whole(v)]
+    if lines_:
         parts.append(
-            heading("Readings at the inbox") + table(["what became of them", "readings"], told, (1,))
+            heading("Readings at the inbox") + table(["what became of them", "readings"], lines_, (1,))
         )
     parts.append(_samples("Damage in the files; what lies before it was used", summary.get("damage")))
     return section("messages", "Messages", "What arrived from the source, by what became of it.", *parts)
@@ -307,14 +307,14 @@ def footnotes(collector: Collector, summary: Summary) -> Markup:
     marks = [
         (name, summary.get(key)) for key, name in (("state_checksum", "state"), ("journal_head", "journal"))
     ]
-    told = joined((Markup("{} {}").format(name, code(clean(value))) for name, value in marks if value), " ")
-    same = Markup("Marks of this run, equal whenever the same input is replayed: {}.").format(told)
+    result = joined((Markup("{} {}").format(name, code(clean(value))) for name, value in marks if value), " ")
+    same = Markup("Marks of this run, equal whenever the same input is replayed: {}.").format(result)
     points = collector.time.points
     grain = (
         f"Each series has {points} points of {collector.time.stride:,} ticks with least, mean and greatest, "
         "so that no peak is lost."
     )
-    return fill("units.html", glossary=GLOSSARY.items(), notes=[grain] * bool(points) + [same] * bool(told))
+    return fill("units.html", glossary=GLOSSARY.items(), notes=[grain] * bool(points) + [same] * bool(result))
 
 
 def spark(values: np.ndarray) -> str:

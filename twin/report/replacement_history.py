@@ -110,8 +110,10 @@ def account_words(data: dict[str, Any]) -> str:
         return clean(f"{text}; {own}" if own else text, MAX_TEXT)
     if what == "outcome":
         failed = data.get("failed")
-        said = "it failed" if failed is True else "it did not fail" if failed is False else "nobody can tell"
-        text = f"{said}; {_gpu_h(data.get('lost_gpu_h'))} lost"
+        sentence = (
+            "it failed" if failed is True else "it did not fail" if failed is False else "nobody can tell"
+        )
+        text = f"{sentence}; {_gpu_h(data.get('lost_gpu_h'))} lost"
         return clean(f"{text}; {own}" if own else text, MAX_TEXT)
     if what == "phase":
         weighed = ("cause", "course", "spare") if data.get("to") in LEAVING else ("spare",)
@@ -224,12 +226,12 @@ def tail_of(text: Any) -> str:
 
 def tested_words(data: dict[str, Any]) -> str:
     """Write the result of a test, with its last line."""
-    said = {True: "passed", False: "failed"}.get(data["passed"], "no result")
+    text = {True: "passed", False: "failed"}.get(data["passed"], "no result")
     took_s = (data["ended_ns"] - data["began_ns"]) / NS
     last = next((line for line in reversed(data["detail"].splitlines()) if line.strip()), "")
     test = f" {data['test']}" if data["test"] else ""
     return (
-        f"test{test}: {said}"
+        f"test{test}: {text}"
         + (f" after {took_s:,.0f} s" if took_s > 0 else "")
         + (f": {last}" if last else "")
     )
@@ -300,14 +302,14 @@ def level_words(control: str, value: Any) -> str:
 
 def _names(index: list[int], own: Sequence[str], name_of: NameOf) -> list[str]:
     """Names of a command's nodes; if the site is another one by now, those that the line itself tells."""
-    told = [clean(n, 200) for n in own if n]
+    parts = [clean(n, 200) for n in own if n]
     if not index:
-        return list(dict.fromkeys(told))
+        return list(dict.fromkeys(parts))
     named = [name_of(i) for i in index]
-    ends_fit = not told or (named[0] == told[0] and named[-1] == told[-1])
+    ends_fit = not parts or (named[0] == parts[0] and named[-1] == parts[-1])
     if ends_fit and all(n is not None for n in named):
         return [n for n in named if n is not None]
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(parts))
 
 
 # -- findings

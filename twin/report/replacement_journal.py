@@ -107,21 +107,21 @@ class JournalReader:
                     key = (stat.st_dev, stat.st_ino)
                     if key in known:  # closed between the two listings
                         continue
-                    held = self._files.get(key, _File())
-                    if stat.st_size < held.position:  # cut since
-                        held = _File()
-                    room -= stat.st_size - held.position
+                    current = self._files.get(key, _File())
+                    if stat.st_size < current.position:  # cut since
+                        current = _File()
+                    room -= stat.st_size - current.position
                     if room < 0 and seen:
                         notes.append(f"{path.name} and what lies before it was not read: too much at once")
                         break
-                    _read_on(held, file)
+                    _read_on(current, file)
             except FileNotFoundError:
                 continue  # pruned meanwhile
             except OSError as error:
                 raise StorageError(f"{path}: the journal cannot be read: {error.strerror}") from error
-            known[key] = held
-            seen.append(held)
-            if 0 < held.first_ns <= since_ns:
+            known[key] = current
+            seen.append(current)
+            if 0 < current.first_ns <= since_ns:
                 break
         self._files = known
         return _found(seen[::-1], since_ns, notes)
@@ -203,6 +203,6 @@ def _found(files: list[_File], since_ns: int, notes: list[str]) -> Found:
     manifests = [e.record for e in entries if isinstance(e.record, ManifestRecord)]
     other = {m.format for m in manifests} - set(READS)
     if other:
-        told = ", ".join(str(f)[:20] for f in sorted(other, key=str))
-        notes.append(f"parts were written in format {told}, which this version may misread")
+        text = ", ".join(str(f)[:20] for f in sorted(other, key=str))
+        notes.append(f"parts were written in format {text}, which this version may misread")
     return Found([e for e in entries if e.kind != "manifest"], max(begin_ns, since_ns), notes)

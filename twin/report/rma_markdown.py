@@ -113,11 +113,11 @@ def _tests_page(told: dict[str, Any]) -> list[str]:
         return [*out, "None is in the journal.", ""]
     for row in reversed(told["tests"]):
         data = row["data"]
-        said = {True: "passed", False: "**failed**"}.get(data["passed"], "no result")
+        text = {True: "passed", False: "**failed**"}.get(data["passed"], "no result")
         took = duration((data["ended_ns"] - data["began_ns"]) / NS)
         refused = f"; not taken: {quoted(data['refused'])}" if data.get("refused") else ""
         out.append(
-            f"### {utc(data['ended_ns'])} UTC: {quoted(data['test']) or 'test'}: {said}, took {took}{refused}"
+            f"### {utc(data['ended_ns'])} UTC: {quoted(data['test']) or 'test'}: {text}, took {took}{refused}"
         )
         if data["detail"]:
             out += ["", *fenced(data["detail"])]
@@ -156,14 +156,14 @@ def _drains_page(told: dict[str, Any]) -> list[str]:
 
 
 def _limits(told: dict[str, Any]) -> list[str]:
-    said = [f"- not heard: {quoted(m['what'])}, {quoted(m['state'])}" for m in told["missing"]]
-    said += [f"- {quoted(n)}" for n in told["notes"]]
+    parts = [f"- not heard: {quoted(m['what'])}, {quoted(m['state'])}" for m in told["missing"]]
+    parts += [f"- {quoted(n)}" for n in told["notes"]]
     score = told["score"]
     if score["scored"]:
-        said.append(
+        parts.append(
             f"- predictions about it that were settled: {score['scored']}, Brier {number(score['brier'])}"
         )
-    return ["## What this record does not know", "", *said, ""] if said else []
+    return ["## What this record does not know", "", *parts, ""] if parts else []
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

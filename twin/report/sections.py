@@ -218,12 +218,12 @@ def _heat(collector: Collector, gallery: Gallery) -> Markup:
         return Markup("")
     sigma = {r.rack: 2 * r.sigma_k for r in collector.heat_rows()}
     bands = [sigma.get(label, float("nan")) for label in track.labels]
-    told = (
+    text = (
         "Measured minus expected return temperature. The grey stripe is twice the learned noise "
         "(2 σ): a healthy rack "
         "stays mostly inside."
     )
-    return gallery.panels("Heat residual per rack", told, [("heat.difference", 1)], "K", bands)
+    return gallery.panels("Heat residual per rack", text, [("heat.difference", 1)], "K", bands)
 
 
 def _tree(collector: Collector, gallery: Gallery) -> Markup:

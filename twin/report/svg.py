@@ -168,11 +168,11 @@ def panel(
     parts.append(f'<text class="name" x="4" y="14">{safe(name, 22)}</text>')
     for k, line in enumerate(reversed(lines)):
         known = line.values[np.isfinite(line.values)]
-        said = f" {safe(unit)}" if k == 0 else ""
+        text = f" {safe(unit)}" if k == 0 else ""
         if len(known):
             parts.append(
                 f'<text class="end c{line.colour}" x="{width - 8 - 52 * k}" y="14" text-anchor="end">'
-                f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{said}</text>"
+                f"{_to_scale(float(known[-1]), frame.y_high - frame.y_low)}{text}</text>"
             )
     return _svg(parts, frame, lines, (unit, name), (width, height))
 

@@ -124,7 +124,7 @@ def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     with ProgressBar(err, "replay") as bar:
         found = replay(log, place_jobs(log, from_d, sizes, seed=args.seed), costs, progress=bar.move)
-    told = {
+    result = {
         "events": str(args.events),
         "nodes": log.n,
         "nodes_failed": len(read.names),
@@ -144,18 +144,18 @@ def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.report is not None:
         from twin.backtest import write_replay
 
-        write_replay(told, found, args.report)
+        write_replay(result, found, args.report)
     if args.json:
-        write_json(told, out)
+        write_json(result, out)
         return 0
     for note in read.notes:
         err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
     head = (
-        f"{args.events.name}: {told['faults_scored']:,} recorded faults of {log.n:,} nodes from day "
+        f"{args.events.name}: {result['faults_scored']:,} recorded faults of {log.n:,} nodes from day "
         f"{number(from_d)} to {number(log.until_d)}; jobs are synthetic"
     )
     out.print(clean(head, 300), markup=False, soft_wrap=True, highlight=False)
-    print_scores(told, out)
+    print_scores(result, out)
     return 0
 
 
@@ -176,12 +176,12 @@ def _forms(args: argparse.Namespace, out: Console) -> int:
     mttf_s = check.time("--mttf", check.needed("--mttf", args.mttf, "1.8h"))
     asked = parse_terms(args, check, mttf_s)
     check.end()
-    told = closed_forms(asked)
-    written = [] if args.report is None else write_curve(told, args.report)
+    result = closed_forms(asked)
+    written = [] if args.report is None else write_curve(result, args.report)
     if args.json:
-        write_json(told, out)
+        write_json(result, out)
         return 0
-    print_forms(told, out)
+    print_forms(result, out)
     for path in written:
         out.print(f"written: {path}", markup=False, soft_wrap=True, highlight=False)
     return 0

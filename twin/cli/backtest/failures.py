@@ -117,7 +117,7 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     with ProgressBar(err, "backtest") as bar:
         result = backtest(log, spans_d, from_d, progress=bar.move)
-    told = {
+    summary = {
         "events": str(args.events),
         "nodes": log.n,
         "nodes_failed": len(read.names),
@@ -133,11 +133,11 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
         "wall_s": round(time.monotonic() - begun, 3),
     }
     if args.json:
-        write_json(told, out)
+        write_json(summary, out)
     else:
         for note in read.notes:
             err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
-        say(told, out)
+        say(summary, out)
     return 0
 
 

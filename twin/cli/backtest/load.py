@@ -140,10 +140,10 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
     for note in notes:
         err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
     horizons = horizons_of(args.horizons, read.panel.n_time, read.panel.step_s, args.start)
-    [(result, told)] = scored(
+    [(result, summary)] = scored(
         [BacktestCase("", read.panel, horizons)], chosen, args.start, err, rival, args.jobs
     )
-    told = (
+    summary = (
         {
             "series": list(read.panel.names),
             "files": [str(p) for p in args.series],
@@ -151,19 +151,19 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
             "step_s": read.panel.step_s,
             "from": args.start,
             "experts": list(chosen),
-            "notes": notes + told.pop("notes"),
+            "notes": notes + summary.pop("notes"),
         }
-        | told
+        | summary
         | {"wall_s": round(time.monotonic() - begun, 3)}
     )
     if args.json:
-        write_json(told, out)
+        write_json(summary, out)
     else:
-        print_load_scores(told, out)
+        print_load_scores(summary, out)
     if args.report is not None:
         from twin.backtest import PAGE, write_page
 
-        write_page(told, result, args.report / PAGE)
+        write_page(summary, result, args.report / PAGE)
         if not args.json:
             out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
     return 0
@@ -227,11 +227,13 @@ def scored(
         out = []
         for i, case in enumerate(cases):
             pooled = list(range(case.panel.n)) if case.pooled is None else case.pooled
-            held, told = scores_of(results[i], pooled)
+            cells, summary = scores_of(results[i], pooled)
             if rival is not None:
                 other = results[len(cases) + i]
-                told["rival"] = compare_rival(rival, (results[i], held), (other, each_cells(other)), pooled)
-            out.append((results[i], told))
+                summary["rival"] = compare_rival(
+                    rival, (results[i], cells), (other, each_cells(other)), pooled
+                )
+            out.append((results[i], summary))
     return out
 
 
@@ -241,15 +243,15 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     from models.backtest.scores import score
     from models.load import ForecastGrid
 
-    panel, held = result.panel, each_cells(result)
-    if not any(np.isfinite(one.error).any() for one in held):
+    panel, cells = result.panel, each_cells(result)
+    if not any(np.isfinite(one.error).any() for one in cells):
         named = ", ".join(clean(name) for name in panel.names[:3])
         raise ConfigError(
             f"{named}: nothing to score: after {result.start_row} of {panel.n_time} rows of "
             f"{duration(panel.step_s)}, no value has another a horizon later: give a longer --step, "
             "other --horizons, or a smaller --from"
         )
-    told = score(result, pooled, held=held)
+    summary = score(result, pooled, held=cells)
     day = ForecastGrid(panel.step_s, tuple(c.horizon for c in result.courses)).seasons[:1]
     notes = (
         [
@@ -261,15 +263,15 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     )
 
     def mase(columns: list[int]) -> dict[str, Any]:
-        found = mean_of([to_best(one, columns) for one in held])
+        found = mean_of([to_best(one, columns) for one in cells])
         return {"mase": found["ratio"], "mase_low": found["low"], "mase_high": found["high"]}
 
-    return held, {
+    return cells, {
         "notes": notes,
-        "horizons": told,
-        "overall": overall(told) | mase(pooled),
+        "horizons": summary,
+        "overall": overall(summary) | mase(pooled),
         "overall_of": {panel.names[j]: mase([j]) for j in range(panel.n) if j not in pooled},
-        "losses": losses(told),
+        "losses": losses(summary),
         "lookahead_origins_checked": result.origins_checked,
         "fits": len(result.cuts),
         "fits_cpu_s": round(result.fits_cpu_s, 3),

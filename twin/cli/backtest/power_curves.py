@@ -39,12 +39,12 @@ def run_power_curves(args: argparse.Namespace, out: Console, err: Console) -> in
 
     begun = time.monotonic()
     with ProgressBar(err, "GPU models") as bar:
-        told = run_backtest(args.sweeps, bar.move)
-    told["wall_s"] = round(time.monotonic() - begun, 3)
+        result = run_backtest(args.sweeps, bar.move)
+    result["wall_s"] = round(time.monotonic() - begun, 3)
     if args.json:
-        write_json(told, out)
+        write_json(result, out)
     else:
-        say_curves(told, out)
+        say_curves(result, out)
     return 0
 
 
