@@ -43,9 +43,10 @@ def add_parser(commands: Any) -> None:
     add_connection(asked)
     plan.add_argument("--report", type=Path, metavar="DIR", help="write checkpoint.html into this folder")
     parser.set_defaults(refuse=plan.error)
+    parser.set_defaults(run=run_checkpoint)
 
 
-def run_checkpoint(args: argparse.Namespace, out: Console) -> int:
+def run_checkpoint(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Work it out, or ask, and print. Raises ConfigError for what the operator can mend."""
     if given := [_option(name) for name in OFFLINE if getattr(args, name) is not None]:
         if mixed := [_option(name) for name in LIVE if getattr(args, name) is not None]:

@@ -7,6 +7,7 @@ replayed, as proof.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -15,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,26 @@ api: {{port: {api}}}
 history: {{every_s: 1}}
 """
 CAPTURE = Path("dsx-bms-capture") / "dsx_exemplar.csv"
+
+
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin demo`."""
+    demo = commands.add_parser("demo", help="run a simulated pod under control of the daemon until Ctrl-C")
+    demo.add_argument("--out", type=Path, default=Path("build/demo"))
+    demo.add_argument("--seconds", type=float, help="stop after this many seconds")
+    demo.add_argument(
+        "--recorded",
+        action="store_true",
+        help="replay a real and a simulated recording instead, and write reports",
+    )
+    demo.set_defaults(run=run_demo)
+
+
+def run_demo(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """The live demo, or the recorded one."""
+    if args.recorded:
+        return run_recorded_demo(args.out, out, err)
+    return run_live_demo(args.out, args.seconds, out)
 
 
 def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
@@ -267,7 +287,7 @@ def _prove(folder: Path, seen: int, out: Console) -> int:
     return 0
 
 
-def run_demo(folder: Path, out: Console, err: Console) -> int:
+def run_recorded_demo(folder: Path, out: Console, err: Console) -> int:
     """Both parts, with a report each."""
     folder.mkdir(parents=True, exist_ok=True)
     capture = trace_root(os.environ) / CAPTURE
@@ -279,7 +299,7 @@ def run_demo(folder: Path, out: Console, err: Console) -> int:
             f"{site}: the site, discovered from the recording's own metadata", markup=False, soft_wrap=True
         )
         run_replay(
-            Namespace(
+            argparse.Namespace(
                 site=site,
                 trace=[capture],
                 map=None,

@@ -28,6 +28,26 @@ from twin.run import (
 )
 
 
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin journal`."""
+    journal = commands.add_parser("journal", help="verify or show the journal of a run")
+    actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("schema", help="print the JSON Schema of a line")
+    verify = actions.add_parser("verify", help="verify the hash chain")
+    verify.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
+    verify.add_argument("--cut", action="store_true", help="cut off a faulty tail (it is kept as .torn)")
+    verify.add_argument("--json", action="store_true")
+    show = actions.add_parser("show", help="print entries as sentences")
+    show.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
+    show.add_argument("--kind", help="only entries of this kind: event, command, advice, finding, ...")
+    show.add_argument("--limit", type=int, default=50, help="at most this many entries (default: 50)")
+    show.add_argument("--last", action="store_true", help="the last entries instead of the first")
+    show.add_argument("--since", help="entries from this time on, such as 2026-11-21T02:00 (UTC)")
+    show.add_argument("--until", help="entries up to this time")
+    show.add_argument("--json", action="store_true")
+    journal.set_defaults(run=run_journal)
+
+
 def _journal(path: Path) -> Path:
     found = path / OPEN if path.is_dir() else path
     if not journal_exists(found):

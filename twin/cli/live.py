@@ -54,6 +54,8 @@ def add_parsers(commands: Any) -> None:
     _acting(commands)
     _node(commands)
     _token(commands)
+    for name in COMMANDS:
+        commands.choices[name].set_defaults(run=run_live)
 
 
 def _reading(commands: Any) -> None:

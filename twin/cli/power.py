@@ -67,6 +67,7 @@ def add_parser(commands: Any) -> None:
     back = _action(actions, "withdraw", "take a load target back")
     back.add_argument("name", metavar="NAME")
     parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(run=run_power)
 
 
 def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
@@ -91,7 +92,7 @@ def watts(text: str) -> float:
     return value
 
 
-def run_power(args: argparse.Namespace, out: Console) -> int:
+def run_power(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Ask or tell, and print. Raises ConfigError for what the operator can mend, ConnectorError."""
     if args.action in (None, "why", "cost", "fit"):
         path, query = _question(args)

@@ -142,6 +142,7 @@ def add_parser(commands: Any) -> None:
     )
     record.add_argument("--max-mb", type=float, default=10_000.0, help="end beyond (default 10000)")
     record.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    record.set_defaults(run=run_record)
 
 
 def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:

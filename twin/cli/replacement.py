@@ -47,6 +47,7 @@ def add_parser(commands: Any) -> None:
     report.add_argument("--out", type=Path, metavar="FILE", help="write it there; *.json is JSON")
     report.add_argument("--force", action="store_true", help="overwrite the file")
     parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(run=run_replacement)
 
 
 def _days(text: str) -> float:
@@ -59,7 +60,7 @@ def _days(text: str) -> float:
     return days
 
 
-def run_replacement(args: argparse.Namespace, out: Console) -> int:
+def run_replacement(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Ask, and print. Raises ConfigError for what the operator can mend, StorageError, ConnectorError."""
     return {"plan": _plan, "history": _history, "report": _report}[args.action](args, out)
 

@@ -75,6 +75,39 @@ class Bar:
             self._progress.stop()
 
 
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin replay`."""
+    replay = commands.add_parser("replay", help="replay recorded telemetry through the twin")
+    replay.add_argument("--site", type=Path, help="site file; a recorded run contains its own")
+    replay.add_argument(
+        "--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run"
+    )
+    replay.add_argument("--map", type=Path, help="mapping of a table's columns to signals (YAML)")
+    replay.add_argument("--speed", default="max", help="multiple of real time, or max (default)")
+    replay.add_argument(
+        "--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)"
+    )
+    replay.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
+    replay.add_argument("--report", type=Path, help="write report.html into this folder")
+    replay.add_argument(
+        "--authority",
+        action="append",
+        default=[],
+        metavar="POLICY=LEVEL",
+        help="off, advise, approve or act; overrides the site file",
+    )
+    replay.add_argument(
+        "--no-compare", action="store_true", help="do not compare a recorded run with its journal"
+    )
+    replay.add_argument(
+        "--trust-plugins",
+        action="store_true",
+        help="load plug-ins (module:Class) named by the trace's own site",
+    )
+    replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    replay.set_defaults(run=run_replay)
+
+
 def _speed(text: str) -> float | None:
     if text == "max":
         return None

@@ -31,9 +31,10 @@ def add_parser(commands: Any) -> None:
     run.add_argument("--check", action="store_true", help="only check configuration and site")
     run.add_argument("--log-json", action="store_true", help="logs as JSON, one object a line")
     run.add_argument("--verbose", action="store_true", help="log more")
+    run.set_defaults(run=run_daemon)
 
 
-def run_daemon(args: argparse.Namespace, out: Console) -> int:
+def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Run until a signal says stop."""
     try:
         loaded = load_config(args.config)

@@ -25,6 +25,25 @@ MAX_SITES = 64
 NAMELESS = "site"  # the default: nobody said how it is called
 
 
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin check | discover | record-info`."""
+    check = commands.add_parser("check", help="check site files and report every error")
+    check.add_argument("site", type=Path, nargs="+", help="site file (YAML)")
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+    make = commands.add_parser("discover", help="make a site file from the metadata in a recording")
+    make.add_argument("recording", type=Path, help="MQTT capture, or archive of IPMI dumps")
+    make.add_argument("-o", "--output", type=Path, help="site file to write (default: stdout)")
+    make.add_argument("--force", action="store_true", help="overwrite the output")
+    make.add_argument("--name", default="site", help="name of the site")
+
+    info = commands.add_parser("record-info", help="summarise a recorded run or a capture")
+    info.add_argument("path", type=Path, help="folder of a run, or capture file")
+    info.add_argument("--json", action="store_true")
+    for parser, run in ((check, run_check), (make, run_discover), (info, run_info)):
+        parser.set_defaults(run=run)
+
+
 def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Every fault of every file; 0 only if there is none."""
     results: dict[str, Any] = {}

@@ -276,7 +276,7 @@ def fetch(name: str, root: Path | None = None, base: str = RAW_BASE) -> list[Fil
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `traces` to the command line; the parsed `args.run(args)` is `run_traces`."""
+    """The arguments of `racktwin traces`."""
     parser = subparsers.add_parser("traces", help="list, fetch and verify the public recordings")
     actions = parser.add_subparsers(dest="action", required=True)
     for action, text in (
@@ -315,9 +315,9 @@ def _print_checks(checks: Sequence[FileCheck], errors: Sequence[str], as_json: b
         out.print(error, style="red", markup=False, highlight=False)
 
 
-def run_traces(args: argparse.Namespace, console: Console | None = None) -> int:
+def run_traces(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Run the sub-command: 0 if all is well, 1 if a file is not, or cannot be had, 2 for an unknown name."""
-    out, root = console or Console(), trace_root(os.environ)
+    root = trace_root(os.environ)
     try:
         chosen = [find_recording(n) for n in args.names] or list_recordings()
     except ConfigError as error:
