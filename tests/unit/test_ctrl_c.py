@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from twin.cli import main as cli
+from twin.cli.backtest import load
 from twin.cli.main import main
 from twin.run import ProgressBar, interrupt
 
@@ -84,14 +84,14 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_too(
         type("Library", (), {"part": Struck()})
         return 0
 
-    monkeypatch.setattr(cli, "_run", imports)
+    monkeypatch.setattr(load, "run_backtest", imports)
     assert main(["backtest", "load", "--series", "x"]) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 
     def breaks(*_: object) -> int:
         raise RuntimeError("another one") from ValueError("its cause")
 
-    monkeypatch.setattr(cli, "_run", breaks)
+    monkeypatch.setattr(load, "run_backtest", breaks)
     with pytest.raises(RuntimeError, match="another one"):
         main(["backtest", "load", "--series", "x"])
 
@@ -107,7 +107,7 @@ def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
             bar.move(0.2)
         return 0
 
-    monkeypatch.setattr(cli, "_run", works)
+    monkeypatch.setattr(load, "run_backtest", works)
     for _ in range(2):
         assert main(["backtest", "load", "--series", "x"]) == 130
         assert capsys.readouterr().err.strip() == "interrupted"
