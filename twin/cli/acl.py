@@ -180,7 +180,7 @@ def add_parser(commands: Any) -> None:
         help="also a user `sparkplug.GROUP.NODE` for this Sparkplug edge node; repeatable",
     )
     acl.add_argument("--aggregators", action="store_true", help="also an agent for each rack")
-    acl.set_defaults(run=run_broker_acl)
+    acl.set_defaults(handler=run_broker_acl)
 
 
 def run_broker_acl(args: argparse.Namespace, out: Console, err: Console) -> int:

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     add_connection(asked)
     plan.add_argument("--report", type=Path, metavar="DIR", help="write checkpoint.html into this folder")
     parser.set_defaults(refuse=plan.error)
-    parser.set_defaults(run=run_checkpoint)
+    parser.set_defaults(handler=run_checkpoint)
 
 
 def run_checkpoint(args: argparse.Namespace, out: Console, *_: Console) -> int:

@@ -76,7 +76,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="replay a real and a simulated recording instead, and write reports",
     )
-    demo.set_defaults(run=run_demo)
+    demo.set_defaults(handler=run_demo)
 
 
 def run_demo(args: argparse.Namespace, out: Console, err: Console) -> int:

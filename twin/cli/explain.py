@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options",
                         help="an option of the topic; may be given again")  # fmt: skip
     add_connection(parser)
-    parser.set_defaults(run=run_explain)
+    parser.set_defaults(handler=run_explain)
 
 
 def run_explain(args: argparse.Namespace, out: Console, *_: Console) -> int:

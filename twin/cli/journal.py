@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--since", help="entries from this time on, such as 2026-11-21T02:00 (UTC)")
     show.add_argument("--until", help="entries up to this time")
     show.add_argument("--json", action="store_true")
-    journal.set_defaults(run=run_journal)
+    journal.set_defaults(handler=run_journal)
 
 
 def _journal(path: Path) -> Path:

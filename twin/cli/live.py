@@ -55,7 +55,7 @@ def add_parsers(commands: Any) -> None:
     _node(commands)
     _token(commands)
     for name in COMMANDS:
-        commands.choices[name].set_defaults(run=run_live)
+        commands.choices[name].set_defaults(handler=run_live)
 
 
 def _reading(commands: Any) -> None:

@@ -42,7 +42,7 @@ _COMMANDS = {
 
 
 def _parser(called: str | None = None) -> argparse.ArgumentParser:
-    """All commands; the called one has its arguments and `run`: (args, out, err) -> exit code."""
+    """All commands; the called one has its arguments and `handler`: (args, out, err) -> exit code."""
     from twin.cli import live
 
     top = argparse.ArgumentParser(
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A service manager's stop ends a run as Ctrl-C does: files are closed, and it says so.
     stop_at_once()
     try:
-        return int(args.run(args, out, err))
+        return int(args.handler(args, out, err))
     except ConfigError as error:
         for problem in error.problems:
             err.print(f"[red]error[/red] {escape(problem)}", soft_wrap=True)

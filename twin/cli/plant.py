@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--username", help="user at the broker")
     parser.add_argument("--password-file", type=Path, help="file with the user's password")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run_plant)
+    parser.set_defaults(handler=run_plant)
 
 
 def run_plant(args: argparse.Namespace, out: Console, err: Console) -> int:

@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
     back = _action(actions, "withdraw", "take a load target back")
     back.add_argument("name", metavar="NAME")
     parser.set_defaults(refuse=parser.error)
-    parser.set_defaults(run=run_power)
+    parser.set_defaults(handler=run_power)
 
 
 def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:

@@ -142,7 +142,7 @@ def add_parser(commands: Any) -> None:
     )
     record.add_argument("--max-mb", type=float, default=10_000.0, help="end beyond (default 10000)")
     record.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    record.set_defaults(run=run_record)
+    record.set_defaults(handler=run_record)
 
 
 def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:

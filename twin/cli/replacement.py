@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     report.add_argument("--out", type=Path, metavar="FILE", help="write it there; *.json is JSON")
     report.add_argument("--force", action="store_true", help="overwrite the file")
     parser.set_defaults(refuse=parser.error)
-    parser.set_defaults(run=run_replacement)
+    parser.set_defaults(handler=run_replacement)
 
 
 def _days(text: str) -> float:

@@ -105,7 +105,7 @@ def add_parser(commands: Any) -> None:
         help="load plug-ins (module:Class) named by the trace's own site",
     )
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    replay.set_defaults(run=run_replay)
+    replay.set_defaults(handler=run_replay)
 
 
 def _speed(text: str) -> float | None:

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
     run.add_argument("--check", action="store_true", help="only check configuration and site")
     run.add_argument("--log-json", action="store_true", help="logs as JSON, one object a line")
     run.add_argument("--verbose", action="store_true", help="log more")
-    run.set_defaults(run=run_daemon)
+    run.set_defaults(handler=run_daemon)
 
 
 def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:

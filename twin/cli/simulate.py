@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
     parser.add_argument("--report", type=Path, help="write report.html into this folder")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run_simulate)
+    parser.set_defaults(handler=run_simulate)
 
 
 def load_scenario(path: Path | None, site: Site) -> Scenario:

@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     info.add_argument("path", type=Path, help="folder of a run, or capture file")
     info.add_argument("--json", action="store_true")
     for parser, run in ((check, run_check), (make, run_discover), (info, run_info)):
-        parser.set_defaults(run=run)
+        parser.set_defaults(handler=run)
 
 
 def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:

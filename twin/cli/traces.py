@@ -287,7 +287,7 @@ def add_parser(subparsers: Any) -> None:
         sub = actions.add_parser(action, help=text)
         sub.add_argument("names", nargs="*", metavar="NAME", help="recordings (default: all)")
         sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.set_defaults(run=run_traces)
+        sub.set_defaults(handler=run_traces)
 
 
 def _print_list(recordings: Sequence[Recording], root: Path, as_json: bool, out: Console) -> None:

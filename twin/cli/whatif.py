@@ -69,7 +69,7 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="DIR", help="write report.html into this folder")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run_whatif)
+    parser.set_defaults(handler=run_whatif)
 
 
 def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:

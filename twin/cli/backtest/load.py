@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
     load.add_argument("--report", type=Path, metavar="DIR", help="write backtest.html into this folder")
     add_scoring(load)
     parser.set_defaults(refuse=load.error)
-    parser.set_defaults(run=run_backtest)
+    parser.set_defaults(handler=run_backtest)
 
 
 def add_scoring(load: argparse.ArgumentParser) -> None:
