@@ -111,7 +111,7 @@ async def submit(request: web.Request, event: ev.Event, **more: Any) -> web.Resp
 
 
 async def ask(request: web.Request) -> web.Response:
-    """Ask that a control of some entities stays within bounds; the operator's policy proposes it."""
+    """Request that a control of some entities stays within bounds; the operator's policy proposes it."""
     body, live = await body_of(request, NewRequest), live_of(request)
     control = control_of(body.control)
     names = expand(live, control.table, body.names)
@@ -130,7 +130,7 @@ async def ask(request: web.Request) -> web.Response:
 
 
 async def withdraw(request: web.Request) -> web.Response:
-    """Take a request back."""
+    """Withdraw a request."""
     identity = request.match_info["id"]
     return await submit(
         request, ev.RequestWithdrawn(id=new_id(request), author=author(request), request=identity)
@@ -158,7 +158,7 @@ async def approve(request: web.Request) -> web.Response:
 
 
 async def disapprove(request: web.Request) -> web.Response:
-    """Take an approval back."""
+    """Withdraw an approval."""
     identity = request.match_info["id"]
     return await submit(
         request, ev.ApprovalWithdrawn(id=new_id(request), author=author(request), approval=identity)
@@ -190,7 +190,7 @@ async def resume(request: web.Request) -> web.Response:
 
 
 async def authority(request: web.Request) -> web.Response:
-    """Set what a policy may do; to arm it takes an acknowledgement in words."""
+    """Set the authority of a policy; to let it act takes an acknowledgement in words."""
     body, live = await body_of(request, NewAuthority), live_of(request)
     if body.policy not in live.engine.intake.authority:
         known = ", ".join(live.engine.intake.authority)
@@ -215,7 +215,7 @@ async def authority(request: web.Request) -> web.Response:
 
 
 async def begin_maintenance(request: web.Request) -> web.Response:
-    """Open a window: no alarms, no commands and no learning on these entities and below, for a while."""
+    """Open a maintenance window: no alarms, commands or learning on these entities and below."""
     body, live = await body_of(request, NewMaintenance), live_of(request)
     if not body.names:
         raise Refused(400, "names: expected at least one entity")
@@ -228,7 +228,7 @@ async def begin_maintenance(request: web.Request) -> web.Response:
 
 
 async def end_maintenance(request: web.Request) -> web.Response:
-    """Close a window before its time."""
+    """Close a maintenance window early."""
     window = request.match_info["id"]
     return await submit(
         request, ev.MaintenanceEnded(id=new_id(request), author=author(request), window=window)
@@ -254,20 +254,20 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
 
 
 async def acknowledge(request: web.Request) -> web.Response:
-    """Say that somebody knows of an alarm."""
+    """Acknowledge an alarm."""
     note = reason_text((await body_of(request, Note)).note, needed=False)
     return _alarm(request, lambda book, i: book.acknowledge(i, author(request), note))
 
 
 async def shelve(request: web.Request) -> web.Response:
-    """Put an alarm aside until an instant."""
+    """Shelve an alarm for a while."""
     body = await body_of(request, Shelving)
     until_ns, why = until(live_of(request), body.for_s, body.until_ns), reason_text(body.reason)
     return _alarm(request, lambda book, i: book.shelve(i, until_ns, author(request), why))
 
 
 async def unshelve(request: web.Request) -> web.Response:
-    """Take a shelved alarm back."""
+    """End the shelving of an alarm."""
     await body_of(request, NoBody)
     return _alarm(request, lambda book, i: book.unshelve(i, author(request)))
 
@@ -276,7 +276,7 @@ _RELOADING: set[asyncio.Future[list[str]]] = set()
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Read configuration, site and tokens again; a wrong file is refused and the old one stays."""
+    """Read configuration, site and tokens again; a faulty file is refused, and the old one stays in force."""
     await body_of(request, NoBody)
     live = live_of(request)
     try:

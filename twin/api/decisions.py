@@ -31,7 +31,7 @@ QUIET = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
 
 
 async def decisions(request: web.Request) -> web.Response:
-    """The journal's latest lines with reasons, newest first; `before` is the `next` of the page before."""
+    """List the latest decisions with reasons, newest first; `before` is the `next` of the previous page."""
     live, control = live_of(request), request.query.get("control")
     kinds = _among(request, "kind", JOURNAL_KINDS)
     if control is not None and find_control(control) is None:
@@ -108,7 +108,7 @@ def _about(live: Runtime, name: str | None) -> tuple[str, int, str] | None:
 
 
 async def alarms(request: web.Request) -> web.Response:
-    """Alarms, the gravest first; filters by severity, state and entity (and all below it)."""
+    """List alarms, the most severe first, by severity, state, and entity with everything below it."""
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     wanted, states = _among(request, "severity", SEVERITIES), _among(request, "state", STATES)
@@ -134,7 +134,7 @@ def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str,
 
 
 async def history(request: web.Request) -> web.Response:
-    """A signal of some entities over time, from the embedded store; by default the last 24 hours."""
+    """Return a signal of some entities over time, by default over the last 24 hours."""
     live, key, names = live_of(request), request.query.get("signal", ""), listed(request, "name")
     signal = find_signal(key)
     if signal is None:
@@ -167,13 +167,13 @@ async def history(request: web.Request) -> web.Response:
 
 
 async def requests(request: web.Request) -> web.Response:
-    """Standing requests of operators."""
+    """List the standing requests of operators."""
     standing = live_of(request).engine.intake.requests.values()
     return answer({"requests": [_standing(msgspec.to_builtins(r)) for r in standing]})
 
 
 async def approvals(request: web.Request) -> web.Response:
-    """Standing approvals, and what policies in `approve` would do if they were let."""
+    """List the standing approvals, and the proposals that wait for approval."""
     live = live_of(request)
     standing = live.engine.intake.approvals.values()
     return answer(
@@ -188,13 +188,13 @@ def _standing(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def maintenance(request: web.Request) -> web.Response:
-    """Windows in which people work on something."""
+    """List the open maintenance windows."""
     standing = live_of(request).engine.windows.events()
     return answer({"windows": [_standing(msgspec.to_builtins(w)) for w in standing]})
 
 
 async def running_parts(request: web.Request) -> web.Response:
-    """Sources, sinks and services of this daemon."""
+    """List the sources, sinks and services of this daemon."""
     return answer({"parts": parts(live_of(request))})
 
 
@@ -205,7 +205,7 @@ async def messages(request: web.Request) -> web.Response:
 
 
 async def whoami(request: web.Request) -> web.Response:
-    """The token that asks: its name and role."""
+    """Return the name and role of the token in use."""
     token = request[WHO]
     return answer(
         {"name": token.name, "role": token.role, "created": token.created, "expires": token.expires}

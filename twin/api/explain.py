@@ -42,7 +42,7 @@ _slow: list[str] = []
 
 
 async def explanations(request: web.Request) -> web.Response:
-    """Policies that explain themselves, and the topics of each."""
+    """List the policies and the topics that each explains."""
     engine = live_of(request).engine
     rows = [
         {

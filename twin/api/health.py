@@ -389,7 +389,7 @@ def _exists(live: Runtime, name: str) -> bool:
 
 
 async def health_of(request: web.Request) -> web.Response:
-    """One part explained: verdict, evidence, what is missing, how likely it fails, history, what to do.
+    """Explain the health of one part: verdict, evidence, missing inputs, chance of failure, history, remedy.
 
     The name is that of a node, GPU, switch, link or CDU, with `#pump1` or `#psu2` behind it that of a pump or
     supply; a rack, hall or site answers with its nodes.

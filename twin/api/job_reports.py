@@ -43,7 +43,7 @@ async def advised(request: web.Request) -> web.Response:
 
 
 async def report(request: web.Request) -> web.Response:
-    """A job reports what its checkpoints cost and how new they are; the answer brings what it is advised."""
+    """Report the cost and age of a job's checkpoints; the answer holds the advice in force."""
     live, decoder = live_of(request), request.app[DECODER]
     _slot(request, acting=True)
     raw = await read_of(request)

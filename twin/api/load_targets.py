@@ -49,7 +49,7 @@ class NewLoadTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 async def set_target(request: web.Request) -> web.Response:
-    """Let the site, or each of some feeders, draw no more than a limit for a while."""
+    """Set a load target: the most that the site, or each of some feeders, may draw for a while."""
     body, live = await body_of(request, NewLoadTarget), live_of(request)
     now_ns, site = live.engine.state.now_ns, live.engine.site
     if not body.name or len(body.name) > MAX_NAME or not body.name.isprintable():
@@ -72,7 +72,7 @@ async def set_target(request: web.Request) -> web.Response:
 
 
 async def withdraw_target(request: web.Request) -> web.Response:
-    """Take a load target back, whoever set it."""
+    """Withdraw a load target, whoever set it."""
     name = request.match_info["name"]
     engine = live_of(request).engine
     if name not in {t.name for t in engine.intake.load_targets.current(engine.site)}:
@@ -82,7 +82,7 @@ async def withdraw_target(request: web.Request) -> web.Response:
 
 
 async def targets(request: web.Request) -> web.Response:
-    """Load targets that run or are to come, and whether the load is within them now; null is unknown."""
+    """List present and future load targets, and whether the load is within each; null is unknown."""
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     engine = live.engine

@@ -82,7 +82,7 @@ def note_of(text: str) -> str:
 
 
 async def repaired(request: web.Request) -> web.Response:
-    """A person says that a node was repaired: it waits no longer for that, but for a test."""
+    """Report that a node was repaired; it then waits for a test."""
     body, live = await body_of(request, NodeRepair), live_of(request)
     name = live.engine.site.name("node", node_of(live, request.match_info["node"]))
     event = ev.NodeRepaired(id=new_id(request), author=author(request), name=name, note=note_of(body.note))
@@ -90,7 +90,7 @@ async def repaired(request: web.Request) -> web.Response:
 
 
 async def tested(request: web.Request) -> web.Response:
-    """A person says how a test of a node ended: evidence like that of the site's own burn-in."""
+    """Report the result of a node's test; it counts like the site's own burn-in."""
     body, live = await body_of(request, NodeTest), live_of(request)
     name = live.engine.site.name("node", node_of(live, request.match_info["node"]))
     now_ns = live.engine.state.now_ns

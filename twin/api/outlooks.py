@@ -35,7 +35,7 @@ class NewOutlook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 async def tell(request: web.Request) -> web.Response:
-    """Tell values to come: a weather forecast, day-ahead prices, a plan. Forecasts learn how far to trust."""
+    """Send future values: weather, day-ahead prices, a plan. Forecasts learn how far to trust them."""
     body, live = await body_of(request, NewOutlook), live_of(request)
     what = find_quantity(body.quantity)
     if what is None:
@@ -63,7 +63,7 @@ async def tell(request: web.Request) -> web.Response:
 
 
 async def outlooks(request: web.Request) -> web.Response:
-    """Outlooks that are held, the latest told first; the value of each that is in force now."""
+    """List the outlooks in force, the latest first, each with its present value."""
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     wanted = request.query.get("quantity", "")

@@ -75,14 +75,14 @@ def page() -> tuple[bytes, str]:
 
 
 async def index(_: web.Request) -> web.Response:
-    """The status page; it asks for a token before it shows anything."""
+    """Serve the status page, which asks for a token first."""
     body, policy = page()
     return web.Response(body=body, content_type="text/html", charset="utf-8",
                         headers={"Content-Security-Policy": policy})  # fmt: skip
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text: the daemon's own series, and the site's, by default all tables within a bound."""
+    """Return metrics as Prometheus text: the daemon's and, by default, all tables of the site."""
     chosen = [table_of(t) for t in listed(request, "tables") if t != "none"]
     if not chosen and "tables" not in request.query:
         chosen = list(TABLES)
@@ -104,7 +104,7 @@ _RENDERING = threading.Lock()
 
 
 async def openapi(_: web.Request) -> web.Response:
-    """This document."""
+    """Return this document."""
     return answer(document(ROUTES))
 
 

@@ -18,7 +18,7 @@ from twin.api.runtime import Runtime
 from twin.catalogue import NS, StorageError, clean
 from twin.contracts import Explanation, Value
 from twin.engine import Inquiry, explain
-from twin.report import POLICY, Found, JournalReader, rows_of, score_of, unmatched
+from twin.report import POLICY, JournalReader, RecordedLines, rows_of, score_of, unmatched
 from twin.run import RecordedLine
 
 DAYS, MOST_DAYS, RECORD_DAYS = 7.0, 366.0, 90.0
@@ -37,7 +37,7 @@ class ReplacementReader:
         self.lock = asyncio.Lock()
         self.reader: JournalReader | None = None
 
-    async def lines(self, live: Runtime, since_ns: int) -> Found:
+    async def lines(self, live: Runtime, since_ns: int) -> RecordedLines:
         """All lines on replacement from an instant on. Raises Refused."""
         if not live.run_dir:
             return kept_lines(live, since_ns)
@@ -56,7 +56,7 @@ class ReplacementReader:
 READING: web.AppKey[ReplacementReader] = web.AppKey("replacement_reading", ReplacementReader)
 
 
-def kept_lines(live: Runtime, since_ns: int) -> Found:
+def kept_lines(live: Runtime, since_ns: int) -> RecordedLines:
     """The latest lines that the daemon holds in memory, where it has no run folder."""
     entries = [
         RecordedLine(i, line.tick, line.now_ns, line.record)
@@ -65,7 +65,7 @@ def kept_lines(live: Runtime, since_ns: int) -> Found:
     ]
     begin_ns = live.lines[0].now_ns if live.lines else 0
     note = ["only the latest lines of the journal are at hand: this daemon has no run folder"]
-    return Found(entries, max(begin_ns, since_ns), note)
+    return RecordedLines(entries, max(begin_ns, since_ns), note)
 
 
 async def history(request: web.Request) -> web.Response:

@@ -36,22 +36,22 @@ Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
 API = "/api/v1"
 CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
 TAGS = {
-    "state": "What is measured and expected.",
-    "decisions": "What was decided, and why; what stands.",
-    "acting": "What people ask of the daemon. Every action is in the journal, with its author.",
-    "jobs": "What jobs report of their checkpoints, and what they are advised.",
-    "nodes": "Which nodes are withdrawn before they fail, and what people say of their repairs and tests.",
-    "alarms": "What is wrong, and what people said of it.",
-    "daemon": "How the daemon itself is doing.",
+    "state": "Measured and expected values.",
+    "decisions": "Decisions with their reasons, and what is in force.",
+    "acting": "Requests of people to the daemon. The journal records every action with its author.",
+    "jobs": "Reports of jobs on their checkpoints, and the advice they get.",
+    "nodes": "Nodes withdrawn before they fail, and reports on their repairs and tests.",
+    "alarms": "Alarms, and what people noted on them.",
+    "daemon": "State of the daemon itself.",
 }
 _REFUSALS = {
-    "400": "the question is not as expected",
+    "400": "the request is not valid",
     "401": "no token, or one that is not valid",
     "403": "the token may not: its role is too small, or it speaks for another job",
-    "404": "there is no such thing",
+    "404": "not found",
     "409": "refused, with the reason",
     "429": "too many wrong tokens from this address, or reports of this job",
-    "503": "cannot be answered now",
+    "503": "temporarily unavailable",
 }
 
 
@@ -88,8 +88,8 @@ class Route:
 
 OFFSET = Param("offset", "how many rows to skip", "integer")
 LIMIT = Param("limit", "how many rows at most", "integer")
-TOPIC = Param("topic", "one of those that /explain lists, with its options as further parameters")
-PREFIX = Param("prefix", "only this entity and what is below it, such as lab/h/r1")
+TOPIC = Param("topic", "a topic listed by /explain; its options are further parameters")
+PREFIX = Param("prefix", "only this entity and everything below it, such as lab/h/r1")
 
 
 def _get(
@@ -127,23 +127,23 @@ READING = (
     _get("/summary", updates.overview, "state"),
     _get("/state", state.tables, "state"),
     _get("/state/{table}", state.table, "state", PREFIX, OFFSET, LIMIT,
-         Param("names", "these entities only; commas between them"),
-         Param("signals", "these signals only; commas between them")),
+         Param("names", "these entities only; comma-separated"),
+         Param("signals", "these signals only; comma-separated")),
     _get("/entities/{table}/{name}", state.entity, "state", pattern="/entities/{table}/{name:.+}"),
     _get("/site", state.site, "state"),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
     _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
          Param("part", "gpu, node, switch, link, pump or psu: a row for each of this kind"),
-         Param("level", "failed, degraded, watch, unknown, healthy; commas between them")),
+         Param("level", "failed, degraded, watch, unknown, healthy; comma-separated")),
     _get("/health/{name}", well.health_of, "state", pattern="/health/{name:.+}"),
-    _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "of this only")),
+    _get("/outlooks", ahead.outlooks, "state", OFFSET, LIMIT, Param("quantity", "only of this quantity")),
     _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
     Route("GET", CLIENTS, saves.advised, "job", "jobs"),
-    _get("/replacement/history", replaced.history, "nodes", LIMIT, Param("node", "this one alone"),
-         Param("kind", "gate, outcome, command, test, repair, ...; commas between them"),
-         Param("days", "how far back", "number"), Param("before", "`next` of the page before", "integer")),
+    _get("/replacement/history", replaced.history, "nodes", LIMIT, Param("node", "only this node"),
+         Param("kind", "gate, outcome, command, test, repair, ...; comma-separated"),
+         Param("days", "how far back", "number"), Param("before", "`next` of the previous page", "integer")),
     _get("/nodes/{node}/rma", replaced.rma, "nodes", Param("days", "how far back", "number"),
          pattern="/nodes/{node:.+}/rma"),
     _get("/explain", explain.explanations, "decisions"),
@@ -152,16 +152,16 @@ READING = (
     _get("/leases", state.leases, "decisions", PREFIX, OFFSET, LIMIT,
          Param("control", "such as gpu.power_cap_w")),
     _get("/decisions", decided.decisions, "decisions", LIMIT,
-         Param("kind", "command, advice, event, finding, ...; commas between them"),
+         Param("kind", "command, advice, event, finding, ...; comma-separated"),
          Param("entity", "a path, or TABLE:PATH"), Param("control", "such as gpu.power_cap_w"),
-         Param("since", "ns since 1970", "integer"), Param("before", "`next` of the page before")),
+         Param("since", "ns since 1970", "integer"), Param("before", "`next` of the previous page")),
     _get("/alarms", decided.alarms, "alarms", OFFSET, LIMIT, Param("severity", "critical, warning, info"),
          Param("state", "raised, acknowledged, shelved, flapping, cleared"),
-         Param("entity", "a path; what is below it counts")),
-    _get("/history", decided.history, "state", Param("signal", "such as rack.power_w; needed"),
-         Param("name", "entities, commas between them; needed"), Param("since", "ns since 1970", "integer"),
-         Param("until", "ns since 1970", "integer"), Param("last_s", "instead of since", "number"),
-         Param("step", "seconds between points", "number"), Param("max_points", "at most", "integer")),
+         Param("entity", "a path; includes everything below it")),
+    _get("/history", decided.history, "state", Param("signal", "such as rack.power_w (required)"),
+         Param("name", "entities, comma-separated (required)"), Param("since", "ns since 1970", "integer"),
+         Param("until", "ns since 1970", "integer"), Param("last_s", "seconds, instead of since", "number"),
+         Param("step", "seconds between points", "number"), Param("max_points", "points at most", "integer")),
     _get("/requests", decided.requests, "decisions"),
     _get("/approvals", decided.approvals, "decisions"),
     _get("/maintenance", decided.maintenance, "alarms"),

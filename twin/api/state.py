@@ -47,7 +47,7 @@ def _now(live: Runtime) -> dict[str, Any]:
 
 
 async def tables(request: web.Request) -> web.Response:
-    """The tables of the catalogue: how many entities, signals, and readings of each quality."""
+    """List the tables of the catalogue with their entities, signals, and readings of each quality."""
     live = live_of(request)
     state, sizes = live.engine.state, live.engine.site.sizes
     found = []
@@ -63,7 +63,7 @@ async def tables(request: web.Request) -> web.Response:
 
 
 async def table(request: web.Request) -> web.Response:
-    """A page of a table in columns: names, and per signal the values, qualities, ages and worst cases."""
+    """Return a page of a table in columns: names; values, qualities, ages and worst cases by signal."""
     live, name = live_of(request), table_of(request.match_info["table"])
     spec, site = TABLES[name], live.engine.site
     chosen = [s.partition(".")[2] if s.startswith(f"{name}.") else s for s in listed(request, "signals")]
@@ -121,7 +121,7 @@ def _column(live: Runtime, signal: Signal, page: np.ndarray) -> dict[str, Any]:
 
 
 async def entity(request: web.Request) -> web.Response:
-    """Everything of one entity: readings, what is below it, leases, forecasts, alarms, the last decisions."""
+    """Describe one entity: readings, children, leases, forecasts, alarms and the latest decisions."""
     live, name = live_of(request), table_of(request.match_info["table"])
     site = live.engine.site
     row = entity_of(live, name, request.match_info["name"])

@@ -158,13 +158,13 @@ UPDATES: web.AppKey[Updates] = web.AppKey("updates", Updates)
 
 
 async def overview(request: web.Request) -> web.Response:
-    """The first screen: who leads, what is wrong, what is commanded and why, whether all is fresh."""
+    """Summarise the daemon: leader, alarms, commands with their reasons, and age of the data."""
     updates = request.app[UPDATES]
     return answer(summary(updates.live, updates.pulse))
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Server-sent events: `state`, `decisions`, `alarms`, and `missed` for a client that did not keep up."""
+    """Stream server-sent events: `state`, `decisions`, `alarms`, and `missed` for a slow client."""
     updates, live = request.app[UPDATES], live_of(request)
     config = live.loaded.config.api
     most = max(1, (config.max_clients if config is not None else 64) // 2)

@@ -38,8 +38,8 @@ from .replacement_journal import (
     BURN_IN as BURN_IN,
     POLICY as POLICY,
     SERVICE as SERVICE,
-    Found as Found,
     JournalReader as JournalReader,
+    RecordedLines as RecordedLines,
 )
 from .rma_markdown import markdown as markdown
 from .svg import Line as Line, PlotLayout as PlotLayout, plot as plot, whiskers as whiskers

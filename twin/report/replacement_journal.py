@@ -63,11 +63,11 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Lines in order, oldest first, and what stands between them and the whole truth, in words."""
+class RecordedLines:
+    """Lines of a journal, oldest first, with notes on what is missing."""
 
     entries: list[RecordedLine]
-    since_ns: int  # from here on all is there, as far as `notes` says nothing else
+    since_ns: int  # complete from here on, except as `notes` says
     notes: list[str]
 
 
@@ -91,7 +91,7 @@ class JournalReader:
                 return at_ns
         return 0
 
-    def read(self, since_ns: int, most_bytes: int = MAX_READ) -> Found:
+    def read(self, since_ns: int, most_bytes: int = MAX_READ) -> RecordedLines:
         """All lines from an instant on. Raises StorageError if there is no journal that can be read."""
         last = self.folder / OPEN
         paths = [*closed_segments(self.folder), *([last] if last.is_file() else [])]
@@ -183,7 +183,7 @@ def _instant(line: bytes) -> int:
         return 0
 
 
-def _found(files: list[_File], since_ns: int, notes: list[str]) -> Found:
+def _found(files: list[_File], since_ns: int, notes: list[str]) -> RecordedLines:
     """The lines of all files from an instant on, and what is missing of them."""
     entries = [e for f in files for e in f.entries if e.now_ns >= since_ns or e.kind == "manifest"]
     before = files[0] if files else _File()
@@ -205,4 +205,4 @@ def _found(files: list[_File], since_ns: int, notes: list[str]) -> Found:
     if other:
         text = ", ".join(str(f)[:20] for f in sorted(other, key=str))
         notes.append(f"parts were written in format {text}, which this version may misread")
-    return Found([e for e in entries if e.kind != "manifest"], max(begin_ns, since_ns), notes)
+    return RecordedLines([e for e in entries if e.kind != "manifest"], max(begin_ns, since_ns), notes)
