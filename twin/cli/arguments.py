@@ -83,5 +83,6 @@ def write_json(value: Any, out: Console) -> None:
     """
     import msgspec
 
-    out.file.write(json.dumps(msgspec.json.decode(msgspec.json.encode(value)), ensure_ascii=True) + "\n")
+    tree = msgspec.json.decode(msgspec.json.encode(value))
+    out.file.write(json.dumps(tree, ensure_ascii=True, separators=(",", ":")) + "\n")
     out.file.flush()
