@@ -6,7 +6,8 @@ from .comparison import (
     to_rival as to_rival,
     winner as winner,
 )
-from .failure_scores import ratio as ratio, reliability as reliability
+from .failure_scores import ratio as ratio, reliability as reliability, score_failures as score_failures
+from .failures import backtest_failures as backtest_failures
 from .load import (
     FIT_ISSUES as FIT_ISSUES,
     REFITS as REFITS,
@@ -18,4 +19,4 @@ from .load import (
     join as join,
     run_group as run_group,
 )
-from .scores import Cells as Cells, binomial as binomial, each_cells as each_cells
+from .scores import Cells as Cells, binomial as binomial, each_cells as each_cells, score_load as score_load

@@ -285,7 +285,7 @@ def score_counts(counted: CountForecast) -> Score:
     }
 
 
-def score(result: FailureResult, ks: Sequence[int], seed: int = 0) -> Mapping[str, Any]:
+def score_failures(result: FailureResult, ks: Sequence[int], seed: int = 0) -> Mapping[str, Any]:
     """Scores of every horizon, and of the fleet's numbers of faults."""
     counts = [score_counts(counted) for counted in result.counted]
     horizons = []

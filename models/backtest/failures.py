@@ -196,7 +196,7 @@ class FailureResult:
     days_checked: int
 
 
-def backtest(
+def backtest_failures(
     log: FaultLog,
     spans_d: Sequence[float],
     from_d: float,

@@ -314,7 +314,7 @@ def each_cells(result: BacktestResult) -> list[Cells]:
     return [cells(result.panel, course, result.start_row, means) for course in result.courses]
 
 
-def score(
+def score_load(
     result: BacktestResult,
     pooled: Sequence[int] | None = None,
     seed: int = 0,

@@ -102,7 +102,7 @@ def storage_left(view: View, duty_pu: float) -> float:
 
 def _busy_share(view: View, key: str) -> float:
     """The share of its time that the busiest file system is busy with this; 0 where nobody kept a history."""
-    past = view.past(key)
+    past = view.series(key)
     if past is None or not np.isfinite(past[1]).any():
         return 0.0
     rates = np.where(np.isfinite(past[1]), past[1], np.nan)

@@ -21,7 +21,10 @@ def faults_of_unit(line: Signal | Control) -> Iterator[str]:
     if declared is None and isinstance(line, Control) and line.states:
         declared = "state"
     if declared != line.unit:
-        yield f"{line.key}: its name declares {declared}, the line says {line.unit}"
+        yield (
+            f"{line.key}: its name declares {declared}, the line says {line.unit}; remedy: a suffix of "
+            'twin/catalogue/units.py (a share is `_pu` with unit "1", never percent)'
+        )
 
 
 def faults_of_range(gauge: Signal) -> Iterator[str]:

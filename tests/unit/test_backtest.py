@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from models.backtest import load as under_test
 from models.backtest.load import BacktestTerms, backtest, cuts, horizon_groups
-from models.backtest.scores import score
+from models.backtest.scores import score_load
 from models.load import (
     LEVELS,
     ForecastGrid,
@@ -203,7 +203,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_hour_of_minutes_is_enough() -> None:
     result = backtest(panel_of(58), (1, 5), {"last": Last, "level": Level})
-    told = score(result)
+    told = score_load(result)
     assert [h["targets"] for h in told] == [58 - 29 - 1, 58 - 29 - 5]
     assert all(np.isfinite(h["mase"]) for h in told)
 
@@ -251,7 +251,7 @@ def test_a_series_that_was_never_heard_and_one_that_starts_late_are_lived_throug
     panel = panel_of(300, 3)
     panel.values[:, 1] = np.nan
     panel.values[:180, 2] = np.nan
-    told = score(backtest(panel, (1, 5), {"last": Last, "level": Level}))
+    told = score_load(backtest(panel, (1, 5), {"last": Last, "level": Level}))
     for horizon in told:
         assert horizon["series"]["s1"]["targets"] == 0
         assert np.isnan(horizon["series"]["s1"]["mase"])

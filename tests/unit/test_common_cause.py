@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.backtest.failure_scores import score
-from models.backtest.failures import backtest
+from models.backtest.failure_scores import score_failures
+from models.backtest.failures import backtest_failures
 from models.failure import (
     WINDOW_D,
     SelfExciting,
@@ -79,8 +79,8 @@ def test_a_shock_is_no_mark_against_the_nodes_it_struck() -> None:
 @pytest.mark.slow
 def test_the_report_tells_of_shocks_and_the_audit_holds() -> None:
     log = struck(fleet(6, n=100, rate=0.006, days=90.0), [50.5, 70.5], 12)
-    result = backtest(log, (7.0,), 55.0)
-    told = score(result, (10,))["shocks"]
+    result = backtest_failures(log, (7.0,), 55.0)
+    told = score_failures(result, (10,))["shocks"]
     assert (told["count"], told["window_min"]) == (2, 10.0)
     assert 24 <= told["faults"] <= 26
     assert sorted(round(shock["day"], 1) for shock in told["greatest"]) == [50.5, 70.5]

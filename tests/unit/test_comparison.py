@@ -18,7 +18,7 @@ from models.backtest import (
     to_rival,
 )
 from models.backtest.comparison import ErrorRatio, mean_interval, mean_ratio
-from models.backtest.scores import score, summed
+from models.backtest.scores import score_load, summed
 from models.load import SeriesPanel
 from twin.catalogue import F64, ContractError
 
@@ -95,11 +95,11 @@ def test_the_whole_is_the_geometric_mean_and_agrees_with_the_scores() -> None:
     result = result_of(panel, 1.5)
     held = each_cells(result)
     ratios = [to_best(one, [0, 1]) for one in held]
-    mases = [h["mase"] for h in score(result, held=held)]
+    mases = [h["mase"] for h in score_load(result, held=held)]
     assert [r.value for r in ratios] == pytest.approx(mases)
     assert mean_ratio(ratios) == pytest.approx(float(np.sqrt(mases[0] * mases[1])))  # type: ignore[operator]
     assert [to_best(one, [1]).value for one in held] == pytest.approx([summed(o, [1])["mase"] for o in held])
-    assert score(result) == score(result, held=held)
+    assert score_load(result) == score_load(result, held=held)
 
 
 def test_an_interval_has_no_width_where_the_ratio_never_changes_and_covers_where_it_does() -> None:

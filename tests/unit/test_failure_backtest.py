@@ -16,8 +16,8 @@ from models.backtest.failure_scores import (
     JudgedForecasts,
     Ranking,
     lead_time_h,
-    score,
     score_counts,
+    score_failures,
     top,
     verdict,
 )
@@ -29,7 +29,7 @@ from models.backtest.failures import (
     FailureResult,
     FailureRun,
     IssuedForecasts,
-    backtest,
+    backtest_failures,
 )
 from models.failure import FaultLog, SelfExciting
 from models.moving_block import interval, resampled
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def result() -> FailureResult:
-    return backtest(fleet(5, n=80, rate=0.006, excite=0.04), SPANS, 50.0)
+    return backtest_failures(fleet(5, n=80, rate=0.006, excite=0.04), SPANS, 50.0)
 
 
 def test_each_scored_day_has_a_whole_outcome_in_the_log(result: FailureResult) -> None:
@@ -70,9 +70,9 @@ def test_a_log_that_tells_of_later_days_is_caught(where: str) -> None:
         return FaultLog(log.n, known.node, known.start_d, log.end_d[:k], known.kind, log.classes, 0.0, day)
 
     log = fleet(6, n=60, rate=0.03, days=100.0)
-    backtest(log, (7.0,), 60.0)
+    backtest_failures(log, (7.0,), 60.0)
     with pytest.raises(LookAhead):
-        backtest(log, (7.0,), 60.0, known=leaky)
+        backtest_failures(log, (7.0,), 60.0, known=leaky)
 
 
 def test_a_forecaster_that_remembers_the_outcome_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_forecaster_that_remembers_the_outcome_is_caught(monkeypatch: pytest.M
 
     monkeypatch.setattr(SelfExciting, "predict", told)
     with pytest.raises(LookAhead, match="self_exciting"):
-        backtest(log, (7.0,), 60.0, known=known_at)
+        backtest_failures(log, (7.0,), 60.0, known=known_at)
 
 
 def test_ranking_scores_are_those_of_scikit_learn() -> None:
@@ -192,7 +192,7 @@ def test_the_champion_is_the_baseline_until_a_challenger_is_better_beyond_chance
 
 
 def test_scores_of_a_backtest(result: FailureResult) -> None:
-    told = score(result, (5, 10))
+    told = score_failures(result, (5, 10))
     week = told["horizons"][1]
     assert sum(week["champion_days"].values()) == week["origins"] == 64
     assert week["pr_auc"] > 1.3 * week["base_rate"]
@@ -207,7 +207,7 @@ def test_scores_of_a_backtest(result: FailureResult) -> None:
 
 
 def test_homogeneous_faults_are_told_as_such() -> None:
-    told = score(backtest(fleet(8, n=80, rate=0.01), (7.0,), 60.0), (10,))
+    told = score_failures(backtest_failures(fleet(8, n=80, rate=0.01), (7.0,), 60.0), (10,))
     week = told["horizons"][0]
     assert week["roc_auc"] == pytest.approx(0.5, abs=0.1)
     assert week["brier"] == pytest.approx(week["brier_base_rate"], rel=0.05)
@@ -231,5 +231,5 @@ def test_counts_are_judged_with_ends_within() -> None:
 
 def test_a_log_without_faults_so_far_says_little() -> None:
     late = log_of([(0, 70.0, 71.0, 0), (1, 75.0, 99.0, 1)], 10, 90.0)
-    told = score(backtest(late, (7.0,), 40.0), (3,))
+    told = score_failures(backtest_failures(late, (7.0,), 40.0), (3,))
     assert told["horizons"][0]["positives"] > 0

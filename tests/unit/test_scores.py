@@ -20,7 +20,7 @@ from models.backtest.scores import (
     interval,
     persistence_bands,
     pinball,
-    score,
+    score_load,
     seasonal_naive,
     unchanged_share,
 )
@@ -58,7 +58,7 @@ def test_a_perfect_forecast_scores_zero_and_the_last_value_scores_one() -> None:
     values = wave()
     last = values[300:]
     perfect, naive = (
-        score(result_of(values, course_of(values, 6, said)))[0] for said in (future(values, 6), last)
+        score_load(result_of(values, course_of(values, 6, said)))[0] for said in (future(values, 6), last)
     )
     assert perfect["mase"] == 0.0
     assert perfect["peak_error"] == 0.0
@@ -77,19 +77,19 @@ def test_a_perfect_forecast_scores_zero_and_the_last_value_scores_one() -> None:
 def test_errors_are_summed_over_series_and_the_rivals_too() -> None:
     values = wave()
     values[:, 1] *= 50.0
-    told = score(result_of(values, course_of(values, 3, values[300:] * 1.01)))[0]
+    told = score_load(result_of(values, course_of(values, 3, values[300:] * 1.01)))[0]
     one, two = told["series"]["a"], told["series"]["b"]
     assert told["mae"] == pytest.approx((one["mae"] + two["mae"]) / 2)
     assert told["mae_naive"] == pytest.approx((one["mae_naive"] + two["mae_naive"]) / 2)
     best = min(told["mae_naive"], told["mae_seasonal"], told["mae_ewma"])
     assert told["mase"] == pytest.approx(told["mae"] / best)
-    only = score(result_of(values, course_of(values, 3, values[300:] * 1.01)), pooled=[1])[0]
+    only = score_load(result_of(values, course_of(values, 3, values[300:] * 1.01)), pooled=[1])[0]
     assert only["mae"] == two["mae"]
 
 
 def test_peaks_that_were_forecast_a_tenth_too_low_say_so() -> None:
     values = wave(k=1)
-    told = score(result_of(values, course_of(values, 1, 0.9 * future(values, 1)), names=["a"]))[0]
+    told = score_load(result_of(values, course_of(values, 1, 0.9 * future(values, 1)), names=["a"]))[0]
     assert told["peak_error"] == pytest.approx(-0.1)
 
 
@@ -101,7 +101,8 @@ def test_a_ramp_counts_as_announced_from_half_its_least_size_in_the_right_direct
     said = np.zeros((200, 1))
     for level, hit in ((0.4, 0.0), (0.5, 1.0), (-0.5, 0.0)):
         said[99] = level
-        told = score(result_of(values, course_of(values, 1, np.where(said, said, values[200:])), names=["a"]))
+        forecast = np.where(said, said, values[200:])
+        told = score_load(result_of(values, course_of(values, 1, forecast), names=["a"]))
         assert told[0]["ramps"] == 1
         assert told[0]["ramp_hit_rate"] == hit
 
@@ -109,18 +110,18 @@ def test_a_ramp_counts_as_announced_from_half_its_least_size_in_the_right_direct
 def test_gaps_count_neither_at_the_origin_nor_at_the_target() -> None:
     values = wave(k=1)
     values[400:410] = np.nan
-    told = score(result_of(values, course_of(values, 3, np.full((300, 1), 100.0)), names=["a"]))[0]
+    told = score_load(result_of(values, course_of(values, 3, np.full((300, 1), 100.0)), names=["a"]))[0]
     assert told["targets"] == 297 - 10 - 3
     assert all(np.isfinite(told[key]) for key in ("mae", "mase", "pinball", "coverage90"))
 
 
 def test_a_constant_series_that_is_forecast_right_is_as_good_as_its_rivals() -> None:
     values = np.full((200, 1), 3.0)
-    told = score(result_of(values, course_of(values, 2, values[100:]), names=["a"]))[0]
+    told = score_load(result_of(values, course_of(values, 2, values[100:]), names=["a"]))[0]
     assert told["mase"] == 1.0
     assert told["unchanged_share"] == 1.0
     assert told["coverage90"] == 1.0
-    wrong = score(result_of(values, course_of(values, 2, values[100:] + 1.0), names=["a"]))[0]
+    wrong = score_load(result_of(values, course_of(values, 2, values[100:] + 1.0), names=["a"]))[0]
     assert np.isnan(wrong["mase"])
 
 
@@ -243,8 +244,8 @@ def test_the_binomial_interval_is_that_of_wilson(n: int, share: float) -> None:
 
 def test_coverage_has_its_interval_where_targets_are_few_only() -> None:
     values = wave(2400)
-    few = score(result_of(values, course_of(values, 6, future(values, 6))))[0]
-    many = score(result_of(values, course_of(values, 2, future(values, 2))))[0]
+    few = score_load(result_of(values, course_of(values, 6, future(values, 6))))[0]
+    many = score_load(result_of(values, course_of(values, 2, future(values, 2))))[0]
     assert few["independent_targets"] < scores.ENOUGH_TARGETS <= many["independent_targets"]
     assert few["coverage90_low"] <= few["coverage90"] <= few["coverage90_high"]
     assert np.isnan(many["coverage90_low"])

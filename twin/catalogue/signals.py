@@ -1,6 +1,7 @@
 """The catalogue: every signal and control that racktwin knows, one class per kind of entity, one line each.
 
-A *signal* is read (gauge, counter or state), a *control* is commanded. Adding one is adding a line here.
+A *signal* is read (gauge, counter or state), a *control* is commanded. To add one, add a line; the suffix of
+its name is its unit (`twin/catalogue/units.py`).
 Numbers beside a signal are physical bounds (outside: OUT_OF_RANGE), not alarm limits; limits and envelopes
 come from the profile and the site.
 """

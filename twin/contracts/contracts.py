@@ -181,7 +181,7 @@ class View(Protocol):
         """Value of a control as devices last reported it, per entity; NaN where they never did."""
         ...
 
-    def past(self, key: str) -> tuple[I64, F32] | None:
+    def series(self, key: str) -> tuple[I64, F32] | None:
         """(instants, values [n_kept, n]) of a signal with declared history, oldest first; None without."""
         ...
 

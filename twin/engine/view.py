@@ -114,7 +114,7 @@ class EngineView:
             raise ContractError(f"{key} is not a counter")
         return cast(I64, read_only(self.state.tables[signal.table].total[signal.row]))
 
-    def past(self, key: str) -> tuple[I64, F32] | None:
+    def series(self, key: str) -> tuple[I64, F32] | None:
         """(instants, values [n_kept, n]) of a signal with declared history, oldest first; None without."""
         ring = self.history.rings.get(key)
         return None if ring is None else ring.ordered()

@@ -252,7 +252,7 @@ class FleetView:
             return self.value(f"{control}_state").astype(np.float64)
         return self.commanded(control)
 
-    def past(self, key: str) -> tuple[I64, F32] | None:
+    def series(self, key: str) -> tuple[I64, F32] | None:
         """No history."""
         return None
 

@@ -93,8 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score and print. Raises ConfigError for what the operator can mend."""
-    from models.backtest.failure_scores import score
-    from models.backtest.failures import backtest
+    from models.backtest import backtest_failures, score_failures
     from twin.run import ProgressBar
     from twin.tables import read_faults
 
@@ -116,7 +115,7 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
         )
     begun = time.monotonic()
     with ProgressBar(err, "backtest") as bar:
-        result = backtest(log, spans_d, from_d, progress=bar.move)
+        result = backtest_failures(log, spans_d, from_d, progress=bar.move)
     summary = {
         "events": str(args.events),
         "nodes": log.n,
@@ -129,7 +128,7 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
         "from_day": from_d,
         "top": list(ks),
         "notes": list(read.notes),
-        **score(result, ks),
+        **score_failures(result, ks),
         "wall_s": round(time.monotonic() - begun, 3),
     }
     if args.json:

@@ -240,8 +240,7 @@ def scored(
 
 def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     """(cells of each horizon, scores as plain data) of one backtest."""
-    from models.backtest import each_cells, overall as mean_of, to_best
-    from models.backtest.scores import score
+    from models.backtest import each_cells, overall as mean_of, score_load, to_best
     from models.load import ForecastGrid
 
     panel, cells = result.panel, each_cells(result)
@@ -252,7 +251,7 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
             f"{duration(panel.step_s)}, no value has another a horizon later: give a longer --step, "
             "other --horizons, or a smaller --from"
         )
-    summary = score(result, pooled, held=cells)
+    summary = score_load(result, pooled, held=cells)
     day = ForecastGrid(panel.step_s, tuple(c.horizon for c in result.courses)).seasons[:1]
     notes = (
         [
