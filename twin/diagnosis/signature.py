@@ -46,7 +46,12 @@ class SignatureTerm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Possible fault of every entity of a table at once. `sign` +1 or -1: only changes of this sign."""
+    """Possible fault of every entity of a table at once.
+
+    sign: only changes of this sign, +1 or -1. weight: factor on the explained energy where hypotheses
+    compete; a sensor that shows in one relation has less than 1, so that a rival of weight 1 wins a tie.
+    NaN in a term rules the hypothesis out for that entity.
+    """
 
     kind: str
     table: str

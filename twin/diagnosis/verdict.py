@@ -26,7 +26,7 @@ CLEAR_S = {"sensor_biased": 60.0, "exchanger_fouled": 120.0, "plate_degraded": 1
 FULL_VALVE_PU, SHUT_VALVE_PU = 0.97, 0.02
 # A sensor that is off by less is not reported
 LEAST_K, LEAST_GPU_K, LEAST_PU, LEAST_GPU_PU = 1.0, 1.5, 0.03, 0.04
-# Kelvin by which a supply must be off before a cooler or valve is blamed; source: estimate
+# Least size of a fault, in the unit of its hypothesis (here K of a supply temperature); source: estimate
 LEAST_SIZE = {"cooler_failed": 2.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
@@ -150,7 +150,7 @@ class DiagnosisVerdicts:
         if fault.streak < (STREAK_SENSOR if kind == "sensor_biased" else STREAK) and not _felt(fault):
             return None
         size = fault.size
-        if h.kind != kind:  # its size is that of another hypothesis: take what is read too much
+        if h.kind != kind:  # a GPU sensor, found by a hypothesis of another kind: the size is the residual
             residual = residuals[GPU_TEMP]
             size = float(residual.measured[entity] - residual.expected[entity])
         if kind == "sensor_biased" and self._slight(h.table, signal, entity, size, now):
