@@ -47,6 +47,9 @@ class Persistence:
         self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S
     ) -> None:
         self.signals, self.horizons_s = signals or SIGNALS, horizons_s or HORIZONS_S
+        for key in self.signals:
+            if find_signal(key) is None:
+                raise ContractError(f"{key} is no signal of the catalogue; the model `load` also takes sums")
         self._seen = _Seen()
         self._t_ns = 0
         self._step_s = self.period_s

@@ -25,14 +25,12 @@ SHOWN_FEW = 8  # places on the status page
 MOST_USE_PU = 10.0  # that is told; ten times too much is all that matters
 SLACK_W = 1.0  # a cap within this of the most that a device may have is none
 POLICIES = ("power_cap", "power_guard")
-FORESEE = {"load", "persistence"}  # models that tell of racks or feeders
 ADD_IT = (
     "no policy caps power here: add `policies: {power_guard: {}, power_cap: {}}` to the site file, then "
     "`racktwin reload`; they begin with authority `advise`, which shows and journals, and does nothing"
 )
 NO_LIMITS = "no budget is stated: give feeders a budget_w, or racks a profile with its most power"
-NO_FORECAST = "nothing is forecast of racks or feeders: expected the model `load`"
-NOT_YET = "nothing is forecast of racks or feeders yet: `racktwin forecasts` says what is"
+NO_FORECAST = "nothing is forecast of racks or feeders yet (by the model `load`): see `racktwin forecasts`"
 
 
 class PlaceLoads(NamedTuple):
@@ -338,8 +336,8 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
     if rows and all(r["limit_w"] is None and r["target_w"] is None for r in rows):
         out.append(NO_LIMITS)
     if not any(r["ahead"] for r in rows):
-        what = NOT_YET if FORESEE & set(request.models) else NO_FORECAST
-        out.append(f"{what}; coming loads are the peaks of late" if request.account is not None else what)
+        recent = "; coming loads are the recent peaks" if request.account is not None else ""
+        out.append(NO_FORECAST + recent)
     silent = int((~np.isfinite(state.rack_w)).sum())
     if silent:
         out.append(f"{silent} of {len(state.rack_w)} racks were never heard: what is above them carries more")

@@ -16,6 +16,7 @@ from tests.support.contract_plugins import CAP, Capper, World, engine_of, site
 from tests.support.in_process_daemon import Pod, serving
 from twin.catalogue import NS, ContractError, find_control
 from twin.contracts import (
+    PAGE,
     ExplainRequest,
     Explanation,
     ExplanationRefused,
@@ -91,7 +92,7 @@ def test_its_numbers_are_those_of_its_proposals(name: str) -> None:
     assert mine[0]["lo"] == (p.lo[-1] if np.isfinite(p.lo[-1]) else None)
 
 
-@pytest.mark.parametrize("name", ["thermal_guard", "leak_guard", "operator", "power_guard"])
+@pytest.mark.parametrize("name", [n for n, cls in REGISTRY.items() if PAGE in getattr(cls, "topics", ())])
 def test_a_guard_shows_nothing_on_the_page_until_it_proposes(name: str) -> None:
     engine, policy, _ = seen(name)
     found = explained(engine, policy, topic="page")

@@ -80,7 +80,7 @@ def test_the_same_view_gives_the_same_proposals_and_stays_as_it_was(name: str) -
     assert digest(memory) == digest(again)
     assert digest(engine.memory) == before
     assert engine.checksum() == checksum
-    assert first, "nothing was proposed: the test shows nothing"
+    assert first, f"{name} proposed nothing: see World.step in tests/support/contract_plugins.py"
 
 
 @POLICIES

@@ -60,7 +60,7 @@ def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.Capt
     text = said(capsys)
     for expected in ("power_guard act", "power_cap act", "with the other side lost", "of 144 GPUs (",
                      "lab/h/a feeder 150", "lab/h/r1 rack 132", "site site",
-                     "expected the model `load`"):  # fmt: skip
+                     "by the model `load`"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "why", "r1") == 0
     text = said(capsys)

@@ -146,7 +146,7 @@ class View(Protocol):
         ...
 
     def quality(self, key: str) -> U8:
-        """Quality per entity (`twin.telemetry.state.GOOD` and worse)."""
+        """Quality per entity (`twin.telemetry.GOOD` and worse)."""
         ...
 
     def age_s(self, key: str) -> F64:
@@ -256,6 +256,10 @@ class Fault:
 class Policy(Protocol):
     """Proposes; never acts. `rank` orders policies: the lowest speaks first and cannot be widened.
 
+    The engine asks it every `period_s`, and at urgent ticks too if it is `urgent`. Settings are keyword
+    arguments of `__init__`, each with a default; a bad value raises ContractError. Without declared `memory`
+    it is given an empty dict.
+
     A policy may also have `accounts(view, before, after) -> list[dict]`: what it predicted and what came of
     it, from its memory before and after `propose`, as plain data for the journal. One that explains itself
     implements `twin.contracts.explanation.Explainer` as well; the others are explained by their proposals.
@@ -280,7 +284,8 @@ class Model(Protocol):
     What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if
     it has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else
     from its `signals` and `horizons_s`. A `next_fit_s()` tells the time between fits in place of
-    `fit_every_s`, where that is not 0.
+    `fit_every_s`, where that is not 0. An optional `forget(table, entity)` is called when a device is
+    replaced.
     """
 
     name: ClassVar[str]

@@ -212,7 +212,6 @@ class ExplainRequest:
     policies: tuple[PolicyStatus, ...] = ()
     leases: Callable[[str], LeaseColumns | None] = _no_leases
     budget_at: Callable[[int], F64] | None = None  # instant -> budget per feeder, as known now
-    models: tuple[str, ...] = ()
     role: str = "leader"
     account: Any = None  # what `account()` of the policy made
     series: RecordedSeries | None = None

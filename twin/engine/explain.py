@@ -131,7 +131,6 @@ def request_of(engine: Engine, policy: Policy, inquiry: Inquiry) -> ExplainReque
         policies=statuses,
         leases=lambda control: _leases(engine, control),
         budget_at=lambda at_ns: engine.intake.budget_w(engine.site, at_ns),
-        models=tuple(engine.models),
         role=inquiry.role,
         account=inquiry.account,
         series=inquiry.series,
