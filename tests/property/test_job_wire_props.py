@@ -186,9 +186,9 @@ def test_lines_cut_anywhere_are_read_once_and_in_order(kinds: list[int], cuts: l
             for cut in [*cuts, len(text)]:
                 file.write(text[at : at + cut])
                 at += cut
-                asyncio.run(source.look(desk))
+                asyncio.run(source.read_new(desk))
                 got += desk.ids
         for _ in range(4):
-            asyncio.run(source.look(desk))
+            asyncio.run(source.read_new(desk))
         assert got + desk.ids == good
         assert desk.lost == []

@@ -35,7 +35,7 @@ def learned(errors: np.ndarray, scale: float = 1.0) -> Bands:
         spreads = bands.spreads(zero, local, None, None)
         curves = bands.curves(zero, spreads, np.full((N_LEVEL, 1), NAN))
         bands.learn(np.array([error]), zero, spreads, curves, bands.mixed(curves))
-    bands.look()
+    bands.refresh()
     return bands
 
 
@@ -72,7 +72,7 @@ def test_an_error_beyond_all_bins_widens_them_and_loses_nothing() -> None:
     curves = bands.curves(np.zeros(1), spreads, np.full((N_LEVEL, 1), NAN))
     bands.learn(huge, np.zeros(1), spreads, curves, bands.mixed(curves))
     assert (bands.table[:2] * bands.unit) == pytest.approx(before)  # not yet looked at again
-    bands.look()
+    bands.refresh()
     assert bands.unit[0] == pytest.approx(200.0)
     assert bands.counts[:2].sum() == pytest.approx(total + 2.0, rel=0.01)
     # In bins of 200 times the size the middle is coarse; the edge of the 90 % band is still near.
@@ -119,7 +119,7 @@ def test_the_local_spread_wins_where_errors_follow_it() -> None:
         spreads = bands.spreads(zero, local, None, None)
         curves = bands.curves(zero, spreads, np.full((N_LEVEL, 1), NAN))
         bands.learn(rng.normal(size=1) * local, zero, spreads, curves, bands.mixed(curves))
-    bands.look()
+    bands.refresh()
     weight = bands.weights[:, :, 0]
     for level in (1, 2, 4, 5):
         assert KINDS[weight[:, level].argmax()] == "local"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def run(site: Site, ticks: list[list[Block]], dt_s: float = 1.0) -> Collector:
     for tick, blocks in enumerate(ticks):
         now_ns = START_NS + round(tick * dt_s * NS)
         for b in blocks:
-            inbox.put_block(b._replace(t_ns=now_ns), now_ns)
+            inbox.put_block(replace(b, t_ns=now_ns), now_ns)
         frame = inbox.take(tick, now_ns, dt_s)
         collector.observe(engine, frame, engine.tick(frame))
     return collector

@@ -228,6 +228,31 @@ def test_names_and_layouts_of_earlier_snapshots() -> None:
     assert other.level.tolist() == [0.5] * 10, "as long, and laid out otherwise"
 
 
+class Burst(SparseState):
+    count: I32 = cell("i4", 1)
+    notes: dict[int, str] = entries(OWN)
+
+
+class Bursts(EntityState):
+    by_kind: dict[str, Burst] = part()
+
+    def __init__(self) -> None:
+        super().__init__(SIZES)
+        self.by_kind = {"ecc": Burst(SIZES, "gpu"), "pcie": Burst(SIZES, "gpu")}
+
+
+def test_a_sparse_part_that_a_dump_leaves_out_is_blank_again() -> None:
+    bursts = Bursts()
+    bursts.by_kind["pcie"].insert(np.array([2], np.int32))
+    data = unpack(pack(bursts.dump()))
+    assert list(data["by_kind"]) == ["pcie"]
+    bursts.by_kind["ecc"].insert(np.array([1, 3], np.int32), count=5)
+    bursts.by_kind["ecc"].notes = {1: "late"}
+    bursts.restore(data)
+    assert pack(bursts.dump()) == pack(data)
+    assert len(bursts.by_kind["ecc"]) == 0
+
+
 class Asks(RareState):
     asked: I32 = column(OWN, "i4", lead=(2,))
     made: int = scalar(0)

@@ -252,9 +252,9 @@ def test_trouble_every_two_to_four_hours_is_told_within_a_day() -> None:
     watch, took_h = Watched(racks(4)), []
     watch.live(chance(rng, np.full(288, 0.02), 10.0, ERRORS), 10 * DAY_S)
     assert not watch.alarmed
-    kept = watch.recurring.dump()
+    kept = encode(watch.recurring.dump())
     for gpu in range(0, 288, 12):
-        watch.recurring.restore(decode(encode(kept)))
+        watch.recurring.restore(decode(kept))
         at_s = 10 * DAY_S + 60.0
         while not watch.recurring.standing[gpu // 4]:
             watch.look(at_s, {ERRORS: [gpu]})

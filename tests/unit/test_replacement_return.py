@@ -142,10 +142,9 @@ def test_trouble_is_a_new_matter_after_four_good_weeks(days: float, offences: in
 
 def test_a_lemon_is_for_the_vendor() -> None:
     twin = Replacing(burn_in=True)
-    features = twin.engine.health.features()
     values = np.zeros((twin.n, 2), np.float32)
     values[3, 0] = 1.0
-    twin.engine.health._features = type(features)(("lemon", "recurs"), values)
+    twin.engine.health._features = (("lemon", "recurs"), values)
     twin.wait(200)
     assert twin.phase(3) == "rma"
     assert [c[1] for c in twin.commanded if c[0] == SERVICE][:1] == [3]
@@ -195,10 +194,9 @@ def test_a_cordoned_node_that_fails_is_ours_to_bring_back() -> None:
 
 def test_recurring_trouble_ends_in_a_failure_some_hours_later() -> None:
     twin = Replacing()
-    features = twin.engine.health.features()
     values = np.zeros((twin.n, 2), np.float32)
     values[0, 1] = 9.0
-    twin.engine.health._features = type(features)(("lemon", "recurs"), values)
+    twin.engine.health._features = (("lemon", "recurs"), values)
     twin.bad(0, sure_pu=0.67)
     found = evidence_of(twin.engine.view(1.0))
     assert CAUSES[found.cause[0]] == "recurring"

@@ -35,7 +35,7 @@ class Watch:
         self.source = self.fresh()
 
     def fresh(self) -> TargetsSource:
-        held = self.twin.engine.intake.load_targets.held
+        held = self.twin.engine.intake.load_targets.current
         return TargetsSource(
             self.path, self.twin.site, lambda: held(self.twin.site), 1.0, lambda: self.now_ns
         )

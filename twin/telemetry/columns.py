@@ -354,6 +354,10 @@ class EntityState:
         if isinstance(value, EntityState):
             value.restore(data)
         elif isinstance(data, Mapping):
+            for key in value.keys() - data.keys():
+                for leaf in _leaves(value[key]):
+                    if isinstance(leaf, SparseState):
+                        leaf.empty()  # `dump` leaves out what is blank
             for key, data_of_part in data.items():
                 if key not in value and spec.make:
                     value[key] = getattr(self, spec.make)(key)
@@ -521,6 +525,13 @@ class SparseState(EntityState):
         """Return True if there is nothing to dump."""
         plain = all(isinstance(spec, EntriesSpec) for spec in self.declared.values())
         return plain and not len(self.index) and not any(getattr(self, name) for name in self.declared)
+
+    def empty(self) -> None:
+        """Drop all rows and entries."""
+        self.keep(np.zeros(len(self.index), np.bool_))
+        for name, spec in self.declared.items():
+            if isinstance(spec, EntriesSpec):
+                setattr(self, name, {})
 
     def _empty(self, spec: ColumnSpec, k: int) -> np.ndarray:
         lead = [x if isinstance(x, int) else self.sizes[x] for x in spec.lead]
