@@ -242,6 +242,6 @@ def test_spares_are_kept_for_nobody_until_a_node_is_out(
 
         def told() -> bool:
             assert main(["replacement", "plan", "--config", str(daemon.config_path)]) == 0
-            return "1 of them kept so by the scheduler" in capsys.readouterr().out
+            return "1 of them reserved by the scheduler" in capsys.readouterr().out
 
         daemon.until(told, 30, "that is told")
