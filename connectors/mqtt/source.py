@@ -12,20 +12,22 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from connectors.agents import ItDecoder, Publish, ResultDecoder
 from connectors.dsx import BmsDecoder
 from connectors.influx import LineDecoder
 from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
-from connectors.mqtt.link import LinkSettings, MqttLink, Presence
 from connectors.series_map import load_map
 from connectors.sparkplug import SparkplugDecoder, rebirth
 from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
 from twin.contracts import Decoder, Inlet, Item
 from twin.site import Site
 from twin.telemetry import Ignored, Message
+
+if TYPE_CHECKING:
+    from connectors.mqtt.link import LinkSettings, Presence
 
 Form = Literal["bms", "it", "answer", "job", "line", "sparkplug", "own"]
 Decode = Callable[[Message], Sequence[Item] | Ignored]
@@ -243,6 +245,8 @@ class MqttSource:
         topics: Sequence[str] = (),
         presence: Presence | None = None,
     ) -> None:
+        from connectors.mqtt.link import MqttLink  # a replay routes messages and needs no client library
+
         self.router, self.lane = router, Lane(REPORT)
         self.link = MqttLink(
             settings,

@@ -13,14 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from twin.catalogue import F64, ConfigError, clean
+
+if TYPE_CHECKING:  # a measured process loads no more than it has to
+    from rich.console import Console
+    from rich.table import Table
 
 T = TypeVar("T")
 Figures = dict[str, float | int | str]
@@ -135,6 +137,8 @@ def cell(figures: Mapping[str, float | int | str], key: str, factor: float = 1.0
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table of titles and figures."""
+    from rich.table import Table
+
     out = Table(title=title)
     for i, head in enumerate(heads):
         out.add_column(head, justify="right" if i else "left", no_wrap=True)

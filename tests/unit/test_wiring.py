@@ -153,6 +153,7 @@ def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
     [
         ("twin.engine, policies, models", (*STATISTICS, "asyncio", "rich")),
         ("twin.cli.main", (*STATISTICS, "numpy", "yaml", "asyncio")),
+        ("twin.run.replay", ("aiomqtt", "aiohttp", "rich")),
     ],
 )
 def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...]) -> None:
