@@ -29,7 +29,7 @@ from connectors.dsx.flex_wire import (
     entries_of,
 )
 from twin.catalogue import NS, BadMessage
-from twin.contracts import MAX_AHEAD_S, LoadTarget
+from twin.contracts import MAX_AHEAD_S, ReadTargets
 from twin.telemetry import Ignored, LoadTargetSet, LoadTargetWithdrawn, Message
 
 TOPIC = "grid/v1/isv/+/loadtarget/set"
@@ -47,7 +47,6 @@ BURST, PER_S = 2**20, 2**9
 EVENT_BYTES = 400  # of one event on record. source: estimate
 UNSEEN_NS = 30 * NS  # within which a target that was set must appear among those that are held
 
-Held = Callable[[], tuple[LoadTarget, ...]]
 _Events = list[LoadTargetSet | LoadTargetWithdrawn]
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -99,7 +98,7 @@ class FlexDecoder:
         self,
         feeds: Mapping[str, str],
         keys: KeySet | None,
-        targets: Held,
+        targets: ReadTargets,
         event_ids: Callable[[], Iterable[str]] = tuple,
         trust: FlexTrust | None = None,
     ) -> None:

@@ -90,7 +90,7 @@ def number_in(option: str, value: float, low: float, high: float) -> float:
 
 
 def chosen(option: str, text: str | None, known: Mapping[str, T], default: Iterable[str]) -> list[T]:
-    """What the words of an argument name, each once. Raises ConfigError."""
+    """The choices that an argument lists, each once. Raises ConfigError for an unknown one."""
     words = list(default) if text is None else [word.strip() for word in text.split(",")]
     wrong = [word for word in words if word not in known]
     if wrong or not words:

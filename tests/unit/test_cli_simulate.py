@@ -244,7 +244,7 @@ def test_a_live_plant_runs_the_base_case_of_a_sweep_and_says_so(lab: Path) -> No
 
 @pytest.mark.slow
 def test_hours_cost_no_memory(lab: Path) -> None:
-    """What is held after two hours is what was held after one: simulation, collector and looker."""
+    """Simulation, collector and looker keep as much after two hours as after one."""
     _, site = load_site(lab / "site.yaml")
     plant = Plant(site, 1, Scenario("a few hours", duration_s=4 * 3600.0))
     simulation = Simulation(make_engine(site), plant, Sensors(site, 1), dt_s=60.0)

@@ -1,4 +1,4 @@
-"""Where sources leave what they decoded: staged, counted by place within bounds, urgent at once."""
+"""The ingest of what sources decoded: staged, counted by place within bounds, urgent at once."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_an_engine_judges_and_tells_after_a_restart_what_it_told_before() -> Non
 
 
 def as_of_1(data: dict[str, Any]) -> dict[str, Any]:
-    """What format 1 held of the health of a site."""
+    """A dump of the health of a site in format 1."""
     verdicts, wear = dict(data["verdicts"]), dict(data["wear"])
     columns = [verdicts.pop(name) for name in ("level", "since_ns", "action", "sure_pu", "lowered")]
     verdicts["health"] = {part: [c[part] for c in columns] for part in PARTS}

@@ -149,6 +149,7 @@ from .load_targets import (
     MAX_TARGETS as MAX_TARGETS,
     LoadTarget as LoadTarget,
     LoadTargets as LoadTargets,
+    ReadTargets as ReadTargets,
 )
 from .maintenance import Windows as Windows, below as below
 from .quantities import good as good, measured as measured

@@ -6,6 +6,7 @@ target has a name, under which a later one takes its place. Bounded in number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,9 @@ class LoadTarget:
     def runs(self, now_ns: int) -> bool:
         """True if it is in force at this instant."""
         return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
+
+
+ReadTargets = Callable[[], tuple[LoadTarget, ...]]  # gives the targets in force
 
 
 class LoadTargets:

@@ -19,6 +19,7 @@ from twin.plant.disturbance import Disturbance, SensorFault, SensorTrouble
 from twin.site import Site
 
 BOTH = -1  # `part` of a script that acts on both pumps or supplies
+KINDS_IN_PARTS = ("pump_trip", "pump_worn", "psu_lost")  # that strike one of two pumps or supplies
 ALL_SIGNALS = ""  # signal of a sensor fault that takes a whole device: a node with its GPUs
 
 # What a simulated site publishes and a sensor fault may spoil: gauges that something else can contradict.
@@ -212,7 +213,7 @@ class Campaign:
         for script in scripts:
             if not 0 <= script.entity < site.sizes[script.table]:
                 raise ValueError(f"{site.file.site} has no {script.table} {script.entity}")
-            if script.part == 1 and script.kind not in ("pump_trip", "pump_worn", "psu_lost"):
+            if script.part == 1 and script.kind not in KINDS_IN_PARTS:
                 raise ValueError(f"a fault {script.kind} has no second part")
         self._scripts = tuple(sorted(scripts, key=lambda s: s.begin_s))
         self._rng = np.random.default_rng([seed, 4])

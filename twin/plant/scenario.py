@@ -18,7 +18,7 @@ import msgspec
 
 from twin.catalogue import NS, ConfigError
 from twin.diagnosis import FAULT_KINDS
-from twin.plant.faults import BOTH, PUBLISHED, Script
+from twin.plant.faults import BOTH, KINDS_IN_PARTS, PUBLISHED, Script
 from twin.plant.jobs import Mix
 from twin.plant.ledger import CARBON_G_PER_KWH, COST_USD_PER_KWH, Prices
 from twin.plant.weather import DAY_S, Weather
@@ -390,7 +390,6 @@ def _inside(kind: Any, step: str | int) -> Any:
 
 
 MAX_HOURS = 24.0 * 366.0
-KINDS_IN_PARTS = ("pump_trip", "pump_worn", "psu_lost")
 MAX_GUESSED = 20  # faults whose place is guessed at
 MAX_NAMED, MAX_COMPARED = 50_000, 2000  # names looked through for one, and compared with it
 

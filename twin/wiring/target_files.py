@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import read_yaml
-from twin.contracts import MAX_NAME, MAX_TARGETS, Inlet, Item, LoadTarget
+from twin.contracts import MAX_NAME, MAX_TARGETS, Inlet, Item, ReadTargets
 from twin.site import Site
 from twin.tables import to_tell
 from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, OutlookTold, TargetKind
@@ -40,7 +40,6 @@ YES, NO = ("true", "yes", "1"), ("", "false", "no", "0")
 REPEAT_S = 3600.0  # between two events of an unchanged file, as one event holds only so many values
 _LIMIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(W|kW|MW)")
 
-Held = Callable[[], tuple[LoadTarget, ...]]
 Mark = tuple[int, int, int]  # of a file: inode, size, ns of its change
 
 
@@ -98,7 +97,12 @@ class TargetsSource:
     name = "targets-file"
 
     def __init__(
-        self, path: Path, site: Site, targets: Held, look_s: float, now_ns: Callable[[], int] = time.time_ns
+        self,
+        path: Path,
+        site: Site,
+        targets: ReadTargets,
+        look_s: float,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.file, self.site, self.look_s = WatchedFile(path), site, look_s
         self._held, self._now_ns = targets, now_ns

@@ -49,7 +49,7 @@ ROWS = (
 
 
 class CheckpointLoad(msgspec.Struct, frozen=True):
-    """How many jobs, and how often everything is done."""
+    """The numbers of jobs and of repetitions."""
 
     jobs: int
     rounds: int

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def _asked_by_grid(args: argparse.Namespace, out: Console, err: Console) -> int:
-    """What the grid asks for: a demand response, or a week of prices and carbon."""
+    """Grid events: a demand response, or a week of prices and carbon."""
     from tests.evaluation.power import carbon as power_carbon, response as power_response
     from tests.evaluation.power.demand import recorded
     from tests.evaluation.power.events import carbon, response, say_carbon, say_response

@@ -1,4 +1,4 @@
-"""What the grid asks for: a demand response, and a week of prices and carbon, as figures and as tables.
+"""Grid events: a demand response, and a week of prices and carbon, as figures and as tables.
 
 The runs themselves are in `power_response` and `power_carbon`.
 """
