@@ -99,7 +99,7 @@ class Fleet:
         self.of: dict[Key, Bmc] = {key: bmc for bmc in self.bmcs for key in bmc.keys}
         self.last: dict[Key, tuple[float, Cap]] = {}  # monotonic time, cap; no more than there are keys
         self.failing: set[str] = set()  # BMCs whose last visit failed
-        self._end = end
+        self._end, self._closing = end, asyncio.Lock()
         self._locks = {bmc.name: asyncio.Lock() for bmc in self.bmcs}
         self._well, self._ailing = asyncio.Semaphore(at_once), asyncio.Semaphore(max(1, at_once // 2))
 
@@ -136,12 +136,17 @@ class Fleet:
         return out
 
     async def close(self) -> None:
-        """End what is open, for a moment at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                await asyncio.gather(*(bmc.close() for bmc in self.bmcs), return_exceptions=True)
-        if self._end is not None:
-            await self._end()
+        """Sign out everywhere, for a moment at most.
+
+        The source and the sink both close the fleet that they share: the second waits for the first, whose
+        requests would end unanswered with the connections.
+        """
+        async with self._closing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await asyncio.gather(*(bmc.close() for bmc in self.bmcs), return_exceptions=True)
+            if self._end is not None:
+                await self._end()
 
 
 class BmcSource:

@@ -225,6 +225,19 @@ def test_sessions_are_given_back(site: Site) -> None:
     asyncio.run(run())
 
 
+def test_a_source_and_a_sink_that_stop_together_leave_no_session(site: Site) -> None:
+    async def run() -> None:
+        async with Services() as services:
+            fleet = fleet_of(site, services)
+            await fleet.bmcs[0].read()
+            assert len(services[0].tokens) == 1
+            services[0].faults.slow_s = 0.1
+            await asyncio.gather(fleet.close(), fleet.close())
+            assert services[0].tokens == {}
+
+    asyncio.run(run())
+
+
 def test_looks_read_back_limits_and_power(site: Site) -> None:
     async def story(services: Services, mine: Driven) -> None:
         await mine.until(lambda: len(mine.read("power_w")) >= 5)
