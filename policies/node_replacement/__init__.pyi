@@ -14,4 +14,3 @@ from .predictions import score as score
 from .spare_count import spare_pool_of as spare_pool_of
 from .spares import free_spares as free_spares
 from .texts import HOLD_TEXTS as HOLD_TEXTS
-from .topology import fed as fed

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.node_replacement.topology import below, cdu_of_node, fed, loop_of_node
+from policies.node_replacement.topology import below, cdu_of_node, loop_of_node
 from twin.catalogue import I64, NS, Bool
 from twin.contracts import DEGRADED, Fault, View
 from twin.diagnosis import FAULT_KINDS
@@ -262,7 +262,7 @@ def _groups(view: View, suspects: I64) -> list[_Group]:
 
 def _by_feeder(view: View, suspects: I64) -> _Group:
     site = view.site
-    feeder, rack = fed(site)
+    feeder, rack = site.served_racks()
     nodes_of_rack = np.diff(site.node_start_of_rack)
     size = np.bincount(feeder, nodes_of_rack[rack], site.sizes["feeder"]).astype(np.int64)
     order = np.argsort(rack, kind="stable")

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.node_replacement.topology import fed
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import View
 from twin.telemetry import GOOD
@@ -66,7 +65,7 @@ def load_limits(view: View) -> LoadLimits:
     limit = view.limit("rack.power_w")
     stated_w = np.fmin(limit.guard, limit.max) if limit is not None else np.full(n_rack, np.nan)
     rack_most_w = np.fmin(stated_w, design.rack_max_w)
-    feeder, rack = fed(site)
+    feeder, rack = site.served_racks()
     feeder_w = np.bincount(feeder, rack_w[rack], n_feeder).astype(np.float64)
     capture = np.nan_to_num(design.capture_pu)
     cooled = site.cdu_of_rack >= 0

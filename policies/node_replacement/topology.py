@@ -1,23 +1,11 @@
-"""Topology: the feeders, CDUs and loops that serve each rack, and the nodes below an entity."""
+"""Topology: the CDU and loop that serve each node, and the nodes below an entity."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import I32, I64, Bool
+from twin.catalogue import I32, Bool
 from twin.site import Site
-
-
-def fed(site: Site) -> tuple[I64, I64]:
-    """(feeder, rack) of all pairs, ascending by feeder, also of feeders further up the tree."""
-    direct, n_rack = site.feeders_of_rack, max(site.sizes["rack"], 1)
-    feeder, rack = direct.member.astype(np.int64), direct.row_of_member.astype(np.int64)
-    pairs = np.zeros(0, np.int64)
-    while len(feeder):
-        pairs = np.union1d(pairs, feeder * n_rack + rack)
-        above = site.parent_of_feeder[feeder]
-        feeder, rack = above[above >= 0].astype(np.int64), rack[above >= 0]
-    return pairs // n_rack, pairs % n_rack
 
 
 def cdu_of_node(site: Site) -> I32:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.node_replacement import fed
 from policies.power_capping.allocation import Budgets
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import View
@@ -105,7 +104,7 @@ def pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:
     first_cdu = n_rack + n_feeder
     first_loop = first_cdu + site.sizes["cdu"]
     whole = first_loop + site.sizes["loop"]
-    feeder, rack = fed(site)
+    feeder, rack = site.served_racks()
     share = now = _shares(site, dead, feeder, rack)
     if failover:
         for side in (1, 2):

@@ -85,7 +85,6 @@ class Shocks(EntityState):
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
         self.site, self.places = site, Topology(site)
-        self._feeders: tuple[I32, I32] | None = None
 
     def job_ended(self, name: str, nodes: I32, now_ns: int) -> None:
         """A job is about to leave its nodes: what fails next may be its doing."""
@@ -209,7 +208,7 @@ class Shocks(EntityState):
             at = above[fallen.node]
             rows = np.flatnonzero(at >= 0)
             out.append(_Group(table, size, rows, at[rows]))
-        feeder, rack = self._fed()
+        feeder, rack = self.site.served_racks()
         nodes_of_rack = np.diff(self.site.node_start_of_rack)
         size = np.bincount(feeder, nodes_of_rack[rack], self.site.sizes["feeder"])
         racks = self.site.rack_of_node[fallen.node]
@@ -255,19 +254,6 @@ class Shocks(EntityState):
             if near and inside < len(nodes) and nodes[inside] == node:
                 return name, len(nodes)
         return None
-
-    def _fed(self) -> tuple[I32, I32]:
-        """(feeder, rack) of all pairs, also those further up the tree."""
-        if self._feeders is None:
-            direct = self.site.feeders_of_rack
-            feeder, rack = direct.member, direct.row_of_member
-            n_rack, pairs = max(self.site.sizes["rack"], 1), np.zeros(0, np.int64)
-            while len(feeder):
-                pairs = np.union1d(pairs, feeder.astype(np.int64) * n_rack + rack)
-                above = self.site.parent_of_feeder[feeder]
-                feeder, rack = above[above >= 0], rack[above >= 0]
-            self._feeders = (pairs // n_rack).astype(np.int32), (pairs % n_rack).astype(np.int32)
-        return self._feeders
 
     def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
         """Take over what entities that stay have; what struck removed entities is dropped."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from twin.catalogue import F32, F64, I32
+from twin.catalogue import F32, F64, I32, I64
 from twin.site.design import Design
 from twin.site.file import SiteFile
 
@@ -129,6 +129,7 @@ class Site:
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
+    _served: tuple[I64, I64] | None = field(default=None, init=False)
     _asked: tuple[str, list[str], I32] | None = field(default=None, init=False)  # last
 
     @property
@@ -190,10 +191,8 @@ class Site:
 
     def entities(self, table: str, names: list[str]) -> I32:
         """Indices of many entities [k], as `entity` finds them; -1 for none. Not to be written to."""
-        if self._asked is not None and self._asked[:2] == (
-            table,
-            names,
-        ):  # several parts ask of the same events in a tick
+        # several parts ask of the same events in a tick
+        if self._asked is not None and self._asked[:2] == (table, names):
             return self._asked[2]
         known = self._local.get(table, {}) if table in ("node", "gpu") else {}
         found = [known.get(name) for name in names]
@@ -240,6 +239,21 @@ class Site:
                 _grouped(served.member, served.row_of_member, n),
             )
         return self._below
+
+    def served_racks(self) -> tuple[I64, I64]:
+        """(feeder, rack) of all pairs, ascending by feeder, also of feeders further up. Read only."""
+        if self._served is None:
+            direct, n_rack = self.feeders_of_rack, max(self.sizes["rack"], 1)
+            feeder, rack = direct.member.astype(np.int64), direct.row_of_member.astype(np.int64)
+            pairs = np.zeros(0, np.int64)
+            while len(feeder):
+                pairs = np.union1d(pairs, feeder * n_rack + rack)
+                above = self.parent_of_feeder[feeder]
+                feeder, rack = above[above >= 0].astype(np.int64), rack[above >= 0]
+            self._served = pairs // n_rack, pairs % n_rack
+            for array in self._served:
+                array.flags.writeable = False
+        return self._served
 
     def subtree(self, feeder: int) -> list[int]:
         """Feeders below and including this one, ascending."""
