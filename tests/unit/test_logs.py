@@ -130,7 +130,16 @@ def test_a_flood_of_one_kind_is_counted_and_others_pass() -> None:
     assert limit.filter(record("something else"))
     now[0] = 61.0
     assert limit.filter(record("bad message from %s", 99))
-    assert said == ["7 more suppressed in 60 s: bad message from %s"]
+    assert said == ["7 more suppressed in 60 s, the last: bad message from 9"]
+
+
+def test_a_critical_record_is_never_suppressed() -> None:
+    limit = LogLimiter(lambda _: None, burst=1)
+    assert [limit.filter(record("alarm %s", i, level=logging.CRITICAL)) for i in range(100)] == [True] * 100
+    # Those below it have a count of their own at each level: a flood of warnings hides no error.
+    warned = [limit.filter(record("alarm %s", i, level=logging.WARNING)) for i in range(5)]
+    assert warned == [True, False, False, False, False]
+    assert limit.filter(record("alarm %s", 5, level=logging.ERROR))
 
 
 def test_kinds_are_bounded_and_none_is_forgotten_silently() -> None:
@@ -163,7 +172,7 @@ def test_what_was_suppressed_is_said_at_the_end(out: io.StringIO) -> None:
     take_down(writer)
     lines = out.getvalue().splitlines()
     assert len(lines) == logs.BURST + 1
-    assert "5 more suppressed in 60 s: again %d" in lines[-1]
+    assert f"5 more suppressed in 60 s, the last: again {logs.BURST + 4}" in lines[-1]
 
 
 def test_a_slow_reader_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any, Literal
 
@@ -99,10 +100,7 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without the line break."""
-        try:
-            text = record.getMessage()
-        except Exception:  # arguments that do not fit the text must not cost the line
-            text = f"{record.msg} {record.args!r}"
+        text = message_of(record)
         values: dict[str, Any] = {}
         given = getattr(record, "fields", None)
         if isinstance(given, dict):
@@ -143,10 +141,32 @@ def _exception(error: BaseException) -> dict[str, Any]:
     return out
 
 
+def message_of(record: logging.LogRecord) -> str:
+    """The text with its arguments; arguments that do not fit it must not cost the line."""
+    try:
+        return record.getMessage()
+    except Exception:
+        return f"{record.msg} {record.args!r}"
+
+
+_Kind = tuple[str, int, str]  # logger, level, text before its arguments
+
+
+@dataclass
+class _Count:
+    """Records of one kind: since when they are counted, how many went out and how many did not."""
+
+    since_s: float
+    passed: int = 0
+    suppressed: int = 0
+    last: logging.LogRecord | None = None  # the last that did not
+
+
 class LogLimiter(logging.Filter):
     """Lets the first of each kind of record through, then counts, and says how many it held back.
 
-    The kind is logger and text before its arguments: a thousand devices with one complaint are one kind.
+    The kind is logger, level and text before its arguments: a thousand devices with one complaint are one
+    kind, and warnings use up nothing of the errors'. What is critical always goes out.
     """
 
     def __init__(
@@ -155,23 +175,26 @@ class LogLimiter(logging.Filter):
         super().__init__()
         self._say, self.burst, self.window_s = say, burst, window_s
         self._clock: Callable[[], float] = time.monotonic
-        # kind -> [since, let through, held back, level]; oldest first
-        self._kinds: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
+        self._kinds: OrderedDict[_Kind, _Count] = OrderedDict()  # oldest first
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True if the record goes out."""
-        now, kind = self._clock(), (record.name, str(record.msg)[:200])
+        if record.levelno >= logging.CRITICAL:
+            return True
+        now, kind = self._clock(), (record.name, record.levelno, str(record.msg)[:200])
         with self._lock:
             ended = self._end(now)
-            entry = self._kinds.get(kind)
-            if entry is None:
+            count = self._kinds.get(kind)
+            if count is None:
                 if len(self._kinds) >= MAX_KEYS:
-                    ended += self._summary(*self._kinds.popitem(last=False))
-                entry = self._kinds[kind] = [now, 0, 0, record.levelno]
-            goes = entry[1] < self.burst
-            entry[1 if goes else 2] += 1
-            entry[3] = max(entry[3], record.levelno)
+                    ended += self._summary(self._kinds.popitem(last=False)[1])
+                count = self._kinds[kind] = _Count(now)
+            goes = count.passed < self.burst
+            if goes:
+                count.passed += 1
+            else:
+                count.suppressed, count.last = count.suppressed + 1, record
         for summary in ended:
             self._say(summary)
         return goes
@@ -193,18 +216,19 @@ class LogLimiter(logging.Filter):
     def _end(self, now: float) -> list[logging.LogRecord]:
         out: list[logging.LogRecord] = []
         while self._kinds:
-            kind, entry = next(iter(self._kinds.items()))
-            if now - entry[0] < self.window_s:
+            kind, count = next(iter(self._kinds.items()))
+            if now - count.since_s < self.window_s:
                 break
             del self._kinds[kind]
-            out += self._summary(kind, entry)
+            out += self._summary(count)
         return out
 
-    def _summary(self, kind: tuple[str, str], entry: list[float]) -> list[logging.LogRecord]:
-        if not entry[2]:
+    def _summary(self, count: _Count) -> list[logging.LogRecord]:
+        last = count.last
+        if last is None:
             return []
-        text = f"{int(entry[2])} more suppressed in {self.window_s:g} s: {kind[1]}"
-        return [logging.LogRecord(kind[0], int(entry[3]), __file__, 0, "%s", (text,), None)]
+        text = f"{count.suppressed} more suppressed in {self.window_s:g} s, the last: {message_of(last)}"
+        return [logging.LogRecord(last.name, last.levelno, __file__, 0, "%s", (text,), None)]
 
 
 class LineWriter(logging.Handler):

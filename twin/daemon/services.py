@@ -399,7 +399,7 @@ def _host() -> str:
     return socket.gethostname().partition(".")[0] or "daemon"
 
 
-LEVELS = {"critical": logging.ERROR, "warning": logging.WARNING}
+LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING}
 MAX_LOGGED = 8  # commands of a tick that have a line of their own
 
 
