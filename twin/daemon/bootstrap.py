@@ -19,7 +19,7 @@ from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import Loaded, arming_faults, load_site, make_engine, make_policies
 from twin.daemon.authority import AuthorityBook
 from twin.engine import Engine
-from twin.run import Keeping, Recorder, RecoveredRun, mend_last, opening, resume
+from twin.run import Keeping, Recorder, mend_unticked, never_ticked, resume
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import AuthorityChanged, EpochChanged, Event, SiteChanged, TicksSkipped
 
@@ -91,24 +91,18 @@ def open_run(loaded: Loaded) -> OpenedRun:
     state = loaded.state
     lock = _hold(state)
     try:
-        folder = state / "run"
         book = AuthorityBook(state, configured)
         if unarmed_because(loaded):  # whatever was set while another configuration held
             book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
-        traces, snapshots = list(folder.glob("trace-*.rt")), list(folder.glob("snapshot-*.rts"))
-        # A first start that was killed within its first instants leaves nothing to go on with.
-        stillborn = len(traces) == 1 and not snapshots and opening(traces[0])[0] is None
-        if (traces or snapshots) and not stillborn:
-            resumed = resume(folder, lambda s: make_engine(build_site(s), book.levels))
-            opened = _resumed(loaded, resumed, spec, site, folder, book)
-        else:
-            faults: list[str] = []
-            if stillborn:
-                mend_last(folder, faults)
-                faults.append(f"{traces[0].name}: has no readable header; set aside, and the run begins anew")
-            engine = make_engine(site, book.levels)
-            recorder = Recorder(engine, spec, folder, Keeping.of(loaded.config))
-            opened = OpenedRun(engine, spec, recorder, folder, book, -1, 0, faults=faults)
+        folder = state / "run"
+        open_ = _begun if never_ticked(folder) else _resumed
+        opened = open_(loaded, spec, site, folder, book)
+    except OSError as error:
+        lock.close()
+        raise StorageError(
+            f"{error.filename or state}: {error.strerror}; expected a file system with free space, and every "
+            f"file below {state} to belong to the user of the daemon (uid {os.geteuid()})"
+        ) from error
     except BaseException:
         lock.close()
         raise
@@ -116,34 +110,36 @@ def open_run(loaded: Loaded) -> OpenedRun:
     return opened
 
 
-def _resumed(
-    loaded: Loaded, resumed: RecoveredRun, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook
-) -> OpenedRun:
+def _begun(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook) -> OpenedRun:
+    """A run that begins; what starts left that ended before their first tick is mended."""
+    faults: list[str] = []
+    last_tick, last_ns = mend_unticked(folder, faults)
+    events: list[Event] = []
+    if last_tick >= 0:
+        events.append(TicksSkipped(count=_missed(loaded, last_ns), why="restart"))
+    engine = make_engine(site, book.levels)
+    recorder = Recorder(engine, spec, folder, Keeping.of(loaded.config))
+    return OpenedRun(engine, spec, recorder, folder, book, last_tick, last_ns, events, faults)
+
+
+def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook) -> OpenedRun:
+    resumed = resume(folder, lambda s: make_engine(build_site(s), book.levels), present=spec)
     # Authority and epoch come with the term that this process wins.
     replayed = [*resumed.bridge(), *resumed.pending]
     events: list[Event] = [e for e in replayed if not isinstance(e, AuthorityChanged | EpochChanged)]
     if not any(isinstance(e, TicksSkipped) for e in events):
-        events.insert(0, TicksSkipped(count=_missed(loaded, resumed), why="restart"))
+        events.insert(0, TicksSkipped(count=_missed(loaded, resumed.last_ns), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
         events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
-    how = resumed.as_manifest()
-    recorder = Recorder(resumed.engine, resumed.spec, folder, Keeping.of(loaded.config), how)
-    return OpenedRun(
-        resumed.engine,
-        spec,
-        recorder,
-        folder,
-        book,
-        resumed.last_tick,
-        resumed.last_ns,
-        events,
-        list(resumed.faults),
-    )
+    engine, how = resumed.engine, resumed.as_manifest()
+    recorder = Recorder(engine, resumed.spec, folder, Keeping.of(loaded.config), how)
+    last_tick, last_ns, faults = resumed.last_tick, resumed.last_ns, list(resumed.faults)
+    return OpenedRun(engine, spec, recorder, folder, book, last_tick, last_ns, events, faults)
 
 
-def _missed(loaded: Loaded, resumed: RecoveredRun) -> int:
+def _missed(loaded: Loaded, last_ns: int) -> int:
     """Ticks that did not happen while nobody ran."""
-    return max(1, round((time.time_ns() - resumed.last_ns) / NS / loaded.config.tick_s) - 1)
+    return max(1, round((time.time_ns() - last_ns) / NS / loaded.config.tick_s) - 1)
 
 
 def _hold(state: Path) -> IO[str]:

@@ -37,6 +37,8 @@ from .recordings import (
 from .recovery import (
     LEVELS as LEVELS,
     RecoveredRun as RecoveredRun,
+    mend_unticked as mend_unticked,
+    never_ticked as never_ticked,
     open_recorded as open_recorded,
     resume as resume,
 )
@@ -53,5 +55,4 @@ from .replay import (
     summary as summary,
 )
 from .retention import Upkeep as Upkeep
-from .run_files import mend_last as mend_last, opening as opening
 from .storage import TraceReader as TraceReader, TraceWriter as TraceWriter, write_snapshot as write_snapshot

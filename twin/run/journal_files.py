@@ -156,6 +156,17 @@ def last_line(file: BinaryIO) -> tuple[bytes, int]:
     return b"", 0
 
 
+def newest_line(folder: Path) -> bytes:
+    """The last whole line of the journal in `folder`, without its newline; b"" if it holds none."""
+    for path in (folder / OPEN, *reversed(closed_segments(folder))):
+        if path.is_file():
+            with path.open("rb") as file:
+                line, _ = last_line(file)
+            if line:
+                return line
+    return b""
+
+
 def edges(path: Path) -> tuple[int, int, str]:
     """(seq of the first line, of the last one, and that one's hash) of a closed segment."""
     try:

@@ -20,8 +20,8 @@ from twin.run.journal_files import (
     Head,
     closed_segments,
     journal_exists,
-    last_line,
     line_head,
+    newest_line,
     verify_open,
 )
 
@@ -49,7 +49,7 @@ class JournalWriter:
                     "`journal verify --cut`"
                 )
             self.chain = Chain(verdict.first_seq + verdict.lines, verdict.head)
-            self._last = _last_of(self.path)
+            self._last = newest_line(folder)
         self._reserve = _reserved(folder, reserve_bytes)
         self._file = self.path.open("ab", buffering=0)
         self._size = self.path.stat().st_size
@@ -174,14 +174,6 @@ class JournalWriter:
             self._put(self.chain.line(record, tick, now_ns) + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
-
-
-def _last_of(path: Path) -> bytes:
-    for file in (path, *reversed(closed_segments(path.parent))):
-        if file.is_file() and file.stat().st_size:
-            with file.open("rb") as opened:
-                return last_line(opened)[0]
-    return b""
 
 
 def _reserved(folder: Path, size: int) -> Path | None:

@@ -20,12 +20,11 @@ from twin.run.comparison import Comparer, Since
 from twin.run.journal import GENESIS, Chain, line_hash
 from twin.run.journal_files import (
     OPEN,
-    closed_segments,
     cut_journal,
     journal_exists,
     journal_lines,
-    last_line,
     line_head,
+    newest_line,
     verify_open,
 )
 from twin.run.journal_writer import JournalWriter
@@ -35,6 +34,7 @@ from twin.run.run_files import (
     cut_torn,
     mend_last,
     of_another_version,
+    opening,
     segments_of,
     set_aside,
 )
@@ -96,12 +96,57 @@ class RecoveredRun:
         return [TicksSkipped(count=count, why="restart"), EpochChanged(epoch=self.engine.arbiter.epoch + 1)]
 
 
+def never_ticked(folder: Path) -> bool:
+    """True if the folder holds no run, or what a start left that ended before its first tick.
+
+    Such a start leaves lines of the journal, at most one segment without a header, and snapshots of no tick.
+    Raises OtherFormat for a segment of another version.
+    """
+    segments = list(folder.glob("trace-*.rt"))
+    return not _snapshots(folder) and (
+        not segments or (len(segments) == 1 and opening(segments[0])[0] is None)
+    )
+
+
+def mend_unticked(folder: Path, faults: list[str]) -> tuple[int, int]:
+    """Make a folder that `never_ticked` ready for a new run, whose journal goes on behind what is there.
+
+    (tick, instant) of the last line of the journal, (-1, 0) if no line is of a tick. Raises StorageError.
+    """
+    for path in folder.glob("trace-*.rt"):
+        faults.append(f"{path.name}: has no readable header; set aside, and the run begins anew")
+    for path in folder.glob("snapshot-*.rts"):
+        kept = set_aside(path, ".unticked")
+        faults.append(f"{path.name}: is of no tick; set aside as {kept.name}")
+    mend_last(folder, faults)
+    _mend_journal(folder / OPEN, faults)
+    line = newest_line(folder)
+    if not line:
+        return -1, 0
+    last = line_head(line)
+    if last.tick >= 0:
+        faults.append(
+            f"{OPEN}: goes on to tick {last.tick}, and no trace or snapshot of them is here: "
+            "the twin begins anew behind it"
+        )
+    return last.tick, last.now_ns
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    """Those of a tick, the newest first."""
+    return sorted((p for p in folder.glob("snapshot-*.rts") if p.stem[9:].isdecimal()), reverse=True)
+
+
 def resume(
-    folder: Path, engine_factory: EngineFactory, authority: dict[str, str] | None = None
+    folder: Path,
+    engine_factory: EngineFactory,
+    authority: dict[str, str] | None = None,
+    present: SiteSpec | None = None,
 ) -> RecoveredRun:
     """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole.
 
-    `authority` of policies is today's configuration where it differs from what the factory gives.
+    `authority` of policies is today's configuration where it differs from what the factory gives. `present`
+    is today's site: a snapshot of it can be used even where no trace describes it.
     """
     faults: list[str] = []
     configured: dict[str, str] = {}
@@ -114,7 +159,9 @@ def resume(
 
     segments = segments_of(folder, faults)
     place: dict[str, Any] = {}
-    engine, spec = _from_snapshot(folder, segments, made, faults, place)
+    specs = {present.digest(): present.packed()} if present is not None else {}
+    specs |= {s.header.site_hash: s.header.spec for s in segments}
+    engine, spec = _from_snapshot(folder, specs, made, faults, place)
     # Only now is anything cut: what another version wrote has been refused by here.
     _mend_journal(folder / OPEN, faults)
     mend_last(folder, faults)
@@ -154,14 +201,13 @@ def _pending(engine: Engine, configured: dict[str, str]) -> list[Event]:
 
 def _from_snapshot(
     folder: Path,
-    segments: list[Segment],
+    specs: dict[str, bytes],
     engine_factory: EngineFactory,
     faults: list[str],
     place: dict[str, Any],
 ) -> tuple[Engine | None, SiteSpec | None]:
-    """An engine in the state of the newest snapshot that is whole and whose site the trace describes."""
-    specs = {s.header.site_hash: s.header.spec for s in segments}
-    for path in sorted(folder.glob("snapshot-*.rts"), reverse=True):
+    """An engine in the state of the newest snapshot that is whole and whose site is among `specs`."""
+    for path in _snapshots(folder):
         try:
             raw = path.read_bytes()
             try:
@@ -341,11 +387,7 @@ def _comparer(journal: Path, out: RecoveredRun, place: dict[str, Any]) -> tuple[
 
 def _end_of(journal: Path, out: RecoveredRun, place: dict[str, Any]) -> tuple[int, str, int, int]:
     """End of a journal that has no line behind the snapshot: (seq, head) to go on with, tick, instant."""
-    line = b""
-    for file in (journal, *reversed(closed_segments(journal.parent))):
-        if not line and file.is_file():
-            with file.open("rb") as opened:
-                line, _ = last_line(opened)
+    line = newest_line(journal.parent)
     if not line:
         out.faults.append(
             f"{journal.name}: holds no line; the snapshot knows of {place['seq']}: all of them are missing"

@@ -293,11 +293,11 @@ class Recorder:
         return job
 
     def finish(self, engine: Engine) -> None:
-        """Close the run with the checksum of its last state."""
+        """Close the run with the checksum of its last state; one that never ticked has no snapshot."""
         end = EndRecord(state_checksum=engine.checksum())
         try:
             self._put([self.chain.line(end, engine.state.tick, engine.state.now_ns)])
-            if self.trace is not None:
+            if self.trace is not None and engine.state.tick >= 0:
                 self._snapshot(engine)
         finally:
             self.close()
