@@ -8,14 +8,15 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-unexport PYTHONHOME PYTHONPATH
+# Without compiled files each process of a test compiles the whole product anew
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 export PYTHON
 # For the tests: what was asked for and is not there is then a failure.
 export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
-# Tests that run at once, one by one handed out, the quick ones first; many wait, so three suit two cores
-JOBS ?= 3
+# Tests that run at once, one by one handed out; those with servers mostly wait, so four suit two cores
+JOBS ?= 4
 UPGRADE := --upgrade
 LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml

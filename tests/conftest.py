@@ -33,14 +33,18 @@ hypothesis.settings.load_profile("ci" if CI else "user")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    """Spread the slow tests over the first nine tenths of the run.
+
+    A test with a server or a daemon mostly waits: beside what computes, a core is seldom idle, and no long
+    test is left over at the end.
+    """
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    # What runs a real server mostly waits for it: beside what computes, a core is seldom idle
-    waits = [item for item in slow if "server" in getattr(item, "fixturenames", ())]
-    computes = [item for item in slow if item not in waits]
-    spread = {item: (k + 0.5) / len(part) for part in (waits, computes)
-              for k, item in enumerate(sorted(part, key=_place))}  # fmt: skip
-    items[:] = [*sorted(quick, key=_place), *sorted(slow, key=spread.__getitem__)]
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    place = {}
+    for part, share in ((slow, 0.9), (quick, 1.0)):
+        for k, item in enumerate(sorted(part, key=_place)):
+            place[item] = share * (k + 0.5) / len(part)
+    items.sort(key=place.__getitem__)
 
 
 def _place(item: pytest.Item) -> int:

@@ -29,16 +29,16 @@ def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str,
 def test_servers_by_the_hour(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The last 25 days of each of three servers; the files are long, and sorted from late to early."""
+    """The last ten days of each of three servers; the files are long, and sorted from late to early."""
     files = []
     for path in sorted(recording("gpu-server-hourly-biohpc").glob("*.txt")):
         lines = path.read_bytes().splitlines(keepends=True)
         files.append(tmp_path / path.name)
-        files[-1].write_bytes(b"".join(lines[:600]))
+        files[-1].write_bytes(b"".join(lines[:240]))
     mapping, site = DEPLOY / "mappings/biohpc-hourly.yaml", DEPLOY / "sites/biohpc.yaml"
     result = replayed(capsys, "--site", site, "--map", mapping, "--out", tmp_path / "run", "--trace", *files)
     assert len(files) == 3
-    assert result["messages"]["decoded"] > 400
+    assert result["messages"]["decoded"] > 160
     assert result["messages"]["bad"] == 0
     assert result["ticks"] >= result["span_s"] / 3600
     again = replayed_natively(capsys, tmp_path / "run")
@@ -70,16 +70,15 @@ def test_the_grid(
     folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
     path = min((p for p in folder.rglob("*.csv*") if p.is_file()), key=lambda p: (p.stat().st_size, p))
     mapping = DEPLOY / f"mappings/grid-{what}.yaml"
-    # A quarter with two experts, as no count depends on how many there are; a month with all of them.
+    # A quarter with two experts, as no count depends on how many there are; three weeks with all of them
     two = "models: {load: {settings: {experts: 'last, seasonal_day', fit_every_s: 0}}}\n"
-    lines = path.read_bytes().splitlines(keepends=True)
-    for name, models, rows in (("quarter", two, 2200), ("month", "", 700)):
-        site, part = tmp_path / f"{name}.yaml", tmp_path / f"{name}{path.suffix}"
-        site.write_text("site: grid\nperiods_s: {site: 3600}\n" + models)
-        part.write_bytes(b"".join(lines[: 1 + rows]))
-        result = replayed(capsys, "--site", site, "--map", mapping, "--trace", part)
-        assert result["messages"]["decoded"] == rows
-        assert result["ticks"] == rows - 1
+    models, rows = {"carbon": (two, 2200), "price": ("", 500)}[what]
+    site, part = tmp_path / "grid.yaml", tmp_path / f"part{path.suffix}"
+    site.write_text("site: grid\nperiods_s: {site: 3600}\n" + models)
+    part.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + rows]))
+    result = replayed(capsys, "--site", site, "--map", mapping, "--trace", part)
+    assert result["messages"]["decoded"] == rows
+    assert result["ticks"] == rows - 1
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_fault_stands_out_where_it_is_and_stays(
     plant = run.plant
     script = Script(kind, table, 0, plant.truth.time_s, None, severity, 0.0, signal, amount)
     plant.campaign = Campaign(plant.site, [script], 23)
-    off = [abs(float(z[relation][0])) for z in sigmas(run, 300)]
+    off = [abs(float(z[relation][0])) for z in sigmas(run, 200)]
     loud = [second for second, value in enumerate(off) if value > LOUD]
     assert loud
     assert loud[0] <= 30

@@ -42,8 +42,7 @@ def fitted(model: Load, seed: int = 1) -> Load:
     return model
 
 
-@pytest.mark.parametrize("fit", [False, True], ids=["unfitted", "fitted"])
-@pytest.mark.parametrize("ticks", [1, 125, 141, 142, 150], ids=str)
+@pytest.mark.parametrize("ticks, fit", [(1, False), (125, True), (141, False), (141, True), (142, True)])
 def test_a_restart_at_any_tick_changes_not_a_bit(ticks: int, fit: bool) -> None:
     """Ticks of 30 s: in the middle of a row, and just before and after one is complete."""
 
@@ -201,18 +200,20 @@ def spoiled(parameters: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     return out
 
 
-@pytest.mark.parametrize("which", range(12))
 @pytest.mark.parametrize("running", [False, True], ids=["before a tick", "running"])
-def test_damaged_parameters_are_refused_and_those_before_kept(which: int, running: bool) -> None:
+def test_damaged_parameters_are_refused_and_those_before_kept(running: bool) -> None:
     model = fitted(load_of(experts=FEW + ",linear"))
     twin = twin_of(model)
     if running:
         drive(twin, rng_walk(40))
     before, version = digest(model.parameters()), model._version
-    with pytest.raises(ContractError):
-        model.load(spoiled(model.parameters())[which])
-    assert digest(model.parameters()) == before
-    assert model._version == version
+    for damaged in spoiled(model.parameters()):
+        with pytest.raises(ContractError):
+            model.load(damaged)
+        assert digest(model.parameters()) == before
+        assert model._version == version
+        drive(twin, rng_walk(3))
+        assert said(twin).model == f"load@{version}"
     drive(twin, rng_walk(10))
     assert said(twin).model == f"load@{version}"
     model.load({})
