@@ -56,13 +56,13 @@ def test_what_is_missing_is_skipped_and_listed_by_name_by_whichever_worker_misse
     assert "3 passed, 3 skipped" in answer.stdout
 
 
-def test_what_is_missing_fails_in_ci_and_quick_tests_come_first_folder_by_folder(suite: Path) -> None:
+def test_what_is_missing_fails_in_ci_and_slow_tests_run_among_the_quick_folder_by_folder(suite: Path) -> None:
     answer = run(suite, "-v", CI="true")
     assert answer.returncode == 1
     assert "3 failed, 3 passed, 1 deselected" in answer.stdout, "the storm is left out unless asked for"
     assert "recording grid-hourly: 2 tests failed" in answer.stdout
     assert re.findall(r"^tests/\S+::(\w+) (?:PASSED|FAILED)", answer.stdout, re.MULTILINE) == [
-        "test_first", "test_broker", "test_replay", "test_again", "test_last", "test_slow",
+        "test_first", "test_broker", "test_replay", "test_slow", "test_again", "test_last",
     ]  # fmt: skip
 
 
