@@ -60,6 +60,7 @@ class _Topology:
     others: Serves = field(default_factory=dict)
     parts: dict[str, set[str]] = field(default_factory=dict)  # id -> types of what is part of it
     halls: set[str] = field(default_factory=set)
+    bare: set[str] = field(default_factory=set)  # feeders without telemetry
     inferred: set[str] = field(default_factory=set)
     sides: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -235,6 +236,7 @@ def _reference_taps(topology: _Topology) -> None:
             topology.note(f"{part} is named by the associateId of a {_list(kinds)} only; left out")
     bare -= topology.referenced
     topology.meters.update({tap: [] for tap in sorted(bare)})
+    topology.bare = bare
     topology.counts["feeders_without_telemetry"] = len(bare)
 
 
@@ -381,7 +383,8 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
     tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
     blank = {"profile": None}  # the hardware is for the operator to say; a profile brings its own layout
     for rack in racks:
-        tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank})
+        mute = {"reports": False} if rack in topology.referenced else {}
+        tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank, **mute})
     for cdu in sorted(c for c in topology.cdus if c in names):
         served = [r for r in topology.cdus[cdu] if r in hall_of]
         home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
@@ -397,6 +400,7 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
         row["serves"] = [names[t] for t in topology.meters[meter] if t in names]
         row |= {"side": topology.sides[meter]} if meter in topology.sides else {}
         row |= {"inferred": True} if meter in topology.inferred else {}
+        row |= {"reports": False} if meter in topology.bare else {}
         at = sorted(homes[meter]) or halls[:1]
         (across if len(at) > 1 else tree[at[0]]["feeders"]).append(row)
     topology.counts.update(

@@ -61,8 +61,10 @@ def test_the_recorded_site(recorded: Discovery) -> None:
     assert hall["name"] == "Pod1C"
     reporting = [f"Pod1C-E0{i}" for i in range(1, 7)]
     referenced = [f"Pod1C-F0{i}" for i in range(2, 7)]
-    assert [r["name"] for r in hall["racks"]] == reporting + referenced
-    assert all(set(r) == {"name", "profile"} and r["profile"] is None for r in hall["racks"]), "and no layout"
+    mute = {"reports": False}
+    assert hall["racks"] == [
+        {"name": r, "profile": None} | (mute if r in referenced else {}) for r in reporting + referenced
+    ], "and no layout"
     assert hall["cdus"] == [{"name": "C-F00-CDU-05", "serves": reporting[1:] + referenced}]
     assert recorded.site["policies"] == {}
     assert noted(recorded, "referenced, no telemetry", *referenced)
@@ -82,7 +84,7 @@ def test_the_recorded_power_tree(recorded: Discovery) -> None:
         for i, tap in enumerate(taps, 1):
             expected[tap] = {"name": tap, "serves": [f"Pod1C-E0{i}"], "side": side}
             if i != 5:
-                expected[tap]["inferred"] = True
+                expected[tap] |= {"inferred": True, "reports": False}
     assert feeders(recorded) == expected
     assert noted(recorded, "C-E03-TAP-E2", "Pod1C-E03", "by analogy with C-E05-TAP-E2 -> Pod1C-E05")
 
@@ -112,7 +114,9 @@ def test_an_analogy_needs_exactly_one_rack() -> None:
         meter("bus", "T-01", "T-02", "T-09", "X"),
     ]
     found = checked([*known])
-    assert feeders(found)["T-02"] == {"name": "T-02", "serves": ["R-02"], "inferred": True}
+    assert feeders(found)["T-02"] == {
+        "name": "T-02", "serves": ["R-02"], "inferred": True, "reports": False
+    }  # fmt: skip
     assert feeders(found)["T-09"]["serves"] == []
     assert noted(found, "T-09", "no rack fits its name")
     assert noted(found, "feeder X", "unknown")
@@ -170,7 +174,7 @@ def test_equipment_between_is_seen_through() -> None:
 
 def test_parts_make_feeders_known_but_not_racks() -> None:
     found = checked([point("Shunt", "s", associateId="f9"), point("Valve", "v", associateId="r9")])
-    assert feeders(found) == {"f9": {"name": "f9", "serves": []}}
+    assert feeders(found) == {"f9": {"name": "f9", "serves": [], "reports": False}}
     assert noted(found, "f9 is known only from its Shunt")
     assert noted(found, "r9", "left out")
 

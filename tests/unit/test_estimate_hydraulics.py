@@ -70,6 +70,19 @@ def test_resistances_are_found() -> None:
     assert found["cdu.pump_head"].value == pytest.approx([1.0], abs=0.05)
 
 
+def test_a_branch_is_compared_with_what_it_was_and_not_with_a_design() -> None:
+    """A valve may throttle a healthy rack to twelve times the resistance that its data sheet implies."""
+    c = Circuit()
+    c.branch = c.branch * np.array([12.0, 1.0])
+    for _ in range(250):
+        c.tick()
+        z = c.z("rack.flow_lpm/pressure")
+        assert not (np.abs(z) > 5.0).any()
+    assert c.desk.estimator.parameters["rack.branch"].value == pytest.approx(c.branch, rel=0.01)
+    c.tick(block=9.0)
+    assert c.z("rack.flow_lpm/pressure")[0] < -20
+
+
 def test_a_healthy_circuit_has_no_deviation_and_its_sigma_is_its_noise() -> None:
     c = settled()
     seen: dict[str, list[np.ndarray]] = {name: [] for name in RELATIONS}

@@ -66,6 +66,17 @@ def test_limits_of_compute_racks_are_not_those_of_switch_racks() -> None:
     assert np.isfinite(site.limits["gpu.temp_c"].max).all()
 
 
+def test_the_least_flow_of_a_rack_goes_with_its_nodes() -> None:
+    tree = two_racks(racks="r1")
+    whole = site_of(tree)
+    tree["halls"][0]["racks"][0]["nodes"] = 2
+    part = site_of(tree)
+    for level in ("guard", "max"):
+        flow = [getattr(s.limits["rack.flow_lpm"], level)[0] for s in (whole, part)]
+        assert flow[1] == pytest.approx(flow[0] * 2 / 18)
+    assert part.limits["rack.supply_temp_c"].max[0] == whole.limits["rack.supply_temp_c"].max[0]
+
+
 def test_nodes_of_a_group_are_for_the_racks_that_compute() -> None:
     tree = matrix()
     tree["halls"][0]["racks"][0]["nodes"] = 2

@@ -45,6 +45,26 @@ def test_what_is_declared_and_never_spoke_is_told_once_per_table_after_a_minute(
     assert reported_counts(twin.site, twin.engine.state)["gpu"] == {"heard": 4, "of": 144}
 
 
+def test_where_no_source_of_a_kind_is_connected_it_is_no_alarm() -> None:
+    twin = Twin(two_racks())
+    twin.run(160, {"rack.power_w": [90e3, np.nan]})
+    severity = {table: finding.severity for table, finding in unheard(twin).items()}
+    assert severity == {"rack": "warning", "gpu": "info", "node": "info", "cdu": "info", "feeder": "info"}
+    assert "Connect a source of gpu readings" in unheard(twin)["gpu"].action
+    twin.run(10, some(4, 144))
+    assert unheard(twin)["gpu"].severity == "warning"
+
+
+def test_nothing_is_expected_of_what_has_no_meter() -> None:
+    tree = two_racks()
+    hall = tree["halls"][0]
+    hall["racks"].append({"name": "r9", "profile": None, "reports": False})
+    hall["feeders"][1]["reports"] = False
+    twin = Twin(tree)
+    twin.run(160, {"rack.power_w": [90e3, 90e3, np.nan], "feeder.power_w": [9e4, np.nan]})
+    assert unheard(twin).keys() == {"cdu", "gpu", "node"}
+
+
 def test_it_is_over_when_the_last_one_speaks() -> None:
     twin = Twin(eight_nodes())
     twin.run(70, some(3, 8))

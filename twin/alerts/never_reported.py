@@ -40,7 +40,9 @@ class NeverReported(EntityState):
             if site.sizes[table] == 0:
                 continue
             period_s, patience_s, stale_ns = _cadence(state, table)
-            reports = reported(site, state, table) | _spares(site, table)
+            reports = reported(site, state, table)
+            connected = bool(reports.any())
+            reports |= _not_expected(site, table)
             if (in_maintenance := windows.excused(table, state.now_ns, stale_ns)) is not None:
                 reports |= in_maintenance
             waited_ns = self.waited_ns[table]
@@ -48,7 +50,7 @@ class NeverReported(EntityState):
             waited_ns[reports] = 0
             late = np.flatnonzero(waited_ns >= round(patience_s * NS))
             if len(late):
-                late_tables.append(_finding(site, table, late, patience_s))
+                late_tables.append(_finding(site, table, late, patience_s, connected))
         return late_tables
 
 
@@ -69,10 +71,12 @@ def reported_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
     }
 
 
-def _spares(site: Site, table: str) -> np.ndarray:
-    """Entities of spare racks, of which nothing is expected [n]."""
+def _not_expected(site: Site, table: str) -> np.ndarray:
+    """Entities of which nothing is expected [n]: of spare racks, and without meters by the site file."""
     if table == "rack":
-        return site.spare_rack.copy()
+        return site.spare_rack | ~site.metered_rack
+    if table == "feeder":
+        return ~site.metered_feeder
     if table in ("node", "gpu") and site.spare_rack.any():
         rack_of: np.ndarray = site.rack_of_node if table == "node" else site.rack_of_gpu
         return np.asarray(site.spare_rack[rack_of])
@@ -98,14 +102,17 @@ def _cadence(state: State, table: str) -> tuple[float, float, int]:
     )
 
 
-def _finding(site: Site, table: str, late: np.ndarray, patience_s: float) -> Finding:
+def _finding(site: Site, table: str, late: np.ndarray, patience_s: float, connected: bool) -> Finding:
+    """`connected`: others of the kind report. Where none ever did, a source is yet to be set up: no alarm."""
     return Finding(
         f"unheard/{table}",
-        "warning",
+        "warning" if connected else "info",
         f"{len(late)} of {site.sizes[table]} {table} entities have never reported",
         tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
         (f"the site file has them, and nothing was received from them for {patience_s:.0f} s or more",),
         1.0,
-        "Check their agents and sources, and that these use the names of the site file.",
+        "Check their agents and sources, and that these use the names of the site file."
+        if connected
+        else f"Connect a source of {table} readings; until then nothing watches them.",
         len(late),
     )

@@ -49,7 +49,8 @@ def rows(site: Site) -> list[Row]:
     """Relations of this part."""
     design, n_rack, n_cdu = site.design, site.sizes["rack"], site.sizes["cdu"]
     return [
-        Row(BRANCH, "rack", n_rack, FLOW_NOISE_PU, "rack.branch", RACK_DROP_PA / design.rack_flow_lpm**2,
+        # A rack's valve sets its resistance: no design knows it, and only a change of it is a fault
+        Row(BRANCH, "rack", n_rack, FLOW_NOISE_PU, "rack.branch", np.nan,
             0.3, 0.02, 5e-4, low=0.0, relative=True),
         Row(DROP, "rack", n_rack, DROP_NOISE_PU, "rack.drop_ratio", 1.0, 0.3, 0.01, 5e-4, low=0.0, high=3.0),
         Row(SUM, "cdu", n_cdu, FLOW_NOISE_PU, "cdu.flow_ratio", 1.0, 0.05, 0.01, 1e-4, low=0.8, high=1.2),

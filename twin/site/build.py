@@ -216,6 +216,8 @@ def _assemble(
         spare_node=_spare_nodes(draft, node_start, rack_of_node),
         side_of_feeder=np.array([_SIDES[g.side] for g in groups], np.int32),
         inferred_feeder=np.array([g.inferred for g in groups], np.bool_),
+        metered_rack=np.array([g.reports for g in draft.rack_group], np.bool_),
+        metered_feeder=np.array([g.reports for g in groups], np.bool_),
         budget_w=_watts([g.budget_w for g in groups]),
         external_budget=np.array([g.external for g in groups], np.bool_),
         guaranteed_w=_watts([g.guaranteed_w for g in groups]),
@@ -224,7 +226,13 @@ def _assemble(
         planes=list(draft.planes),
         profile_of_rack=rack_profile,
         envelopes=envelopes,
-        limits=limits_of(profiles, _of_nodes(rack_profile, draft.rack_nodes), rack_of_entity, sizes),
+        limits=limits_of(
+            profiles,
+            _of_nodes(rack_profile, draft.rack_nodes),
+            rack_of_entity,
+            sizes,
+            _filled_pu(profiles, rack_profile, nodes),
+        ),
         design=design_of(
             profiles,
             RackLayout(rack_profile, nodes, np.array(draft.rack_gpus_per_node, np.int32), cdu_of_rack),
@@ -233,6 +241,12 @@ def _assemble(
     )
     site.freeze()
     return site
+
+
+def _filled_pu(profiles: dict[str, Profile], rack_profile: list[str | None], nodes: np.ndarray) -> np.ndarray:
+    """Nodes of each rack over those that its profile has in one [n_rack]."""
+    usual = [0 if name is None else profiles[name].nodes_per_rack for name in rack_profile]
+    return np.array([n / u if u else 1.0 for n, u in zip(nodes.tolist(), usual, strict=True)], np.float64)
 
 
 def _watts(limits: list[float | None]) -> np.ndarray:

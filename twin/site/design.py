@@ -18,7 +18,7 @@ F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
-# Drop across a rack between supply and return at its nominal flow; racks 02-06 of the DSX BMS capture read
+# Drop across a rack between supply and return at its nominal flow; racks 03-06 of the DSX BMS capture read
 # 78-82 kPa at 49-52 l/min.
 RACK_DROP_PA = 80_000.0
 # What a CDU loses inside itself at nominal flow: plate exchanger, pipes, valves; source: estimate.

@@ -140,8 +140,13 @@ def limits_of(
     rack_profile: list[str | None],
     rack_of_entity: dict[str, I32],
     sizes: dict[str, int],
+    filled_pu: F64,
 ) -> dict[str, Limit]:
-    """Limits of every signal for which some profile states one."""
+    """Limits of every signal for which some profile states one.
+
+    `filled_pu` [n_rack]: nodes of a rack over those of its profile. Trays are cooled side by side, so the
+    least flow of a rack goes with their number.
+    """
     out: dict[str, Limit] = {}
     keys = sorted({key for p in profiles.values() for key in p.limits})
     for key in keys:
@@ -153,10 +158,11 @@ def limits_of(
         for field in ("guard", "max", "slew_per_s"):
             numbers: dict[str | None, float] = {}
             for name, profile in profiles.items():
-                limit = profile.limits.get(key)
-                value = getattr(limit, field) if limit is not None else None
+                stated = profile.limits.get(key)
+                value = getattr(stated, field) if stated is not None else None
                 if value is not None:
                     numbers[name] = value.value
-            columns.append(_spread(numbers, rack_profile, racks))
+            limit = _spread(numbers, rack_profile, racks)
+            columns.append(limit * filled_pu if key == "rack.flow_lpm" and field != "slew_per_s" else limit)
         out[key] = Limit(*columns)
     return out

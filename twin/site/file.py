@@ -39,7 +39,7 @@ class RackGroup(_Strict, frozen=True):
     """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout.
 
     What is kept free to take over from a node that leaves: all of a `spare` rack, or the last `spare_nodes`
-    of each rack.
+    of each rack. `reports` false: the rack has no meters of its own, so none are waited for.
     """
 
     name: str
@@ -49,6 +49,7 @@ class RackGroup(_Strict, frozen=True):
     priority: int = 0
     spare: bool = False
     spare_nodes: int = 0
+    reports: bool = True
 
 
 class CduGroup(_Strict, frozen=True):
@@ -71,7 +72,8 @@ class FeederGroup(_Strict, frozen=True):
 
     `serves` names feeders or racks; several feeders share them in contiguous, equal blocks. `side` is A or B.
     `budget_w` is what it may carry. An `external` budget is a leased signal; while no lease runs,
-    `guaranteed_w` applies. `inferred` marks an edge that was guessed, not declared.
+    `guaranteed_w` applies. `inferred` marks an edge that was guessed, not declared. `reports` false: it has
+    no meter, so none is waited for.
     """
 
     name: str
@@ -81,6 +83,7 @@ class FeederGroup(_Strict, frozen=True):
     external: bool = False
     guaranteed_w: float | None = None
     inferred: bool = False
+    reports: bool = True
 
 
 class Plane(_Strict, frozen=True):

@@ -116,6 +116,8 @@ class Site:
     spare_node: np.ndarray  # bool: all of a spare rack, and the last `spare_nodes` of each other one
     side_of_feeder: I32  # 0 none, 1 A, 2 B
     inferred_feeder: np.ndarray  # bool
+    metered_rack: np.ndarray  # bool: it has meters of its own
+    metered_feeder: np.ndarray  # bool
     budget_w: F64
     external_budget: np.ndarray  # bool
     guaranteed_w: F64
