@@ -74,9 +74,9 @@ def reported_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
 def _not_expected(site: Site, table: str) -> np.ndarray:
     """Entities of which nothing is expected [n]: of spare racks, and without meters by the site file."""
     if table == "rack":
-        return site.spare_rack | ~site.metered_rack
+        return np.asarray(site.spare_rack | ~site.metered_rack)
     if table == "feeder":
-        return ~site.metered_feeder
+        return np.asarray(~site.metered_feeder)
     if table in ("node", "gpu") and site.spare_rack.any():
         rack_of: np.ndarray = site.rack_of_node if table == "node" else site.rack_of_gpu
         return np.asarray(site.spare_rack[rack_of])
