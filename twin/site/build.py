@@ -13,7 +13,7 @@ from twin.site.draft import MAX_JOBS, Draft, draft_of
 from twin.site.envelope import envelopes_of, limits_of
 from twin.site.file import SiteFile, first_problems, salvage, short
 from twin.site.profile import Profile, parse_profile
-from twin.site.site import Relation, Site, SiteSpec
+from twin.site.site import Limit, Relation, Site, SiteSpec
 
 _SIDES = {"none": 0, "A": 1, "B": 2}
 
@@ -226,13 +226,7 @@ def _assemble(
         planes=list(draft.planes),
         profile_of_rack=rack_profile,
         envelopes=envelopes,
-        limits=limits_of(
-            profiles,
-            _of_nodes(rack_profile, draft.rack_nodes),
-            rack_of_entity,
-            sizes,
-            _filled_pu(profiles, rack_profile, nodes),
-        ),
+        limits=_limits(draft, profiles, rack_profile, rack_of_entity, sizes),
         design=design_of(
             profiles,
             RackLayout(rack_profile, nodes, np.array(draft.rack_gpus_per_node, np.int32), cdu_of_rack),
@@ -243,10 +237,19 @@ def _assemble(
     return site
 
 
-def _filled_pu(profiles: dict[str, Profile], rack_profile: list[str | None], nodes: np.ndarray) -> np.ndarray:
-    """Nodes of each rack over those that its profile has in one [n_rack]."""
+def _limits(
+    draft: Draft,
+    profiles: dict[str, Profile],
+    rack_profile: list[str | None],
+    rack_of_entity: dict[str, np.ndarray],
+    sizes: dict[str, int],
+) -> dict[str, Limit]:
+    """Limits of the signals of racks with nodes: of racks of switches a profile says nothing."""
+    nodes = draft.rack_nodes
+    of_nodes = [p if n else None for p, n in zip(rack_profile, nodes, strict=True)]
     usual = [0 if name is None else profiles[name].nodes_per_rack for name in rack_profile]
-    return np.array([n / u if u else 1.0 for n, u in zip(nodes.tolist(), usual, strict=True)], np.float64)
+    filled_pu = np.array([n / u if u else 1.0 for n, u in zip(nodes, usual, strict=True)], np.float64)
+    return limits_of(profiles, of_nodes, rack_of_entity, sizes, filled_pu)
 
 
 def _watts(limits: list[float | None]) -> np.ndarray:
@@ -261,8 +264,3 @@ def _spare_nodes(draft: Draft, node_start: np.ndarray, rack_of_node: np.ndarray)
     first = node_start[1:] - np.array(kept, np.int64)
     spare: np.ndarray = np.arange(len(rack_of_node)) >= first[rack_of_node]
     return spare
-
-
-def _of_nodes(profile_of_rack: list[str | None], nodes: list[int]) -> list[str | None]:
-    """Profiles of racks with nodes: of racks of switches a profile says nothing."""
-    return [p if n else None for p, n in zip(profile_of_rack, nodes, strict=True)]
