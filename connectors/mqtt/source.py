@@ -19,6 +19,8 @@ from connectors.dsx import BmsDecoder
 from connectors.influx import LineDecoder
 from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
+from connectors.mqtt.origin import origin_of
+from connectors.series import SeriesFaults
 from connectors.series_map import load_map
 from connectors.sparkplug import SparkplugDecoder, rebirth
 from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
@@ -33,7 +35,7 @@ Form = Literal["bms", "it", "answer", "job", "line", "sparkplug", "own"]
 Decode = Callable[[Message], Sequence[Item] | Ignored]
 MAX_TOPIC_BYTES = 65_535
 CHECK_EVERY_S = 1.0
-FLOODED = "job reports"  # the place under which refusals of the lane are counted
+FLOODED = "job reports"  # the source under which refusals of the lane are counted
 MAX_JOB_CHARS = 80  # of a job's name in a line
 REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
 SPARKPLUG = "spBv1.0/"
@@ -120,6 +122,7 @@ class Router:
         self.site, self.ours, self.integration, self._slot_of = site, tuple(ours), integration, slot_of
         self._routes = [(matcher(r.topic), r.form, r.map) for r in (*CORE, *extra, *COMMON)]
         self._decoders: dict[tuple[Form, str], Decoder] = {}
+        self._inner: list[SeriesFaults] = []  # of the decoders that read messages in part
         self._attached: list[tuple[str, Decode]] = []
 
     def attach(self, prefix: str, decode: Decode) -> None:
@@ -145,6 +148,7 @@ class Router:
         decoder = self._decoders.get((form, mapping))
         if decoder is None:
             decoder = self._decoders[form, mapping] = self._make(form, mapping)
+            self._gather_faults()
         return decoder
 
     def load(self) -> None:
@@ -176,11 +180,15 @@ class Router:
                 decoder.rebind(site)
             elif not isinstance(decoder, JobDecoder):
                 del self._decoders[key]
+        self._gather_faults()
+
+    def _gather_faults(self) -> None:
+        in_parts = (d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder))
+        self._inner = [d.faults for d in in_parts]
 
     def faults(self) -> list[tuple[str, int]]:
         """Faults inside messages that were decoded all the same, and how often, since the last call."""
-        decoders = (d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder))
-        return [fault for decoder in decoders for fault in decoder.faults.take()]
+        return [fault for inner in self._inner if inner.kinds for fault in inner.take()]
 
     def wanted_births(self) -> list[str]:
         """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""
@@ -274,31 +282,33 @@ class MqttSource:
         finally:
             checks.cancel()
 
-    def _take(self, inlet: Inlet, message: Message) -> None:
-        """Decode a message and stage its items."""
+    def _take(self, every: Inlet, message: Message) -> None:
+        """Decode a message and stage its items, under the source that its topic names."""
+        topic = message.topic[:200]
+        inlet = every.of(origin_of(topic), outside=True)
         try:
             items = self.router.decode(message)
         except BadMessage as error:
-            inlet.reject(message.topic[:200], str(error))
+            inlet.reject(topic, str(error))
             return
         except Exception as error:  # a message must not be able to stop all others
-            inlet.reject(message.topic[:200], f"its decoder failed: {type(error).__name__}: {error}")
+            inlet.reject(topic, f"its decoder failed: {type(error).__name__}: {error}")
             return
         if isinstance(items, Ignored):
-            inlet.skip(items.what, items.why)
+            inlet.skip(items.what, items.why, topic, items.remedy)
         elif items:
             inlet.stage(items, message.t_ns)
+        for why, count in self.router.faults():
+            inlet.reject(topic, why if count == 1 else f"{why} ({count} times)")
 
     async def _check(self, inlet: Inlet) -> None:
-        """Report faults inside messages and of the link, and ask Sparkplug nodes for births we missed."""
+        """Report floods and faults of the link, and ask Sparkplug nodes for births we missed."""
         requested_s: dict[str, float] = {}
         fault = ""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for why, count in self.router.faults():
-                inlet.reject("inside a message", f"{why} ({count} times)")
             if (refused := self.lane.take_refusals(time.time_ns())) is not None:
-                inlet.drop(FLOODED, flood_of(refused), refused.number)
+                inlet.of(FLOODED).drop(FLOODED, flood_of(refused), refused.number)
             if self.link.fault and not fault:
                 inlet.reject(self.link.where, self.link.fault)
             fault = self.link.fault

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -39,10 +39,13 @@ class Staged:
         assert abs(now_ns - time.time_ns()) < 600 * 10**9
         self.items += items
 
-    def skip(self, what: str, why: str) -> None:
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         self.ignored.append(what)
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append((where, why))
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from aiohttp import web
@@ -41,9 +41,12 @@ class Kept:
             self.staged.append(item)
             (self.inbox.put_block if isinstance(item, Block) else self.inbox.put)(item, now_ns)  # type: ignore[arg-type]
 
-    def skip(self, what: str, why: str) -> None: ...
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
 
-    def reject(self, where: str, why: str) -> None:
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None: ...
+
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.spoiled.append(f"{where}: {why}")
 
     def drop(self, where: str, why: str, count: int = 1) -> None: ...

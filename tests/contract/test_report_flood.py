@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -71,10 +71,13 @@ class Heard:
             else:
                 self.events += 1
 
-    def skip(self, what: str, why: str) -> None:
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         pass
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append(f"{where}: {why}")
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -61,8 +61,11 @@ class World:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.staged += items
 
-    def reject(self, where: str, why: str) -> None: ...
-    def skip(self, what: str, why: str) -> None: ...
+    def reject(self, where: str, why: str, remedy: str = "") -> None: ...
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None: ...
     def drop(self, where: str, why: str, count: int = 1) -> None: ...
 
     def batch(self, level: float, *nodes: int, **more: Any) -> CommandBatch:

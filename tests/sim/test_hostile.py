@@ -173,8 +173,9 @@ def test_an_attacker_with_the_identity_of_one_node_harms_itself_alone(server: Se
 
         messages = daemon.get("/api/v1/messages")["messages"]
         assert messages["bad"] - before > 1000
-        assert f"IT/v1/PUB/Event/{MINE}" in messages["bad_by_place"]
-        assert all(NODE not in place and "jobs" not in place for place in messages["bad_by_place"])
+        blamed = {s["name"] for s in daemon.get("/api/v1/sources")["sources"] if s["unused"]}
+        assert f"agent {MINE}" in blamed
+        assert not any(NODE in name for name in blamed)
         told = [line["body"]["event"] for line in daemon.journal("event")]
         assert {event["name"] for event in told if event["type"] == "FaultReported"} == {MINE}
         assert not [event for event in told if event["type"].startswith("Job")]

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,10 +60,13 @@ class Driven:
         """As an inlet does."""
         self.staged += items
 
-    def skip(self, what: str, why: str) -> None:
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         """As an inlet does."""
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         """As an inlet does."""
         self.spoiled.append((where, why))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from twin.contracts import Item
 
@@ -27,10 +28,13 @@ class RecordingInlet:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.items += items
 
-    def skip(self, what: str, why: str) -> None:
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         self.skipped.append(why)
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.faults.append(why)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

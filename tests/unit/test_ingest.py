@@ -49,31 +49,15 @@ def test_an_urgent_reading_wakes_the_loop(ingest: Ingest) -> None:
     assert not asyncio.run(scene())
 
 
-def test_places_are_bounded(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_module, "MAX_PLACES", 10)
-    for n in range(100):
-        ingest.reject(f"topic/{n}", "nonsense")
-        ingest.drop(f"topic/{n}", "too large", 2)
-        ingest.skip(f"kind{n}", "unknown")
+def test_what_is_not_used_is_counted_under_its_source(ingest: Ingest) -> None:
+    agent = ingest.of("agent lab/h/r1/node0", outside=True)
+    agent.reject("IT/v1/PUB/Frame/lab/h/r1/node0", "not an IT frame")
+    agent.drop("the queue", "it is full", 2)
+    agent.skip("Frame", "its rack or node is not in the site file", "topic", "name it")
+    ingest.reject("somewhere", "nonsense")
     told = ingest.summary()
-    assert len(told["bad_by_place"]) == 11
-    assert told["bad_by_place"]["others"]["count"] == 90
-    assert (told["bad"], told["dropped"], told["ignored"]) == (100, 200, 100)
-    assert len(told["bad_samples"]) == ingest_module.SAMPLES
-
-
-def test_who_invents_places_hides_no_real_one(ingest: Ingest) -> None:
-    most = ingest_module.MAX_PLACES
-    for n in range(3 * most):
-        ingest.reject(f"invented/{n}", "nonsense")
-        if n % 100 == 0:
-            ingest.reject("a real place", "its decoder failed")
-    ingest.reject("a later place", "not JSON")
-    found = ingest.rejected
-    assert len(found) == most + 1
-    assert found["a real place"] == [15, "its decoder failed"]
-    assert found["a later place"] == [1, "not JSON"]
-    assert sum(count for count, _ in found.values()) == ingest.counts["bad"] == 3 * most + 16
+    assert (told["bad"], told["dropped"], told["ignored"]) == (2, 2, 1)
+    assert {line.outcome for line in agent.lines.values()} == {"bad", "dropped", "ignored"}
 
 
 def test_a_changed_site_takes_the_events_along_and_drops_old_numbers(ingest: Ingest) -> None:
@@ -127,4 +111,4 @@ def test_a_fleet_that_starts_at_once_does_not_crowd_out_its_faults(
         assert ingest.put_event(JobEnded(id=f"e{tick}", job="j"))
         assert len(ingest.take(tick, T + tick * NS, 1.0).events) == 6
     assert ingest.counts["dropped"] == 6
-    assert ingest.dropped["identities"][0] == 6
+    assert ingest.of("others").lines["dropped", "identities"].count == 6

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -45,10 +45,13 @@ class Desk:
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         self.told += [i for i in items if isinstance(i, CheckpointTold)]
 
-    def skip(self, what: str, why: str) -> None:
+    def of(self, source: str, outside: bool = False) -> Self:
+        return self
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         raise AssertionError((what, why))
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append((where, why))
 
     def drop(self, where: str, why: str, count: int = 1) -> None:

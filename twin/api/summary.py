@@ -14,6 +14,7 @@ import numpy as np
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
 from twin.api.runtime import Runtime
+from twin.api.sources import unused
 from twin.api.state import alarms_of, policy_rows, worst_of
 from twin.catalogue import NS, Control, clean, find_signal
 from twin.report import INSTANTS, control_value
@@ -51,7 +52,8 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "windows": windows(live), "standing": standing(live),
         "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
-        "heard": reported_counts(engine.site, engine.state), "forecasts": forecasts.block(live),
+        "unused": unused(live), "heard": reported_counts(engine.site, engine.state),
+        "forecasts": forecasts.block(live),
         "health": health.block(live),
         "sections": live.sections,
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),

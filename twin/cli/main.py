@@ -35,6 +35,7 @@ _COMMANDS = {
     "checkpoint": ("twin.cli.checkpoint", "plan how often training jobs save checkpoints"),
     "replacement": ("twin.cli.replacement", "show which nodes are replaced before they fail, and why"),
     "power": ("twin.cli.power", "show headroom, caps and their cost; set load targets"),
+    "sources": ("twin.cli.sources", "list who sends telemetry, and what of it is not used and why"),
     "explain": ("twin.cli.explain", "explain the proposals of a policy"),
     "plant": ("twin.cli.plant", "run a simulated site on a broker in real time, to try the daemon"),
     "demo": ("twin.cli.demo", "run a simulated pod under control of the daemon until Ctrl-C"),

@@ -15,6 +15,7 @@ from rich.text import Text
 from twin.api import Token
 from twin.catalogue import clean, duration, number
 from twin.cli.arguments import write_json
+from twin.cli.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -44,6 +45,10 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
     _commanded(tree, out)
     _by_people(tree, out)
     out.print()
+    for line in tree.get("unused", []):
+        out.print(Text("unused  ", "yellow").append_text(unused_line(line)))
+    if tree.get("unused"):
+        out.print(Text("more of each source: racktwin sources\n", "dim"))
     rows = [[p["name"], p["kind"], safe_text(p["state"], "" if p["state"] == "running" else "red"),
              duration(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
     grid(out, ("part", "", "state", "for", ""), rows, "no sources, sinks or services")

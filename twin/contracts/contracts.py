@@ -337,17 +337,27 @@ class Decoder(Protocol):
 
 
 class Inlet(Protocol):
-    """Destination of decoded readings: the Inbox behind it, the counts, and the urgent wake-up."""
+    """Destination of decoded readings: the Inbox behind it, the ledger of sources, and the urgent wake-up."""
+
+    def of(self, source: str, outside: bool = False) -> Inlet:
+        """The inlet of one source of several that a connector reads, such as `agent lab/h/r1/node3`.
+
+        `outside`: the name comes from outside, and is forgotten unless readings come under it.
+        """
+        ...
 
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         """Stage what one message or scrape brought; when it returns, the message may be acknowledged."""
         ...
 
-    def skip(self, what: str, why: str) -> None:
-        """Count a well-formed message that is not for us, by its kind."""
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
+        """Count a well-formed message that is not used, by its kind.
+
+        `remedy` is what a person can do about it; without one it is routine.
+        """
         ...
 
-    def reject(self, where: str, why: str) -> None:
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
         """Count a bad message by where it came from (a topic, an address), and sample its reason."""
         ...
 

@@ -2,3 +2,4 @@ from .bootstrap import load_checked as load_checked
 from .daemon import Daemon as Daemon
 from .ingest import Ingest as Ingest
 from .sdnotify import SdNotify as SdNotify
+from .source_account import SourceAccount as SourceAccount

@@ -65,7 +65,7 @@ class Daemon:
         self.authority: AuthorityBook = opened.authority
         self.live = Runtime(loaded, self.engine, time.time_ns(), run_dir=str(opened.folder), version=VERSION)
         self.live.alarms, self.live.put_event = self.alarms, self._put_request
-        self.live.write_note = self._note
+        self.live.write_note, self.live.ledger = self._note, self.ingest.ledger
         self.leadership = Leadership(self.live, opened, self.put)
         self.services = Services(
             self.live, opened, self.ingest, self.alarms, self.leadership, self.clock.now_ns
@@ -220,7 +220,8 @@ class Daemon:
 
     def _floods(self, now_ns: int) -> None:
         """Raise an alarm while jobs report more than is taken; clear it after a calm minute."""
-        count, why = self.ingest.dropped.get(FLOODED, (0, ""))
+        line = self.ingest.ledger.line_of(FLOODED, "dropped", FLOODED)
+        count, why = (line.count, line.why) if line is not None else (0, "")
         before, since_ns = self._flooded
         if count > before and now_ns - since_ns >= FLOOD_ALARM_S * NS:
             self._flooded = (count, now_ns)

@@ -1,14 +1,12 @@
-"""Ingest: the inlet of all sources, with the Inbox of the next frame, the counts and the wake-up.
+"""Ingest: the inlet of all sources, with the Inbox of the next frame, their ledger and the wake-up.
 
-One instance lives as long as the daemon: a changed site gives it another Inbox. Counts by topic are bounded,
-since strangers invent names.
+One instance lives as long as the daemon: a changed site gives it another Inbox.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import OrderedDict
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +14,13 @@ import msgspec
 
 from twin.catalogue import TABLES
 from twin.contracts import Item
+from twin.daemon.source_account import OTHERS, SourceAccount
+from twin.daemon.source_ledger import SourceLedger
 from twin.engine import news
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Block, EntityReplaced, Event, Frame, IdentityTold, Inbox, Reading, SiteChanged
 
-log = logging.getLogger(__name__)
-MAX_PLACES = 500  # topics and addresses whose faults are counted apart
 MAX_IDENTITIES = 2000  # identities in a frame: a fleet that starts at once must not crowd out its faults
-SAMPLES = 20
-OTHERS = "others"
 
 
 class Ingest:
@@ -35,31 +31,49 @@ class Ingest:
         self._tick_s = tick_s
         self._serials = serials  # of the engine: what sits where
         self.urgent = asyncio.Event()
-        self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0}
-        self.rejected: OrderedDict[str, list[Any]] = OrderedDict()  # place -> [count, last reason]
-        self.dropped: OrderedDict[str, list[Any]] = OrderedDict()
-        self.skipped: OrderedDict[str, list[Any]] = OrderedDict()
-        self.samples: list[str] = []
+        self.ledger = SourceLedger(site.sizes, self.put_items, time.time_ns)
         self.last_ns = 0  # when something was staged last
         self._identities = 0  # identities that wait for the next frame
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Messages by outcome."""
+        return self.ledger.counts
+
+    def of(self, source: str, outside: bool = False) -> SourceAccount:
+        """The inlet of one source. `outside`: its name came from outside, such as in a topic."""
+        return self.ledger.account(source, outside)
+
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        """Stage the items of one message. Items that do not fit the site are counted, never raised."""
-        inbox = self.inbox
+        """Stage items of the daemon itself, such as the outcomes of commands."""
+        self.put_items(items, now_ns)
+
+    def put_items(
+        self, items: Sequence[Item], now_ns: int, account: SourceAccount | None = None
+    ) -> tuple[int, int]:
+        """Stage the items of one message: (cells that were too old, the newest stamp of a reading).
+
+        Items that do not fit the site are counted under `account`, never raised.
+        """
+        inbox, newest_ns = self.inbox, 0
+        late = inbox.counts["older"]
         self.last_ns = now_ns
         self.counts["staged"] += 1
         for item in items:
             try:
                 if type(item) is Reading:
                     inbox.put(item, now_ns)
+                    newest_ns = max(newest_ns, item.t_ns)
                 elif type(item) is Block:
                     inbox.put_block(item, now_ns)
+                    newest_ns = max(newest_ns, item.t_ns)
                 else:
                     self.put_event(item)  # type: ignore[arg-type]
             except (KeyError, ValueError, IndexError) as error:
-                self.reject("staging", f"{type(error).__name__}: {error}")
+                (account or self).reject("staging", f"{type(error).__name__}: {error}")
         if inbox.urgent:
             self.urgent.set()
+        return inbox.counts["older"] - late, newest_ns
 
     def put_event(self, event: Event) -> bool:
         """Queue an event for the next frame; False when the queue is full.
@@ -95,6 +109,7 @@ class Ingest:
         before, self.inbox = self.inbox, Inbox(self.site.sizes, self._tick_s)
         self.inbox.events, self.inbox.counts = before.events, before.counts
         self.inbox.put_event(event)
+        self.ledger.change_site(self.site.sizes)
         return self.site
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
@@ -103,57 +118,24 @@ class Ingest:
         self._identities = 0
         return self.inbox.take(tick, now_ns, dt_s)
 
-    def skip(self, what: str, why: str) -> None:
-        """Count a well-formed message that is not for us."""
-        self.counts["ignored"] += 1
-        _note(self.skipped, what, why, 1)
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
+        """Count a message of nobody in particular that is not used."""
+        self.of(OTHERS).skip(what, why, example, remedy)
 
-    def reject(self, where: str, why: str) -> None:
-        """Count a bad message; the first of each place is logged."""
-        self.counts["bad"] += 1
-        if _note(self.rejected, where, why, 1) == 1:
-            log.warning("bad message on %s: %s", where[:200], why[:300])
-        if len(self.samples) >= SAMPLES:
-            del self.samples[0]
-        self.samples.append(f"{where[:120]}: {why[:300]}")
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
+        """Count a bad message of nobody in particular."""
+        self.of(OTHERS).reject(where, why, remedy)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
-        """Count what was lost before it could be decoded."""
-        self.counts["dropped"] += count
-        if _note(self.dropped, where, why, count) == count:
-            log.warning("%d messages dropped from %s: %s", count, where[:200], why[:300])
+        """Count what nobody in particular lost."""
+        self.of(OTHERS).drop(where, why, count)
 
     def summary(self) -> dict[str, Any]:
-        """Counts for interfaces."""
-        return {
-            **self.counts,
-            "last_ns": self.last_ns,
-            "inbox": dict(self.inbox.counts),
-            "bad_by_place": {k: {"count": v[0], "last": v[1]} for k, v in self.rejected.items()},
-            "dropped_by_place": {k: {"count": v[0], "why": v[1]} for k, v in self.dropped.items()},
-            "ignored_kinds": {k: {"count": v[0], "why": v[1]} for k, v in self.skipped.items()},
-            "bad_samples": list(self.samples),
-        }
+        """Counts for interfaces; `twin.daemon.source_ledger` has the reasons."""
+        return {**self.counts, "last_ns": self.last_ns, "inbox": dict(self.inbox.counts)}
 
     def _reset_counters(self, event: EntityReplaced | IdentityTold) -> None:
         """The counters of a new device do not go on where the old one's ended."""
         entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
         if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
             self.inbox.forget(event.table, entity)
-
-
-def _note(places: OrderedDict[str, list[Any]], place: str, why: str, count: int) -> int:
-    """Count under a place. Beyond the limit the one that was quiet longest joins the others: who invents
-    names must not hide what real places say."""
-    key = place[:200]
-    entry = places.setdefault(key, [0, ""])
-    entry[0] += count
-    entry[1] = why[:300]
-    places.move_to_end(key)
-    while len(places) > MAX_PLACES + (OTHERS in places):
-        quiet = next(name for name in places if name != OTHERS)
-        gone = places.pop(quiet)
-        others = places.setdefault(OTHERS, [0, ""])
-        others[0] += gone[0]
-        others[1] = gone[1]
-    return int(entry[0])

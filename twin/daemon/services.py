@@ -171,7 +171,7 @@ class Services:
         self._job_counts["mqtt-reports"] = prepared.links.router.reports.counts
         self._job_counts |= {s.name: s.counts for s in prepared.sources if isinstance(s, FolderSource)}
         for source in prepared.sources:
-            supervisor.start(source.name, "source", partial(source.run, self.ingest))
+            supervisor.start(source.name, "source", partial(source.run, self.ingest.of(source.name)))
         self._faults = prepared.schedulers.faults
         self._job_counts |= prepared.schedulers.counts
         self.outside = prepared.outside

@@ -53,10 +53,14 @@ class Block:
 
 
 class Ignored(NamedTuple):
-    """A well-formed message that is not for us: `what` is its kind (a DSX point type), `why` the reason."""
+    """A well-formed message that is not used: `what` is its kind (a DSX point type), `why` the reason.
+
+    `remedy` is what a person can do about it; without one it is routine.
+    """
 
     what: str
     why: str
+    remedy: str = ""
 
 
 class Names(Protocol):

@@ -28,7 +28,7 @@ from tests.evaluation.harness import answer_parent
 from twin.catalogue import NS, TABLES, ConnectorError
 from twin.config import spec_of
 from twin.contracts import Item
-from twin.daemon import Ingest
+from twin.daemon import Ingest, SourceAccount
 from twin.site import Site, build_site
 from twin.telemetry import Message
 
@@ -139,12 +139,15 @@ class _Counting(Ingest):
     publisher: Publisher
     tick = 0
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        super().stage(items, now_ns)
+    def put_items(
+        self, items: Sequence[Item], now_ns: int, account: SourceAccount | None = None
+    ) -> tuple[int, int]:
+        told = super().put_items(items, now_ns, account)
         self.publisher.arrived()
         if self.publisher.count % PLACES == 0:
             self.take(self.tick, now_ns, 1.0)
             self.tick += 1
+        return told
 
 
 @contextlib.asynccontextmanager
@@ -157,7 +160,8 @@ async def _staged(port: int, site: Site, publisher: Publisher) -> AsyncIterator[
         yield
     bad = inlet.counts["bad"] + inlet.counts["ignored"] + inlet.counts["dropped"]
     if bad or inlet.counts["staged"] < publisher.count:
-        raise ConnectorError(f"of the benchmark's own frames {bad} did not count: {inlet.samples[:1]}")
+        why = inlet.ledger.overview(0)[:1]
+        raise ConnectorError(f"of the benchmark's own frames {bad} did not count: {why}")
 
 
 @contextlib.asynccontextmanager

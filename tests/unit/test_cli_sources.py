@@ -1,0 +1,56 @@
+"""`racktwin sources` and the lines of `racktwin status` on what is not used."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from tests.support.builders import site_of, two_racks
+from twin.api.sources import plain
+from twin.catalogue import NS
+from twin.cli.sources import show, unused_line
+from twin.daemon import Ingest
+from twin.telemetry import Reading
+
+T = 1_700_000_000 * NS
+
+
+def ingest() -> Ingest:
+    made = Ingest(site_of(two_racks()), {})
+    made.ledger.now_ns = lambda: T
+    for k in range(120):
+        reading = Reading("rack", 0, "power_w", 1.0, T + k * NS)
+        made.of("agent lab/h/r1/node0", outside=True).stage([reading], T + k * NS)
+    made.of("scrape http://node9:9400/metrics")
+    for n in range(3):
+        made.of(f"topic telegraf/x{n}", outside=True).skip(
+            "host", "no host of the site", "telegraf/x/\u202e[red]", "name it in the site file"
+        )
+    return made
+
+
+def shown(ledger: Any, every: bool = False) -> str:
+    rows = plain(ledger.rows(ledger.listing(T + 120 * NS), T + 120 * NS))
+    out = io.StringIO()
+    tree = {"sources": rows, "next_offset": None, "total": len(rows)}
+    show(tree, Console(file=out, width=80, highlight=False), every)
+    return out.getvalue()
+
+
+def test_each_source_has_a_row_and_each_reason_its_remedy() -> None:
+    text = shown(ingest().ledger)
+    assert "agent lab/h/r1/node0" in text
+    assert "never" in text, "an exporter that never answered is listed as well"
+    assert text.count("name it in the site file") == 3
+    assert "\u202e" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "carries 1 signals of 1 rack" in shown(ingest().ledger, every=True)
+
+
+def test_the_same_reason_of_several_sources_is_one_line_of_the_status() -> None:
+    (line,) = plain(ingest().ledger.overview(T))
+    text = unused_line(line).plain
+    assert "and 2 more  3×  no host of the site, such as telegraf/x/" in text
+    assert "name it in the site file" in text

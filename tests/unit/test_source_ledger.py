@@ -1,0 +1,143 @@
+"""The ledger of sources: rates, clocks, what is not used and why, who carries what; and its bounds."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.support.builders import site_of, two_racks
+from twin.catalogue import NS
+from twin.daemon import Ingest, source_ledger
+from twin.telemetry import Block, Reading
+
+T = 1_700_000_000 * NS
+
+
+@pytest.fixture
+def ingest() -> Ingest:
+    made = Ingest(site_of(two_racks()), {})
+    made.ledger.now_ns = lambda: T
+    return made
+
+
+def power(rack: int, at_ns: int, watts: float = 1000.0) -> Reading:
+    return Reading("rack", rack, "power_w", watts, at_ns)
+
+
+def row(ingest: Ingest, name: str, now_ns: int) -> dict[str, object]:
+    (found,) = ingest.ledger.rows([ingest.of(name)], now_ns)
+    return found
+
+
+@given(st.floats(0.2, 50.0), st.integers(20, 400))
+def test_the_rate_of_a_steady_source_is_its_rate(every_s: float, n: int) -> None:
+    account = Ingest(site_of(two_racks()), {}).of("agent a")
+    step = round(every_s * NS)
+    for k in range(n):
+        account.stage([power(0, T + k * step), power(1, T + k * step)], T + k * step)
+    messages, readings = account.rates(T + (n - 1) * step)
+    assert messages == pytest.approx(1 / every_s, rel=0.5 if n * every_s < 60 else 0.6)
+    assert readings == pytest.approx(2 * messages)
+    silent, _ = account.rates(T + (n - 1) * step + 3600 * NS)
+    assert silent < 1e-9
+
+
+def test_a_clock_that_is_off_is_said_once_with_the_remedy(
+    ingest: Ingest, caplog: pytest.LogCaptureFixture
+) -> None:
+    right, wrong, slow = ingest.of("agent right"), ingest.of("agent wrong"), ingest.of("agent slow")
+    with caplog.at_level(logging.WARNING):
+        for k in range(40):
+            now_ns = T + k * NS
+            right.stage([power(0, now_ns - NS // 10)], now_ns)
+            wrong.stage([power(0, now_ns + 30 * NS)], now_ns)
+            slow.stage([power(1, now_ns - 9 * NS)], now_ns)  # Telegraf gathers for ten seconds
+    assert [r.getMessage() for r in caplog.records if "clock" in r.getMessage()] == [
+        "source agent wrong: its stamps are 30 s ahead of our clock; synchronise that host by NTP "
+        "(`chronyc tracking`, `timedatectl`)"
+    ]
+    assert row(ingest, "agent right", now_ns)["clock_offset_s"] == pytest.approx(0.1)
+    assert row(ingest, "agent wrong", now_ns)["clock_offset_s"] == pytest.approx(-30.0)
+    assert [r["source"] for r in ingest.ledger.overview(now_ns) if r["outcome"] == "clock"] == ["agent wrong"]
+
+
+def test_late_readings_are_told_when_there_are_many(ingest: Ingest) -> None:
+    account = ingest.of("topic telegraf/a")
+    for k in range(100):
+        account.stage([power(0, T + k * NS)], T + k * NS)
+    account.stage([power(0, T)], T + 100 * NS)
+    assert not ingest.ledger.overview(T + 100 * NS)
+    for k in range(5):
+        account.stage([power(0, T + k * NS)], T + 101 * NS)
+    (line,) = ingest.ledger.overview(T + 110 * NS)
+    assert (line["outcome"], line["count"]) == ("late", 6)
+    assert "older than what is known of the same device" in line["why"]
+    assert line["remedy"]
+
+
+def test_two_sources_of_the_same_signals_are_told_and_one_after_the_other_is_not(ingest: Ingest) -> None:
+    first, second, heir = ingest.of("scrape a"), ingest.of("scrape b"), ingest.of("scrape c")
+    for k in range(300):
+        first.stage([power(0, T + k * NS)], T + k * NS)
+        second.stage([power(0, T + k * NS)], T + k * NS)
+    now_ns = T + 300 * NS
+    (line,) = ingest.ledger.overview(now_ns)
+    assert (line["outcome"], line["example"]) == ("twice", "rack.power_w")
+    assert "scrape" in line["why"]
+    for k in range(300, 900):
+        heir.stage([power(0, T + k * NS)], T + k * NS)
+    assert not [r for r in ingest.ledger.overview(T + 900 * NS) if r["outcome"] == "twice"]
+
+
+def test_the_ledger_knows_who_carries_a_cell(ingest: Ingest) -> None:
+    agent, meter = ingest.of("agent lab/h/r1/node0", outside=True), ingest.of("bms lab", outside=True)
+    block = Block("gpu", 0, ("temp_c", "power_w"), np.full((2, 4), 40.0, np.float32), (), np.empty((0, 4)), T)
+    agent.stage([block], T)
+    meter.stage([power(1, T)], T)
+    column = ingest.ledger.carriers_of("gpu.temp_c")
+    assert column is not None
+    assert {ingest.ledger.numbered(n).name if n >= 0 else "" for n in column[:4].tolist()} == {agent.name}
+    assert (column[4:] == -1).all()
+    assert ingest.ledger.carriers_of("gpu.util_pu") is None
+    assert row(ingest, agent.name, T)["carries"] == {"gpu": {"entities": 4, "signals": 2}}
+    ingest.ledger.change_site(ingest.site.sizes)
+    assert ingest.ledger.carriers_of("gpu.temp_c") is None
+    agent.stage([block], T + NS)
+    assert row(ingest, agent.name, T)["carries"] == {"gpu": {"entities": 4, "signals": 2}}
+
+
+def test_strangers_hide_no_real_source_and_their_counts_are_kept(ingest: Ingest) -> None:
+    most = source_ledger.MAX_STRANGERS
+    ingest.of("agent real", outside=True).stage([power(0, T)], T)
+    ingest.of("scrape configured")
+    for n in range(3 * most):
+        ingest.of(f"agent invented{n}", outside=True).skip(
+            "Frame", "not of the site", f"topic/{n}", "name it"
+        )
+    names = {a.name for a in ingest.ledger.listing(T)}
+    assert {"agent real", "scrape configured", f"agent invented{3 * most - 1}"} <= names
+    assert len(names) == most + 3
+    (line,) = ingest.ledger.overview(T)
+    assert (line["count"], line["sources"]) == (3 * most, most + 1)
+    assert ingest.counts["ignored"] == 3 * most
+
+
+def test_reasons_of_one_source_are_bounded_and_differ_by_kind_not_by_value(ingest: Ingest) -> None:
+    account = ingest.of("topic plant/x")
+    for n in range(100):
+        account.reject(f"plant/x/{n}", f"temp: '{n} F'; expected a number")
+    (line,) = account.lines.values()
+    assert (line.count, line.example) == (100, "plant/x/99")
+    for n in range(100):
+        account.skip("a" * n, "why")
+    assert len(account.lines) <= source_ledger.MAX_STRANGERS
+    assert sum(x.count for x in account.lines.values()) == 200
+
+
+def test_routine_is_counted_and_not_shown_first(ingest: Ingest) -> None:
+    ingest.of("topic IT/v1").skip("own", "a request of a daemon")
+    assert ingest.counts["ignored"] == 1
+    assert not ingest.ledger.overview(T)

@@ -1,0 +1,104 @@
+"""The command `sources`: who sends telemetry, how often, by which clock, and what of it is not used."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from twin.catalogue import clean, duration, number
+from twin.cli.arguments import add_connection, client_of, write_json
+from twin.report import grid, safe_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CLOCK_S = 2.0  # from here on an offset is shown in colour
+SHOWN_LINES = 3  # of a source
+
+
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin sources`."""
+    what = "list who sends telemetry: rate, age, readings, clock, and what is not used and why"
+    parser = commands.add_parser("sources", help=what, description=what, allow_abbrev=False)
+    parser.add_argument("name", nargs="?", default="", metavar="NAME",
+                        help="only sources whose name contains this, with every reason")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=100, help="sources at most (default: 100)")
+    add_connection(parser)
+    parser.set_defaults(handler=run_sources)
+
+
+def run_sources(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Ask, and print. Raises ConnectorError."""
+    tree = client_of(args).get("/sources", name=args.name or None, limit=args.limit)
+    if args.json:
+        write_json(tree, out)
+    else:
+        show(tree, out, every=bool(args.name))
+    return 0
+
+
+def show(tree: dict[str, Any], out: Console, every: bool = False) -> None:
+    """Print a row for each source, then what is not used, source by source."""
+    rows = [_row(s) for s in tree["sources"]]
+    heads = ("source", "readings/s", "last", "readings", "unused", "late by", "clock")
+    grid(out, heads, rows, "no source has been heard, and none is configured", right=range(1, 7))
+    if tree["next_offset"] is not None:
+        shown = len(tree["sources"])
+        out.print(Text(f"and {tree['total'] - shown} more: racktwin sources --limit N, or NAME", "dim"))
+    for source in tree["sources"]:
+        _reasons(source, out, every)
+    if every:
+        for source in tree["sources"]:
+            carried = ", ".join(f"{c['signals']} signals of {c['entities']} {t}"
+                                for t, c in source["carries"].items())  # fmt: skip
+            out.print(safe_text(f"{source['name']} carries {carried or 'nothing of the site'}"))
+
+
+def _row(source: dict[str, Any]) -> list[Any]:
+    age_s, offset_s, latency_s = source["age_s"], source["clock_offset_s"], source["latency_s"]
+    unused = source["unused"]
+    off = offset_s is not None and any(r["outcome"] == "clock" for r in source["reasons"])
+    return [
+        source["name"],
+        number(source["readings_per_s"], 3),
+        Text("never", "yellow") if age_s is None else f"{duration(age_s)} ago",
+        str(source["readings"]),
+        Text(str(unused), "yellow") if any(r["remedy"] for r in source["reasons"]) else str(unused),
+        duration(latency_s),
+        Text(_offset(offset_s), "yellow" if off else ""),
+    ]
+
+
+def _offset(seconds: float | None) -> str:
+    """Write where a source's clock is, seen from here."""
+    if seconds is None:
+        return "–"
+    side = "ahead" if seconds < 0 else "behind"
+    return f"{duration(abs(seconds))} {side}" if abs(seconds) >= CLOCK_S else "ok"
+
+
+def _reasons(source: dict[str, Any], out: Console, every: bool) -> None:
+    lines = [r for r in source["reasons"] if every or r["remedy"]]
+    for line in lines if every else lines[:SHOWN_LINES]:
+        out.print(unused_line(line | {"source": source["name"]}))
+    if source["also_by"]:
+        key, other = next(iter(source["also_by"].items()))
+        text = (
+            f"{source['name']}: {len(source['also_by'])} of its signals come from {other} too, such as {key}"
+        )
+        out.print(safe_text(f"{text}; keep one of the two", "yellow"))
+
+
+def unused_line(line: dict[str, Any]) -> Text:
+    """One reason why something is not used: where, how often, why, an example, and what to do."""
+    text = Text(f"{clean(line['source'])}", "bold")
+    if line.get("sources", 1) > 1:
+        text.append(f" and {line['sources'] - 1} more")
+    text.append(f"  {line['count']}×  {clean(line['why'], 300)}", "yellow" if line["remedy"] else "dim")
+    if line["example"] and line["example"] not in line["why"]:
+        text.append(f", such as {clean(line['example'], 200)}")
+    if line["remedy"]:
+        text.append(f"\n    {clean(line['remedy'], 300)}", "cyan")
+    return text

@@ -1,0 +1,230 @@
+"""Account of one source: how much it sent and when, its clock, and what of it was not used and why."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from twin.catalogue import NS, duration
+from twin.contracts import Item
+from twin.telemetry import Block, Reading
+
+Outcome = Literal["ignored", "bad", "dropped", "late", "clock", "range"]
+MAX_REASONS = 30  # of one source
+MAX_CLAIMS = 50_000  # layouts that are remembered for CLAIM_S
+OTHERS = "others"
+RATE_S = 60.0  # over which rates are averaged
+CLAIM_S = 60.0
+DELAYS = 15  # latest delays, at most one a second, of which the median is taken
+AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
+LATE_PU = 0.02  # of a source's messages, from which late ones are worth a line
+_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
+
+REMEDIES: dict[str, str] = {
+    "bad": "look at its publisher: docs/telemetry.md says what is expected of each source",
+    "dropped": "it sends more than is taken: send less often, or raise `broker.queue_messages`",
+    "late": "look for a second publisher of the same signals, a slow path, or a clock that was set back",
+    "clock": "synchronise that host by NTP (`chronyc tracking`, `timedatectl`)",
+    "range": "compare the unit of that signal in the mapping with what the publisher sends",
+}
+
+
+@dataclass(slots=True)
+class UnusedLine:
+    """One reason why something of a source was not used, or is doubted. Routine ones have no remedy."""
+
+    outcome: Outcome
+    what: str
+    why: str
+    remedy: str
+    example: str
+    count: int = 0
+    last_ns: int = 0
+    logged: bool = False
+
+
+@dataclass(slots=True)
+class SharedSignal:
+    """Another source that carries the same signal: its number, and when it was last found doing so."""
+
+    other: int
+    looks: int
+    last_ns: int
+
+
+class AccountKeeper(Protocol):
+    """Interface of the ledger to its accounts; `stage`: (readings that were too old, the newest stamp)."""
+
+    counts: dict[str, int]
+    now_ns: Callable[[], int]
+    stage: Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
+
+    def account(self, name: str, outside: bool = False) -> SourceAccount: ...
+    def claim(
+        self, account: SourceAccount, table: str, signals: Iterable[str], run: tuple[int, int], now_ns: int
+    ) -> None: ...
+    def blame(self, account: SourceAccount, line: UnusedLine) -> None: ...
+    def hear_stranger(self, account: SourceAccount) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class SourceAccount:
+    """Implements `twin.contracts.contracts.Inlet` for one source. `number` is -1 before its first reading.
+
+    Delays are arrival less stamp, in seconds: negative where its clock is ahead of ours.
+    """
+
+    ledger: AccountKeeper
+    name: str
+    outside: bool  # its name came from outside
+    number: int = -1
+    messages: int = 0
+    readings: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    lines: dict[tuple[str, str], UnusedLine] = field(default_factory=dict)
+    shared: dict[str, SharedSignal] = field(default_factory=dict)
+    _rate: float = 0.0  # messages in RATE_S, fading
+    _readings_rate: float = 0.0
+    _delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
+    _delay_ns: int = 0
+    claims: set[Any] = field(default_factory=set)
+    _claimed_ns: int = 0
+
+    def of(self, source: str, outside: bool = False) -> SourceAccount:
+        """The account of one of the sources that this one speaks for."""
+        return self.ledger.account(source, outside)
+
+    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+        """Stage what one message or answer brought, and count it."""
+        late, newest_ns = self.ledger.stage(items, now_ns, self)
+        cells = self._claim(items, now_ns)
+        fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S) if self.last_ns else 0.0
+        self._rate = self._rate * fade + 1.0
+        self._readings_rate = self._readings_rate * fade + cells
+        self.messages += 1
+        self.readings += cells
+        self.first_ns = self.first_ns or now_ns
+        self.last_ns = max(self.last_ns, now_ns)
+        if newest_ns and now_ns - self._delay_ns >= NS:
+            self._delay_ns = now_ns
+            self._delays.append((now_ns - newest_ns) / NS)
+            if not -AHEAD_S <= self._delays[-1] <= BEHIND_S:
+                self._check_clock(now_ns)
+        if late:
+            why = f"readings older than what is known of the same device; {_stamped(now_ns - newest_ns)}"
+            self.note(UnusedLine("late", "late", why, REMEDIES["late"], ""), 1, now_ns)
+
+    def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
+        """Count a well-formed message that is not used, by its kind."""
+        self.ledger.counts["ignored"] += 1
+        self.note(UnusedLine("ignored", what, why, remedy, example))
+
+    def reject(self, where: str, why: str, remedy: str = "") -> None:
+        """Count a bad message by where it came from."""
+        self.ledger.counts["bad"] += 1
+        remedy = remedy or REMEDIES["bad"]
+        self.note(UnusedLine("bad", _VARIABLE.sub("*", why)[:80], why, remedy, where))
+
+    def drop(self, where: str, why: str, count: int = 1) -> None:
+        """Count what was lost before it could be decoded."""
+        self.ledger.counts["dropped"] += count
+        self.note(UnusedLine("dropped", where, why, REMEDIES["dropped"], where), count)
+
+    def note(self, line: UnusedLine, count: int = 1, now_ns: int | None = None) -> None:
+        """Count under a reason; beyond a number of them, the one quiet longest joins the others."""
+        now_ns = self.ledger.now_ns() if now_ns is None else now_ns
+        key = (line.outcome, line.what[:80])
+        known = self.lines.pop(key, None)
+        line.count, line.last_ns = (known.count if known is not None else 0) + count, now_ns
+        line.why, line.example, line.remedy = line.why[:300], line.example[:200], line.remedy[:300]
+        self.lines[key] = line
+        line.logged = known is not None and known.logged
+        if not line.logged and self._is_worth_a_line(line):
+            line.logged = True
+            self.ledger.blame(self, line)
+        if len(self.lines) > MAX_REASONS:
+            self._fold()
+        if self.number < 0 and self.outside:
+            self.ledger.hear_stranger(self)
+
+    def _fold(self) -> None:
+        quiet = next(key for key in self.lines if key[1] != OTHERS)
+        gone = self.lines.pop(quiet)
+        rest = self.lines.setdefault(
+            (gone.outcome, OTHERS), UnusedLine(gone.outcome, OTHERS, gone.why, gone.remedy, gone.example)
+        )
+        rest.count, rest.last_ns = rest.count + gone.count, max(rest.last_ns, gone.last_ns)
+
+    def _check_clock(self, now_ns: int) -> None:
+        offset_s = self.clock_offset_s()
+        if offset_s is None or -AHEAD_S <= offset_s <= BEHIND_S:
+            return
+        side = "ahead of" if offset_s < 0 else "behind"
+        why = f"its stamps are {duration(abs(offset_s))} {side} our clock"
+        if offset_s > 0:
+            why += ", or its messages come that late"
+        self.note(UnusedLine("clock", "clock", why, REMEDIES["clock"], ""), 1, now_ns)
+
+    def clock_offset_s(self) -> float | None:
+        """Median delay of the latest messages; None before five of them."""
+        return float(np.median(self._delays)) if len(self._delays) >= 5 else None
+
+    def latency_s(self) -> float | None:
+        """By how much nine of ten messages come later than the quickest, at most; None before five."""
+        if len(self._delays) < 5:
+            return None
+        return float(np.quantile(self._delays, 0.9) - min(self._delays))
+
+    def rates(self, now_ns: int) -> tuple[float, float]:
+        """(messages, readings) per second of the last minute."""
+        if not self.first_ns:
+            return 0.0, 0.0
+        fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S)
+        span_s = max(now_ns - self.first_ns, NS) / NS
+        over_s = RATE_S * -math.expm1(-span_s / RATE_S)  # what a constant rate has filled by now
+        return self._rate * fade / over_s, self._readings_rate * fade / over_s
+
+    def worth_a_line(self) -> list[UnusedLine]:
+        """Reasons that have a remedy; a few late readings are nothing."""
+        return [line for line in self.lines.values() if self._is_worth_a_line(line)]
+
+    def _is_worth_a_line(self, line: UnusedLine) -> bool:
+        if line.outcome == "late" and line.count < LATE_PU * max(self.messages, 1):
+            return False
+        return bool(line.remedy)
+
+    def _claim(self, items: Sequence[Item], now_ns: int) -> int:
+        """Write down which cells this source carries; how many it brought."""
+        if now_ns - self._claimed_ns >= CLAIM_S * NS or len(self.claims) > MAX_CLAIMS:
+            self.claims.clear()
+            self._claimed_ns = now_ns
+        cells = 0
+        claims = self.claims
+        for item in items:
+            key: tuple[Any, ...]
+            if type(item) is Reading:
+                cells += 1
+                key = item[:3]  # table, entity, signal
+                if key not in claims:
+                    claims.add(key)
+                    self.ledger.claim(self, item.table, (item.signal,), (item.entity, 1), now_ns)
+            elif type(item) is Block:
+                n = item.values.shape[1] if item.signals else item.counts.shape[1]
+                names = (*item.signals, *item.counters)
+                cells += n * len(names)
+                key = (item.table, item.start, n, names)
+                if key not in claims:
+                    claims.add(key)
+                    self.ledger.claim(self, item.table, names, (item.start, n), now_ns)
+        return cells
+
+
+def _stamped(delay_ns: int) -> str:
+    return f"stamped {duration(max(delay_ns, 0) / NS)} before they came"

@@ -1,0 +1,236 @@
+"""Ledger of sources: what each one sent, what became of it, and what of the site it carries.
+
+A source is whoever publishes or is asked: an agent, a branch of the BMS, a topic tree, a scraped exporter, a
+BMC, Slurm, Kubernetes, a file. Whatever arrives and is not used has a line under its source: a count, the
+reason, an example, and what to do. All of it is bounded, since strangers invent names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from twin.catalogue import NS, TABLES
+from twin.contracts import Item
+from twin.daemon.source_account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
+
+log = logging.getLogger(__name__)
+Stage = Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
+MAX_SOURCES = 20_000  # that have a reading to their name; the number of one is an int16
+MAX_STRANGERS = 500  # of names from outside, without any
+MAX_LOGGED = 1000  # kinds of reason that have a line in the log
+MAX_SHARED = 50  # signals of one source that another carries as well
+SHARED_S = 150.0  # after its last sight, two sources no longer share a signal
+RECENT_S = 3600.0  # what has not happened for so long is no longer shown on the first screen
+
+
+class SourceLedger:
+    """Accounts of all sources of a daemon. `stage` hands items to the Inbox: (late cells, newest stamp)."""
+
+    def __init__(self, sizes: dict[str, int], stage: Stage, now_ns: Callable[[], int]) -> None:
+        self.stage, self.now_ns = stage, now_ns
+        self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0}
+        self.accounts: dict[str, SourceAccount] = {}
+        self._sizes = sizes
+        self._strangers: OrderedDict[str, SourceAccount] = OrderedDict()
+        self._numbered: list[SourceAccount] = []
+        self._carriers: dict[str, np.ndarray] = {}  # signal key -> number of the source that carries a cell
+        self._blamed: dict[str, SourceAccount] = {}
+        self._logged: set[tuple[str, str, str]] = set()
+        self._overview: tuple[int, list[dict[str, Any]]] = 0, []
+
+    def account(self, name: str, outside: bool = False) -> SourceAccount:
+        """The account of a source. One whose name comes from outside stays only if it brings readings."""
+        account = self.accounts.get(name) or self._strangers.get(name)
+        if account is None:
+            account = SourceAccount(self, name, outside)
+            if outside:
+                self._strangers[name] = account
+                self._bound()
+            else:
+                self.accounts[name] = account
+        elif not outside and name in self._strangers:
+            self.accounts[name] = self._strangers.pop(name)
+        return account
+
+    def line_of(self, source: str, outcome: Outcome, what: str) -> UnusedLine | None:
+        """One reason of a source, if it has it."""
+        account = self.accounts.get(source)
+        return account.lines.get((outcome, what)) if account is not None else None
+
+    def hear_stranger(self, account: SourceAccount) -> None:
+        """A source without a reading spoke: of those the one that is quiet longest goes first."""
+        if account.name in self._strangers:
+            self._strangers.move_to_end(account.name)
+
+    def _bound(self) -> None:
+        while len(self._strangers) > MAX_STRANGERS:
+            name, gone = self._strangers.popitem(last=False)
+            self._blamed.pop(name, None)
+            rest = self.accounts.setdefault(OTHERS, SourceAccount(self, OTHERS, False))
+            for line in gone.lines.values():
+                rest.note(line, line.count, line.last_ns)
+
+    def change_site(self, sizes: dict[str, int]) -> None:
+        """Begin anew for a site in other numbers; sources that the configuration names are made again."""
+        self._sizes = sizes
+        self._carriers.clear()
+        for account in self._numbered:
+            account.number = -1
+            account.shared.clear()
+            account.claims.clear()
+        self._numbered.clear()
+        for name in [n for n, a in self.accounts.items() if not a.outside]:
+            self._blamed.pop(name, None)
+            del self.accounts[name]
+
+    def claim(
+        self, account: SourceAccount, table: str, signals: Iterable[str], run: tuple[int, int], now_ns: int
+    ) -> None:
+        """The source carries these signals of a run of entities (first, number of them) from now on.
+
+        Whoever carried them before may still do.
+        """
+        size, (start, n) = self._sizes.get(table, 0), run
+        if not 0 <= start < start + n <= size or not self._number(account):
+            return
+        for signal in signals:
+            if signal not in TABLES[table].by_name:
+                continue
+            key = f"{table}.{signal}"
+            column = self._carriers.get(key)
+            if column is None:
+                column = self._carriers[key] = np.full(size, -1, np.int16)
+            cells = column[start : start + n]
+            before = int(cells[0])
+            if before not in (-1, account.number):
+                self._share(account, key, before, now_ns)
+            cells[:] = account.number
+
+    def _number(self, account: SourceAccount) -> bool:
+        if account.number >= 0:
+            return True
+        if len(self._numbered) >= MAX_SOURCES:
+            return False
+        account.number = len(self._numbered)
+        self._numbered.append(account)
+        if self._strangers.pop(account.name, None) is not None:
+            self.accounts[account.name] = account
+        return True
+
+    def _share(self, account: SourceAccount, key: str, other: int, now_ns: int) -> None:
+        known = account.shared.get(key)
+        if known is not None and known.other == other:
+            known.looks, known.last_ns = known.looks + 1, now_ns
+        elif len(account.shared) < MAX_SHARED or key in account.shared:
+            account.shared[key] = SharedSignal(other, 1, now_ns)
+
+    def carriers_of(self, key: str) -> np.ndarray | None:
+        """Number of the source of each entity's latest reading of a signal [n], -1 for none; None: nobody."""
+        return self._carriers.get(key)
+
+    def numbered(self, number: int) -> SourceAccount:
+        """The account of a number of `carriers_of`."""
+        return self._numbered[number]
+
+    def out_of_range(self, key: str, entity: int, text: str, count: int) -> None:
+        """Values beyond the range of a signal came, `count` of them, the first of this entity."""
+        column = self._carriers.get(key)
+        number = int(column[entity]) if column is not None else -1
+        account = self._numbered[number] if number >= 0 else self.account(OTHERS)
+        line = UnusedLine("range", key, text, REMEDIES["range"], "")
+        account.note(line, count)
+
+    def blame(self, account: SourceAccount, line: UnusedLine) -> None:
+        """A source has a reason that is worth a line: the first of each kind is logged."""
+        self._blamed[account.name] = account
+        kind = (account.name.partition(" ")[0], line.outcome, line.what[:80])
+        if kind in self._logged or len(self._logged) >= MAX_LOGGED:
+            return
+        self._logged.add(kind)
+        example = f", such as {line.example}" if line.example else ""
+        log.warning("source %s: %s%s; %s", account.name, line.why, example, line.remedy)
+
+    def shared(self, account: SourceAccount, now_ns: int) -> dict[str, str]:
+        """Signals that another source carries as well -> that source."""
+        return {
+            key: self._numbered[s.other].name
+            for key, s in account.shared.items()
+            if s.looks > 1 and now_ns - s.last_ns < SHARED_S * NS and s.other < len(self._numbered)
+        }
+
+    def overview(self, now_ns: int) -> list[dict[str, Any]]:
+        """Reasons of the last hour over all sources, the most frequent first; computed every few seconds."""
+        if 0 <= now_ns - self._overview[0] < 3 * NS:
+            return self._overview[1]
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for account in self._blamed.values():
+            for line in account.worth_a_line():
+                if now_ns - line.last_ns > RECENT_S * NS:
+                    continue
+                row = rows.setdefault((line.outcome, line.what), {**_row(line), "sources": 0, "count": 0})
+                row["sources"] += 1
+                row["count"] += line.count
+                if line.last_ns >= row["last_ns"]:
+                    row |= {k: v for k, v in _row(line).items() if k != "count"} | {"source": account.name}
+        for account in self._numbered:
+            if twice := self.shared(account, now_ns) if account.shared else {}:
+                other = next(iter(twice.values()))
+                row = rows.setdefault(("twice", "twice"), {
+                    "outcome": "twice", "what": "twice", "sources": 0, "count": 0, "source": account.name,
+                    "why": f"carries what {other} carries too", "example": ", ".join([*twice][:3]),
+                    "remedy": "keep one of the two: readings of both take turns", "last_ns": now_ns,
+                })  # fmt: skip
+                row["sources"] += 1
+                row["count"] += len(twice)
+        found = sorted(rows.values(), key=lambda r: -int(r["count"]))
+        self._overview = now_ns, found
+        return found
+
+    def listing(self, now_ns: int) -> list[SourceAccount]:
+        """All sources, those with something unused first, then by name."""
+        every = [*self.accounts.values(), *self._strangers.values()]
+        return sorted(every, key=lambda a: (not a.worth_a_line(), a.name))
+
+    def rows(self, accounts: Iterable[SourceAccount], now_ns: int) -> list[dict[str, Any]]:
+        """Sources as interfaces show them."""
+        carried = self._carried()
+        out = []
+        for a in accounts:
+            rate, readings_rate = a.rates(now_ns)
+            lines = sorted(a.lines.values(), key=lambda line: (not line.remedy, -line.count))
+            out.append({
+                "name": a.name, "messages": a.messages, "readings": a.readings,
+                "messages_per_s": round(rate, 4), "readings_per_s": round(readings_rate, 3),
+                "last_ns": a.last_ns, "age_s": round((now_ns - a.last_ns) / NS, 1) if a.last_ns else None,
+                "clock_offset_s": _rounded(a.clock_offset_s()), "latency_s": _rounded(a.latency_s()),
+                "unused": sum(line.count for line in lines if line.outcome not in ("clock", "range")),
+                "reasons": [_row(line) for line in lines],
+                "carries": carried.get(a.number, {}),
+                "also_by": self.shared(a, now_ns),
+            })  # fmt: skip
+        return out
+
+    def _carried(self) -> dict[int, dict[str, dict[str, int]]]:
+        """Source number -> table -> number of entities and signals that it carries."""
+        out: dict[int, dict[str, dict[str, int]]] = {}
+        for key, column in self._carriers.items():
+            table = key.partition(".")[0]
+            for number, n in zip(*np.unique(column, return_counts=True), strict=True):
+                if number >= 0:
+                    known = out.setdefault(int(number), {}).setdefault(table, {"entities": 0, "signals": 0})
+                    known["entities"], known["signals"] = max(known["entities"], int(n)), known["signals"] + 1
+        return out
+
+
+def _row(line: UnusedLine) -> dict[str, Any]:
+    return {"outcome": line.outcome, "what": line.what, "count": line.count, "why": line.why,
+            "example": line.example, "remedy": line.remedy, "last_ns": line.last_ns}  # fmt: skip
+
+
+def _rounded(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s, 3)
