@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from models.half_widths import never_shrinking
 from twin.catalogue import F32, I32, ContractError, digest, find_signal
 from twin.contracts import Forecast, View, read_only
 from twin.telemetry import EntityState, Sizes, keyed
@@ -87,15 +88,12 @@ class Persistence:
             mean = self._seen.last[key]
             signal = find_signal(key)
             assert signal is not None
-            for horizon_s in self.horizons_s:
-                low, high = (
-                    self._fitted.get(f"{key}@{horizon_s:g}:low"),
-                    self._fitted.get(f"{key}@{horizon_s:g}:high"),
-                )
-                if low is None or high is None or len(low) != len(mean):
-                    spread = Z90 * np.sqrt(self._seen.variance[key] * max(horizon_s / self._step_s, 1.0))
-                    spread = np.where(self._seen.steps[key] >= 2, spread, np.float32(np.nan))
-                    low, high = -spread, spread
+            horizons_s = sorted(self.horizons_s)
+            edges = np.array([self._edges(key, horizon_s) for horizon_s in horizons_s], np.float64)
+            # Round their own middle: where values drift, both edges may lie on one side of the last one.
+            middle, half = edges.mean(axis=1), never_shrinking(0.5 * (edges[:, 1] - edges[:, 0]))
+            low_of, high_of = (x.astype(np.float32) for x in (middle - half, middle + half))
+            for horizon_s, low, high in zip(horizons_s, low_of, high_of, strict=True):
                 out.append(
                     Forecast(
                         key,
@@ -107,6 +105,15 @@ class Persistence:
                     )
                 )
         return out
+
+    def _edges(self, key: str, horizon_s: float) -> tuple[F32, F32]:
+        """The edges of the band, as differences from the last value [n]."""
+        low, high = (self._fitted.get(f"{key}@{horizon_s:g}:{edge}") for edge in ("low", "high"))
+        if low is not None and high is not None and len(low) == len(self._seen.last[key]):
+            return low, high
+        spread = Z90 * np.sqrt(self._seen.variance[key] * max(horizon_s / self._step_s, 1.0))
+        spread = np.where(self._seen.steps[key] >= 2, spread, np.nan).astype(np.float32)
+        return -spread, spread
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
         """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns.

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from models.half_widths import never_shrinking
 from models.load.bands import marginal_quantiles
 from models.load.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
 from models.load.expert_aggregation import ExpertAggregation, Issue, stride
-from models.load.forecaster import Forecaster, ForecastGrid
+from models.load.forecaster import LEVELS, MEDIAN, Forecaster, ForecastGrid
 from models.load.last_value import last_within
 from models.load.panel import SeriesPanel
 from models.load.quantisation import quantum
@@ -25,6 +26,7 @@ SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
 BLOCK_ROWS = 64  # rows kept together for snapshots
 LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
 LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
+SIDES = np.sign(np.array(LEVELS) - 0.5)  # where a quantile lies from the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Blend:
         self._block_filled += 1
 
     def say(self, more: Mapping[str, F64], ahead: F64 | None = None) -> F64:
-        """Quantiles of every horizon from the newest row [n_horizon, n, n_level].
+        """Quantiles of every horizon from the newest row [n_horizon, n, n_level], none narrower than before.
 
         `more` gives, for each expert from outside, its points [n_horizon, n]; `ahead` the known columns of
         the rows to come [largest horizon, n_known].
@@ -144,10 +146,10 @@ class Blend:
             if reach not in panels:
                 panels[reach] = self.panel(reach)
             panel = panels[reach]
-            said = expert.predict(panel, np.array([panel.n_time - 1]))
-            words.append(said.point[:, 0])
-            if said.low is not None and said.high is not None:
-                low, high = said.low[:, 0], said.high[:, 0]
+            word = expert.predict(panel, np.array([panel.n_time - 1]))
+            words.append(word.point[:, 0])
+            if word.low is not None and word.high is not None:
+                low, high = word.low[:, 0], word.high[:, 0]
         points = np.array([*words, *(more[name] for name in self.more)])  # [n_expert, n_horizon, n]
         near = self.panel(CALM_ROWS + 1).values
         scale = restlessness_now(near)
@@ -157,7 +159,7 @@ class Blend:
         if any(online.looks for online in self.online):
             past = self.panel(RECENT_ROWS).values
             usual = marginal_quantiles(recent_sample(past, len(past) - 1))
-        return np.array(
+        said = np.array(
             [
                 online.issue(
                     self.row,
@@ -174,6 +176,9 @@ class Blend:
                 for i, online in enumerate(self.online)
             ]
         )
+        median = said[..., MEDIAN, None]
+        out: F64 = median + SIDES * never_shrinking((said - median) * SIDES)
+        return out
 
     def _look_at_lattice(self) -> None:
         if self.row - self._lattice_row >= LATTICE_EVERY_ROWS:

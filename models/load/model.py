@@ -242,6 +242,17 @@ class Load:
         past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
         return between_fits_s(steps_s[0], past_s)
 
+    def awaits_ns(self) -> dict[float, int]:
+        """When the second whole row ends, by horizon [s], where it is still to come: bands need two."""
+        out: dict[float, int] = {}
+        for name, blend in self._blends.items():
+            rows = blend.panel(2).n_time
+            first = self._rows[name] if blend.row < 0 else blend.row
+            if rows < 2 and first >= 0:
+                end_ns = (first + 2) * blend.step_ns
+                out |= {round(h * blend.grid.step_s, 3): end_ns for h in blend.grid.horizons}
+        return out
+
     def training(self) -> dict[str, np.ndarray]:
         """The rows that a fit learns from, per grid; empty while there are none."""
         out: dict[str, np.ndarray] = {}

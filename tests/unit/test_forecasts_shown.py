@@ -23,7 +23,7 @@ from twin.api.summary import Pulse, summary
 from twin.catalogue import NS
 from twin.cli import forecast as cli_live_forecast
 from twin.contracts import Forecast, View
-from twin.report import Shown, shown, why
+from twin.report import Shown, shown, time_left, why
 from twin.report.forecast_texts import EXPERTS
 from twin.telemetry.events import BudgetGranted
 
@@ -66,13 +66,12 @@ def test_the_summary_says_what_is_expected_how_sure_and_why(tmp_path: Path) -> N
     assert (power["signal"], power["name"], power["now"]) == ("site.power_w", "lab", 90_000.0)
     assert power["shown"] == {"unit": "kW", "factor": 1e-3, "digits": 1}
     assert price["shown"] == {"unit": "USD/MWh", "factor": 1e3, "digits": 1}
-    hour, day = power["ahead"]
+    (hour,) = power["ahead"]  # a day ahead has no band yet
     assert (hour["mean"], hour["lo"], hour["hi"]) == (91_000, 87_000, 95_000)
     assert hour["why"] == "the last value 62 %, 5 min average 20 %, told_by_nobody 3 %"
-    assert (day["mean"], day["lo"], day["hi"], day["why"]) == (90_000, None, None, "")
     assert said["unheard"] == ["site.requests_per_s"]
     assert said["notes"] == ["no model forecasts here: the site file names none"]
-    assert said["waits"] == ["no bands yet for 1 d: they take two full rows of 15 min, and a change"]
+    assert said["awaited"] == "", "no model is there"
     assert said["quantities"][:2] == ["site.power_w", "site.grid_price_usd_per_kwh"]
     assert {"rack.power_w", "cdu.heat_w"} < set(said["quantities"])
     json.dumps(said, allow_nan=False)
@@ -167,30 +166,55 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     model = Load(experts="last,ewma5")
     pod.twin = Twin(two_racks(), models=[model, Failing()])
     pod.live.engine = pod.twin.engine
-    assert block(pod)["notes"] == ["no forecast yet: the first tick of the models is to come"]
+    assert block(pod)["awaited"] == "Forecasts begin with the first tick of the models."
     pod.tick({"rack.power_w": 50_000.0})
     first = block(pod)
-    assert first["notes"] == [
-        "model failing failed and is suspended: racktwin alarms says why",
-        f"no fit yet: simple rules only; the next fit begins in {model.next_fit_s() / 60:.0f} min",
-    ]
-    assert first["waits"] == [
-        "no bands yet for 1 min, 5 min, 15 min, 1 h: they take two full rows of 1 min, and a change",
-        "no bands yet for 6 h, 1 d: they take two full rows of 15 min, and a change",
-    ]
-    assert [r["signal"] for r in first["rows"]] == ["site.power_w"]
+    assert first["notes"] == ["model failing failed and is suspended: racktwin alarms says why"]
+    assert first["rows"] == [], "the present value is no forecast"
+    now_ns = pod.twin.now_ns
+    short, long = ((2 * step_s * NS - (now_ns - 1) % (step_s * NS)) / NS for step_s in (60, 900))
+    assert first["awaited"] == (
+        f"Forecasts for up to 1 h begin in {math.ceil(short / 60)} min, for up to 1 d begin in "
+        f"{math.ceil(long / 60)} min; they rest on simple rules until the first fit in 2 h."
+    ).replace("in 2 h", f"in {time_left(model.next_fit_s())}")
     assert "site.requests_per_s" in first["unheard"]
     for i in range(22):
         pod.tick({"rack.power_w": 50_000.0 + 100.0 * i}, dt_s=10.0)
     (row,) = block(pod)["rows"]
-    hour = next(a for a in row["ahead"] if a["horizon_s"] == 3600.0)
+    assert [a["horizon_s"] for a in row["ahead"]] == [60.0, 300.0, 900.0, 3600.0]
+    hour = row["ahead"][-1]
     assert 99_000.0 < hour["lo"] < hour["mean"] < hour["hi"] < 106_000.0
     assert "the last value" in hour["why"]
-    (waits,) = block(pod)["waits"]
-    assert "6 h, 1 d" in waits
-    said = block(pod)["notes"]
-    left_min = (model.next_fit_s() - 220) / 60
-    assert any(f"begins in {left_min:.0f} min" in line for line in said)
+    said = block(pod)["awaited"]
+    assert said.startswith("Forecasts for up to 1 d begin in ")
+    assert said.endswith(f"until the first fit in {time_left(model.next_fit_s() - 220)}.")
+
+
+def test_what_stands_still_is_awaited_until_it_changes(tmp_path: Path) -> None:
+    from tests.support.builders import Twin, two_racks
+
+    pod, model = Pod(tmp_path), Load(("site.power_w",), (300.0,), experts="last")
+    pod.twin = Twin(two_racks(), models=[model])
+    pod.live.engine = pod.twin.engine
+    for _ in range(4):
+        pod.tick({"rack.power_w": 50_000.0}, dt_s=60.0)
+    assert block(pod)["awaited"].startswith("Forecasts for up to 5 min begin 2 min after the value changes; ")
+    assert block(pod)["rows"] == []
+
+
+def test_a_time_to_wait_has_one_unit() -> None:
+    minutes = {0.0: "1 min", 61.0: "2 min", 7140.0: "119 min", 43_199.0: "12 h", 43_199 * 60.0: "30 d"}
+    assert {s: time_left(s) for s in minutes} == minutes
+
+
+def test_a_band_that_is_narrower_than_an_earlier_one_says_why(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    for horizon_s, mean, half in ((60.0, 9e4, 500.0), (3600.0, 9e4, 4000.0), (21600.0, 9e4, 1000.0)):
+        forecast(pod, "site.power_w", horizon_s, mean, half)
+    (row,) = block(pod)["rows"]
+    assert [a["note"] for a in row["ahead"]] == [
+        "", "", "narrower than in 1 h: a mean over 15 min varies less than one over 1 min"
+    ]  # fmt: skip
 
 
 def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
@@ -201,10 +225,10 @@ def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
     pod.live.engine = pod.twin.engine
     model.load({"fine/grid": np.array([60.0, 1, 5, 15, 60])})
     pod.tick({"rack.power_w": 50_000.0})
-    assert block(pod)["notes"] == [
-        "too little was heard for the last fit: simple rules only; the next fit begins in "
-        f"{model.next_fit_s() / 60:.0f} min"
-    ]
+    assert block(pod)["awaited"].endswith(
+        f"; they rest on simple rules until the next fit in {time_left(model.next_fit_s())}, for too little "
+        "was heard for the last one."
+    )
 
 
 def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,10 +237,10 @@ def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[st
     assert desk.run("forecasts", role="viewer") == 0
     said = " ".join(capsys.readouterr().out.split())
     for expected in ("site.power_w lab now 90.0 kW", "in 1 h 91.0 kW 87.0 to 95.0 the last value 62 %, 5 min",
-                     "in 1 d 90.0 kW none yet", "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
-                     "nothing heard of site.requests_per_s", "feeder lab/h/a: the upper end",
-                     "two full rows of 15 min"):  # fmt: skip
+                     "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
+                     "nothing heard of site.requests_per_s", "feeder lab/h/a: the upper end"):  # fmt: skip
         assert expected in said
+    assert "in 1 d" not in said, "it has no band yet"
     assert "rack.power_w" not in said
     assert desk.run("forecasts", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
@@ -226,9 +250,9 @@ def test_the_command_shows_the_entities_of_a_quantity(desk: Desk, capsys: pytest
     desk.do(lambda: heard(desk.pod))
     assert desk.run("forecasts", "rack.power_w") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "rack.power_w, kW: expected, and the 90 % band below now 1 h 1 d" in said
-    assert "lab/h/r1 60.0 61.0 0.0 60.0–62.0" in said
-    assert "lab/h/r2 30.0 29.0 0.0 28.0–30.0" in said
+    assert "rack.power_w, kW: expected, and the 90 % band below now 1 h lab" in said
+    assert "lab/h/r1 60.0 61.0 60.0–62.0" in said
+    assert "lab/h/r2 30.0 29.0 28.0–30.0" in said
     assert "1 h the last value 62 %" in said
     assert "model load@unfitted" in said
     assert desk.run("forecasts", "rack.power_w", "--name", "r2") == 0

@@ -1,7 +1,7 @@
 """Forecasts on the first screen: what is expected of the site, how sure that is, and what it rests on.
 
 Small enough for the summary: the site's own quantities, and a line for each feeder whose band reaches its
-budget within the hour. Where there is no forecast, it says why.
+budget within the hour. A forecast is shown once it has a band; one sentence says what is awaited until when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from twin.api.runtime import Runtime
 from twin.catalogue import NS, clean, duration, find_quantity
 from twin.contracts import Forecast, measured
 from twin.engine import EngineView
-from twin.report import shown, why
+from twin.report import known_ahead, shown, time_left, why
 
 FIRST = ("site.power_w", "site.gpu_demand_count", "site.grid_price_usd_per_kwh")  # these are shown first
 BUDGET_WITHIN_S = 3600.0
@@ -25,45 +25,51 @@ SHOWN_BUDGETS = 20
 
 def row_s(forecast: Forecast) -> float | None:
     """The length of the rows behind a forecast; None where its model does not tell."""
-    if not forecast.model.startswith("load@"):
-        return None
-    return next((step_s for _, step_s, _, most_s in GRIDS if forecast.horizon_s <= most_s), None)
+    return _row_s(forecast.horizon_s) if forecast.model.startswith("load@") else None
+
+
+def _row_s(horizon_s: float) -> float | None:
+    return next((step_s for _, step_s, _, most_s in GRIDS if horizon_s <= most_s), None)
 
 
 def block(live: Runtime) -> dict[str, Any]:
-    """The part of the summary: `rows` of the site's quantities; `budgets`, `waits`, `notes` as lines."""
-    in_force = live.engine.forecasts
-    every = sorted({key for key, _ in in_force})
+    """The part of the summary: `rows` of the site's quantities, `budgets` and `notes` as lines, `awaited`."""
+    every = sorted({key for key, _ in live.engine.forecasts})
     keys = [*(k for k in FIRST if k in every), *(k for k in every if k not in FIRST)]
     rows, unheard, view = [], [], live.engine.view()
-    waits: set[tuple[float, float]] = set()  # (horizon, row) of which there is no band yet
+    lacking: dict[str, list[float]] = {}  # quantity -> horizons without a band
     for key in (k for k in keys if k.startswith("site.")):
-        row = _row(live, view, key)
-        if row["now"] is None and all(a["mean"] is None for a in row["ahead"]):
+        row, expected = _row(live, view, key)
+        if row["now"] is None and not expected:
             unheard.append(key)
             continue
-        rows.append(row)
-        lacking = [in_force[key, a["horizon_s"]] for a in row["ahead"] if a["lo"] is None]
-        waits |= {(f.horizon_s, step_s) for f in lacking if (step_s := row_s(f)) is not None}
+        with_band = [a["horizon_s"] for a in row["ahead"]]
+        lacking[key] = [h for k, h in sorted(live.engine.forecasts) if k == key and h not in with_band]
+        if with_band:
+            rows.append(row)
     return {"quantities": keys, "rows": rows, "unheard": unheard, "budgets": budgets(live),
-            "waits": _waits(waits), "notes": notes(live)}  # fmt: skip
+            "awaited": _awaited(live, lacking), "notes": notes(live)}  # fmt: skip
 
 
-def _row(live: Runtime, view: EngineView, key: str) -> dict[str, Any]:
+def _row(live: Runtime, view: EngineView, key: str) -> tuple[dict[str, Any], bool]:
+    """A quantity with the horizons that have a band, and whether anything at all is expected of it."""
     what = find_quantity(key)
     assert what is not None, key  # or the engine would have refused the forecast
     now = measured(view, key)[0]
-    ahead = [_ahead(f) for (k, _), f in sorted(live.engine.forecasts.items()) if k == key]
+    every = [f for (k, _), f in sorted(live.engine.forecasts.items()) if k == key]
+    own = {f.horizon_s: row_s(f) for f in every}
+    ahead = known_ahead([_ahead(f) for f in every], own.__getitem__)
     values = (now, *(v for a in ahead for v in (a["mean"], a["lo"], a["hi"])))
     most = max((abs(v) for v in values if v is not None and v == v), default=0.0)
     how = shown(what.unit, float(most))
-    return {"signal": key, "name": live.engine.site.name("site", 0), "unit": what.unit,
-            "now": float(now) if np.isfinite(now) else None, "ahead": ahead,
-            "shown": {"unit": how.unit, "factor": how.factor, "digits": how.digits}}  # fmt: skip
+    row = {"signal": key, "name": live.engine.site.name("site", 0), "unit": what.unit,
+           "now": float(now) if np.isfinite(now) else None, "ahead": ahead,
+           "shown": {"unit": how.unit, "factor": how.factor, "digits": how.digits}}  # fmt: skip
+    return row, any(math.isfinite(float(f.mean[0])) for f in every)
 
 
 def _ahead(forecast: Forecast, entity: int = 0) -> dict[str, Any]:
-    """One horizon. Without a band the centre is hardly more than the present value, and rests on nothing."""
+    """One horizon; without a band `lo` and `hi` are null."""
     mean, low, high = (float(x[entity]) for x in (forecast.mean, forecast.lo, forecast.hi))
     sure = math.isfinite(mean) and math.isfinite(low) and math.isfinite(high)
     return {"horizon_s": forecast.horizon_s, "mean": mean if math.isfinite(mean) else None,
@@ -94,33 +100,62 @@ def budgets(live: Runtime) -> list[str]:
     return [*found[:SHOWN_BUDGETS], *([f"and {more} more feeders"] if more > 0 else [])]
 
 
-def _waits(lacking: set[tuple[float, float]]) -> list[str]:
-    out = []
-    for step_s in sorted({step_s for _, step_s in lacking}):
-        far = ", ".join(duration(horizon_s) for horizon_s, step in sorted(lacking) if step == step_s)
-        out.append(f"no bands yet for {far}: they take two full rows of {duration(step_s)}, and a change")
-    return out
+def _awaited(live: Runtime, lacking: dict[str, list[float]]) -> str:
+    """One sentence: which forecasts begin when, and when a fit replaces simple rules; "" for nothing.
+
+    `lacking`: the horizons without a band of each quantity that is heard.
+    """
+    if not live.engine.models:
+        return ""
+    if not live.engine.forecasts:
+        return "Forecasts begin with the first tick of the models."
+    begins: dict[str, float] = {}  # when -> the longest horizon that begins then
+    for horizon_s in sorted({h for horizons_s in lacking.values() for h in horizons_s}):
+        begins[_begin(live, horizon_s)] = horizon_s
+    parts = [f"for up to {duration(horizon_s)} begin {when}" for when, horizon_s in begins.items()]
+    names = [key for key, horizons_s in lacking.items() if horizons_s]
+    of = "" if len(names) == len(lacking) else f" of {', '.join(names)}"
+    fit = _fit(live, set(lacking)) if lacking else ""
+    if parts:
+        return f"Forecasts{of} {', '.join(parts)}" + (f"; they rest on {fit}." if fit else ".")
+    return f"Forecasts rest on {fit}." if fit else ""
+
+
+def _begin(live: Runtime, horizon_s: float) -> str:
+    """When forecasts for a horizon begin to have bands: after two whole rows that differ."""
+    now_ns = live.engine.state.now_ns
+    for model in live.engine.models.values():
+        awaits_ns: dict[float, int] = getattr(model, "awaits_ns", dict)()
+        if horizon_s in awaits_ns:
+            return f"in {time_left((awaits_ns[horizon_s] - now_ns) / NS)}"
+    step_s = _row_s(horizon_s)
+    return "once the value changes" if step_s is None else f"{duration(2 * step_s)} after the value changes"
+
+
+def _fit(live: Runtime, keys: set[str]) -> str:
+    """The rules that forecasts of these quantities rest on until a fit; "" once they have one."""
+    engine = live.engine
+    versions = {f.model for (key, _), f in engine.forecasts.items() if key in keys}
+    for name, model in engine.models.items():
+        mine = [v for v in versions if v.startswith(f"{name}@")]
+        if not mine or model.fit_every_s <= 0 or name not in engine.fitted_ns:
+            continue
+        every_s = getattr(model, "next_fit_s", lambda model=model: model.fit_every_s)()
+        when = time_left(every_s - (engine.state.now_ns - engine.fitted_ns[name]) / NS)
+        if f"{name}@unfitted" in mine:
+            return f"simple rules until the first fit in {when}"
+        if all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
+            return f"simple rules until the next fit in {when}, for too little was heard for the last one"
+    return ""
 
 
 def notes(live: Runtime) -> list[str]:
-    """List the missing forecasts with their reasons."""
-    engine, out = live.engine, []
-    for name in engine.models:
-        if name in engine.suspended:
-            out.append(f"model {name} failed and is suspended: racktwin alarms says why")
+    """The reasons for which there are no forecasts, a line each."""
+    engine = live.engine
     if not engine.models:
-        out.append("no model forecasts here: the site file names none")
-    elif not engine.forecasts and not out:
-        out.append("no forecast yet: the first tick of the models is to come")
-    models = {f.model for f in engine.forecasts.values()}
-    for name, model in engine.models.items():
-        if model.fit_every_s <= 0 or name not in engine.fitted_ns:
-            continue
-        every_s = getattr(model, "next_fit_s", lambda model=model: model.fit_every_s)()
-        left_s = every_s - (engine.state.now_ns - engine.fitted_ns[name]) / NS
-        when = f"the next fit begins in {max(1, left_s / 60):.0f} min"
-        if f"{name}@unfitted" in models:
-            out.append(f"no fit yet: simple rules only; {when}")
-        elif all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
-            out.append(f"too little was heard for the last fit: simple rules only; {when}")
-    return out
+        return ["no model forecasts here: the site file names none"]
+    return [
+        f"model {name} failed and is suspended: racktwin alarms says why"
+        for name in engine.models
+        if name in engine.suspended
+    ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from twin.catalogue import ConfigError, clean, duration
-from twin.report import Shown, shown, why
+from twin.report import Shown, known_ahead, shown, why
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,22 +57,30 @@ def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, An
     """A quantity's forecasts, entity by entity, in the form of the summary's rows."""
     answer = client.get("/forecasts", signal=key, names=name, limit=SHOWN_ENTITIES)
     unit, now = _present(client, key, name, first)
-    rows = []
+    rows, expected = [], False
     for i, entity in enumerate(answer["forecasts"][0]["names"]):
         ahead = []
         for f in answer["forecasts"]:
             mean, low, high = f["mean"][i], f["lo"][i], f["hi"][i]
             sure = None not in (mean, low, high)
-            row_s = SHORT_ROW_S if f["horizon_s"] <= SHORT_HORIZON_S else LONG_ROW_S
             ahead.append({"horizon_s": f["horizon_s"], "mean": mean, "lo": low if sure else None,
                           "hi": high if sure else None,
-                          "why": why(f["basis"], row_s) if sure else ""})  # fmt: skip
-        rows.append({"signal": key, "name": entity, "unit": unit, "now": now.get(entity), "ahead": ahead})
-    unheard = all(r["now"] is None and all(a["mean"] is None for a in r["ahead"]) for r in rows)
-    return {"now_ns": answer["now_ns"], "rows": [] if unheard else rows, "unheard": [key] if unheard else [],
+                          "why": why(f["basis"], _row_s(f["horizon_s"])) if sure else ""})  # fmt: skip
+            expected |= mean is not None
+        rows.append({"signal": key, "name": entity, "unit": unit, "now": now.get(entity),
+                     "ahead": known_ahead(ahead, _row_s)})  # fmt: skip
+    unheard = not expected and all(r["now"] is None for r in rows)
+    if not any(r["ahead"] for r in rows):
+        rows = []
+    return {"now_ns": answer["now_ns"], "rows": rows, "unheard": [key] if unheard else [],
             "more": answer["next_offset"] is not None,
-            "notes": first["notes"], "budgets": first["budgets"] if key == "feeder.power_w" else [],
+            "awaited": first.get("awaited", ""), "notes": first["notes"],
+            "budgets": first["budgets"] if key == "feeder.power_w" else [],
             "models": sorted({f["model"] for f in answer["forecasts"]})}  # fmt: skip
+
+
+def _row_s(horizon_s: float) -> float:
+    return SHORT_ROW_S if horizon_s <= SHORT_HORIZON_S else LONG_ROW_S
 
 
 def _present(
@@ -108,7 +116,7 @@ def show(tree: dict[str, Any], out: Console) -> None:
         out.print(Text(clean(line, 300), "yellow"), soft_wrap=True)
     if tree.get("unheard"):
         out.print(Text(clean(f"nothing heard of {', '.join(tree['unheard'])}", 600), "dim"), soft_wrap=True)
-    for line in (*tree.get("waits", ()), *tree["notes"]):
+    for line in filter(None, (tree.get("awaited"), *tree["notes"])):
         out.print(Text(clean(line, 600), "dim"), soft_wrap=True)
     if tree.get("models"):
         out.print(Text(clean(f"model {', '.join(tree['models'])}", 300), "dim"), soft_wrap=True)
@@ -123,17 +131,16 @@ def _said(value: float | None, how: Shown) -> str:
     return "-" if value is None else f"{value * how.factor:,.{how.digits}f}"
 
 
-def _band(ahead: dict[str, Any], how: Shown) -> str:
-    if ahead["lo"] is None:
-        return "none yet"
-    return f"{_said(ahead['lo'], how)} to {_said(ahead['hi'], how)}"
-
-
-def _cell(ahead: dict[str, Any], how: Shown) -> Text:
+def _cell(ahead: dict[str, Any] | None, how: Shown) -> Text:
+    if ahead is None:
+        return Text("-")
     cell = Text(_said(ahead["mean"], how))
-    if ahead["lo"] is not None:
-        cell.append(f"\n{_said(ahead['lo'], how)}–{_said(ahead['hi'], how)}", "dim")
+    cell.append(f"\n{_said(ahead['lo'], how)}–{_said(ahead['hi'], how)}", "dim")
     return cell
+
+
+def _reasons(ahead: dict[str, Any]) -> str:
+    return "; ".join(filter(None, (ahead["why"], ahead["note"])))
 
 
 def _one(row: dict[str, Any], out: Console) -> None:
@@ -146,8 +153,9 @@ def _one(row: dict[str, Any], out: Console) -> None:
     out.print(head, soft_wrap=True)
     lines = []
     for a in row["ahead"]:
-        expected = "-" if a["mean"] is None else f"{_said(a['mean'], how)} {how.unit}"
-        lines.append([f"in {duration(a['horizon_s'])}", expected, _band(a, how), a["why"]])
+        band = f"{_said(a['lo'], how)} to {_said(a['hi'], how)}"
+        expected = f"{_said(a['mean'], how)} {how.unit}"
+        lines.append([f"in {duration(a['horizon_s'])}", expected, band, _reasons(a)])
     grid(out, ("", "expected", "90 % band", "rests on"), lines, "no forecasts")
     out.print()
 
@@ -160,15 +168,19 @@ def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
     out.print(
         Text(f"{clean(rows[0]['signal'])}{unit}: expected, and the 90 % band below", "bold"), soft_wrap=True
     )
-    horizons = [a["horizon_s"] for a in rows[0]["ahead"]]
-    lines = [[r["name"], _said(r["now"], how), *(_cell(a, how) for a in r["ahead"])] for r in rows]
+    by_row = [{a["horizon_s"]: a for a in r["ahead"]} for r in rows]
+    horizons = sorted({h for ahead in by_row for h in ahead})
+    lines = [
+        [r["name"], _said(r["now"], how), *(_cell(ahead.get(h), how) for h in horizons)]
+        for r, ahead in zip(rows, by_row, strict=True)
+    ]
     grid(out, ("", "now", *(duration(h) for h in horizons)), lines, "no entities")
     if more:
         out.print(Text(f"the first {len(rows)}; --name shows others", "dim"))
     out.print()
     bases: dict[str, list[str]] = {}
-    for a in (a for r in rows for a in r["ahead"] if a["why"]):
-        spans = bases.setdefault(a["why"], [])
+    for a in (a for r in rows for a in r["ahead"] if _reasons(a)):
+        spans = bases.setdefault(_reasons(a), [])
         if duration(a["horizon_s"]) not in spans:
             spans.append(duration(a["horizon_s"]))
     grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")

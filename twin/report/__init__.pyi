@@ -1,5 +1,11 @@
 from .collector import Collector as Collector
-from .forecast_texts import Shown as Shown, shown as shown, why as why
+from .forecast_texts import (
+    Shown as Shown,
+    known_ahead as known_ahead,
+    shown as shown,
+    time_left as time_left,
+    why as why,
+)
 from .journal_texts import (
     INSTANTS as INSTANTS,
     brief as brief,

@@ -5,8 +5,11 @@ Shared by the command `racktwin forecasts` and the summary, so that both say the
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from twin.catalogue import duration
 
@@ -53,6 +56,37 @@ def shown(unit: str, most: float) -> Shown:
         return Shown("")
     plain = {"degC": "°C", "1": ""}.get(unit, unit)
     return Shown(plain, 1.0, 0 if most >= 1000 else 1 if most >= 10 else 3)
+
+
+def time_left(seconds: float) -> str:
+    """A time to wait in one unit, rounded up: "3 min", "12 h", "30 d"."""
+    minutes = max(1, math.ceil(seconds / 60.0))
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{math.ceil(minutes / 60)} h" if minutes < 2880 else f"{math.ceil(minutes / 1440)} d"
+
+
+def known_ahead(ahead: list[dict[str, Any]], row_s: Callable[[float], float | None]) -> list[dict[str, Any]]:
+    """The horizons that have a band, ascending; the `note` of one narrower than an earlier one says why.
+
+    `row_s` gives the length of the rows behind a horizon, None where nobody knows.
+    """
+    out: list[dict[str, Any]] = []
+    widest: dict[str, Any] | None = None
+    for point in sorted((a for a in ahead if a["lo"] is not None), key=lambda a: a["horizon_s"]):
+        if widest is None or point["hi"] - point["lo"] >= widest["hi"] - widest["lo"]:
+            widest = point
+        out.append(point | {"note": "" if point is widest else _narrower(widest, point, row_s)})
+    return out
+
+
+def _narrower(wide: dict[str, Any], point: dict[str, Any], row_s: Callable[[float], float | None]) -> str:
+    """The reason why a band is narrower than one of a shorter horizon; "" where none is known."""
+    mine, before = row_s(point["horizon_s"]), row_s(wide["horizon_s"])
+    than = f"narrower than in {duration(wide['horizon_s'])}"
+    if mine is not None and before is not None and mine > before:
+        return f"{than}: a mean over {duration(mine)} varies less than one over {duration(before)}"
+    return f"{than}: it cannot fall below 0" if point["lo"] == 0 else ""
 
 
 def why(basis: str, row_s: float | None = None) -> str:
