@@ -21,7 +21,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.http_body import body_of
-from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed
+from connectors.series import UNKNOWN_NAME, SeriesFaults, SeriesSample, SeriesTable, Sums, packed
 from connectors.series_map import SeriesMap, load_map
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
 from twin.contracts import Inlet
@@ -33,6 +33,12 @@ MAX_LINE = 16 * 2**10
 SLICE = 200  # lines that are read at a stretch, between which the loop goes on
 FAILURES = 3  # fetches on end before the link counts as down
 _END = b"{ \t"
+_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+HINTS = {
+    401: "; expected 200: it wants a `token_file`",
+    403: "; expected 200: it wants another token, or a client certificate (`tls`)",
+    404: "; expected 200: is the path right, usually /metrics?",
+}
 
 
 class PageDecoder:
@@ -46,13 +52,19 @@ class PageDecoder:
         place: str | None = None,
         sums: Sums | None = None,
     ) -> None:
-        self._table = SeriesTable(mapping, site, file, place, sums)
+        self._table, self._file = SeriesTable(mapping, site, file, place, sums), file
+        self._remedy = UNKNOWN_NAME if place else f"{UNKNOWN_NAME}, or give the scrape a `place`"
         self._wanted = {name.encode() for name in self._table.wanted}
 
     @property
     def faults(self) -> SeriesFaults:
         """Bad lines and values of pages that were read all the same."""
         return self._table.faults
+
+    @property
+    def strangers(self) -> SeriesFaults:
+        """Names on pages that were read in part, of which the site has none."""
+        return self._table.strangers
 
     def decode(self, page: bytes, t_ns: int) -> list[Reading | Block]:
         """Parse a page of that instant. Raises BadMessage if it is no page of this kind."""
@@ -83,16 +95,27 @@ class PageDecoder:
             yield samples
         if bad and not count:
             raise BadMessage(f"{why}; {bad} bad lines and no good one")
+        if not count:
+            raise BadMessage(self._why_nothing(page))
 
     def readings(self, samples: list[SeriesSample], t_ns: int) -> list[Reading | Block]:
         """Readings from the samples of a page. Raises BadMessage if none of them is of the site."""
         readings = self._table.read(samples, t_ns)
         if not readings:
-            what = (
-                f"none of {len(samples)} is of an entity of the site" if samples else "the mapping knows none"
-            )
-            raise BadMessage(f"no series to read: {what}")
+            strange = self.strangers.take()
+            why = f": {strange[0][0]}; {self._remedy}" if strange else ""
+            raise BadMessage(f"no series to read: none of {len(samples)} is of an entity of the site{why}")
         return packed(readings)
+
+    def _why_nothing(self, page: bytes) -> str:
+        """Why a page has no series that the mapping names."""
+        if page.lstrip()[:1] == b"<":
+            return "a page of HTML; expected metrics in the text format of Prometheus: is the path /metrics?"
+        heads = (re.split(rb"[{ \t]", line, maxsplit=1)[0] for line in page.split(b"\n", 2000))
+        names = [n.decode("utf-8", "replace")[:60] for n in dict.fromkeys(heads) if _NAME.fullmatch(n)]
+        wanted = ", ".join(sorted(self._table.wanted)[:2])
+        has = f"it has {', '.join(names[:3])}" if names else "it has no series at all"
+        return f"no series to read: {self._file} reads {wanted[:120]} and the like, {has}; is `map` right?"
 
     def _lines(self, page: bytes) -> Iterator[bytes]:
         """The lines of series that the mapping names: an exporter has many others, and comments."""
@@ -143,7 +166,7 @@ def _trust(settings: ScrapeSettings) -> ssl.SSLContext:
 
 
 class PrometheusSource:
-    """Scrapes one exporter. `mapping` may be the name of a packaged one, or a file.
+    """Scrapes one exporter. `mapping` is one with its file's name, one alone, or a packaged one's name.
 
     Raises ConfigError for a mapping or a file that cannot be used.
     """
@@ -152,7 +175,7 @@ class PrometheusSource:
         self,
         name: str,
         url: str,
-        mapping: SeriesMap | str,
+        mapping: tuple[SeriesMap, str] | SeriesMap | str,
         site: Names,
         settings: ScrapeSettings,
         sums: Sums | None = None,
@@ -160,7 +183,9 @@ class PrometheusSource:
         self.name = name
         file = "mapping"
         if isinstance(mapping, str):
-            mapping, file = load_map(mapping)
+            mapping = load_map(mapping)
+        if isinstance(mapping, tuple):
+            mapping, file = mapping
         self.decoder = PageDecoder(site, mapping, file, settings.place, sums)
         self._url, self._period_s, self._timeout_s = url, settings.period_s, settings.timeout_s
         self._tls = _trust(settings) if url.startswith("https:") else None
@@ -169,8 +194,9 @@ class PrometheusSource:
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token}"
 
-    async def run(self, inlet: Inlet) -> None:
+    async def run(self, every: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end."""
+        inlet = every.of(f"scrape {self._shown}")
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         failed = 0
         async with aiohttp.ClientSession(
@@ -183,32 +209,38 @@ class PrometheusSource:
             # the first at once, the others at a phase of its own: many exporters are not asked all at once
             due_s = time.monotonic() - self._period_s * (1 - zlib.crc32(self.name.encode()) / 2**32)
             while True:
+                asked_ns = time.time_ns()
                 try:
                     page = await self._fetch(session)
                 except ConnectorError as error:
                     failed += 1
                     if failed >= FAILURES:
                         raise
-                    inlet.reject(self.name, str(error))
+                    inlet.reject(self._shown, str(error), "look whether the exporter runs")
                 else:
                     failed = 0
-                    await self._take(page, inlet)
+                    await self._take(page, asked_ns, inlet)
                 due_s = max(due_s + self._period_s, time.monotonic())
                 await asyncio.sleep(due_s - time.monotonic())
 
-    async def _take(self, page: bytes, inlet: Inlet) -> None:
-        """Stage what a page says; a large one is read in slices, so that the loop is not held up."""
+    async def _take(self, page: bytes, asked_ns: int, inlet: Inlet) -> None:
+        """Stage what a page says, as of when it was asked for.
+
+        A large one is read in slices, so that the loop is not held up.
+        """
         now_ns = time.time_ns()
         try:
             samples: list[SeriesSample] = []
             for some in self.decoder.parse(page):
                 samples += some
                 await asyncio.sleep(0)
-            inlet.stage(self.decoder.readings(samples, now_ns), now_ns)
+            inlet.stage(self.decoder.readings(samples, asked_ns), now_ns)
         except BadMessage as error:
-            inlet.reject(self.name, str(error))
+            inlet.reject(self._shown, str(error), "compare its `map`, `place` and `url` with what it shows")
         for why, count in self.decoder.faults.take():
-            inlet.reject(self.name, why if count == 1 else f"{why} ({count} times)")
+            inlet.reject(self._shown, why if count == 1 else f"{why} ({count} times)")
+        for why, _ in self.decoder.strangers.take():
+            inlet.skip("name", why, self._shown, UNKNOWN_NAME)
 
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """One page. Raises ConnectorError with what the exporter did instead."""
@@ -216,7 +248,8 @@ class PrometheusSource:
         try:
             async with session.get(self._url, allow_redirects=False, **options) as answer:
                 if answer.status != 200:
-                    raise ConnectorError(f"{self._shown}: answers {answer.status}; expected 200")
+                    hint = HINTS.get(answer.status, "; expected 200")
+                    raise ConnectorError(f"{self._shown}: answers {answer.status}{hint}")
                 return await body_of(answer, self._shown, MAX_PAGE, ConnectorError)
         except TimeoutError as error:
             raise ConnectorError(f"{self._shown}: no whole answer within {self._timeout_s:g} s") from error

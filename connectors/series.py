@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +24,9 @@ MAX_LABEL = 256  # characters of a label that may name an entity
 MAX_PLACES, MAX_STRANGERS = 200_000, 2_000  # label sets that are remembered: of entities, of none
 MAX_PARTS = 500_000  # counters that are parts of sums
 MAX_FAULTS = 200  # kinds of fault between two looks at them
+UNKNOWN_NAME = (
+    "add it to the site file, or give its name there under `names` of a mapping file (`map`, `broker.maps`)"
+)
 MIN_BLOCK = 8  # cells from which a block costs less than single readings
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -112,16 +115,22 @@ class _Rule:
         if any(n.divide < 1 for n in rule.numbers.values()):
             faults.append(f"{at}.numbers: expected a whole number >= 1 to divide by")
 
-    def names(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """(first part, rest) of what the templates make of these labels; nothing where a pattern fails."""
+    def fits(self, labels: Mapping[str, str]) -> dict[str, str] | None:
+        """The labels with what the patterns found in them; None where one of them fails."""
         groups: dict[str, str] = {}
         for label, pattern in self.where.items():
             text = labels.get(label, "")
             match = pattern.fullmatch(text) if len(text) <= MAX_LABEL else None
             if match is None:
-                return
+                return None
             groups |= {k: v for k, v in match.groupdict().items() if v is not None}
-        known = {**labels, **groups}
+        return {**labels, **groups}
+
+    def names(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """(first part, rest) of what the templates make of these labels; nothing where a pattern fails."""
+        known = self.fits(labels)
+        if known is None:
+            return
         for label, number in self.numbers.items():
             text = known.get(label, "")
             if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) < number.subtract:
@@ -142,7 +151,7 @@ class SeriesTable:
     """A checked mapping for one site: turns the samples of a report into readings and blocks.
 
     `place` is a label of that name which every sample has: the entity that a source stands for. `faults` has
-    what was wrong with single samples.
+    what was wrong with single samples, `strangers` those whose labels name nothing of the site.
     """
 
     def __init__(
@@ -153,14 +162,13 @@ class SeriesTable:
         place: str | None = None,
         sums: Sums | None = None,
     ) -> None:
-        self.faults = SeriesFaults()
-        self.unmapped = self.strangers = 0  # samples without a rule, and without an entity
+        self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._site, self._place, self._sums = site, place, sums or Sums()
         self._blank = frozenset(mapping.blank)
         self._lines: dict[tuple[str | None, str], list[_Line]] = {}
         self._parts: dict[tuple[str | None, str], list[_Rule]] = {}  # of ratios
         self._places: dict[tuple[Any, ...], int] = {}
-        self._strangers: set[tuple[Any, ...]] = set()
+        self._strangers: dict[tuple[Any, ...], str] = {}  # of label sets of no entity: what they name
         faults: list[str] = []
         try:
             self._names = expand_names(mapping.names, f"{file}: $.names")
@@ -172,6 +180,7 @@ class SeriesTable:
             raise ConfigError(faults)
         self.wanted = frozenset(name for _, name in (*self._lines, *self._parts))
         """Names of series that some rule reads."""
+        self.measurements = frozenset(m for m, _ in (*self._lines, *self._parts) if m is not None)
 
     def _add(self, rule: SeriesRule, at: str, faults: list[str]) -> None:
         made = _Rule(rule, at, faults)
@@ -208,15 +217,18 @@ class SeriesTable:
         out: list[Reading] = []
         shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
         sums: dict[tuple[str, int, str], tuple[int, int]] = {}
+        strange: dict[str, None] = {}
         for sample in samples:
             key = (sample.measurement, sample.name)
             lines, rules = self._lines.get(key, ()), self._parts.get(key, ())
-            self.unmapped += not lines and not rules
             at = t_ns if sample.t_ns is None else sample.t_ns
+            named, found = "", False
             for line in lines:
                 entity = self._entity(line.rule, sample.labels)
                 if entity is None:
+                    named = named or self._stranger(line.rule, sample.labels)
                     continue
+                found = True
                 signal, value = line.signal, self._value(line, sample)
                 if not line.measure.add:
                     out.append(Reading(signal.table, entity, signal.name, value, at))
@@ -231,9 +243,17 @@ class SeriesTable:
                         sums[cell] = total, at
             for rule in rules:
                 entity = self._entity(rule, sample.labels)
-                if entity is not None and isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
+                if entity is None:
+                    named = named or self._stranger(rule, sample.labels)
+                    continue
+                found = True
+                if isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
                     parts = shares.setdefault((id(rule), entity), (rule, entity, at, {}))[3]
                     parts[sample.name] = parts.get(sample.name, 0.0) + float(sample.value)
+            if named and not found:
+                strange[named] = None
+        for named in strange:
+            self.strangers.add(named)
         for (table, entity, name), (total, at) in sums.items():
             out.append(Reading(table, entity, name, total, at))
         for rule, entity, at, parts in shares.values():
@@ -246,23 +266,43 @@ class SeriesTable:
         if found is not None:
             return found
         if key in self._strangers:
-            self.strangers += 1
             return None
         given = labels if self._place is None else {"place": self._place, **labels}
-        for head, tail in rule.names(given):
+        names = list(rule.names(given))
+        for head, tail in names:
             head = self._names.get(head) or self._names.get(head.partition(".")[0], head)
             found = self._site.entity(rule.table, f"{head}/{tail}" if tail else head)
             if found is not None:
                 break
         if found is None:
-            self.strangers += 1
             if len(self._strangers) >= MAX_STRANGERS:
                 self._strangers.clear()
             if sum(map(len, filter(None, key[1:]))) <= 4 * MAX_LABEL:
-                self._strangers.add(key)
+                self._strangers[key] = self._what_is_strange(rule, given, names)
         elif len(self._places) < MAX_PLACES:
             self._places[key] = found
         return found
+
+    def _stranger(self, rule: _Rule, labels: Mapping[str, str]) -> str:
+        """Why these labels name nothing of the site; empty where that is routine."""
+        return self._strangers.get((id(rule), *map(labels.get, rule.labels)), "")
+
+    def _what_is_strange(
+        self, rule: _Rule, labels: Mapping[str, str], names: Sequence[tuple[str, str]]
+    ) -> str:
+        """Why no entity was found. That a site file lists no fans or disks of a known node is routine."""
+        if names:
+            heads = {self._names.get(head, head) for head, _ in names}
+            below = rule.table != "gpu" and any(tail for _, tail in names)
+            if below and any(self._site.entity(t, h) is not None for t in ("node", "rack") for h in heads):
+                return ""
+            text = " or ".join(dict.fromkeys(f"{h}/{t}" if t else h for h, t in names))
+            return f"no {rule.table} {text[:160]!r} in the site file"
+        if not rule.fits(labels):
+            return ""
+        wanted = " or ".join(rule.templates)
+        has = ", ".join(f"{k}={v!r}" for k, v in list(labels.items())[:6])[:160]
+        return f"no label names the {rule.table}: expected those of {wanted[:160]}, got {has or 'none'}"
 
     def _value(self, line: _Line, sample: SeriesSample) -> float | None:
         """The value in the core unit, None for "no reading"; what cannot be read is a fault."""

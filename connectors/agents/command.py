@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
+from connectors.agents.frame import UNKNOWN_PATH
 from connectors.allowance import Allowance
 from connectors.dsx import BmsDecoder, Heartbeat
 from connectors.orders import summary_of
@@ -282,7 +283,7 @@ class ResultDecoder:
         path = message.topic[len(AGENT) :]
         node = self.site.entity("node", path) if len(path) <= 512 else None
         if node is None:
-            return Ignored("Agent", "its node is not in the site file")
+            return Ignored("Agent", f"no node {path[:120]!r} in the site file", UNKNOWN_PATH)
         if not message.payload:
             return Ignored("Agent", "a retained state that was cleared")
         try:

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from connectors.allowance import Allowance
+from connectors.series import SeriesFaults
+from connectors.stamps import other_unit
 from twin.catalogue import TABLES, BadMessage
 from twin.engine import MAX_VALUES, check_serial
 from twin.telemetry import (
@@ -43,6 +45,7 @@ IDENTITY_BURST, IDENTITY_PER_S = 2**16, 2**8  # of a node or rack: two hundred, 
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
+UNKNOWN_PATH = "add it to the site file, or give the agent the `path` that it has there"
 DCGM: dict[str, tuple[str, float]] = {
     "100": ("sm_clock_hz", 1e6), "101": ("mem_clock_hz", 1e6), "112": ("clock_event_bits", 1.0),
     "140": ("hbm_temp_c", 1.0), "150": ("temp_c", 1.0), "153": ("thermal_margin_k", 1.0),
@@ -97,6 +100,7 @@ class ItDecoder:
 
     def __init__(self, names: Names) -> None:
         self.names = names
+        self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._place: dict[str, tuple[str, int]] = {}
         self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
         self._identities = Allowance("identities", IDENTITY_BURST, IDENTITY_PER_S)
@@ -113,14 +117,15 @@ class ItDecoder:
             return Ignored(message.topic[:40], "not a topic of the IT side")
         place = self._find(message.topic[len(FRAME) :])
         if place is None:
-            return Ignored("Frame", "its rack or node is not in the site file")
+            name = message.topic[len(FRAME) :][:120]
+            return Ignored("Frame", f"no rack or node {name!r} in the site file", UNKNOWN_PATH)
         try:
             decoder = _MSGPACK if message.payload[:1] and message.payload[0] >= 0x80 else _JSON
             frame = decoder.decode(message.payload)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
             raise BadMessage(f"not an IT frame: {str(error)[:200]}") from error
-        if not 0 < frame.t_ns < 2**62:
-            raise BadMessage(f"t_ns {frame.t_ns}; expected UTC nanoseconds")
+        if not 0 < frame.t_ns < 2**62 or other_unit(frame.t_ns):
+            raise BadMessage(f"t_ns {frame.t_ns}{other_unit(frame.t_ns)}; expected UTC nanoseconds")
         _check_sender(frame.sender, message.topic[len(FRAME) :])
         table, entity = place
         blocks: list[Any] = []
@@ -213,8 +218,9 @@ class ItDecoder:
                 continue
             name, factor = DCGM.get(key, (key, 1.0)) if kind == "gpu" else (key, 1.0)
             signal = spec.get(name)
-            if signal is None:
-                continue  # a newer agent may know more than we do
+            if signal is None:  # a newer agent may know more than we do
+                self.strangers.add(f"no signal {kind}.{name[:60]} in the catalogue")
+                continue
             array = _array(column, name, n, signal.kind == "counter")
             if signal.kind == "counter":
                 if name not in counters:  # by its number and by its name: the first counts

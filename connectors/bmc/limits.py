@@ -177,7 +177,8 @@ class BmcSource:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._fleet.close()
 
-    async def _follow(self, bmc: Bmc, inlet: Inlet) -> None:
+    async def _follow(self, bmc: Bmc, every: Inlet) -> None:
+        inlet = every.of(f"bmc {bmc.name}")
         # at a phase of its own, so that not all are asked at once
         await asyncio.sleep(self._period_s * (zlib.crc32(bmc.name.encode()) / 2**32))
         backoff = Backoff(2 * self._period_s, max(LONGEST_S, self._period_s))

@@ -41,7 +41,12 @@ MAX_NUMBER = 1e12  # after conversion; nothing in the catalogue comes near
 HOLD_NS = 250 * 10**9  # 2.5 republish periods of 100 s
 MIN_MS, MAX_MS = 946_684_800_000, 4_102_444_800_000  # the years 2000 to 2100
 PUB_VALUE, PUB_METADATA = "BMS/v1/PUB/Value/", "BMS/v1/PUB/Metadata/"
+SETTLE_NS = 60 * 10**9  # after the first message, in which retained metadata arrives
+NO_METADATA = "the BMS has to publish retained metadata of it under BMS/v1/PUB/Metadata/"
+WRONG_METADATA = "mend the metadata of that point in the BMS"
+UNKNOWN_OBJECT = "name it in the site file as the BMS does, or find it there by `racktwin discover`"
 _NO_SIGNAL = "no signal for it in the catalogue"
+_UNKNOWN = "is not in the site file"
 
 
 class _Value(msgspec.Struct):
@@ -99,6 +104,7 @@ class BmsDecoder:
     def __init__(self, names: Names, *, ours: Collection[str] = (), default_hall: str | None = None) -> None:
         self.stats = Stats()
         self.notes: dict[str, int] = {}
+        self._since_ns = 0  # when the first message came
         self._names, self._ours, self._default_hall = names, frozenset(ours), default_hall
         self._points: dict[str, _Point] = {}
         self._held = 0
@@ -177,7 +183,9 @@ class BmsDecoder:
         what = parts[5] if parts[5] in POINT_TYPES else "unknown point type"
         if key in self._points:
             return self._ignore(what, "published in another name than its owner's")
-        return self._ignore(what, "no metadata yet")
+        self._since_ns = self._since_ns or message.t_ns
+        settled = message.t_ns - self._since_ns > SETTLE_NS
+        return self._ignore(what, "no metadata yet", NO_METADATA if settled else "")
 
     def _announce(self, key: str, message: Message) -> list[Reading] | Ignored:
         if len(message.payload) > MAX_METADATA_BYTES:
@@ -240,9 +248,9 @@ class BmsDecoder:
         """Find entity, row and conversion of a point, or the reason why its values are ignored."""
         why = self._find(point)
         if why is not None:
-            point.ignored = Ignored(
-                point.meta.point_type if point.meta.point_type in POINT_TYPES else "unknown point type", why
-            )
+            kind = point.meta.point_type if point.meta.point_type in POINT_TYPES else "unknown point type"
+            remedy = UNKNOWN_OBJECT if why.endswith(_UNKNOWN) else WRONG_METADATA if "expected" in why else ""
+            point.ignored = Ignored(kind, why, remedy)
             return
         assert point.group is not None
         group = self._groups.setdefault(point.group, [])
@@ -303,7 +311,7 @@ class BmsDecoder:
         for table in tables if wire is not None else ():
             if (index := entity(table, site_name(wire or ""))) is not None:
                 return table, index
-        return f"object {wire} is not in the site file" if wire is not None else "no id of an object", None
+        return f"object {wire} {_UNKNOWN}" if wire is not None else "no id of an object", None
 
     def _settle(self, key: tuple[PointRow, int]) -> None:
         """Give the points of a group their cells again, in the order of their tags."""
@@ -383,9 +391,9 @@ class BmsDecoder:
         payload = msgspec.json.encode({"value": wire, "timestamp": t_ns // 1_000_000, "quality": 1})
         return f"BMS/v1/{meta.integration}/Value/{point.key}", payload
 
-    def _ignore(self, what: str, why: str) -> Ignored:
+    def _ignore(self, what: str, why: str, remedy: str = "") -> Ignored:
         self.stats.ignored += 1
-        return Ignored(what, why)
+        return Ignored(what, why, remedy)
 
     def _bad(self, message: Message, text: str) -> BadMessage:
         self.stats.bad += 1

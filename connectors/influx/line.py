@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from line_protocol_parser import LineFormatError, parse_line  # type: ignore[import-untyped]
 
-from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed
+from connectors.series import UNKNOWN_NAME, SeriesFaults, SeriesSample, SeriesTable, Sums, packed
 from connectors.series_map import SeriesMap
+from connectors.stamps import other_unit
 from twin.catalogue import BadMessage
 from twin.telemetry import Block, Ignored, Message, Names, Reading
 
 MAX_PAYLOAD = 8 * 2**20
 MAX_LINES, MAX_LINE = 20_000, 64 * 2**10
+UNMAPPED = "add a rule to a mapping of yours (`broker.maps`), or leave it out at the publisher"
 STEP_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
@@ -33,13 +35,18 @@ class LineDecoder:
         precision: Literal["ns", "us", "ms", "s"] = "ns",
         sums: Sums | None = None,
     ) -> None:
-        self._table = SeriesTable(mapping, site, file, sums=sums)
+        self._table, self._file = SeriesTable(mapping, site, file, sums=sums), file
         self._step_ns = STEP_NS[precision]
 
     @property
     def faults(self) -> SeriesFaults:
         """Bad lines and fields of messages that were decoded all the same."""
         return self._table.faults
+
+    @property
+    def strangers(self) -> SeriesFaults:
+        """Names in messages that were read in part, of which the site has none."""
+        return self._table.strangers
 
     def decode(self, message: Message) -> list[Reading | Block] | Ignored:
         """Decode the lines. Raises BadMessage if not one line of it can be read."""
@@ -68,11 +75,17 @@ class LineDecoder:
         for why in bad:
             self.faults.add(why)
         readings = self._table.read(samples, message.t_ns)
-        if not readings:
-            return Ignored(
-                "Influx lines", "no line of a measurement, field and entity that the mapping knows"
-            )
-        return packed(readings)
+        if readings:
+            return packed(readings)
+        if strange := self._table.strangers.take():
+            return Ignored("name", strange[0][0], UNKNOWN_NAME)
+        names = {s.measurement or "" for s in samples}
+        known = sorted(names & self._table.measurements)
+        if known:
+            fields = ", ".join(dict.fromkeys(s.name for s in samples))[:80]
+            return Ignored("field", f"{self._file} reads no field of {known[0]!r} among {fields}")
+        text = ", ".join(sorted(names))[:80]
+        return Ignored("measurement", f"{self._file} has no rule for measurement {text!r}", UNMAPPED)
 
     def _line(self, line: str) -> dict[str, Any] | None:
         """One parsed line with its time checked, None for an empty one. Raises ValueError and its kin."""
@@ -83,8 +96,8 @@ class LineDecoder:
         read: dict[str, Any] | None = parse_line(line)
         if read is not None and read["time"] is not None:
             read["time"] *= self._step_ns
-            if not 0 < read["time"] < 2**62:
-                raise ValueError(f"time {read['time']}; expected nanoseconds since 1970")
+            if not 0 < read["time"] < 2**62 or other_unit(read["time"]):
+                raise ValueError(f"time {read['time']}{other_unit(read['time'])}; expected ns since 1970")
         return read
 
     def _samples(self, read: dict[str, Any]) -> Iterator[SeriesSample]:

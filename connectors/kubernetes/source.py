@@ -278,7 +278,8 @@ class KubernetesSource:
 
     def _report_faults(self, inlet: Inlet) -> None:
         for host in self._hosts.strangers:
-            inlet.skip("node of Kubernetes", f"{host[:60]} is no node of the site; name it in node_names")
+            why = f"{host[:60]!r} of Kubernetes is no node of the site"
+            inlet.skip("host", why, host[:60], "name its node in `kubernetes.node_names`")
         self._hosts.strangers.clear()
         for why in self._hosts.faults:
             inlet.reject(self.name, why)

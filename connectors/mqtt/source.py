@@ -20,7 +20,7 @@ from connectors.influx import LineDecoder
 from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
 from connectors.mqtt.origin import origin_of
-from connectors.series import SeriesFaults
+from connectors.series import UNKNOWN_NAME, SeriesFaults
 from connectors.series_map import load_map
 from connectors.sparkplug import SparkplugDecoder, rebirth
 from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
@@ -123,6 +123,7 @@ class Router:
         self._routes = [(matcher(r.topic), r.form, r.map) for r in (*CORE, *extra, *COMMON)]
         self._decoders: dict[tuple[Form, str], Decoder] = {}
         self._inner: list[SeriesFaults] = []  # of the decoders that read messages in part
+        self._strange: list[SeriesFaults] = []
         self._attached: list[tuple[str, Decode]] = []
 
     def attach(self, prefix: str, decode: Decode) -> None:
@@ -183,12 +184,18 @@ class Router:
         self._gather_faults()
 
     def _gather_faults(self) -> None:
-        in_parts = (d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder))
-        self._inner = [d.faults for d in in_parts]
+        in_parts = [
+            d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder | ItDecoder)
+        ]
+        self._inner, self._strange = [d.faults for d in in_parts], [d.strangers for d in in_parts]
 
     def faults(self) -> list[tuple[str, int]]:
         """Faults inside messages that were decoded all the same, and how often, since the last call."""
         return [fault for inner in self._inner if inner.kinds for fault in inner.take()]
+
+    def strangers(self) -> list[tuple[str, int]]:
+        """Names in messages that were decoded in part, of which the site has none, since the last call."""
+        return [named for strange in self._strange if strange.kinds for named in strange.take()]
 
     def wanted_births(self) -> list[str]:
         """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""
@@ -300,6 +307,8 @@ class MqttSource:
             inlet.stage(items, message.t_ns)
         for why, count in self.router.faults():
             inlet.reject(topic, why if count == 1 else f"{why} ({count} times)")
+        for why, _ in self.router.strangers():
+            inlet.skip("name", why, topic, UNKNOWN_NAME)
 
     async def _check(self, inlet: Inlet) -> None:
         """Report floods and faults of the link, and ask Sparkplug nodes for births we missed."""

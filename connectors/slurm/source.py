@@ -94,7 +94,8 @@ class SlurmSource:
             inlet.reject(self.name, why)
         self.ledger.faults.clear()
         for host in self.ledger.strangers:
-            inlet.skip("host of Slurm", f"{host[:60]} is no node of the site; name it in node_names")
+            why = f"{host[:60]!r} of Slurm is no node of the site"
+            inlet.skip("host", why, host[:60], "name its node in `jobs.slurm.node_names`")
         self.ledger.strangers.clear()
         if events:
             inlet.stage(events, time.time_ns())

@@ -76,6 +76,11 @@ class SparkplugDecoder:
         """Faults of single metrics in messages that were decoded all the same."""
         return self._table.faults
 
+    @property
+    def strangers(self) -> SeriesFaults:
+        """Names in messages that were read in part, of which the site has none."""
+        return self._table.strangers
+
     def decode(self, message: Message) -> list[Reading | Block] | Ignored:
         """Decode a message. Raises BadMessage."""
         parts = message.topic.split("/") if len(message.topic) <= MAX_TOPIC else []

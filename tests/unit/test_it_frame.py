@@ -104,7 +104,9 @@ def test_unknown_columns_are_passed_over_unless_they_are_all(decoder: ItDecoder)
 )
 def test_unknown_places_are_ignored(decoder: ItDecoder, path: str) -> None:
     got = decoder.decode(Message(T, FRAME + path, b"garbage"))
-    assert got == Ignored("Frame", "its rack or node is not in the site file")
+    assert isinstance(got, Ignored)
+    assert got.why == f"no rack or node {path[:120]!r} in the site file"
+    assert "add it to the site file" in got.remedy
     assert isinstance(decoder.decode(Message(T, "IT/v1/NICO/Request/x", b"")), Ignored)
 
 

@@ -187,7 +187,7 @@ def test_a_bad_line_costs_only_itself(site: Site, line: str | bytes) -> None:
     "page", [b"", b"<html>no</html>", b"\xff\x00" * 100, DCGM.replace('gpu="1"', 'gpu="9"').encode()]
 )
 def test_a_page_of_another_kind_is_bad(site: Site, page: bytes) -> None:
-    with pytest.raises(BadMessage, match="no series to read"):
+    with pytest.raises(BadMessage, match=r"no series to read|a page of HTML"):
         decoder(site, "dcgm").decode(page, T)
 
 

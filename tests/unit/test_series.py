@@ -59,7 +59,29 @@ def test_a_place_stands_for_what_the_labels_do_not_say(site: Site) -> None:
     assert t.read([SeriesSample("p", {"host": "stranger", "i": "0"}, 1.0)], T)[0].entity == 4
     assert t.read([SeriesSample("p", {"i": "1"}, 1.0)], T)[0].entity == 5
     assert t.read([SeriesSample("p", {"i": "4"}, 1.0)], T) == []
-    assert t.strangers == 1
+    assert t.strangers.take() == [("no gpu 'lab/h/r1/node1/gpu4' in the site file", 1)]
+
+
+def test_names_that_the_site_does_not_have_are_told_once_a_report(site: Site) -> None:
+    t = table(site, {**GPU, "signals": {"p": "power_w", "c": "temp_c"}})
+    samples = [SeriesSample(s, {"host": "node99", "i": str(i)}, 1.0) for s in "pc" for i in range(2)]
+    for _ in range(3):
+        t.read([*samples, SeriesSample("p", {"host": "lab/h/r1/node1", "i": "0"}, 1.0)], T)
+    assert t.strangers.take() == [(f"no gpu 'node99/gpu{i}' in the site file", 3) for i in range(2)]
+    t.read([SeriesSample("p", {"gpu": "0", "UUID": "GPU-1"}, 1.0)], T)
+    ((why, _),) = t.strangers.take()
+    assert why == (
+        "no label names the gpu: expected those of {host}/gpu{i} or {place}/gpu{i}, got gpu='0', UUID='GPU-1'"
+    )
+
+
+def test_parts_of_a_known_node_that_the_site_does_not_list_are_routine(site: Site) -> None:
+    rule = {"table": "link", "entity": ["{host}/rail{n}"], "signals": {"r": "rx_bytes_per_s"}}
+    t = table(site, rule)
+    t.read([SeriesSample("r", {"host": "lab/h/r1/node0", "n": "77"}, 1.0)], T)
+    assert not t.strangers.kinds
+    t.read([SeriesSample("r", {"host": "node99", "n": "0"}, 1.0)], T)
+    assert t.strangers.take() == [("no link 'node99/rail0' in the site file", 1)]
 
 
 def test_hosts_by_other_names(site: Site) -> None:

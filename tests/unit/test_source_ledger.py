@@ -109,6 +109,18 @@ def test_the_ledger_knows_who_carries_a_cell(ingest: Ingest) -> None:
     assert row(ingest, agent.name, T)["carries"] == {"gpu": {"entities": 4, "signals": 2}}
 
 
+def test_values_out_of_range_are_told_of_the_source_that_brought_them(ingest: Ingest) -> None:
+    scrape = ingest.of("scrape http://node0:9400/metrics")
+    block = Block("gpu", 2, ("temp_c",), np.array([[40.0, 3130.0]], np.float32), (), np.empty((0, 2)), T)
+    scrape.stage([block], T)
+    ingest.take(0, T, 1.0)
+    (line,) = ingest.ledger.overview(T)
+    assert line["source"] == scrape.name
+    assert line["why"].startswith("gpu.temp_c out of range: expected ")
+    assert line["example"] == f"{ingest.site.name('gpu', 3)}: 3130"
+    assert "unit" in line["remedy"]
+
+
 def test_strangers_hide_no_real_source_and_their_counts_are_kept(ingest: Ingest) -> None:
     most = source_ledger.MAX_STRANGERS
     ingest.of("agent real", outside=True).stage([power(0, T)], T)

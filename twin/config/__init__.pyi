@@ -38,5 +38,6 @@ from .schema import (
     Tls as Tls,
     differs as differs,
     load_config as load_config,
+    targets_of as targets_of,
     warn_exposed as warn_exposed,
 )

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import ssl
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from connectors.slurm import expand_hosts
 from twin.catalogue import ConfigError
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
@@ -27,6 +30,7 @@ from twin.config.section import Problems, Strict
 from twin.site import convert
 
 log = logging.getLogger(__name__)
+_HOST_LIST = re.compile(r"\[[0-9,\-]+\]")
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 
 
@@ -65,8 +69,12 @@ class Broker(_Strict, frozen=True):
 
 
 class Scrape(_Strict, frozen=True):
-    """A Prometheus exporter. `map` names a mapping table: a packaged one (dcgm, ascend, neuron, node,
-    storage) or a file; `place` is the entity that all its series belong to, if the labels do not say.
+    """Prometheus exporters: one, or with a host list in `url` one for each host, such as
+    `http://node[01-18]:9400/metrics`. `map` names a mapping table: a packaged one (dcgm, ascend, neuron,
+    node, storage) or a file.
+
+    `place` is the entity that all its series belong to, if the labels do not say: a list as long as that of
+    the hosts; without it, the node of the host's name.
     """
 
     url: str
@@ -76,6 +84,45 @@ class Scrape(_Strict, frozen=True):
     place: str | None = None
     token_file: str | None = None
     tls: Tls | None = None
+
+
+def targets_of(scrape: Scrape, where: str) -> list[tuple[str, str | None]]:
+    """(URL, place or None) of each exporter that a section stands for. Raises ConfigError."""
+    scheme, _, rest = scrape.url.partition("://")
+    host, slash, path = rest.partition("/")
+    if not _HOST_LIST.search(host):
+        return [(scrape.url, scrape.place)]
+    try:
+        hosts = expand_hosts(host)
+        places = expand_hosts(scrape.place) if scrape.place is not None else []
+    except ValueError as error:
+        raise ConfigError(f"$.{where}: {error}") from None
+    if places and len(places) != len(hosts):
+        raise ConfigError(f"$.{where}: {len(hosts)} hosts for {len(places)} places; expected as many")
+    urls = [f"{scheme}://{h}{slash}{path}" for h in hosts]
+    return [(url, places[i] if places else None) for i, url in enumerate(urls)]
+
+
+def _scrape_problems(scrapes: Sequence[Scrape]) -> list[str]:
+    out = Problems()
+    known: dict[tuple[str, str], str] = {}
+    for i, scrape in enumerate(scrapes):
+        out.http(f"scrapes[{i}].url", scrape.url)
+        out.within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
+        out.within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
+        try:
+            targets = targets_of(scrape, f"scrapes[{i}].url")
+        except ConfigError as error:
+            out += error.problems
+            continue
+        for url, _ in targets:
+            other = known.setdefault((url, scrape.map), f"$.scrapes[{i}]")
+            if other != f"$.scrapes[{i}]":
+                out.append(
+                    f"$.scrapes[{i}].url: {other} scrapes {url[:80]} with map {scrape.map[:40]} already; "
+                    "expected each exporter once"
+                )
+    return out[:20]
 
 
 class Jobs(_Strict, frozen=True):
@@ -297,10 +344,7 @@ def _problems(config: Config) -> list[str]:
                 f"$.broker.integration: expected a level of a topic, without + # /, got "
                 f"{config.broker.integration!r}"
             )
-    for i, scrape in enumerate(config.scrapes):
-        out.http(f"scrapes[{i}].url", scrape.url)
-        out.within(f"scrapes[{i}].period_s", scrape.period_s, 0.5, 3600)
-        out.within(f"scrapes[{i}].timeout_s", scrape.timeout_s, 0.1, 60)
+    out += _scrape_problems(config.scrapes)
     out += scheduler_problems(config.jobs.slurm, config.kubernetes, config.burn_in)
     out += power_problems(config.power)
     out += actuator_problems(config.redfish, config.dcmi)

@@ -116,7 +116,11 @@ class Ingest:
         """Cut a frame."""
         self.urgent.clear()
         self._identities = 0
-        return self.inbox.take(tick, now_ns, dt_s)
+        frame = self.inbox.take(tick, now_ns, dt_s)
+        for signal, entity, value, count in self.inbox.absurd:
+            name = self.site.name(signal.table, entity)
+            self.ledger.out_of_range(signal, entity, f"{name}: {value:g}", count)
+        return frame
 
     def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
         """Count a message of nobody in particular that is not used."""

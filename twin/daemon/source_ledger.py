@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import NS, TABLES
+from twin.catalogue import NS, TABLES, Signal
 from twin.contracts import Item
 from twin.daemon.source_account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
 
@@ -137,13 +137,13 @@ class SourceLedger:
         """The account of a number of `carriers_of`."""
         return self._numbered[number]
 
-    def out_of_range(self, key: str, entity: int, text: str, count: int) -> None:
+    def out_of_range(self, signal: Signal, entity: int, example: str, count: int) -> None:
         """Values beyond the range of a signal came, `count` of them, the first of this entity."""
-        column = self._carriers.get(key)
+        column = self._carriers.get(signal.key)
         number = int(column[entity]) if column is not None else -1
         account = self._numbered[number] if number >= 0 else self.account(OTHERS)
-        line = UnusedLine("range", key, text, REMEDIES["range"], "")
-        account.note(line, count)
+        why = f"{signal.key} out of range: expected {signal.low:g} to {signal.high:g} {signal.unit}"
+        account.note(UnusedLine("range", signal.key, why, REMEDIES["range"], example), count)
 
     def blame(self, account: SourceAccount, line: UnusedLine) -> None:
         """A source has a reason that is worth a line: the first of each kind is logged."""

@@ -51,6 +51,8 @@ class Inbox:
         self.stages = {t: Stage(t, n) for t, n in sizes.items() if n > 0}
         self.events: list[Event] = []
         self.urgent = False
+        self.absurd: list[tuple[Signal, int, float, int]] = []
+        """(signal, entity, value, number of cells) out of range in the last frame; the first of each."""
         self.counts: dict[str, int] = dict.fromkeys(
             ("accepted", "coalesced", "older", "clamped", "untrusted", "missing", "out_of_range",
              "unknown_entity", "counter_resets", "counter_wraps", "counter_jumps", "events",
@@ -294,6 +296,7 @@ class Inbox:
         """Cut a frame: what arrived since the last one, quantised; then begin anew."""
         updates: list[TableUpdate] = []
         counts: list[Counts] = []
+        self.absurd.clear()
         for table in self.stages:
             stage = self.stages[table]
             for group in sorted(stage.dirty):
@@ -316,7 +319,9 @@ class Inbox:
             scratch = np.empty(len(t_ns), np.float32)
             for k, row in enumerate(gauges.tolist()):
                 value = stage.value[row] if entity is None else stage.value[row, entity]
-                self._quantise(stage.signals[row], value, scratch, q[k])
+                if first := self._quantise(stage.signals[row], value, scratch, q[k]):
+                    at = first[0] if entity is None else int(entity[first[0]])
+                    self.absurd.append((stage.signals[row], at, *first[1:]))
             updates.append(TableUpdate(stage.table, gauges, entity, q, t_ns))
         if len(counters):
             cells: Any = counters if entity is None else np.ix_(counters, entity)
@@ -327,21 +332,26 @@ class Inbox:
             counts.append(Counts(stage.table, counters, entity, raw, gain, t_ns))
         hits.fill(0)
 
-    def _quantise(self, spec: Signal, value: F32, scratch: F32, out: I32) -> None:
+    def _quantise(self, spec: Signal, value: F32, scratch: F32, out: I32) -> tuple[int, float, int] | None:
+        """Whole quanta into `out`; (place, value, number) of values out of range, if any."""
         low, high = value.min(), value.max()  # NaN propagates through both
         if not (low >= spec.low and high <= spec.high):
             missing = np.isnan(value)
             untrusted = value == _UNTRUSTED
             absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
-            value = np.where(missing | untrusted | absurd, np.float32(0), value)
+            given, value = value, np.where(missing | untrusted | absurd, np.float32(0), value)
         np.multiply(value, np.float32(1.0 / spec.quantum), out=scratch)
         np.rint(scratch, out=scratch)
         np.copyto(out, scratch, casting="unsafe")
         if low >= spec.low and high <= spec.high:
-            return
+            return None
         out[missing], out[untrusted], out[absurd] = MISSING_Q, UNTRUSTED_Q, ABSURD_Q
         for name, mask in (("missing", missing), ("untrusted", untrusted), ("out_of_range", absurd)):
             self.counts[name] += int(np.count_nonzero(mask))
+        if not absurd.any():
+            return None
+        first = int(absurd.argmax())
+        return first, float(given[first]), int(np.count_nonzero(absurd))
 
     def forget(self, table: str, entity: int) -> None:
         """A slot has a new device: what the old one said, pending or before, counts no more."""

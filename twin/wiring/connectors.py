@@ -17,8 +17,9 @@ from connectors.mqtt import LinkSettings, MqttSource, Presence, Router, TopicRou
 from connectors.prometheus import PrometheusSource, ScrapeSettings
 from connectors.series import Sums
 from connectors.series_map import load_map
+from connectors.slurm import find_node
 from twin.catalogue import ActuationError, ConfigError
-from twin.config import Broker, Loaded, Scrape, Tls, warn_exposed
+from twin.config import Broker, Loaded, Scrape, Tls, targets_of, warn_exposed
 from twin.contracts import Sink, Source
 from twin.site import Site
 from twin.telemetry import Ignored
@@ -136,10 +137,12 @@ def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
 def make_scrapes(loaded: Loaded, site: Site) -> list[Source]:
     """The exporters that are scraped. Raises ConfigError for a mapping that is none."""
     sums = Sums()  # a counter may be the sum of what several exporters show
-    return [_scrape(loaded, site, n, s, sums) for n, s in enumerate(loaded.config.scrapes)]
+    scrapes = enumerate(loaded.config.scrapes)
+    return [source for number, part in scrapes for source in _scrape(loaded, site, number, part, sums)]
 
 
-def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums) -> Source:
+def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums) -> list[PrometheusSource]:
+    """A source for each exporter of a section."""
     tls = scrape.tls or Tls()
 
     def path(name: str | None) -> str | None:
@@ -148,14 +151,26 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
     settings = ScrapeSettings(
         period_s=scrape.period_s,
         timeout_s=scrape.timeout_s,
-        place=scrape.place,
         token=loaded.secret(scrape.token_file),
         ca_file=path(tls.ca_file),
         cert_file=path(tls.cert_file),
         key_file=path(tls.key_file),
     )
-    mapping = load_map(scrape.map, loaded.path.parent)[0]
-    return PrometheusSource(f"scrape-{number}", scrape.url, mapping, site, settings, sums)
+    mapping, file = load_map(scrape.map, loaded.path.parent)
+    targets, out = targets_of(scrape, f"scrapes[{number}].url"), list[PrometheusSource]()
+    for url, given in targets:
+        host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        name = f"scrape-{number}" if len(targets) == 1 else f"scrape-{number}/{host}"
+        place = given if given is not None else _node_of(site, host)
+        own = replace(settings, place=place)
+        out.append(PrometheusSource(name, url, (mapping, file), site, own, sums))
+    return out
+
+
+def _node_of(site: Site, host: str) -> str | None:
+    """The full path of the node that a host and its port mean; None for none."""
+    node = find_node(site, host.rpartition(":")[0] or host)
+    return None if node is None else site.name("node", node)
 
 
 def make_jobs(loaded: Loaded, roster: Roster) -> list[Source]:
