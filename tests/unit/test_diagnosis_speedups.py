@@ -192,7 +192,7 @@ def test_a_watch_and_its_copy_see_the_same_meter_fall_silent() -> None:
         state.now_ns += NS
         state.tick += 1
         readings.begin()
-        other.update(state, readings, {}, 1.0)
+        other.update(state, readings, {})
     rack = other.meters["rack"]
     assert rack.silent[rack.index("power_w")].all()
     assert not rack.silent[rack.index("flow_lpm")].any()

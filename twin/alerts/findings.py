@@ -174,11 +174,11 @@ class Findings(EntityState):
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
         column, n = state.tables[table], site.sizes[table]
         guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        stale_ns = 0
+        stale_ns = np.zeros(n, np.int64)
         for key in GUARDING[table]:
             signal, limit = find_signal(key), site.limits.get(key)
             assert signal is not None
-            stale_ns = max(stale_ns, int(column.freshness.stale_ns[signal.row]))
+            stale_ns = np.maximum(stale_ns, column.limits(signal.row).stale_ns)
             if limit is not None:
                 stated = np.isfinite(limit.guard) | np.isfinite(limit.max)
                 limited |= stated
@@ -191,7 +191,7 @@ class Findings(EntityState):
         before_ns = self.unguarded_since_ns[table][bare]
         since_ns[bare] = np.where(before_ns == 0, state.now_ns, before_ns)
         self.unguarded_since_ns[table] = since_ns
-        lasting = bare[state.now_ns - since_ns[bare] > stale_ns]
+        lasting = bare[state.now_ns - since_ns[bare] > stale_ns[bare]]
         if len(lasting) == 0:
             return None
         unlimited = int(np.count_nonzero(~limited[lasting]))
@@ -335,7 +335,7 @@ def _stale(site: Site, state: State, key: str, windows: Windows) -> Finding | No
     unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
     # One reading left out does not make it stale
     unusable &= (quality != MISSING) | ~column.lately_good(signal, state.now_ns)
-    in_maintenance = windows.excused(table, state.now_ns, int(column.freshness.stale_ns[signal.row]))
+    in_maintenance = windows.excused(table, state.now_ns, column.limits(signal.row).stale_ns)
     if in_maintenance is not None:
         unusable &= ~in_maintenance
     silent = np.flatnonzero(unusable)

@@ -91,15 +91,14 @@ def _reported(column: TableState) -> np.ndarray:
     return out
 
 
-def _cadence(state: State, table: str) -> tuple[float, float, int]:
-    """(period in s, wait in s until it is late, age in ns of a stale reading) of the fastest signal."""
-    freshness = state.tables[table].freshness
-    row = int(np.argmin(freshness.period_s[: freshness.n_gauges]))
-    return (
-        float(freshness.period_s[row]),
-        max(AFTER_S, float(freshness.drift_s[row])),
-        int(freshness.stale_ns[row]),
-    )
+def _cadence(state: State, table: str) -> tuple[float, float, I64]:
+    """(declared period in s, wait in s until it is late, age in ns of a stale reading [n]) of the fastest
+    signal.
+    """
+    column = state.tables[table]
+    row = int(np.argmin(column.freshness.period_s[: column.freshness.n_gauges]))
+    period_s, patience_s = float(column.freshness.period_s[row]), float(column.freshness.drift_s[row])
+    return period_s, max(AFTER_S, patience_s), column.limits(row).stale_ns
 
 
 def _finding(site: Site, table: str, late: np.ndarray, patience_s: float, connected: bool) -> Finding:

@@ -156,8 +156,8 @@ class Windows:
                 records.append(KeptBackRecord(window=name, control=key, count=count, why=why))
         return records
 
-    def excused(self, table: str, now_ns: int, stale_ns: int) -> Bool | None:
-        """Entities whose silence is expected [n]: in a window, or in the first `stale_ns` after one."""
+    def excused(self, table: str, now_ns: int, stale_ns: I64) -> Bool | None:
+        """Entities whose silence is expected [n]: in a window, or in the first `stale_ns` [n] after one."""
         mask, ended_ns = self.masks.get(table), self.ended_ns.get(table)
         if ended_ns is None:
             return mask
@@ -178,7 +178,7 @@ class Windows:
         heard_ns = table.last_good_ns(signal, index)
         if (heard_ns >= ended_ns[index]).all():
             return slew_per_s
-        free_s = table.freshness.drift_s[row]
+        free_s = table.limits(row).drift_s[index]
         age_s = table.silence_s((now_ns - heard_ns) / NS, now_ns)
         late_s = np.maximum(age_s - free_s, 0.0)
         since_s = np.maximum(np.minimum(age_s, (now_ns - ended_ns[index]) / NS) - free_s, 0.0)

@@ -233,14 +233,15 @@ class Leases(EntityState):
         late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
         return np.flatnonzero(late).astype(np.int32)
 
-    def unread(self, heard_ns: I64, wait_s: float, now_ns: int, resumed_ns: int = 0) -> I32:
-        """Answered commands of which no read-back has been heard for so long, or no longer.
+    def unread(self, heard_ns: I64, wait_s: F64, now_ns: int, resumed_ns: int = 0) -> I32:
+        """Answered commands of which no read-back has been heard for so long [n], or no longer.
 
         `resumed_ns`: nobody listened before. A device that fell silent may have let its lease lapse.
         """
-        since_ns = max(now_ns - round(wait_s * NS), 0)
-        if self.n == 0 or heard_ns.min() > since_ns or resumed_ns > since_ns:
+        since_ns = np.maximum(now_ns - np.rint(wait_s * NS).astype(np.int64), 0)
+        if self.n == 0 or (heard_ns > since_ns).all():
             return np.zeros(0, np.int32)
         answered = (self.state >= ACCEPTED) & (self.state <= DONE)
-        silent = self.running() & answered & (np.maximum(heard_ns, self.issued_ns) <= since_ns)
+        since = np.maximum(np.maximum(heard_ns, self.issued_ns), resumed_ns)
+        silent = self.running() & answered & (since <= since_ns)
         return np.flatnonzero(silent).astype(np.int32)

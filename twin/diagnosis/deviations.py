@@ -21,18 +21,16 @@ from twin.telemetry import EntityState, Sizes, State, keyed, part
 # Tables with more rows are looked at a part per tick: the cost of a tick stays the same.
 SLICE = 8_192
 NONE, SOME, ALL = 0, 1, 2  # of the cells
-FAR_NS = 2**62  # later than any reading
 
 
 class NewReadings(EntityState):
-    """New readings of this tick by cell, and the reporting rate of each group of signals."""
+    """New readings of this tick by cell."""
 
     seen_ns: dict[str, I64] = keyed("i8")  # by table and group, such as "gpu.0"
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self._fresh: dict[tuple[str, int], tuple[Bool | None, int]] = {}
-        self._oldest_ns: dict[tuple[str, int], int] = {}
 
     def begin(self) -> None:
         """A new tick."""
@@ -54,18 +52,8 @@ class NewReadings(EntityState):
                 new = t_ns != before
                 np.copyto(before, t_ns)
             count = int(np.count_nonzero(new))
-            if count or key not in self._oldest_ns:
-                self._oldest_ns[key] = int(t_ns.min(initial=FAR_NS))
             fresh = self._fresh[key] = (None if count == len(new) else new, count)
         return fresh
-
-    def oldest_ns(self, table: str, group: int) -> int:
-        """When the cell of a group that was read longest ago was read, as last looked at."""
-        return self._oldest_ns[table, group]
-
-    def derive(self) -> None:
-        """Ages are taken anew."""
-        self._oldest_ns.clear()
 
 
 class Seat:

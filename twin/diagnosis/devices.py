@@ -216,7 +216,7 @@ class DeviceFaults(EntityState):
     def _words(kind: str, key: str, meters: Any, k: int, entity: int) -> str:
         value = amount(key, float(meters.last[k, entity]))
         if kind == "silent":
-            return f"no reading for more than {4 * meters.period_s[k] + 2:.0f} s, last {value}"
+            return f"no reading for more than {meters.wait_s[k, entity]:.0f} s, last {value}"
         if kind == "frozen":
             return f"{value} for {int(meters.run[k, entity])} readings, which never happened before"
         return f"jumps far beyond its noise and back, now {value}"

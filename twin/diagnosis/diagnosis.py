@@ -98,7 +98,7 @@ class Diagnosis(EntityState):
             self._balanced = True
         in_maintenance = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
         self.readings.begin()
-        self.watch.update(state, self.readings, in_maintenance, dt_s)
+        self.watch.update(state, self.readings, in_maintenance)
         residuals = dict(estimator.residuals)
         residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks)
         if state.tick % DRIFTS_EVERY == 0:
@@ -252,12 +252,7 @@ def _from_5(data: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "readings": {"seen_ns": {f"{table}.{group}": t_ns for table, group, t_ns in data["readings"]}},
         "tracks": {"tracks": data["tracks"]},
-        "watch": {
-            "meters": {
-                table: {**m, "heard_s": np.full(len(m["period_s"]), m["heard_s"])}
-                for table, m in data["watch"].items()
-            }
-        },
+        "watch": {"meters": data["watch"]},
         "downstream": {"causes": [[*key, *times] for key, times in data["wake"]]},
         "book": {"waiting": [[*key, *times] for key, times in book["waiting"]], "reported": book["told"]},
         "growth": {**data["growth"], "xids": _xids_from_5(data["growth"]["xids"])},

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Bool
+from twin.catalogue import F32, I32, I64, NS, TABLES, Bool
 from twin.diagnosis.deviations import NewReadings
-from twin.telemetry import GOOD, OWN, EntityState, OldOfNew, Sizes, State, column, part
+from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column, part
 
-SILENT_PERIODS, SILENT_LEAST_S = 4.0, 6.0
 # Gauges that a healthy device reports on and on, and whose last digit moves.
 WATCHED: dict[str, tuple[str, ...]] = {
     "gpu": ("power_w", "temp_c", "hbm_temp_c", "sm_clock_hz"),
@@ -237,27 +236,26 @@ class Bank(GaugeState):
 
 
 class Meters(GaugeState):
-    """The watched gauges of a table: arrays [k, n], views of a bank's; reporting rates [k] of all tables'."""
+    """The watched gauges of a table: arrays [k, n], views of a bank's."""
 
     silent: Bool = column(OWN, "?", lead=("k",))
-    period_s: F64 = column("signal", "f8", np.nan)  # between readings, as learned
-    heard_s: F64 = column("signal", "f8")
 
     def __init__(self, table: str, n: int, bank: Bank, begin: int) -> None:
         self.table, self.n, self.names, self.bank = table, n, WATCHED[table], bank
         k = len(self.names)
-        super().__init__({"k": k, "signal": k, table: n}, table)
+        super().__init__({"k": k, table: n}, table)
         self.rows = np.array([TABLES[table].by_name[name].row for name in self.names], np.int32)
         self.cells = slice(begin, begin + k * n)  # of a flat bank
         self.parts = 1 if bank.flat else -(-n * k // CELLS)
         for name in bank.declared:
             whole = getattr(bank, name)
             setattr(self, name, whole[0, self.cells].reshape(k, n) if bank.flat else whole)
+        self.wait_s: F32 = np.zeros((k, n), np.float32)  # after which a silent meter is called so
         self.anything = self.any_silent = False
-        self._known, self._groups = b"", list[tuple[int, int, Any]]()
+        self._known, self._groups = b"", list[tuple[int, Any]]()
 
-    def groups(self, state: State) -> list[tuple[int, int, Any]]:
-        """Signals that are read together: their group, a row of them, and which of ours they are."""
+    def groups(self, state: State) -> list[tuple[int, Any]]:
+        """Signals that are read together: a row of them, and which of ours they are."""
         of_row = state.tables[self.table].partition.group_of_row
         if (known := of_row.tobytes()) != self._known:
             mine = of_row[self.rows]
@@ -265,13 +263,13 @@ class Meters(GaugeState):
             for group in sorted(set(mine.tolist())):
                 at = np.flatnonzero(mine == group)
                 which = slice(None) if len(at) == len(mine) else at
-                self._groups.append((group, int(self.rows[at[0]]), which))
+                self._groups.append((int(self.rows[at[0]]), which))
         return self._groups
 
     def fresh(self, state: State, readings: NewReadings, part: slice, out: Bool) -> Bool | None:
         """Return the cells with a good new reading [k, w], written in `out`; None: all cells."""
         column, every = state.tables[self.table], True
-        for _, row, which in self.groups(state):
+        for row, which in self.groups(state):
             new, _ = readings.fresh(state, self.table, row)
             every &= new is None
             out[which] = True if new is None else new[part]
@@ -280,30 +278,26 @@ class Meters(GaugeState):
             return out
         return None if every else out
 
-    def hush(
-        self, state: State, gauges: np.ndarray, late_ns: I64, oldest_ns: I64, in_maintenance: Bool | None
-    ) -> None:
-        """Mark meters without a good reading since `late_ns` [k]; `oldest_ns` [k]: of their last readings.
-
-        `gauges`: those of which some may have been silent for so long.
-        """
-        column = state.tables[self.table]
-        for k in gauges.tolist():
-            row = int(self.rows[k])
-            self.silent[k] = False
-            late: Any = slice(None)
-            if oldest_ns[k] >= late_ns[k]:  # all were read: of those that are bad
-                late = np.flatnonzero(column.quality[row])
-            t_ns = column.t_ns[column.partition.group_of_row[row], late]
-            since = np.where(column.quality[row, late] == GOOD, t_ns, column.good_ns[row, late])
-            silent = (since > 0) & (since < late_ns[k])
-            if not silent.any():
-                continue
-            silent &= np.isfinite(column.value[row, late])
+    def hush(self, state: State, in_maintenance: Bool | None) -> None:
+        """Mark meters whose last good reading is older than their own cadence allows."""
+        column, was_silent = state.tables[self.table], self.any_silent
+        self.any_silent, together = False, dict[int, Bool]()
+        for k, row in enumerate(self.rows.tolist()):
+            signal = column.signals[row]
+            if was_silent:
+                self.silent[k] = False
+            group = int(column.partition.group_of_row[row])
+            if column.bad_count[row]:
+                silent = column.silent(signal, state.now_ns) & np.isfinite(column.value[row])
+            else:
+                if group not in together:
+                    together[group] = column.silent(signal, state.now_ns)
+                silent = together[group]
             if in_maintenance is not None:
-                silent &= ~in_maintenance[late]
-            self.silent[k, late] = silent
-        self.any_silent = bool(self.silent.any())  # of the others, too
+                silent = silent & ~in_maintenance
+            if silent.any():
+                self.silent[k], self.any_silent = silent, True
+                self.wait_s[k] = column.limits(row).silent_ns / NS
         self.anything |= self.any_silent
 
     def settle(self, in_maintenance: Bool | None) -> None:
@@ -319,10 +313,6 @@ class Meters(GaugeState):
         self.bank.refresh()
         self.any_silent = bool(self.silent.any())
         self.anything = bool(self.any_silent or self.frozen.any() or self.jumping.any())
-
-    def adopt(self, old: Meters, old_of_new: OldOfNew) -> None:
-        """Take over what was learned on another site; its signals are the same."""
-        super().adopt(old, {**old_of_new, "signal": np.arange(len(self.names), dtype=np.int32)})
 
     def index(self, name: str) -> int:
         return self.names.index(name)
@@ -342,36 +332,20 @@ class SensorChecks(EntityState):
         flat = Bank(1, cells, traits, True)
         self._value, self._new = np.zeros((1, cells), np.float32), np.zeros((1, cells), np.bool_)
         self.meters: dict[str, Meters] = {}
-        self._at: dict[str, slice] = {}  # its signals among all
-        begin = at = 0
+        begin = 0
         for t, n in self.sizes.items():
             k = len(WATCHED[t])
             bank = flat if t in small else Bank(k, n, traits_of(t), False)
-            self.meters[t], self._at[t] = Meters(t, n, bank, begin), slice(at, at + k)
-            begin, at = begin + k * n * (t in small), at + k
+            self.meters[t] = Meters(t, n, bank, begin)
+            begin += k * n * (t in small)
         self.flat = flat
-        self.period_s, self.heard_s = np.full(at, np.nan), np.zeros(at)
-        self._share, self._oldest_ns = np.zeros(at), np.zeros(at, np.int64)
-        self._bad: Bool = np.zeros(at, np.bool_)  # signals of which some cell has no good reading now
-        for t, m in self.meters.items():
-            m.period_s, m.heard_s = self.period_s[self._at[t]], self.heard_s[self._at[t]]
 
-    def update(
-        self, state: State, readings: NewReadings, in_maintenance: dict[str, Bool], dt_s: float
-    ) -> None:
+    def update(self, state: State, readings: NewReadings, in_maintenance: dict[str, Bool]) -> None:
         """Take in the readings of this tick; of a large table a part."""
         counts: dict[str, int] = {}
         for table, meters in self.meters.items():
-            share, oldest_ns = self._share[self._at[table]], self._oldest_ns[self._at[table]]
-            counts[table] = 0
-            bad = state.tables[table].bad_count[meters.rows]
-            np.not_equal(bad, 0, out=self._bad[self._at[table]])
-            for group, row, which in meters.groups(state):
-                _, count = readings.fresh(state, table, row)
-                share[which] = count / meters.n
-                oldest_ns[which] = readings.oldest_ns(table, group)
-                counts[table] += count
-        self._silence(state, in_maintenance, dt_s)
+            counts[table] = sum(readings.fresh(state, table, row)[1] for row, _ in meters.groups(state))
+            meters.hush(state, in_maintenance.get(table))
         with np.errstate(all="ignore"):
             self._side_by_side(state, readings, counts)
             for table, meters in self.meters.items():
@@ -380,30 +354,6 @@ class SensorChecks(EntityState):
         for table, meters in self.meters.items():
             if counts[table]:
                 meters.settle(in_maintenance.get(table))
-
-    def _silence(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> None:
-        """Learn how often each signal is read; find those that are not."""
-        self.heard_s += dt_s
-        np.minimum(self.heard_s, 1e6, out=self.heard_s)
-        per_s, known = self._share / dt_s, np.isfinite(self.period_s)
-        with np.errstate(all="ignore"):
-            usual = np.where(known, 1.0 / self.period_s, per_s)
-            usual += np.maximum(0.01, np.minimum(1.0, dt_s / self.heard_s)) * (per_s - usual)
-            np.divide(1.0, usual, out=self.period_s)
-            known = np.isfinite(self.period_s)
-            wait_s = np.maximum(SILENT_PERIODS * self.period_s + 2.0, SILENT_LEAST_S)
-        late_ns = state.now_ns - np.rint(np.where(known, wait_s, 0.0) * NS).astype(np.int64)
-        oldest_ns = np.minimum(self._oldest_ns, state.now_ns)
-        suspect = known & (self._bad | (oldest_ns < late_ns))
-        if not (suspect.any() or any(m.any_silent for m in self.meters.values())):
-            return
-        for table, m in self.meters.items():
-            at = self._at[table]
-            mine = np.flatnonzero(suspect[at])
-            if m.any_silent:
-                m.silent[known[at] & ~suspect[at]] = False
-            if len(mine) or m.any_silent:
-                m.hush(state, mine, late_ns[at], oldest_ns[at], in_maintenance.get(table))
 
     def _side_by_side(self, state: State, readings: NewReadings, counts: dict[str, int]) -> None:
         """All small tables at once."""

@@ -293,10 +293,11 @@ class ArbitrationPass:
                 first, (name,) = int(off[0]), self._shown(control.table, off[:1])
                 evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
             records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
-            wait_s = float(table.freshness.stale_s[signal.row]) + MISMATCH_S
+            wait_s = table.limits(table.freshness.row_of(signal)).stale_ns / NS + MISMATCH_S
             unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))
             unread = _outside(unread, excluded)
-            records += findings.unread(self._shown(control.table, unread), key, unread, wait_s)
+            waited_s = float(wait_s[unread].min(initial=np.inf))
+            records += findings.unread(self._shown(control.table, unread), key, unread, waited_s)
         return records
 
     def _look_after(self, key: str, lease: Leases) -> None:

@@ -198,4 +198,4 @@ def _latch(state: State, slot: int, at_ns: int, readings: dict[str, float]) -> N
     if rows:
         entity, t_ns = np.array([slot], np.int32), np.array([at_ns], np.int64)
         q = np.array(steps, np.int32)[order][:, None]
-        table.apply_update(TableUpdate("job", np.array(rows, np.int32)[order], entity, q, t_ns))
+        table.apply_update(TableUpdate("job", np.array(rows, np.int32)[order], entity, q, t_ns), at_ns)

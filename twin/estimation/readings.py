@@ -31,8 +31,10 @@ class Latest:
         groups = column.partition.group_of_row[self._rows]
         self._at_once = bool((groups == groups[0]).all())
         self._heard_ns = column.t_ns[groups]
-        late = state.now_ns - self._heard_ns > column.freshness.stale_ns[self._rows, None]
-        bad = (column.quality[self._rows] != GOOD) | late
+        bad = column.quality[self._rows] != GOOD
+        for k, row in enumerate(self._rows.tolist()):
+            if (timely := column.timely(row, state.now_ns)) is not None:
+                bad[k] |= ~timely
         if bad.any():
             self._values[bad] = np.nan
 

@@ -110,6 +110,10 @@ class Partition:
         self.group_of_row, self.n_groups = np.array(group_of_row), n_groups
         self._known.clear()
 
+    def size_of(self, group: int) -> int:
+        """The number of rows of a group."""
+        return int(np.count_nonzero(self.group_of_row == group))
+
     def rows_of(self, group: int) -> I32:
         """The rows of a group, ascending."""
         return np.flatnonzero(self.group_of_row == group).astype(np.int32)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from twin.catalogue import F32, F64, I32, I64, NS, TABLES, U8, Bool, Signal
+from twin.telemetry.cadence import LEARNED, REPEAT_ROWS, Cadence
 from twin.telemetry.frame import (
     ABSURD_Q,
     FIRST_VALID_Q,
@@ -23,7 +24,7 @@ from twin.telemetry.frame import (
     Partition,
     TableUpdate,
 )
-from twin.telemetry.freshness import Freshness
+from twin.telemetry.freshness import LEAST_SILENT_S, AgeLimits, Freshness
 from twin.telemetry.observation_gaps import nothing
 
 # Qualities; everything but GOOD is a reason not to call something healthy.
@@ -54,6 +55,7 @@ class TableState:
         self.bad_count = np.full(len(spec.gauges), n, np.int64)  # cells of a row that are not GOOD
         self.partition = Partition(len(spec.gauges) + len(spec.counters))
         self.t_ns = np.zeros((1, n), np.int64)
+        self.cadence = Cadence(n)
         self.raw = np.full((len(spec.counters), n), -1, np.int64)
         self.total = np.zeros((len(spec.counters), n), np.int64)
         self.resets = np.zeros((len(spec.counters), n), np.int32)
@@ -62,22 +64,56 @@ class TableState:
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
         # Derived from `t_ns` when asked for, until it changes
         self._oldest_ns: dict[int, int] = {}  # by group
-        self._timely: dict[tuple[int, int], Bool | None] = {}  # by group and oldest instant allowed
+        self._timely: dict[tuple[int, float, int], Bool | None] = {}  # by group, period and instant
+        self._limits: dict[tuple[int, float], AgeLimits] = {}  # by group and period, of groups that are late
 
     def _groups_of(self, rows: I32) -> tuple[int, ...]:
         self._times_changed()
         groups, splits = self.partition.resolve(rows)
         for parent, _ in splits:
             self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
+            self.cadence.split(parent)
         return groups
 
     def _times_changed(self) -> None:
         self._oldest_ns.clear()
         self._timely.clear()
 
-    def apply_update(self, update: TableUpdate) -> None:
-        """Latch gauges and states."""
+    def _learn(self, group: int, update: TableUpdate | Counts, now_ns: int) -> None:
+        """Learn how long a group was awaited; before its values and instants are written."""
+        if self.freshness.fixed.all():
+            return
+        before_ns = self.t_ns[group] if update.entity is None else self.t_ns[group, update.entity]
+        gap_s, lag_s, same = (update.t_ns - before_ns) / NS, (now_ns - update.t_ns) / NS, None
+        if isinstance(update, TableUpdate) and self.partition.size_of(group) <= REPEAT_ROWS:
+            same = self._repeated(group, update)
+        # Nobody listened in a pause: what was heard before it ends no gap
+        usable = (before_ns > self.resumed_ns[0]) & (gap_s > 0.0)
+        entity = update.entity
+        if not usable.all():
+            some = np.flatnonzero(usable).astype(np.int32)
+            gap_s, lag_s = gap_s[some], lag_s[some]
+            same = None if same is None else same[some]
+            entity = some if entity is None else entity[some]
+        if len(gap_s):
+            self.cadence.learn(group, entity, gap_s, lag_s, same)
+            self._limits = {key: limits for key, limits in self._limits.items() if key[0] != group}
+
+    def _repeated(self, group: int, update: TableUpdate) -> Bool:
+        """Return the mask of the entities [k] of which a group brings the values that it brought before."""
+        same: Bool = np.ones(len(update.t_ns), np.bool_)
+        for k in np.flatnonzero(self.partition.group_of_row[update.rows] == group).tolist():
+            row, q = int(update.rows[k]), update.q[k]
+            value = q.astype(np.float32) * np.float32(self.signals[row].quantum)
+            old = self.value[row] if update.entity is None else self.value[row, update.entity]
+            same &= (q < FIRST_VALID_Q) | (value == old)
+        return same
+
+    def apply_update(self, update: TableUpdate, now_ns: int) -> None:
+        """Latch gauges and states of a frame of this instant."""
         groups = self._groups_of(update.rows)
+        for group in groups:
+            self._learn(group, update, now_ns)
         whole = update.entity is None
         for k, row in enumerate(update.rows.tolist()):
             q = update.q[k]
@@ -118,12 +154,14 @@ class TableState:
         )
         self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
 
-    def apply_counts(self, update: Counts) -> None:
+    def apply_counts(self, update: Counts, now_ns: int) -> None:
         """Latch counters: the total grows by the gain; a raw that does not follow was a reset or wrap.
 
         "No reading" is latched as such (quality MISSING); it ends no sum.
         """
         groups = self._groups_of(update.rows + np.int32(len(self.signals)))
+        for group in groups:
+            self._learn(group, update, now_ns)
         cells: Any = update.rows if update.entity is None else np.ix_(update.rows, update.entity)
         old = self.raw[cells]
         moved = (old >= 0) & (update.raw >= 0) & (update.raw != old + update.gain)
@@ -147,20 +185,65 @@ class TableState:
             t_ns = np.where(self.quality[signal.row, index] == GOOD, t_ns, self.good_ns[signal.row, index])
         return t_ns
 
+    def limits(self, row: int) -> AgeLimits:
+        """The ages at which readings of a row are stale and drift [n]. Not to be written to."""
+        key = self._group_and_period(row)
+        if key not in self._limits:
+            self._limits[key] = self.freshness.limits(row, key[0], self.cadence)
+        return self._limits[key]
+
+    def _group_and_period(self, row: int) -> tuple[int, float]:
+        declared_s = float(self.freshness.period_s[row])
+        # A period of the site's own is kept apart from an equal one of the catalogue
+        return int(self.partition.group_of_row[row]), -declared_s if self.freshness.fixed[row] else declared_s
+
     def timely(self, row: int, now_ns: int) -> Bool | None:
         """Return the entities whose last message with a row is not stale [n]; None: all. Not to be written
         to.
         """
-        group, oldest_ns = int(self.partition.group_of_row[row]), self.freshness.oldest_ns(row, now_ns)
-        key = (group, oldest_ns)
+        group, period_s = self._group_and_period(row)
+        if group not in self._oldest_ns:
+            self._oldest_ns[group] = int(self.t_ns[group].min(initial=2**62))
+        if self._oldest_ns[group] >= max(now_ns - round(float(self.freshness.stale_s[row]) * NS), 1):
+            return None
+        key = (group, period_s, now_ns)
         if key not in self._timely:
-            t_ns = self.t_ns[group]
-            if group not in self._oldest_ns:
-                self._oldest_ns[group] = int(t_ns.min(initial=2**62))
             if len(self._timely) >= MAX_TIMELY:
                 self._timely.clear()
-            self._timely[key] = None if self._oldest_ns[group] >= oldest_ns else t_ns >= oldest_ns
+            timely = self._in_time(row, now_ns) | self._unchanged(row, now_ns)
+            self._timely[key] = None if timely.all() else timely
         return self._timely[key]
+
+    def _in_time(self, row: int, now_ns: int) -> Bool:
+        """Return the entities heard by the limit of their own cadence [n]."""
+        t_ns: I64 = self.t_ns[self.partition.group_of_row[row]]
+        return np.asarray((t_ns >= now_ns - self.limits(row).stale_ns) & (t_ns > 0), np.bool_)
+
+    def _unchanged(self, row: int, now_ns: int) -> Bool:
+        """Return the entities that send a row when it changes, and whose other messages prove that they live
+        [n].
+        """
+        group = int(self.partition.group_of_row[row])
+        out: Bool = np.zeros(self.n, np.bool_)
+        if self.freshness.fixed[row]:
+            return out
+        on_change = self.cadence.on_change(group)
+        if not on_change.any():
+            return out
+        for other in range(self.partition.n_groups):
+            rows = self.partition.rows_of(other)
+            if other != group and len(rows):
+                out |= self._in_time(int(rows[np.argmin(self.freshness.period_s[rows])]), now_ns)
+        age_s = (now_ns - self.t_ns[group]) / NS
+        return np.asarray(out & on_change & (age_s <= self.limits(row).change_s), np.bool_)
+
+    def learning(self, signal: Signal) -> Bool:
+        """Return the entities that reported a signal too seldom for a cadence to be known [n]."""
+        row = self.freshness.row_of(signal)
+        group = int(self.partition.group_of_row[row])
+        if self.freshness.fixed[row]:
+            return np.zeros(self.n, np.bool_)
+        return np.asarray((self.t_ns[group] > 0) & (self.cadence.gaps[group] < LEARNED), np.bool_)
 
     def all_current(self, signal: Signal, now_ns: int) -> bool:
         """Return True if every entity has a current reading of a signal; False for an empty table."""
@@ -189,14 +272,23 @@ class TableState:
         """Return the entities whose last good reading of a gauge is not stale [n], although a bad one may
         have followed.
         """
-        return np.asarray(self.last_good_ns(signal) >= self.freshness.oldest_ns(signal.row, now_ns), np.bool_)
+        good_ns = self.last_good_ns(signal)
+        return np.asarray((good_ns >= now_ns - self.limits(signal.row).stale_ns) & (good_ns > 0), np.bool_)
+
+    def silent(self, signal: Signal, now_ns: int) -> Bool:
+        """Return the entities whose last good reading of a gauge is older than its own cadence allows, once
+        that is learned [n].
+        """
+        good_ns = self.last_good_ns(signal)
+        if good_ns.min(initial=now_ns) >= now_ns - round(LEAST_SILENT_S * NS):
+            return np.zeros(self.n, np.bool_)
+        limits = self.limits(signal.row)
+        out = (good_ns < now_ns - limits.silent_ns) & (good_ns > 0) & ~self.learning(signal)
+        return np.asarray(out & ~self._unchanged(signal.row, now_ns) if out.any() else out, np.bool_)
 
     def reports(self, entity: int, now_ns: int) -> bool:
         """Return True if any gauge or state of an entity is current."""
-        n = len(self.signals)
-        t_ns = self.t_ns[self.partition.group_of_row[:n], entity]
-        timely = (t_ns > 0) & (now_ns - t_ns <= self.freshness.stale_ns[:n])
-        return bool((timely & (self.quality[:, entity] == GOOD)).any())
+        return any(bool(self.current(s, now_ns, entity)) for s in self.signals)
 
     def age_s(self, signal: Signal, now_ns: int) -> F64:
         """Seconds since the last good reading [n]; inf where there was none. Never negative."""
@@ -228,6 +320,12 @@ class TableState:
         )
         return age_s - np.clip(np.minimum(age_s, stopped) - resumed, 0.0, None)
 
+    def late_s(self, signal: Signal, now_ns: int) -> F64:
+        """Seconds for which the worst case of a gauge has drifted [n]: its age beyond 1.5 of its periods."""
+        limits = self.limits(signal.row)
+        free_s = np.where(self._unchanged(signal.row, now_ns), limits.change_s, limits.drift_s)
+        return np.maximum(self.silence_s(self.age_s(signal, now_ns), now_ns) - free_s, 0.0)
+
     def worst(self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None) -> F32:
         """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
 
@@ -238,13 +336,11 @@ class TableState:
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
         if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
             return value.copy()
-        drift_s = self.freshness.drift_s[signal.row]
-        fresh_ns = now_ns - round(drift_s * NS)
         t_ns = self.heard_ns(signal)
+        fresh_ns = now_ns - round(float(self.freshness.drift_s[signal.row]) * NS)
         if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
             return value.copy()  # all heard in time: nothing has drifted
-        age_s = self.silence_s(self.age_s(signal, now_ns), now_ns)
-        late_s = np.maximum(age_s - drift_s, 0.0)
+        late_s = self.late_s(signal, now_ns)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
@@ -252,7 +348,7 @@ class TableState:
 
     def replace(self, entity: int) -> None:
         """Another device sits in this slot: nothing that the old one said is known of the new one."""
-        self._times_changed()
+        self._times_changed()  # its source is still the same: the cadence is that of the place
         self.generation[entity] += 1
         self.value[:, entity] = np.nan
         self.quality[:, entity] = MISSING
@@ -266,6 +362,7 @@ class TableState:
     def remapped(self, n: int, old_of_new: I32, freshness: Freshness | None = None) -> TableState:
         """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
         out = TableState(self.table, n, freshness)
+        out.cadence = self.cadence.remapped(n, old_of_new)
         out.partition, out.resumed_ns = self.partition.copy(), self.resumed_ns.copy()
         kept = np.flatnonzero(old_of_new >= 0)
         source = old_of_new[kept]
@@ -281,17 +378,19 @@ class TableState:
             "value": self.value, "quality": self.quality, "good_ns": self.good_ns, "t_ns": self.t_ns,
             "raw": self.raw, "total": self.total, "resets": self.resets, "generation": self.generation,
             "group_of_row": self.partition.group_of_row,
-            "resumed_ns": self.resumed_ns,
+            "resumed_ns": self.resumed_ns, **self.cadence.arrays(),
         }  # fmt: skip
 
     def restore(self, arrays: dict[str, Any]) -> None:
         """Take over what `arrays` gave."""
         self._times_changed()
+        self._limits.clear()
         for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
         pause = np.array(arrays["resumed_ns"])
         self.resumed_ns = pause if len(pause) == 2 else np.repeat(pause, 2)
         self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
+        self.cadence.restore(arrays, self.t_ns.shape[0])
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
 
 
@@ -307,9 +406,9 @@ class State:
     def apply(self, frame: Frame) -> None:
         """Latch the image of a frame."""
         for update in frame.updates:
-            self.tables[update.table].apply_update(update)
+            self.tables[update.table].apply_update(update, frame.now_ns)
         for counts in frame.counts:
-            self.tables[counts.table].apply_counts(counts)
+            self.tables[counts.table].apply_counts(counts, frame.now_ns)
         self.now_ns, self.tick = frame.now_ns, frame.tick
 
     def checksum(self) -> str:

@@ -95,7 +95,7 @@ def actuator_faults(loaded: Loaded, site: Site) -> list[str]:
 
 
 def reading_notes(loaded: Loaded, site: Site) -> list[str]:
-    """Notes on read-backs that come more seldom than the site expects, so that they count as stale."""
+    """Notes on read-backs that come more seldom than `periods_s` of the site allows."""
     out: list[str] = []
     for where, part, _ in sections(loaded.config.redfish, loaded.config.dcmi):
         keys = ["node.power_cap_readback_w"]
@@ -106,10 +106,10 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
             assert signal is not None  # of the catalogue
             freshness = Freshness(signal.table, site.file.periods_s)
             expected_s = freshness.period_s[signal.row]
-            if part.period_s > freshness.stale_s[signal.row]:
+            if freshness.fixed[signal.row] and part.period_s > freshness.stale_s[signal.row]:
                 out.append(
-                    f"{where}.period_s is {part.period_s:g} s, and the site expects {key} every "
-                    f"{expected_s:g} s: between looks it is stale; set periods_s in the site file"
+                    f"{where}.period_s is {part.period_s:g} s, and periods_s of the site sets {expected_s:g} s for "
+                    f"{key}: between looks it is stale; leave it out there, and the cadence is learned"
                 )
     return out
 

@@ -1,0 +1,109 @@
+"""Cadence: how often messages really come, learned per group of rows that arrive together and per entity.
+
+Kept of each: the two longest gaps of this block of readings and of the block before, the usual gap, how late
+readings arrive, and the share of readings that repeat the value before. The second longest gap of one to two
+blocks is the *period*: a quantile of about 98 % that a single outage does not move. Memory does not grow with time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twin.catalogue import F32, F64, I32, Bool
+
+# Gaps before anything is concluded from them; below, a signal is learning.
+LEARNED = 5
+# Readings of a block: old gaps are forgotten after two. source: simulated losses of 0 to 30 %
+BLOCK = 64
+IRREGULAR = 1.3  # the longest gap over the usual one; jitter is less. source: estimate
+MOST_REPEATS = 0.1  # share of equal readings from which a signal is not sent on change. source: estimate
+REPEAT_ROWS = 4  # rows of a group that is looked at for repeats: a larger one is a poll, not a change
+MOST_LAG_S = 60.0  # a clock that is later is wrong, and its readings count as old. source: estimate
+_USUAL_GAPS, _LAG_GAPS = 32, 8  # memories of the averages
+
+_ARRAYS = ("longest_s", "usual_s", "lag_s", "repeats", "gaps")
+
+
+class Cadence:
+    """What is known of the gaps of a table. Shapes: longest_s [4, groups, n] (the two longest of this block,
+    then of the one before), usual_s, lag_s, repeats and gaps (their number) [groups, n].
+    """
+
+    def __init__(self, n: int, n_groups: int = 1) -> None:
+        self.n = n
+        self.longest_s: F32 = np.zeros((4, n_groups, n), np.float32)
+        self.usual_s: F32 = np.zeros((n_groups, n), np.float32)
+        self.lag_s: F32 = np.zeros((n_groups, n), np.float32)
+        self.repeats: F32 = np.ones((n_groups, n), np.float32)
+        self.gaps: I32 = np.zeros((n_groups, n), np.int32)
+
+    def arrays(self) -> dict[str, Any]:
+        """Everything that a snapshot must hold, by name."""
+        return {name: getattr(self, name) for name in _ARRAYS}
+
+    def restore(self, arrays: Mapping[str, Any], n_groups: int) -> None:
+        """Take over what `arrays` gave; of a version before, which had none, all is learned again."""
+        known = arrays if "usual_s" in arrays else Cadence(self.n, n_groups).arrays()
+        for name in _ARRAYS:
+            setattr(self, name, np.array(known[name]))
+
+    def remapped(self, n: int, old_of_new: I32) -> Cadence:
+        """This for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
+        out = Cadence(n, len(self.gaps))
+        kept = np.flatnonzero(old_of_new >= 0)
+        for name in _ARRAYS:
+            getattr(out, name)[..., kept] = getattr(self, name)[..., old_of_new[kept]]
+        return out
+
+    def split(self, parent: int) -> None:
+        """A part of a group arrives on its own from now on: a last group that begins with what is known."""
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, array[..., parent : parent + 1, :]], axis=-2))
+
+    def learn(self, group: int, entity: I32 | None, gap_s: F64, lag_s: F64, same: Bool | None) -> None:
+        """Take in a gap > 0 of each of these entities [k], all if `entity` is None; `same`: equal values."""
+        at: Any = slice(None) if entity is None else entity
+        gap = gap_s.astype(np.float32)
+        gaps = self.gaps[group, at] + 1
+        self.gaps[group, at] = gaps
+        share = np.float32(1.0) / np.minimum(gaps, _USUAL_GAPS).astype(np.float32)
+        for array, new in ((self.usual_s, gap), (self.repeats, same)):
+            if new is not None:
+                old = array[group, at]
+                array[group, at] = old + share * (new - old)
+        old = self.lag_s[group, at]
+        lag = np.clip(lag_s, 0.0, MOST_LAG_S).astype(np.float32)
+        self.lag_s[group, at] = old + (lag - old) * np.maximum(share, np.float32(1.0 / _LAG_GAPS))
+        first, second = self.longest_s[0, group], self.longest_s[1, group]
+        longer = np.flatnonzero(gap > second[at])
+        if len(longer):
+            cells = longer if entity is None else entity[longer]
+            long = gap[longer]
+            second[cells] = np.maximum(second[cells], np.minimum(long, first[cells]))
+            first[cells] = np.maximum(first[cells], long)
+        full = np.flatnonzero(gaps % BLOCK == 0)
+        if len(full):
+            cells = full if entity is None else entity[full]
+            self.longest_s[2:, group, cells] = self.longest_s[:2, group, cells]
+            self.longest_s[:2, group, cells] = 0.0
+
+    def period_s(self, group: int) -> F64:
+        """Return the learned period [n]: the second longest gap, of a single one that; 0 without any."""
+        a, b, c, d = self.longest_s[:, group]
+        second = np.maximum(np.minimum(a, c), np.maximum(b, d))
+        period_s: F64 = np.where(self.gaps[group] == 1, a, second).astype(np.float64)
+        return period_s
+
+    def irregular(self, group: int) -> Bool:
+        """Return the entities whose gaps vary more than by jitter [n]."""
+        longest = np.maximum(self.longest_s[0, group], self.longest_s[2, group])
+        return np.asarray(longest > IRREGULAR * self.usual_s[group], np.bool_)
+
+    def on_change(self, group: int) -> Bool:
+        """Return the entities that send this group when it changes: irregularly, and hardly ever alike [n]."""
+        out = (self.gaps[group] >= LEARNED) & (self.repeats[group] <= MOST_REPEATS)
+        return np.asarray(out & self.irregular(group), np.bool_)
