@@ -1,4 +1,4 @@
-"""Cadence: a living publisher is never called stale once learned; one that stops is, within its own periods."""
+"""Cadence: a living publisher is never called stale once it is learned; one that stops soon is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twin.telemetry import Frame, State, TableUpdate
 T0 = 10**18
 N = 40  # publishers side by side
 LEARNING_PERIODS = 5
-# A publisher that loses 30 % is called silent after so many periods at the latest, a regular one after so many.
+# A publisher that loses 30 % is stale after so many periods at the latest, and a regular one after so many.
 LOSSY_PERIODS, REGULAR_PERIODS = 60.0, 8.0
 LEAST_S = 30.0  # a shorter silence of one that is faster than declared is none
 ROW = TABLES["gpu"].by_name["temp_c"].row

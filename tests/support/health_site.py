@@ -53,7 +53,8 @@ class Ward:
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self.site = site_of(tree)
-        self.state, self.inbox = State(self.site.sizes), Inbox(self.site.sizes)
+        self.state = State(self.site.sizes, self.site.file.periods_s)
+        self.inbox = Inbox(self.site.sizes)
         self.jobs = JobSlots(self.site.sizes["job"], self.site.sizes["node"])
         self.windows = Windows(self.site)
         self.book, self.rates, self.verdicts = FaultBook(self.site), Rates(self.site), Verdicts(self.site)

@@ -247,8 +247,9 @@ def test_a_remapped_state_and_its_past_go_separate_ways() -> None:
     table = state.tables["gpu"]
     moved = table.remapped(4, i32(0, 1, 2, 3))
     groups = table.t_ns.shape[0]
-    moved.apply_update(TableUpdate("gpu", i32(9), None, np.zeros((1, 4), np.int32), np.full(4, T0 + 9)), T0 + 9)
-    moved.apply_update(TableUpdate("gpu", i32(11), None, np.zeros((1, 4), np.int32), np.full(4, T0 + 9)), T0 + 9)
+    for row in (9, 11):
+        q, t_ns = np.zeros((1, 4), np.int32), np.full(4, T0 + 9)
+        moved.apply_update(TableUpdate("gpu", i32(row), None, q, t_ns), T0 + 9)
     assert table.t_ns.shape[0] == groups == table.partition.n_groups
     assert np.isfinite(table.age_s(GPU["util_pu"], T0)).all()
 

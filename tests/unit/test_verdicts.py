@@ -252,10 +252,11 @@ def test_the_format_before_is_read_and_any_other_one_is_judged_anew() -> None:
     ("part", "key"), [("psu", "node.psu2_power_w"), ("pump", "cdu.pump2_speed_pu")], ids=("psu", "pump")
 )
 def test_one_reading_that_is_missed_is_no_silence(part: str, key: str) -> None:
-    ward, well = Ward(two_racks()), {"cdu.pump1_speed_pu": 0.6, "cdu.pump2_speed_pu": 0.6}
-    ward.run(10, well)
     signal = find_signal(key)
     assert signal is not None
+    ward = Ward(two_racks(periods_s={key: signal.period_s}))
+    well = {"cdu.pump1_speed_pu": 0.6, "cdu.pump2_speed_pu": 0.6}
+    ward.run(10, well)
     for _ in range(round(STALE_PERIODS * signal.period_s / 10.0)):
         ward.look(well | {key: np.nan})
         assert [ward.level(part, i) for i in (0, 1)] == [HEALTHY, HEALTHY]

@@ -2,7 +2,7 @@
 
 Kept of each: the two longest gaps of this block of readings and of the block before, the usual gap, how late
 readings arrive, and the share of readings that repeat the value before. The second longest gap of one to two
-blocks is the *period*: a quantile of about 98 % that a single outage does not move. Memory does not grow with time.
+blocks is the *period*: a quantile of about 98 % that a single outage does not move. Memory does not grow.
 """
 
 from __future__ import annotations
@@ -104,6 +104,6 @@ class Cadence:
         return np.asarray(longest > IRREGULAR * self.usual_s[group], np.bool_)
 
     def on_change(self, group: int) -> Bool:
-        """Return the entities that send this group when it changes: irregularly, and hardly ever alike [n]."""
+        """Return the entities that send this group when it changes: irregularly, hardly ever alike [n]."""
         out = (self.gaps[group] >= LEARNED) & (self.repeats[group] <= MOST_REPEATS)
         return np.asarray(out & self.irregular(group), np.bool_)

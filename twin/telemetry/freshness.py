@@ -1,8 +1,8 @@
 """Freshness: the one rule that says for how long a reading is current.
 
 A signal has a reporting period: the site's `periods_s`, else the one learned from the gaps between its
-messages (`cadence`), else the catalogue's. A reading is current until it is older than three periods; its worst
-case begins to drift after one and a half. Every other module asks `TableState` (`current`, `timely`,
+messages (`cadence`), else the catalogue's. A reading is current until it is older than three periods; its
+worst case begins to drift after one and a half. Every other module asks `TableState` (`current`, `timely`,
 `quality_of`) or reads the ages here; none compares them itself.
 """
 
