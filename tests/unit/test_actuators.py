@@ -135,7 +135,7 @@ def test_people_are_told_what_bmcs_do_not_hold(tmp_path: Path) -> None:
 def test_people_are_told_where_looks_are_too_seldom(tmp_path: Path) -> None:
     some = loaded(tmp_path, redfish=[RED])
     (note,) = reading_notes(some, site_of(two_racks(periods_s={"gpu": 1.0})))
-    assert "periods_s of the site sets 1 s for gpu.power_limit_w" in note
+    assert "periods_s sets 1 s for gpu.power_limit_w" in note
     assert reading_notes(some, site_of(two_racks())) == [], "the cadence is learned"
     assert reading_notes(some, site_of(two_racks(periods_s={"gpu.power_limit_w": 15}))) == []
 

@@ -108,7 +108,7 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
             expected_s = freshness.period_s[signal.row]
             if freshness.fixed[signal.row] and part.period_s > freshness.stale_s[signal.row]:
                 out.append(
-                    f"{where}.period_s is {part.period_s:g} s, and periods_s of the site sets {expected_s:g} s "
+                    f"{where}.period_s is {part.period_s:g} s, and periods_s sets {expected_s:g} s "
                     f"for {key}: between looks it is stale; leave it out there, and the cadence is learned"
                 )
     return out
