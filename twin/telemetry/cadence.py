@@ -28,7 +28,7 @@ _ARRAYS = ("longest_s", "usual_s", "lag_s", "repeats", "gaps")
 
 
 class Cadence:
-    """What is known of the gaps of a table. Shapes: longest_s [4, groups, n] (the two longest of this block,
+    """The gaps between the messages of a table. Shapes: longest_s [4, groups, n] (the two longest of this block,
     then of the one before), usual_s, lag_s, repeats and gaps (their number) [groups, n].
     """
 
