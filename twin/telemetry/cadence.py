@@ -28,8 +28,10 @@ _ARRAYS = ("longest_s", "usual_s", "lag_s", "repeats", "gaps")
 
 
 class Cadence:
-    """The gaps between the messages of a table. Shapes: longest_s [4, groups, n], the two longest of this block
-    and of the one before; usual_s, lag_s, repeats and gaps (their number) [groups, n].
+    """The gaps between the messages of a table.
+
+    Shapes: longest_s [4, groups, n], the two longest of this block and of the one before; usual_s, lag_s,
+    repeats and gaps (their number) [groups, n].
     """
 
     def __init__(self, n: int, n_groups: int = 1) -> None:
