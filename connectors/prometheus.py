@@ -21,7 +21,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.http_body import body_of
-from connectors.series import UNKNOWN_NAME, SeriesFaults, SeriesSample, SeriesTable, Sums, packed
+from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed, remedy_of
 from connectors.series_map import SeriesMap, load_map
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
 from twin.contracts import Inlet
@@ -53,7 +53,6 @@ class PageDecoder:
         sums: Sums | None = None,
     ) -> None:
         self._table, self._file = SeriesTable(mapping, site, file, place, sums), file
-        self._remedy = UNKNOWN_NAME if place else f"{UNKNOWN_NAME}, or give the scrape a `place`"
         self._wanted = {name.encode() for name in self._table.wanted}
 
     @property
@@ -103,7 +102,7 @@ class PageDecoder:
         readings = self._table.read(samples, t_ns)
         if not readings:
             strange = self.strangers.take()
-            why = f": {strange[0][0]}; {self._remedy}" if strange else ""
+            why = f": {strange[0][0]}; {remedy_of(strange[0][0])}" if strange else ""
             raise BadMessage(f"no series to read: none of {len(samples)} is of an entity of the site{why}")
         return packed(readings)
 
@@ -240,7 +239,7 @@ class PrometheusSource:
         for why, count in self.decoder.faults.take():
             inlet.reject(self._shown, why if count == 1 else f"{why} ({count} times)")
         for why, _ in self.decoder.strangers.take():
-            inlet.skip("name", why, self._shown, UNKNOWN_NAME)
+            inlet.skip("name", why, self._shown, remedy_of(why))
 
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """One page. Raises ConnectorError with what the exporter did instead."""

@@ -27,6 +27,8 @@ MAX_FAULTS = 200  # kinds of fault between two looks at them
 UNKNOWN_NAME = (
     "add it to the site file, or give its name there under `names` of a mapping file (`map`, `broker.maps`)"
 )
+UNKNOWN_LABELS = "let the publisher name its host, give the scrape a `place`, or write a mapping for the labels that it has"
+_NO_LABEL = "no label names"
 MIN_BLOCK = 8  # cells from which a block costs less than single readings
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -57,6 +59,11 @@ class SeriesFaults:
         """(why, how often) since the last call."""
         taken, self.kinds = list(self.kinds.items()), {}
         return taken
+
+
+def remedy_of(stranger: str) -> str:
+    """Advice on one of the `strangers` of a table."""
+    return UNKNOWN_LABELS if stranger.startswith(_NO_LABEL) else UNKNOWN_NAME
 
 
 class Sums:
@@ -302,7 +309,7 @@ class SeriesTable:
             return ""
         wanted = " or ".join(rule.templates)
         has = ", ".join(f"{k}={v!r}" for k, v in list(labels.items())[:6])[:160]
-        return f"no label names the {rule.table}: expected those of {wanted[:160]}, got {has or 'none'}"
+        return f"{_NO_LABEL} the {rule.table}: expected those of {wanted[:160]}, got {has or 'none'}"
 
     def _value(self, line: _Line, sample: SeriesSample) -> float | None:
         """The value in the core unit, None for "no reading"; what cannot be read is a fault."""

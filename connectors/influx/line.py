@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from line_protocol_parser import LineFormatError, parse_line  # type: ignore[import-untyped]
 
-from connectors.series import UNKNOWN_NAME, SeriesFaults, SeriesSample, SeriesTable, Sums, packed
+from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed, remedy_of
 from connectors.series_map import SeriesMap
 from connectors.stamps import other_unit
 from twin.catalogue import BadMessage
@@ -78,7 +78,7 @@ class LineDecoder:
         if readings:
             return packed(readings)
         if strange := self._table.strangers.take():
-            return Ignored("name", strange[0][0], UNKNOWN_NAME)
+            return Ignored("name", strange[0][0], remedy_of(strange[0][0]))
         names = {s.measurement or "" for s in samples}
         known = sorted(names & self._table.measurements)
         if known:

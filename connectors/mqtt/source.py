@@ -20,7 +20,7 @@ from connectors.influx import LineDecoder
 from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
 from connectors.mqtt.origin import origin_of
-from connectors.series import UNKNOWN_NAME, SeriesFaults
+from connectors.series import SeriesFaults, remedy_of
 from connectors.series_map import load_map
 from connectors.sparkplug import SparkplugDecoder, rebirth
 from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
@@ -308,7 +308,7 @@ class MqttSource:
         for why, count in self.router.faults():
             inlet.reject(topic, why if count == 1 else f"{why} ({count} times)")
         for why, _ in self.router.strangers():
-            inlet.skip("name", why, topic, UNKNOWN_NAME)
+            inlet.skip("name", why, topic, remedy_of(why))
 
     async def _check(self, inlet: Inlet) -> None:
         """Report floods and faults of the link, and ask Sparkplug nodes for births we missed."""

@@ -25,15 +25,23 @@ def loaded(tmp_path: Path, *scrapes: dict[str, Any]) -> Any:
 
 
 def test_a_list_of_hosts_is_one_target_each_at_the_node_of_its_host(tmp_path: Path) -> None:
-    part = {"url": "http://node[3-5]:9400/metrics", "map": "dcgm"}
+    part = {"url": "http://gpu[03-05]:9400/metrics", "map": "dcgm", "place": "lab/h/r1/node[3-5]"}
     made = make_scrapes(loaded(tmp_path, part), site_of(SITE))
-    assert [s.name for s in made] == [f"scrape-0/node{n}:9400" for n in (3, 4, 5)]
+    assert [s.name for s in made] == [f"scrape-0/gpu0{n}:9400" for n in (3, 4, 5)]
     page = b'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 700\n'
     for number, source in zip((3, 4, 5), made, strict=True):
         assert isinstance(source, PrometheusSource)
-        assert source._url == f"http://node{number}:9400/metrics"
+        assert source._url == f"http://gpu0{number}:9400/metrics"
         (reading,) = source.decoder.decode(page, 1)
         assert reading.entity == 4 * number + 1  # type: ignore[union-attr]
+
+
+def test_a_host_that_is_called_like_a_node_needs_no_place(tmp_path: Path) -> None:
+    servers = {"name": "srv[1-4]", "nodes": 1, "gpus_per_node": 2}
+    site = site_of({"site": "lab", "halls": [{"name": "h", "racks": [servers]}]})
+    made = make_scrapes(loaded(tmp_path, {"url": "http://srv[2-3]:9400/metrics", "map": "dcgm"}), site)
+    readings = [s.decoder.decode(b'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 700\n', 1) for s in made]  # type: ignore[attr-defined]
+    assert [r.entity for (r,) in readings] == [3, 5]
 
 
 @pytest.mark.parametrize(
