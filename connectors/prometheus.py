@@ -189,13 +189,14 @@ class PrometheusSource:
         self._url, self._period_s, self._timeout_s = url, settings.period_s, settings.timeout_s
         self._tls = _trust(settings) if url.startswith("https:") else None
         self._shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
+        self.origins = (f"scrape {self._shown}",)  # as the ledger of sources has it
         self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token}"
 
     async def run(self, every: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end."""
-        inlet = every.of(f"scrape {self._shown}")
+        inlet = every.of(self.origins[0])
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         failed = 0
         async with aiohttp.ClientSession(

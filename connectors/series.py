@@ -27,7 +27,7 @@ MAX_FAULTS = 200  # kinds of fault between two looks at them
 UNKNOWN_NAME = (
     "add it to the site file, or give its name there under `names` of a mapping file (`map`, `broker.maps`)"
 )
-UNKNOWN_LABELS = "let the publisher name its host, give the scrape a `place`, or write a mapping for the labels that it has"
+UNKNOWN_LABELS = "let the publisher name its host, give the scrape a `place`, or map the labels that it has"
 _NO_LABEL = "no label names"
 MIN_BLOCK = 8  # cells from which a block costs less than single readings
 _FIELD = re.compile(r"\{(\w+)\}")

@@ -165,6 +165,7 @@ class BmcSource:
     ) -> None:
         self.name, self._fleet, self._period_s, self._now_ns = name, fleet, period_s, now_ns
         self._left_to_others = left_to_others
+        self.origins = tuple(f"bmc {bmc.name}" for bmc in fleet.bmcs)  # as the ledger of sources has them
 
     async def run(self, inlet: Inlet) -> None:
         """Read all BMCs until cancelled. Faults of one are counted under its name."""

@@ -6,4 +6,5 @@ from .source import (
     TopicRoute as TopicRoute,
     extra_route as extra_route,
     matcher as matcher,
+    subscriptions as subscriptions,
 )

@@ -248,7 +248,7 @@ def canary_topic(integration: str, client_id: str) -> str:
 
 
 class MqttSource:
-    """Stages the messages of one broker; `link` and `publisher` also publish."""
+    """Stages the messages of one broker; `link` and `publisher` also publish. A guest only listens."""
 
     name = "mqtt"
 
@@ -259,15 +259,16 @@ class MqttSource:
         integration: str = "racktwin",
         topics: Sequence[str] = (),
         presence: Presence | None = None,
+        is_guest: bool = False,
     ) -> None:
         from connectors.mqtt.link import MqttLink  # a replay routes messages and needs no client library
 
-        self.router, self.lane = router, Lane(REPORT)
+        self.router, self.lane, self._is_guest = router, Lane(REPORT), is_guest
         self.link = MqttLink(
             settings,
             subscriptions(integration, topics),
             presence,
-            canary_topic(integration, settings.client_id),
+            None if is_guest else canary_topic(integration, settings.client_id),
             self.lane,
         )
 
@@ -322,7 +323,7 @@ class MqttSource:
                 inlet.reject(self.link.where, self.link.fault)
             fault = self.link.fault
             now = time.monotonic()
-            for topic in self.router.wanted_births():
+            for topic in () if self._is_guest else self.router.wanted_births():
                 last_s = requested_s.get(topic, -REBIRTH_EVERY_S)
                 if now - last_s >= REBIRTH_EVERY_S and len(requested_s) < MAX_NODES:
                     requested_s[topic] = now

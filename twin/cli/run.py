@@ -11,16 +11,19 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError
+from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError, clean
 from twin.config import Loaded, load_config, set_up, take_down
 from twin.daemon import SdNotify
 
 log = logging.getLogger("racktwin")
+SHOWN_SOURCES = 50  # by --online
 WRONG_CONFIG = 78  # EX_CONFIG of sysexits.h
 
 
@@ -29,6 +32,10 @@ def add_parser(commands: Any) -> None:
     run = commands.add_parser("run", help="the daemon: mirror a site live, and act by its policies")
     run.add_argument("--config", type=Path, required=True, help="the daemon's configuration (YAML)")
     run.add_argument("--check", action="store_true", help="only check configuration and site")
+    run.add_argument("--online", action="store_true",
+                     help="with --check: ask each endpoint once, show what would be read")  # fmt: skip
+    run.add_argument("--listen", type=float, default=10.0, metavar="SECONDS",
+                     help="with --online: how long the broker is listened to (default: 10)")  # fmt: skip
     run.add_argument("--log-json", action="store_true", help="logs as JSON, one object a line")
     run.add_argument("--verbose", action="store_true", help="log more")
     run.set_defaults(handler=run_daemon)
@@ -38,8 +45,10 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Run until a signal says stop."""
     try:
         loaded = load_config(args.config)
+        if args.online and not args.check:
+            raise ConfigError("--online: expected --check as well; a daemon that runs asks by itself")
         if args.check:
-            return _check(loaded, out)
+            return _check(loaded, out) or (_check_online(loaded, args.listen, out) if args.online else 0)
     except ConfigError as error:
         for problem in error.problems:
             print(f"racktwin: {problem}", file=sys.stderr)
@@ -101,6 +110,35 @@ def _check(loaded: Loaded, out: Console) -> int:
         "authority: " + ", ".join(f"{p} {v}" for p, v in configured.items()), markup=False, soft_wrap=True
     )
     return 0
+
+
+def _check_online(loaded: Loaded, listen_s: float, out: Console) -> int:
+    """Ask each endpoint; 0 if all of them can be used, 1 if not."""
+    from twin.cli.sources import show
+    from twin.daemon import OnlineCheck, load_checked
+    from twin.wiring import without_uncheckable
+
+    _, site, _ = load_checked(without_uncheckable(loaded))
+    check = OnlineCheck(loaded, site, listen_s)
+    logging.disable(logging.ERROR)  # the answers say it all
+    try:
+        answers = asyncio.run(check.run())
+    finally:
+        logging.disable(logging.NOTSET)
+    if not answers:
+        out.print("nothing to ask: the configuration names no broker of yours and no other endpoint")
+    for answer in answers:
+        line = Text("ok    " if answer.is_ok else "FAIL  ", "green" if answer.is_ok else "bold red")
+        out.print(line.append(clean(f"{answer.name}: {answer.text}", 800), ""), soft_wrap=True)
+    now_ns = time.time_ns()
+    heard = [a for a in check.ledger.listing(now_ns) if a.messages or a.lines]
+    rows = check.ledger.rows(heard[:SHOWN_SOURCES], now_ns)
+    if rows:
+        out.print()
+        show({"sources": rows, "total": len(heard), "next_offset": None}, out, every=True)
+    if len(heard) > SHOWN_SOURCES:
+        out.print(f"and {len(heard) - SHOWN_SOURCES} more sources")
+    return 0 if all(answer.is_ok for answer in answers) else 1
 
 
 async def _main(loaded: Loaded) -> int:

@@ -349,6 +349,11 @@ class EtcdElection:
 
 def make_etcd_election(loaded: Loaded, site: str, name: str, epochs: EpochFile) -> EtcdElection:
     """The election that a configuration describes. Raises ConfigError for files that cannot be read."""
+    return EtcdElection(make_etcd(loaded), f"/racktwin/{site}", name, loaded.config.leader.term_s, epochs)
+
+
+def make_etcd(loaded: Loaded) -> Etcd:
+    """The cluster that a configuration describes. Raises ConfigError for files that cannot be read."""
     leader = loaded.config.leader
     password = loaded.secret(leader.password_file)
     if any("@" in endpoint for endpoint in leader.endpoints):
@@ -360,8 +365,7 @@ def make_etcd_election(loaded: Loaded, site: str, name: str, epochs: EpochFile) 
     tls = loaded.trust(leader.tls, "leader.tls") if leader.tls is not None else None
     # An endpoint that swallows requests must leave time for the others.
     timeout_s = min(1.5, leader.term_s / (2 + len(leader.endpoints)))
-    etcd = Etcd(leader.endpoints, timeout_s, leader.username, password, tls)
-    return EtcdElection(etcd, f"/racktwin/{site}", name, leader.term_s, epochs)
+    return Etcd(leader.endpoints, timeout_s, leader.username, password, tls)
 
 
 def _b64(text: str) -> str:

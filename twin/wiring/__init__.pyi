@@ -9,6 +9,7 @@ from .connectors import (
     link_settings as link_settings,
     make_jobs as make_jobs,
     make_scrapes as make_scrapes,
+    routes_of as routes_of,
 )
 from .embedded_broker import EmbeddedBroker as EmbeddedBroker
 from .external_files import (

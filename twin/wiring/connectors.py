@@ -59,11 +59,7 @@ class Links:
         settings = link_settings(loaded, port)
         settings = replace(settings, client_id=_client_id(loaded, settings.client_id, member.name))
         integration = self.integration = options.integration
-        topics = tuple(dict.fromkeys((*options.topics, *options.maps)))
-        try:
-            extra = [_route(loaded, options, topic) for topic in topics]
-        except ConfigError as error:
-            raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
+        topics, extra = routes_of(loaded, options)
         self.router = Router(
             site, extra=extra, ours=(integration,), integration=integration, slot_of=roster.slot_of
         )
@@ -124,6 +120,15 @@ def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
 
 def _book(roster: Roster) -> JobBook:
     return JobBook(roster.job_of, roster.leases())
+
+
+def routes_of(loaded: Loaded, broker: Broker) -> tuple[tuple[str, ...], list[TopicRoute]]:
+    """(topics that the configuration adds, their routes). Raises ConfigError."""
+    topics = tuple(dict.fromkeys((*broker.topics, *broker.maps)))
+    try:
+        return topics, [_route(loaded, broker, topic) for topic in topics]
+    except ConfigError as error:
+        raise ConfigError(f"{loaded.path}: $.broker.topics: {error}") from None
 
 
 def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
