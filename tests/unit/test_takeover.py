@@ -224,7 +224,7 @@ def test_heat_passes_at_once_and_advice_becomes_command() -> None:
     twin.tick(hot, TAKEOVER, *act("thermal_guard", "operator"))
     assert seen(twin) == {0: 200.0}
     assert twin.decision.advice == ()
-    assert np.isnan(twin.engine.arbiter.leases[CAP].advised).all()
+    assert not twin.engine.arbiter.shadow[CAP].apart.any()
     twin.run(2, hot)
     assert twin.decision.advice == ()
 

@@ -17,3 +17,4 @@ from .leases import (
     Leases as Leases,
     Setpoints as Setpoints,
 )
+from .shadow import HANDOVER_S as HANDOVER_S, ShadowLeases as ShadowLeases

@@ -12,6 +12,7 @@ policy asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -20,6 +21,7 @@ import numpy as np
 from twin.catalogue import F64, I32, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
 from twin.control.leases import Leases, Setpoints
+from twin.control.shadow import ShadowLeases
 from twin.site import Envelope, Site
 
 Mode = Literal["normal", "held", "released"]
@@ -78,17 +80,43 @@ def check_proposal(proposal: Proposal, controls: tuple[str, ...], n: int) -> Non
 
 
 class Arbiter:
-    """The leases of a site and the rules by which they change."""
+    """The leases of a site, or the given ones of some of its controls, and the rules by which they change."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, leases: Mapping[str, Leases] | None = None) -> None:
         self.site = site
-        self.leases = {c.key: Leases(c, site.sizes[t]) for t, spec in TABLES.items() for c in spec.controls}
+        self.leases: Mapping[str, Leases] = (
+            leases
+            if leases is not None
+            else {c.key: Leases(c, site.sizes[t]) for t, spec in TABLES.items() for c in spec.controls}
+        )
+        self.shadow: dict[str, ShadowLeases] = {}  # of the controls on which policies advise
         self.next_command = 1
         self.epoch = 1
         self.mode: Mode = "normal"
         self.verdicts: dict[str, int] = {}  # clipped, deferred or protected in the last tick -> entities
         self.settling: dict[str, int] = {}  # control -> until when nothing changes, after a takeover
         self.fresh_term = False  # the epoch rose in this very tick: what runs is commanded anew under it
+
+    def rehearsal(self) -> Arbiter:
+        """An arbiter under the same mode over the shadow leases: what it commands is advice."""
+        out = Arbiter(self.site, self.shadow)
+        out.epoch, out.mode, out.settling = self.epoch, self.mode, self.settling
+        return out
+
+    def shadow_of(self, key: str, advised: bool) -> ShadowLeases | None:
+        """The shadow leases of a control, level with the real ones; None while nothing is `advised`."""
+        lease, shadow = self.leases[key], self.shadow.get(key)
+        if shadow is None:
+            if not advised:
+                return None
+            shadow = self.shadow[key] = ShadowLeases(lease.control, lease.n)
+        shadow.follow(lease)
+        return shadow
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another device, or another job, is here: nothing is commanded of it."""
+        for lease in (*self.leases.values(), *self.shadow.values()):
+            lease.forget(table, entity)
 
     def mode_of(self, key: str) -> Mode:
         """The mode as it applies to one control."""
@@ -332,19 +360,6 @@ class Arbiter:
             return None, lost
         return self._batch(lease, again, "", "no answer before the deadline", now_ns), lost
 
-    def advise(self, done: Settlement) -> list[tuple[Claim, I32]]:
-        """New advice by claim: where the settled value differs from the last advice."""
-        lease = self.leases[done.control.key]
-        silent = np.isnan(done.value)
-        fresh = ~silent & (done.value != lease.advised) & (done.value != lease.value)
-        lease.advised = np.where(silent, np.nan, done.value)
-        out = []
-        for number, claim in enumerate(done.claims):
-            index = np.flatnonzero(fresh & (done.by == number)).astype(np.int32)
-            if len(index):
-                out.append((claim, index))
-        return out
-
     def _grant(self, lease: Leases, new: Setpoints, now_ns: int, readback: F64) -> None:
         lease.grant(new, self.next_command, now_ns, readback)
         self.next_command += len(new.index)
@@ -439,13 +454,17 @@ class Arbiter:
         out.settling = {key: at for key, at in self.settling.items() if out.leases[key].n}
         for key, lease in self.leases.items():
             out.leases[key].adopt(lease, old_of_new)
+        for key, shadow in self.shadow.items():
+            out.shadow[key] = ShadowLeases(shadow.control, out.leases[key].n)
+            out.shadow[key].adopt(shadow, old_of_new)
         return out
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         own: dict[str, Any] = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
         own["settling"] = self.settling
-        return own | {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
+        own |= {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
+        return own | {"shadow": {k: v.dump() for k, v in self.shadow.items()}}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
@@ -455,3 +474,7 @@ class Arbiter:
         self.settling = {key: settling[key] for key in self.leases if key in settling}
         for key, lease in self.leases.items():
             lease.restore(data["leases"][key])
+        self.shadow = {}
+        for key, dump in data.get("shadow", {}).items():  # one of a version before has none
+            self.shadow[key] = ShadowLeases(self.leases[key].control, self.leases[key].n)
+            self.shadow[key].restore(dump)

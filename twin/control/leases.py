@@ -55,7 +55,6 @@ class Leases(EntityState):
     losses: np.ndarray = column(OWN, "i2")  # how many last commands in a row the device did not keep
     seen: Bool = column(OWN, "?")  # the command that runs was read back as carried out
     differs_ns: I64 = column(OWN, "i8")  # since when the read-back differs; 0 = it does not
-    advised: F64 = column(OWN, "f8", fill=np.nan)  # last advice journaled
     generation: I32 = column(OWN, "i4")
     attempts: np.ndarray = column(OWN, "i2")
 
@@ -135,7 +134,7 @@ class Leases(EntityState):
 
     def disown(self) -> None:
         """Nothing here was commanded by us any more: another daemon has had the site since."""
-        for name in ("value", "found", "lapsed", "given", "advised"):
+        for name in ("value", "found", "lapsed", "given"):
             getattr(self, name)[:] = np.nan
         self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
         self.expires_ns[:] = self.differs_ns[:] = 0

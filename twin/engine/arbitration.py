@@ -7,7 +7,7 @@ on the commands of earlier ticks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,16 +26,15 @@ from twin.contracts import (
     SettledRecord,
     SettlingRecord,
 )
-from twin.control import MISMATCH_S, Arbiter, Claim, Leases, Settlement
-from twin.engine.event_handlers import Intake
+from twin.control import MISMATCH_S, Arbiter, Claim, Leases, Settlement, ShadowLeases
+from twin.engine.event_handlers import ADVISING, Intake
+from twin.engine.preview import OURS, OWNER, SERVICE
 from twin.engine.records import advice_record, command_record, job_names, shown
 from twin.engine.view import EngineView
 from twin.telemetry import GOOD, State
 
 # The policy that carries out what operators ask for: it may disturb work of which nothing is known.
 UNDISPUTED = "operator"
-# The level of a node, and the mark in the scheduler that says who took it out of service.
-SERVICE, OWNER, OURS = "node.service_level", "node.service_owner_state", 1.0
 # Findings about earlier commands, each by control.
 FOLLOWED = ("readback", "unanswered", "unread")
 WHY = {
@@ -47,9 +46,34 @@ WHY = {
 }
 
 
+@dataclass(slots=True)
+class Order:
+    """What a pass makes of one control.
+
+    [n]: `settled` where a claim holds, `by` the index of the last one that set the value, `advised` where that
+    one may not act.
+    """
+
+    n: int
+    commands: list[CommandBatch] = field(default_factory=list)
+    records: list[JournalRecord] = field(default_factory=list)
+    verdicts: dict[str, int] = field(default_factory=dict)
+    settled: Bool = field(init=False)
+    by: I32 = field(init=False)
+    advised: Bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settled = self.advised = np.zeros(self.n, np.bool_)
+        self.by = np.full(self.n, -1, np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArbitrationPass:
-    """The parts of an engine that one pass reads or changes."""
+    """The parts of an engine that one pass reads or changes.
+
+    `preview`: the view of the policies that advise. With `rehearsal` the pass settles advice: its arbiter
+    holds the shadow leases, and nothing but these changes.
+    """
 
     policies: Sequence[Policy]
     in_force: Mapping[str, list[Proposal]]
@@ -59,7 +83,9 @@ class ArbitrationPass:
     findings: Findings
     state: State
     view: EngineView
+    preview: EngineView
     slew_s: float
+    rehearsal: bool = False
 
     def run(
         self, records: list[JournalRecord]
@@ -106,55 +132,107 @@ class ArbitrationPass:
         records: list[JournalRecord],
     ) -> None:
         """Settle one control; what comes of it goes to the four lists."""
-        arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
         acting, claims = self._claims(key)
+        advising = len(claims) > len(acting) or any(c.allowed is not None for c in acting)
+        # Before the real leases change: the advice begins where they stand
+        shadow = self.arbiter.shadow_of(key, advising)
+        rehearsed = None if shadow is None else self._rehearse(key, shadow, claims)
+        order = self._carry_out(key, lease, acting, claims)
+        commands += order.commands
+        records += order.records
+        verdicts |= order.verdicts
+        if shadow is not None and rehearsed is not None:
+            advice += self._advice(shadow, lease, rehearsed)
+            if shadow.idle and not advising:
+                del self.arbiter.shadow[key]
+
+    def _carry_out(self, key: str, lease: Leases, acting: list[Claim], claims: list[Claim]) -> Order:
+        """The order on one control, and what became of earlier ones."""
+        arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
         excluded = view.windows.mask(lease.control.table)
         generation = self.state.tables[lease.control.table].generation
+        out = Order(lease.n)
         if key in arbiter.settling and self._may_act(key):
             if key == SERVICE:
                 arbiter.inherit_outages(key, view.readback(key), view.value(OWNER) == OURS)
             known = self._known(key, lease.n) & (True if excluded is None else ~excluded)
-            commands += arbiter.adopt(key, view.readback(key), known, generation, now_ns)
+            out.commands += arbiter.adopt(key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
         alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
         self._look_after(key, lease)
         owed = np.isfinite(lease.lapsed).any()
-        if not (claims or busy or alarmed or owed or np.isfinite(lease.advised).any()):
-            return
+        if not (claims or busy or alarmed or owed):
+            return out
+        self._order(key, lease, acting, self._abandoned(lease, claims), out)
+        # What keeps its value and is no longer asked for may be another's by now: let its lease lapse
+        keeps = lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held"
+        left = ~out.settled if keeps else excluded
+        if left is not None and excluded is not None:
+            left = left | excluded
+        out.commands += arbiter.renew_term(key, now_ns, left)
+        out.records += self._follow_up(key, lease, view.readback(key), excluded, out.commands)
+        return out
+
+    def _order(self, key: str, lease: Leases, acting: list[Claim], abandoned: Bool, out: Order) -> None:
+        """Lapse, settle, command and withdraw the leases of one control."""
+        arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
+        excluded = view.windows.mask(lease.control.table)
+        generation = self.state.tables[lease.control.table].generation
         readback = view.readback(key)
-        abandoned = self._abandoned(lease, claims)
+        busy = lease.running().any()
         lapsed = lease.lapse(now_ns, abandoned)
         if len(lapsed):
             names = job_names(key, lapsed, view.site, view.jobs)
             becomes = lease.control.on_expiry
-            records.append(LapsedRecord(control=key, index=lapsed, becomes=becomes, names=names))
+            out.records.append(LapsedRecord(control=key, index=lapsed, becomes=becomes, names=names))
         if busy:
-            commands += arbiter.confine(key, now_ns, excluded)
-        wanted = np.zeros(lease.n, np.bool_)
+            out.commands += arbiter.confine(key, now_ns, excluded)
         if acting or (busy and arbiter.mode_of(key) == "held"):
             done = arbiter.settle(key, acting, readback)
-            records += self._keep_out(done, readback, excluded)
+            out.records += self._keep_out(done, readback, excluded)
             if protected := self._protect(done, readback):
-                verdicts[f"protected/{key}"] = protected
+                out.verdicts[f"protected/{key}"] = protected
             if deferred := arbiter.limit(done, readback, self.slew_s, self._known(key, lease.n)):
-                verdicts[f"deferred/{key}"] = deferred
+                out.verdicts[f"deferred/{key}"] = deferred
             for number, lost in sorted(done.clipped.items()):
                 name = f"narrowed/{key}/{acting[number].name}"
-                verdicts[name] = verdicts.get(name, 0) + lost
-            commands += arbiter.command(done, readback, generation, now_ns, excluded)
-            wanted = ~np.isnan(done.value)
-        keep = wanted | abandoned if excluded is None else wanted | abandoned | excluded
-        commands += arbiter.withdraw(key, keep, now_ns, self.slew_s, readback)
-        # What keeps its value and is no longer asked for may be another's by now: let its lease lapse
-        left = ~wanted if lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held" else excluded
-        if left is not None and excluded is not None:
-            left = left | excluded
-        commands += arbiter.renew_term(key, now_ns, left)
-        if len(claims) > len(acting) or any(c.allowed is not None for c in acting):
-            advice += self._advice(lease, claims, readback, excluded)
-        elif np.isfinite(lease.advised).any():
-            lease.advised[:] = np.nan
-        records += self._follow_up(key, lease, readback, excluded, commands)
+                out.verdicts[name] = out.verdicts.get(name, 0) + lost
+            out.commands += arbiter.command(done, readback, generation, now_ns, excluded)
+            out.settled, out.by = ~np.isnan(done.value), done.by
+        keep = out.settled | abandoned if excluded is None else out.settled | abandoned | excluded
+        out.commands += arbiter.withdraw(key, keep, now_ns, self.slew_s, readback)
+
+    def _rehearse(self, key: str, shadow: ShadowLeases, claims: list[Claim]) -> Order:
+        """The order that there would be on one control if all claims might act."""
+        rehearsal = replace(self, arbiter=self.arbiter.rehearsal(), view=self.preview, rehearsal=True)
+        out = Order(shadow.n)
+        rehearsal._order(key, shadow, claims, self._suspended(shadow), out)
+        # What nobody asks for any more is on its way back, if whose advice it was still advises
+        advised = np.where(out.settled, out.by >= 0, shadow.apart & self._returning(shadow))
+        for number, claim in enumerate(claims):
+            authority = self.intake.authority[claim.name]
+            allowed = self._approved(claim.name, claim.proposal) if authority == "approve" else None
+            if authority == "act" or allowed is not None:
+                at = claim.proposal.index if allowed is None else claim.proposal.index[allowed]
+                advised[at[out.by[at] == number]] = False
+        out.advised = advised
+        return out
+
+    def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
+        """What the rehearsal commanded beyond the real leases, as advice."""
+        shown = order.advised | (shadow.apart & ~order.settled)
+        shadow.part(lease, order.advised, order.settled, self.view.now_ns)
+        out: list[CommandBatch] = []
+        for batch in order.commands:
+            new = shown[batch.index] & (lease.value[batch.index] != batch.value)
+            if not batch.renewal and new.any():
+                index = batch.index[new]
+                none = np.zeros(len(index), np.int64)
+                out.append(
+                    replace(batch, index=index, generation=batch.generation[new], command=none,
+                            value=batch.value[new], expires_ns=0, deadline_ns=0, final=False)
+                )  # fmt: skip
+        return out
 
     def _claims(self, key: str) -> tuple[list[Claim], list[Claim]]:
         """Return (claims that may act, all claims) on a control, strongest first."""
@@ -191,36 +269,13 @@ class ArbitrationPass:
         authority = self.intake.authority
         return any(key in p.controls and authority[p.name] in ("act", "approve") for p in self.policies)
 
-    def _advice(
-        self, lease: Leases, claims: list[Claim], readback: F64, excluded: Bool | None
-    ) -> list[CommandBatch]:
-        """The commands there would be if all claims might act."""
-        key = lease.control.key
-        shadow = self.arbiter.settle(key, claims, readback)
-        if excluded is not None:
-            shadow.value[excluded] = np.nan
-        return [
-            CommandBatch(
-                key,
-                claim.name,
-                self.arbiter.epoch,
-                index,
-                lease.generation[index],
-                np.zeros(len(index), np.int64),
-                shadow.value[index],
-                claim.proposal.reason,
-                self.view.now_ns,
-                0,
-                0,
-            )
-            for claim, index in self.arbiter.advise(shadow)
-        ]
-
     def _keep_out(self, done: Settlement, readback: F64, excluded: Bool | None) -> list[JournalRecord]:
         """Drop what is wanted in maintenance; the journal tells once per window what would have protected."""
         if excluded is None or not np.isfinite(done.value[excluded]).any():
             return []
-        records = self.view.windows.kept_back(done.control.key, self.arbiter.protects(done, readback))
+        records: list[JournalRecord] = []
+        if not self.rehearsal:
+            records = self.view.windows.kept_back(done.control.key, self.arbiter.protects(done, readback))
         done.value[excluded] = np.nan
         return records
 
@@ -336,13 +391,23 @@ class ArbitrationPass:
         Its owner is suspended; or its owner may act no longer and still asks for it, so that to give it back
         would be to raise what somebody wants held down.
         """
-        suspended = [i for i, p in enumerate(self.policies) if p.name in self.suspended]
-        out = np.isin(lease.owner, suspended)
+        out = self._suspended(lease)
         for claim in claims:
             if self.intake.authority[claim.name] != "act":
                 index = claim.proposal.index
                 out[index[lease.owner[index] == claim.policy]] = True
         return out
+
+    def _returning(self, shadow: ShadowLeases) -> Bool:
+        """Mask of the shadow leases that run for a policy that advises [n]."""
+        advising = [i for i, p in enumerate(self.policies) if self.intake.authority[p.name] in ADVISING]
+        out: Bool = shadow.running() & np.isin(shadow.owner, advising)
+        return out
+
+    def _suspended(self, lease: Leases) -> Bool:
+        """Mask of the leases whose owner is suspended [n]."""
+        suspended = [i for i, p in enumerate(self.policies) if p.name in self.suspended]
+        return np.isin(lease.owner, suspended)
 
 
 def _outside(index: I32, excluded: Bool | None) -> I32:

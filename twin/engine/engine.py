@@ -54,8 +54,10 @@ from twin.diagnosis import Diagnosis
 from twin.engine.arbitration import ArbitrationPass
 from twin.engine.event_handlers import Intake
 from twin.engine.plugin_checks import check_forecast, checked_accounts, checked_memory, fresh_memory
+from twin.engine.preview import preview_of
 from twin.engine.records import FaultTally, ReportTally, proposals_record, same_proposals
 from twin.engine.remap import slots_kept
+from twin.engine.shadow_power import ShadowPower
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
 from twin.health import HealthState, findings as suspects_of
@@ -97,6 +99,7 @@ class Engine:
         self.forecasts: dict[tuple[str, float], Forecast] = {}
         self.settle_into(site)
         self.arbiter = Arbiter(site)
+        self.shadow_power = ShadowPower(site)
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
         self.health = HealthState(site)
@@ -128,8 +131,9 @@ class Engine:
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
-        self._run_policies(view, frame, records)
-        commands, advice, deferred = self._arbitrate(view, records)
+        preview = preview_of(view, self.shadow_power)
+        self._run_policies(view, preview, frame, records)
+        commands, advice, deferred = self._arbitrate(view, preview, records)
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
         records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
         records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
@@ -234,6 +238,7 @@ class Engine:
             entity = self.site.entity(event.table, event.name)
             assert entity is not None  # or it would have been refused
             self.history.forget(event.table, entity)
+            self.shadow_power.forget(event.table, entity)
             self.estimator.forget(event.table, entity)
             self.diagnosis.forget(event.table, entity)
             self.health.forget(event.table, entity)
@@ -324,8 +329,13 @@ class Engine:
                 others[forecast.signal, forecast.horizon_s] = forecast
         self.forecasts = others
 
-    def _run_policies(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> None:
-        """Run the policies that are due, in order of rank; changed proposals and accounts go to `records`."""
+    def _run_policies(
+        self, view: EngineView, preview: EngineView, frame: Frame, records: list[JournalRecord]
+    ) -> None:
+        """Run the policies that are due, in order of rank; changed proposals and accounts go to `records`.
+
+        One that advises sees the `preview`, in which its advice is obeyed.
+        """
         for policy in self.policies:
             name = policy.name
             if self.intake.authority[name] == "off":
@@ -343,7 +353,8 @@ class Engine:
             if not frame.urgent:
                 self.ran_ns[name] = frame.now_ns
             try:
-                proposals, accounts = self._run_policy(policy, view)
+                advises = self.intake.previews(name, frame.now_ns)
+                proposals, accounts = self._run_policy(policy, preview if advises else view)
             except Exception as error:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
@@ -384,7 +395,7 @@ class Engine:
         ]
 
     def _arbitrate(
-        self, view: EngineView, records: list[JournalRecord]
+        self, view: EngineView, preview: EngineView, records: list[JournalRecord]
     ) -> tuple[list[CommandBatch], list[CommandBatch], dict[str, int]]:
         """Return (commands, advice, number of deferred entities by control)."""
         return ArbitrationPass(
@@ -396,6 +407,7 @@ class Engine:
             findings=self.findings,
             state=self.state,
             view=view,
+            preview=preview,
             slew_s=min(view.dt_s, self.usual_dt_s or view.dt_s),
         ).run(records)
 
@@ -432,6 +444,8 @@ class Engine:
             state.tables[table] = state.tables[table].remapped(new.sizes[table], kept[table], freshness)
         self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
         self.arbiter = self.arbiter.remapped(new, kept)
+        shadow_power, self.shadow_power = self.shadow_power, ShadowPower(new)
+        self.shadow_power.adopt(shadow_power, kept)
         self.estimator = self.estimator.remapped(new, kept)
         self.diagnosis = self.diagnosis.remapped(new, kept)
         self.health = self.health.remapped(new, kept)
@@ -473,6 +487,7 @@ class Engine:
             "tables": {name: table.arrays() for name, table in self.state.tables.items()},
             "jobs": self.jobs.dump(),
             "arbiter": self.arbiter.dump(),
+            "shadow_power": self.shadow_power.dump(),
             "estimator": self.estimator.dump(),
             "diagnosis": self.diagnosis.dump(),
             "health": self.health.dump(),
@@ -512,6 +527,8 @@ class Engine:
             self.state.tables[name].restore(arrays)
         self.jobs.restore(data["jobs"])
         self.arbiter.restore(data["arbiter"])
+        if "shadow_power" in data:  # one of a version before has none
+            self.shadow_power.restore(data["shadow_power"])
         self.estimator.restore(data["estimator"])
         if "diagnosis" in data:  # one of a version before has none: faults are found again
             self.diagnosis.restore(data["diagnosis"])

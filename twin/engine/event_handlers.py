@@ -31,13 +31,14 @@ from twin.contracts import (
     RequestExpiredRecord,
     brief_event,
 )
-from twin.control import Arbiter
+from twin.control import HANDOVER_S, Arbiter
 from twin.engine.identity import Identities
 from twin.engine.job_reports import checkpoint_told, job_ended, job_started
 from twin.engine.outlook import Outlooks
 from twin.site import Site
 from twin.telemetry import FaultIds, JobSlots, State, events as ev
 
+ADVISING = ("advise", "approve")  # levels at which proposals are, or may be, advice alone
 MAX_REQUESTS = 1000
 MAX_SEEN = 10_000
 MAX_NAMES = 100_000
@@ -50,6 +51,7 @@ class Intake:
 
     def __init__(self, site: Site, authority: dict[str, str]) -> None:
         self.authority = dict(authority)
+        self.armed_ns: dict[str, int] = {}  # policy -> when what it advised became what it commands
         self.requests: dict[str, ev.OperatorRequest] = {}
         self._named: dict[str, tuple[ev.OperatorRequest, Site, I32]] = {}  # looked up once, not in every tick
         self.approvals: dict[str, ev.Approved] = {}
@@ -151,7 +153,10 @@ class Intake:
             case ev.AuthorityChanged():
                 if event.policy not in self.authority:
                     return f"no policy {event.policy}"
-                self.authority[event.policy] = event.authority
+                before, self.authority[event.policy] = self.authority[event.policy], event.authority
+                self.armed_ns.pop(event.policy, None)
+                if event.authority == "act" and before in ADVISING:
+                    self.armed_ns[event.policy] = now_ns
                 for key in [k for k, a in self.approvals.items() if a.policy == event.policy]:
                     del self.approvals[key]
                     self._tick.append(ApprovalDroppedRecord(id=key))
@@ -176,6 +181,12 @@ class Intake:
             case _:
                 return None
         return None
+
+    def previews(self, policy: str, now_ns: int) -> bool:
+        """True if a policy reads its advice as obeyed; one that was armed, until that can be read back."""
+        armed_ns = self.armed_ns.get(policy)
+        handed = armed_ns is not None and now_ns - armed_ns < round(HANDOVER_S * NS)
+        return handed or self.authority[policy] in ADVISING
 
     def take_report(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
         """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""
@@ -249,8 +260,7 @@ class Intake:
             return f"serial {event.serial} was already there"
         self.identities.place(key, event.serial)
         state.tables[event.table].replace(entity)
-        for lease in arbiter.leases.values():
-            lease.forget(event.table, entity)
+        arbiter.forget(event.table, entity)
         return None
 
     def _granted(self, event: ev.BudgetGranted, site: Site, now_ns: int) -> str | None:
@@ -335,6 +345,7 @@ class Intake:
         """Everything, for a snapshot or a checksum."""
         return {
             "authority": self.authority,
+            "armed_ns": self.armed_ns,
             # Lists, as their order is content: the first of two requests has precedence.
             "requests": [msgspec.to_builtins(v) for v in self.requests.values()],
             "approvals": [msgspec.to_builtins(v) for v in self.approvals.values()],
@@ -350,6 +361,7 @@ class Intake:
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.authority = {**self.authority, **data["authority"]}
+        self.armed_ns = dict(data.get("armed_ns", {}))  # one of a version before has none
         requests = [msgspec.convert(v, ev.OperatorRequest) for v in data["requests"]]
         approvals = [msgspec.convert(v, ev.Approved) for v in data["approvals"]]
         self.requests, self.approvals = {r.id: r for r in requests}, {a.id: a for a in approvals}

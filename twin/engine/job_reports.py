@@ -75,9 +75,7 @@ def job_ended(event: ev.JobEnded, jobs: JobSlots, arbiter: Arbiter, now_ns: int)
     slot = jobs.end(event, now_ns)
     if slot is None:
         return f"no job {event.job} runs"
-    for key, lease in arbiter.leases.items():
-        if key.startswith("job."):
-            lease.forget("job", slot)
+    arbiter.forget("job", slot)
     return None
 
 

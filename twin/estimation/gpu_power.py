@@ -12,7 +12,7 @@ from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Delayed, Fit, Reference, solve
 from twin.estimation.readings import Readings
-from twin.physics import ACTIVITY_WEIGHTS, EXPONENT
+from twin.physics import ACTIVITY_WEIGHTS, EXPONENT, capped
 from twin.site import Site
 from twin.telemetry import EntityState, column, part
 
@@ -131,6 +131,18 @@ class GpuPower(EntityState):
             room = np.maximum((cap_w[at] - self.static_w[at]) / self.dynamic_w[at], 1e-3)
             expected[at] *= np.exp(np.log(room.astype(np.float32)) / self.set.in_use[GAMMA, at])
         return expected
+
+    def under(self, at: I64, drawn_w: F64, in_force_w: F64, cap_w: F64) -> F64:
+        """Power of GPUs `at` under other caps, W [k], along their learned curves.
+
+        `drawn_w`: now, under the caps `in_force_w` (NaN: none). One that stands at a lower cap would draw
+        what its activity asks for.
+        """
+        held = (drawn_w >= (1.0 - AT_CAP_PU) * in_force_w) & (cap_w > in_force_w)
+        free_w = (self.static_w + self.dynamic_w)[at]
+        demand_w = np.where(held, np.fmax(drawn_w, free_w), drawn_w)
+        power_w, _ = capped(self.set.in_use[IDLE, at], demand_w, cap_w, self.set.in_use[GAMMA, at])
+        return np.where(np.isfinite(power_w), power_w, np.fmin(demand_w, cap_w))
 
     def learn(
         self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
