@@ -49,6 +49,6 @@ class ShadowLeases(Leases):
         return np.where(self.apart, self.value, real.value)
 
     def obeyed(self, real: Leases) -> F64:
-        """Values that count as carried out although nobody may have heard of them [n]; NaN: reality speaks."""
+        """Values that count as carried out before anybody has heard of them [n]; NaN: reality speaks."""
         differs = self.apart & ~(self.value == real.value)
         return np.where(differs, self.value, np.where(self.handed_ns > 0, real.value, np.nan))

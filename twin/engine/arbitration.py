@@ -50,8 +50,8 @@ WHY = {
 class Order:
     """What a pass makes of one control.
 
-    [n]: `settled` where a claim holds, `by` the index of the last one that set the value, `advised` where that
-    one may not act.
+    [n]: `settled` where a claim holds, `by` the index of the last one that set the value, `advised` where
+    that one may not act.
     """
 
     n: int

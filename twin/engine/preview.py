@@ -69,7 +69,7 @@ class PreviewView(EngineView):
             return None
         table = key.partition(".")[0]
         if key in POWER:
-            return np.maximum(self.spared.left_w(table, real.astype(np.float64)), 0.0)
+            return self.spared.left_w(table, real.astype(np.float64))
         if key in SUPPLIES:
             return real * (1.0 - self.spared.node_pu)
         return None

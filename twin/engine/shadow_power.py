@@ -29,23 +29,33 @@ METER_LAG_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SparedPower:
-    """By table: `watts` less than is read, `least_w` that would be left [n]; `node_pu`: of a node's power."""
+    """By table, W [n]: `watts` less than is read; what its GPUs would draw `now_w`, and drew at most of late.
+
+    `node_pu`: the share of a node's power that it would not draw [n_node].
+    """
 
     watts: Mapping[str, F64]
-    least_w: Mapping[str, F64]
+    now_w: Mapping[str, F64]
+    late_w: Mapping[str, F64]
     node_pu: F64
 
     def left_w(self, table: str, read_w: F64) -> F64:
         """A reading of power as it would be [n]; negative savings are a rise."""
-        left_w = read_w - self.watts[table]
-        return left_w if table == "gpu" else np.maximum(left_w, np.fmin(read_w, self.least_w[table]))
+        left_w = np.maximum(read_w - self.watts[table], 0.0)
+        if table == "gpu":
+            return left_w
+        beside_w = np.maximum(read_w - self.late_w[table], 0.0)
+        return np.maximum(left_w, np.fmin(read_w, self.now_w[table] + beside_w))
 
 
 class ShadowPower(EntityState):
-    """The most that nodes and racks would have saved in the present and the last `METER_LAG_S`, W [2, n]."""
+    """The most that nodes and racks would have saved, and that their GPUs drew, W [2, 2, n].
 
-    node_w: F64 = column("node", "f8", lead=(2,))
-    rack_w: F64 = column("rack", "f8", lead=(2,))
+    Saved and drawn, each in the present `METER_LAG_S` and in the one before.
+    """
+
+    node_w: F64 = column("node", "f8", lead=(2, 2))
+    rack_w: F64 = column("rack", "f8", lead=(2, 2))
     turn_ns: int = scalar(0)  # since when the present one counts; 0 = nothing is saved
 
     def __init__(self, site: Site) -> None:
@@ -58,45 +68,50 @@ class ShadowPower(EntityState):
         """The effect of caps on GPUs and nodes ([n] W, NaN: none) on what is read of power; None: none."""
         if gpu_cap_w is None and node_cap_w is None and not self.turn_ns:
             return None
-        site, design = self.site, self.site.design
-        gain = 1.0 + np.nan_to_num(design.node_loss_pu)
+        site = self.site
+        gain = (1.0 + np.nan_to_num(site.design.node_loss_pu))[site.rack_of_node]
         gpu_w = _by_gpus(view, estimator, gpu_cap_w)
-        gpu_w, node_w = _by_nodes(view, gpu_w, gain[site.rack_of_node], node_cap_w)
-        rack_w = site.sum_by_rack("node", node_w)
-        node_w, rack_w = self._of_late(view.now_ns, node_w, rack_w)
-        drawn_w = np.nan_to_num(view.value(GPU_POWER).astype(np.float64)) - gpu_w
-        beside_w = np.nan_to_num(design.cpu_idle_w + design.node_other_w)[site.rack_of_node]
-        of_node_w = np.bincount(site.node_of_gpu, drawn_w, site.sizes["node"]) * gain[site.rack_of_node]
-        least_node_w: F64 = of_node_w + beside_w
-        if node_cap_w is not None:
-            least_node_w = np.fmin(least_node_w, node_cap_w)
-        least_rack_w = site.sum_by_rack("node", least_node_w) + np.nan_to_num(design.rack_overhead_w)
+        gpu_w, node_w = _by_nodes(view, gpu_w, gain, node_cap_w)
+        drawn_w = np.nan_to_num(view.value(GPU_POWER).astype(np.float64))
+        node_drawn_w, node_now_w = (
+            np.bincount(site.node_of_gpu, of_gpu, site.sizes["node"]) * gain
+            for of_gpu in (drawn_w, drawn_w - gpu_w)
+        )
+        rack_w, rack_drawn_w, rack_now_w = (
+            site.sum_by_rack("node", of_node) for of_node in (node_w, node_drawn_w, node_now_w)
+        )
+        self._turn(view.now_ns, bool(node_w.any()))
+        node_w, node_late_w = _of_late(self.node_w, node_w, node_drawn_w)
+        rack_w, rack_late_w = _of_late(self.rack_w, rack_w, rack_drawn_w)
         feeder, rack, share = _living_taps(view, site)
         n = site.sizes["feeder"]
-        feeder_w, least_feeder_w = (
+        feeder_w, feeder_now_w, feeder_late_w = (
             np.bincount(feeder, share * of_rack[rack], n).astype(np.float64)
-            for of_rack in (rack_w, least_rack_w)
+            for of_rack in (rack_w, rack_now_w, rack_late_w)
         )
         read_w = np.nan_to_num(view.value(NODE_POWER).astype(np.float64))
         node_pu = np.divide(node_w, read_w, out=np.zeros(len(node_w)), where=read_w > 0)
         return SparedPower(
             {"gpu": gpu_w, "node": node_w, "rack": rack_w, "feeder": feeder_w},
-            {"node": least_node_w, "rack": least_rack_w, "feeder": least_feeder_w},
+            {"node": node_now_w, "rack": rack_now_w, "feeder": feeder_now_w},
+            {"node": node_late_w, "rack": rack_late_w, "feeder": feeder_late_w},
             np.clip(node_pu, 0.0, 1.0),
         )
 
-    def _of_late(self, now_ns: int, node_w: F64, rack_w: F64) -> tuple[F64, F64]:
-        """The most that is saved now or was of late [n_node], [n_rack]; what is added, as it is now."""
-        if now_ns - self.turn_ns >= round(METER_LAG_S * NS):
-            for kept in (self.node_w, self.rack_w):
-                kept[1], kept[0] = kept[0], 0.0
-            self.turn_ns = now_ns
-        np.maximum(self.node_w[0], node_w, out=self.node_w[0])
-        np.maximum(self.rack_w[0], rack_w, out=self.rack_w[0])
-        if not (self.rack_w.any() or rack_w.any()):
-            self.turn_ns = 0
-        node_most_w, rack_most_w = self.node_w.max(axis=0), self.rack_w.max(axis=0)
-        return np.where(node_w < 0, node_w, node_most_w), np.where(rack_w < 0, rack_w, rack_most_w)
+    def _turn(self, now_ns: int, saves: bool) -> None:
+        """Begin anew after `METER_LAG_S`; end where nothing was saved for that long."""
+        if now_ns - self.turn_ns < round(METER_LAG_S * NS):
+            return
+        for kept in (self.node_w, self.rack_w):
+            kept[:, 1], kept[:, 0] = kept[:, 0], 0.0
+        self.turn_ns = now_ns if saves or self.node_w[0].any() else 0
+
+
+def _of_late(kept: F64, saved_w: F64, drawn_w: F64) -> tuple[F64, F64]:
+    """(most saved of late, most drawn) with what is so now [n]; a rise, which is negative, as it is now."""
+    np.maximum(kept[:, 0], (saved_w, drawn_w), out=kept[:, 0])
+    saved_most_w, drawn_most_w = kept.max(axis=1)
+    return np.where(saved_w < 0, saved_w, saved_most_w), drawn_most_w
 
 
 def _by_gpus(view: View, estimator: Estimator, cap_w: F64 | None) -> F64:
