@@ -46,7 +46,7 @@ TROUBLES = {
     "thermal_guard": Trouble(faults=(HOT,)),
     "leak_guard": Trouble(faults=(WET,), wet=True, least_s=120),
     "operator": Trouble(),
-    "power_guard": Trouble(1.04),
+    "power_guard": Trouble(1.0),
     "power_cap": Trouble(0.87, settings={"failover": False, "margin_pu": 0.2}),
     "replacement": Trouble(faults=(ILL,), settings=ROOMY),
     "checkpoint": Trouble(faults=(ILL,)),

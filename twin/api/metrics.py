@@ -204,6 +204,12 @@ class DaemonSeries(Collector):
             if lease.n:
                 leases.add_metric([key], int(lease.running().sum()))
         yield leases
+        advised = GaugeMetricFamily(
+            "racktwin_advised_leases", "entities under command if advice were obeyed", labels=["control"]
+        )
+        for key, shadow in engine.arbiter.shadow.items():
+            advised.add_metric([key], int((shadow.running() & shadow.apart).sum()))
+        yield advised
         armed = GaugeMetricFamily("racktwin_policy_authority", "1 for the level in force",
                                   labels=["policy", "authority"])  # fmt: skip
         suspended = GaugeMetricFamily("racktwin_policy_suspended", "1 where it is", labels=["policy"])

@@ -7,6 +7,7 @@ a line for each rack.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from twin.api import forecasts, health
 from twin.api.runtime import Runtime
 from twin.api.sources import unused
 from twin.api.state import alarms_of, policy_rows, worst_of
-from twin.catalogue import NS, Control, clean, find_signal
+from twin.catalogue import NS, Bool, Control, clean, find_signal
+from twin.control import Leases
 from twin.report import INSTANTS, control_value
 from twin.telemetry import GOOD
 
@@ -50,7 +52,8 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "policies": policy_rows(live), "alarm_counts": severities(alarms),
         "alarms": [brief_alarm(a) for a in alarms[:SHOWN_ALARMS]], "alarms_total": len(alarms),
         "windows": windows(live), "standing": standing(live),
-        "commanded": commanded(live), "wanting": wanting(live), "requests": len(engine.intake.requests),
+        "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
+        "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "unused": unused(live), "heard": reported_counts(engine.site, engine.state),
         "forecasts": forecasts.block(live),
@@ -111,9 +114,21 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
 
 def commanded(live: Runtime) -> list[dict[str, Any]]:
     """List the running commands: a line per control and policy, with the reasons in force."""
+    leases = live.engine.arbiter.leases
+    return _orders(live, {key: (lease, lease.running()) for key, lease in leases.items()})
+
+
+def advised(live: Runtime) -> list[dict[str, Any]]:
+    """List the preview in the same way: what would run beside it if the policies that advise might act."""
+    shadows = live.engine.arbiter.shadow
+    return _orders(live, {key: (lease, lease.running() & lease.apart) for key, lease in shadows.items()})
+
+
+def _orders(live: Runtime, of: Mapping[str, tuple[Leases, Bool]]) -> list[dict[str, Any]]:
+    """A line per control and policy of some leases of each control [n]."""
     engine, out = live.engine, []
-    for key, lease in engine.arbiter.leases.items():
-        running = np.flatnonzero(lease.running())
+    for key, (lease, chosen) in of.items():
+        running = np.flatnonzero(chosen)
         for owner in np.unique(lease.owner[running]).tolist():
             mine = running[lease.owner[running] == owner]
             values = lease.value[mine]

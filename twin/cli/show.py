@@ -109,19 +109,25 @@ def _all_heard(tree: dict[str, Any]) -> bool:
 
 
 def _commanded(tree: dict[str, Any], out: Console) -> None:
-    rows = []
-    for c in tree["commanded"]:
-        low, high = number(c["low"], 6), number(c["high"], 6)
-        value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
-        rows.append([f"{c['control']} {value}", f"{c['count']} x", c["policy"],
-                     "; ".join(c["reasons"]) or "as before"])  # fmt: skip
+    rows = [_order(c, "as before") for c in tree["commanded"]]
     grid(out, ("commanded", "", "by", "because"), rows, "nothing is commanded")
+    if preview := [_order(c, "no longer needed") for c in tree.get("preview", [])]:
+        out.print()
+        grid(out, ("preview, not commanded", "", "advised by", "because"), preview, "")
     for w in tree["wanting"]:
         out.print(
             safe_text(
                 f"{w['policy']} waits for approval on {w['control']} of {w['count']}: {w['reason']}", "yellow"
             )
         )
+
+
+def _order(c: dict[str, Any], otherwise: str) -> list[str]:
+    """A line on what is commanded, or advised, of one control by one policy."""
+    low, high = number(c["low"], 6), number(c["high"], 6)
+    value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
+    reasons = "; ".join(c["reasons"]) or otherwise
+    return [f"{c['control']} {value}", f"{c['count']} x", c["policy"], reasons]
 
 
 def _by_people(tree: dict[str, Any], out: Console) -> None:

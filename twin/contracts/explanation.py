@@ -105,6 +105,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     topic: str = ""
     authority: str = ""  # of the policy; filled in by the engine
     suspended: bool = False
+    # It advises: the tables `preview` and `preview_feeders` show what would be, the others what is
+    preview: bool = False
     sentences: tuple[Sentence, ...] = ()
     figures: tuple[KeyFigure, ...] = ()
     tables: tuple[DataTable, ...] = ()

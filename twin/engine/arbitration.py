@@ -48,7 +48,7 @@ WHY = {
 
 @dataclass(slots=True)
 class Order:
-    """What a pass makes of one control.
+    """The outcome of a pass over one control.
 
     [n]: `settled` where a claim holds, `by` the index of the last one that set the value, `advised` where
     that one may not act.
@@ -219,7 +219,7 @@ class ArbitrationPass:
         return out
 
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
-        """What the rehearsal commanded beyond the real leases, as advice."""
+        """The commands of a rehearsal that the real leases lack, as advice."""
         shown = order.advised | (shadow.apart & ~order.settled)
         shadow.part(lease, order.advised, order.settled, self.view.now_ns)
         out: list[CommandBatch] = []

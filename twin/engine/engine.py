@@ -54,10 +54,10 @@ from twin.diagnosis import Diagnosis
 from twin.engine.arbitration import ArbitrationPass
 from twin.engine.event_handlers import Intake
 from twin.engine.plugin_checks import check_forecast, checked_accounts, checked_memory, fresh_memory
-from twin.engine.preview import preview_of
+from twin.engine.preview import PreviewView, preview_of
 from twin.engine.records import FaultTally, ReportTally, proposals_record, same_proposals
 from twin.engine.remap import slots_kept
-from twin.engine.shadow_power import ShadowPower
+from twin.engine.shadow_power import ShadowPower, SparedPower
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
 from twin.health import HealthState, findings as suspects_of
@@ -100,6 +100,7 @@ class Engine:
         self.settle_into(site)
         self.arbiter = Arbiter(site)
         self.shadow_power = ShadowPower(site)
+        self.spared: SparedPower | None = None  # of the last tick, for explanations
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
         self.health = HealthState(site)
@@ -132,6 +133,7 @@ class Engine:
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         preview = preview_of(view, self.shadow_power)
+        self.spared = preview.spared if isinstance(preview, PreviewView) else None
         self._run_policies(view, preview, frame, records)
         commands, advice, deferred = self._arbitrate(view, preview, records)
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
@@ -446,6 +448,7 @@ class Engine:
         self.arbiter = self.arbiter.remapped(new, kept)
         shadow_power, self.shadow_power = self.shadow_power, ShadowPower(new)
         self.shadow_power.adopt(shadow_power, kept)
+        self.spared = None
         self.estimator = self.estimator.remapped(new, kept)
         self.diagnosis = self.diagnosis.remapped(new, kept)
         self.health = self.health.remapped(new, kept)

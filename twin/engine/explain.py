@@ -17,6 +17,7 @@ import numpy as np
 from twin.catalogue import ContractError, clean
 from twin.contracts import (
     PAGE,
+    DataTable,
     Explainer,
     ExplainRequest,
     Explanation,
@@ -38,6 +39,7 @@ from twin.contracts import (
 )
 from twin.engine.engine import Engine
 from twin.engine.plugin_checks import fresh_memory
+from twin.engine.preview_tables import preview_tables
 
 MAX_CELLS = 200_000  # of one explanation
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
@@ -76,7 +78,7 @@ def explain(
         memory = fresh_memory(policy, engine.site)
     if not isinstance(policy, Explainer):
         plain = explain_proposals(policy.name, view, request)
-        return _finished(policy, _with_orders(plain, policy, view, request), request)
+        return _finished(policy, _with_orders(engine, plain, policy, view, request), request)
     if request.topic == PAGE.name and PAGE in topics_of(policy) and not request.status(policy.name).proposals:
         return _finished(policy, Explanation(policy=policy.name, now_ns=view.now_ns), request)
     try:
@@ -86,21 +88,34 @@ def explain(
     except Exception as error:
         raise ContractError(f"{policy.name} cannot explain: {type(error).__name__}: {error}"[:500]) from error
     if isinstance(found, Explanation):
-        return _finished(policy, _with_orders(found, policy, view, request), request)
+        return _finished(policy, _with_orders(engine, found, policy, view, request), request)
     return lambda: _finished(policy, found(), request)
 
 
-def _with_orders(found: Explanation, policy: Policy, view: View, request: ExplainRequest) -> Explanation:
-    """The main explanation always shows the proposals in force and the commands that run, as they are."""
-    if request.topic:
+def _with_orders(
+    engine: Engine, found: Explanation, policy: Policy, view: View, request: ExplainRequest
+) -> Explanation:
+    """The main explanation always shows the proposals in force and the commands that run, as they are.
+
+    It, and that of the page, show the preview as well.
+    """
+    if request.topic not in ("", PAGE.name):
         return found
-    inside = scope_of(view, request)[1]
-    tables = [proposals_table(view.site, request.status(policy.name).proposals, inside)]
-    leases = leases_table(view, request, policy, inside)
-    if leases.rows:
-        tables.append(leases)
+    inside, tables = scope_of(view, request)[1], list[DataTable]()
+    if not request.topic:
+        tables.append(proposals_table(view.site, request.status(policy.name).proposals, inside))
+        leases = leases_table(view, request, policy, inside)
+        tables += [leases] if leases.rows else []
+    number = next((i for i, p in enumerate(engine.policies) if p.name == policy.name), -1)
+    notes, previews = preview_tables(view, engine.arbiter, engine.spared, (number, policy.controls), inside)
     known = {t.name for t in found.tables}
-    return msgspec.structs.replace(found, tables=(*found.tables, *(t for t in tables if t.name not in known)))
+    more = (t for t in (*tables, *previews) if t.name not in known)
+    return msgspec.structs.replace(
+        found,
+        preview=bool(previews),
+        sentences=(*found.sentences, *notes),
+        tables=(*found.tables, *more),
+    )
 
 
 def series_wanted(engine: Engine, policy: Policy, inquiry: Inquiry) -> SeriesWanted | None:

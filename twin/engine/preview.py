@@ -75,7 +75,7 @@ class PreviewView(EngineView):
         return None
 
     def _readback(self, control: str, real: F32) -> np.ndarray | None:
-        """What a device would report of a control; nothing where it never reported any."""
+        """The read-back of a control under advice; nothing where no device ever reported any."""
         if control not in self.obeyed:
             return None
         value = self.obeyed[control]

@@ -1,0 +1,208 @@
+"""What policies that advise read of a site, and what everybody else reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.builders import Twin, Wish, explained, two_racks
+from twin.catalogue import digest
+from twin.contracts import Memory, Proposal, View
+from twin.engine.preview import PreviewView
+from twin.engine.preview_tables import preview_tables
+from twin.engine.shadow_power import METER_LAG_S, ShadowPower
+from twin.telemetry import AuthorityChanged, EntityReplaced, JobStarted
+from twin.telemetry.events import Approved
+
+CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
+DRAWN_W, CAP_W, RACK_W, FULL_W = 1000.0, 800.0, 100e3, 1200.0
+HEARD: dict[str, Any] = {
+    "gpu.power_w": DRAWN_W, "gpu.power_limit_w": FULL_W, "gpu.temp_c": 60.0, "node.power_w": 5000.0,
+    "node.service_level_state": 0.0, "node.service_owner_state": 0.0, "rack.power_w": RACK_W,
+    "feeder.power_w": RACK_W,
+}  # fmt: skip
+FIRST = np.arange(4)  # GPUs of the first node
+
+
+class Eye(Wish):
+    """Keeps the view that it was last given."""
+
+    view: Any = None
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        self.view = view
+        return super().propose(view, memory)
+
+
+def twin(**levels: str) -> tuple[Twin, dict[str, Eye]]:
+    """Policies by name at these levels, on a site that has heard all for two seconds."""
+    eyes = {name: Eye(name, rank) for rank, name in enumerate(levels, 5)}
+    pod = Twin(two_racks(controls={SERVICE: {"blast_radius": 8}}), list(eyes.values()), authority=levels)
+    pod.run(2, HEARD)
+    return pod, eyes
+
+
+def arm(name: str, authority: str = "act") -> AuthorityChanged:
+    return AuthorityChanged(author="ann", policy=name, authority=authority)
+
+
+def test_power_falls_along_the_tree_by_what_the_caps_would_save() -> None:
+    pod, eyes = twin(asks="advise", looks="advise", acts="act")
+    eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
+    pod.run(2, HEARD)
+    view, real = eyes["looks"].view, eyes["acts"].view
+    saved_w = 4 * (DRAWN_W - CAP_W) * (1.0 + pod.site.design.node_loss_pu[0])
+    for key, index, expected in (
+        ("gpu.power_w", slice(0, 4), CAP_W), ("gpu.power_limit_w", slice(0, 4), CAP_W),
+        ("gpu.power_w", slice(4, None), DRAWN_W), ("gpu.power_limit_w", slice(4, None), FULL_W),
+        ("node.power_w", 0, 5000.0 - saved_w), ("node.power_w", 1, 5000.0),
+        ("rack.power_w", 0, RACK_W - saved_w), ("rack.power_w", 1, RACK_W),
+        ("feeder.power_w", slice(None), RACK_W - saved_w / 2), ("gpu.temp_c", slice(None), 60.0),
+    ):  # fmt: skip
+        assert view.value(key)[index] == pytest.approx(expected), key
+        assert view.worst(key)[index] == pytest.approx(expected), key
+        table, _, signal = key.partition(".")
+        assert real.value(key) == pytest.approx(HEARD[f"{table}.{signal}"]), key
+    assert view.commanded(CAP)[:5] == pytest.approx([CAP_W] * 4 + [np.nan], nan_ok=True)
+    assert np.isnan(real.commanded(CAP)).all()
+    assert not isinstance(real, PreviewView)
+
+
+def test_nothing_advised_costs_nothing() -> None:
+    """The very same view, no shadow, no state."""
+    pod, eyes = twin(looks="advise", acts="act")
+    eyes["acts"].ask(CAP, FIRST, 200, CAP_W)
+    pod.run(3, HEARD)
+    assert eyes["looks"].view is eyes["acts"].view
+    assert pod.engine.arbiter.shadow == {}
+    assert pod.engine.shadow_power.turn_ns == 0
+
+
+def test_advice_and_commands_on_one_control_live_beside_each_other() -> None:
+    """Whoever acts is not narrowed by advice; the shadow is where both lead."""
+    pod, eyes = twin(asks="advise", acts="act")
+    eyes["asks"].ask(CAP, [0, 1], 200, 600)
+    eyes["acts"].ask(CAP, [1, 2], 200, 900)
+    pod.run(3, HEARD)
+    assert pod.lease(CAP)[:4] == pytest.approx([np.nan, 900, 900, np.nan], nan_ok=True)
+    assert pod.engine.arbiter.shadow[CAP].apart[:4].tolist() == [True, True, False, False]
+    assert eyes["asks"].view.commanded(CAP)[:4] == pytest.approx([600, 600, 900, np.nan], nan_ok=True)
+    assert eyes["acts"].view.commanded(CAP)[:4] == pytest.approx([np.nan, 900, 900, np.nan], nan_ok=True)
+
+
+def test_a_level_reads_as_set_once_no_job_is_in_its_way() -> None:
+    pod, eyes = twin(asks="advise")
+    pod.tick(HEARD, JobStarted(id="j", job="train", nodes=("lab/h/r1/node1",), kind="training"))
+    eyes["asks"].ask(SERVICE, [0, 1], 3, 3, 3)
+    pod.run(2, HEARD)
+    view = eyes["asks"].view
+    assert view.readback(SERVICE)[:3].tolist() == [3.0, 2.0, 0.0]
+    assert view.value("node.service_owner_state")[:3].tolist() == [1.0, 1.0, 0.0]
+    assert view.jobs.job_of_node[1] >= 0, "jobs are as they are"
+
+
+def test_a_device_that_never_read_back_does_not_begin_to() -> None:
+    bare = Twin(two_racks(), [eye := Eye("asks")], authority={"asks": "advise"})
+    eye.ask(CAP, FIRST, 200, CAP_W)
+    bare.run(3, {"gpu.power_w": DRAWN_W})
+    assert np.isnan(eye.view.readback(CAP)).all()
+    assert (eye.view.value("gpu.power_w")[:4] == eye.view.commanded(CAP)[:4]).all()
+
+
+def test_an_approval_makes_a_command_of_the_advice_and_reality_speaks_there_after_a_while() -> None:
+    pod, eyes = twin(asks="approve")
+    eyes["asks"].ask(CAP, [0, 1], 200, CAP_W)
+    pod.run(2, HEARD)
+    said = Approved(id="a", author="ann", policy="asks", control=CAP, names=("lab/h/r1/node0/gpu0",))
+    pod.tick(HEARD, said)
+    assert pod.lease(CAP)[:2] == pytest.approx([CAP_W, np.nan], nan_ok=True)
+    pod.run(5, HEARD)
+    assert eyes["asks"].view.readback(CAP)[:2].tolist() == [CAP_W, CAP_W], "its command is on its way"
+    pod.run(10, HEARD)
+    assert eyes["asks"].view.readback(CAP)[:2].tolist() == [FULL_W, CAP_W], "and nobody obeyed"
+
+
+def test_who_was_armed_sees_reality_after_a_while() -> None:
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
+    pod.run(20, HEARD)
+    pod.tick(HEARD, arm("asks"))
+    assert pod.lease(CAP)[:4].tolist() == [CAP_W] * 4
+    assert pod.decision.advice == ()
+    pod.run(5, HEARD)
+    assert eyes["asks"].view.value("gpu.power_w")[:4].tolist() == [CAP_W] * 4
+    pod.run(8, HEARD)
+    assert eyes["asks"].view.value("gpu.power_w")[:4].tolist() == [DRAWN_W] * 4
+    pod.run(round(2 * METER_LAG_S), HEARD)
+    assert pod.engine.arbiter.shadow == {}
+    assert pod.engine.shadow_power.turn_ns == 0
+
+
+def test_what_is_no_longer_advised_is_given_back_as_it_would_be() -> None:
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, [0], 200, 1100)
+    pod.run(2, HEARD)
+    eyes["asks"].proposals = []
+    steps = [[a.value.tolist() for a in pod.run(1, HEARD).advice] for _ in range(4)]
+    assert steps == [[[1150.0]], [[1200.0]], [], []], "at the slew rate of the envelope"
+    assert pod.engine.arbiter.shadow == {}
+
+
+def test_a_replaced_device_and_a_snapshot_leave_the_rest_of_the_shadow() -> None:
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, [0, 1], 200, CAP_W)
+    pod.run(3, HEARD)
+    other = pod.restarted(two_racks(controls={SERVICE: {"blast_radius": 8}}), [Eye("asks")])
+    assert digest(other.engine.dump()) == digest(pod.engine.dump())
+    eyes["asks"].ask(CAP, [1], 200, CAP_W)
+    pod.tick(HEARD, EntityReplaced(id="e", table="gpu", name="lab/h/r1/node0/gpu0", serial="S2"))
+    assert pod.engine.arbiter.shadow[CAP].apart[:3].tolist() == [False, True, False]
+
+
+def test_an_alarm_is_raised_although_the_advice_would_mend_it() -> None:
+    """The findings are made of reality: a shadow hides nothing."""
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
+    hot = HEARD | {"gpu.temp_c": 120.0}
+    found = pod.run(3, hot).findings
+    assert any("gpu.temp_c" in f.id for f in found)
+    assert (eyes["asks"].view.value("gpu.temp_c") == 120.0).all()
+
+
+def test_people_see_it_beside_what_is() -> None:
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
+    pod.run(3, HEARD)
+    found = explained(pod, "asks")
+    assert found.preview
+    (row,) = found.table("preview")
+    assert row == {
+        "control": CAP, "where": "lab/h/r1", "count": 4, "now_low": FULL_W, "now_high": FULL_W,
+        "advised_low": CAP_W, "advised_high": CAP_W, "unit": "W",
+        "power_w": 4 * DRAWN_W, "expected_w": 4 * CAP_W,
+    }  # fmt: skip
+    saved_w = 4 * (DRAWN_W - CAP_W) * (1.0 + pod.site.design.node_loss_pu[0])
+    for feeder in found.table("preview_feeders"):
+        assert feeder["power_w"] == RACK_W
+        assert feeder["expected_w"] == pytest.approx(RACK_W - saved_w / 2)
+    assert any("nothing of this is commanded" in s.text for s in found.sentences)
+    assert not explained(pod, "asks", "lab/h/r2").preview
+    pod.tick(HEARD, arm("asks"))
+    assert not explained(pod, "asks").preview
+    other = (0, ("job.power_cap_w",))
+    assert preview_tables(pod.engine.view(), pod.engine.arbiter, None, other, None) == ([], [])
+
+
+def test_meters_that_lag_are_lowered_by_what_was_saved_when_they_were_read() -> None:
+    """A dip of the GPUs saves nothing, and the meter still tells of the load before it."""
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, np.arange(144), 200, CAP_W)
+    pod.run(3, HEARD)
+    full = eyes["asks"].view.value("rack.power_w")[0]
+    pod.run(2, HEARD | {"gpu.power_w": 300.0})
+    assert eyes["asks"].view.value("rack.power_w")[0] == pytest.approx(full)
+    assert isinstance(pod.engine.shadow_power, ShadowPower)
+    pod.run(round(3 * METER_LAG_S), HEARD | {"gpu.power_w": 300.0, "rack.power_w": 40e3})
+    assert eyes["asks"].view.value("rack.power_w")[0] == pytest.approx(40e3)
