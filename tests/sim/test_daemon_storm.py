@@ -265,7 +265,7 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             daemon.until(lambda: leases.running() == 4, what="leases")
             before, begun = ticks_of(daemon), time.monotonic()
             broker.stop()
-            daemon.until(lambda: any(i.startswith("silent/") for i in alarms_of(daemon)), 30, "silence")
+            daemon.until(lambda: any(i.startswith("silence/") for i in alarms_of(daemon)), 30, "silence")
             daemon.until(lambda: "part/mqtt" in alarms_of(daemon), 30, "the alarm of the link")
             if away_s > LEASE_S:
                 until(leases.lapsed, LEASE_S + 2, "agents that let their leases lapse by themselves")

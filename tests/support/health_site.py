@@ -104,7 +104,9 @@ class Ward:
         heard = [event for event in events if isinstance(event, FaultReported)]
         self.book.hear(heard, self.now_ns, self.jobs)
         dt_s = (self.now_ns - self.looked_ns) / NS if self.looked_ns else 0.0
-        told: Any = SimpleNamespace(faults=tuple(faults))
+        told: Any = SimpleNamespace(
+            faults=tuple(faults), silence=SimpleNamespace(outages=SimpleNamespace(masks={}))
+        )
         known: Any = SimpleNamespace(residuals=self.residuals, parameters={})
         now = HealthContext(self.site, self.state, known, told, self.jobs, self.windows, dt_s)
         self.looked_ns = self.now_ns

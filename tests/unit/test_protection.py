@@ -211,7 +211,7 @@ def test_a_pause_is_no_silence_but_what_was_silent_before_it_stays_so() -> None:
     assert racks.worst(row, twin.now_ns)[0] > before
 
 
-def test_a_lease_whose_device_fell_silent_is_not_taken_for_done() -> None:
+def test_a_lease_that_is_no_longer_read_back_is_not_taken_for_done() -> None:
     twin = Twin(two_racks(), [ThermalGuard()], act=True)
     twin.run(3, {"gpu.temp_c": 50.0, "gpu.power_limit_w": 1200.0})
     twin.run(3, {"gpu.temp_c": 86.0, "gpu.power_limit_w": 1200.0})
@@ -221,8 +221,11 @@ def test_a_lease_whose_device_fell_silent_is_not_taken_for_done() -> None:
         cap = twin.engine.arbiter.leases["gpu.power_cap_w"].value
         twin.tick({"gpu.temp_c": 86.0, "gpu.power_limit_w": cap})
     assert "unread/gpu.power_cap_w" not in twin.engine.findings.active
-    twin.run(20)
+    twin.run(20, {"gpu.temp_c": 86.0})
     assert "unread/gpu.power_cap_w" in twin.engine.findings.active
     cap = twin.engine.arbiter.leases["gpu.power_cap_w"].value
     twin.tick({"gpu.temp_c": 86.0, "gpu.power_limit_w": cap})
     assert "unread/gpu.power_cap_w" not in twin.engine.findings.active
+    twin.run(20)
+    found = {f.id for f in twin.decision.findings if not f.id.startswith("unheard/")}
+    assert found == {"beyond/gpu.temp_c/guard", "silence/lab/h"}, "one outage; its caps lapse"

@@ -9,19 +9,20 @@ doubled, and, if the evaluation before agreed, when it shrank to half or concern
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
-from twin.catalogue import I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
 from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
+from twin.diagnosis import Outages
 from twin.estimation import Estimator
 from twin.site import Site
 from twin.telemetry import (
     GOOD,
-    MISSING,
     OUT_OF_RANGE,
     QUALITY_NAMES,
     UNTRUSTED,
@@ -152,20 +153,28 @@ class Findings(EntityState):
         ]
         return self.keep_only("heat/", heats) + self.keep_only("balance/", balances)
 
-    def silences(self, site: Site, state: State, windows: Windows | None = None) -> list[JournalRecord]:
-        """Stale data, entities that no limit guards, entities that never reported; every 10 s."""
+    def outages(self, site: Site, view: View, outages: Outages) -> list[JournalRecord]:
+        """Readings that stopped together, with what may be beyond a limit meanwhile."""
+        found = [
+            replace(f, evidence=(*f.evidence, *worst_cases(site, view, outages.members[f.id])))
+            for f in outages.findings(site)
+        ]
+        return self.keep_only("silence/", found)
+
+    def coverage(self, site: Site, state: State, windows: Windows | None = None) -> list[JournalRecord]:
+        """Unusable readings, entities that no limit guards, entities that never reported; every 10 s."""
         windows = Windows(site) if windows is None else windows
         if state.now_ns - self.silence_ns < SILENCE_EVERY_S * NS:
             return []
         self.silence_ns = state.now_ns
         keys = dict.fromkeys((*site.limits, *VITAL.values()))
-        silent = [f for key in keys if (f := _stale(site, state, key, windows)) is not None]
+        unusable = [f for key in keys if (f := _unusable(site, state, key, windows)) is not None]
         unguarded = [
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
         unheard = self.never_reported.findings(site, state, windows)
         return [
-            *self.keep_only("silent/", silent),
+            *self.keep_only("unusable/", unusable),
             *self.keep_only("unguarded/", unguarded),
             *self.keep_only("unheard/", unheard),
         ]
@@ -212,7 +221,11 @@ class Findings(EntityState):
         )
 
     def limits(self, site: Site, view: View, windows: Windows) -> list[JournalRecord]:
-        """Entities that may be beyond a guard (warning) or a limit (critical), judged by the worst case."""
+        """Entities whose last good reading is beyond a guard (warning) or a limit (critical).
+
+        What is beyond only as the worst case of an old reading follows from what is silent or unusable, which
+        is reported; policies judge by the worst case all the same.
+        """
         beyond: list[Finding] = []
         for key, limit in site.limits.items():
             guarded = view.beyond(key)
@@ -220,38 +233,10 @@ class Findings(EntityState):
                 guarded = guarded[~in_maintenance[guarded]]
             if len(guarded):
                 guarded = guarded[~_dark(site, view, key.partition(".")[0])[guarded]]
-            if len(guarded) == 0:
-                continue
-            worst, read = view.worst(key), view.value(key)
-            signal = find_signal(key)
-            falling = signal is not None and signal.danger == "low"
-            past = worst[guarded] < limit.max[guarded] if falling else worst[guarded] > limit.max[guarded]
-            # What is beyond its limit is beyond its guard as well, and is reported once.
-            level, bound, severity = "guard", limit.guard, "warning"
-            index = guarded
-            if past.any():
-                level, bound, severity, index = "limit", limit.max, "critical", guarded[past]
-            surely = read[index] < bound[index] if falling else read[index] > bound[index]
-            table, _, name = key.partition(".")
-            first = int(index[0])
-            unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
-            who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
-            evidence = (
-                f"{who}read {read[first]:.4g}{unit}, by now perhaps {worst[first]:.4g}{unit}, "
-                f"{level} {bound[first]:.4g}{unit}"
-            )
-            beyond.append(
-                Finding(
-                    f"beyond/{key}/{level}",
-                    severity,
-                    f"{name} of {len(index)} {table} {'is' if surely.all() else 'may be'} beyond its {level}",
-                    tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-                    (evidence,),
-                    1.0,
-                    "Look at the cooling of what these have in common.",
-                    len(index),
-                )
-            )
+            if len(guarded):
+                guarded = guarded[_past(key, view.value(key)[guarded], limit.guard[guarded])]
+            if len(guarded):
+                beyond.append(_beyond(site, view, key, guarded))
         beyond += _overloads(site, view, windows)
         records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
         return [  # what got worse, or only less bad, is not over
@@ -324,43 +309,90 @@ class Findings(EntityState):
         return out
 
 
-def _stale(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
-    """Entities that reported a signal once, or only wrongly, and give no usable value of it now."""
+def _unusable(site: Site, state: State, key: str, windows: Windows) -> Finding | None:
+    """Entities whose source sends a signal and calls it bad, or sends what no device can have."""
     signal = find_signal(key)
     if signal is None or signal.kind == "counter" or site.sizes[signal.table] == 0:
         return None
     table, column = signal.table, state.tables[signal.table]
-    quality = column.quality_of(signal, state.now_ns)
+    if not column.bad_count[signal.row]:
+        return None
+    quality = column.quality[signal.row]
     wrong = (quality == UNTRUSTED) | (quality == OUT_OF_RANGE)
-    unusable = (quality != GOOD) & (wrong | np.isfinite(column.value[signal.row]))
-    # One reading left out does not make it stale
-    unusable &= (quality != MISSING) | ~column.lately_good(signal, state.now_ns)
     in_maintenance = windows.excused(table, state.now_ns, column.limits(signal.row).stale_ns)
     if in_maintenance is not None:
-        unusable &= ~in_maintenance
-    silent = np.flatnonzero(unusable)
-    if len(silent) == 0:
+        wrong &= ~in_maintenance
+    index = np.flatnonzero(wrong)
+    if len(index) == 0:
         return None
-    kinds = np.bincount(quality[silent], minlength=len(QUALITY_NAMES))
+    kinds = np.bincount(quality[index], minlength=len(QUALITY_NAMES))
     evidence = [f"{n} {name.replace('_', ' ')}" for n, name in zip(kinds, QUALITY_NAMES, strict=True) if n]
-    oldest_s = _oldest(column.age_s(signal, state.now_ns)[silent])
+    oldest_s = _oldest(column.age_s(signal, state.now_ns)[index])
     if np.isfinite(oldest_s):
         evidence.append(f"oldest good reading {oldest_s:.0f} s ago")
     return Finding(
-        f"silent/{key}",
+        f"unusable/{key}",
         "warning",
-        f"{len(silent)} {table} entities no longer report a usable {signal.name}",
-        tuple(site.name(table, int(i)) for i in silent[:SHOWN_ENTITIES]),
+        f"{len(index)} {table} entities report no usable {signal.name}",
+        tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
         tuple(evidence),
         1.0,
-        "Check the source; limits are judged by the worst case meanwhile.",
-        len(silent),
+        "Check the sensor and the units of its source; limits are judged by the worst case meanwhile.",
+        len(index),
     )
 
 
 def _oldest(age_s: np.ndarray) -> float:
     finite = age_s[np.isfinite(age_s)]
     return float(finite.max()) if len(finite) else float("nan")
+
+
+def _past(key: str, value: F32, bound: F64) -> Bool:
+    """Return where a value [k] is on the dangerous side of a bound [k]."""
+    signal = find_signal(key)
+    falling = signal is not None and signal.danger == "low"
+    return np.asarray(value < bound if falling else value > bound, np.bool_)
+
+
+def _beyond(site: Site, view: View, key: str, index: I32) -> Finding:
+    """What is read beyond its guard, or where some is beyond its limit as well, those alone."""
+    signal, limit, read = find_signal(key), site.limits[key], view.value(key)
+    level, bound, severity = "guard", limit.guard, "warning"
+    past = _past(key, read[index], limit.max[index])
+    if past.any():
+        level, bound, severity, index = "limit", limit.max, "critical", index[past]
+    table, _, name = key.partition(".")
+    first = int(index[0])
+    unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
+    who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
+    worst = view.worst(key)[first]
+    by_now = f", by now perhaps {worst:.4g}{unit}" if worst != read[first] else ""
+    current = (view.quality(key)[index] == GOOD).all()
+    return Finding(
+        f"beyond/{key}/{level}",
+        severity,
+        f"{name} of {len(index)} {table} {'is' if current else 'was, when last read,'} beyond its {level}",
+        tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
+        (f"{who}read {read[first]:.4g}{unit}{by_now}, {level} {bound[first]:.4g}{unit}",),
+        1.0,
+        "Look at the cooling of what these have in common.",
+        len(index),
+    )
+
+
+def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str, ...]:
+    """Sentences on members of an outage [m per table] that may be beyond a limit by now."""
+    out = []
+    for key, limit in site.limits.items():
+        table, _, name = key.partition(".")
+        index = members.get(table)
+        if index is None:
+            continue
+        bound = limit.max[index]
+        may = _past(key, view.worst(key)[index], bound) & ~_past(key, view.value(key)[index], bound)
+        if n := int(np.count_nonzero(may)):
+            out.append(f"worst case: {name} of {n} {table} may be beyond its limit by now")
+    return tuple(out)
 
 
 def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:

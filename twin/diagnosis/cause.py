@@ -6,7 +6,7 @@ support for `clear_s`: neither its kind nor its entity flaps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -80,8 +80,10 @@ class CauseBook(EntityState):
         # Keys of the reported causes of this tick, by gravity, once there is need
         self._by_gravity: tuple[dict[Key, None], ...] | None = None
 
-    def update(self, causes: Iterable[Cause], now_ns: int) -> None:
-        """The causes that now have support, best first."""
+    def update(
+        self, causes: Iterable[Cause], now_ns: int, lacks_data: Callable[[Cause], bool] | None = None
+    ) -> None:
+        """The causes that now have support, best first. A reported one that lacks data stays as it is."""
         self._by_gravity = None
         now: dict[Key, Cause] = {}
         for cause in causes:
@@ -102,6 +104,8 @@ class CauseBook(EntityState):
                 del self.waiting[key]
         for key, cause in list(self.reported.items()):
             if now_ns - cause.supported_ns > cause.clear_s * NS:
+                if lacks_data is not None and lacks_data(cause):
+                    continue
                 del self.reported[key]
 
     def _has_room(self, cause: Cause) -> bool:

@@ -151,8 +151,8 @@ class DeviceFaults(EntityState):
         still: dict[str, Bool],
         node_power: Residual | None,
     ) -> list[Cause]:
-        """Single sensors that are silent, stand still or jump; `dark` [n]: devices reported as a
-        whole; `still` [n]: devices whose readings may stand still."""
+        """Single sensors that stand still or jump; `dark` [n]: devices reported as a whole or without data;
+        `still` [n]: devices whose readings may stand still."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
             if not meters.anything:
@@ -160,11 +160,7 @@ class DeviceFaults(EntityState):
             hidden = dark.get(table)
             for k, name in enumerate(meters.names):
                 key = f"{table}.{name}"
-                for kind, flags in (
-                    ("silent", meters.silent[k]),
-                    ("frozen", meters.frozen[k]),
-                    ("spiking", meters.jumping[k]),
-                ):
+                for kind, flags in (("frozen", meters.frozen[k]), ("spiking", meters.jumping[k])):
                     if not flags.any():
                         continue
                     odd = flags.copy() if hidden is None else flags & ~hidden
@@ -190,8 +186,8 @@ class DeviceFaults(EntityState):
     def _crowds(self, kind: str, table: str, name: str, odd: Bool) -> list[Cause]:
         """Report racks in which more sensors misbehave than fail by chance, and clear them.
 
-        Sensors that fall silent or jump together follow their source or their work; sensors that stand still
-        together are one fault of the rack's source.
+        Sensors that jump together follow their work; sensors that stand still together are one fault of the
+        rack's source.
         """
         rack_of = self.topology.above(table, "rack")
         many = np.bincount(rack_of[odd], minlength=self.topology.sizes["rack"])
@@ -215,8 +211,6 @@ class DeviceFaults(EntityState):
     @staticmethod
     def _words(kind: str, key: str, meters: Any, k: int, entity: int) -> str:
         value = amount(key, float(meters.last[k, entity]))
-        if kind == "silent":
-            return f"no reading for more than {meters.wait_s[k, entity]:.0f} s, last {value}"
         if kind == "frozen":
             return f"{value} for {int(meters.run[k, entity])} readings, which never happened before"
         return f"jumps far beyond its noise and back, now {value}"

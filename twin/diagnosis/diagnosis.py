@@ -48,6 +48,7 @@ OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is
 # With odd power at once: of a rack; of a site, by number and by share; source: estimate
 MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01
 DRIFTS_EVERY = 10  # ticks: what is learned moves slowly
+OF_SILENCE = ("sensor_silent", "node_silent", "gpu_off_bus")  # an outage takes their place
 KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
 WARM_K = 1.0  # outdoors over what was usual
 
@@ -96,7 +97,7 @@ class Diagnosis(EntityState):
             members = [(b.meters, b.feeders, b.racks) for b in estimator.balances]
             self.isolation.set_balances(self.site, members)
             self._balanced = True
-        in_maintenance = {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
+        in_maintenance = self._in_maintenance(windows)
         self.readings.begin()
         self.watch.update(state, self.readings, in_maintenance)
         residuals = dict(estimator.residuals)
@@ -106,20 +107,24 @@ class Diagnosis(EntityState):
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}
         self.tracks.update(residuals, state, self.readings, in_maintenance)
         gaps = self.devices.gaps(state, self.tracks)
-        outright = self._outright(state, events, in_maintenance, dt_s, residuals.get(NODE_POWER))
+        outright = self._outright(state, events, windows, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
-        self.book.update(causes, state.now_ns)
+        self.book.update(causes, state.now_ns, self._lacks_data if self.silence.outages.masks else None)
         self.faults = self.book.faults()
+
+    def _in_maintenance(self, windows: Windows) -> dict[str, Bool]:
+        return {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}
 
     def _outright(
         self,
         state: State,
         events: Sequence[Event],
-        in_maintenance: dict[str, Bool],
+        windows: Windows,
         dt_s: float,
         node_power: Residual | None,
     ) -> list[Cause]:
         """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
+        in_maintenance = self._in_maintenance(windows)
         causes = self.reports.causes(state, in_maintenance, dt_s)
         causes += self.devices.pumps(state, in_maintenance, dt_s)
         causes += self.devices.filters(state, in_maintenance)
@@ -129,7 +134,7 @@ class Diagnosis(EntityState):
         dry, heated = idle.dry_gpus(), self._slowed
         if dry is not None:
             heated = dry if heated is None else heated | dry
-        causes += self.silence.causes(state, self.watch, self.growth, in_maintenance, heated)
+        causes += self.silence.causes(state, self.watch, self.growth, windows, heated)
         idle.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, in_maintenance)
         causes += self.devices.sensors(self.watch, self.tracks, self._dark(), idle.masks(), node_power)
@@ -153,7 +158,19 @@ class Diagnosis(EntityState):
         isolated = self.isolation.find(self.tracks, residuals, now, self._covered(), self._reported)
         causes = [self._as_reported(self.verdicts.cause(f, now, residuals, gaps)) for f in isolated]
         warm = self.devices.warmer_k > WARM_K  # what the weather does is no cooler's fault
-        return [c for c in causes if c is not None and not (warm and c.kind == "cooler_failed")]
+        blind = bool(self.silence.outages.masks)
+        return [
+            c
+            for c in causes
+            if c is not None
+            and not (warm and c.kind == "cooler_failed")
+            and not (blind and c.key not in self.book.reported and self._lacks_data(c))
+        ]
+
+    def _lacks_data(self, cause: Cause) -> bool:
+        """Return True if an outage keeps from sight what would confirm or end this cause."""
+        blind = None if cause.kind in OF_SILENCE else self.silence.outages.blind(cause.table)
+        return blind is not None and bool(blind[cause.entity])
 
     def _as_reported(self, cause: Cause | None) -> Cause | None:
         """The cause; of two meters in one balance the one that was reported first stays the wrong one."""
@@ -218,9 +235,12 @@ class Diagnosis(EntityState):
         return out
 
     def explained(self, residual: str) -> Bool | None:
-        """Rows [n] of a comparison whose deviation a reported fault accounts for; None if there are none."""
+        """Rows [n] of a comparison that a reported fault accounts for, or that lacks data; None for none."""
         track = self.tracks.tracks.get(residual)
-        return None if track is None else cast("Bool | None", self.book.covered(residual, len(track.on)))
+        out = None if track is None else cast("Bool | None", self.book.covered(residual, len(track.on)))
+        table, _, name = residual.partition(".")
+        blind = self.silence.outages.blind(table) if name == "heat" else None
+        return out if blind is None else blind if out is None else out | blind
 
     def findings(self, site: Site) -> list[Finding]:
         """The faults as operators see them."""

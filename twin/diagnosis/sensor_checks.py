@@ -1,4 +1,4 @@
-"""Sensor checks: sensors that fall silent, stand still or jump, each judged by its own usual behaviour.
+"""Sensor checks: sensors that stand still or jump, each judged by its own usual behaviour.
 
 Every meter of a physical quantity has noise: one that repeats its last digit far longer than it ever did
 stands still. A jump is a reading far from both of its neighbours. These checks do not find *wrong* readings:
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, I32, I64, NS, TABLES, Bool
+from twin.catalogue import F32, I32, I64, TABLES, Bool
 from twin.diagnosis.deviations import NewReadings
 from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column, part
 
@@ -238,8 +238,6 @@ class Bank(GaugeState):
 class Meters(GaugeState):
     """The watched gauges of a table: arrays [k, n], views of a bank's."""
 
-    silent: Bool = column(OWN, "?", lead=("k",))
-
     def __init__(self, table: str, n: int, bank: Bank, begin: int) -> None:
         self.table, self.n, self.names, self.bank = table, n, WATCHED[table], bank
         k = len(self.names)
@@ -250,8 +248,7 @@ class Meters(GaugeState):
         for name in bank.declared:
             whole = getattr(bank, name)
             setattr(self, name, whole[0, self.cells].reshape(k, n) if bank.flat else whole)
-        self.wait_s: F32 = np.zeros((k, n), np.float32)  # after which a silent meter is called so
-        self.anything = self.any_silent = False
+        self.anything = False
         self._known, self._groups = b"", list[tuple[int, Any]]()
 
     def groups(self, state: State) -> list[tuple[int, Any]]:
@@ -278,41 +275,17 @@ class Meters(GaugeState):
             return out
         return None if every else out
 
-    def hush(self, state: State, in_maintenance: Bool | None) -> None:
-        """Mark meters whose last good reading is older than their own cadence allows."""
-        column, was_silent = state.tables[self.table], self.any_silent
-        self.any_silent, together = False, dict[int, Bool]()
-        for k, row in enumerate(self.rows.tolist()):
-            signal = column.signals[row]
-            if was_silent:
-                self.silent[k] = False
-            group = int(column.partition.group_of_row[row])
-            if column.bad_count[row]:
-                silent = column.silent(signal, state.now_ns) & np.isfinite(column.value[row])
-            else:
-                if group not in together:
-                    together[group] = column.silent(signal, state.now_ns)
-                silent = together[group]
-            if in_maintenance is not None:
-                silent = silent & ~in_maintenance
-            if silent.any():
-                self.silent[k], self.any_silent = silent, True
-                self.wait_s[k] = column.limits(row).silent_ns / NS
-        self.anything |= self.any_silent
-
     def settle(self, in_maintenance: Bool | None) -> None:
         """After new readings: whether anything is odd. Where people work, nothing is."""
         odd = self.bank.odd
         if odd and in_maintenance is not None:
             self.frozen[:, in_maintenance], self.jumping[:, in_maintenance] = False, False
-        odd = odd and bool(self.frozen.any() or self.jumping.any())
-        self.anything = odd or self.any_silent
+        self.anything = odd and bool(self.frozen.any() or self.jumping.any())
 
     def derive(self) -> None:
         """The bank's columns were written through the views."""
         self.bank.refresh()
-        self.any_silent = bool(self.silent.any())
-        self.anything = bool(self.any_silent or self.frozen.any() or self.jumping.any())
+        self.anything = bool(self.frozen.any() or self.jumping.any())
 
     def index(self, name: str) -> int:
         return self.names.index(name)
@@ -345,7 +318,6 @@ class SensorChecks(EntityState):
         counts: dict[str, int] = {}
         for table, meters in self.meters.items():
             counts[table] = sum(readings.fresh(state, table, row)[1] for row, _ in meters.groups(state))
-            meters.hush(state, in_maintenance.get(table))
         with np.errstate(all="ignore"):
             self._side_by_side(state, readings, counts)
             for table, meters in self.meters.items():

@@ -3,7 +3,7 @@ along.
 
 Silence is reported at the lowest device that accounts for all of it: a node with its GPUs is one node.
 Devices that fall silent together, as the nodes of a rack, have lost their source or their network and are not
-at fault: stopped telemetry is a finding of its own.
+at fault: that is an outage.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import I64, NS, Bool
+from twin.contracts import Windows
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.growth import Growth
+from twin.diagnosis.outages import HOLD_S, Outages
 from twin.diagnosis.sensor_checks import SensorChecks
+from twin.diagnosis.silent_signals import Silent, silent_signals
 from twin.diagnosis.topology import Topology
+from twin.diagnosis.verdict import amount
 from twin.diagnosis.xids import OFF_BUS_XID
-from twin.telemetry import EntityState, State, column
+from twin.telemetry import EntityState, State, column, part
 
 TOGETHER_S = (
     60.0  # what falls silent within this of another beside it has a source in common; source: estimate
 )
 MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
-HOLD_S = 3.0  # for those that are still to fall silent with it
+MOST_SENSORS = 50  # that are silent alone
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
@@ -37,9 +41,11 @@ class Silence(EntityState):
     gpu_ns: I64 = column("gpu", "i8")
     burnt: Bool = column("gpu", "?")  # silent since heat shut them down
 
+    outages: Outages = part()
+
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology.sizes)
-        self.topology = topology
+        self.topology, self.outages = topology, Outages(topology)
         self.hidden: dict[str, Bool] = {}  # devices that report nothing, or need not [n per table]
 
     def causes(
@@ -47,22 +53,49 @@ class Silence(EntityState):
         state: State,
         watch: SensorChecks,
         growth: Growth,
-        in_maintenance: dict[str, Bool],
+        windows: Windows,
         heated: Bool | None = None,
     ) -> list[Cause]:
-        """Nodes that are off or silent, and GPUs off the bus; `heated` [n_gpu]: short of cooling."""
-        site, n = self.topology.site, self.topology.sizes
-        off = self._off(state, in_maintenance)
-        node, node_known = _quiet(watch, "node", n["node"])
-        gpu, gpu_known = _quiet(watch, "gpu", n["gpu"])
+        """Nodes that are off or silent, GPUs off the bus, sensors that are silent alone; the rest becomes
+        outages. `heated` [n_gpu]: short of cooling.
+        """
+        site = self.topology.site
+        off = self._off(state, windows)
+        silent = silent_signals(state, windows)
         out = [
             Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
             for i in np.flatnonzero(off).tolist()
         ]
-        if not (node.any() or gpu.any()):
+        self.hidden = {"node": off, "gpu": off[site.node_of_gpu]} if off.any() else {}
+        if "node" in silent or "gpu" in silent:
+            out += self._devices(state, watch, growth, silent, heated)
+        else:
             self.node_ns[:], self.gpu_ns[:], self.burnt[:] = 0, 0, False
-            self.hidden = {"node": off, "gpu": off[site.node_of_gpu]} if off.any() else {}
-            return _not_of_source(out, off, site.rack_of_node)
+        for table in ("node", "gpu"):  # reported as devices, or expected to be silent
+            if table in silent and table in self.hidden:
+                rest = silent[table].where(~self.hidden[table][silent[table].entity])
+                silent = {**silent, table: rest} if len(rest.entity) else _without(silent, table)
+        for table, entity, row in self.outages.update(state, silent)[:MOST_SENSORS]:
+            out.append(self._sensor(state, watch, table, entity, row))
+        for table, mask in self.outages.masks.items():
+            self.hidden[table] = self.hidden[table] | mask if table in self.hidden else mask.copy()
+        if (mute := self.outages.masks.get("gpu")) is not None:
+            mute &= ~self.burnt  # what heated them is to be found
+        return _not_of_source(out, off, site.rack_of_node)
+
+    def _devices(
+        self,
+        state: State,
+        watch: SensorChecks,
+        growth: Growth,
+        silent: dict[str, Silent],
+        heated: Bool | None,
+    ) -> list[Cause]:
+        """Nodes and GPUs that fell silent by themselves. Their masks go to `hidden`."""
+        site, n, out = self.topology.site, self.topology.sizes, list[Cause]()
+        off = self.hidden.get("node", np.zeros(n["node"], np.bool_))
+        node, node_known = _quiet(watch, silent, "node", n["node"])
+        gpu, gpu_known = _quiet(watch, silent, "gpu", n["gpu"])
         at = site.node_of_gpu
         known, quiet = (np.bincount(at[m], minlength=n["node"]) for m in (gpu_known, gpu))
         all_gpus = (known > 0) & (quiet == known)
@@ -71,27 +104,37 @@ class Silence(EntityState):
         # Most of its GPUs shut down by heat, while the node talks or never did: no agent's fault
         hot = np.bincount(at[self.burnt], minlength=n["node"]) * 2 > known
         dumb = (node & (all_gpus | (known == 0))) | (all_gpus & ~hot & ((known > 1) | ~node_known))
-        silent = dumb & ~off
-        _since(self.node_ns, silent, state.now_ns)
-        alone = gpu & ~(dumb | off)[at] & ~self.burnt
-        _since(self.gpu_ns, alone, state.now_ns)
-        self.hidden = {"node": dumb | off | node, "gpu": gpu | (dumb | off)[at]}
-        alone_silent = silent & ~_together(self.node_ns, silent, site.rack_of_node, 1)
-        if np.count_nonzero(np.bincount(site.rack_of_node[silent])) <= MOST_RACKS:
-            for i in np.flatnonzero(alone_silent).tolist():
-                text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
-                if node_known[i] and not node[i]:
-                    text += ", although the node does"
-                out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, HOLD_S, 15.0))
-        lost = alone & ~_together(self.gpu_ns, alone, site.rack_of_gpu, MOST_GPUS)
-        if np.count_nonzero(np.bincount(site.rack_of_gpu[alone])) <= MOST_RACKS:
-            for i in np.flatnonzero(lost).tolist():
-                talks = "its node" if node_known[at[i]] else "other GPUs beside it"
-                evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
-                if OFF_BUS_XID in growth.xid_of(i):
-                    evidence.append(f"XID {OFF_BUS_XID} before")
-                out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
-        return _not_of_source(out, off, site.rack_of_node)
+        mute = dumb & ~off
+        _since(self.node_ns, mute, state.now_ns)
+        single = gpu & ~(dumb | off)[at] & ~self.burnt
+        _since(self.gpu_ns, single, state.now_ns)
+        alone = mute & ~_together(self.node_ns, mute, site.rack_of_node, 1)
+        if np.count_nonzero(np.bincount(site.rack_of_node[mute])) > MOST_RACKS:
+            alone[:] = False
+        for i in np.flatnonzero(alone).tolist():
+            text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
+            if node_known[i] and not node[i]:
+                text += ", although the node does"
+            out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, HOLD_S, 15.0))
+        lost = single & ~_together(self.gpu_ns, single, site.rack_of_gpu, MOST_GPUS)
+        if np.count_nonzero(np.bincount(site.rack_of_gpu[single])) > MOST_RACKS:
+            lost[:] = False
+        for i in np.flatnonzero(lost).tolist():
+            talks = "its node" if node_known[at[i]] else "other GPUs beside it"
+            evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
+            if OFF_BUS_XID in growth.xid_of(i):
+                evidence.append(f"XID {OFF_BUS_XID} before")
+            out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
+        self.hidden = {"node": alone | off, "gpu": lost | (alone | off)[at]}
+        return out
+
+    def _sensor(self, state: State, watch: SensorChecks, table: str, entity: int, row: int) -> Cause:
+        """A sensor that is silent while its device speaks."""
+        signal, column = state.tables[table].signals[row], state.tables[table]
+        last = amount(signal.key, float(column.value[row, entity]))
+        age_s = (state.now_ns - int(column.last_good_ns(signal, np.array([entity]))[0])) / NS
+        text = f"no reading for {age_s:.0f} s, last {last}"
+        return Cause("sensor_silent", table, entity, signal.name, 0.97, (text,), 1, HOLD_S, 30.0)
 
     def _shut_down(self, watch: SensorChecks, growth: Growth, heated: Bool | None) -> Bool:
         """GPUs about to shut down by heat in their last reading [n_gpu]: what heated them is the fault. That
@@ -114,27 +157,29 @@ class Silence(EntityState):
         at = self.topology.site.node_of_gpu
         return fallen & (np.bincount(at[fallen], minlength=self.topology.sizes["node"]) > 1)[at]
 
-    def _off(self, state: State, in_maintenance: dict[str, Bool]) -> Bool:
+    def _off(self, state: State, windows: Windows) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
         off: Bool = np.zeros(self.topology.sizes["node"], np.bool_)
         if reported(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
-            if (mask := in_maintenance.get("node")) is not None:
+            if (mask := windows.mask("node")) is not None:
                 off &= ~mask
         return off
 
 
-def _quiet(watch: SensorChecks, table: str, n: int) -> tuple[Bool, Bool]:
-    """(entities that report none of their signals any more, entities that ever reported) [n]."""
-    meters = watch.meters.get(table)
-    none: Bool = np.zeros(n, np.bool_)
+def _quiet(watch: SensorChecks, silent: dict[str, Silent], table: str, n: int) -> tuple[Bool, Bool]:
+    """(entities that report nothing any more, entities that ever reported) [n]."""
+    meters, quiet = watch.meters.get(table), np.zeros(n, np.bool_)
     if meters is None:
-        return none, none
+        return quiet, quiet
     known: Bool = np.asarray((meters.count > 0).any(axis=0))
-    if not meters.silent.any():
-        return none, known
-    quiet: Bool = np.asarray((meters.silent | (meters.count == 0)).all(axis=0) & known)
-    return quiet, known
+    if table in silent:
+        quiet[silent[table].entity[silent[table].whole]] = True
+    return quiet & known, known
+
+
+def _without(silent: dict[str, Silent], table: str) -> dict[str, Silent]:
+    return {t: s for t, s in silent.items() if t != table}
 
 
 def _since(since_ns: I64, mask: Bool, now_ns: int) -> None:

@@ -332,7 +332,13 @@ class ArbitrationPass:
         if len(lost):
             names = job_names(key, lost, self.view.site, self.view.jobs)
             records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
-        silent = _outside(lease.unanswered(), excluded)
+        if control.on_expiry == "safe":  # who is silent falls back by itself; the silence is reported
+            mute = self.view.diagnosis.silence.hidden.get(control.table)
+            unseen = mute if excluded is None or mute is None else mute | excluded
+        else:
+            unseen = None
+        unseen = excluded if unseen is None else unseen
+        silent = _outside(lease.unanswered(), unseen)
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
             table = self.state.tables[control.table]
@@ -350,7 +356,7 @@ class ArbitrationPass:
             records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
             wait_s = table.limits(table.freshness.row_of(signal)).stale_ns / NS + MISMATCH_S
             unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))
-            unread = _outside(unread, excluded)
+            unread = _outside(unread, unseen)
             waited_s = float(wait_s[unread].min(initial=np.inf))
             records += findings.unread(self._shown(control.table, unread), key, unread, waited_s)
         return records

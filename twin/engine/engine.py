@@ -139,7 +139,8 @@ class Engine:
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
         records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
         records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
-        records += self.findings.silences(self.site, self.state, self.windows)
+        records += self.findings.outages(self.site, view, self.diagnosis.silence.outages)
+        records += self.findings.coverage(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
         if self.health.looked_ns == frame.now_ns:
             known = (self.diagnosis.faults, self.findings.active)

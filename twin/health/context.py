@@ -91,6 +91,10 @@ class HealthContext:
         """Return the mask of entities under maintenance [n]; None: none is."""
         return self.windows.mask(table)
 
+    def without_data(self, table: str) -> Bool | None:
+        """Return the mask of entities that an outage keeps silent [n]; None: none is."""
+        return self.diagnosis.silence.outages.masks.get(table)
+
 
 def _signal(key: str) -> Signal:
     signal = find_signal(key)

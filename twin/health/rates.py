@@ -184,6 +184,8 @@ class Rates(EntityState):
         counted = silent & spoke
         if (work := now.under_work(table)) is not None:
             counted &= ~work
+        if (outage := now.without_data(table)) is not None:  # its source's silence, not its own
+            counted &= ~outage
         hushed = counted & (quiet_s > 0.0)
         self.fell[table] = np.flatnonzero(hushed & ~self.hushed[table]).astype(np.int32)
         self.hushed[table] = hushed

@@ -1,0 +1,146 @@
+"""Silent signals: which entities stopped reporting what, and the bounds of the instant at which they did.
+
+A signal is silent when `TableState` says so, by its own cadence. States and settings are no evidence: many
+sources send them only when they change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin.catalogue import I32, I64, NS, TABLES, Bool, Signal
+from twin.contracts import Windows
+from twin.telemetry import GOOD, MISSING, State, TableState
+
+SETTINGS = ("setpoint", "request", "limit", "readback", "grid_", "_count")  # in names: sent when they change
+SLACK_NS = NS  # of clocks
+Part = tuple[
+    int, I32, I64, I64
+]  # a signal's row; entities, their last readings and the ages that they may have
+
+
+class Silent(NamedTuple):
+    """Entities of a table of which some signal is silent, ascending [m], and the bounds of its stop.
+
+    `signals` [m]: how many of the measured ones are silent; `whole` [m]: all that it ever reported are;
+    `row` [m]: one of them.
+    """
+
+    entity: I32
+    signals: I32
+    whole: Bool
+    row: I32
+    last_ns: I64
+    missed_ns: I64
+
+    def where(self, mask: Bool) -> Silent:
+        """Those of a mask [m]."""
+        return Silent(
+            self.entity[mask], self.signals[mask], self.whole[mask], self.row[mask],
+            self.last_ns[mask], self.missed_ns[mask],
+        )  # fmt: skip
+
+
+def silent_signals(state: State, windows: Windows) -> dict[str, Silent]:
+    """Return what is silent now, by table; nobody is expected to speak where people work."""
+    out = {}
+    for table, column in state.tables.items():
+        if column.n == 0 or table == "job":
+            continue
+        parts = _parts(column, state.now_ns)
+        if parts and (found := _merged(column, state.now_ns, parts, windows)) is not None:
+            out[table] = found
+    return out
+
+
+def _parts(column: TableState, now_ns: int) -> list[Part]:
+    """The silent entities of each signal of a table."""
+    parts: list[Part] = []
+    together: dict[tuple[int, float], Bool] = {}
+    listened_ns = now_ns - int(column.resumed_ns[0])  # nobody listened before: that is no silence
+    for signal in _measured(column):
+        row, bad = signal.row, column.bad_count[signal.row]
+        if bad == column.n and not column.good_ns[row].any():
+            continue  # never reported
+        key = int(column.partition.group_of_row[row]), float(column.freshness.period_s[row])
+        if bad:
+            silent = column.silent(signal, now_ns)
+            # What sends nonsense still sends
+            wrong = (column.quality[row] != GOOD) & (column.quality[row] != MISSING)
+            if wrong.any():
+                silent = silent & ~(
+                    wrong & (column.heard_ns(signal) >= now_ns - column.limits(row).silent_ns)
+                )
+        else:
+            if key not in together:
+                together[key] = column.silent(signal, now_ns)
+            silent = together[key]
+        if silent.any():
+            index = np.flatnonzero(silent).astype(np.int32)
+            wait_ns = column.limits(row).silent_ns[index]
+            some = wait_ns < listened_ns
+            index, wait_ns = index[some], wait_ns[some]
+            if len(index):
+                parts.append((row, index, _spoke_ns(column, row, index), wait_ns))
+    return parts
+
+
+def _spoke_ns(column: TableState, row: int, index: I32) -> I64:
+    """Instants of the last messages that gave a value, good or not [k]."""
+    t_ns: I64 = column.t_ns[column.partition.group_of_row[row], index]
+    if column.bad_count[row]:
+        t_ns = np.where(column.quality[row, index] == MISSING, column.good_ns[row, index], t_ns)
+    return t_ns
+
+
+def _measured(column: TableState) -> list[Signal]:
+    """Measured quantities, which a healthy source sends again and again, without companions."""
+    names = TABLES[column.table].by_name
+    return [
+        s
+        for s in column.signals
+        if s.kind == "gauge" and s.base not in names and not any(word in s.name for word in SETTINGS)
+    ]
+
+
+def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows) -> Silent | None:
+    """The silent entities of a table, with the bounds of the latest stop of each."""
+    n = column.n
+    signals, row, longest = np.zeros(n, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.int64)
+    last, missed = np.zeros(n, np.int64), np.full(n, 2**62, np.int64)
+    for at, index, last_ns, wait_ns in parts:
+        signals[index] += 1
+        row[index] = at
+        last[index] = np.maximum(last[index], last_ns)
+        longest[index] = np.maximum(longest[index], wait_ns)
+    if (excused := windows.excused(column.table, now_ns, longest)) is not None:
+        signals[excused] = 0
+    found = np.flatnonzero(signals).astype(np.int32)
+    if len(found) == 0:
+        return None
+    for _, index, last_ns, wait_ns in parts:
+        # A signal that was silent before the others says nothing of their stop
+        end_ns = last_ns + wait_ns + SLACK_NS
+        missed[index] = np.where(end_ns >= last[index], np.minimum(missed[index], end_ns), missed[index])
+    # What is heard half as long after the last reading as makes it silent was sent after the stop
+    whole = _last_heard_ns(column, found) <= last[found] + longest[found] // 2
+    return Silent(found, signals[found], whole, row[found], last[found], missed[found])
+
+
+def _last_heard_ns(column: TableState, index: I32) -> I64:
+    """Instants of the last messages with a measured quantity of these entities [m]; 0 for none."""
+    out: I64 = np.zeros(len(index), np.int64)
+    of_row: Any = column.partition.group_of_row
+    groups: dict[int, list[int]] = {}
+    for signal in _measured(column):
+        groups.setdefault(int(of_row[signal.row]), []).append(signal.row)
+    for group, rows in groups.items():
+        gave: Bool = np.zeros(len(index), np.bool_)
+        for row in rows:
+            gave |= column.quality[row, index] != MISSING
+            if gave.all():
+                break
+        np.maximum(out, np.where(gave, column.t_ns[group, index], 0), out=out)
+    return out
