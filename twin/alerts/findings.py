@@ -355,7 +355,7 @@ def _past(key: str, value: F32, bound: F64) -> Bool:
 
 
 def _beyond(site: Site, view: View, key: str, index: I32) -> Finding:
-    """What is read beyond its guard, or where some is beyond its limit as well, those alone."""
+    """Return the finding on readings beyond a guard; where some pass the limit as well, on those alone."""
     signal, limit, read = find_signal(key), site.limits[key], view.value(key)
     level, bound, severity = "guard", limit.guard, "warning"
     past = _past(key, read[index], limit.max[index])
