@@ -22,7 +22,7 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help demo test check docs bench evaluate test-evaluation storm format lock clean distclean setup-run setup-dev setup-servers
+.PHONY: help demo test check docs bench evaluate client test-evaluation storm format lock clean distclean setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ lock: ## Resolve the lock files anew (needs uv)
 	@command -v uv >/dev/null || { echo "make lock: expected uv on the PATH; remedy: pip install uv"; exit 1; }
 	@$(LOCK) --group build -o requirements.lock
 	@$(LOCK) --group build --group dev --group docs -c requirements.lock -o requirements-dev.lock
+
+client: setup-dev ## Build the wheel racktwin-client into dist
+	@$(RUN) -m pip wheel -q --no-build-isolation --no-deps --no-index -w dist deploy/client
 
 clean: ## Remove what was built, but not .venv
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,5 +1,12 @@
 from .burn_in import BurnInProgram as BurnInProgram, BurnInSink as BurnInSink
 from .files import FolderSink as FolderSink, FolderSource as FolderSource, ReportFolder as ReportFolder
+from .registration import (
+    MAX_OF_TENANT as MAX_OF_TENANT,
+    JobLeases as JobLeases,
+    JobRegistration as JobRegistration,
+    nodes_of as nodes_of,
+    start_of as start_of,
+)
 from .sink import (
     CONTROLS as CONTROLS,
     INTERVAL as INTERVAL,

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import racktwin_checkpoint as client
-from racktwin_checkpoint import NOTHING, NS, Advisor, advice_of
+import racktwin_client.advisor as client
+from racktwin_client import job_name, job_nodes, wires
+from racktwin_client.advisor import NOTHING, NS, Advisor, advice_of
 
 from connectors.jobs import Advice, FolderSink, JobBook, job_of, level_of
 from connectors.jobs.wire import advice_topic, encode_advice, report_of
+from connectors.slurm.jobs import JobLedger
 from tests.contract.test_mosquitto_acl import SITE
-from tests.support.builders import START_NS
+from tests.support.builders import START_NS, site_of, two_racks
 from tests.support.in_process_daemon import Pod, serve
 from tests.support.inlets import until
 from tests.support.mosquitto import mosquitto
@@ -229,7 +231,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    do_POST = do_GET  # noqa: N815
+    do_POST = do_DELETE = do_GET  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -302,7 +304,7 @@ def test_a_hostile_server_costs_the_job_nothing(kind: str) -> None:
 
 
 def test_a_server_that_hangs_stops_neither_the_job_nor_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(wires, "TIMEOUT_S", 0.2)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(1)
@@ -338,3 +340,70 @@ def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         one = advisor(url)
         wait(lambda: one.interval_s == 7.0)
         one.close()
+
+
+def test_a_job_that_the_twin_has_forgotten_registers_anew() -> None:
+    said, known = encode_advice(advice()), set[str]()
+
+    def reply(h: Answers) -> None:
+        if h.path.endswith("/checkpoint"):
+            h.answer(*((200, said) if known else (404, b'{"error": "no job j is known to run; nodes=..."}')))
+        elif h.command == "POST":
+            known.add("j")
+            h.answer(200, b'{"registered": true, "warnings": []}')
+        else:
+            known.clear()
+            h.answer(200, b"{}")
+
+    with answering(reply) as (url, asked):
+        one = advisor(url, nodes="gpu[1-2]")
+        assert one.first_answer() == ""
+        wait(lambda: one.interval_s == 7.0)
+        known.clear()
+        wait(lambda: asked.count("POST /v1/jobs/j") == 2 and known)
+        wait(lambda: one.problem == "")
+        one.close()
+        assert not known, "its registration ends with the client"
+
+
+def test_the_reason_of_a_refusal_reaches_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    error = json.dumps({"error": "node a runs job:7; name free nodes\x1b[31m" + "x" * 5000}).encode()
+    with answering(lambda h: h.answer(409, error)) as (url, asked):
+        one = advisor(url, nodes=["a"])
+        said = one.first_answer()
+        assert said.startswith("the twin refuses: node a runs job:7; name free nodes?[31mxxx")
+        assert said.endswith("x (HTTP status 409)")
+        assert len(said) <= 400
+        assert said.split(";")[0] in caplog.text
+        one.close()
+        assert "DELETE /v1/jobs/j" not in asked, "what is not its own it does not end"
+
+
+def test_a_job_that_nobody_knows_is_told_so() -> None:
+    with answering(lambda h: h.answer(404, b'{"error": "no job j is known to run"}')) as (url, _):
+        one = advisor(url)
+        assert "no job j is known to run" in one.first_answer()
+        one.close()
+
+
+def test_nodes_need_http(tmp_path: Path) -> None:
+    for source in ("", tmp_path.as_uri(), "mqtt://127.0.0.1:1"):
+        with pytest.raises(ValueError, match="over http"):
+            advisor(source, nodes=["a"])
+
+
+def test_names_of_the_job_and_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RACKTWIN_JOB", "RACKTWIN_NODES", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="RACKTWIN_JOB"):
+        job_name()
+    assert job_nodes() == socket.gethostname().partition(".")[0]
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "lab")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-4]")
+    ledger = JobLedger(site_of(two_racks()), {})
+    ledger.cluster = "lab"
+    assert job_name() == ledger.name_of("4711"), "the twin's name"
+    assert job_nodes() == "gpu[1-4]"
+    monkeypatch.setenv("RACKTWIN_JOB", "mine")
+    assert job_name() == "mine"

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hypothesis import given, strategies as st
-from racktwin_checkpoint import MAX_INTERVAL_S, MAX_LEASE_S, NOTHING, NS, Pace, StandingAdvice, advice_of
+from racktwin_client.advisor import MAX_INTERVAL_S, MAX_LEASE_S, NOTHING, NS, Pace, StandingAdvice, advice_of
 
 SECONDS = st.floats(0.001, 1e5)
 JSON: Any = st.recursive(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import racktwin_checkpoint as client
+import racktwin_client.advisor as client
 
 from policies.checkpointing import ettr
 from tests.support.extras import needs_torch
@@ -33,7 +33,7 @@ LIVES = 16
 TRAIN = """
 import json, os, sys, time
 folder, shared, kind, save_s, restart_s = *sys.argv[1:4], float(sys.argv[4]), float(sys.argv[5])
-from racktwin_checkpoint import Advisor
+from racktwin_client.advisor import Advisor
 if kind == "torch":
     import io, torch
     torch.set_num_threads(1)
@@ -158,7 +158,7 @@ class Run:
 
 
 def command(folder: Path, shared: Path, kind: str, *terms: float) -> tuple[list[str], dict[str, str]]:
-    place = str(Path(client.__file__).parent)
+    place = str(Path(client.__file__).parents[1])
     variables = {"PYTHONPATH": place, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID")} | variables
     return [sys.executable, "-c", TRAIN, str(folder), str(shared), kind, *map(str, terms)], environment

@@ -268,7 +268,7 @@ def test_the_client_for_jobs_and_the_daemon_understand_each_other(
 ) -> None:
     """The file that jobs copy, by each of its sources."""
     monkeypatch.syspath_prepend(str(ROOT / "deploy" / "client"))
-    checkpoint = importlib.import_module("racktwin_checkpoint")
+    checkpoint = importlib.import_module("racktwin_client.advisor")
     folder = tmp_path / "jobs"
     folder.mkdir()
     with RunningDaemon(

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import racktwin_checkpoint as client
-from racktwin_checkpoint import NS, Advisor, Pace, StandingAdvice
+import racktwin_client.advisor as client
+from racktwin_client.advisor import NS, Advisor, Pace, StandingAdvice
 
-CLIENT = Path(client.__file__).parent
+CLIENT = Path(client.__file__).parents[1]
 NOW_NS = 1_800_000_000 * NS
 
 
@@ -80,3 +80,12 @@ def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedP
         env={**os.environ, "PYTHONPATH": str(CLIENT), **variables}, capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip
+
+
+def built_wheel(folder: Path) -> list[Path]:
+    """The wheel of the client, built into a folder without a network."""
+    pytest.importorskip("hatchling", reason="hatchling is not here: run `make test`, which installs it")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    answer = subprocess.run(build, cwd=CLIENT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return list(folder.glob("racktwin_client-*-py3-none-any.whl"))

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import racktwin_checkpoint as client
+import racktwin_client.advisor as client
 
 from tests.support.extras import needs_torch
 
-CLIENT = Path(client.__file__).parent
+CLIENT = Path(client.__file__).parents[1]
 
 LIGHTNING = """
 import os, sys
 import torch
 import lightning.pytorch as pl
-from racktwin_checkpoint import Advisor
-from racktwin_lightning import AdvisedCheckpoint, latest, saved
+from racktwin_client.advisor import Advisor
+from racktwin_client.lightning import AdvisedCheckpoint, latest, saved
 
 folder, shared, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
@@ -57,8 +57,8 @@ HF = """
 import os, sys
 import torch
 from transformers import Trainer, TrainingArguments
-from racktwin_checkpoint import Advisor
-from racktwin_hf import AdvisedSaves
+from racktwin_client.advisor import Advisor
+from racktwin_client.transformers import AdvisedSaves
 
 folder, shared, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
@@ -146,7 +146,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, module in (("lightning", types.ModuleType("lightning")), ("lightning.pytorch", pytorch),
                          ("transformers", transformers)):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, module)
-    names = ("racktwin_lightning", "racktwin_hf")
+    names = ("racktwin_client.lightning", "racktwin_client.transformers")
     before = {name: sys.modules.pop(name, None) for name in names}
     yield
     for name, module_before in before.items():
@@ -177,7 +177,7 @@ class Lightning:
 
 
 def test_lightning_hooks(stand_in: None, tmp_path: Path) -> None:
-    from racktwin_lightning import AdvisedCheckpoint, latest
+    from racktwin_client.lightning import AdvisedCheckpoint, latest
 
     assert latest(str(tmp_path / "saves")) is None
     advisor = client.Advisor("j", "", own_every_steps=4, rank=0)
@@ -199,14 +199,14 @@ def test_lightning_hooks(stand_in: None, tmp_path: Path) -> None:
 def test_without_pytorch_a_process_agrees_with_itself(
     monkeypatch: pytest.MonkeyPatch, decision: bool
 ) -> None:
-    import racktwin_torch
+    from racktwin_client import torch_ranks
 
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
-    assert racktwin_torch.broadcast(decision) is decision
+    assert torch_ranks.broadcast(decision) is decision
 
 
 def test_hugging_face_hooks(stand_in: None) -> None:
-    from racktwin_hf import AdvisedSaves
+    from racktwin_client.transformers import AdvisedSaves
 
     advisor = client.Advisor("j", "", own_every_steps=4, rank=0)
     callback = AdvisedSaves(advisor)
@@ -231,16 +231,16 @@ def test_hugging_face_hooks(stand_in: None) -> None:
 RANKS = """
 import json, os, sys
 import torch.distributed as dist
-import racktwin_torch
-from racktwin_checkpoint import Advisor
+from racktwin_client import torch_ranks
+from racktwin_client.advisor import Advisor
 
-assert racktwin_torch.broadcast(True) and not racktwin_torch.broadcast(False)  # before there are any ranks
+assert torch_ranks.broadcast(True) and not torch_ranks.broadcast(False)  # before there are any ranks
 second = os.fork()
 rank = 1 if second else 0
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 # Each would decide otherwise by itself.
 advisor = Advisor("j", "", own_every_steps=3 if rank == 0 else 2, rank=rank)
-found = [advisor.due(step, broadcast=racktwin_torch.broadcast) for step in range(1, 10)]
+found = [advisor.due(step, broadcast=torch_ranks.broadcast) for step in range(1, 10)]
 dist.barrier()
 dist.destroy_process_group()
 print(json.dumps(found), flush=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import racktwin_checkpoint as client
-from racktwin_checkpoint import Advisor
+import racktwin_client.advisor as client
+from racktwin_client import wires
+from racktwin_client.advisor import Advisor
 
 from tests.support.checkpoint_advice import advice, made, put, reports, wait
 
@@ -155,15 +156,15 @@ def test_reports_and_their_file_stay_bounded(tmp_path: Path, made: Callable[...,
             pass
     assert len(advisor._waiting) <= client.MAX_REPORTS
     assert len(advisor._flushing) <= client.MAX_OPEN
-    wire = client._File(str(tmp_path), "j")
+    wire = wires.FolderWire(str(tmp_path), "j")
     line = b"x" * 1000
     for _ in range(1100):
         wire.send(line)
-    assert (tmp_path / "j.reports.jsonl").stat().st_size <= client.MAX_REPORT_FILE + 2000
+    assert (tmp_path / "j.reports.jsonl").stat().st_size <= wires.MAX_REPORT_FILE + 2000
 
 
 def test_a_line_that_was_torn_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wire, real = client._File(str(tmp_path), "j"), open
+    wire, real = wires.FolderWire(str(tmp_path), "j"), open
 
     class Half:
         def __init__(self, handle: int, *more: Any, **how: Any) -> None:
@@ -175,10 +176,10 @@ def test_a_line_that_was_torn_harms_no_other(tmp_path: Path, monkeypatch: pytest
         def __exit__(self, *_: object) -> None:
             self.file.close()
 
-    monkeypatch.setattr(client, "open", Half, raising=False)
+    monkeypatch.setattr(wires, "open", Half, raising=False)
     with pytest.raises(OSError, match="whole"):
         wire.send(b'{"v":1}')
-    monkeypatch.delattr(client, "open")
+    monkeypatch.delattr(wires, "open")
     wire.send(b'{"v":2}')
     wire.send(b'{"v":3}')
     assert (tmp_path / "j.reports.jsonl").read_bytes() == b'{"v"\n{"v":2}\n{"v":3}\n'
@@ -213,7 +214,7 @@ def test_a_token_is_never_told(monkeypatch: pytest.MonkeyPatch, made: Callable[.
 
 def test_a_folder_in_the_place_of_advice_costs_the_job_no_open_file(tmp_path: Path) -> None:
     (tmp_path / "j.json").mkdir()
-    wire, opened = client._File(str(tmp_path), "j"), len(os.listdir("/proc/self/fd"))
+    wire, opened = wires.FolderWire(str(tmp_path), "j"), len(os.listdir("/proc/self/fd"))
     said = set[str]()
     for _ in range(20):
         with pytest.raises(IsADirectoryError) as found:
@@ -225,7 +226,7 @@ def test_a_folder_in_the_place_of_advice_costs_the_job_no_open_file(tmp_path: Pa
 
 def test_a_file_of_another_name_is_never_emptied(tmp_path: Path) -> None:
     mine = tmp_path / "weights"
-    mine.write_bytes(b"w" * (client.MAX_REPORT_FILE + 1))
+    mine.write_bytes(b"w" * (wires.MAX_REPORT_FILE + 1))
     os.link(mine, tmp_path / "j.reports.jsonl")
-    client._File(str(tmp_path), "j").send(b"{}")
-    assert mine.stat().st_size > client.MAX_REPORT_FILE
+    wires.FolderWire(str(tmp_path), "j").send(b"{}")
+    assert mine.stat().st_size > wires.MAX_REPORT_FILE

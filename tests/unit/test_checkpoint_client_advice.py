@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-import racktwin_checkpoint as client
-from racktwin_checkpoint import NOTHING, NS, Advisor, StandingAdvice, advice_of
+import racktwin_client.advisor as client
+from racktwin_client.advisor import NOTHING, NS, Advisor, StandingAdvice, advice_of
 
 from tests.support.checkpoint_advice import NOW_NS, advice
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from racktwin_checkpoint import NOTHING, Advisor, Pace, StandingAdvice
+from racktwin_client.advisor import NOTHING, Advisor, Pace, StandingAdvice
 
 from tests.support.checkpoint_advice import advice, held, made, pace, put, reports, wait
 

@@ -172,7 +172,8 @@ def _admitted(request: web.Request, role: Role) -> Token:
             refusals.tell(remote, "too many wrong tokens", path=place)
             raise Refused(429, "too many wrong tokens; wait", {"Retry-After": str(int(wait_s) + 1)})
         refusals.tell(remote, why, path=place)
-        raise Refused(401, "this token is not valid here", challenge)
+        raise Refused(401, "this token is unknown here or has expired; ask the operator for a new one "
+                           "(racktwin token add NAME --role ROLE)", challenge)  # fmt: skip
     if not token.may(role):
         refusals.tell(remote, "role too small", path=place, name=token.name, role=token.role, needs=role)
         raise Refused(403, f"needs the role {role}; the token {token.name} has the role {token.role}")

@@ -1,33 +1,142 @@
-"""Checkpoints over the interface: a job reports what its saves cost, and asks what it is advised.
+"""Jobs over the interface: a job registers itself, reports what its saves cost, and asks what it is advised.
 
 A token of the role `job` speaks for its own alone: `job.NAME` for the job of that name, `tenant.NAME` for the
-jobs of that tenant. A report waits for no tick; its answer brings the advice.
+jobs of that tenant. A report waits for no tick; its answer brings the advice. Whatever a job that registered
+itself asks renews its registration.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import uuid
 from typing import Any
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
-from connectors.jobs import MAX_REPORT, Advice, JobDecoder
+from connectors.jobs import (
+    MAX_OF_TENANT,
+    MAX_REPORT,
+    Advice,
+    JobDecoder,
+    JobLeases,
+    JobRegistration,
+    level_of,
+    nodes_of,
+    start_of,
+)
 from twin.api.access import REFUSALS, WHO, sender
-from twin.api.answers import Refused, answer, live_of, read_of
+from twin.api.answers import Refused, answer, body_of, live_of, read_of
 from twin.api.runtime import Runtime
-from twin.catalogue import BadMessage, clean
+from twin.catalogue import BadMessage, clean, duration
+from twin.telemetry import KINDS, JobEnded
 from twin.wiring import Roster, advice_in_force
 
 DECODER: web.AppKey[JobDecoder] = web.AppKey("job_decoder", JobDecoder)
+LEASES: web.AppKey[JobLeases] = web.AppKey("job_leases", JobLeases)
+POLICY = "checkpoint"
 SETTLED_S, LOOK_S = 5.0, 0.01  # a tick that was made is in the journal within this long; between looks
 
 
 def decoder_of(live: Runtime) -> JobDecoder:
     """The decoder of the reports that come over HTTP to a daemon."""
     return JobDecoder(Roster(lambda: live.engine).slot_of)
+
+
+async def register(request: web.Request) -> web.Response:
+    """Register a job that no scheduler tells of; it is over when its client has not asked for `lease_s`.
+
+    The same once more renews it. A job that a scheduler told of stays the scheduler's.
+    """
+    live, job = live_of(request), request.match_info["job"]
+    slot = _own(request, acting=True)
+    registration = await body_of(request, JobRegistration)
+    try:
+        level_of(job)
+        nodes = nodes_of(live.engine.site, registration)
+    except BadMessage as error:
+        raise Refused(400, str(error)) from None
+    if live.role != "leader":
+        raise Refused(503, "this daemon stands by; ask the one that leads", {"Retry-After": "10"})
+    if slot is None or live.engine.jobs.lease_s[slot]:
+        await _start(request, slot, nodes, registration)
+    site, jobs = live.engine.site, live.engine.jobs
+    held = jobs.nodes[jobs.slot_of[job]] if job in jobs.slot_of else np.array(nodes, np.int32)
+    return answer({"job": job, "registered": bool(slot is None or jobs.lease_s[slot]),
+                   "nodes": [site.name("node", node) for node in held.tolist()],
+                   "gpus": int((site.gpu_start_of_node[held + 1] - site.gpu_start_of_node[held]).sum()),
+                   "lease_s": registration.lease_s, "warnings": _doubts(live)})  # fmt: skip
+
+
+async def _start(
+    request: web.Request, slot: int | None, nodes: tuple[int, ...], registration: JobRegistration
+) -> None:
+    """Start a job that registers itself, unless it runs just so. Raises Refused."""
+    live, job, token = live_of(request), request.match_info["job"], request[WHO]
+    jobs, site = live.engine.jobs, live.engine.site
+    for node in nodes:
+        if (other := int(jobs.job_of_node[node])) not in (-1, slot):
+            raise Refused(409, f"node {clean(site.name('node', node))} runs {clean(jobs.shown(other), 80)}; "
+                               "name free nodes, or wait until that job has ended")  # fmt: skip
+    kind, _, own = token.name.partition(".")
+    tenant = own if token.role == "job" and kind == "tenant" else ""
+    of_tenant = np.flatnonzero(jobs.alive & (jobs.lease_s > 0)).tolist()
+    if slot is None and sum(jobs.tenants[i] == tenant for i in of_tenant) >= MAX_OF_TENANT:
+        raise Refused(409, f"{MAX_OF_TENANT} jobs are registered by {token.name}; end some of them: "
+                           "Advisor.close, or DELETE /v1/jobs/NAME")  # fmt: skip
+    event = start_of(uuid.uuid4().hex, job, tenant, tuple(site.name("node", n) for n in nodes), registration)
+    same = slot is not None and (
+        tuple(jobs.nodes[slot].tolist()), KINDS[jobs.kind[slot]], jobs.lease_s[slot]
+    ) == (nodes, event.kind, event.lease_s)  # fmt: skip
+    refused = None if same else await live.submit(event)
+    if refused is not None:
+        raise Refused(409, f"{refused}; try again in some minutes, or ask the operator for more `max_jobs`")
+    request.app[LEASES].renew(job, time.monotonic())
+
+
+def _doubts(live: Runtime) -> list[str]:
+    """The reasons for which a job will hear no advice, with what its operator can do."""
+    authority = live.engine.intake.authority.get(POLICY)
+    if authority is None:
+        return ["no policy `checkpoint` runs here, so the job keeps its own interval; the operator adds "
+                "`policies: {checkpoint: {authority: act}}` to the site file"]  # fmt: skip
+    if authority != "act":
+        return [f"the policy `checkpoint` has the authority {authority}, so the job keeps its own interval; "
+                "jobs hear it at `act`"]  # fmt: skip
+    return []
+
+
+async def unregister(request: web.Request) -> web.Response:
+    """End a job that registered itself."""
+    live, job = live_of(request), request.match_info["job"]
+    slot = _slot(request, acting=True)
+    if not live.engine.jobs.lease_s[slot]:
+        raise Refused(409, f"job {clean(job, 80)} was told of by a scheduler, which ends it")
+    refused = await live.submit(
+        JobEnded(id=f"registered/{uuid.uuid4().hex}", job=job, reason="its client ended")
+    )
+    if refused is not None:
+        raise Refused(409, refused)
+    return answer({"job": job, "registered": False})
+
+
+def end_lapsed(live: Runtime, leases: JobLeases, now_s: float) -> None:
+    """End the jobs that registered themselves and whose client is gone."""
+    if live.role != "leader":
+        return
+    jobs = live.engine.jobs
+    leased = {jobs.names[i]: float(jobs.lease_s[i]) for i in np.flatnonzero(jobs.alive & (jobs.lease_s > 0))}
+    for job in leases.lapsed(leased, now_s):
+        event = JobEnded(
+            id=f"lapsed/{job}#{uuid.uuid4().hex}",
+            job=job,
+            reason=f"its client has not asked for {duration(leased[job])}",
+        )
+        if live.put_event(event):
+            leases.renew(job, now_s)  # until the tick has ended it
 
 
 async def advised(request: web.Request) -> web.Response:
@@ -75,26 +184,35 @@ async def report(request: web.Request) -> web.Response:
 
 
 def _slot(request: web.Request, acting: bool) -> int:
-    """The slot of the job in question. Raises Refused for what the token may not, and for strangers."""
+    """The slot of a job that runs. Raises Refused for what the token may not, and for strangers."""
+    slot, job = _own(request, acting), request.match_info["job"]
+    if slot is None:
+        raise Refused(404, f"no job {clean(job, 80)} is known to run; expected one that Slurm (as "
+                           "slurm:CLUSTER:ID), Kubernetes or an event told of, or one that registered "
+                           "itself: Advisor(..., nodes=[...])")  # fmt: skip
+    if acting or request[WHO].role == "job":
+        request.app[LEASES].renew(job, time.monotonic())
+    return slot
+
+
+def _own(request: web.Request, acting: bool) -> int | None:
+    """The slot of the job in question, None where it does not run. Raises Refused for another's."""
     live, job, token = live_of(request), request.match_info["job"], request[WHO]
     slot = live.engine.jobs.slot_of.get(job)
     if token.role == "job":
         kind, _, own = token.name.partition(".")
         mine = kind == "job" and own == job
-        if kind == "tenant" and slot is not None and own:
-            mine = own == live.engine.jobs.tenants[slot]
+        if kind == "tenant" and own:
+            mine = slot is None or own == live.engine.jobs.tenants[slot]
         if not mine:
             request.app[REFUSALS].tell(sender(request), "not its own job", name=token.name, role=token.role)
             raise Refused(403, f"the token {token.name} speaks for one job (job.NAME) or those of one tenant "
-                               "(tenant.NAME), and this is another")  # fmt: skip
+                               f"(tenant.NAME), and {clean(job, 80)} is another; ask the operator for a "
+                               "token of the job or of its tenant")  # fmt: skip
     elif acting and not token.may("operator"):
         request.app[REFUSALS].tell(sender(request), "role too small", name=token.name, role=token.role)
         raise Refused(
             403, f"needs the role job or operator; the token {token.name} has the role {token.role}"
-        )
-    if slot is None:
-        raise Refused(
-            404, f"no job {clean(job, 80)} is known to run; expected one that Slurm or an event told of"
         )
     return slot
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from connectors.jobs import JobReport
+from connectors.jobs import JobRegistration, JobReport
 from twin import VERSION
 from twin.api import (
     actions as act,
@@ -35,12 +35,13 @@ from twin.contracts import Explanation, Topic
 
 Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
 API = "/api/v1"
-CLIENTS = "/v1/jobs/{job}/checkpoint"  # as the client of jobs asks, which is told host and port alone
+JOBS = "/v1/jobs/{job}"  # as the client of jobs asks, which is told host and port alone
+CLIENTS = f"{JOBS}/checkpoint"
 TAGS = {
     "state": "Measured and expected values.",
     "decisions": "Decisions with their reasons, and what is in force.",
     "acting": "Requests of people to the daemon. The journal records every action with its author.",
-    "jobs": "Reports of jobs on their checkpoints, and the advice they get.",
+    "jobs": "Jobs that register themselves, their reports on checkpoints, and the advice they get.",
     "nodes": "Nodes withdrawn before they fail, and reports on their repairs and tests.",
     "alarms": "Alarms, and what people noted on them.",
     "daemon": "State of the daemon itself.",
@@ -185,6 +186,8 @@ ACTING = (
     _delete("/load-targets/{name}", demanded.withdraw_target, "acting", "/load-targets/{name:.+}"),
     _post("/jobs/{job}/checkpoint", saves.report, "jobs", JobReport, "job"),
     Route("POST", CLIENTS, act.once(saves.report), "job", "jobs", (), JobReport),
+    Route("POST", JOBS, act.once(saves.register), "job", "jobs", (), JobRegistration),
+    Route("DELETE", JOBS, act.once(saves.unregister), "job", "jobs"),
     _post(
         "/nodes/{node}/repaired",
         service.repaired,

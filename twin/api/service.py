@@ -11,16 +11,18 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from connectors.jobs import JobLeases
 from twin.api import access
 from twin.api.actions import KEPT, Kept
 from twin.api.answers import LIVE, refusal
-from twin.api.job_reports import DECODER, decoder_of
+from twin.api.job_reports import DECODER, LEASES, decoder_of, end_lapsed
 from twin.api.metrics import Metrics
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
@@ -47,6 +49,7 @@ def make_app(live: Runtime, tokens: Tokens) -> web.Application:
     updates = Updates(live)
     app[LIVE], app[access.TOKENS], app[access.REFUSALS] = live, tokens, refusals
     app[UPDATES], app[KEPT], app[DECODER] = updates, Kept(), decoder_of(live)
+    app[LEASES] = JobLeases()
     app[READING] = ReplacementReader()
     app[METRICS] = Metrics(live, updates.pulse, refusals.counts)
     gates: dict[tuple[str, str], access.Gate] = {}
@@ -79,7 +82,8 @@ async def _end_streams(app: web.Application) -> None:
 async def _background(app: web.Application) -> AsyncIterator[None]:
     """The stream of updates, and refusals that wait to be written down."""
     tasks = [asyncio.create_task(app[UPDATES].run(), name="updates"),
-             asyncio.create_task(_flush(app[access.REFUSALS]), name="refusals")]  # fmt: skip
+             asyncio.create_task(_flush(app[access.REFUSALS]), name="refusals"),
+             asyncio.create_task(_end_lapsed(app), name="registrations of jobs")]  # fmt: skip
     for task in tasks:
         task.add_done_callback(_ended)
     yield
@@ -91,8 +95,14 @@ async def _background(app: web.Application) -> AsyncIterator[None]:
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("%s ended; live updates are off until the interface restarts", task.get_name(),
+        log.error("%s ended; it is off until the interface restarts", task.get_name(),
                   exc_info=task.exception())  # fmt: skip
+
+
+async def _end_lapsed(app: web.Application) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        end_lapsed(app[LIVE], app[LEASES], time.monotonic())
 
 
 async def _flush(refusals: access.Refusals) -> None:

@@ -144,6 +144,8 @@ class JobStarted(_Event, frozen=True):
     checkpoint_save_s: float = 0.0
     checkpoint_restart_s: float = 0.0
     """What the job says of its own checkpoints; 0: nothing."""
+    lease_s: float = 0.0
+    """It registered itself, and is over when its client has not asked for so long; 0: a scheduler ends it."""
 
 
 class JobEnded(_Event, frozen=True):

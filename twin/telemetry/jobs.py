@@ -18,7 +18,7 @@ from twin.telemetry.events import JobEnded, JobStarted
 KINDS = ("training", "inference", "batch", "unknown")
 REST_S = 600.0  # the longest lease of the catalogue
 MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
-TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s")
+TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s", "lease_s")
 # What reports of a job are measurements of, each a column of its own; 0 = it never said so.
 DURATIONS = (
     "checkpoint_save_s",
@@ -62,6 +62,7 @@ class JobSlots(EntityState):
     checkpoint_interval_s: F64 = column("job", "f8")
     checkpoint_save_s: F64 = column("job", "f8")
     checkpoint_restart_s: F64 = column("job", "f8")
+    lease_s: F64 = column("job", "f8")  # of a job that registered itself; 0 = a scheduler told of it
     # From the job's reports of its saves. A durable save outlives its nodes, one in memory outlives its
     # process; training stands still for `block`, and a save is durable after `flush`.
     checkpoint_block_s: F64 = column("job", "f8")
@@ -78,7 +79,7 @@ class JobSlots(EntityState):
     # The last measurements of DURATIONS, and how late reports came [s], oldest first; NaN = none yet
     checkpoint_past: F64 = column("job", "f8", np.nan, trail=(len(DURATIONS) + 1, MEASURED))
     job_of_node: I32 = column("node", "i4", -1)
-    known: bool = scalar(False)  # whether a source of jobs has ever spoken
+    known: bool = scalar(False)  # whether a source of all jobs, a scheduler, has ever spoken
     names: list[str] = scalar([])
     tenants: list[str] = scalar([])
     accounts: list[str] = scalar([])
@@ -99,9 +100,12 @@ class JobSlots(EntityState):
         self.names, self.tenants, self.accounts = [""] * n, [""] * n, [""] * n
 
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
-        """Give the job a slot; None when all are taken or resting. A second start replaces the first."""
+        """Give the job a slot; None when all are taken or resting. A second start replaces the first.
+
+        A job that registered itself says nothing of the other nodes: they stay protected.
+        """
         self.counts["unknown_nodes"] += unknown
-        self.known = True
+        self.known |= not event.lease_s
         placed = np.unique(np.array(nodes, np.int32))
         self.unslotted.pop(event.job, None)
         slot = self.slot_of.get(event.job)

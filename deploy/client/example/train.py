@@ -1,8 +1,9 @@
 """A training loop that saves on advice: a small regression in plain Python, checkpoints that are never torn.
 
-    python train.py JOB SOURCE FOLDER
+    python train.py JOB SOURCE FOLDER [NODES]
 
-May import racktwin_checkpoint and the standard library.
+With NODES, such as gpu[001-004], the job registers itself there. May import racktwin_client and the standard
+library.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import sys
 import time
 
-from racktwin_checkpoint import Advisor
+from racktwin_client import Advisor
 
 STEPS, STEP_S = 2000, 0.01  # a step of real work takes far longer
 
@@ -36,10 +37,11 @@ def save(path: str, state: dict[str, float]) -> None:
     os.replace(path + ".part", path)
 
 
-def main(job: str, source: str, folder: str) -> None:
+def main(job: str, source: str, folder: str, nodes: str = "") -> None:
     """Fit y = 3 x by gradient steps."""
     path = os.path.join(folder, f"{job}.state.json")
-    advisor = Advisor(job, source, own_interval_s=5.0, least_interval_s=1.0, poll_s=2.0)
+    advisor = Advisor(job, source, own_interval_s=5.0, least_interval_s=1.0, poll_s=2.0, nodes=nodes)
+    print(advisor.first_answer() or f"the twin knows {job}", flush=True)
     state = restore(path)
     if state["step"]:
         advisor.restored()
@@ -52,8 +54,8 @@ def main(job: str, source: str, folder: str) -> None:
             with advisor.saving():
                 save(path, state)
     save(path, state)
+    print(f"done: {state}, {advisor.interval_s:g} s between saves")
     advisor.close()
-    print(f"done: {state}")
 
 
 if __name__ == "__main__":

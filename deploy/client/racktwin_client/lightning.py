@@ -1,6 +1,6 @@
 """Advice on checkpoints in PyTorch Lightning: a callback that saves when the advisor says so.
 
-    advisor = Advisor(os.environ["SLURM_JOB_ID"], "file:///shared/racktwin", own_interval_s=1800)
+    advisor = Advisor(job_name(), "file:///shared/racktwin", own_interval_s=1800)
     trainer = Trainer(callbacks=[AdvisedCheckpoint(advisor, "checkpoints")])
     trainer.fit(model, ckpt_path=latest("checkpoints"))
 
@@ -19,7 +19,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from racktwin_checkpoint import Advisor
+from racktwin_client.advisor import Advisor
 
 _NAME = re.compile(r"racktwin-(\d+)\.ckpt")
 

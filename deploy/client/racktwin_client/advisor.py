@@ -4,37 +4,36 @@
     if advisor.due(step):  # at every step
         with advisor.saving(): save(step)
 
-One file of the standard library, Python >= 3.9, to be installed or copied; uses racktwin_mqtt.py if told to.
 Without valid advice the job's own interval holds. One daemon thread does all input and output.
 """
 
 from __future__ import annotations
 
 import atexit
-import http.client
 import json
 import logging
 import math
 import os
 import random
-import ssl
-import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from racktwin_client.wires import MAX_ADVICE, FolderWire, HttpWire, Refusal
+
 NS = 1_000_000_000
-MAX_ADVICE, MAX_REPORT_FILE = 4096, 2**20  # bytes; longer advice is none, a longer file begins anew
-MAX_REPORTS, MAX_OPEN, MAX_SAID = 64, 8, 50  # reports that wait, saves not yet durable, lines of log
+# Reports that wait, saves not yet durable, lines of log, characters of a problem
+MAX_REPORTS, MAX_OPEN, MAX_SAID, MAX_TEXT = 64, 8, 50, 400
 # What the twin takes; for how long advice is obeyed without a new one. source: estimate
 MAX_INTERVAL_S, MAX_COST_S, MAX_PROGRESS_PER_S, MAX_LEASE_S = 1e7, 1e6, 1e6, 3600.0
-TIMEOUT_S, TICK_S, MAX_BACKOFF_S, REPORT_S = 5.0, 0.5, 300.0, 300.0  # the last: between reports, at most
+TICK_S, MAX_BACKOFF_S, REPORT_S = 0.5, 300.0, 300.0  # the last: between reports, at most
+FOR_GOOD = (400, 409, 413, 422)  # HTTP status of a report that will not be taken later either
 _IMPORTED = time.monotonic()
+_LOG = logging.getLogger("racktwin.client")
 
 
 class StandingAdvice(NamedTuple):
@@ -76,7 +75,7 @@ def advice_of(payload: bytes, job: str, before: StandingAdvice, now: float, wall
     if expires_ns <= issued_ns:  # so it is said that there is none
         return StandingAdvice(order=(epoch, issued_ns))
     if lease_s <= 0:
-        raise ValueError("this advice has expired by the clock of this host")
+        raise ValueError("this advice has expired by the clock of this host: set its clock (NTP)")
     want, since = None, math.inf
     if since_ns is not None:
         want, since = (epoch, since_ns), now - (issued_ns - since_ns) / NS
@@ -139,64 +138,6 @@ class Pace:
             self._not_before = now + min(max(self.least_s, took_s / self.share), self.own_s)
 
 
-class _File:
-    """A folder: advice in `{job}.json`, put there whole; reports as lines in `{job}.reports.jsonl`."""
-
-    def __init__(self, folder: str, level: str) -> None:
-        place, self._torn = os.path.join(folder, level), b""
-        self._advice, self._reports = place + ".json", place + ".reports.jsonl"
-
-    def fetch(self) -> bytes | None:
-        try:  # a pipe or a device would hold us up, or never end
-            with open(self._advice, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
-                return file.read(MAX_ADVICE + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-        except FileNotFoundError:
-            return None
-
-    def send(self, body: bytes) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-        handle = os.open(self._reports, flags, 0o640)
-        with open(handle, "wb", buffering=0) as file:
-            line, self._torn = self._torn + body + b"\n", b"\n"  # until the whole line is written
-            found = os.fstat(handle)  # what has other names may be a file of somebody's choice
-            if found.st_size > MAX_REPORT_FILE and found.st_nlink == 1:
-                file.truncate(0)
-            if file.write(line) != len(line):
-                raise OSError("a report was not written whole: is the disk full?")
-            self._torn = b""
-
-
-class _Http:
-    """The twin's own address: no redirect is followed and no proxy asked."""
-
-    def __init__(self, url: str, level: str, token: Callable[[], str], ca_file: str | None) -> None:
-        parts, self._token = urlsplit(url), token
-        kind: Any = http.client.HTTPConnection
-        if parts.scheme == "https":
-            kind = partial(http.client.HTTPSConnection, context=ssl.create_default_context(cafile=ca_file))
-        self._connect = partial(kind, parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-        self._path = f"{parts.path.rstrip('/')}/v1/jobs/{level}/checkpoint"
-
-    def _ask(self, method: str, body: bytes | None, allowed: tuple[int, ...]) -> bytes | None:
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        if token := self._token():
-            headers["Authorization"] = f"Bearer {token}"
-        with closing(self._connect()) as asked:
-            asked.request(method, self._path, body, headers)
-            answer, read, until = asked.getresponse(), b"", time.monotonic() + TIMEOUT_S
-            if answer.status not in allowed:
-                raise OSError(f"HTTP status {answer.status} on {method}")
-            while len(read) <= MAX_ADVICE and time.monotonic() < until and (part := answer.read1(MAX_ADVICE)):
-                read += part
-            return read if answer.status == 200 else None
-
-    def fetch(self) -> bytes | None:
-        return self._ask("GET", None, (200, 204, 404))
-
-    def send(self, body: bytes) -> None:
-        self._ask("POST", body, (200, 201, 202, 204, 400, 409, 413, 422))  # from 400 refused for good
-
-
 class Save:
     """A save under way, and when it began by the wall clock, ns, which is its name."""
 
@@ -208,24 +149,30 @@ class Save:
 class Advisor:
     """Says when a job should save. Only the constructor raises: ValueError, for terms of the job's own.
 
-    job: its name as the scheduler has it. source: file:///folder, http(s)://host:port, mqtt(s)://host:port,
-    "". own_interval_s or own_every_steps: when the job saves by itself. most_interval_s: the longest wait,
+    job: its name at the twin (`job_name`). source: file:///folder, http(s)://host:port, mqtt(s)://host
+    or "". own_interval_s or own_every_steps: when the job saves by itself. most_interval_s: the longest wait,
     else 4 times its own. own_local_interval_s: the same of saves to memory, if it makes any by itself.
     least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we are. rank: rank 0 alone
-    asks and decides; RANK, else SLURM_PROCID, else 0. Set progress_per_s to tell a speed once (saves apart).
+    asks and decides; RANK, else SLURM_PROCID, else 0. nodes: where no scheduler tells the twin of this job,
+    it registers itself over http(s) as of `kind` (training, inference, batch) on these, say `job_nodes()`,
+    until it ends or has not asked for ten minutes. Set progress_per_s to tell a speed once (saves apart).
     """
 
     def __init__(
         self, job: str, source: str = "", own_interval_s: float = math.inf, *, own_every_steps: int = 0,
         most_interval_s: float = 0.0, least_interval_s: float = 10.0, most_share: float = 0.2,
         poll_s: float = 15.0, token_file: str = "", ca_file: str | None = None, rank: int | None = None,
-        own_local_interval_s: float = math.inf,
+        own_local_interval_s: float = math.inf, nodes: str | Sequence[str] = (), kind: str = "training",
     ) -> None:  # fmt: skip
         most_s, local_s, now = most_interval_s or 4 * own_interval_s, own_local_interval_s, time.monotonic()
         times = (own_interval_s, most_s, least_interval_s, poll_s, local_s)
         own = own_interval_s < math.inf or own_every_steps >= 1  # when the job saves by itself
         if not (own and job and all(x > 0 for x in times) and poll_s < math.inf and 0 < most_share <= 1):
             raise ValueError("expected a job, own_interval_s or _every_steps, times above 0, most_share 0..1")
+        if nodes and urlsplit(source).scheme not in ("http", "https"):
+            raise ValueError(
+                "nodes: a job registers itself over http(s); expected source='https://twin:8077'"
+            )
         told = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
         self._rank = rank if rank is not None else int(told) if told.isdecimal() else 0
         self._pace = Pace(now, own_interval_s, int(own_every_steps), most_s, least_interval_s, most_share)
@@ -235,10 +182,12 @@ class Advisor:
         self._held, self._flushing, self._durable_ns, self.progress_per_s = NOTHING, dict[int, Save](), 0, 0.0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS)  # a signal or a fork cannot lock it
         self._said, self._told_s, self._told_at, self._closing = 0, [-1.0], 0.0, False
+        self._nodes, self._kind = [nodes] if isinstance(nodes, str) and nodes else list(nodes), kind
+        self._registered, self._ends, self._asked = False, False, False
         self._wire: Any = None
         self._thread: threading.Thread | None = None
         if self._rank == 0 and source:
-            thread = threading.Thread(target=self._run, name="racktwin-checkpoint", daemon=True)
+            thread = threading.Thread(target=self._run, name="racktwin-client", daemon=True)
             with suppress(RuntimeError):  # no more threads, or the interpreter ends: without advice
                 thread.start()
                 self._thread = thread
@@ -247,7 +196,7 @@ class Advisor:
     def due(self, step: Any = None, broadcast: Any = None, tier: str = "durable") -> bool:
         """Return True when a save is due; never blocks or raises. To be asked at the same steps on all ranks.
 
-        broadcast tells all ranks what rank 0 decided (racktwin_torch.broadcast); what it raises goes through,
+        broadcast tells all ranks what rank 0 decided (torch_ranks.broadcast); what it raises goes through,
         without it other ranks hear False. tier: "durable" (to be asked first: it counts as both), "memory".
         """
         count = None
@@ -267,6 +216,13 @@ class Advisor:
     def interval_s(self) -> float:
         """The interval in force, s: advice within limits, or the job's own; 0 if counted in steps."""
         return Pace.in_force(*self._of())
+
+    def first_answer(self, wait_s: float = 10.0) -> str:
+        """Wait until the twin was asked once, for at most so long; its problem, "" if it answered."""
+        until = time.monotonic() + wait_s
+        while self._thread is not None and not self._asked and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.problem or ("" if self._asked else "nobody was asked yet")
 
     @contextmanager
     def saving(self, tier: str = "durable", asynchronous: bool = False) -> Iterator[Save]:
@@ -343,6 +299,9 @@ class Advisor:
                 wait_s = max(self._poll_s, min(self._poll_s * 2**failures, MAX_BACKOFF_S))
                 again_at = time.monotonic() + wait_s * random.uniform(0.8, 1.2)
             time.sleep(0.0 if last else min(TICK_S, self._poll_s))
+        if self._registered and self._ends:
+            with suppress(Exception):  # then the registration lapses
+                self._wire.unregister()
         getattr(self._wire, "close", bool)()
 
     def _exchange(self) -> bool:
@@ -352,17 +311,36 @@ class Advisor:
             try:
                 act()
             except Exception as error:
-                problems[act] = f"{type(error).__name__}: {error}"[:200]
-        text = "".join(c if c.isprintable() else "?" for c in "; ".join(problems.values()))
+                kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
+                problems[act] = f"{kind}{error}"[:MAX_TEXT]
+        text = "".join(c if c.isprintable() else "?" for c in "; ".join(dict.fromkeys(problems.values())))
         if text and text != self.problem and self._said < MAX_SAID:
             self._said += 1
-            logging.getLogger("racktwin.checkpoint").warning("%s; the job keeps its own interval", text)
-        self.problem = text
+            _LOG.warning("%s; the job keeps its own interval", text)
+        self.problem, self._asked = text, True
         return self._hear not in problems
+
+    def _register(self) -> None:
+        """Say on which nodes the job runs, once; again where the twin has forgotten it."""
+        if self._registered or not self._nodes:
+            return
+        told = self._wire.register(json.dumps({"nodes": self._nodes, "kind": self._kind}).encode())
+        self._registered, self._ends = True, told.get("registered") is True
+        for line in told.get("warnings") or ():
+            _LOG.warning("%s", "".join(c if c.isprintable() else "?" for c in str(line)[:400]))
 
     def _hear(self) -> None:
         self._wire = self._wire or self._open()
-        body, before = self._wire.fetch(), self._held
+        self._register()
+        try:
+            body, before = self._wire.fetch(), self._held
+        except Refusal as refusal:
+            if refusal.status == 404:  # the job does not run there, so nothing holds; perhaps not yet
+                self._registered, self._held = False, StandingAdvice(order=self._held.order)
+            if refusal.status != 404 or not self._nodes:
+                raise
+            self._register()
+            body, before = self._wire.fetch(), self._held
         clocks = (time.monotonic(), time.time_ns())
         self._held = (
             StandingAdvice(order=before.order) if body is None else advice_of(body, self.job, before, *clocks)
@@ -374,20 +352,28 @@ class Advisor:
             self._told_s, self._told_at = kept, time.monotonic()
             for tier in ("durable", "memory") if kept[1] else ("durable",):
                 self._tell(None, 0.0, tier=tier)
+        refused: Refusal | None = None
         while self._wire is not None and self._waiting:
             told = self._waiting[0]
-            self._wire.send(json.dumps(told).encode())
+            try:
+                self._wire.send(json.dumps(told).encode())
+            except Refusal as refusal:
+                if refusal.status not in FOR_GOOD:
+                    raise
+                refused = refusal
             if self._waiting[0] is told:  # else it was the oldest of too many
                 self._waiting.popleft()
+        if refused is not None:
+            raise refused
 
     def _open(self) -> Any:
         parts, level = urlsplit(self._source), quote(self.job, "").replace(".", "%2E", self.job[0] == ".")
         if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-            return _File(unquote(parts.path), level)
+            return FolderWire(unquote(parts.path), level)
         if parts.scheme in ("http", "https"):
-            return _Http(self._source, level, self._token, self._ca_file)
+            return HttpWire(self._source, level, self._token, self._ca_file)
         if parts.scheme in ("mqtt", "mqtts"):
-            from racktwin_mqtt import Broker
+            from racktwin_client.mqtt import Broker
 
             return Broker(self._source, level, self._token, self._ca_file)
         raise ValueError("source: expected file:///folder, http(s)://host:port or mqtt(s)://host:port")

@@ -1,4 +1,4 @@
-"""Agreement of all ranks of a distributed job, for `advisor.due(step, broadcast=racktwin_torch.broadcast)`.
+"""Agreement of all ranks of a distributed job, for `advisor.due(step, broadcast=torch_ranks.broadcast)`.
 
 May import PyTorch, which a distributed job has.
 """

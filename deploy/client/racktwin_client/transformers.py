@@ -1,6 +1,6 @@
 """Advice on checkpoints for the Trainer of Hugging Face Transformers: a callback that asks it to save.
 
-    advisor = Advisor(os.environ["SLURM_JOB_ID"], "file:///shared/racktwin", own_interval_s=1800)
+    advisor = Advisor(job_name(), "file:///shared/racktwin", own_interval_s=1800)
     trainer = Trainer(args=TrainingArguments(save_strategy="no", ...), callbacks=[AdvisedSaves(advisor)], ...)
 
 Saves that the Trainer makes by itself are measured, too; with the save strategy "best" it overrules advice at
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import racktwin_torch
-from racktwin_checkpoint import Advisor, Save
 from transformers import TrainerCallback
+
+from racktwin_client import torch_ranks
+from racktwin_client.advisor import Advisor, Save
 
 
 class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
@@ -33,7 +34,7 @@ class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
         if self._save is not None:  # it was asked for and not made
             self.advisor.saved(self._save, ok=False)
             self._save = None
-        if self.advisor.due(state.global_step, broadcast=racktwin_torch.broadcast) or control.should_save:
+        if self.advisor.due(state.global_step, broadcast=torch_ranks.broadcast) or control.should_save:
             control.should_save = True
             self._save = Save()
         return control

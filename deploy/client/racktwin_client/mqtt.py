@@ -1,4 +1,4 @@
-"""A broker as the source of racktwin_checkpoint.py: mqtt://[user@]host[:port][/integration]; mqtts: with TLS.
+"""A broker as the source of an advisor: mqtt://[user@]host[:port][/integration]; mqtts: with TLS.
 
 Needs paho-mqtt 1.6 or later, which keeps the connection on a daemon thread of its own. The password of `user`
 is the job's token; RACKTWIN_CERT_FILE and RACKTWIN_KEY_FILE name a certificate of its own. Without the name
