@@ -27,7 +27,7 @@ from twin.api.metrics import Metrics
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
 from twin.api.runtime import Runtime
-from twin.api.tokens import Tokens, write_private
+from twin.api.tokens import LOCAL_FILES, Tokens, read_secret, write_private
 from twin.api.updates import UPDATES, Updates
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import Api, Loaded
@@ -117,6 +117,19 @@ def open_tokens(loaded: Loaded) -> Tokens:
     if config.tokens_file is not None:
         return Tokens(loaded.file(config.tokens_file))
     return Tokens.local(loaded.state)
+
+
+def login_link(loaded: Loaded) -> str:
+    """Address of the page. Without a tokens file it holds an administrator's token, made if there is none.
+
+    It stands behind a #: that part a browser sends to nobody.
+    """
+    config = loaded.config.api or Api()
+    url = f"{'https' if config.tls else 'http'}://{config.host}:{config.port}/"
+    if config.tokens_file is not None:
+        return url
+    Tokens.local(loaded.state)
+    return f"{url}#token={read_secret(loaded.state / LOCAL_FILES[1])}"
 
 
 def server_tls(loaded: Loaded) -> ssl.SSLContext | None:

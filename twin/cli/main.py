@@ -20,6 +20,7 @@ from twin.run import stop_at_once
 
 # Modules are imported when one of their commands is called: some bring much along. `live` has the rest.
 _COMMANDS = {
+    "init": ("twin.cli.init", "make a site file and a configuration from what is there"),
     "check": ("twin.cli.site", "check site files and report every error"),
     "discover": ("twin.cli.site", "make a site file from the metadata in a recording"),
     "record-info": ("twin.cli.site", "summarise a recorded run or a capture"),

@@ -147,7 +147,7 @@ def add_parser(commands: Any) -> None:
 
 def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Record until the time is up, the size is reached, or Ctrl-C; then say what was recorded."""
-    settings, topics = _settings(args)
+    settings, topics = settings_of(args)
     if args.out.suffix != ".jsonl":
         raise ConfigError(f"{args.out}: expected a name that ends in .jsonl, which replay knows the form by")
     if not (args.segment_mb > 0 and args.max_mb > 0 and (args.seconds is None or args.seconds > 0)):
@@ -157,7 +157,7 @@ def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
     begun = time.monotonic()
     link = MqttLink(settings, tuple((topic, 1) for topic in topics))
     try:
-        why = asyncio.run(_record(link, files, lost, args.seconds, err))
+        why = asyncio.run(listen(link, files, lost, args.seconds, err))
     except BaseException:
         files.close()
         if not files.messages:
@@ -188,8 +188,8 @@ def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]]:
-    """Whom to ask, and for what. A recorder is a client of its own beside the daemon."""
+def settings_of(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]]:
+    """Whom to ask, and for what. Raises ConfigError. A recorder is a client of its own beside the daemon."""
     topics = list(args.topic or TOPICS)
     if args.config is not None:
         loaded = load_config(args.config)
@@ -267,7 +267,7 @@ def advised(fault: str, tls: bool) -> str:
     )
 
 
-async def _record(
+async def listen(
     link: MqttLink, files: CaptureFiles, lost: dict[str, int], seconds: float | None, err: Console
 ) -> str:
     """Why it ended. Raises ConnectorError if the first connection fails; later ones are tried again."""

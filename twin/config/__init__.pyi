@@ -13,6 +13,7 @@ from .engine import (
     make_engine as make_engine,
     make_policies as make_policies,
     outside_plug_ins as outside_plug_ins,
+    packaged_profiles as packaged_profiles,
     read_yaml as read_yaml,
     site_faults as site_faults,
     spec_of as spec_of,
@@ -20,6 +21,7 @@ from .engine import (
 )
 from .logs import set_up as set_up, take_down as take_down
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes
+from .reference import reference_markdown as reference_markdown, reference_yaml as reference_yaml
 from .schedulers import (
     Kubernetes as Kubernetes,
     Slurm as Slurm,

@@ -33,16 +33,19 @@ class Flex(Strict, msgspec.Struct, frozen=True):
     what a critical breach that was not mended names for others to do; nothing unless you say so.
     """
 
-    identifier: str
-    feeds: dict[str, str]
+    identifier: str  # ours, as it was registered
+    feeds: dict[str, str]  # feed tag: feeder of the site file, or `site`: {main-a: lab/hall1/feed-a}
+    # public keys (JWKS) of those who may set targets; with two, an `isv` in each
     keys_file: str | None = None
-    isvs: list[str] = []
+    isvs: list[str] = []  # who may; without it, whoever has a key
+    # accept: whoever the broker lets write there caps the site
     unsigned: Literal["refuse", "accept"] = "refuse"
+    # accept: an old command that is sent once more counts anew
     copies: Literal["refuse", "accept"] = "refuse"
-    publish: bool = True
-    heartbeat_s: float = 60.0
-    sign_key_file: str | None = None
-    last_resort: list[LastResort] = []
+    publish: bool = True  # power states and breaches, by the daemon that leads
+    heartbeat_s: float = 60.0  # between two power states
+    sign_key_file: str | None = None  # ours, EC P-256 or RSA; without it they are unsigned
+    last_resort: list[LastResort] = []  # what an escalated breach names for others to do
 
 
 class Power(Strict, msgspec.Struct, frozen=True):
@@ -50,10 +53,10 @@ class Power(Strict, msgspec.Struct, frozen=True):
     and value) are read again when they change, looked at each `look_s`.
     """
 
-    flex: Flex | None = None
-    targets_file: str | None = None
-    outlooks_files: dict[str, str] = {}
-    look_s: float = 5.0
+    flex: Flex | None = None  # DSX Flex over the broker
+    targets_file: str | None = None  # load targets, YAML or CSV, read again when it changes
+    outlooks_files: dict[str, str] = {}  # time,value with a header: {site.grid_price_usd_per_kwh: price.csv}
+    look_s: float = 5.0  # between looks at these files
 
 
 def power_problems(power: Power | None) -> list[str]:

@@ -17,13 +17,15 @@ class Slurm(Strict, msgspec.Struct, frozen=True):
     more.
     """
 
-    period_s: float = 15.0
-    timeout_s: float = 10.0
+    period_s: float = 15.0  # between two looks
+    timeout_s: float = 10.0  # of one command of Slurm
     conf: str | None = None  # SLURM_CONF
+    # who is who, where names differ: {"gpu[001-018]": "lab/hall1/r1/node[0-17]"}
     node_names: dict[str, str] = {}
+    # what runs in a partition: {train: training}; others are unknown, and protected
     kinds: dict[str, JobKind] = {}
-    command: bool = False
-    requeue: bool = False
+    command: bool = False  # whether nodes are drained, returned and placed by scontrol: an admin's rights
+    requeue: bool = False  # whether jobs are requeued where nothing shall run any more
 
 
 class Kubernetes(Strict, msgspec.Struct, frozen=True):
@@ -34,15 +36,15 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     With `command`, service levels and placement are carried out: cordon, taints, eviction.
     """
 
-    kubeconfig: str | None = None
+    kubeconfig: str | None = None  # a file; without it, the service account of our pod
     context: str | None = None  # of the kubeconfig; default: its current one
     cluster: str = "cluster"  # in names of jobs: k8s:CLUSTER:NAMESPACE:JOB
-    timeout_s: float = 10.0
-    node_names: dict[str, str] = {}
-    job_labels: list[str] = []
+    timeout_s: float = 10.0  # of a request
+    node_names: dict[str, str] = {}  # who is who, where names differ: {"w[01-18]": "lab/hall1/r1/node[0-17]"}
+    job_labels: list[str] = []  # looked at before the usual ones: [example.com/job]
     gpu_resources: list[str] = []  # beside the usual ones
-    kinds: dict[str, JobKind] = {}
-    command: bool = False
+    kinds: dict[str, JobKind] = {}  # by namespace: {research: training}; others are unknown, and protected
+    command: bool = False  # whether nodes are cordoned, emptied and placed; with Slurm's off
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
 
@@ -53,9 +55,9 @@ class BurnIn(Strict, msgspec.Struct, frozen=True):
     125 a failed one; anything else says nothing of the node. It runs only where nothing else does.
     """
 
-    command: list[str]
-    at_once: int = 4
-    timeout_s: float = 3600.0
+    command: list[str]  # words, no shell: [/etc/racktwin/dcgm-diag.sh, "{host}"]
+    at_once: int = 4  # tests at the same time
+    timeout_s: float = 3600.0  # of one test
     test: str = "burn-in"  # its name in events
 
 

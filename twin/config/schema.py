@@ -41,9 +41,9 @@ class _Strict(Strict, msgspec.Struct, frozen=True):
 class Tls(_Strict, frozen=True):
     """Files in PEM; `cert_file` with `key_file` make a client (or server) identity."""
 
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
+    ca_file: str | None = None  # whom to trust; default: the host's own list
+    cert_file: str | None = None  # our certificate, with its chain
+    key_file: str | None = None  # its key
 
 
 class Broker(_Strict, frozen=True):
@@ -53,19 +53,19 @@ class Broker(_Strict, frozen=True):
     `integration` is our name in request topics; the broker lets nobody else publish there.
     """
 
-    host: str
-    port: int = 1883
-    client_id: str = "racktwin"
-    username: str | None = None
-    password_file: str | None = None
-    tls: Tls | None = None
-    keepalive_s: float = 15.0
-    topics: list[str] = []
-    maps: dict[str, str] = {}
-    integration: str = "racktwin"
-    queue_messages: int = 5_000
-    queue_bytes: int = 64 * 2**20
-    max_message_bytes: int = 4 * 2**20
+    host: str  # name or address
+    port: int = 1883  # 8883 is usual with TLS
+    client_id: str = "racktwin"  # one of its own for every daemon
+    username: str | None = None  # the broker lets nobody else publish on */racktwin/*
+    password_file: str | None = None  # with `username`
+    tls: Tls | None = None  # without it nothing is encrypted
+    keepalive_s: float = 15.0  # between signs of life on a quiet connection
+    topics: list[str] = []  # subscriptions beside the DSX (BMS/v1) and IT (IT/v1) trees: ["telegraf/#"]
+    maps: dict[str, str] = {}  # mapping table of a topic, a packaged one or a file: {"telegraf/#": telegraf}
+    integration: str = "racktwin"  # our name in request topics
+    queue_messages: int = 5_000  # what waits beyond is dropped, and counted
+    queue_bytes: int = 64 * 2**20  # room for messages that wait
+    max_message_bytes: int = 4 * 2**20  # a larger message is dropped, and counted
 
 
 class Scrape(_Strict, frozen=True):
@@ -77,13 +77,13 @@ class Scrape(_Strict, frozen=True):
     the hosts; without it, the node of the host's name.
     """
 
-    url: str
-    map: str
-    period_s: float = 15.0
-    timeout_s: float = 5.0
-    place: str | None = None
-    token_file: str | None = None
-    tls: Tls | None = None
+    url: str  # "http://node1:9400/metrics"
+    map: str  # dcgm, node, ascend, neuron, storage, or a mapping file
+    period_s: float = 15.0  # between two scrapes
+    timeout_s: float = 5.0  # of one scrape
+    place: str | None = None  # entity of all its series where labels do not say: lab/hall1/r1/node0
+    token_file: str | None = None  # sent as a bearer's token
+    tls: Tls | None = None  # with an https URL
 
 
 def targets_of(scrape: Scrape, where: str) -> list[tuple[str, str | None]]:
@@ -132,98 +132,100 @@ class Jobs(_Strict, frozen=True):
     is shared with the jobs, and looked at every `look_s`.
     """
 
-    mqtt: bool = True
-    slurm: Slurm | None = None
-    folder: str | None = None
-    look_s: float = 5.0
+    mqtt: bool = True  # job events on the IT tree; reports of checkpoints, and advice
+    slurm: Slurm | None = None  # needs squeue, sinfo and scontrol on this host; docs/schedulers.md
+    folder: str | None = None  # reports and advice by a folder that is shared with jobs
+    look_s: float = 5.0  # between looks at the folder
 
 
 class Influx(_Strict, frozen=True):
     """An InfluxDB 2 (or VictoriaMetrics) that history is sent to as well."""
 
-    url: str
-    org: str = "racktwin"
-    bucket: str = "racktwin"
-    token_file: str | None = None
-    buffer_points: int = 1_000_000
+    url: str  # "https://influx.example.net:8086"
+    org: str = "racktwin"  # of InfluxDB 2
+    bucket: str = "racktwin"  # of InfluxDB 2
+    token_file: str | None = None  # its token
+    buffer_points: int = 1_000_000  # kept while the server is away; the oldest go first
     resend_s: float = 60.0  # what was acknowledged this recently is sent again after the server restarted
 
 
 class History(_Strict, frozen=True):
     """The embedded store: a sample of everything each `every_s`, kept `keep_days` within `quota_mb`."""
 
-    embedded: bool = True
-    every_s: float = 10.0
-    keep_days: float = 30.0
-    quota_mb: int = 20_000
-    influx: Influx | None = None
+    embedded: bool = True  # the store built in, below the state folder
+    every_s: float = 10.0  # between two samples
+    keep_days: float = 30.0  # the oldest go first
+    quota_mb: int = 20_000  # of the store built in
+    influx: Influx | None = None  # sent there as well (InfluxDB 2, VictoriaMetrics)
 
 
 class Api(_Strict, frozen=True):
     """The HTTP interface; beyond loopback it needs TLS. `tokens_file` holds hashes, see `racktwin token`."""
 
-    host: str = "127.0.0.1"
-    port: int = 8077
-    tls: Tls | None = None
+    host: str = "127.0.0.1"  # beyond loopback: `tls` and `tokens_file` as well
+    port: int = 8077  # 0 is a free one, written to state/api.url
+    tls: Tls | None = None  # certificate of the page; with `ca_file`, clients need one too
+    # made by `racktwin token add`; default: one administrator in the state folder
     tokens_file: str | None = None
-    max_clients: int = 64
+    max_clients: int = 64  # connections at the same time
 
 
 class Notify(_Strict, frozen=True):
     """Receivers of alarms: an Alertmanager (`/api/v2/alerts` under this URL) or a webhook (POST)."""
 
-    kind: Literal["alertmanager", "webhook"]
-    url: str
-    min_severity: Literal["info", "warning", "critical"] = "warning"
-    token_file: str | None = None
-    tls: Tls | None = None
+    kind: Literal["alertmanager", "webhook"]  # alertmanager posts to /api/v2/alerts below the URL
+    url: str  # "http://alertmanager.example.net:9093"
+    min_severity: Literal["info", "warning", "critical"] = "warning"  # alarms below it are not sent
+    token_file: str | None = None  # sent as a bearer's token
+    tls: Tls | None = None  # with an https URL
 
 
 class Leader(_Strict, frozen=True):
     """Election of the one daemon that may act: a lock on this host, or etcd."""
 
+    # of several daemons for one site, one acts: on one host, or by etcd
     kind: Literal["host", "etcd"] = "host"
-    endpoints: list[str] = []
+    endpoints: list[str] = []  # URLs of etcd: [https://etcd1:2379]
     name: str = ""  # of this daemon; default: the host's
-    term_s: float = 6.0
-    username: str | None = None
-    password_file: str | None = None
-    tls: Tls | None = None
+    term_s: float = 6.0  # a leader that is gone is followed after this
+    username: str | None = None  # at etcd
+    password_file: str | None = None  # at etcd
+    tls: Tls | None = None  # of etcd
 
 
 class Quotas(_Strict, frozen=True):
     """Disk per kind of file; the oldest go first. Windows around findings and commands are pinned."""
 
-    trace_hours: float = 48.0
-    trace_mb: int = 50_000
-    pinned_mb: int = 10_000
-    journal_mb: int = 10_000
-    journal_segment_mb: int = 64
-    journal_reserve_mb: int = 16
-    snapshots: int = 3
+    trace_hours: float = 48.0  # what the engine received, for replay
+    trace_mb: int = 50_000  # of the trace
+    pinned_mb: int = 10_000  # of the trace around findings and commands, which is kept longer
+    journal_mb: int = 10_000  # of all decisions
+    journal_segment_mb: int = 64  # of one file of the journal
+    journal_reserve_mb: int = 16  # kept free for the last words on a full disk
+    snapshots: int = 3  # most that are kept
 
 
 class Config(_Strict, frozen=True):
     """Everything that `racktwin run` is told. Relative paths are relative to the file's folder."""
 
-    site: str
-    broker: Broker | Literal["embedded"]
+    site: str  # the site file
+    broker: Broker | Literal["embedded"]  # `embedded` is one on loopback without identities, to try it out
     state: str | None = None  # default: $STATE_DIRECTORY, else `state` beside the file
-    tick_s: float = 1.0
-    snapshot_every_s: float = 600.0
+    tick_s: float = 1.0  # above 10: raise WatchdogSec= of the unit to three ticks
+    snapshot_every_s: float = 600.0  # a restart ticks through the trace since the last
     embedded_port: int = 0  # of the embedded broker; 0 is a free one
-    scrapes: list[Scrape] = []
-    jobs: Jobs = Jobs()
-    kubernetes: Kubernetes | None = None
-    burn_in: BurnIn | None = None
-    power: Power | None = None
-    redfish: list[Redfish] = []
-    dcmi: list[Dcmi] = []
-    history: History = History()
-    api: Api | None = Api()
-    notify: list[Notify] = []
-    leader: Leader = Leader()
-    quotas: Quotas = Quotas()
+    scrapes: list[Scrape] = []  # Prometheus exporters
+    jobs: Jobs = Jobs()  # what runs where
+    kubernetes: Kubernetes | None = None  # jobs and nodes of a cluster; docs/schedulers.md
+    burn_in: BurnIn | None = None  # the test that a node must pass before it returns; docs/schedulers.md
+    power: Power | None = None  # demands from outside on what is drawn; docs/load-targets.md
+    redfish: list[Redfish] = []  # power limits by BMCs, for nodes without an agent; docs/bmc.md
+    dcmi: list[Dcmi] = []  # node limits by IPMI DCMI; needs ipmitool on this host; docs/bmc.md
+    history: History = History()  # samples of everything, for graphs
+    api: Api | None = Api()  # the page and the HTTP interface; null: none
+    notify: list[Notify] = []  # receivers of alarms
+    leader: Leader = Leader()  # which daemon may act; docs/high-availability.md
+    quotas: Quotas = Quotas()  # of the disk; the oldest go first
     simulated: bool = False  # the site is a simulated pod: `act` is allowed over the embedded broker
 
 

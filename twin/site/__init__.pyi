@@ -23,6 +23,7 @@ from .file import (
     SiteFile as SiteFile,
     convert as convert,
     expand as expand,
+    field_words as field_words,
     first_problems as first_problems,
     salvage as salvage,
     short as short,

@@ -8,6 +8,7 @@ Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... 
 
 from __future__ import annotations
 
+import inspect
 import re
 import reprlib
 from dataclasses import dataclass, field
@@ -42,29 +43,29 @@ class RackGroup(_Strict, frozen=True):
     of each rack. `reports` false: the rack has no meters of its own, so none are waited for.
     """
 
-    name: str
-    profile: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    priority: int = 0
-    spare: bool = False
-    spare_nodes: int = 0
+    name: str  # may hold one range: r[001-139]
+    profile: str | None = None  # type of the rack, its limits and layout; without one nothing guards it
+    nodes: int | None = None  # per rack; default: the profile's
+    gpus_per_node: int | None = None  # default: the profile's
+    priority: int = 0  # a larger number matters more: it sheds last
+    spare: bool = False  # the whole rack is kept free to take over
+    spare_nodes: int = 0  # the last so many nodes of each rack are kept free
     reports: bool = True
 
 
 class CduGroup(_Strict, frozen=True):
     """CDUs and what they serve: rack names; several CDUs share the racks in contiguous, equal blocks."""
 
-    name: str
-    serves: list[str] = []
-    loop: str | None = None
+    name: str  # may hold one range
+    serves: list[str] = []  # racks
+    loop: str | None = None  # of `loops`, the facility water that it is cooled by
 
 
 class LoopGroup(_Strict, frozen=True):
     """A facility-water loop; `cooling` is how it rejects heat."""
 
-    name: str
-    cooling: Literal["dry_cooler", "tower", "chiller", "unknown"] = "unknown"
+    name: str  # may hold one range
+    cooling: Literal["dry_cooler", "tower", "chiller", "unknown"] = "unknown"  # how it rejects heat
 
 
 class FeederGroup(_Strict, frozen=True):
@@ -76,22 +77,22 @@ class FeederGroup(_Strict, frozen=True):
     no meter, so none is waited for.
     """
 
-    name: str
-    serves: list[str] = []
-    side: Literal["A", "B", "none"] = "none"
-    budget_w: float | None = None
-    external: bool = False
-    guaranteed_w: float | None = None
-    inferred: bool = False
+    name: str  # may hold one range
+    serves: list[str] = []  # feeders or racks
+    side: Literal["A", "B", "none"] = "none"  # of a redundant supply
+    budget_w: float | None = None  # what it may carry
+    external: bool = False  # the budget is set from outside, by a lease
+    guaranteed_w: float | None = None  # budget while no such lease runs
+    inferred: bool = False  # the edge was guessed, not declared
     reports: bool = True
 
 
 class Plane(_Strict, frozen=True):
     """A network plane: links per node of the racks that match."""
 
-    name: str
-    links_per_node: int
-    racks: list[str] = []
+    name: str  # of links: rail, ib and eth are known to node_exporter's mapping
+    links_per_node: int  # of each node
+    racks: list[str] = []  # that have it; default: all of the hall
 
 
 class LeafGroup(_Strict, frozen=True):
@@ -101,78 +102,79 @@ class LeafGroup(_Strict, frozen=True):
     A rack is on one at most; of a rack on none the leaf is not known.
     """
 
-    name: str
-    serves: list[str] = []
+    name: str  # may hold one range
+    serves: list[str] = []  # racks
 
 
 class SwitchGroup(_Strict, frozen=True):
     """Network switches that report for themselves; the links of nodes belong to planes."""
 
-    name: str
+    name: str  # may hold one range
 
 
 class StorageGroup(_Strict, frozen=True):
     """File systems that jobs flush their checkpoints to and restore them from."""
 
-    name: str
+    name: str  # may hold one range
 
 
 class Hall(_Strict, frozen=True):
     """A room: racks, the CDUs, feeders and switches that stand in it, its network planes and leaves."""
 
-    name: str
-    racks: list[RackGroup] = []
-    cdus: list[CduGroup] = []
-    feeders: list[FeederGroup] = []
-    planes: list[Plane] = []
-    leaves: list[LeafGroup] = []
-    switches: list[SwitchGroup] = []
+    name: str  # of the room
+    racks: list[RackGroup] = []  # racks of a kind, one line each
+    cdus: list[CduGroup] = []  # that cool racks of this hall
+    feeders: list[FeederGroup] = []  # that feed racks of this hall
+    planes: list[Plane] = []  # of the network
+    leaves: list[LeafGroup] = []  # which racks share their leaf switches
+    switches: list[SwitchGroup] = []  # that report for themselves
 
 
 class ControlLimits(_Strict, frozen=True):
     """Range that the site allows of a control: may only narrow the catalogue and the profile."""
 
-    min: float | None = None
-    max: float | None = None
-    safe: float | None = None
-    slew_per_s: float | None = None
-    deadband: float | None = None
-    blast_radius: int | None = None
+    min: float | None = None  # may only narrow
+    max: float | None = None  # may only narrow
+    safe: float | None = None  # what a lapsed lease sets
+    slew_per_s: float | None = None  # most change
+    deadband: float | None = None  # smallest change that is worth a command
+    blast_radius: int | None = None  # most entities moved at once
 
 
 class PolicyEntry(_Strict, frozen=True):
     """A policy of this site: `kind` is a registered name or `module:Class` of a third party."""
 
-    authority: Literal["off", "advise", "approve", "act"] = "advise"
-    kind: str | None = None
-    settings: dict[str, float | str | bool] = {}
+    authority: Literal["off", "advise", "approve", "act"] = "advise"  # what it may do by itself
+    kind: str | None = None  # registered name, or module:Class; default: the name of the entry
+    settings: dict[str, float | str | bool] = {}  # of that policy; docs/policies.md
 
 
 class ModelEntry(_Strict, frozen=True):
     """A model of this site; `signals` are the catalogue keys that it forecasts."""
 
-    kind: str | None = None
-    signals: list[str] = []
-    horizons_s: list[float] = []
-    settings: dict[str, float | str | bool] = {}
+    kind: str | None = None  # registered name, or module:Class; default: the name of the entry
+    signals: list[str] = []  # of the catalogue, that it forecasts
+    horizons_s: list[float] = []  # how far ahead
+    settings: dict[str, float | str | bool] = {}  # of that model; docs/forecasts.md
 
 
 class SiteFile(_Strict, frozen=True):
     """A whole site. Priorities: a larger number matters more; sheds last."""
 
-    site: str
-    schema: int = 1
-    coolant: str = "pg25"
-    halls: list[Hall] = []
-    loops: list[LoopGroup] = []
-    feeders: list[FeederGroup] = []
-    storage: list[StorageGroup] = []
-    max_jobs: int = 1024
-    controls: dict[str, ControlLimits] = {}
+    site: str  # name, the first part of every full name
+    schema: int = 1  # version of this form
+    coolant: str = "pg25"  # of the racks' loops
+    halls: list[Hall] = []  # rooms
+    loops: list[LoopGroup] = []  # of facility water
+    feeders: list[FeederGroup] = []  # that feed several halls
+    storage: list[StorageGroup] = []  # file systems of checkpoints
+    max_jobs: int = 1024  # places for jobs that run at the same time
+    controls: dict[str, ControlLimits] = {}  # limits of this site by control: {gpu.power_cap_w: {min: 400}}
+    # how often a signal, or all of a table, is expected: {gpu: 30, rack.power_w: 60}
     periods_s: dict[str, float] = {}
-    history_s: dict[str, float] = {}
-    policies: dict[str, PolicyEntry] = {}
-    models: dict[str, ModelEntry] = {}
+    history_s: dict[str, float] = {}  # how much of a signal policies and models may look back at
+    policies: dict[str, PolicyEntry] = {}  # by name; those not named are at `advise` with their defaults
+    models: dict[str, ModelEntry] = {}  # by name; those not named are not run, but for the default ones
 
 
 def expand(pattern: str) -> list[str]:
@@ -267,7 +269,9 @@ def _mend_struct(
             out[key] = mended
     for key, wanted in fields.items():
         if wanted.required and key not in raw:
-            faults.problems.append(f"{path}.{key}: missing; expected {_type_name(wanted.type)}")
+            words = field_words(kind).get(wanted.name, "")
+            meant = f" ({words})" if words else ""
+            faults.problems.append(f"{path}.{key}: missing; expected {_type_name(wanted.type)}{meant}")
         if wanted.required and key not in out:
             faults.names_lost = True
             out[key] = "unreadable" + re.sub(r"\W+", "-", path) if wanted.type is str else 1
@@ -277,6 +281,23 @@ def _mend_struct(
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     return {f.encode_name: f for f in msgspec.structs.fields(kind)}
+
+
+@cache
+def field_words(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What the comment behind, or right above, each field of a schema says of it; "" where there is none."""
+    out = {f.name: "" for f in msgspec.structs.fields(kind)}
+    above = ""
+    for line in inspect.getsource(kind).splitlines():
+        field_, _, behind = line.strip().partition("  # ")
+        name = field_.partition(":")[0]
+        if line.startswith("    # "):
+            above = f"{above} {line[6:]}".strip()
+            continue
+        if name in out and ": " in field_ and not out[name]:
+            out[name] = behind or above
+        above = ""
+    return out
 
 
 def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str, Any]]:

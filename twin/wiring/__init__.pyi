@@ -28,4 +28,18 @@ from .schedulers import (
     WiringContext as WiringContext,
     make_schedulers as make_schedulers,
 )
+from .survey import (
+    FoundExporter as FoundExporter,
+    SiteDraft as SiteDraft,
+    as_host_lists as as_host_lists,
+    ask_exporters as ask_exporters,
+    kubernetes_access as kubernetes_access,
+    local_exporters as local_exporters,
+    natural as natural,
+    place_hosts as place_hosts,
+    profile_of as profile_of,
+    read_page as read_page,
+    slurm_hosts as slurm_hosts,
+    tree_of_frames as tree_of_frames,
+)
 from .target_files import AUTHOR as AUTHOR

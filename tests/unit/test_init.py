@@ -1,0 +1,269 @@
+"""`racktwin init`: from nothing to files that the daemon starts with, whatever is there to be found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.mosquitto import Mosquitto, free_port, mosquitto
+from tests.unit.test_discovery import cdu, meter, rack
+from twin.cli import init
+from twin.cli.main import main
+from twin.config import load_config, load_site, packaged_profiles
+from twin.telemetry import Message
+from twin.wiring import SiteDraft, as_host_lists, natural, place_hosts, read_page, survey, tree_of_frames
+
+BARE = ("--broker", "none", "--no-slurm", "--no-kubernetes", "--yes")
+PATH = os.environ["PATH"]
+PAGE = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
+# TYPE DCGM_FI_DEV_GPU_TEMP gauge
+DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-0",modelName="{model}",Hostname="{host}"}} 43
+DCGM_FI_DEV_GPU_TEMP{{gpu="1",UUID="GPU-1",modelName="{model}",Hostname="{host}"}} 44
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host on which nothing runs, whatever runs here."""
+    monkeypatch.setattr(survey, "LOCAL", ())
+    monkeypatch.setattr(init, "BROKER", "127.0.0.1:1")
+    monkeypatch.setattr(init, "API_PORT", free_port())
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("HOME", "/nowhere")
+
+
+@pytest.fixture
+def exporter() -> Iterator[str]:
+    """dcgm-exporters of many hosts on one port: the path names the host."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            host = self.path.split("/")[1]
+            page = "other_metric 1\n" if host == "other" else PAGE.format(host=host, model="NVIDIA GB200")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def made(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(site file, configuration), which the daemon's check takes."""
+    assert main(["run", "--check", "--config", str(folder / "racktwin.yaml")]) == 0
+    site, config = (yaml.safe_load((folder / name).read_text()) for name in ("site.yaml", "racktwin.yaml"))
+    return site, config
+
+
+def test_from_nothing_it_makes_the_least_that_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    assert main(["init", str(folder), *BARE]) == 0
+    said = capsys.readouterr().out
+    site, config = made(folder)
+    assert {k: v for k, v in config.items() if k != "api"} == {"site": "site.yaml", "broker": "embedded"}
+    assert [r["name"] for h in site["halls"] for r in h["racks"]] == ["r1"]
+    assert all(len((folder / n).read_text().splitlines()) <= 12 for n in ("site.yaml", "racktwin.yaml"))
+    assert f"racktwin run --config {folder / 'racktwin.yaml'}" in said
+    token = (folder / "state" / "admin.token").read_text().strip()
+    assert f"/#token={token}" in said
+    assert "no profile" in said
+    assert "is made up" in said
+    assert token not in (folder / "racktwin.yaml").read_text()
+
+
+def test_it_overwrites_nothing_unless_it_is_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("site.yaml", "racktwin.yaml", "reference.yaml"):
+        (tmp_path / name).write_text("mine\n")
+        assert main(["init", str(tmp_path), *BARE]) == 1
+        assert f"{name}: exists" in capsys.readouterr().err.replace("\n", "")
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+    (tmp_path / "site.yaml").write_text("mine\n")
+    assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
+    made(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_leaves_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = init.atomic_write
+
+    def refuse(path: Path, *rest: Any) -> None:
+        if path.name == "racktwin.yaml":
+            raise OSError(28, "No space left on device", str(path))
+        write(path, *rest)
+
+    monkeypatch.setattr(init, "atomic_write", refuse)
+    assert main(["init", str(tmp_path), *BARE]) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["reference.yaml", "site.yaml"]
+    load_site(tmp_path / "site.yaml")
+    monkeypatch.setattr(init, "atomic_write", write)
+    assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
+    made(tmp_path)
+
+
+def test_exporters_tell_hosts_gpus_and_the_type_of_racks(
+    tmp_path: Path, exporter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path), *BARE, "--name", "pod7", "--exporter", f"{exporter}/nvl-[1-12]"]) == 0
+    said = capsys.readouterr().out
+    site, config = made(tmp_path)
+    assert site == {"site": "pod7", "halls": [
+        {"name": "hall1", "racks": [{"name": "r1", "profile": "gb200-nvl72"}]}]}  # fmt: skip
+    places = {s["url"].rpartition("/")[2]: s["place"] for s in config["scrapes"]}
+    assert places == {f"nvl-{n}": f"pod7/hall1/r1/node{n - 1}" for n in range(1, 13)}
+    assert {s["map"] for s in config["scrapes"]} == {"dcgm"}
+    assert "gb200-nvl72, as an exporter tells of GPUs NVIDIA GB200" in said
+    assert "12 hosts, nvl-1 to nvl-12" in said
+
+
+def test_exporters_that_fail_are_named_and_without_any_nothing_is_written(
+    tmp_path: Path, exporter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    assert main(["init", str(tmp_path / "a"), *BARE, "--exporter", gone]) == 1
+    assert "none of 1 exporters can be used" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "a"), *BARE, "--exporter", f"{exporter}/other"]) == 1
+    assert "no mapping of the package" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "a").exists()
+    assert main(["init", str(tmp_path / "b"), *BARE, "--exporter", gone, "--exporter", f"{exporter}/n1"]) == 0
+    assert f"{gone}/metrics: does not answer" in capsys.readouterr().out
+    assert len(made(tmp_path / "b")[1]["scrapes"]) == 1
+
+
+def test_slurm_tells_nodes_and_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    lines = "\n".join(f"gpu{n:03d}|gpu:h100:8(S:0-1)" for n in range(1, 5))
+    for name in ("sinfo", "squeue", "scontrol"):
+        (programs / name).write_text(f"#!{sys.executable}\nprint('''{lines}''')\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    assert main(["init", str(tmp_path / "s"), "--broker", "none", "--yes"]) == 0
+    site, config = made(tmp_path / "s")
+    assert site["halls"][0]["racks"] == [{"name": "r1", "nodes": 4, "gpus_per_node": 8}]
+    assert config["jobs"] == {"slurm": {"node_names": {"gpu[001-004]": "site/hall1/r1/node[0-3]"}}}
+    assert main(["init", str(tmp_path / "k"), *BARE[:2], "--no-slurm", "--yes"]) == 0
+    assert "jobs" not in made(tmp_path / "k")[1]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["init", str(tmp_path / "t"), *BARE[:2], "--slurm", "--yes"]) == 1
+
+
+def test_a_person_is_asked_and_may_answer_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exporter: str
+) -> None:
+    asked: list[str] = []
+    answers = {"MQTT": "", "Prometheus": f"{exporter}/n1, {exporter}/n2", "Type": "hgx-h100"}
+
+    def answer(_: Any, question: str, **__: Any) -> str:
+        asked.append(question)
+        return answers[question.split()[0]]
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("rich.console.Console.input", answer)
+    assert main(["init", str(tmp_path)]) == 0
+    site, config = made(tmp_path)
+    assert len(asked) == 3
+    assert site["halls"][0]["racks"] == [{"name": "r[1-2]", "profile": "hgx-h100"}]
+    assert [s["place"] for s in config["scrapes"]] == ["site/hall1/r1/node0", "site/hall1/r2/node0"]
+
+
+def test_the_broker_tells_the_site(
+    tmp_path: Path,
+    server: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", PATH)
+    points = [rack("r1"), rack("r2"), cdu("cdu1", "r1", "r2"), meter("m1", "r1"), meter("m2", "r2")]
+    lines = Message(0, "telegraf/host1/cpu", b"cpu usage=1")
+    with mosquitto(server, tmp_path / "broker") as broker:
+        publish(server, broker, [*points, lines])
+        address = f"127.0.0.1:{broker.port}"
+        assert main(["init", str(tmp_path / "s"), "--broker", address, "--seconds", "0.3", *BARE[2:]]) == 0
+    said = capsys.readouterr().out
+    site, config = made(tmp_path / "s")
+    assert [r["name"] for r in site["halls"][0]["racks"]] == ["r1", "r2"]
+    assert config["broker"] == {"host": "127.0.0.1", "port": broker.port, "topics": ["telegraf/#"]}
+    assert "5 on BMS/v1" in said
+    assert main(["init", str(tmp_path / "n"), "--broker", address, *BARE[2:]]) == 1
+    assert not (tmp_path / "n").exists()
+
+
+def publish(server: Callable[..., Path], broker: Mosquitto, messages: list[Message]) -> None:
+    """Retained."""
+    tool = str(server("mosquitto_pub", "mosquitto-clients"))
+    for message in messages:
+        subprocess.run(
+            [tool, "-h", "127.0.0.1", "-p", str(broker.port), "-r", "-t", message.topic, "-s"],
+            input=message.payload, check=True, timeout=30)  # fmt: skip
+
+
+def test_agents_tell_the_site() -> None:
+    def frame(path: str, payload: bytes = b'{"gpu": {"temp_c": [40, 41]}}') -> Message:
+        return Message(0, f"IT/v1/PUB/Frame/{path}", payload)
+
+    draft = tree_of_frames([frame("pod/h1/r10/node3"), frame("pod/h1/r2/node0", b"x"), frame("pod/h2/r1")])
+    assert draft is not None
+    assert draft.site == {"site": "pod", "halls": [
+        {"name": "h1", "racks": [{"name": "r2", "nodes": 1, "gpus_per_node": 0},
+                                 {"name": "r10", "nodes": 4, "gpus_per_node": 2}]},
+        {"name": "h2", "racks": [{"name": "r1"}]}]}  # fmt: skip
+    assert tree_of_frames([]) is None
+
+
+@pytest.mark.parametrize("profile", packaged_profiles())
+def test_hosts_get_places_in_racks_of_every_type(profile: str) -> None:
+    draft = SiteDraft({"site": "s", "halls": [{"name": "h", "racks": []}]})
+    place_hosts(draft, {f"n{i}": 4 for i in range(1, 200)}, profile)
+    assert sorted(draft.places, key=natural) == [f"n{i}" for i in range(1, 200)]
+    assert len(set(draft.places.values())) == 199
+
+
+def test_hosts_beyond_the_racks_are_told() -> None:
+    draft = SiteDraft(
+        {"site": "s", "halls": [{"name": "h", "racks": [{"name": "a", "nodes": 2, "gpus_per_node": 4}]}]}
+    )
+    place_hosts(draft, {"x1": 4, "x2": 4, "x3": 4}, None)
+    assert draft.places == {"x1": "s/h/a/node0", "x2": "s/h/a/node1"}
+    assert "1 hosts have no node (x3)" in draft.guesses[-1]
+
+
+def test_numbers_that_run_on_side_by_side_become_host_lists() -> None:
+    pairs = {"n08": "r/node0", "n09": "r/node1", "n10": "r/node2", "m": "r/node3", "k7": "q/node0"}
+    assert as_host_lists(pairs) == {"m": "r/node3", "n[08-10]": "r/node[0-2]", "k7": "q/node0"}
+
+
+def test_a_page_without_a_host_is_of_the_host_of_its_address() -> None:
+    found = read_page("http://n7:9100/metrics", b'node_network_up{device="eth0"} 1\n')
+    assert (found.host, found.map, found.gpus) == ("n7", "node", 0)
+
+
+def test_the_configuration_names_files_from_wherever_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "deep/er", *BARE]) == 0
+    loaded = load_config(tmp_path / "deep" / "er" / "racktwin.yaml")
+    assert loaded.file(loaded.config.site) == tmp_path / "deep" / "er" / "site.yaml"

@@ -1,0 +1,347 @@
+"""The command `init`: from nothing to a site file and a configuration that the daemon starts with.
+
+It looks for a broker, exporters, Slurm and Kubernetes, asks where a person is there to answer, listens, and
+writes the least that is needed. What it guessed it says; it overwrites nothing without `--force`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from connectors.dsx import discover
+from connectors.files import BadRow, read_capture
+from connectors.mqtt import MqttLink
+from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
+from twin.cli.record import CaptureFiles, listen, settings_of
+from twin.config import Loaded, load_config, packaged_profiles, reference_yaml
+from twin.daemon import load_checked
+from twin.run import atomic_write
+from twin.telemetry import Message
+from twin.wiring import (
+    FoundExporter,
+    SiteDraft,
+    as_host_lists,
+    ask_exporters,
+    kubernetes_access,
+    local_exporters,
+    natural,
+    place_hosts,
+    profile_of,
+    slurm_hosts,
+    tree_of_frames,
+)
+
+SITE, CONFIG, REFERENCE = "site.yaml", "racktwin.yaml", "reference.yaml"
+SERVICE = Path("/etc/racktwin")  # where the systemd unit looks; its state is the unit's
+BROKER, API_PORT = "127.0.0.1:1883", 8077
+OTHER_TREES = ("telegraf/#", "spBv1.0/#")  # listened to beside the DSX and IT trees
+CAPTURE_BYTES = 2**28
+NONE = "none"
+
+
+@dataclass
+class Found:
+    """What is there: answers of a person or of flags, and what answered. `heard`: topics beyond the trees."""
+
+    broker: str
+    exporters: list[FoundExporter] = field(default_factory=list)
+    slurm: dict[str, int] | None = None
+    kubernetes: dict[str, Any] | None = None
+    profile: str | None = None
+    messages: int = 0
+    heard: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
+
+
+def add_parser(commands: Any) -> None:
+    """The arguments of `racktwin init`."""
+    init = commands.add_parser("init", help="make a site file and a configuration from what is there")
+    init.add_argument("folder", type=Path, nargs="?", default=Path(), help="where to write (default: here)")
+    init.add_argument(
+        "--broker", metavar="HOST[:PORT]", help="MQTT broker, or `none`; default: one on this host"
+    )
+    for name, what in (("ca", "whom to trust"), ("cert", "certificate to show"), ("key", "its key")):
+        init.add_argument(f"--{name}-file", type=Path, help=f"TLS of the broker: {what} (PEM)")
+    init.add_argument("--username", help="user at the broker")
+    init.add_argument("--password-file", type=Path, help="file with the user's password")
+    init.add_argument(
+        "--exporter", action="append", metavar="URL", help="Prometheus exporter, as in http://n[01-18]:9400"
+    )
+    init.add_argument("--slurm", action=argparse.BooleanOptionalAction, help="read jobs and nodes of Slurm")
+    init.add_argument("--kubernetes", action=argparse.BooleanOptionalAction, help="read those of a cluster")
+    init.add_argument(
+        "--profile", metavar="NAME", help=f"type of the racks: {', '.join(packaged_profiles())}"
+    )
+    init.add_argument("--name", help="name of the site; default: as its agents call it")
+    init.add_argument("--seconds", type=float, default=60.0, help="how long to listen (default 60)")
+    init.add_argument("-y", "--yes", action="store_true", help="ask nothing: take what is found")
+    init.add_argument("--force", action="store_true", help="overwrite the files")
+    init.set_defaults(handler=run_init)
+
+
+def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Look, ask, listen, write; then say what to do next."""
+    folder: Path = args.folder
+    paths = [folder / name for name in (SITE, CONFIG, REFERENCE)]
+    if (there := [str(p) for p in paths if p.exists()]) and not args.force:
+        raise StorageError(f"{', '.join(there)}: exists; expected a new folder, or --force to overwrite")
+    if not args.seconds >= 0:
+        raise ConfigError("--seconds: expected a number from 0 on")
+    ask = _asker(out) if sys.stdin.isatty() and not args.yes else None
+    found = _look(args, ask, out)
+    with tempfile.TemporaryDirectory(prefix="racktwin-init-") as scratch:
+        messages = _heard(args, found, Path(scratch) / "heard.jsonl", out, err)
+        draft = _draft(args.name, messages, found, ask)
+        files = _texts(draft, found, args)
+        for name, text in files.items():
+            (Path(scratch) / name).write_text(text, encoding="utf-8")
+        loaded = load_config(Path(scratch) / CONFIG)
+        load_checked(Loaded(loaded.config, Path(scratch) / CONFIG))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():  # the configuration last: with it, all is there
+        atomic_write(folder / name, text)
+    _say(folder, found.guesses + draft.guesses, load_config(folder / CONFIG), out)
+    return 0
+
+
+Ask = Callable[[str, str], str]
+
+
+def _asker(out: Console) -> Ask:
+    def ask(question: str, default: str) -> str:
+        answer = out.input(f"{question} \\[{default}] ", emoji=False).strip()
+        return answer or default
+
+    return ask
+
+
+def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Found:
+    """Broker, exporters, Slurm and Kubernetes, by flags, else found on this host and confirmed."""
+    broker = args.broker or (BROKER if _listens(BROKER) else NONE)
+    if ask and not args.broker:
+        broker = ask("MQTT broker: HOST, HOST:PORT or none?", broker)
+    found = Found(broker)
+    if not args.broker and broker == BROKER:
+        found.guesses.append(f"a broker listens at {BROKER}: it is taken for the site's")
+    given = list(args.exporter or ())
+    if not given:
+        found.exporters = local_exporters()
+        if ask:
+            local = ", ".join(e.url for e in found.exporters) or NONE
+            answer = ask("Prometheus exporters, as in http://n[01-18]:9400, several with commas?", local)
+            given = [part.strip() for part in answer.split(",")] if answer not in (local, NONE) else []
+            found.exporters = [] if answer == NONE else found.exporters
+    if given:
+        found.exporters, faults = ask_exporters(given)
+        for fault in faults:
+            out.print(f"warning: {clean(fault, 500)}", markup=False, soft_wrap=True)
+        if not found.exporters:
+            raise ConnectorError(f"none of {len(faults)} exporters can be used; the first: {faults[0]}")
+        if faults:
+            found.guesses.append(f"{len(faults)} exporters do not answer and are left out, see above")
+    if args.slurm is not False:
+        found.slurm = slurm_hosts()
+        if args.slurm and found.slurm is None:
+            raise ConnectorError("--slurm: expected sinfo, squeue and scontrol on this host, and an answer")
+        what = f"Slurm answers with {len(found.slurm or {})} nodes"
+        if found.slurm is not None and not args.slurm and not _agreed(ask, what, found):
+            found.slurm = None
+    if args.kubernetes is not False:
+        found.kubernetes = kubernetes_access()
+        if args.kubernetes and found.kubernetes is None:
+            raise ConnectorError("--kubernetes: expected KUBECONFIG, ~/.kube/config, or a pod of the cluster")
+        if found.kubernetes is not None and not args.kubernetes:
+            # Whoever keeps one on a workstation has not said that its cluster is this site's
+            yes = (
+                ask is not None and ask("There is access to a Kubernetes cluster. Use it?", "no")[:1] in "yY"
+            )
+            found.kubernetes = found.kubernetes if yes else None
+    found.profile = args.profile
+    return found
+
+
+def _agreed(ask: Ask | None, what: str, found: Found) -> bool:
+    if ask is not None:
+        return ask(f"{what}. Use it?", "yes")[:1] in "yY"
+    found.guesses.append(f"{what}: it is taken for the site's; --no-slurm leaves it out")
+    return True
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 0.5):
+        return True
+    return False
+
+
+def _heard(args: argparse.Namespace, found: Found, path: Path, out: Console, err: Console) -> list[Message]:
+    """All that the broker has to say within the time. Raises ConnectorError if it cannot be reached."""
+    if found.broker == NONE or args.seconds == 0:
+        return []
+    wanted = argparse.Namespace(**vars(args))
+    wanted.config, wanted.broker, wanted.topic = None, found.broker, None
+    settings, topics = settings_of(wanted)
+    out.print(f"listening to {found.broker} for {args.seconds:g} s", markup=False, soft_wrap=True)
+    files = CaptureFiles(path, CAPTURE_BYTES, CAPTURE_BYTES)
+    link = MqttLink(settings, tuple((topic, 1) for topic in (*topics, *OTHER_TREES)))
+    try:
+        asyncio.run(listen(link, files, {}, args.seconds, err))
+    finally:
+        files.close()
+    messages = [row for row in read_capture(path) if not isinstance(row, BadRow)]
+    found.messages = len(messages)
+    found.heard = [t for t in OTHER_TREES if any(m.topic.startswith(t[:-1]) for m in messages)]
+    trees = ", ".join(f"{count} on {kind}" for kind, count in sorted(_trees(messages).items()))
+    found.guesses.append(f"{found.broker} sent {trees or 'nothing on the trees that racktwin knows'}")
+    return messages
+
+
+def _trees(messages: list[Message]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for message in messages:
+        kind = "/".join(message.topic.split("/", 2)[:2])
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def _draft(name: str | None, messages: list[Message], found: Found, ask: Ask | None) -> SiteDraft:
+    """The site: as the BMS describes it, else as agents name it, else one rack for the known hosts."""
+    agents = tree_of_frames(messages)
+    called = name or (agents.site["site"] if agents is not None else "site")
+    described = discover(messages, called)
+    if described.counts.get("points"):
+        tree = {k: v for k, v in described.site.items() if v or k == "site"}
+        draft = SiteDraft(tree, {}, list(described.notes))
+    else:
+        draft = agents or SiteDraft({"site": called, "halls": [{"name": "hall1", "racks": []}]})
+        draft.site["site"] = called
+    hosts = dict(found.slurm or {})
+    for exporter in found.exporters:
+        hosts[exporter.host] = max(hosts.get(exporter.host, 0), exporter.gpus)
+    suggested = profile_of(found.exporters)
+    profile = found.profile or (suggested[0] if suggested else None)
+    if ask and not found.profile:
+        answer = ask(f"Type of the racks ({', '.join(packaged_profiles())}, none)?", profile or NONE)
+        profile, suggested = (None if answer == NONE else answer), None
+    elif suggested and not found.profile:
+        draft.guesses.append(f"the racks are {suggested[0]}, as an exporter tells of GPUs {suggested[1]}")
+    place_hosts(draft, hosts, profile)
+    if profile is None:
+        draft.guesses.append(
+            "the racks have no profile, so no limits guard them: add `profile: NAME` to each"
+        )
+    return draft
+
+
+def _texts(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str, str]:
+    """The files by name, as they are to be written."""
+    head = "# Made by `racktwin init`. {} All other keys have their defaults: see " + REFERENCE + ".\n"
+    site = head.format("What stands where.") + "".join(f"# - {_line(g)}\n" for g in draft.guesses)
+    config = head.format("Where telemetry comes from.")
+    return {
+        SITE: site + _dump(draft.site),
+        REFERENCE: reference_yaml(),
+        CONFIG: config + _dump(_configuration(draft, found, args)),
+    }
+
+
+def _dump(tree: dict[str, Any]) -> str:
+    """YAML with a line for each key of the top and for each leaf: a rack, a feeder, a scrape."""
+    return "".join(
+        yaml.safe_dump(
+            {key: part},
+            sort_keys=False,
+            allow_unicode=True,
+            width=1000,
+            default_flow_style=None if isinstance(part, dict | list) else False,
+        )
+        for key, part in tree.items()
+    )
+
+
+def _line(text: str) -> str:
+    """On one line: a note may quote an id with line breaks, a comment must not."""
+    return " ".join(clean(text, 2000).split())
+
+
+def _configuration(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str, Any]:
+    tree: dict[str, Any] = {"site": SITE, "broker": _broker(found, args)}
+    scrapes = []
+    for exporter in sorted(found.exporters, key=lambda e: (e.map, natural(e.host))):
+        place = draft.places.get(exporter.host)
+        scrapes.append({"url": exporter.url, "map": exporter.map} | ({"place": place} if place else {}))
+    if scrapes:
+        tree["scrapes"] = scrapes
+    names = as_host_lists({h: p for h, p in draft.places.items() if h in (found.slurm or {})})
+    if found.slurm is not None:
+        tree["jobs"] = {"slurm": {"node_names": names} if names else {}}
+    if found.kubernetes is not None:
+        tree["kubernetes"] = found.kubernetes
+    port = _free_port()
+    if port != API_PORT:
+        found.guesses.append(f"port {API_PORT} is in use on this host: the page is at {port}")
+        tree["api"] = {"port": port}
+    return tree
+
+
+def _broker(found: Found, args: argparse.Namespace) -> Any:
+    if found.broker == NONE:
+        found.guesses.append("no broker: racktwin brings up one of its own on loopback (`broker: embedded`)")
+        return "embedded"
+    wanted = argparse.Namespace(**vars(args))
+    wanted.config, wanted.broker, wanted.topic = None, found.broker, None
+    settings, _ = settings_of(wanted)
+    tree: dict[str, Any] = {"host": settings.host, "port": settings.port}
+    if args.username is not None:
+        tree["username"] = args.username
+    files = {"ca_file": args.ca_file, "cert_file": args.cert_file, "key_file": args.key_file}
+    if args.password_file is not None:
+        tree["password_file"] = str(args.password_file.resolve())
+    if tls := {key: str(path.resolve()) for key, path in files.items() if path is not None}:
+        tree["tls"] = tls
+    if found.heard:
+        tree["topics"] = found.heard
+    return tree
+
+
+def _free_port() -> int:
+    for port in range(API_PORT, API_PORT + 50):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    return API_PORT
+
+
+def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None:
+    """What was guessed, and what to do next."""
+
+    def say(text: str) -> None:
+        out.print(clean(text, 2000), markup=False, soft_wrap=True)
+
+    if guesses:
+        say("guessed or found, please check:")
+    for guess in guesses:
+        say(f"- {guess}")
+    say(f"wrote {folder / SITE}, {folder / CONFIG} and {folder / REFERENCE} (every key, with its meaning)")
+    port = loaded.config.api.port if loaded.config.api is not None else API_PORT
+    if folder.resolve() == SERVICE:
+        say("next: systemctl enable --now racktwin")
+        say(f"then: http://127.0.0.1:{port}/ with the token of `cat /var/lib/racktwin/admin.token`")
+        return
+    from twin.api import login_link
+
+    say(f"next: racktwin run --config {folder / CONFIG}")
+    say(f"then: {login_link(loaded)}")
+    say("      the page, as an administrator: the link holds a token, so keep it to yourself")
