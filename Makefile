@@ -40,6 +40,7 @@ check: setup-dev ## Lint, format, types and direction of imports
 	@.venv/bin/lint-imports --no-logo
 
 docs: setup-dev ## Build the documentation into build/site; a broken link fails
+	@$(RUN) -m twin.config.reference >docs/reference.md
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
 
 bench: setup-run ## Measure ticks, start and memory (ARGS='--against CHECKOUT' compares)

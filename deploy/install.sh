@@ -160,17 +160,21 @@ configure() {
     chmod 750 "$etc"
     chmod 700 "$etc/secrets"
     own "$USER_NAME" "$etc"
-    for file in racktwin.yaml:config/site.yaml hall.yaml:sites/lab.yaml; do
-        if [[ -e $etc/${file%%:*} ]]; then
-            say "$ETC/${file%%:*} is kept as it is"
-        else
-            put 640 "$USER_NAME" "$source_dir/deploy/${file#*:}" "$etc/${file%%:*}"
-            say "wrote the example $ETC/${file%%:*}: edit it"
-        fi
-    done
+    if [[ -e $etc/racktwin.yaml ]]; then
+        say "$ETC/racktwin.yaml is kept as it is"
+    else
+        # The least that starts; what is on this host (a broker, exporters, Slurm) is found
+        "${venv:-$destdir$(readlink "$home/venv")}/bin/racktwin" init "$etc" --yes --seconds 0 >/dev/null ||
+            die "$ETC: no configuration could be made; make one by: $prefix/venv/bin/racktwin init $ETC"
+        for file in racktwin.yaml site.yaml reference.yaml; do
+            chmod 640 "$etc/$file"
+            own "$USER_NAME" "$etc/$file"
+        done
+        say "wrote $ETC/racktwin.yaml and $ETC/site.yaml, the least that starts"
+    fi
     mkdir -p "$home/share"
-    cp "$source_dir/README.md" "$source_dir/deploy/config/site.yaml" "$home/share/"
-    rm -f "$home/share/lab.yaml" # of an earlier version; it needs a checkout around it
+    cp "$source_dir/README.md" "$home/share/"
+    rm -f "$home/share/lab.yaml" "$home/share/site.yaml" # of earlier versions
 }
 
 install_unit() {
@@ -198,7 +202,7 @@ finish() {
     elif [[ -n $active ]]; then
         say "the service still runs as it was; next: systemctl restart racktwin"
     else
-        say "next: edit $ETC/racktwin.yaml and $ETC/hall.yaml, then"
+        say "next: $prefix/venv/bin/racktwin init --force $ETC  (asks for broker and exporters, listens), then"
         say "  $prefix/venv/bin/racktwin run --check --config $ETC/racktwin.yaml"
         say "  systemctl enable --now racktwin"
     fi

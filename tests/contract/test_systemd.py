@@ -31,7 +31,7 @@ TimeoutAbortSec=1
 RestartSec=0.2
 """
 CONFIG = """
-site: hall.yaml
+site: site.yaml
 broker: embedded
 simulated: true
 history: {quota_mb: 50}
@@ -109,7 +109,15 @@ def test_the_life_of_the_service(container: Container) -> None:
     said = container.run(install, "--venv", VENV).stdout
     assert "wrote /usr/local/lib/systemd/system/racktwin.service" in said
     assert "nothing had to be changed" in container.run(install, "--venv", VENV).stdout
+    # What was installed starts as it is.
+    start(container)
+    container.run("systemctl", "stop", "racktwin")
+    assert (
+        container.run("stat", "-c", "%U:%G %a", "/etc/racktwin/site.yaml").stdout.strip()
+        == "root:racktwin 640"
+    )
     container.run("sh", "-c", f"cat >/etc/racktwin/racktwin.yaml <<'END'\n{CONFIG}END")
+    container.run("sed", "-i", "s/^site: .*/site: lab/", "/etc/racktwin/site.yaml")
 
     # Ready: `start` of a Type=notify service returns only then.
     first = start(container)

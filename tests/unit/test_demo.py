@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from rich.console import Console
 
 from tests.unit.test_journal_rotation import KEEPING, run
@@ -21,7 +18,7 @@ from twin.cli import record
 from twin.cli.acl import acl_text, identities
 from twin.cli.demo import MARKER, OURS, _prove, claimed
 from twin.cli.main import main
-from twin.config import load_config, load_site, schema
+from twin.config import load_config, load_site
 from twin.report.figures import doubt
 from twin.run import Keeping, journal_lines, said_simulated
 
@@ -126,12 +123,12 @@ def _recorder(*words: str) -> argparse.Namespace:
 def test_a_recorder_knows_the_port_of_the_embedded_broker(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("site: s.yaml\nbroker: embedded\nembedded_port: 18999\n")
-    settings, topics = record._settings(_recorder("--config", str(path)))
+    settings, topics = record.settings_of(_recorder("--config", str(path)))
     assert (settings.host, settings.port, settings.tls) == ("127.0.0.1", 18999, False)
     assert topics == record.TOPICS
     path.write_text("site: s.yaml\nbroker: embedded\n")
     with pytest.raises(ConfigError, match="`embedded_port` there, or --broker"):
-        record._settings(_recorder("--config", str(path)))
+        record.settings_of(_recorder("--config", str(path)))
 
 
 @pytest.mark.parametrize(
@@ -168,38 +165,6 @@ def test_a_sparkplug_node_may_speak_of_itself_only(tmp_path: Path) -> None:
     for place in ("plant", "plant/", "/edge1", "plant/#", "a/b/c"):
         with pytest.raises(ConfigError, match="expected GROUP/NODE"):
             identities(site, sparkplug=(place,))
-
-
-def _keys(tree: Any) -> set[str]:
-    found = {str(k) for k in tree} if isinstance(tree, dict) else set()
-    for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        found |= _keys(item)
-    return found
-
-
-def test_the_example_of_a_site_has_every_key_and_its_default(tmp_path: Path) -> None:
-    text = (ROOT / "deploy" / "config" / "site.yaml").read_text()
-    full = tmp_path / "full.yaml"
-    full.write_text(re.sub(r"^(\s*)#(?=\w|- )", r"\1", text, flags=re.M))
-    config = load_config(full).config  # refuses what it does not know
-    keys = _keys(yaml.safe_load(full.read_text()))
-    kinds = [k for k in vars(schema).values() if isinstance(k, type) and issubclass(k, schema.Strict)]
-    assert len(kinds) > 10
-    assert {name for kind in kinds for name in kind.__struct_fields__} <= keys
-    shown = set(re.findall(r"^\s*#(\w+):(?!.*# +example)(?!.*# default:)", text, flags=re.M))
-    bare = schema.Config(site="s", broker=schema.Broker(host="h"))
-    jobs, quotas, tests = config.jobs, config.quotas, config.burn_in
-    assert tests is not None
-    for part, default in (
-        (config, bare), (config.broker, bare.broker), (config.scrapes[0], schema.Scrape(url="", map="")),
-        (jobs, bare.jobs), (jobs.slurm, schema.Slurm()), (config.history, bare.history),
-        (config.history.influx, schema.Influx(url="")), (config.api, bare.api), (quotas, bare.quotas),
-        (config.kubernetes, schema.Kubernetes()), (tests, schema.BurnIn(command=tests.command)),
-    ):  # fmt: skip
-        names = {f.name for f in msgspec.structs.fields(default)} & shown  # type: ignore[arg-type]
-        assert names or part is config.history.influx
-        for name in names:
-            assert getattr(part, name) == getattr(default, name), name
 
 
 def test_the_lab_leaves_nothing_in_the_checkouts_own_folders() -> None:

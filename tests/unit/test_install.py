@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.config import Broker, load_config
+from twin.config import load_config
 
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "deploy" / "install.sh"
@@ -25,7 +25,12 @@ case "$*" in
     *"pip "*)
         echo "${@: -1}" >>"$FAKE_LOG"
         if [[ -n ${FAKE_FAIL:-} ]]; then exit 1; fi
-        printf '#!/bin/sh\\n' >"${0%/*}/racktwin"; chmod 755 "${0%/*}/racktwin" ;;
+        cat >"${0%/*}/racktwin" <<'EOF'
+#!/bin/bash
+echo "$*" >>"$FAKE_LOG"
+if [[ $1 == init ]]; then touch "$2/site.yaml" "$2/reference.yaml" "$2/racktwin.yaml"; fi
+EOF
+        chmod 755 "${0%/*}/racktwin" ;;
 esac
 """
 
@@ -76,7 +81,7 @@ def test_the_mask_of_whoever_installs_opens_nothing_and_closes_nothing(host: Hos
 
 def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) -> None:
     said = host.install()
-    assert "next: edit /etc/racktwin/racktwin.yaml" in said
+    assert "racktwin init --force /etc/racktwin" in said
     link = os.readlink(host.path("/opt/racktwin/venv"))
     assert link.startswith("/opt/racktwin/venvs/")
     assert host.path(link + "/bin/racktwin").exists()
@@ -86,6 +91,9 @@ def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) 
     assert unit == (ROOT / "deploy" / "systemd" / "racktwin.service").read_text()
     log = host.log.read_text()
     assert "requirements.lock" in log
+    assert f"init {host.path('/etc/racktwin')} --yes --seconds 0" in log
+    assert sorted(p.name for p in host.path("/etc/racktwin").iterdir()) == [
+        "racktwin.yaml", "reference.yaml", "secrets", "site.yaml"]  # fmt: skip
     assert "nothing had to be changed" in host.install()
     assert host.log.read_text() == log
 
@@ -146,7 +154,7 @@ def test_a_wheel_is_installed_instead_of_the_checkout(host: Host, tmp_path: Path
     wheel = tmp_path / "racktwin-1.whl"
     wheel.write_bytes(b"a wheel")
     host.install("--wheel", str(wheel))
-    assert host.log.read_text().splitlines()[-1] == str(wheel)
+    assert str(wheel) in host.log.read_text().splitlines()
     first = host.environments()
     wheel.write_bytes(b"another")
     host.install("--wheel", str(wheel))
@@ -189,15 +197,6 @@ def test_the_script_says_how_it_is_used() -> None:
 def test_the_examples_are_good(path: Path) -> None:
     loaded = load_config(path)
     assert loaded.config.site
-
-
-def test_the_example_of_a_site_shows_every_server() -> None:
-    config = load_config(ROOT / "deploy" / "config" / "site.yaml").config
-    assert isinstance(config.broker, Broker)
-    assert config.broker.tls is not None
-    assert config.leader.kind == "etcd"
-    assert config.history.influx is not None
-    assert config.notify
 
 
 def test_the_examples_site_loads() -> None:

@@ -257,17 +257,28 @@ def _texts(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str
     }
 
 
+class _Compact(yaml.SafeDumper):
+    """YAML with one line for a rack, a feeder or a scrape."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().represent_mapping(tag, mapping, flow_style)
+        parts = [part for _, value in node.value for part in (value, *_items(value))]
+        node.flow_style = not any(isinstance(part, yaml.MappingNode) for part in parts)
+        return node
+
+    def serialize(self, node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):  # of the whole file: a line for each key
+            node.flow_style = False
+        super().serialize(node)
+
+
+def _items(node: yaml.Node) -> list[yaml.Node]:
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
 def _dump(tree: dict[str, Any]) -> str:
-    """YAML with a line for each key of the top and for each leaf: a rack, a feeder, a scrape."""
-    return "".join(
-        yaml.safe_dump(
-            {key: part},
-            sort_keys=False,
-            allow_unicode=True,
-            width=1000,
-            default_flow_style=None if isinstance(part, dict | list) else False,
-        )
-        for key, part in tree.items()
+    return yaml.dump(
+        tree, Dumper=_Compact, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
     )
 
 

@@ -50,7 +50,7 @@ class RackGroup(_Strict, frozen=True):
     priority: int = 0  # a larger number matters more: it sheds last
     spare: bool = False  # the whole rack is kept free to take over
     spare_nodes: int = 0  # the last so many nodes of each rack are kept free
-    reports: bool = True
+    reports: bool = True  # false: it has no meter of its own, and nothing is waited for
 
 
 class CduGroup(_Strict, frozen=True):
@@ -84,7 +84,7 @@ class FeederGroup(_Strict, frozen=True):
     external: bool = False  # the budget is set from outside, by a lease
     guaranteed_w: float | None = None  # budget while no such lease runs
     inferred: bool = False  # the edge was guessed, not declared
-    reports: bool = True
+    reports: bool = True  # false: it has no meter of its own, and nothing is waited for
 
 
 class Plane(_Strict, frozen=True):
