@@ -16,6 +16,7 @@ umask 022 # what the service runs must be readable to its user, and writable to 
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 prefix=/opt/racktwin destdir='' wheel='' venv='' python='' restart='' action=install
 readonly USER_NAME=racktwin ETC=/etc/racktwin STATE=/var/lib/racktwin
+readonly parts=(twin policies connectors models deploy/agent/racktwin_agent) # of the wheel
 readonly UNIT_PATH=/usr/local/lib/systemd/system/racktwin.service
 
 say() { printf 'racktwin: %s\n' "$*"; }
@@ -92,7 +93,7 @@ fingerprint() {
             cat "$wheel"
         else
             cd "$source_dir"
-            find pyproject.toml twin policies connectors models -type f -not -path '*/__pycache__/*' \
+            find pyproject.toml "${parts[@]}" -type f -not -path '*/__pycache__/*' \
                 -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
         fi
     } | sha256sum | cut -c1-16
@@ -139,7 +140,7 @@ fill_environment() {
         local copy
         copy=$(mktemp -d)
         scratch=$copy # building must leave nothing behind in the checkout
-        (cd "$source_dir" && cp -r pyproject.toml LICENSE twin policies connectors models "$copy")
+        (cd "$source_dir" && cp -r --parents pyproject.toml LICENSE "${parts[@]}" "$copy")
         "${pip[@]}" install --no-deps --no-build-isolation "$copy"
     fi
     "$target/bin/python" -m compileall -q "$target/lib" >/dev/null || true # some library's data is no Python

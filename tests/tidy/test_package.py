@@ -34,8 +34,37 @@ def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> Non
     present = {p.split("/", maxsplit=1)[0] for p in tree.code()} & PACKAGES
     assert {t for t in tops if not t.endswith(".dist-info")} == present
     assert "twin/profiles/made-up.yaml" in names
+    for asset in ("twin/api/status.html", "connectors/exporters/dcgm.yaml", "twin/config/schema.py"):
+        assert asset in names
+    check_outside(wheel, tmp_path / "elsewhere")
     assert [n for n in names if "evaluation" in n or "lstm" in n] == [], "evaluation does not ship"
     assert {n for n in names if n.endswith(".py")} >= {p for p in tree.code() if not p.startswith("deploy/")}
+
+
+OUTSIDE = """
+import sys
+from pathlib import Path
+import twin
+from twin.cli.main import main
+from twin.simulation import subprocesses
+assert Path(twin.__file__).parent.parent == Path(sys.argv[1]), twin.__file__
+assert (subprocesses.AGENT / "racktwin_agent" / "__init__.py").is_file(), subprocesses.AGENT
+subprocesses.need_agent()
+assert main(["init", "site", "--yes", "--broker", "none", "--no-slurm", "--profile", "gb200-nvl72"]) == 0
+assert main(["run", "--check", "--config", "site/racktwin.yaml"]) == 0
+"""
+
+
+def check_outside(wheel: Path, folder: Path) -> None:
+    """The wheel works without a checkout around it: guided start, profiles, schema, the demo's agents."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    paths = [str(folder), *(p for p in sys.path if p.endswith("site-packages"))]
+    program = f"import sys; sys.path[1:1] = {paths!r}\n{OUTSIDE}"
+    answer = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program, str(folder)],
+        cwd=folder, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def locked(name: str) -> dict[str, str]:

@@ -42,7 +42,7 @@ def test_the_image_holds_what_the_wheel_is_made_of() -> None:
     lines = (COMPOSE / "Containerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(copied) >= {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "LICENSE"}
+    assert set(copied) >= {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"], "LICENSE"}
     assert all((ROOT / name).exists() for name in copied)
 
 

@@ -22,7 +22,9 @@ from twin.catalogue import ConnectorError, StorageError, TwinError
 
 HOST = "127.0.0.1"
 START_S, STOP_S = 30.0, 10.0
-AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
+# In a checkout; in an installed wheel it lies beside this module
+_PLACES = (Path(__file__).resolve().parents[2] / "deploy" / "agent", Path(__file__).parent / "agent")
+AGENT = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 
 
 def free_port(wanted: int = 0) -> int:
