@@ -45,12 +45,13 @@ def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def exporter() -> Iterator[str]:
-    """dcgm-exporters of many hosts on one port: the path names the host."""
+    """dcgm-exporters of many hosts on one port: 127.0.0.7 is nvl-7, and 127.0.0.99 another kind of page."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            host = self.path.split("/")[1]
-            page = "other_metric 1\n" if host == "other" else PAGE.format(host=host, model="NVIDIA GB200")
+            number = self.connection.getsockname()[0].rpartition(".")[2]
+            page = PAGE.format(host=f"nvl-{number}", model="NVIDIA GB200")
+            page = "other_metric 1\n" if number == "99" else page
             self.send_response(200)
             self.end_headers()
             self.wfile.write(page.encode())
@@ -58,9 +59,9 @@ def exporter() -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f":{server.server_port}"
     server.shutdown()
     server.server_close()
 
@@ -126,14 +127,20 @@ def test_a_file_that_cannot_be_written_leaves_whole_files(
 def test_exporters_tell_hosts_gpus_and_the_type_of_racks(
     tmp_path: Path, exporter: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["init", str(tmp_path), *BARE, "--name", "pod7", "--exporter", f"{exporter}/nvl-[1-12]"]) == 0
+    assert (
+        main(["init", str(tmp_path), *BARE, "--name", "pod7", "--exporter", f"127.0.0.[1-12]{exporter}"]) == 0
+    )
     said = capsys.readouterr().out
     site, config = made(tmp_path)
     assert site == {"site": "pod7", "halls": [
         {"name": "hall1", "racks": [{"name": "r1", "profile": "gb200-nvl72"}]}]}  # fmt: skip
-    places = {s["url"].rpartition("/")[2]: s["place"] for s in config["scrapes"]}
-    assert places == {f"nvl-{n}": f"pod7/hall1/r1/node{n - 1}" for n in range(1, 13)}
-    assert {s["map"] for s in config["scrapes"]} == {"dcgm"}
+    assert config["scrapes"] == [
+        {
+            "url": f"http://127.0.0.[1-12]{exporter}/metrics",
+            "map": "dcgm",
+            "place": "pod7/hall1/r1/node[0-11]",
+        }
+    ]
     assert "gb200-nvl72, as an exporter tells of GPUs NVIDIA GB200" in said
     assert "12 hosts, nvl-1 to nvl-12" in said
 
@@ -144,10 +151,23 @@ def test_exporters_that_fail_are_named_and_without_any_nothing_is_written(
     gone = f"http://127.0.0.1:{free_port()}"
     assert main(["init", str(tmp_path / "a"), *BARE, "--exporter", gone]) == 1
     assert "none of 1 exporters can be used" in capsys.readouterr().err
-    assert main(["init", str(tmp_path / "a"), *BARE, "--exporter", f"{exporter}/other"]) == 1
+    assert main(["init", str(tmp_path / "a"), *BARE, "--exporter", f"127.0.0.99{exporter}"]) == 1
     assert "no mapping of the package" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "a").exists()
-    assert main(["init", str(tmp_path / "b"), *BARE, "--exporter", gone, "--exporter", f"{exporter}/n1"]) == 0
+    assert (
+        main(
+            [
+                "init",
+                str(tmp_path / "b"),
+                *BARE,
+                "--exporter",
+                gone,
+                "--exporter",
+                f"http://127.0.0.1{exporter}",
+            ]
+        )
+        == 0
+    )
     assert f"{gone}/metrics: does not answer" in capsys.readouterr().out
     assert len(made(tmp_path / "b")[1]["scrapes"]) == 1
 
@@ -174,7 +194,11 @@ def test_a_person_is_asked_and_may_answer_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exporter: str
 ) -> None:
     asked: list[str] = []
-    answers = {"MQTT": "", "Prometheus": f"{exporter}/n1, {exporter}/n2", "Type": "hgx-h100"}
+    answers = {
+        "MQTT": "",
+        "Prometheus": f"127.0.0.1{exporter}, 127.0.0.2{exporter}/metrics",
+        "Type": "hgx-h100",
+    }
 
     def answer(_: Any, question: str, **__: Any) -> str:
         asked.append(question)
@@ -186,7 +210,7 @@ def test_a_person_is_asked_and_may_answer_with_nothing(
     site, config = made(tmp_path)
     assert len(asked) == 3
     assert site["halls"][0]["racks"] == [{"name": "r[1-2]", "profile": "hgx-h100"}]
-    assert [s["place"] for s in config["scrapes"]] == ["site/hall1/r1/node0", "site/hall1/r2/node0"]
+    assert {s["place"] for s in config["scrapes"]} == {"site/hall1/r1/node0", "site/hall1/r2/node0"}
 
 
 def test_the_broker_tells_the_site(

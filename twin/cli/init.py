@@ -36,9 +36,9 @@ from twin.wiring import (
     ask_exporters,
     kubernetes_access,
     local_exporters,
-    natural,
     place_hosts,
     profile_of,
+    scrapes_of,
     slurm_hosts,
     tree_of_frames,
 )
@@ -289,12 +289,8 @@ def _line(text: str) -> str:
 
 def _configuration(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str, Any]:
     tree: dict[str, Any] = {"site": SITE, "broker": _broker(found, args)}
-    scrapes = []
-    for exporter in sorted(found.exporters, key=lambda e: (e.map, natural(e.host))):
-        place = draft.places.get(exporter.host)
-        scrapes.append({"url": exporter.url, "map": exporter.map} | ({"place": place} if place else {}))
-    if scrapes:
-        tree["scrapes"] = scrapes
+    if found.exporters:
+        tree["scrapes"] = scrapes_of(found.exporters, draft.places)
     names = as_host_lists({h: p for h, p in draft.places.items() if h in (found.slurm or {})})
     if found.slurm is not None:
         tree["jobs"] = {"slurm": {"node_names": names} if names else {}}

@@ -77,11 +77,12 @@ class Scrape(_Strict, frozen=True):
     the hosts; without it, the node of the host's name.
     """
 
-    url: str  # "http://node1:9400/metrics"
+    url: str  # "http://node1:9400/metrics"; a host list stands for one exporter each: node[01-18]
     map: str  # dcgm, node, ascend, neuron, storage, or a mapping file
     period_s: float = 15.0  # between two scrapes
     timeout_s: float = 5.0  # of one scrape
-    place: str | None = None  # entity of all its series where labels do not say: lab/hall1/r1/node0
+    # entity of all its series where labels do not say, or a list as long; default: the node of that name
+    place: str | None = None
     token_file: str | None = None  # sent as a bearer's token
     tls: Tls | None = None  # with an https URL
 

@@ -39,6 +39,7 @@ from .survey import (
     place_hosts as place_hosts,
     profile_of as profile_of,
     read_page as read_page,
+    scrapes_of as scrapes_of,
     slurm_hosts as slurm_hosts,
     tree_of_frames as tree_of_frames,
 )

@@ -26,16 +26,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from connectors.agents import FRAME
 from connectors.prometheus import MAX_PAGE
 from connectors.series_map import load_map
-from twin.catalogue import ConfigError, ConnectorError
-from twin.config import spec_of
-from twin.site import build_site, expand, parse_profile
+from twin.catalogue import ConnectorError
+from twin.config import Scrape, spec_of, targets_of
+from twin.site import build_site, parse_profile
 from twin.telemetry import Message
 
 MAPS = ("dcgm", "node", "ascend", "neuron", "storage")
 # Ports on which exporters listen by default: dcgm-exporter, node_exporter
 LOCAL = ("http://127.0.0.1:9400/metrics", "http://127.0.0.1:9100/metrics")
 ASK_S, LOCAL_S = 5.0, 0.5
-MAX_LINES, MAX_URLS = 5_000, 4_096
+MAX_LINES = 5_000
 # Words in the model that dcgm-exporter tells, and the profile that has such GPUs
 MODELS = {"GB300": "gb300-nvl72", "GB200": "gb200-nvl72", "H100": "hgx-h100", "H200": "hgx-h100"}
 
@@ -66,20 +66,12 @@ def natural(name: str) -> list[Any]:
 
 
 def ask_exporters(patterns: Sequence[str]) -> tuple[list[FoundExporter], list[str]]:
-    """(exporters that answered, why the others did not). A URL may hold one range, as in n[01-18]."""
+    """(exporters that answered, why the others did not). A URL may hold a host list, as in n[01-18]."""
     urls: list[str] = []
     for pattern in patterns:
-        if not pattern.startswith(("http://", "https://")):
-            pattern = f"http://{pattern}"
-        if not urllib.parse.urlsplit(re.sub(r"\[[0-9]+-[0-9]+\]", "1", pattern)).path.strip("/"):
-            pattern = f"{pattern.rstrip('/')}/metrics"
-        found = re.fullmatch(r"([^\[\]]*)(\[[0-9]+-[0-9]+\])([^\[\]]*)", pattern)
-        try:
-            urls += [f"{found[1]}{n}{found[3]}" for n in expand(found[2])] if found else [pattern]
-        except ValueError as error:
-            raise ConfigError(f"--exporter {pattern[:80]}: {error}") from None
-    if len(urls) > MAX_URLS:
-        raise ConfigError(f"--exporter: {len(urls)} URLs; expected at most {MAX_URLS}")
+        url = pattern if pattern.startswith(("http://", "https://")) else f"http://{pattern}"
+        url += "" if "/" in url.partition("://")[2].rstrip("/") else "/metrics"
+        urls += [target for target, _ in targets_of(Scrape(url=url, map=""), "--exporter")]
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(_asked, urls))
     return [a for a in answers if isinstance(a, FoundExporter)], [a for a in answers if isinstance(a, str)]
@@ -243,6 +235,23 @@ def _racks_for(hosts: int, profile: str | None) -> int:
 def _nodes(tree: dict[str, Any]) -> list[str]:
     site = build_site(spec_of(tree, None, "the draft of the site"))
     return [site.name("node", node) for node in range(site.sizes["node"])]
+
+
+def scrapes_of(exporters: Sequence[FoundExporter], places: dict[str, str]) -> list[dict[str, Any]]:
+    """The section `scrapes`; exporters whose hosts and places are numbered side by side are one entry."""
+    alike: dict[tuple[str, str, str], dict[str, str]] = {}
+    out: list[dict[str, Any]] = []
+    for one in sorted(exporters, key=lambda e: (e.map, natural(e.url))):
+        scheme, _, rest = one.url.partition("://")
+        host = re.match(r"[^/:]*", rest)
+        if one.host not in places or host is None:
+            out.append({"url": one.url, "map": one.map})
+            continue
+        alike.setdefault((one.map, scheme, rest[host.end() :]), {})[host[0]] = places[one.host]
+    for (kind, scheme, behind), pairs in alike.items():
+        for hosts, place in as_host_lists(pairs).items():
+            out.append({"url": f"{scheme}://{hosts}{behind}", "map": kind, "place": place})
+    return out
 
 
 def as_host_lists(pairs: dict[str, str]) -> dict[str, str]:
