@@ -52,8 +52,8 @@ NONE = "none"
 
 
 @dataclass
-class Found:
-    """What is there: answers of a person or of flags, and what answered. `heard`: topics beyond the trees."""
+class Surroundings:
+    """Broker, exporters and schedulers of a site, as told or as found. `heard`: topics beyond the trees."""
 
     broker: str
     exporters: list[FoundExporter] = field(default_factory=list)
@@ -127,12 +127,12 @@ def _asker(out: Console) -> Ask:
     return ask
 
 
-def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Found:
+def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Surroundings:
     """Broker, exporters, Slurm and Kubernetes, by flags, else found on this host and confirmed."""
     broker = args.broker or (BROKER if _listens(BROKER) else NONE)
     if ask and not args.broker:
         broker = ask("MQTT broker: HOST, HOST:PORT or none?", broker)
-    found = Found(broker)
+    found = Surroundings(broker)
     if not args.broker and broker == BROKER:
         found.guesses.append(f"a broker listens at {BROKER}: it is taken for the site's")
     given = list(args.exporter or ())
@@ -172,7 +172,7 @@ def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Found:
     return found
 
 
-def _agreed(ask: Ask | None, what: str, found: Found) -> bool:
+def _agreed(ask: Ask | None, what: str, found: Surroundings) -> bool:
     if ask is not None:
         return ask(f"{what}. Use it?", "yes")[:1] in "yY"
     found.guesses.append(f"{what}: it is taken for the site's; --no-slurm leaves it out")
@@ -186,7 +186,9 @@ def _listens(address: str) -> bool:
     return False
 
 
-def _heard(args: argparse.Namespace, found: Found, path: Path, out: Console, err: Console) -> list[Message]:
+def _heard(
+    args: argparse.Namespace, found: Surroundings, path: Path, out: Console, err: Console
+) -> list[Message]:
     """All that the broker has to say within the time. Raises ConnectorError if it cannot be reached."""
     if found.broker == NONE or args.seconds == 0:
         return []
@@ -216,7 +218,7 @@ def _trees(messages: list[Message]) -> dict[str, int]:
     return counts
 
 
-def _draft(name: str | None, messages: list[Message], found: Found, ask: Ask | None) -> SiteDraft:
+def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: Ask | None) -> SiteDraft:
     """The site: as the BMS describes it, else as agents name it, else one rack for the known hosts."""
     agents = tree_of_frames(messages)
     called = name or (agents.site["site"] if agents is not None else "site")
@@ -245,7 +247,7 @@ def _draft(name: str | None, messages: list[Message], found: Found, ask: Ask | N
     return draft
 
 
-def _texts(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str, str]:
+def _texts(draft: SiteDraft, found: Surroundings, args: argparse.Namespace) -> dict[str, str]:
     """The files by name, as they are to be written."""
     head = "# Made by `racktwin init`. {} All other keys have their defaults: see " + REFERENCE + ".\n"
     site = head.format("What stands where.") + "".join(f"# - {_line(g)}\n" for g in draft.guesses)
@@ -287,7 +289,7 @@ def _line(text: str) -> str:
     return " ".join(clean(text, 2000).split())
 
 
-def _configuration(draft: SiteDraft, found: Found, args: argparse.Namespace) -> dict[str, Any]:
+def _configuration(draft: SiteDraft, found: Surroundings, args: argparse.Namespace) -> dict[str, Any]:
     tree: dict[str, Any] = {"site": SITE, "broker": _broker(found, args)}
     if found.exporters:
         tree["scrapes"] = scrapes_of(found.exporters, draft.places)
@@ -303,7 +305,7 @@ def _configuration(draft: SiteDraft, found: Found, args: argparse.Namespace) -> 
     return tree
 
 
-def _broker(found: Found, args: argparse.Namespace) -> Any:
+def _broker(found: Surroundings, args: argparse.Namespace) -> Any:
     if found.broker == NONE:
         found.guesses.append("no broker: racktwin brings up one of its own on loopback (`broker: embedded`)")
         return "embedded"
@@ -332,7 +334,7 @@ def _free_port() -> int:
 
 
 def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None:
-    """What was guessed, and what to do next."""
+    """Print the guesses, and the next commands."""
 
     def say(text: str) -> None:
         out.print(clean(text, 2000), markup=False, soft_wrap=True)

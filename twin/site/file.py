@@ -285,7 +285,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def field_words(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What the comment behind, or right above, each field of a schema says of it; "" where there is none."""
+    """The comment behind, or right above, each field of a schema; "" where there is none."""
     out = {f.name: "" for f in msgspec.structs.fields(kind)}
     above = ""
     for line in inspect.getsource(kind).splitlines():

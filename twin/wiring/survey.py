@@ -97,7 +97,7 @@ def _asked(url: str, timeout_s: float = ASK_S) -> FoundExporter | str:
 
 
 def read_page(url: str, page: bytes) -> FoundExporter:
-    """Who speaks on a page, and of what. Raises ConnectorError if no packaged mapping knows its series."""
+    """The exporter whose page it is. Raises ConnectorError if no packaged mapping knows its series."""
     lines = [line for line in page.decode(errors="replace").splitlines() if line[:1] not in ("", "#")]
     names = {re.split(r"[{ \t]", line, maxsplit=1)[0] for line in lines}
     known = {m: {s for rule in load_map(m)[0].rules for s in rule.signals} for m in MAPS}
