@@ -109,7 +109,7 @@ DRIFTING = [pytest.param(s, id=s.key) for t in TABLES.values() for s in t.gauges
 
 @pytest.mark.parametrize("signal", DRIFTING)
 def test_worst_case_in_closed_form(signal: Any) -> None:
-    state = State({signal.table: 3})
+    state = State({signal.table: 3}, {signal.key: signal.period_s})
     table = state.tables[signal.table]
     q = round((signal.low + 0.6 * (signal.high - signal.low)) / signal.quantum)
     state.apply(one(signal, q, T0, 0))

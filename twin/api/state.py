@@ -17,6 +17,7 @@ from twin.api.runtime import Runtime
 from twin.api.scopes import entity_of, inside, is_below, table_of
 from twin.catalogue import F32, TABLES, Control, Signal, clean, find_control
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
+from twin.estimation import worst_case
 from twin.telemetry import GOOD, QUALITY_NAMES
 
 LEASE_STATES = {NONE: "none", SENT: "sent", ACCEPTED: "accepted", IN_PROGRESS: "in_progress", DONE: "done",
@@ -33,13 +34,9 @@ SHOWN_LINES = 20
 
 
 def worst_of(live: Runtime, signal: Signal) -> F32:
-    """The worst case per entity, with the slew that a profile knows."""
-    limit, slew = live.engine.site.limits.get(signal.key), None
-    if limit is not None and np.isfinite(limit.slew_per_s).any():
-        slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
-    state = live.engine.state
-    slew = live.engine.windows.gentler(state.tables[signal.table], signal, state.now_ns, slew)
-    return state.tables[signal.table].worst(signal, state.now_ns, slew)
+    """The worst case per entity."""
+    engine = live.engine
+    return worst_case(engine.site, engine.state, engine.estimator, engine.windows, signal)
 
 
 def _now(live: Runtime) -> dict[str, Any]:

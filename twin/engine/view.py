@@ -41,7 +41,7 @@ from twin.contracts import (
 from twin.control import Arbiter
 from twin.diagnosis import Diagnosis
 from twin.engine.event_handlers import Intake
-from twin.estimation import Estimator
+from twin.estimation import Estimator, worst_case
 from twin.health import HealthState
 from twin.site import Envelope, Limit, Site
 from twin.telemetry import JobSlots, OperatorRequest, SignalHistory, State
@@ -83,13 +83,8 @@ class EngineView:
         """The value as bad as it may be by now."""
         found = self._cache.get(("worst", key))
         if found is None:
-            signal, limit = self._signal(key), self.site.limits.get(key)
-            slew = None
-            if limit is not None and np.isfinite(limit.slew_per_s).any():
-                slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
-            table = self.state.tables[signal.table]
-            slew = self.windows.gentler(table, signal, self.now_ns, slew)
-            found = read_only(table.worst(signal, self.now_ns, slew))
+            parts = self.site, self.state, self.estimator, self.windows
+            found = read_only(worst_case(*parts, self._signal(key)))
             self._cache["worst", key] = found
         return cast(F32, found)
 

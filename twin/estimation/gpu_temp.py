@@ -96,6 +96,12 @@ class GpuTemp(EntityState):
         self.node_max_w = (design.rack_max_w / nodes)[node_rack]
         self.expected = np.full(n, np.nan)
 
+    @property
+    def resistance_k_per_w(self) -> F64:
+        """Resistance in use at nominal flow, K/W [n]: the design's until more is learned."""
+        resistance: F64 = self.set.in_use[RESISTANCE]
+        return resistance
+
     def _inlet(self, readings: Readings) -> F64:
         """Return the inlet temperature at the plates of each node [n_node], degC: coolant of its rack, else
         air.

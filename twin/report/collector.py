@@ -14,7 +14,7 @@ import numpy as np
 from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Signal, find_signal
 from twin.contracts import Decision, Residual
 from twin.engine import Engine
-from twin.estimation import Balance
+from twin.estimation import Balance, worst_case
 from twin.report.decimation import CAPACITY, Timeline, extremes, spread
 from twin.report.episodes import Episodes
 from twin.site import Site
@@ -232,8 +232,8 @@ class Collector:
         column = engine.state.tables["gpu"]
         if column.bad_count[signal.row] == n and "margin" not in self.time.tracks:
             return
-        slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
-        margin = limit.max - column.worst(signal, engine.state.now_ns, slew)
+        worst = worst_case(engine.site, engine.state, engine.estimator, engine.windows, signal)
+        margin = limit.max - worst
         self.time.add("margin", ("worst case",), np.array([np.fmin.reduce(margin)]))
 
     def _residuals(self, engine: Engine) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, TABLES, Bool, Signal
-from twin.telemetry.cadence import LEARNED, Cadence
+from twin.telemetry.cadence import IRREGULAR, LEARNED, Cadence
 
 # A reading is stale after this many of its periods (domain rule: safe caps after three), where gaps vary, as
 # with losses, after more. source: simulated losses of 0 to 30 %, one false alarm in about 600,000 readings
@@ -30,6 +30,9 @@ DRIFT_PERIODS = 1.5
 LEAST_STALE_S = 30.0
 # A single sensor, whose device may report others meanwhile, is silent no sooner. source: estimate
 LEAST_SILENT_S = 6.0
+# Of what was heard only once nobody knows how often it comes: its worst case waits for a usual scrape.
+# source: estimate, Prometheus scrapes every 15 to 60 s
+FIRST_GAP_S = 60.0
 # A job reports when it saves, which is no cadence.
 NOT_LEARNED = ("job",)
 
@@ -90,7 +93,9 @@ class Freshness:
         stale_s = np.maximum(own_s, self.stale_s[row]) + lag_s
         silent_s = np.maximum(own_s, LEAST_SILENT_S) + lag_s
         # Silence is never more dangerous than declared
-        drift_s = DRIFT_PERIODS * longer_s + lag_s
+        slower = period_s > IRREGULAR * declared_s
+        drift_s = np.where(slower, DRIFT_PERIODS / STALE_PERIODS * periods * period_s, self.drift_s[row])
+        drift_s = np.where(gaps == 0, np.maximum(drift_s, FIRST_GAP_S), drift_s) + lag_s
         return AgeLimits(_in_ns(stale_s), drift_s, _in_ns(silent_s), CHANGE_PERIODS * longer_s + lag_s)
 
 

@@ -245,6 +245,12 @@ class TableState:
             return np.zeros(self.n, np.bool_)
         return np.asarray((self.t_ns[group] > 0) & (self.cadence.gaps[group] < LEARNED), np.bool_)
 
+    def heard_once(self, signal: Signal) -> Bool:
+        """Return the entities of whose cadence nothing is known yet: one message came, or none [n]."""
+        row = self.freshness.row_of(signal)
+        gaps = self.cadence.gaps[self.partition.group_of_row[row]]
+        return np.asarray((gaps == 0) & ~self.freshness.fixed[row], np.bool_)
+
     def all_current(self, signal: Signal, now_ns: int) -> bool:
         """Return True if every entity has a current reading of a signal; False for an empty table."""
         counter, row = signal.kind == "counter", self.freshness.row_of(signal)

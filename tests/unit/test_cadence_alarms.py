@@ -1,0 +1,121 @@
+"""Learned cadence and what follows from silence: healthy sources of any period raise nothing, faults do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.thermal_guard import ThermalGuard
+from tests.support.builders import Twin, two_racks
+from twin.catalogue import find_signal
+from twin.contracts import Finding
+
+GUARD, LIMIT = 82.0, 87.0  # of gpu.temp_c in the profile
+COOLED = {"rack.supply_temp_c": 30.0, "rack.flow_lpm": 100.0}
+
+
+def gpus(rng: np.random.Generator, n: int, **more: Any) -> dict[str, Any]:
+    """What an exporter gives of healthy GPUs."""
+    return {"gpu.temp_c": rng.integers(48, 54, n), "gpu.power_w": rng.uniform(380, 420, n), **more}
+
+
+def grave(twin: Twin) -> list[str]:
+    """Findings on GPUs that are more than information."""
+    active = twin.engine.findings.active.values()
+    return [f.id for f in active if f.severity != "info" and ".temp_c" in f.id]
+
+
+def found(twin: Twin, identity: str) -> Finding:
+    return twin.engine.findings.active[identity]
+
+
+def test_gpus_that_are_scraped_every_15_s_raise_nothing_and_are_not_capped() -> None:
+    twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(1)
+    n = twin.site.sizes["gpu"]
+    for number in range(120):
+        twin.tick(gpus(rng, n) if number % 3 == 0 else None, dt_s=5.0)
+        assert grave(twin) == []
+        assert not twin.engine.in_force["thermal_guard"]
+    for _ in range(7):
+        twin.tick(dt_s=5.0)
+    assert grave(twin) == ["beyond/gpu.temp_c/limit"]
+    assert found(twin, "beyond/gpu.temp_c/limit").severity == "warning"
+    for _ in range(8):
+        twin.tick(dt_s=5.0)
+    assert "silent/gpu.temp_c" in grave(twin), "a scrape that stops is told within five of its periods"
+
+
+@pytest.mark.parametrize("period_s", [10, 60])
+def test_telegraf_of_any_interval_raises_nothing(period_s: int) -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(2)
+    n = twin.site.sizes["gpu"]
+    due_s = period_s * np.arange(12) + rng.uniform(0, 2, 12)  # its flush jitters
+    for number in range(24):
+        came = ((due_s > (number - 1) * period_s / 2) & (due_s <= number * period_s / 2)).any()
+        twin.tick(gpus(rng, n) if came else None, dt_s=period_s / 2)
+        assert grave(twin) == []
+
+
+def test_a_hot_gpu_is_critical_at_any_cadence() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(3)
+    n = twin.site.sizes["gpu"]
+    for number in range(40):
+        values = gpus(rng, n)
+        if number > 30:
+            values["gpu.temp_c"] = np.where(np.arange(n) == 7, 92.0, 50.0)
+        twin.tick(values if number % 3 == 0 else None, dt_s=5.0)
+    finding = found(twin, "beyond/gpu.temp_c/limit")
+    assert (finding.severity, finding.count) == ("critical", 1)
+
+
+def test_a_gpu_that_reported_every_second_and_falls_silent_is_feared_for() -> None:
+    twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(4)
+    n = twin.site.sizes["gpu"]
+    for _ in range(40):
+        twin.tick(gpus(rng, n))
+    twin.run(8)
+    finding = found(twin, "beyond/gpu.temp_c/limit")
+    assert finding.severity == "warning", "silence alone is never critical"
+    assert twin.engine.in_force["thermal_guard"]
+
+
+def test_silence_beside_a_rack_without_flow_is_critical() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(5)
+    n = twin.site.sizes["gpu"]
+    for _ in range(40):
+        twin.tick(gpus(rng, n, **COOLED))
+    for _ in range(10):
+        twin.tick({"rack.supply_temp_c": 30.0, "rack.flow_lpm": [100.0, 20.0]})
+    finding = found(twin, "beyond/gpu.temp_c/limit")
+    assert (finding.severity, finding.count) == ("critical", n // 2)
+
+
+def test_a_gpu_whose_coolant_flows_is_feared_no_hotter_than_its_power_can_make_it() -> None:
+    rng = np.random.default_rng(6)
+    signal = find_signal("gpu.temp_c")
+    assert signal is not None
+
+    def worst(*, flow_lpm: float, silent_s: int) -> float:
+        twin = Twin(two_racks())
+        n = twin.site.sizes["gpu"]
+        rack = {"rack.supply_temp_c": 30.0, "rack.flow_lpm": flow_lpm}
+        twin.run(40, gpus(rng, n) | {"gpu.power_w": 200.0, "gpu.temp_c": 40.0} | rack)
+        twin.run(silent_s, rack)
+        return float(twin.engine.view().worst("gpu.temp_c").max())
+
+    nominal = worst(flow_lpm=115.0, silent_s=15)
+    # 30 degC, 0.028 K/W at its 1200 W with a tenth to spare, and 3 K of sensors
+    assert nominal == pytest.approx(30.0 + 1.1 * 34.0 + 3.0, abs=0.5)
+    assert nominal < GUARD
+    assert worst(flow_lpm=115.0, silent_s=3) == pytest.approx(40.0 + 8.0 * 1.5, abs=0.1)
+    assert worst(flow_lpm=60.0, silent_s=15) > nominal
+    assert worst(flow_lpm=5.0, silent_s=15) == signal.high, "stagnant: as fast as a plate can heat"
+
+
+def test_a_rack_that_is_not_heard_bounds_nothing() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(7)
+    twin.run(40, gpus(rng, twin.site.sizes["gpu"]))
+    twin.run(15)
+    assert twin.engine.view().worst("gpu.temp_c").max() > LIMIT
