@@ -25,6 +25,7 @@ CAP = "gpu.power_cap_w"
 
 def test_a_table_comes_in_columns_with_quality_age_and_worst_case(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
+        pod.tick({"gpu.temp_c": 60.0})
         pod.tick({"gpu.temp_c": np.where(np.arange(144) == 1, np.nan, 60.0)}, dt_s=10)
         status, tree = await pod.ask("GET", "/api/v1/state/gpu?signals=temp_c&limit=3&offset=0")
         assert status == 200

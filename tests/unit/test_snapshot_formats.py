@@ -50,7 +50,7 @@ def as_of_4(data: dict[str, Any]) -> dict[str, Any]:
         "format": 5,
         "readings": [[table, int(group), t_ns] for (table, group), t_ns in seen_ns],
         "tracks": of["tracks"]["tracks"],
-        "watch": {t: {**m, "heard_s": float(m["heard_s"][0])} for t, m in of["watch"]["meters"].items()},
+        "watch": {t: {**m, "heard_s": 9.0, "period_s": np.ones(4)} for t, m in of["watch"]["meters"].items()},
         "wake": [[row[:4], row[4:]] for row in of.pop("downstream")["causes"]],
         "growth": {**of["growth"], "xids": xids_of_4(of["growth"]["xids"])},
         "drifts": [[name, *columns] for name, columns in of["drifts"].items()],
