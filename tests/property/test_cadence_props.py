@@ -214,4 +214,4 @@ def test_a_period_of_the_site_wins() -> None:
     watch = Watch({"gpu.temp_c": 2.0})
     watch.run(Publisher(15.0).due_s(np.random.default_rng(1), 0.0, 20), 290.0, 1.0)
     assert (watch.state.tables["gpu"].limits(ROW).stale_ns == 6 * NS).all()
-    assert not watch.state.tables["gpu"].learning(TABLES["gpu"].gauges[ROW]).any()
+    assert not watch.state.tables["gpu"].learning().any()

@@ -13,7 +13,6 @@ from twin.catalogue import find_signal
 from twin.contracts import Finding
 
 GUARD, LIMIT = 82.0, 87.0  # of gpu.temp_c in the profile
-COOLED = {"rack.supply_temp_c": 30.0, "rack.flow_lpm": 100.0}
 
 
 def gpus(rng: np.random.Generator, n: int, **more: Any) -> dict[str, Any]:
@@ -22,9 +21,13 @@ def gpus(rng: np.random.Generator, n: int, **more: Any) -> dict[str, Any]:
 
 
 def grave(twin: Twin) -> list[str]:
-    """Findings on GPUs that are more than information."""
+    """Findings that are more than information, but for what was never heard."""
     active = twin.engine.findings.active.values()
-    return [f.id for f in active if f.severity != "info" and ".temp_c" in f.id]
+    return [f.id for f in active if f.severity != "info" and not f.id.startswith("unheard/")]
+
+
+def critical(twin: Twin) -> list[str]:
+    return [f.id for f in twin.engine.findings.active.values() if f.severity == "critical"]
 
 
 def found(twin: Twin, identity: str) -> Finding:
@@ -38,13 +41,11 @@ def test_gpus_that_are_scraped_every_15_s_raise_nothing_and_are_not_capped() -> 
         twin.tick(gpus(rng, n) if number % 3 == 0 else None, dt_s=5.0)
         assert grave(twin) == []
         assert not twin.engine.in_force["thermal_guard"]
-    for _ in range(7):
+    for _ in range(20):
         twin.tick(dt_s=5.0)
-    assert grave(twin) == ["beyond/gpu.temp_c/limit"]
-    assert found(twin, "beyond/gpu.temp_c/limit").severity == "warning"
-    for _ in range(8):
-        twin.tick(dt_s=5.0)
-    assert "silent/gpu.temp_c" in grave(twin), "a scrape that stops is told within five of its periods"
+        assert critical(twin) == []
+    (silence,) = grave(twin)
+    assert silence.startswith("silence/"), "a scrape that stops is told within seven of its periods"
 
 
 @pytest.mark.parametrize("period_s", [10, 60])
@@ -76,20 +77,8 @@ def test_a_gpu_that_reported_every_second_and_falls_silent_is_feared_for() -> No
     for _ in range(40):
         twin.tick(gpus(rng, n))
     twin.run(8)
-    finding = found(twin, "beyond/gpu.temp_c/limit")
-    assert finding.severity == "warning", "silence alone is never critical"
     assert twin.engine.in_force["thermal_guard"]
-
-
-def test_silence_beside_a_rack_without_flow_is_critical() -> None:
-    twin, rng = Twin(two_racks()), np.random.default_rng(5)
-    n = twin.site.sizes["gpu"]
-    for _ in range(40):
-        twin.tick(gpus(rng, n, **COOLED))
-    for _ in range(10):
-        twin.tick({"rack.supply_temp_c": 30.0, "rack.flow_lpm": [100.0, 20.0]})
-    finding = found(twin, "beyond/gpu.temp_c/limit")
-    assert (finding.severity, finding.count) == ("critical", n // 2)
+    assert critical(twin) == [], "silence alone is never critical"
 
 
 def test_a_gpu_whose_coolant_flows_is_feared_no_hotter_than_its_power_can_make_it() -> None:

@@ -63,9 +63,14 @@ def reported(site: Site, state: State, table: str) -> np.ndarray:
 
 
 def reported_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
-    """By table, how many entities ever reported, of how many."""
+    """By table, how many entities ever reported, of how many; of how many no cadence is known yet."""
+    reports = {table: reported(site, state, table) for table in REPORTING}
     return {
-        table: {"heard": int(np.count_nonzero(reported(site, state, table))), "of": site.sizes[table]}
+        table: {
+            "heard": int(np.count_nonzero(reports[table])),
+            "of": site.sizes[table],
+            "learning": int(np.count_nonzero(reports[table] & state.tables[table].learning())),
+        }
         for table in REPORTING
         if site.sizes[table]
     }

@@ -87,6 +87,8 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     for table, count in tree.get("heard", {}).items():
         share = f"{count['heard']} of {count['of']} {clean(table)}  "
         line.append(share, "" if count["heard"] == count["of"] else "yellow")
+        if count.get("learning"):
+            line.append(f"({count['learning']} learning)  ", "dim")
     if tree.get("heard"):
         out.print(line)
     if tree.get("health"):

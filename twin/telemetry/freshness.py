@@ -30,6 +30,7 @@ DRIFT_PERIODS = 1.5
 LEAST_STALE_S = 30.0
 # A single sensor, whose device may report others meanwhile, is silent no sooner. source: estimate
 LEAST_SILENT_S = 6.0
+LEARNING_S = 900.0  # nor before its cadence is known: three times a report every 5 min
 # Of what was heard only once nobody knows how often it comes: its worst case waits for a usual scrape.
 # source: estimate, Prometheus scrapes every 15 to 60 s
 FIRST_GAP_S = 60.0
@@ -91,7 +92,7 @@ class Freshness:
         periods += np.maximum(FEW_GAPS - gaps, 0) / GAPS_PER_PERIOD
         own_s = np.where(gaps >= LEARNED, periods * period_s, STALE_PERIODS * longer_s)
         stale_s = np.maximum(own_s, self.stale_s[row]) + lag_s
-        silent_s = np.maximum(own_s, LEAST_SILENT_S) + lag_s
+        silent_s = np.maximum(own_s, np.where(gaps >= LEARNED, LEAST_SILENT_S, LEARNING_S)) + lag_s
         # Silence is never more dangerous than declared
         slower = period_s > IRREGULAR * declared_s
         drift_s = np.where(slower, DRIFT_PERIODS / STALE_PERIODS * periods * period_s, self.drift_s[row])

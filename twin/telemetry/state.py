@@ -230,26 +230,24 @@ class TableState:
         on_change = self.cadence.on_change(group)
         if not on_change.any():
             return out
+        on_change &= (now_ns - self.t_ns[group]) / NS <= self.limits(row).change_s
+        return np.asarray(on_change & self._lives_beside(group, now_ns), np.bool_)
+
+    def _lives_beside(self, group: int, now_ns: int) -> Bool:
+        """Return the entities of which a message other than that of this group came in time [n]."""
+        out: Bool = np.zeros(self.n, np.bool_)
         for other in range(self.partition.n_groups):
             rows = self.partition.rows_of(other)
             if other != group and len(rows):
                 out |= self._in_time(int(rows[np.argmin(self.freshness.period_s[rows])]), now_ns)
-        age_s = (now_ns - self.t_ns[group]) / NS
-        return np.asarray(out & on_change & (age_s <= self.limits(row).change_s), np.bool_)
+        return out
 
-    def learning(self, signal: Signal) -> Bool:
-        """Return the entities that reported a signal too seldom for a cadence to be known [n]."""
-        row = self.freshness.row_of(signal)
-        group = int(self.partition.group_of_row[row])
-        if self.freshness.fixed[row]:
-            return np.zeros(self.n, np.bool_)
-        return np.asarray((self.t_ns[group] > 0) & (self.cadence.gaps[group] < LEARNED), np.bool_)
-
-    def heard_once(self, signal: Signal) -> Bool:
-        """Return the entities of whose cadence nothing is known yet: one message came, or none [n]."""
-        row = self.freshness.row_of(signal)
-        gaps = self.cadence.gaps[self.partition.group_of_row[row]]
-        return np.asarray((gaps == 0) & ~self.freshness.fixed[row], np.bool_)
+    def learning(self) -> Bool:
+        """Return the entities that report, but too little for the cadence of any message to be known [n]."""
+        known = (self.cadence.gaps >= LEARNED).any(axis=0)
+        if self.freshness.fixed.any():  # the site says it of some
+            known |= (self.t_ns[self.partition.group_of_row[self.freshness.fixed]] > 0).any(axis=0)
+        return np.asarray((self.t_ns > 0).any(axis=0) & ~known, np.bool_)
 
     def all_current(self, signal: Signal, now_ns: int) -> bool:
         """Return True if every entity has a current reading of a signal; False for an empty table."""
@@ -282,15 +280,19 @@ class TableState:
         return np.asarray((good_ns >= now_ns - self.limits(signal.row).stale_ns) & (good_ns > 0), np.bool_)
 
     def silent(self, signal: Signal, now_ns: int) -> Bool:
-        """Return the entities whose last good reading of a gauge is older than its own cadence allows, once
-        that is learned [n].
-        """
+        """Return the entities whose last good reading of a gauge is older than its own cadence allows [n]."""
         good_ns = self.last_good_ns(signal)
         if good_ns.min(initial=now_ns) >= now_ns - round(LEAST_SILENT_S * NS):
             return np.zeros(self.n, np.bool_)
         limits = self.limits(signal.row)
-        out = (good_ns < now_ns - limits.silent_ns) & (good_ns > 0) & ~self.learning(signal)
-        return np.asarray(out & ~self._unchanged(signal.row, now_ns) if out.any() else out, np.bool_)
+        out = (good_ns < now_ns - limits.silent_ns) & (good_ns > 0)
+        if out.any():
+            out &= ~self._unchanged(signal.row, now_ns)
+            group = int(self.partition.group_of_row[signal.row])
+            once = out & (self.cadence.gaps[group] == 0) & ~self.freshness.fixed[signal.row]
+            if once.any():  # a value that never changed is sent once, by a device that lives
+                out &= ~(once & self._lives_beside(group, now_ns))
+        return np.asarray(out, np.bool_)
 
     def reports(self, entity: int, now_ns: int) -> bool:
         """Return True if any gauge or state of an entity is current."""
