@@ -182,6 +182,37 @@ REASONS: dict[str, tuple[Callable[[Host], None], int, str]] = {
 }  # fmt: skip
 
 
+# What ends no start: the daemon ticks without it, and says so
+DEGRADED: dict[str, tuple[Callable[[Host], None], str]] = {
+    "a file for the history": (_write("state/history", ""), ""),
+    "a history that is none": (_write("state/history/history.db", "no database" * 100), "moved aside"),
+    "a folder for the epoch": (_folder("state/epoch"), "the epoch cannot be"),
+    "a folder for the lock of the leader": (_folder("state/leader.lock"), ""),
+    "a folder for the authority": (_folder("state/authority.json"), "advise at most"),
+    "a folder for the token": (_folder("state/admin.token"), "admin.token"),
+    "tokens that are none": (_write("state/tokens.yaml", "tokens: 7\n"), "tokens.yaml"),
+    "alarms that are none": (_write("state/alarms.json", "[]"), "alarms.json"),
+    "no broker": (lambda h: None, "Connection refused"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", DEGRADED)
+def test_a_part_that_fails_ends_no_start(children: ForkedChildren, tmp_path: Path, reason: str) -> None:
+    spoil, words = DEGRADED[reason]
+    host = Host(tmp_path / "host", children)
+    host.configure()
+    spoil(host)
+    code, _ = host.start()
+    said = host.words.read_text()
+    assert (code, words in said) == (0, True), said
+    assert "Traceback" not in said
+    assert len(host.ticks()) >= TICKS
+    check_heals(host, f"{reason}, still there")
+    mend(host)
+    check_heals(host, reason)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_start_that_fails_for_a_reason_heals_when_it_is_gone(
@@ -209,6 +240,9 @@ def mend(host: Host) -> None:
     for path in (host.folder / "state").rglob("*"):
         if path.is_dir() and not any(path.iterdir()) and path.name != "run":
             path.rmdir()
+    for name in ("state/history", "state/tokens.yaml"):
+        if (host.folder / name).is_file():
+            (host.folder / name).unlink()
     journal = host.run / OPEN
     if journal.is_file() and journal.read_text() == FOREIGN:
         journal.unlink()

@@ -27,12 +27,12 @@ from rich.text import Text
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
-from twin.api import Client
+from twin.api import Client, login_link
 from twin.catalogue import ConfigError, ConnectorError, StorageError, quantity
 from twin.cli.replay import conclude, run_replay
 from twin.cli.show import TONES, bounds
 from twin.cli.traces import trace_root
-from twin.config import load_site, make_engine
+from twin.config import load_config, load_site, make_engine
 from twin.report import Collector, safe_text, text_table, when, write_report
 from twin.run import TraceReader, replay_arrivals, replay_frames, summary
 from twin.simulation import (
@@ -157,7 +157,7 @@ def _watch(
     stop, seen = {"now": False}, -1
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda *_: stop.update(now=True)) for number in ends]
-    head = f"{client.url}  ·  token in {folder / 'state' / 'admin.token'}  ·  Ctrl-C ends it"
+    head = f"{login_link(load_config(folder / 'racktwin.yaml'))}  ·  Ctrl-C ends it"
     plain = not out.is_terminal
     if plain:
         out.print(f"the daemon answers at {head}", markup=False, soft_wrap=True)

@@ -121,8 +121,10 @@ Ask = Callable[[str, str], str]
 
 def _asker(out: Console) -> Ask:
     def ask(question: str, default: str) -> str:
-        answer = out.input(f"{question} \\[{default}] ", emoji=False).strip()
-        return answer or default
+        try:
+            return out.input(f"{question} \\[{default}] ", emoji=False).strip() or default
+        except EOFError:  # Ctrl-D is as Ctrl-C: nothing has been written yet
+            raise KeyboardInterrupt from None
 
     return ask
 
@@ -235,7 +237,9 @@ def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: 
     suggested = profile_of(found.exporters)
     profile = found.profile or (suggested[0] if suggested else None)
     if ask and not found.profile:
-        answer = ask(f"Type of the racks ({', '.join(packaged_profiles())}, none)?", profile or NONE)
+        answer, known = "", (*packaged_profiles(), NONE)
+        while answer not in known:
+            answer = ask(f"Type of the racks ({', '.join(known)})?", profile or NONE)
         profile, suggested = (None if answer == NONE else answer), None
     elif suggested and not found.profile:
         draft.guesses.append(f"the racks are {suggested[0]}, as an exporter tells of GPUs {suggested[1]}")
@@ -351,6 +355,7 @@ def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None
         return
     from twin.api import login_link
 
-    say(f"next: racktwin run --config {folder / CONFIG}")
+    say(f"next: racktwin run --check --online --config {folder / CONFIG}   (asks each endpoint once)")
+    say(f"      racktwin run --config {folder / CONFIG}")
     say(f"then: {login_link(loaded)}")
     say("      the page, as an administrator: the link holds a token, so keep it to yourself")

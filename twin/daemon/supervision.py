@@ -14,7 +14,7 @@ from typing import Literal
 
 from connectors.backoff import Backoff
 from twin.api import Part
-from twin.catalogue import ConnectorError
+from twin.catalogue import ConfigError, ConnectorError
 
 log = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 0.5, 4.0  # however long a broker was away, its data flows 10 s after it is back
@@ -54,7 +54,7 @@ class Supervisor:
             except asyncio.CancelledError:
                 _turn(part, "stopped", "")
                 raise
-            except ConnectorError as caught:
+            except (ConnectorError, ConfigError) as caught:  # each says what to do
                 error = str(caught)
                 log.warning("%s: %s", part.name, error)
             except Exception as caught:
