@@ -12,7 +12,7 @@ from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Delayed, Fit, Reference, solve
 from twin.estimation.readings import Readings
-from twin.physics import ACTIVITY_WEIGHTS, EXPONENT, capped
+from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, capped
 from twin.site import Site
 from twin.telemetry import EntityState, column, part
 
@@ -141,8 +141,13 @@ class GpuPower(EntityState):
         held = (drawn_w >= (1.0 - AT_CAP_PU) * in_force_w) & (cap_w > in_force_w)
         free_w = (self.static_w + self.dynamic_w)[at]
         demand_w = np.where(held, np.fmax(drawn_w, free_w), drawn_w)
-        power_w, _ = capped(self.set.in_use[IDLE, at], demand_w, cap_w, self.set.in_use[GAMMA, at])
-        return np.where(np.isfinite(power_w), power_w, np.fmin(demand_w, cap_w))
+        power_w = np.fmin(demand_w, cap_w)
+        static_w = self.set.in_use[IDLE, at]
+        # Only a cap below what the lowest clock draws is not met; the root is dear
+        low = np.flatnonzero(cap_w < static_w + (demand_w - static_w) * CLOCK_MIN_PU**EXPONENT_LOW)
+        exponent = self.set.in_use[GAMMA, at[low]]
+        power_w[low] = capped(static_w[low], demand_w[low], cap_w[low], exponent)[0]
+        return power_w
 
     def learn(
         self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
