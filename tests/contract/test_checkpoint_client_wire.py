@@ -407,3 +407,15 @@ def test_names_of_the_job_and_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None
     assert job_nodes() == "gpu[1-4]"
     monkeypatch.setenv("RACKTWIN_JOB", "mine")
     assert job_name() == "mine"
+
+
+def test_who_is_refused_sends_no_reports_until_then() -> None:
+    with answering(lambda h: h.answer(403, b'{"error": "ask for a token"}')) as (url, asked):
+        one = advisor(url)
+        assert one.first_answer() == "the twin refuses: ask for a token (HTTP status 403)"
+        with one.saving():
+            pass
+        wait(lambda: len(asked) > 3)
+        one.close()
+        assert set(asked) == {"GET /v1/jobs/j/checkpoint"}
+        assert one._waiting

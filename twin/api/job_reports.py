@@ -84,7 +84,7 @@ async def _start(
     kind, _, own = token.name.partition(".")
     tenant = own if token.role == "job" and kind == "tenant" else ""
     of_tenant = np.flatnonzero(jobs.alive & (jobs.lease_s > 0)).tolist()
-    if slot is None and sum(jobs.tenants[i] == tenant for i in of_tenant) >= MAX_OF_TENANT:
+    if slot is None and tenant and sum(jobs.tenants[i] == tenant for i in of_tenant) >= MAX_OF_TENANT:
         raise Refused(409, f"{MAX_OF_TENANT} jobs are registered by {token.name}; end some of them: "
                            "Advisor.close, or DELETE /v1/jobs/NAME")  # fmt: skip
     event = start_of(uuid.uuid4().hex, job, tenant, tuple(site.name("node", n) for n in nodes), registration)

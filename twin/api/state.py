@@ -172,7 +172,8 @@ def _job(live: Runtime, name: str, row: int) -> dict[str, Any] | None:
     if slot < 0 or not jobs.alive[slot]:
         return None
     return {"job": jobs.names[slot], "nodes": len(jobs.nodes[slot]), "priority": int(jobs.priority[slot]),
-            "started_ns": int(jobs.started_ns[slot]), "entity": site.name("job", slot)}  # fmt: skip
+            "started_ns": int(jobs.started_ns[slot]), "entity": site.name("job", slot),
+            "lease_s": float(jobs.lease_s[slot]) or None}  # fmt: skip
 
 
 def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]]:

@@ -313,7 +313,9 @@ class Advisor:
             except Exception as error:
                 kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
                 problems[act] = f"{kind}{error}"[:MAX_TEXT]
-        text = "".join(c if c.isprintable() else "?" for c in "; ".join(dict.fromkeys(problems.values())))
+                if not kind:  # it would be refused the reports as well
+                    break
+        text = "".join(c if c.isprintable() else "?" for c in "; ".join(problems.values()))
         if text and text != self.problem and self._said < MAX_SAID:
             self._said += 1
             _LOG.warning("%s; the job keeps its own interval", text)
