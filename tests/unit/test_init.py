@@ -20,7 +20,18 @@ from twin.cli import init
 from twin.cli.main import main
 from twin.config import load_config, load_site, packaged_profiles
 from twin.telemetry import Message
-from twin.wiring import SiteDraft, as_host_lists, natural, place_hosts, read_page, survey, tree_of_frames
+from twin.wiring import (
+    FoundExporter,
+    SiteDraft,
+    as_host_lists,
+    local_exporters,
+    natural,
+    place_hosts,
+    read_page,
+    survey,
+    tree_of_frames,
+    with_one_name,
+)
 
 BARE = ("--broker", "none", "--no-slurm", "--no-kubernetes", "--yes")
 PATH = os.environ["PATH"]
@@ -291,3 +302,21 @@ def test_the_configuration_names_files_from_wherever_it_was_called(
     assert main(["init", "deep/er", *BARE]) == 0
     loaded = load_config(tmp_path / "deep" / "er" / "racktwin.yaml")
     assert loaded.file(loaded.config.site) == tmp_path / "deep" / "er" / "site.yaml"
+
+
+def test_a_host_with_several_exporters_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    dcgm = FoundExporter("http://10.0.0.1:9400/metrics", "dcgm", "gb-01.example.net", 4)
+    node = FoundExporter("http://10.0.0.1:9100/metrics", "node", "10.0.0.1")
+    other = FoundExporter("http://n7:9100/metrics", "node", "n7")
+    named = with_one_name([node, dcgm, other], {"gb-01": 4})
+    assert [one.host for one in named] == ["gb-01", "gb-01", "n7"]
+    assert [one.host for one in with_one_name([node, dcgm], ())] == ["gb-01.example.net"] * 2
+
+
+def test_a_host_without_accelerators_is_no_node(monkeypatch: pytest.MonkeyPatch, exporter: str) -> None:
+    monkeypatch.setattr(survey, "LOCAL", (f"http://127.0.0.99{exporter}/metrics",))
+    assert local_exporters() == []
+    monkeypatch.setattr(survey, "LOCAL", (f"http://127.0.0.3{exporter}/metrics",))
+    assert [one.host for one in local_exporters()] == ["nvl-3"]
+    monkeypatch.setattr(survey, "_asked", lambda url, _: FoundExporter(url, "node", "127.0.0.1"))
+    assert local_exporters() == []

@@ -41,6 +41,7 @@ from twin.wiring import (
     scrapes_of,
     slurm_hosts,
     tree_of_frames,
+    with_one_name,
 )
 
 SITE, CONFIG, REFERENCE = "site.yaml", "racktwin.yaml", "reference.yaml"
@@ -232,6 +233,7 @@ def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: 
         draft = agents or SiteDraft({"site": called, "halls": [{"name": "hall1", "racks": []}]})
         draft.site["site"] = called
     hosts = dict(found.slurm or {})
+    found.exporters = with_one_name(found.exporters, hosts)
     for exporter in found.exporters:
         hosts[exporter.host] = max(hosts.get(exporter.host, 0), exporter.gpus)
     suggested = profile_of(found.exporters)

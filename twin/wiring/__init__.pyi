@@ -42,5 +42,6 @@ from .survey import (
     scrapes_of as scrapes_of,
     slurm_hosts as slurm_hosts,
     tree_of_frames as tree_of_frames,
+    with_one_name as with_one_name,
 )
 from .target_files import AUTHOR as AUTHOR

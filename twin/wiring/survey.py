@@ -13,9 +13,9 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from twin.site import build_site, parse_profile
 from twin.telemetry import Message
 
 MAPS = ("dcgm", "node", "ascend", "neuron", "storage")
+ACCELERATORS = ("dcgm", "ascend", "neuron")
 # Ports on which exporters listen by default: dcgm-exporter, node_exporter
 LOCAL = ("http://127.0.0.1:9400/metrics", "http://127.0.0.1:9100/metrics")
 ASK_S, LOCAL_S = 5.0, 0.5
@@ -78,9 +79,22 @@ def ask_exporters(patterns: Sequence[str]) -> tuple[list[FoundExporter], list[st
 
 
 def local_exporters() -> list[FoundExporter]:
-    """Exporters on this host at their usual ports."""
-    found = (_asked(url, LOCAL_S) for url in LOCAL)
-    return [one for one in found if isinstance(one, FoundExporter)]
+    """Exporters on this host at their usual ports; none where it has no accelerators: it is no node then."""
+    answers = [_asked(url, LOCAL_S) for url in LOCAL]
+    found = [one for one in answers if isinstance(one, FoundExporter)]
+    return found if any(one.map in ACCELERATORS for one in found) else []
+
+
+def with_one_name(exporters: Sequence[FoundExporter], known: Collection[str]) -> list[FoundExporter]:
+    """The same, with one name for each host: as a label at its address says, short where `known` has it so."""
+    address = {one.url: urllib.parse.urlsplit(one.url).hostname for one in exporters}
+    labels = {address[one.url]: one.host for one in exporters if one.map in ACCELERATORS}
+    out = []
+    for one in exporters:
+        host = labels.get(address[one.url], one.host)
+        short = host.partition(".")[0]
+        out.append(replace(one, host=short if short in known else host))
+    return out
 
 
 def _asked(url: str, timeout_s: float = ASK_S) -> FoundExporter | str:
