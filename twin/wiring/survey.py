@@ -86,7 +86,7 @@ def local_exporters() -> list[FoundExporter]:
 
 
 def with_one_name(exporters: Sequence[FoundExporter], known: Collection[str]) -> list[FoundExporter]:
-    """The same, with one name for each host: as a label at its address says, short where `known` has it so."""
+    """Exporters on this host at their usual ports; none where none tells of accelerators: it is no node."""
     address = {one.url: urllib.parse.urlsplit(one.url).hostname for one in exporters}
     labels = {address[one.url]: one.host for one in exporters if one.map in ACCELERATORS}
     out = []
