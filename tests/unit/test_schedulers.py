@@ -60,9 +60,9 @@ def test_a_section_that_may_be_left_out_is_judged_key_by_key_and_quotes_no_secre
     said = str(error.value)
     for what in (
         "$.kubernetes.token: unknown key; expected one of cluster, command,",
-        "$.kubernetes.command: expected `bool`",
+        "$.kubernetes.command: expected true or false",
         "$.burn_in.command: missing",
-        "$.burn_in.at_once: expected `int`",
+        "$.burn_in.at_once: expected a whole number",
         "$.jobs.slurm.kinds.train: expected one of training,",
     ):
         assert what in said

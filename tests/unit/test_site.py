@@ -308,7 +308,7 @@ def test_a_site_without_switches_gains_some() -> None:
         (with_stores("a", stores="a[3-1]"), "$.storage[0].name: expected an ascending range"),
         (with_stores("a b"), "$.halls[0].switches[0].name: expected a name"),
         (with_stores("a", stores="x[1-200000]"), "$.storage[0].name: more than 200000 names"),
-        ({**two_racks(), "storage": ["fs1"]}, "$.storage[0]: expected `object`"),
+        ({**two_racks(), "storage": ["fs1"]}, "$.storage[0]: expected a mapping"),
         ({**two_racks(), "storage": [{"name": "fs1", "size": 3}]}, "$.storage[0].size: unknown key"),
     ],
 )

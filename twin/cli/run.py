@@ -79,19 +79,23 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
 
 
 def _check(loaded: Loaded, out: Console) -> int:
-    from twin.config import actuator_notes, burn_in_notes, power_notes, scheduler_notes
+    from twin.config import actuator_notes, broker_notes, burn_in_notes, power_notes, scheduler_notes
     from twin.daemon import load_checked
     from twin.wiring import (
         actuator_faults,
         external_file_faults,
+        host_notes,
         power_faults,
         reading_notes,
+        telemetry_faults,
+        telemetry_notes,
         without_uncheckable,
     )
 
     faults, notes = external_file_faults(loaded)
     _, site, configured = load_checked(without_uncheckable(loaded), faults)
-    if unknown := [*actuator_faults(loaded, site), *power_faults(loaded, site)]:
+    unknown = [*telemetry_faults(loaded, site), *actuator_faults(loaded, site), *power_faults(loaded, site)]
+    if unknown:
         raise ConfigError(unknown)
     sizes = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
     out.print(f"{loaded.path}: ok ({sizes})", markup=False, soft_wrap=True)
@@ -99,6 +103,7 @@ def _check(loaded: Loaded, out: Console) -> int:
     if any(level in ("approve", "act") for level in configured.values()):
         notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
         notes += actuator_notes(config.redfish, config.dcmi)
+    notes += [*broker_notes(config.broker), *host_notes(loaded, site), *telemetry_notes(loaded, site)]
     notes += [*reading_notes(loaded, site), *power_notes(config.power)]
     named = site.file.policies.get("replacement")
     tests = bool(named.settings.get("burn_in")) if named is not None else False

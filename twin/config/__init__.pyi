@@ -38,6 +38,7 @@ from .schema import (
     Quotas as Quotas,
     Scrape as Scrape,
     Tls as Tls,
+    broker_notes as broker_notes,
     differs as differs,
     load_config as load_config,
     targets_of as targets_of,

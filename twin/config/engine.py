@@ -90,10 +90,20 @@ def read_yaml(path: Path, max_bytes: int = MAX_YAML_BYTES) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
+        if mark is not None and _is_tab(text, mark.line):
+            raise ConfigError(f"{path}: {where}: a tab; expected spaces, as YAML is indented") from error
         tail = "" if "; expected" in (error.problem or "") else "; expected YAML"
         raise ConfigError(f"{path}: {where}: {error.problem or error.context}{tail}") from error
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(f"{path}: byte {error.position} is no text; expected YAML") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {str(error)[:200]}") from error
+
+
+def _is_tab(text: str, number: int) -> bool:
+    """Return True if a line is indented by a tab."""
+    line = (text.splitlines()[number : number + 1] or [""])[0]
+    return "\t" in line[: len(line) - len(line.lstrip())]
 
 
 def _check_shape(path: Path, text: str) -> None:

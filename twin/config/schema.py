@@ -26,11 +26,13 @@ from twin.config.engine import read_yaml
 from twin.config.logs import conceal
 from twin.config.power import Power, power_problems
 from twin.config.schedulers import BurnIn, Kubernetes, Slurm, scheduler_problems
-from twin.config.section import Problems, Strict
+from twin.config.section import HOST_LIST, Problems, Strict
 from twin.site import convert
 
 log = logging.getLogger(__name__)
-_HOST_LIST = re.compile(r"\[[0-9,\-]+\]")
+_LOCAL = re.compile(r"//(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
+_OWN_TREES = ("BMS/", "IT/")  # subscribed to anyway
+TLS_PORT = 8883
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 
 
@@ -91,7 +93,7 @@ def targets_of(scrape: Scrape, where: str) -> list[tuple[str, str | None]]:
     """(URL, place or None) of each exporter that a section stands for. Raises ConfigError."""
     scheme, _, rest = scrape.url.partition("://")
     host, slash, path = rest.partition("/")
-    if not _HOST_LIST.search(host):
+    if not HOST_LIST.search(host):
         return [(scrape.url, scrape.place)]
     try:
         hosts = expand_hosts(host)
@@ -117,7 +119,8 @@ def _scrape_problems(scrapes: Sequence[Scrape]) -> list[str]:
             out += error.problems
             continue
         for url, _ in targets:
-            other = known.setdefault((url, scrape.map), f"$.scrapes[{i}]")
+            same = _LOCAL.sub("//localhost", url)
+            other = known.setdefault((same, scrape.map), f"$.scrapes[{i}]")
             if other != f"$.scrapes[{i}]":
                 out.append(
                     f"$.scrapes[{i}].url: {other} scrapes {url[:80]} with map {scrape.map[:40]} already; "
@@ -262,7 +265,9 @@ class Loaded:
                 key = str(self.file(tls.key_file)) if tls.key_file else None
                 context.load_cert_chain(str(self.file(tls.cert_file)), key)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path}: $.{where}: a file cannot be used: {error}") from error
+            raise ConfigError(
+                f"{self.path}: $.{where}: a file cannot be used: {error}; expected PEM"
+            ) from error
         return context
 
     def secret(self, name: str | None) -> str | None:
@@ -297,6 +302,17 @@ def warn_exposed(path: Path) -> None:
 def load_config(path: Path) -> Loaded:
     """The configuration of a file. Raises ConfigError with every fault of its form and of its numbers."""
     tree = read_yaml(path)
+    if isinstance(tree, dict) and "halls" in tree:
+        raise ConfigError(
+            f"{path}: is a site file, which says what stands where; expected the daemon's configuration, "
+            "which names it: `site: site.yaml`"
+        )
+    if isinstance(tree, dict) and isinstance(tree.get("site"), dict):
+        raise ConfigError(f"{path}: $.site: expected the path of a site file, got the site itself")
+    if tree is None:
+        raise ConfigError(
+            f"{path}: is empty; expected the daemon's configuration, `site` and `broker` at least"
+        )
     if isinstance(tree, dict) and "broker" not in tree:
         raise ConfigError(
             f"{path}: $.broker: missing; expected `broker: {{host: NAME, ...}}` for a broker of yours, or "
@@ -342,6 +358,7 @@ def _problems(config: Config) -> list[str]:
         out.within("broker.max_message_bytes", config.broker.max_message_bytes, 1024, 256 * 2**20)
         if config.broker.queue_bytes < config.broker.max_message_bytes:
             out.append("$.broker.queue_bytes: expected room for one message of max_message_bytes at least")
+        out += _broker_problems(config.broker)
         if set("+#/") & set(config.broker.integration) or not config.broker.integration:
             out.append(
                 f"$.broker.integration: expected a level of a topic, without + # /, got "
@@ -377,6 +394,35 @@ def _problems(config: Config) -> list[str]:
     out.within("quotas.snapshots", config.quotas.snapshots, 1, 100)
     out.within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
     return out
+
+
+def _broker_problems(broker: Broker) -> list[str]:
+    """Errors in where the broker is, who we are there, and what is subscribed to."""
+    out = []
+    host = broker.host
+    if not host or "/" in host or host.count(":") == 1 or host != host.strip():
+        out.append(
+            f"$.broker.host: expected a name or an address alone, got {host[:80]!r}; the port is `port`, "
+            "TLS is `tls`"
+        )
+    if broker.password_file is not None and broker.username is None:
+        out.append("$.broker.username: missing; expected the user whose password `password_file` holds")
+    for i, topic in enumerate(broker.topics):
+        if topic.startswith(_OWN_TREES) or topic == "#":
+            out.append(
+                f"$.broker.topics[{i}]: {topic[:80]!r} overlaps BMS/v1 or IT/v1, which come anyway; "
+                "expected topics beside them"
+            )
+        elif topic in broker.topics[:i]:
+            out.append(f"$.broker.topics[{i}]: {topic[:80]!r} is there twice; expected each topic once")
+    return out
+
+
+def broker_notes(broker: Broker | Literal["embedded"]) -> list[str]:
+    """Notes on the broker for the operator."""
+    if isinstance(broker, Broker) and broker.port == TLS_PORT and broker.tls is None:
+        return ["broker.port is 8883, where brokers speak TLS, without `tls`; expected `tls: {}` or 1883"]
+    return []
 
 
 def differs(old: Config, new: Config, *names: str) -> bool:

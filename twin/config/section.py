@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urlsplit
+
 import msgspec
+
+HOST_LIST = re.compile(r"\[[0-9,\-]+\]")
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -18,6 +23,14 @@ class Problems(list[str]):
             self.append(f"$.{path}: expected a number from {low:g} to {high:g}, got {value:g}")
 
     def http(self, path: str, url: str) -> None:
-        """Note a URL that is not HTTP."""
+        """Note a URL that is not HTTP, or has no host or no possible port; it may hold host lists."""
         if not url.startswith(("http://", "https://")):
             self.append(f"$.{path}: expected a URL with http:// or https://, got {url[:80]!r}")
+            return
+        try:
+            parts = urlsplit(HOST_LIST.sub("0", url))
+            found = parts.hostname and (parts.port is None or parts.port > 0)
+        except ValueError:
+            found = False
+        if not found:
+            self.append(f"$.{path}: expected a host and a port from 1 to 65535, got {url[:80]!r}")

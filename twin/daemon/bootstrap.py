@@ -52,6 +52,11 @@ class OpenedRun:
 def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Site, dict[str, str]]:
     """(spec, site, configured authority). Raises ConfigError with every fault, arming and `more` included."""
     path = loaded.file(loaded.config.site)
+    if not path.exists():
+        raise ConfigError(
+            f"{loaded.path}: $.site: {path}: no such file; expected the site file, which says what stands "
+            "where: `racktwin discover` makes one"
+        )
     spec, site = load_site(path)
     _, configured = make_policies(site.file)
     faults = [*more, *(f"{path}: {fault}" for fault in arming_faults(spec, site))]

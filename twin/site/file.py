@@ -13,6 +13,7 @@ import re
 import reprlib
 from dataclasses import dataclass, field
 from datetime import date
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -27,6 +28,10 @@ MAX_PROBLEMS = 1_000  # of one file that are told; the others are counted
 # With `fullmatch`, and no \d: digits of other scripts and a line's end are no part of a name.
 _RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<tail>[^\[\]]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+\-]+")
+_KIND = re.compile(r"`([^`]+)`")  # as msgspec quotes it
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false",
+          "array": "a list", "object": "a mapping"}  # fmt: skip
+_WITH_UNIT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?[A-Za-z%°]{1,8}")
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 3, 80, 80, 80
 _REPR.maxlist = _REPR.maxdict = _REPR.maxtuple = _REPR.maxset = 12
@@ -237,7 +242,7 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
     except msgspec.ValidationError as error:
         at = re.search(r" - at `\$(.*)`$", str(error))
         why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
-        why = why[:1].lower() + why[1:]
+        why = _KIND.sub(lambda m: _in_words(m[1]), why[:1].lower() + why[1:])
         if why.startswith("invalid enum value") and (words := _choices(kind)):
             why = f"expected one of {', '.join(words)}"
         faults.problems.append(
@@ -246,6 +251,12 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
         faults.names_lost |= origin is list
         return _Lost
     return raw
+
+
+def _in_words(kinds: str) -> str:
+    """`int | null` of msgspec as a person says it."""
+    words = [_WORDS.get(kind, f"`{kind}`") for kind in kinds.split(" | ") if kind != "null"]
+    return " or ".join(words)
 
 
 def _choices(kind: Any) -> list[str]:
@@ -264,7 +275,8 @@ def _mend_struct(
     out: dict[str, Any] = {}
     for key, item in _text_keys(raw, path, faults):
         if key not in fields:
-            faults.problems.append(f"{path}.{_cut(key)}: unknown key; expected one of {known}")
+            hint = _meant(key[:60], fields)
+            faults.problems.append(f"{path}.{_cut(key)}: unknown key; expected one of {known}{hint}")
         elif (mended := _mend(fields[key].type, item, f"{path}.{key}", faults)) is not _Lost:
             out[key] = mended
     for key, wanted in fields.items():
@@ -276,6 +288,18 @@ def _mend_struct(
             faults.names_lost = True
             out[key] = "unreadable" + re.sub(r"\W+", "-", path) if wanted.type is str else 1
     return out
+
+
+def _meant(key: str, fields: dict[str, msgspec.structs.FieldInfo]) -> str:
+    """A hint at the key that a wrong one may stand for: here, or in the lists below."""
+    if near := get_close_matches(key, fields, 1):
+        return f"; did you mean {near[0]}?"
+    for name, wanted in fields.items():
+        below = get_args(wanted.type)
+        is_list = get_origin(wanted.type) is list and isinstance(below[0], type)
+        if is_list and issubclass(below[0], msgspec.Struct) and key in _fields(below[0]):
+            return f"; it belongs into an item of {name}"
+    return ""
 
 
 @cache
@@ -316,16 +340,22 @@ def _hint(kind: Any, raw: Any) -> str:
     kinds = getattr(kind, "__args__", (kind,))
     if isinstance(raw, str) and (float in kinds or int in kinds):
         try:
-            return f"; YAML reads this as text, write {float(raw):.1f} or {float(raw):.6e}"
+            value = float(raw)
         except ValueError:
-            return ""
+            number = _WITH_UNIT.fullmatch(raw.strip())
+            return f"; write the number alone, {number[1]}: the key's name says its unit" if number else ""
+        if raw.isdigit():
+            return f"; YAML reads this as text, being quoted: write {raw}"
+        return f"; YAML reads this as text, write {value:.1f} or {value:.6e}"
+    if isinstance(raw, dict) and getattr(kind, "__origin__", None) is list:
+        return "; begin each item with `- `, also a single one"
     if str in kinds and isinstance(raw, bool | int | float | date):
         return f"; YAML reads this as {type(raw).__name__}, so quote it"
     return ""
 
 
 def _type_name(kind: Any) -> str:
-    return str(getattr(kind, "__name__", kind))
+    return _in_words(str(getattr(kind, "__name__", kind)))
 
 
 def short(raw: Any) -> str:

@@ -10,6 +10,8 @@ from .connectors import (
     make_jobs as make_jobs,
     make_scrapes as make_scrapes,
     routes_of as routes_of,
+    telemetry_faults as telemetry_faults,
+    telemetry_notes as telemetry_notes,
 )
 from .embedded_broker import EmbeddedBroker as EmbeddedBroker
 from .external_files import (
@@ -26,6 +28,7 @@ from .job_advice import Roster as Roster, advice_in_force as advice_in_force, an
 from .schedulers import (
     Schedulers as Schedulers,
     WiringContext as WiringContext,
+    host_notes as host_notes,
     make_schedulers as make_schedulers,
 )
 from .survey import (

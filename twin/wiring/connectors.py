@@ -15,10 +15,10 @@ from connectors.dsx import STEM, SYSTEM_METADATA, SYSTEM_VALUE, TOPIC, FlexDecod
 from connectors.jobs import REPORT, FolderSink, FolderSource, JobBook, JobSink, ReportFolder
 from connectors.mqtt import LinkSettings, MqttSource, Presence, Router, TopicRoute, extra_route
 from connectors.prometheus import PrometheusSource, ScrapeSettings
-from connectors.series import Sums
-from connectors.series_map import load_map
-from connectors.slurm import find_node
-from twin.catalogue import ActuationError, ConfigError
+from connectors.series import SeriesTable, Sums
+from connectors.series_map import SeriesMap, load_map
+from connectors.slurm import expand_names, find_node
+from twin.catalogue import TABLES, ActuationError, ConfigError
 from twin.config import Broker, Loaded, Scrape, Tls, targets_of, warn_exposed
 from twin.contracts import Sink, Source
 from twin.site import Site
@@ -141,9 +141,52 @@ def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
 
 def make_scrapes(loaded: Loaded, site: Site) -> list[Source]:
     """The exporters that are scraped. Raises ConfigError for a mapping that is none."""
+    if faults := telemetry_faults(loaded, site):
+        raise ConfigError(faults)
     sums = Sums()  # a counter may be the sum of what several exporters show
     scrapes = enumerate(loaded.config.scrapes)
     return [source for number, part in scrapes for source in _scrape(loaded, site, number, part, sums)]
+
+
+def telemetry_faults(loaded: Loaded, site: Site) -> list[str]:
+    """Mappings that cannot be used, and places of exporters that the site does not have."""
+    out: list[str] = []
+    for where, mapping, file in _mappings(loaded):
+        try:
+            SeriesTable(mapping, site, file)
+        except ConfigError as error:
+            out += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
+    for i, scrape in enumerate(loaded.config.scrapes):
+        for _, place in targets_of(scrape, f"scrapes[{i}].url"):
+            if place is not None and all(site.entity(table, place) is None for table in TABLES):
+                out.append(
+                    f"{loaded.path}: $.scrapes[{i}].place: the site has no {place[:80]!r}; expected a path"
+                )
+    return out[:20]
+
+
+def telemetry_notes(loaded: Loaded, site: Site) -> list[str]:
+    """Notes on names in mappings that stand for nothing of the site."""
+    out = []
+    for where, mapping, file in _mappings(loaded):
+        names = expand_names(mapping.names, f"{file}: $.names")
+        strange = [(k, v) for k, v in names.items() if all(site.entity(t, v) is None for t in TABLES)]
+        if strange:
+            outside, place = strange[0]
+            out.append(
+                f"{where}: {file}: $.names: the site has no {place[:80]!r}, that {outside[:60]!r} means, "
+                f"and {len(strange) - 1} more; expected full paths"
+            )
+    return out
+
+
+def _mappings(loaded: Loaded) -> list[tuple[str, SeriesMap, str]]:
+    """(place in the configuration, mapping, its file) of each one named there. Raises ConfigError."""
+    broker = loaded.config.broker
+    named = [(f"$.scrapes[{i}].map", scrape.map) for i, scrape in enumerate(loaded.config.scrapes)]
+    if isinstance(broker, Broker):
+        named += [(f"$.broker.maps.{topic}", name) for topic, name in broker.maps.items()]
+    return [(where, *load_map(name, loaded.path.parent)) for where, name in dict(named).items()]
 
 
 def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums) -> list[PrometheusSource]:

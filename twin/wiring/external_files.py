@@ -20,7 +20,7 @@ from connectors.mqtt import extra_route
 from connectors.series_map import load_map
 from connectors.slurm import expand_names
 from twin.catalogue import ConfigError
-from twin.config import Broker, Loaded
+from twin.config import Api, Broker, Loaded, Tls
 
 SECRETS = ("password_file", "token_file")
 READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig", "keys_file", "sign_key_file")
@@ -43,7 +43,13 @@ def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
                 faults.append(f"{loaded.path}: {where}: {path}: {why}; expected a readable file")
         except ConfigError as error:
             faults += [f"{loaded.path}: {where}: {problem}" for problem in error.problems]
-    faults += [*_mappings(loaded), *_state(loaded), *_jobs(loaded), *_hosts(loaded)]
+    faults += [
+        *_trust(loaded, "$", loaded.config),
+        *_mappings(loaded),
+        *_state(loaded),
+        *_jobs(loaded),
+        *_hosts(loaded),
+    ]
     for more, remarks in (_cluster(loaded), _burn_in(loaded)):
         faults += more
         notes += remarks
@@ -80,6 +86,27 @@ def _named(part: Any, where: str) -> Iterator[tuple[str, str, str]]:
                 yield f"{where}.{key}", value, key
             else:
                 yield from _named(value, f"{where}.{key}")
+
+
+def _trust(loaded: Loaded, where: str, part: Any) -> list[str]:
+    """Faults of certificates and keys of the client's side of TLS, wherever they stand."""
+    if isinstance(part, list):
+        return [fault for i, item in enumerate(part) for fault in _trust(loaded, f"{where}[{i}]", item)]
+    if isinstance(part, Tls):
+        named = [name for name in (part.ca_file, part.cert_file, part.key_file) if name is not None]
+        if any(is_uncheckable(name) or not os.access(loaded.file(name), os.R_OK) for name in named):
+            return []  # told with the other files
+        if (part.cert_file is None) != (part.key_file is None):
+            return [f"{loaded.path}: {where}: expected cert_file and key_file, or neither"]
+        try:
+            loaded.trust(part, where.removeprefix("$."))
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+    if isinstance(part, msgspec.Struct) and not isinstance(part, Api):
+        fields = part.__struct_fields__
+        return [fault for key in fields for fault in _trust(loaded, f"{where}.{key}", getattr(part, key))]
+    return []
 
 
 def _mappings(loaded: Loaded) -> list[str]:

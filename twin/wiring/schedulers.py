@@ -10,7 +10,15 @@ import numpy as np
 
 from connectors.jobs import BurnInProgram, BurnInSink
 from connectors.orders import SinkContext
-from connectors.slurm import CONTROL, SlurmPlacement, SlurmSettings, SlurmSink, SlurmSource
+from connectors.slurm import (
+    CONTROL,
+    SlurmPlacement,
+    SlurmSettings,
+    SlurmSink,
+    SlurmSource,
+    expand_names,
+    find_node,
+)
 from twin.catalogue import find_signal
 from twin.config import Kubernetes, Loaded, Slurm
 from twin.contracts import FAILED_TEST, PASSED, Sink, Source
@@ -67,6 +75,21 @@ def make_schedulers(context: WiringContext) -> Schedulers:
         sink = BurnInSink(context.site, program, loaded.state / "burn-in", context.sink, nodes)
         out.add(sink, sink.counts)
         out.works["burn-in-work"] = sink.run
+    return out
+
+
+def host_notes(loaded: Loaded, site: Site) -> list[str]:
+    """Notes on hosts of schedulers that are given to nodes which the site does not have."""
+    out: list[str] = []
+    for where, part in (("jobs.slurm", loaded.config.jobs.slurm), ("kubernetes", loaded.config.kubernetes)):
+        pairs = expand_names(part.node_names, f"$.{where}.node_names") if part is not None else {}
+        strange = [(host, node) for host, node in pairs.items() if find_node(site, node) is None]
+        if strange:
+            host, node = strange[0]
+            out.append(
+                f"{where}.node_names: the site has no node {node[:80]!r}, so {host[:60]} and "
+                f"{len(strange) - 1} more hosts are left out; expected full paths"
+            )
     return out
 
 
