@@ -254,7 +254,9 @@ class PowerExplainer:
         tables = [
             _policies_table(state),
             table_of("groups", GROUP_COLUMNS, caps.groups, "GPUs that are capped alike", caps.groups_total),
-            table_of("advised", ADVISED_COLUMNS, caps.advised),
+            table_of(
+                "advised", ADVISED_COLUMNS, caps.advised, "preview: caps that are advised, not commanded"
+            ),
             table_of("nodes", NODE_COLUMNS, caps.nodes, "nodes that are capped as a whole"),
         ]
         return self._made(state, caps.name, [*sentences, *_noted(caps.notes)], figures, tables)

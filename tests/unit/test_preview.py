@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from tests.support.builders import Twin, Wish, explained, two_racks
-from twin.catalogue import digest
+from twin.catalogue import NS, digest
+from twin.config import spec_of
 from twin.contracts import Memory, Proposal, View
 from twin.engine.preview import PreviewView
 from twin.engine.preview_tables import preview_tables
 from twin.engine.shadow_power import METER_LAG_S, ShadowPower
+from twin.physics import CLOCK_MIN_PU
 from twin.telemetry import AuthorityChanged, EntityReplaced, JobStarted
-from twin.telemetry.events import Approved
+from twin.telemetry.events import Approved, SiteChanged
 
 CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
 DRAWN_W, CAP_W, RACK_W, FULL_W = 1000.0, 800.0, 100e3, 1200.0
@@ -206,3 +208,28 @@ def test_meters_that_lag_are_lowered_by_what_was_saved_when_they_were_read() -> 
     assert isinstance(pod.engine.shadow_power, ShadowPower)
     pod.run(round(3 * METER_LAG_S), HEARD | {"gpu.power_w": 300.0, "rack.power_w": 40e3})
     assert eyes["asks"].view.value("rack.power_w")[0] == pytest.approx(40e3)
+
+
+def test_the_shadow_moves_along_when_the_site_changes() -> None:
+    pod, eyes = twin(asks="advise")
+    eyes["asks"].ask(CAP, [0, 80], 200, CAP_W)
+    pod.run(3, HEARD)
+    eyes["asks"].ask(CAP, [72, 152], 200, CAP_W)  # the same GPUs behind a new rack
+    later = spec_of(two_racks(racks="r[0-2]", controls={SERVICE: {"blast_radius": 8}}), None, "later")
+    pod.inbox.events.append(SiteChanged(id="s", site_hash=later.digest(), spec=later.packed()))
+    pod.engine.tick(pod.inbox.take(pod.number, pod.now_ns + NS, 1.0))
+    shadow = pod.engine.arbiter.shadow[CAP]
+    assert np.flatnonzero(shadow.apart).tolist() == [72, 152]
+    assert shadow.value[[72, 152]].tolist() == [CAP_W, CAP_W]
+
+
+def test_a_cap_below_the_lowest_clock_is_exceeded_along_the_learned_curve() -> None:
+    pod, _ = twin(asks="advise")
+    power, at = pod.engine.estimator.gpus.power, np.arange(2)
+    none_w, drawn_w = np.full(2, np.nan), np.array([DRAWN_W, DRAWN_W])
+    low, high = power.under(at, drawn_w, none_w, np.array([200.0, CAP_W]))
+    static_w, exponent = power.set.in_use[[0, 4], 0]
+    assert low == pytest.approx(static_w + (DRAWN_W - static_w) * CLOCK_MIN_PU**exponent)
+    assert high == CAP_W
+    (freed,) = power.under(at[:1], np.array([600.0]), np.array([600.0]), np.array([FULL_W]))
+    assert freed == 600.0, "its activity is not known: it draws what it draws"
